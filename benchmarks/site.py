@@ -21,6 +21,7 @@ import site_fairness
 import site_latency
 import site_memory
 import site_passes
+import site_peer
 import site_postgres
 import site_rest
 import site_sizing
@@ -33,6 +34,7 @@ MEASURES: dict[str, Callable[..., Coroutine[Any, Any, Rows]]] = {
     "latency": site_latency.measured,
     "passes": site_passes.measured,
     "rest": site_rest.measured,
+    "peer": site_peer.measured,
     "memory": site_memory.measured,
     "fairness": site_fairness.measured,
     "sizing": site_sizing.measured,
@@ -42,6 +44,7 @@ FULL: Arguments = {
     "latency": [(1, 100), (100, 100), (1000, 200)],
     "passes": [(100,)],
     "rest": [(2, 7, 200)],
+    "peer": [(7, 400)],
     "memory": [(100,), (1000,)],
     "fairness": [(3, 10)],
     "sizing": [(1, 100, 60), (100, 100, 60), (1000, 100, 120), (5000, 30, 120)],
@@ -51,6 +54,7 @@ QUICK: Arguments = {
     "latency": [(2, 3)],
     "passes": [(2,)],
     "rest": [(1, 3, 32)],
+    "peer": [(1, 100)],
     "memory": [(2,)],
     "fairness": [(1, 2)],
     "sizing": [(2, 3, 1)],

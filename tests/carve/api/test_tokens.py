@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from rackloom.carve.api import auth
 from rackloom.carve.api.auth import (
     LOCAL_AUDIENCE,
     LOCAL_ISSUER,
@@ -272,3 +273,102 @@ def test_a_role_opens_its_own_doors_only(api: Any, method: str, path: str, role:
     body = {"name": "x1", "tenantId": api.site.tenant.id, "siteId": api.site.site_id}
     answer = api.call(method, path, body if method == "POST" else None, role=role)
     assert (answer.status_code, answer.json()["message"]) == (403, message)
+
+
+# Tokens that were verified before.
+
+
+class Counted:
+    """A verifier on a clock that a test moves, and how many signatures it looked at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.signatures = NOW, 0
+        self.verifier = TokenVerifier(
+            [TrustedKey("k", "EdDSA", KEY.public_key())],
+            issuer="issuer",
+            audience="audience",
+            clock=lambda: self.now,
+        )
+        decode = jwt.decode
+
+        def counting(*args: Any, **options: Any) -> Any:
+            self.signatures += 1
+            return decode(*args, **options)
+
+        monkeypatch.setattr(jwt, "decode", counting)
+
+    def verify(self, token: str) -> Caller:
+        return self.verifier.verify(token, "demo")
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+def test_the_signature_of_a_valid_token_is_verified_once(counted: Counted) -> None:
+    token = signed()
+    assert counted.verify(token) == counted.verify(token)
+    assert counted.signatures == 1
+    # Another organisation of the same token is another question, and the same signature.
+    with pytest.raises(Rejected):
+        counted.verifier.verify(token, "elsewhere")
+    assert counted.signatures == 1
+
+
+def test_a_remembered_token_ends_when_it_ends(counted: Counted) -> None:
+    token = signed()
+    counted.verify(token)
+    counted.now = NOW + 60
+    with pytest.raises(UnauthenticatedCaller, match="expired"):
+        counted.verify(token)
+
+
+def test_a_token_that_differs_in_one_letter_is_another_token(counted: Counted) -> None:
+    token = signed()
+    counted.verify(token)
+    head, claims, signature = token.split(".")
+    for forged in (f"{head}.{claims}.A{signature[1:]}", f"{head}.{claims[:-1]}.{signature}"):
+        with pytest.raises(UnauthenticatedCaller):
+            counted.verify(forged if forged != token else f"{head}.{claims}.B{signature[1:]}")
+
+
+def test_a_verifier_of_other_keys_remembers_nothing(counted: Counted) -> None:
+    token = signed()
+    counted.verify(token)
+    with pytest.raises(UnauthenticatedCaller):
+        verifier(TrustedKey("k", "EdDSA", Ed25519PrivateKey.generate().public_key())).verify(token, "demo")
+
+
+def test_a_flood_without_valid_tokens_displaces_none(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "MAX_REMEMBERED", 2)
+    token, stranger = signed(), Ed25519PrivateKey.generate()
+    counted.verify(token)
+    for number in range(5):
+        for other in (signed(stranger, sub=f"{number}"), signed(sub=f"{number}", exp=int(NOW) - 1)):
+            with pytest.raises(UnauthenticatedCaller):
+                counted.verify(other)
+    before = counted.signatures
+    counted.verify(token)
+    assert counted.signatures == before
+
+
+def test_the_tokens_that_were_used_last_are_remembered(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "MAX_REMEMBERED", 2)
+    first, second, third = (signed(sub=f"{number}") for number in range(3))
+    for token in (first, second, first, third, first, third):
+        counted.verify(token)
+    assert counted.signatures == 3
+    counted.verify(second)
+    assert counted.signatures == 4
+
+
+def test_a_long_token_is_verified_each_time(counted: Counted) -> None:
+    token = signed(more="x" * auth.MAX_REMEMBERED_BYTES)
+    counted.verify(token)
+    counted.verify(token)
+    assert counted.signatures == 2

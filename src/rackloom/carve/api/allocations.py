@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field, StrictInt
 from starlette.responses import PlainTextResponse, Response
@@ -139,7 +139,7 @@ def _constraint_shape(row: Row) -> Json:
 # Routes.
 
 
-router = APIRouter()
+router = routing.operations()
 
 ONE = "/allocation/{allocationId}"
 AllocationId = Annotated[UUID, Path(alias="allocationId")]

@@ -7,8 +7,8 @@ within `BODY_SECONDS`. `RequestLimitMiddleware` then lets it wait for its organi
 service has limits.
 
 The error handlers are the only place where refusals become HTTP status codes. Every error has the same
-JSON body; the nearest fix goes into `data`. Routes are matched in the order of inclusion: instance
-types come before instances, or `/instance/type` would be read as an instance id.
+JSON body; the nearest fix goes into `data`. Routes are matched in their order: instance types come before
+instances, or `/instance/type` would be read as an instance id. `RouteIndex` finds the few that can match.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
@@ -48,8 +48,9 @@ from rackloom.carve.api import (
 from rackloom.carve.api.auth import TokenVerifier, UnauthenticatedCaller
 from rackloom.carve.api.docs_page import docs_routes
 from rackloom.carve.api.limits import CallerLimits, RequestLimitMiddleware, announced_length, has_body
+from rackloom.carve.api.route_index import RouteIndex
 from rackloom.carve.api.routing import ApiDeps
-from rackloom.carve.api.wire import PATTERN_RULES, Problem
+from rackloom.carve.api.wire import PATTERN_RULES
 from rackloom.carve.store.values import RefusalKind, Rejected
 from rackloom.errors import Refused, Retry, Unknown
 
@@ -263,35 +264,17 @@ def _describe_page(operation: dict[str, Any]) -> None:
 # The application.
 
 
-BASE = "/v2/org/{org}/nico"
-ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "The request contradicts itself or a record that it names"},
-    401: {"model": Problem, "description": "The caller did not prove who it is"},
-    403: {"model": Problem, "description": "The caller may not do this"},
-    404: {"model": Problem, "description": "The thing named in the path does not exist"},
-    408: {"model": Problem, "description": "The body took too long"},
-    409: {"model": Problem, "description": "The state of the site is against it"},
-    413: {"model": Problem, "description": "The body is too large"},
-    415: {"model": Problem, "description": "The body is not JSON"},
-    429: {"model": Problem, "description": "Too many requests of the org wait already: see Retry-After"},
-    503: {"model": Problem, "description": "Nothing was decided: try again"},
-}
-
-
-def _routes() -> APIRouter:
-    base = APIRouter(prefix=BASE, responses=ERRORS)
+def _routes() -> tuple[APIRoute, ...]:
     # Types before instances: /instance/type would else be read as an instance id.
     routers = (
         organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
         maintenance.router, domains.router, fabric.router, events.router, allocations.router,
         logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
     )  # fmt: skip
-    for router in routers:
-        for route in router.routes:
-            if isinstance(route, APIRoute):
-                route.openapi_extra = access.described_roles(routing.roles_of(route))
-        base.include_router(router)
-    return base
+    found = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    for route in found:
+        route.openapi_extra = access.described_roles(routing.roles_of(route))
+    return tuple(found)
 
 
 ROUTES = _routes()
@@ -320,7 +303,6 @@ def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier)
     install_error_handlers(app)
-    app.include_router(ROUTES)
-    app.router.routes.extend(docs_routes())
+    app.router.routes += [RouteIndex(routing.BASE, ROUTES), *ROUTES, *docs_routes()]
     complete_openapi(app)
     return app

@@ -5,6 +5,10 @@ first underscore. The algorithm is a property of the trusted key and is never re
 token cannot select another algorithm. The current time is passed in, so tokens also expire in a
 simulation.
 
+Tokens that were found valid are remembered (`VerifiedTokens`), because a signature costs as much as the rest of
+a read. What depends on the time is checked for each request. Keys belong to a verifier for as long as it lives:
+whoever trusts other keys makes a new one, which remembers nothing.
+
 A token must end, and within a limit: it may be valid for at most the maximum lifetime of its issuer from
 now on (`exp`). It must be valid by now (`nbf`), and must not have been issued later than now, with
 `CLOCK_SKEW` seconds for the clock of the issuer (`iat`). Times that are no plausible numbers are refused.
@@ -16,6 +20,7 @@ first of two creators wins.
 
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from hashlib import sha256
@@ -85,6 +90,35 @@ _LATEST_TIME = 1e12
 """No plausible time is later: some 30,000 years after the epoch."""
 
 
+MAX_REMEMBERED = 1024
+"""Tokens whose signatures need no second look."""
+MAX_REMEMBERED_BYTES = 8 << 10
+"""Of one token: a longer one is verified each time."""
+
+
+class VerifiedTokens:
+    """The claims of tokens with a valid signature, by digest: the least recently used give way to new ones.
+
+    Only a token that passed every check is remembered, so that a flood of others displaces nothing.
+    """
+
+    def __init__(self) -> None:
+        self._claims: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
+
+    def find(self, digest: bytes) -> dict[str, Any] | None:
+        """The claims of a token that was remembered; nobody may change them."""
+        claims = self._claims.get(digest)
+        if claims is not None:
+            self._claims.move_to_end(digest)
+        return claims
+
+    def remember(self, digest: bytes, claims: dict[str, Any]) -> None:
+        """Remember a valid token."""
+        self._claims[digest] = claims
+        if len(self._claims) > MAX_REMEMBERED:
+            self._claims.popitem(last=False)
+
+
 class TokenVerifier:
     """Verifies the tokens of one issuer.
 
@@ -105,6 +139,7 @@ class TokenVerifier:
         self._audience = audience
         self._clock = clock
         self._lifetime = lifetime
+        self._verified = VerifiedTokens()
 
     def verify(self, authorization: str | None, org: str) -> Caller:
         """The caller behind an Authorization header, for `org`.
@@ -120,11 +155,24 @@ class TokenVerifier:
         return Caller(str(claims["sub"]), wanted, frozenset(_roles_by_name(names)), float(claims["exp"]))
 
     def _claims(self, token: str) -> dict[str, Any]:
+        # By digest: whoever reads the memory of the process finds no token there.
+        digest = sha256(token.encode(errors="surrogatepass")).digest()
+        claims = self._verified.find(digest)
+        if claims is not None:
+            self._check_times(claims)
+            return claims
+        claims = self._signed_claims(token)
+        self._check_times(claims)
+        if len(token) <= MAX_REMEMBERED_BYTES:
+            self._verified.remember(digest, claims)
+        return claims
+
+    def _signed_claims(self, token: str) -> dict[str, Any]:
         try:
             key = self._keys.get(jwt.get_unverified_header(token).get("kid", ""))
             if key is None:
                 raise UnauthenticatedCaller("Invalid authorization token in request")
-            claims = jwt.decode(
+            claims: dict[str, Any] = jwt.decode(
                 token,
                 key.public_key,
                 algorithms=[key.algorithm],
@@ -144,7 +192,6 @@ class TokenVerifier:
             raise UnauthenticatedCaller("Error parsing the token claims") from error
         except jwt.InvalidTokenError as error:
             raise UnauthenticatedCaller("Invalid authorization token in request") from error
-        self._check_times(claims)
         return claims
 
     def _check_times(self, claims: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field
 from starlette.responses import Response
@@ -140,7 +140,7 @@ def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | 
 # Routes.
 
 
-router = APIRouter()
+router = routing.operations()
 
 DomainId = Annotated[str, Path(alias="nvLinkDomainId", max_length=256, pattern=NO_NUL)]
 ONE = "/nvlink-domain/{nvLinkDomainId}"

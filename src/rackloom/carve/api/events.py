@@ -17,10 +17,11 @@ from typing import Annotated, Any
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import APIRouter, Header
+from fastapi import Header
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 
+from rackloom.carve.api import routing
 from rackloom.carve.api.routing import ApiDeps, Deps, TenantAdmin
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store import journal
@@ -28,7 +29,7 @@ from rackloom.carve.store.journal import EventNote, TenantEvent
 from rackloom.carve.tenancy import entitlements, outdated
 from rackloom.errors import Retry, Unknown
 
-router = APIRouter()
+router = routing.operations()
 
 POLL_SECONDS = 0.5
 """How often a stream reads the outbox."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field, StringConstraints
 from pydantic import model_validator as validator
@@ -215,7 +215,7 @@ def _operation_shapes(_conn: sa.Connection, rows: Rows, _query: OperationQuery) 
 # Routes.
 
 
-router = APIRouter()
+router = routing.operations()
 
 Serial = Annotated[str, Path(alias="chassisSerial", max_length=256, pattern=NO_NUL)]
 ENDPOINTS = "/nvlink-nmxc-endpoint"

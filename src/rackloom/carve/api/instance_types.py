@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field, StrictInt
 from starlette.responses import PlainTextResponse, Response
@@ -208,7 +208,7 @@ def _allocation_stats_shape(stats: InstanceTypeStats, is_provided: bool) -> Json
 # Routes.
 
 
-router = APIRouter()
+router = routing.operations()
 
 ONE = "/instance/type/{instanceTypeId}"
 TypeId = Annotated[UUID, Path(alias="instanceTypeId")]

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from fastapi import Query as QueryParam
 from pydantic import Field, IPvAnyAddress
@@ -45,6 +45,7 @@ from rackloom.carve.store.schema import instance_type, site, tenant
 from rackloom.carve.store.values import Changed, Status
 from rackloom.carve.tenancy import entitlements, instances, outdated
 from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest
+from rackloom.carve.tenancy.quotas import QuotaKind, count_objects
 
 # Query parameters.
 
@@ -72,7 +73,7 @@ class InstanceQuery(PageQuery, RelationQuery):
 # Routes.
 
 
-router = APIRouter(prefix="/instance")
+router = routing.operations("/instance")
 
 T = TypeVar("T")
 InstanceId = Annotated[UUID, Path(alias="instanceId")]
@@ -266,7 +267,9 @@ def _list(conn: sa.Connection, org: str, query: InstanceQuery, valid_from: float
         wanted = (kept.contains(f'"{address}"', autoescape=True) for address in query.ip_address)
         visible = visible.where(sa.or_(*wanted))
     listing = msgspec.structs.replace(LISTING, shapes=partial(instance_shapes, domains=domains))
-    return listing.page(conn, visible, query, tenant=entitlements.tenant_id_of(conn, org))
+    tenant_id = entitlements.tenant_id_of(conn, org)
+    total = partial(count_objects, conn, tenant_id, QuotaKind.INSTANCES) if visible is _OF_TENANT else None
+    return listing.page(conn, visible, query, total, tenant=tenant_id)
 
 
 def _stored_statuses(shown: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field
 from starlette.responses import Response
@@ -48,7 +48,7 @@ class InterfaceQuery(InstanceInterfaceQuery):
 # Routes.
 
 
-router = APIRouter()
+router = routing.operations()
 
 INTERFACE_RELATIONS = ("Site", "Instance", "NVLinkLogicalPartition")
 

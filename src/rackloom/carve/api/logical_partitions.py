@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
@@ -24,6 +24,7 @@ from rackloom.carve.store.values import RefusalKind, Rejected, Status, invalid
 from rackloom.carve.tenancy import catalog, entitlements, interfaces, logical_partitions, outdated
 from rackloom.carve.tenancy.interfaces import InterfaceRow
 from rackloom.carve.tenancy.outdated import OutdatedDomains
+from rackloom.carve.tenancy.quotas import QuotaKind, count_objects
 
 # Request models.
 
@@ -95,8 +96,9 @@ class NVLinkLogicalPartition(wire.Timed):
 # Routes.
 
 
-router = APIRouter(prefix="/nvlink-logical-partition")
+router = routing.operations("/nvlink-logical-partition")
 
+_OF_TENANT = sa.select(table).where(table.c.tenant_id == sa.bindparam("tenant"))
 PartitionId = Annotated[UUID, Path(alias="nvLinkLogicalPartitionId")]
 ONE = "/{nvLinkLogicalPartitionId}"
 
@@ -185,7 +187,8 @@ def _list(conn: sa.Connection, caller: Caller, query: PartitionQuery, valid_from
     if query.site_id is not None:
         _check_site(conn, tenant_id, str(query.site_id))
     listing = msgspec.structs.replace(LISTING, shapes=partial(_shapes, valid_from=valid_from))
-    return listing.page(conn, sa.select(table).where(table.c.tenant_id == tenant_id), query)
+    total = partial(count_objects, conn, tenant_id, QuotaKind.LOGICAL_PARTITIONS)
+    return listing.page(conn, _OF_TENANT, query, total, tenant=tenant_id)
 
 
 def _check_site(conn: sa.Connection, tenant_id: str, site_id: str) -> None:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -201,7 +201,7 @@ def nvlink_info_shape(row: Row, gpus: Rows, *, is_known: bool) -> Json:
 # Routes.
 
 
-router = APIRouter()
+router = routing.operations()
 
 MachineId = Annotated[str, Path(alias="machineId", max_length=64, pattern=wire.NO_NUL)]
 

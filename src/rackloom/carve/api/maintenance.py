@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
-from fastapi import APIRouter
 from fastapi import Query as Param
 from starlette.responses import Response
 
@@ -62,7 +61,7 @@ def _drain_shape(row: Row) -> Json:
 # Routes.
 
 
-router = APIRouter()
+router = routing.operations()
 
 ONE = "/machine/{machineId}"
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from uuid import UUID
 
 import sqlalchemy as sa
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from rackloom.carve.api import routing
@@ -54,7 +53,7 @@ class Metadata(Answer):
 # Routes.
 
 
-router = APIRouter()
+router = routing.operations()
 
 CONTRACT = "1.6.0"
 """The version of NVIDIA Infra Controller's REST contract that is kept here.

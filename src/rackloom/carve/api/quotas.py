@@ -4,7 +4,7 @@ from typing import Annotated
 from uuid import UUID
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from pydantic import Field, StrictInt
 from starlette.responses import Response
 
@@ -44,7 +44,7 @@ class Quota(wire.Answer):
 # Routes.
 
 
-router = APIRouter()
+router = routing.operations()
 
 OF_TENANT = "/tenant/{tenantId}/quota"
 TenantId = Annotated[UUID, Path(alias="tenantId")]

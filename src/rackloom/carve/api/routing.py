@@ -25,7 +25,7 @@ from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import Depends, Path
+from fastapi import APIRouter, Depends, Path
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -39,6 +39,29 @@ from rackloom.carve.store.journal import OperatorOrder, StatusRecord
 from rackloom.carve.store.values import Changed, IdFactory, Status, invalid
 from rackloom.carve.tenancy import entitlements
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+
+# Operations.
+
+
+BASE = "/v2/org/{org}/nico"
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": wire.Problem, "description": "The request contradicts itself or a record that it names"},
+    401: {"model": wire.Problem, "description": "The caller did not prove who it is"},
+    403: {"model": wire.Problem, "description": "The caller may not do this"},
+    404: {"model": wire.Problem, "description": "The thing named in the path does not exist"},
+    408: {"model": wire.Problem, "description": "The body took too long"},
+    409: {"model": wire.Problem, "description": "The state of the site is against it"},
+    413: {"model": wire.Problem, "description": "The body is too large"},
+    415: {"model": wire.Problem, "description": "The body is not JSON"},
+    429: {"model": wire.Problem, "description": "Too many requests of the org wait already: see Retry-After"},
+    503: {"model": wire.Problem, "description": "Nothing was decided: try again"},
+}
+
+
+def operations(prefix: str = "") -> APIRouter:
+    """A router for operations below an organisation, whose paths begin with `prefix` there."""
+    return APIRouter(prefix=BASE + prefix, responses=ERRORS)
+
 
 # Dependencies of routes.
 
@@ -98,13 +121,13 @@ class CallerWith:
     def __init__(self, *roles: Role) -> None:
         self.roles = roles
 
-    async def __call__(self, request: Request, deps: Deps, _org: Org) -> Caller:
+    async def __call__(self, request: Request, _org: Org) -> Caller:
         """The caller. Refused as `access.check_call` decides."""
         # `AuthenticationMiddleware` has verified it, for the org of the path.
         caller: Caller = request.state.caller
         access.check_call(caller, self.roles, request.scope["route"].dependant, request.query_params)
         if Role.TENANT_ADMIN in caller.roles and Role.TENANT_ADMIN in self.roles:
-            await _ensure_tenant(request, deps, caller)
+            await _ensure_tenant(request, caller)
         return caller
 
 
@@ -125,10 +148,12 @@ def roles_of(route: APIRoute) -> Sequence[Role]:
     return guard.roles
 
 
-async def _ensure_tenant(request: Request, deps: ApiDeps, caller: Caller) -> None:
+async def _ensure_tenant(request: Request, caller: Caller) -> None:
     # Tenants are never removed, so each org is looked up once.
     known: set[str] = request.app.state.tenants_seen
+    deps: ApiDeps = request.app.state.deps
     if deps.auto_tenant and caller.org not in known:
+        deps = deps.on_behalf_of(caller.org)
         # Read first: where the database takes no writes, the tenants that it has can still read.
         if await deps.store.read(entitlements.find_tenant, caller.org) is None:
             await deps.store.run(_create_tenant, caller.org, deps.clock(), deps.ids)
@@ -249,10 +274,18 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     searched: Sequence[sa.ColumnElement[Any]] = ()
     """Columns in which the `query` of a request is searched."""
 
-    def page(self, conn: sa.Connection, visible: AnySelect, query: PageQuery, **parameters: object) -> Page:
+    def page(
+        self,
+        conn: sa.Connection,
+        visible: AnySelect,
+        query: PageQuery,
+        total: Callable[[], int] | None = None,
+        **parameters: object,
+    ) -> Page:
         """The wanted page of the `visible` rows.
 
-        A select with parameters, whose values are `parameters`, can be built once for all callers.
+        A select with parameters, whose values are `parameters`, can be built once for all callers. `total`
+        tells how many visible rows there are, where that is known without counting them.
         """
         rows = filter_rows(
             visible, *((column, getattr(query, name)) for name, column in self.filters.items())
@@ -261,21 +294,47 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
             found = (column.icontains(text.strip(), autoescape=True) for column in self.searched)
             rows = rows.where(sa.or_(*found))
         field, direction = _parse_order(query.order_by, self.order)
-        counted, ordered = _page_queries(rows, self.order[field], direction, self.order[TIE_BREAKER])
-        total = conn.execute(counted, parameters).scalar_one()
-        part = {"page_size": query.page_size, "page_start": (query.page_number - 1) * query.page_size}
-        return self.shapes(conn, conn.execute(ordered, {**parameters, **part}).all(), query), total
+        queries = _page_queries(rows, self.order[field], direction, self.order[TIE_BREAKER])
+        if total is not None and rows is visible:
+            count = total()
+        else:
+            count = conn.execute(queries.counted, parameters).scalar_one()
+        return self.shapes(conn, _page_rows(conn, queries, query, count, parameters), query), count
+
+
+class _PageQueries(msgspec.Struct, frozen=True):
+    """How many rows there are; a part of them from the first one on; the same from the last one back."""
+
+    counted: AnySelect
+    forwards: AnySelect
+    backwards: AnySelect
 
 
 @lru_cache(maxsize=64)
 def _page_queries(
     rows: AnySelect, by: sa.ColumnElement[Any], direction: str, tie: sa.ColumnElement[Any]
-) -> tuple[AnySelect, AnySelect]:
-    """The queries of the count and of a page. Cached for selects that are the same object each time."""
-    counted = sa.select(sa.func.count()).select_from(rows.order_by(None).subquery())
-    ordered = rows.order_by(by.desc() if direction == "DESC" else by.asc(), tie.asc())
+) -> _PageQueries:
+    """The queries of a page. Cached for selects that are the same object each time."""
     size, start = (sa.bindparam(name, type_=sa.Integer) for name in ("page_size", "page_start"))
-    return counted, ordered.limit(size).offset(start)
+    first, last = (by.desc(), by.asc()) if direction == "DESC" else (by.asc(), by.desc())
+    return _PageQueries(
+        sa.select(sa.func.count()).select_from(rows.order_by(None).subquery()),
+        rows.order_by(first, tie.asc()).limit(size).offset(start),
+        rows.order_by(last, tie.desc()).limit(size).offset(start),
+    )
+
+
+def _page_rows(
+    conn: sa.Connection, queries: _PageQueries, query: PageQuery, count: int, parameters: Mapping[str, object]
+) -> Rows:
+    """The rows of a page. Databases walk over the rows before it: so begin at the nearer end."""
+    start = min((query.page_number - 1) * query.page_size, count)
+    size = min(query.page_size, count - start)
+    after = count - start - size
+    if start <= after:
+        return conn.execute(queries.forwards, {**parameters, "page_size": size, "page_start": start}).all()
+    rows = conn.execute(queries.backwards, {**parameters, "page_size": size, "page_start": after}).all()
+    return rows[::-1]
 
 
 def _parse_order(order_by: str | None, order: Order) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from uuid import UUID
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field, StrictBool, StrictInt
 from pydantic import model_validator as validator
@@ -150,7 +150,7 @@ def _shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[
 # Routes.
 
 
-router = APIRouter()
+router = routing.operations()
 
 SiteId = Annotated[UUID, Path(alias="siteId")]
 

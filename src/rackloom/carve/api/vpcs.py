@@ -4,11 +4,12 @@ Clients of the wider API list subnets and prefixes when they start, so these rou
 lists.
 """
 
+from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field, StrictInt
 from starlette.responses import PlainTextResponse, Response
@@ -22,6 +23,7 @@ from rackloom.carve.store.schema import logical_partition, tenant
 from rackloom.carve.store.schema import vpc as table
 from rackloom.carve.store.values import invalid
 from rackloom.carve.tenancy import entitlements, logical_partitions
+from rackloom.carve.tenancy.quotas import QuotaKind, count_objects
 
 # Request models.
 
@@ -102,11 +104,15 @@ class Vpc(wire.Timed):
 # Routes.
 
 
-router = APIRouter(prefix="/vpc")
+router = routing.operations("/vpc")
 
 RELATIONS = (
     "Site", "Tenant", "NVLinkLogicalPartition", "InfrastructureProvider", "NetworkSecurityGroup",
 )  # fmt: skip
+_OF_TENANT = sa.select(table).where(table.c.tenant_id == sa.bindparam("tenant"))
+_PARTITIONS = sa.select(logical_partition).where(
+    logical_partition.c.id.in_(sa.bindparam("ids", expanding=True))
+)
 VpcId = Annotated[UUID, Path(alias="vpcId")]
 
 
@@ -206,8 +212,10 @@ async def delete(deps: Deps, caller: TenantAdmin, vpc_id: VpcId) -> Response:
 
 def _list(conn: sa.Connection, caller: Caller, query: VpcQuery) -> Page:
     tenant_id = entitlements.tenant_id_of(conn, caller.org)
-    _check_partitions(conn, tenant_id, {str(uuid) for uuid in query.nvlink_logical_partition_id})
-    return LISTING.page(conn, sa.select(table).where(table.c.tenant_id == tenant_id), query)
+    if query.nvlink_logical_partition_id:
+        _check_partitions(conn, tenant_id, {str(uuid) for uuid in query.nvlink_logical_partition_id})
+    total = partial(count_objects, conn, tenant_id, QuotaKind.VPCS)
+    return LISTING.page(conn, _OF_TENANT, query, total, tenant=tenant_id)
 
 
 def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: set[str]) -> None:
@@ -235,10 +243,8 @@ def _get(
 def _shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[Json]:
     histories = journal.status_histories(conn, [row.id for row in rows])
     defaults = {row.logical_partition_id for row in rows if row.logical_partition_id}
-    partitions = {
-        row.id: routing.summary_shape(row)
-        for row in conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(defaults)))
-    }
+    found = conn.execute(_PARTITIONS, {"ids": list(defaults)}).all() if defaults else ()
+    partitions = {row.id: routing.summary_shape(row) for row in found}
     orgs = entitlements.orgs_by_id(conn, tenant, {row.tenant_id for row in rows})
     shapes = [
         row.extra
@@ -274,7 +280,7 @@ LISTING = routing.Listing(
 # Subnets and VPC prefixes.
 
 
-subnet_router = APIRouter()
+subnet_router = routing.operations()
 
 
 class NetworkQuery(wire.PageQuery, wire.RelationQuery):

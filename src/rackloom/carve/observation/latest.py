@@ -31,6 +31,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.schema import domain_dispute, endpoint, machine, machine_gpu, observation
 from rackloom.core.partitions.domain import DomainObservation
 from rackloom.core.partitions.reading_age import READING_VALID_SECONDS
@@ -76,9 +77,9 @@ _READINGS_OF_DOMAINS = (
     .where(endpoint.c.domain.in_(sa.bindparam("domains", expanding=True)))
 )
 _REPORTED_DOMAINS = sa.select(endpoint.c.domain).where(endpoint.c.domain.is_not(None)).distinct()
-_DOMAINS_WITH_OUTDATED_READINGS = _REPORTED_DOMAINS.join(
-    observation, endpoint.c.id == observation.c.endpoint_id
-).where(_outdated)
+_DOMAINS_WITH_OUTDATED_READINGS = PreparedStatement(
+    _REPORTED_DOMAINS.join(observation, endpoint.c.id == observation.c.endpoint_id).where(_outdated)
+)
 _OTHER_READINGS = (
     sa.select(observation.c.facts)
     .join(endpoint, endpoint.c.id == observation.c.endpoint_id)
@@ -172,7 +173,7 @@ def outdated_domains(conn: sa.Connection, valid_from: float) -> dict[str, Latest
 
     Their records still say otherwise. Mostly there is none, and this is one small query.
     """
-    suspects = conn.execute(_DOMAINS_WITH_OUTDATED_READINGS, {"valid_from": valid_from}).scalars().all()
+    suspects = [row[0] for row in _DOMAINS_WITH_OUTDATED_READINGS.all(conn, {"valid_from": valid_from})]
     known = latest_of_domains(conn, suspects, valid_from) if suspects else {}
     return {domain: of_domain for domain, of_domain in known.items() if of_domain.observation is None}
 

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
+from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.schema import (
     domain_revision,
     event_counter,
@@ -121,18 +122,18 @@ _last_entry = (
     sa.select(sa.func.max(status_history.c.id)).where(_of_objects).group_by(status_history.c.object_id)
 )
 _NEWEST_ENTRIES = sa.select(status_history).where(status_history.c.id.in_(_last_entry))
-_ALL_ENTRIES = (
-    sa.select(*(status_history.c[name] for name in StatusRecord._fields))
-    .where(_of_objects)
-    .order_by(status_history.c.id.desc())
+_entries = sa.select(*(status_history.c[name] for name in StatusRecord._fields)).order_by(
+    status_history.c.id.desc()
 )
+_ALL_ENTRIES = _entries.where(_of_objects)
+_ENTRIES_OF_OBJECT = PreparedStatement(_entries.where(status_history.c.object_id == sa.bindparam("object")))
 _FULL_HISTORIES = (
     sa.select(status_history.c.object_id)
     .where(_of_objects)
     .group_by(status_history.c.object_id)
     .having(sa.func.count() > MAX_HISTORY_ENTRIES)
 )
-_INSERT_ENTRY = sa.insert(status_history)
+_INSERT_ENTRY = PreparedStatement(sa.insert(status_history), *StatusRecord._fields)
 _REPLACE_MESSAGE = (
     sa.update(status_history)
     .where(status_history.c.id == sa.bindparam("of"))
@@ -188,13 +189,18 @@ def write_status_entries(
 def begin_histories(conn: sa.Connection, entries: Collection[StatusEntry], now: float) -> None:
     """Write the first entries of objects that were just created, oldest first."""
     rows = [{**msgspec.structs.asdict(entry), "created": now, "updated": now} for entry in entries]
-    conn.execute(_INSERT_ENTRY, rows)
+    _INSERT_ENTRY.change_each(conn, rows)
 
 
 def status_histories(conn: sa.Connection, object_ids: Collection[str]) -> dict[str, list[StatusRecord]]:
     """The histories of `object_ids`, each newest first."""
     histories: dict[str, list[StatusRecord]] = defaultdict(list)
-    for row in conn.execute(_ALL_ENTRIES, {"objects": list(object_ids)}).all():
+    if len(object_ids) == 1:
+        (only,) = object_ids
+        rows = _ENTRIES_OF_OBJECT.all(conn, {"object": only})
+    else:
+        rows = conn.execute(_ALL_ENTRIES, {"objects": list(object_ids)}).all()
+    for row in rows:
         histories[row[0]].append(StatusRecord._make(row))
     return histories
 
@@ -224,8 +230,8 @@ EVENT_DELETED = "Deleted"
 """Status in the last event of an object; no object has it."""
 
 
-_INSERT_EVENT = sa.insert(tenant_event)
-_ADVANCE_COUNTER = (
+_INSERT_EVENT = PreparedStatement(sa.insert(tenant_event), *tenant_event.c.keys())
+_ADVANCE_COUNTER = PreparedStatement(
     sa.update(event_counter)
     .where(event_counter.c.tenant_id == sa.bindparam("tenant"))
     .values(newest=event_counter.c.newest + sa.bindparam("more"))
@@ -270,7 +276,7 @@ def publish_events(conn: sa.Connection, tenant_id: str, notes: Sequence[EventNot
         {"tenant_id": tenant_id, "number": number, "created": now, **msgspec.structs.asdict(note)}
         for number, note in enumerate(notes, newest - len(notes) + 1)
     ]
-    conn.execute(_INSERT_EVENT, rows)
+    _INSERT_EVENT.change_each(conn, rows)
     if newest > MAX_TENANT_EVENTS:
         conn.execute(
             sa.delete(tenant_event).where(
@@ -317,13 +323,11 @@ def newest_event_number(conn: sa.Connection, tenant_id: str) -> int:
 
 
 def _next_event_numbers(conn: sa.Connection, tenant_id: str, more: int) -> int:
-    found: int | None = conn.execute(
-        _ADVANCE_COUNTER, {"tenant": tenant_id, "more": more}
-    ).scalar_one_or_none()
-    if found is None:
+    advanced = _ADVANCE_COUNTER.one_or_none(conn, {"tenant": tenant_id, "more": more})
+    if advanced is None:
         conn.execute(sa.insert(event_counter).values(tenant_id=tenant_id, newest=more))
         return more
-    return found
+    return int(advanced[0])
 
 
 # Operator steps.

@@ -1,6 +1,7 @@
 """Rows by the values of their columns: find, insert, update, delete.
 
-Each statement is built once for its table and columns: to build one costs more than most of its execution.
+Each statement is built once for its table and columns (`prepared`): to build one costs more than most of its
+execution.
 A wanted value must not be None, because NULL equals nothing, and updates and deletions need at least one:
 none of them may touch a whole table by mistake. Queries that join tables stay with their callers.
 """
@@ -11,36 +12,39 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from rackloom.carve.store.prepared import PreparedStatement
+
 
 def find_row(conn: sa.Connection, table: sa.Table, **wanted: object) -> sa.Row[Any] | None:
     """The only row with these values, or None."""
-    return conn.execute(_select(table, *wanted), _parameters(wanted)).one_or_none()
+    return _select(table, *wanted).one_or_none(conn, _parameters(wanted))
 
 
 def has_row(conn: sa.Connection, table: sa.Table, **wanted: object) -> bool:
     """Whether any row has these values."""
-    return conn.execute(_select_first(table, *wanted), _parameters(wanted)).first() is not None
+    return _select_first(table, *wanted).one_or_none(conn, _parameters(wanted)) is not None
 
 
 def count_rows(conn: sa.Connection, table: sa.Table, **wanted: object) -> int:
     """How many rows have these values."""
-    counted: int = conn.execute(_count(table, *wanted), _parameters(wanted)).scalar_one()
-    return counted
+    (counted,) = _count(table, *wanted).all(conn, _parameters(wanted))
+    return int(counted[0])
 
 
 def insert_row(conn: sa.Connection, table: sa.Table, **values: object) -> None:
     """Insert one row."""
-    conn.execute(_insert(table), values)
+    _insert(table, *values).change(conn, values)
 
 
 def update_rows(conn: sa.Connection, table: sa.Table, wanted: Mapping[str, object], **values: object) -> int:
     """Write `values` into the rows with the values `wanted`; returns how many there are."""
-    return conn.execute(_update(table, *wanted), {**_parameters(wanted), **values}).rowcount
+    update = _update(table, tuple(wanted), tuple(values))
+    return update.change(conn, {**_parameters(wanted), **values})
 
 
 def delete_rows(conn: sa.Connection, table: sa.Table, **wanted: object) -> int:
     """Delete the rows with these values; returns how many there were."""
-    return conn.execute(_delete(table, *wanted), _parameters(wanted)).rowcount
+    return _delete(table, *wanted).change(conn, _parameters(wanted))
 
 
 def _parameters(wanted: Mapping[str, object]) -> dict[str, object]:
@@ -59,33 +63,38 @@ def _require_condition(table: sa.Table, names: tuple[str, ...]) -> None:
         raise ValueError(f"no condition: this would change every row of {table.name}")
 
 
-@cache
-def _select(table: sa.Table, *names: str) -> sa.Select[Any]:
+def _rows(table: sa.Table, names: tuple[str, ...]) -> sa.Select[Any]:
     return sa.select(table).where(*_conditions(table, names))
 
 
 @cache
-def _select_first(table: sa.Table, *names: str) -> sa.Select[Any]:
-    return _select(table, *names).limit(1)
+def _select(table: sa.Table, *names: str) -> PreparedStatement:
+    return PreparedStatement(_rows(table, names))
 
 
 @cache
-def _count(table: sa.Table, *names: str) -> sa.Select[Any]:
-    return _select(table, *names).with_only_columns(sa.func.count(), maintain_column_froms=True)
+def _select_first(table: sa.Table, *names: str) -> PreparedStatement:
+    return PreparedStatement(_rows(table, names).limit(1))
 
 
 @cache
-def _insert(table: sa.Table) -> sa.Insert:
-    return sa.insert(table)
+def _count(table: sa.Table, *names: str) -> PreparedStatement:
+    counted = _rows(table, names).with_only_columns(sa.func.count(), maintain_column_froms=True)
+    return PreparedStatement(counted)
 
 
 @cache
-def _update(table: sa.Table, *names: str) -> sa.Update:
+def _insert(table: sa.Table, *names: str) -> PreparedStatement:
+    return PreparedStatement(sa.insert(table), *names)
+
+
+@cache
+def _update(table: sa.Table, names: tuple[str, ...], values: tuple[str, ...]) -> PreparedStatement:
     _require_condition(table, names)
-    return sa.update(table).where(*_conditions(table, names))
+    return PreparedStatement(sa.update(table).where(*_conditions(table, names)), *values)
 
 
 @cache
-def _delete(table: sa.Table, *names: str) -> sa.Delete:
+def _delete(table: sa.Table, *names: str) -> PreparedStatement:
     _require_condition(table, names)
-    return sa.delete(table).where(*_conditions(table, names))
+    return PreparedStatement(sa.delete(table).where(*_conditions(table, names)))

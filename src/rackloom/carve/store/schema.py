@@ -24,8 +24,8 @@ def _id() -> sa.Column[str]:
     return sa.Column("id", sa.String(64), primary_key=True)
 
 
-def _ref(name: str, target: str, *, nullable: bool = False) -> sa.Column[str]:
-    return sa.Column(name, sa.String(64), sa.ForeignKey(f"{target}.id"), nullable=nullable, index=True)
+def _ref(name: str, target: str, *, nullable: bool = False, index: bool = True) -> sa.Column[str]:
+    return sa.Column(name, sa.String(64), sa.ForeignKey(f"{target}.id"), nullable=nullable, index=index)
 
 
 def _text(name: str, *, nullable: bool = False, index: bool = False) -> sa.Column[str]:
@@ -55,6 +55,13 @@ def _times() -> tuple[sa.Column[float], sa.Column[float]]:
 def _entity(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
     """A table whose rows have an id, and the times of their creation and last change."""
     return sa.Table(name, metadata, _id(), *items, *_times())
+
+
+def _of_tenant(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
+    """An entity that a tenant owns. Listings are in the order of creation: a page is read from the index."""
+    table = _entity(name, _ref("tenant_id", "tenant", index=False), *items)
+    sa.Index(f"ix_{name}_tenant_id_created_id", table.c.tenant_id, table.c.created, table.c.id)
+    return table
 
 
 def _per_machine(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
@@ -154,9 +161,18 @@ tenant_quota = sa.Table(
     _time("updated"),
 )
 
-logical_partition = _entity(
+tenant_total = sa.Table(
+    "tenant_total",
+    metadata,
+    sa.Column("tenant_id", sa.String(64), sa.ForeignKey("tenant.id"), primary_key=True),
+    sa.Column("kind", sa.Text, primary_key=True),
+    _number("value"),
+)
+"""How many objects of each kind (`tenancy.quotas.QuotaKind`) a tenant has. Triggers count them, which the
+migrations make: nothing else writes here."""
+
+logical_partition = _of_tenant(
     "logical_partition",
-    _ref("tenant_id", "tenant"),
     _ref("site_id", "site"),
     _text("name"),
     _text("description", nullable=True),
@@ -164,9 +180,8 @@ logical_partition = _entity(
     sa.UniqueConstraint("tenant_id", "name"),
 )
 
-vpc = _entity(
+vpc = _of_tenant(
     "vpc",
-    _ref("tenant_id", "tenant"),
     _ref("site_id", "site"),
     _text("name"),
     _text("description", nullable=True),
@@ -176,9 +191,8 @@ vpc = _entity(
     sa.UniqueConstraint("tenant_id", "site_id", "name"),
 )
 
-instance = _entity(
+instance = _of_tenant(
     "instance",
-    _ref("tenant_id", "tenant"),
     _ref("site_id", "site"),
     _ref("vpc_id", "vpc"),
     _ref("instance_type_id", "instance_type", nullable=True),

@@ -40,6 +40,7 @@ from rackloom.carve.store.schema import (
     tenant,
     tenant_event,
     tenant_quota,
+    tenant_total,
     vpc,
 )
 from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, conflict
@@ -388,6 +389,7 @@ def _uses_of_tenant(conn: sa.Connection, tenant_id: str) -> str:
 def _remove_tenant(conn: sa.Connection, step: CreateTenant, _order: StepOrder) -> frozenset[str]:
     delete_rows(conn, tenant_event, tenant_id=step.id)
     delete_rows(conn, event_counter, tenant_id=step.id)
+    delete_rows(conn, tenant_total, tenant_id=step.id)
     delete_rows(conn, tenant, id=step.id)
     return frozenset()
 

@@ -11,6 +11,7 @@ must be able to register it. Everything else is answered as not found.
 """
 
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -90,8 +91,12 @@ def provider_id_of(conn: sa.Connection, org: str) -> str:
 
 def orgs_by_id(conn: sa.Connection, table: sa.Table, ids: Collection[str]) -> dict[str, str]:
     """The org of each tenant or infrastructure provider; `table` says which."""
-    rows = conn.execute(sa.select(table.c.id, table.c.org).where(table.c.id.in_(ids)))
-    return {row.id: row.org for row in rows}
+    return {row[0]: row[1] for row in conn.execute(_select_orgs(table), {"ids": list(ids)}).all()}
+
+
+@cache
+def _select_orgs(table: sa.Table) -> sa.Select[Any]:
+    return sa.select(table.c.id, table.c.org).where(table.c.id.in_(sa.bindparam("ids", expanding=True)))
 
 
 def ensure_provider(conn: sa.Connection, org: str, now: float, ids: IdFactory) -> sa.Row[Any]:

@@ -148,13 +148,13 @@ def delete_logical_partition(
 def remove_emptied_partitions(conn: sa.Connection, now: float) -> None:
     """Delete the records of logical partitions in deletion that have no partition and no interface left."""
     emptied = conn.execute(_EMPTIED_PARTITIONS).all()
-    for row in emptied:
-        note = EventNote(Event.LOGICAL_PARTITION, row.id, journal.EVENT_DELETED)
-        journal.publish_events(conn, row.tenant_id, [note], now)
     if emptied:
         gone = [row.id for row in emptied]
         conn.execute(sa.delete(partitions).where(partitions.c.id.in_(gone)))
         journal.delete_histories(conn, gone)
+    for row in emptied:
+        note = EventNote(Event.LOGICAL_PARTITION, row.id, journal.EVENT_DELETED)
+        journal.publish_events(conn, row.tenant_id, [note], now)
 
 
 def _check_name(conn: sa.Connection, tenant_id: str, name: str) -> None:
@@ -229,9 +229,8 @@ def create_vpc(
     row: dict[str, Any] = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name}
     row |= {"description": description, "logical_partition_id": logical_partition_id, "extra": extra}
     insert_row(conn, vpc, **row, status=Status.READY, created=now, updated=now)
-    journal.record_and_publish(
-        conn, tenant_id, EventNote(Event.VPC, new, Status.READY, "VPC is ready for use"), now
-    )
+    note = EventNote(Event.VPC, new, Status.READY, "VPC is ready for use")
+    journal.record_and_publish_new(conn, tenant_id, [note], now)
     return new
 
 
