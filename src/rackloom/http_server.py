@@ -7,6 +7,10 @@ head and body of a request, and the size of the head. A deadline runs whenever t
 client: also while the client does not read its answer. An answer itself may be a stream without an end.
 HTTP/1.1 pipelining and WebSockets are not supported.
 
+An application that has sent its answer knows that the kernel has it, but for `PART_BYTES` or three times as
+much over TLS: `send` takes a large body in parts, and waits for the client after each. So who limits the
+requests under way limits the memory of answers that nobody reads.
+
 A connection whose request has arrived completely is not closed for another client, unless it waits for that
 client to read.
 """
@@ -27,6 +31,8 @@ from rackloom.limits import HttpLimits
 REFUSAL_SECONDS = 0.05
 """From the refusal of a request to the end of its connection. By then the kernel has the answer, and delivers
 it to a client that has stopped sending; the flood of one that has not is no longer read."""
+PART_BYTES = 64 << 10
+"""Of an answer: so much is passed on at a time, and may wait in a connection when the request is over."""
 _SILENT_LOGGER = logging.getLogger("rackloom.http_server.strangers")
 """A line for each bad request would let an attacker fill the log: they are counted instead."""
 _SILENT_LOGGER.setLevel(logging.CRITICAL)
@@ -80,6 +86,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.logger = _SILENT_LOGGER
         self.timeout_keep_alive = limits.idle_seconds
         self.ws_protocol_class = None
+        self._application = self.app
+        self.app = self._answer
         self._limits = limits
         self._connection = connection
         self._due: tuple[float, str] | None = None
@@ -101,6 +109,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The handshake is done: the request head is due."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self._connection.transport = self.transport
+        # asyncio's limit with TLS is 512 KiB.
+        self.transport.set_write_buffer_limits(high=PART_BYTES)
         self._expect("head", self._limits.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -206,6 +216,22 @@ class BoundedProtocol(HttpToolsProtocol):
         self.loop.call_later(REFUSAL_SECONDS, self.transport.abort)
         self._due = None
         self._watch_reader()
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Run the application; its `send` returns when the client has read enough."""
+
+        async def send_in_parts(message: Any) -> None:
+            body = message.get("body", b"")
+            last = max(len(body) - 1, 0) // PART_BYTES * PART_BYTES
+            for start in range(0, last, PART_BYTES):
+                await send({**message, "body": body[start : start + PART_BYTES], "more_body": True})
+            if last:
+                message = {**message, "body": body[last:]}
+            await send(message)
+            if self.flow.write_paused:
+                await self.flow.drain()
+
+        await self._application(scope, receive, send_in_parts)
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
