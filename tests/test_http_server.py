@@ -345,3 +345,35 @@ def test_a_trailer_is_no_field_of_the_head() -> None:
             writer.close()
 
     run(story)
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [("Content-Length: 28", b"GET /plain HTTP/1.1\r\nHost: x"), ("Transfer-Encoding: chunked", b"0\r\n\r\n")],
+)
+def test_the_body_of_an_upgrade_is_not_read_as_a_request(protocol: str, field: str, body: bytes) -> None:
+    async def story() -> None:
+        async with served(HttpLimits()) as server:
+            more = f"Connection: Upgrade\r\nUpgrade: {protocol}\r\n{field}\r\n"
+            reader, writer = await server.ask("/upload", more)
+            writer.write(body + b"\r\n\r\n")
+            with suppress(ConnectionError):
+                assert (await reader.read()).count(b"HTTP/1.1 400 ") == 1
+            assert server.app.sent == 0
+            writer.close()
+
+    run(story)
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_an_upgrade_without_a_body_is_answered_as_if_none_were_wanted(protocol: str) -> None:
+    async def story() -> None:
+        async with served(HttpLimits()) as server:
+            reader, writer = await server.ask("/plain", f"Connection: Upgrade\r\nUpgrade: {protocol}\r\n")
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\nok")
+            writer.write(b"POST /plain HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\nok")
+            writer.close()
+
+    run(story)

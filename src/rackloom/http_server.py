@@ -5,7 +5,8 @@ event when it accepts connections. Everything that a connection can hold has a l
 moment of `accept`: the number of connections (`rackloom.acceptor`), the time of the TLS handshake, of the
 head and body of a request, and the size of the head. A deadline runs whenever the server waits for the
 client: also while the client does not read its answer. An answer itself may be a stream without an end.
-HTTP/1.1 pipelining and WebSockets are not supported.
+HTTP/1.1 pipelining is not supported, and neither are upgrades to other protocols: a request that asks for one
+is answered as if it did not, or refused if it has a body.
 
 An application that has sent its answer knows that the kernel has it, but for `PART_BYTES` or three times as
 much over TLS: `send` takes a large body in parts, and waits for the client after each. So who limits the
@@ -155,9 +156,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The request is passed on. Raises for one that comes before the last was answered."""
+        """The request is passed on. Raises ValueError, which stops the parser."""
         if self._is_answering():
             raise ValueError("a request before the last was answered")
+        if self.parser.should_upgrade() and self._announces_body():
+            # The parser reads no body then: it would take that for the next request.
+            raise ValueError("an upgrade with a body")
         self._in_head, self._in_body = False, True
         self._expect("body", self._limits.body_seconds)
         super().on_headers_complete()
@@ -235,6 +239,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _announces_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+            for name, value in self.headers
+        )
 
     def _count(self, part: bytes) -> None:
         self._head_bytes += len(part)
