@@ -122,11 +122,12 @@ def test_what_is_read_again_is_ready_again(api: Any) -> None:
     assert shown["statusHistory"][0]["status"] == "Ready"
 
 
-def test_a_loss_that_is_recorded_late_is_of_the_same_time(api: Any) -> None:
+@pytest.mark.parametrize("later", [0.0, READING_VALID_SECONDS])
+def test_a_loss_that_is_recorded_late_is_of_the_same_time(api: Any, later: float) -> None:
     """Readers were shown that time already."""
     made, _ = ready(api)
     since = age(api)
-    api.site.tick(READING_VALID_SECONDS)
+    api.site.tick(later)
     assert api.get(f"instance/{made['id']}").json()["unknownSince"] == since
     for domain in DOMAINS:
         api.site.lose(domain)

@@ -254,7 +254,9 @@ def _reconciler(
     def record(
         conn: sa.Connection, endpoint_id: str, observation: DomainObservation, now: float
     ) -> ControllerConflict | None:
-        conflict = records.record_observation(conn, endpoint_id, observation, now)
+        conflict = records.record_observation(
+            conn, endpoint_id, observation, now, nvlink.reading_valid_seconds
+        )
         if kinds[endpoint_id] in config.site.machine_sources:
             status = initial_machine_status(config)
             enrolment.enrol_machines_of_domain(conn, site_id, observation.domain, status, now)

@@ -54,7 +54,7 @@ from rackloom.carve.reconcile.leases import (
 from rackloom.carve.store.database import Store
 from rackloom.core.fair_queueing import FairQueue
 from rackloom.core.partitions.domain import PartitionPlan
-from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL
+from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
 from rackloom.errors import Refused, Retry, Unknown
 
 # Bounded concurrency.
@@ -462,7 +462,17 @@ class Reconciler:
     def _loop_for(self, held: HeldEndpoint, guard: LeaseGuard) -> EndpointLoop:
         driver = self.driver_for(held.endpoint)
         wake = partial(self._wake_others, held.endpoint.id)
-        work = DomainPass(held.endpoint, guard, driver, self.store, self.clock, self._turns, self.hooks, wake)
+        work = DomainPass(
+            held.endpoint,
+            guard,
+            driver,
+            self.store,
+            self.clock,
+            self._turns,
+            self.hooks,
+            wake,
+            valid_seconds(self.interval),
+        )
         return EndpointLoop(work, self.interval, self.slots)
 
     def _wake_others(self, endpoint_id: str, domains: frozenset[str]) -> None:
