@@ -7,10 +7,14 @@ import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import uvloop
 from tests import attacks
+from tests.conftest import Authority
 from tests.waiting import until_so
 
 from rackloom import acceptor
@@ -35,6 +39,7 @@ class Application:
 
     def __init__(self) -> None:
         self.received = 0
+        self.sent = 0
         self.stop = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -67,6 +72,7 @@ class Application:
         headers = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+        self.sent += 1
 
 
 class Served:
@@ -80,19 +86,19 @@ class Served:
 
 
 @asynccontextmanager
-async def served(limits: HttpLimits = HURRIED) -> AsyncIterator[Served]:
+async def served(limits: HttpLimits = HURRIED, **tls: Any) -> AsyncIterator[Served]:
     app, ended = Application(), []  # type: ignore[var-annotated]
-    async with serve_http(app, "127.0.0.1:0", limits=limits, ended=ended.append) as port:
+    async with serve_http(app, "127.0.0.1:0", limits=limits, ended=ended.append, **tls) as port:
         yield Served(port, app, ended)
         app.stop.set()
 
 
-def run(story: Any) -> None:
+def run(story: Any, runner: Any = asyncio.run) -> None:
     async def limited() -> None:
         async with asyncio.timeout(attacks.PATIENCE):
             await story()
 
-    asyncio.run(limited())
+    runner(limited())
 
 
 def test_a_stream_outlives_every_deadline() -> None:
@@ -188,6 +194,37 @@ def test_who_reads_nothing_is_cut_off_and_who_reads_slowly_is_not() -> None:
             writer.close()
 
     run(story)
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("over_tls", [False, True], ids=["plain", "tls"])
+def test_an_answer_is_sent_when_the_client_has_read_it(
+    authority: Authority, tmp_path: Path, over_tls: bool, runner: Any
+) -> None:
+    """Until then its request is not over, so that whoever counts requests counts it."""
+    certificate, key = authority.issue("server").save(tmp_path, "server")
+
+    async def story() -> None:
+        files = {"cert": certificate, "key": key} if over_tls else {}
+        async with served(msgspec.structs.replace(HURRIED, unread_seconds=60.0), **files) as server:
+            with attacks.connected(server.port) as raw:
+                client = await asyncio.to_thread(attacks.encrypted, raw) if over_tls else raw
+                client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+                await asyncio.to_thread(client.recv, 1)
+                await asyncio.sleep(0.2)
+                assert server.app.sent == 0
+                await asyncio.to_thread(read_all, client)
+                await until_so(lambda: server.app.sent == 1, "it was sent")
+                client.close()
+
+    run(story, runner)
+
+
+def read_all(client: socket.socket) -> None:
+    """The large answer."""
+    left = LARGE
+    while left > 0:
+        left -= len(client.recv(1 << 20))
 
 
 def test_the_oldest_of_an_address_gives_way_to_its_newest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +342,38 @@ def test_a_trailer_is_no_field_of_the_head() -> None:
             reader, writer = await server.ask("/upload", "Transfer-Encoding: chunked\r\n")
             writer.write(b"2\r\nok\r\n0\r\nAuthorization: Bearer x\r\n\r\n")
             assert b" 400 " in await reader.read()
+            writer.close()
+
+    run(story)
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [("Content-Length: 28", b"GET /plain HTTP/1.1\r\nHost: x"), ("Transfer-Encoding: chunked", b"0\r\n\r\n")],
+)
+def test_the_body_of_an_upgrade_is_not_read_as_a_request(protocol: str, field: str, body: bytes) -> None:
+    async def story() -> None:
+        async with served(HttpLimits()) as server:
+            more = f"Connection: Upgrade\r\nUpgrade: {protocol}\r\n{field}\r\n"
+            reader, writer = await server.ask("/upload", more)
+            writer.write(body + b"\r\n\r\n")
+            with suppress(ConnectionError):
+                assert (await reader.read()).count(b"HTTP/1.1 400 ") == 1
+            assert server.app.sent == 0
+            writer.close()
+
+    run(story)
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_an_upgrade_without_a_body_is_answered_as_if_none_were_wanted(protocol: str) -> None:
+    async def story() -> None:
+        async with served(HttpLimits()) as server:
+            reader, writer = await server.ask("/plain", f"Connection: Upgrade\r\nUpgrade: {protocol}\r\n")
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\nok")
+            writer.write(b"POST /plain HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\nok")
             writer.close()
 
     run(story)

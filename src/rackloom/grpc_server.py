@@ -3,21 +3,29 @@
 gRPC's C core limits what a connection may hold: the time of its handshake, the metadata and the size of a
 message, the calls under way, its idle time and its age (`GrpcLimits`). It cannot share connections between
 the addresses of clients. So `GrpcServer` accepts them itself (`rackloom.acceptor`) and passes their bytes on,
-unread, to gRPC, which listens on a Unix socket without a file (Linux's abstract namespace, under a random
-name). TLS is between the client and gRPC: the server still sees the certificate of the client. It does not
-see the address; nothing here asks for that.
+unread, to gRPC, which listens on a Unix socket in a new directory that only this user may enter. TLS is
+between the client and gRPC: the server still sees the certificate of the client. It does not see the address;
+nothing here asks for that.
 
-Nobody but this machine's processes can reach the Unix socket. For them gRPC limits the connections in total.
+Which connection gives way when there is no room:
 
-A connection counts as idle while its client sends nothing: with an address that has all that it may have,
-the connection that is silent for longest gives way.
+1. One whose client has shown a certificate is kept while it waits for an answer. gRPC names the connection of
+   a call by its end of the Unix socket (`context.peer`); each has a name of its own. That holds for calls
+   with one request and one answer: a stream may have no end.
+2. The others count as idle while their clients send nothing. The one that is silent for longest gives way
+   first. Without TLS all are like that: everybody can make a call.
 """
 
 import asyncio
-import secrets
+import os
+import shutil
 import socket
-from collections.abc import Sequence
-from typing import cast
+import tempfile
+import weakref
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -28,6 +36,22 @@ from rackloom.limits import GrpcLimits
 _CLOSE_SECONDS = 5.0
 """For what a client has not read yet when gRPC has closed the connection."""
 _MILLISECONDS = 1000
+_SERVER_NAME = "grpc"
+_LONGEST_BASE = 60
+"""Bytes. The name of a Unix socket has at most 107; the rest is for the names below."""
+
+
+def _private_directory() -> str:
+    """A new directory, mode 0700, in the first place for temporary files that will do.
+
+    The file system may be read-only but for the memory that containers share. Raises OSError.
+    """
+    places = [os.environ.get("TMPDIR") or "/tmp", "/tmp", "/dev/shm"]  # noqa: S108 (mkdtemp is safe there)
+    for place in places:
+        if len(os.fsencode(place)) <= _LONGEST_BASE:
+            with suppress(OSError):
+                return tempfile.mkdtemp(prefix="rackloom-", dir=place)
+    raise OSError(f"no directory for a socket can be made in any of {', '.join(places)}")
 
 
 def grpc_options(limits: GrpcLimits, connections: int) -> Sequence[tuple[str, int]]:
@@ -62,16 +86,20 @@ class GrpcServer:
     ) -> None:
         self._limits = limits
         self._ended = ended
-        name = f"rackloom-{secrets.token_hex(16)}"
-        self._address = f"\0{name}"
+        self._directory = _private_directory()
+        # Also at the end of the process, for a server that is never stopped.
+        self._remove = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+        self._connected = 0
         # Twice as many: a connection that has just given way may still be open here.
-        self._server = grpc.aio.server(options=grpc_options(limits, 2 * limits.connections))
+        self._server = grpc.aio.server(
+            options=grpc_options(limits, 2 * limits.connections), interceptors=(_KeptCalls(self._keep),)
+        )
         self._server.add_generic_rpc_handlers(tuple(handlers))
         if credentials is None:
-            self._server.add_insecure_port(f"unix-abstract:{name}")
+            self._server.add_insecure_port(f"unix:{self._directory}/{_SERVER_NAME}")
         else:
-            self._server.add_secure_port(f"unix-abstract:{name}", credentials)
-        self._relays: set[_ClientSide] = set()
+            self._server.add_secure_port(f"unix:{self._directory}/{_SERVER_NAME}", credentials)
+        self._relays: dict[str, _ClientSide] = {}
         self._listener: socket.socket | None = None
         self._acceptor: Acceptor | None = None
 
@@ -88,20 +116,73 @@ class GrpcServer:
             self._listener.close()
             await self._acceptor.wait_closed()
         await self._server.stop(grace)
-        for relay in tuple(self._relays):
+        for relay in tuple(self._relays.values()):
             relay.abort()
+        self._remove()
 
     def _relay(self, connection: AcceptedConnection) -> asyncio.Protocol:
-        return _ClientSide(connection, self._address, self._relays)
+        self._connected += 1
+        return _ClientSide(connection, self._directory, str(self._connected), self._relays)
+
+    @contextmanager
+    def _keep(self, context: Any) -> Iterator[None]:
+        """Keep the connection of a call meanwhile, if its client has shown a certificate."""
+        relay = self._relays.get(context.peer().rpartition("/")[2])
+        if relay is None or not context.peer_identities():
+            yield
+            return
+        relay.begin_call()
+        try:
+            yield
+        finally:
+            relay.end_call()
+
+
+class _KeptCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Enters `keep` with the context of each call that has one request and one answer."""
+
+    def __init__(self, keep: Callable[[Any], AbstractContextManager[None]]) -> None:
+        self._keep = keep
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        """The handler of the call, within `keep`."""
+        found = await continuation(details)
+        if found is None or found.unary_unary is None:
+            return found
+
+        async def answer(request: Any, context: Any) -> Any:
+            with self._keep(context):
+                return await found.unary_unary(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(
+            answer, found.request_deserializer, found.response_serializer
+        )
+
+
+def _connect(joined: socket.socket, directory: str, name: str) -> None:
+    """Connect to gRPC by this name, without waiting. Raises OSError, also where too many wait for gRPC."""
+    joined.setblocking(False)
+    own_name = Path(directory, name)
+    joined.bind(str(own_name))
+    # The socket keeps its name without the file.
+    own_name.unlink()
+    joined.connect(f"{directory}/{_SERVER_NAME}")
 
 
 class _ClientSide(asyncio.Protocol):
     """The connection of a client, joined to one to gRPC."""
 
-    def __init__(self, connection: AcceptedConnection, address: str, relays: "set[_ClientSide]") -> None:
+    def __init__(
+        self, connection: AcceptedConnection, directory: str, name: str, relays: "dict[str, _ClientSide]"
+    ) -> None:
         self._connection = connection
-        self._address = address
+        self._directory = directory
+        self._name = name
         self._relays = relays
+        self._calls = 0
+        """For which the connection is kept."""
         self._server_side: _ServerSide | None = None
         self._joining: asyncio.Task[None] | None = None
         self._early = bytearray()
@@ -116,16 +197,14 @@ class _ClientSide(asyncio.Protocol):
         """Read no more before there is a connection to gRPC."""
         # uvloop's transports are no subclasses of asyncio's.
         self._connection.transport = cast("asyncio.Transport", transport)
-        self._relays.add(self)
+        self._relays[self._name] = self
         self.transport.pause_reading()
         self._joining = asyncio.get_running_loop().create_task(self._join())
 
     async def _join(self) -> None:
         joined = socket.socket(socket.AF_UNIX)
         try:
-            # uvloop connects to no name that begins with NUL, but takes a socket. This does not wait.
-            joined.setblocking(False)
-            joined.connect(self._address)
+            _connect(joined, self._directory, self._name)
             _, self._server_side = await asyncio.get_running_loop().create_unix_connection(
                 lambda: _ServerSide(self), sock=joined
             )
@@ -139,7 +218,8 @@ class _ClientSide(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass it on."""
-        self._connection.rest()
+        if not self._calls:
+            self._connection.rest()
         if self._server_side is None:
             # uvloop reads once although reading is paused.
             self._early += data
@@ -164,12 +244,23 @@ class _ClientSide(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the other side."""
-        self._relays.discard(self)
+        self._relays.pop(self._name, None)
         if self._joining is not None:
             self._joining.cancel()
         if self._server_side is not None:
             self._server_side.transport.abort()
         self._connection.lost()
+
+    def begin_call(self) -> None:
+        """Keep the connection until each call that began has ended."""
+        self._calls += 1
+        self._connection.need()
+
+    def end_call(self) -> None:
+        """Without a call it may give way to others."""
+        self._calls -= 1
+        if not self._calls:
+            self._connection.rest()
 
     def abort(self) -> None:
         """Close it at once."""

@@ -5,7 +5,12 @@ event when it accepts connections. Everything that a connection can hold has a l
 moment of `accept`: the number of connections (`rackloom.acceptor`), the time of the TLS handshake, of the
 head and body of a request, and the size of the head. A deadline runs whenever the server waits for the
 client: also while the client does not read its answer. An answer itself may be a stream without an end.
-HTTP/1.1 pipelining and WebSockets are not supported.
+HTTP/1.1 pipelining is not supported, and neither are upgrades to other protocols: a request that asks for one
+is answered as if it did not, or refused if it has a body.
+
+An application that has sent its answer knows that the kernel has it, but for `PART_BYTES` or three times as
+much over TLS: `send` takes a large body in parts, and waits for the client after each. So who limits the
+requests under way limits the memory of answers that nobody reads.
 
 A connection whose request has arrived completely is not closed for another client, unless it waits for that
 client to read.
@@ -27,6 +32,8 @@ from rackloom.limits import HttpLimits
 REFUSAL_SECONDS = 0.05
 """From the refusal of a request to the end of its connection. By then the kernel has the answer, and delivers
 it to a client that has stopped sending; the flood of one that has not is no longer read."""
+PART_BYTES = 64 << 10
+"""Of an answer: so much is passed on at a time, and may wait in a connection when the request is over."""
 _SILENT_LOGGER = logging.getLogger("rackloom.http_server.strangers")
 """A line for each bad request would let an attacker fill the log: they are counted instead."""
 _SILENT_LOGGER.setLevel(logging.CRITICAL)
@@ -80,6 +87,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.logger = _SILENT_LOGGER
         self.timeout_keep_alive = limits.idle_seconds
         self.ws_protocol_class = None
+        self._application = self.app
+        self.app = self._answer
         self._limits = limits
         self._connection = connection
         self._due: tuple[float, str] | None = None
@@ -101,6 +110,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The handshake is done: the request head is due."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self._connection.transport = self.transport
+        # asyncio's limit with TLS is 512 KiB.
+        self.transport.set_write_buffer_limits(high=PART_BYTES)
         self._expect("head", self._limits.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -145,9 +156,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The request is passed on. Raises for one that comes before the last was answered."""
+        """The request is passed on. Raises ValueError, which stops the parser."""
         if self._is_answering():
             raise ValueError("a request before the last was answered")
+        if self.parser.should_upgrade() and self._announces_body():
+            # The parser reads no body then: it would take that for the next request.
+            raise ValueError("an upgrade with a body")
         self._in_head, self._in_body = False, True
         self._expect("body", self._limits.body_seconds)
         super().on_headers_complete()
@@ -207,8 +221,30 @@ class BoundedProtocol(HttpToolsProtocol):
         self._due = None
         self._watch_reader()
 
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Run the application; its `send` returns when the client has read enough."""
+
+        async def send_in_parts(message: Any) -> None:
+            body = message.get("body", b"")
+            last = max(len(body) - 1, 0) // PART_BYTES * PART_BYTES
+            for start in range(0, last, PART_BYTES):
+                await send({**message, "body": body[start : start + PART_BYTES], "more_body": True})
+            if last:
+                message = {**message, "body": body[last:]}
+            await send(message)
+            if self.flow.write_paused:
+                await self.flow.drain()
+
+        await self._application(scope, receive, send_in_parts)
+
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _announces_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+            for name, value in self.headers
+        )
 
     def _count(self, part: bytes) -> None:
         self._head_bytes += len(part)

@@ -78,7 +78,7 @@ def test_a_standby_hides_nothing_and_what_a_lost_controller_showed_is_not_counte
         store = Store.inline()
         await store.run(_leader_and_standby)
         (both,) = (await store.read(count_site_records, 0)).domains
-        await store.run(latest.mark_unreadable, "leader", "UNAVAILABLE", 10.0)
+        await store.run(latest.mark_unreadable, "leader", "UNAVAILABLE", 10.0, 0.0)
         (lost,) = (await store.read(count_site_records, 0)).domains
         await store.close()
         return both, lost

@@ -1,4 +1,4 @@
-"""A source that tests change, and a doorman who knows three people."""
+"""A source that tests change, and a doorman who knows three people, one by two tokens."""
 
 import asyncio
 
@@ -8,9 +8,10 @@ from rackloom.web.pages import Viewer
 
 FAR = 4_000_000_000.0
 PEOPLE = {
-    ("operator-token", "provider"): Viewer("provider", True, FAR),
-    ("acme-token", "acme"): Viewer("acme", False, FAR),
-    ("blue-token", "blue"): Viewer("blue", False, FAR),
+    ("operator-token", "provider"): Viewer("provider", "ops", True, FAR),
+    ("renewed-token", "provider"): Viewer("provider", "ops", True, FAR + 1.0),
+    ("acme-token", "acme"): Viewer("acme", "ann", False, FAR),
+    ("blue-token", "blue"): Viewer("blue", "bob", False, FAR),
 }
 
 

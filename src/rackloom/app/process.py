@@ -11,6 +11,8 @@ file whose disk has no room loses lines, and ends nothing.
 
 `allow_open_files` raises the limit of open files to what the listeners of a process may need.
 
+`elapsed_seconds` is the clock of everything that grows old by itself: readings and leases.
+
 Two interpreter settings bound the pauses of a large site. `freeze_loaded_objects` takes what is loaded at
 the start out of the garbage collector (`gc.freeze`) and makes full collections ten times rarer: with
 CPython's thresholds a site of a hundred racks paused for 0.15 s in every three seconds.
@@ -38,6 +40,20 @@ from rackloom.acceptor import split_listen
 from rackloom.app.repeated_lines import RepeatedLines
 from rackloom.errors import file_error_text
 from rackloom.limits import plan_file_limit
+
+# Time.
+
+
+_COUNTS_SUSPENSION = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def elapsed_seconds() -> float:
+    """Seconds since some moment, by a clock that nobody sets and that counts while the machine is suspended.
+
+    Linux's monotonic clock stands still then: after a resume, what is old would look new.
+    """
+    return time.clock_gettime(_COUNTS_SUSPENSION)
+
 
 # Signals.
 

@@ -100,6 +100,8 @@ class Viewer(msgspec.Struct, frozen=True):
     """An authenticated viewer."""
 
     org: str
+    subject: str
+    """The person or service that the token names."""
     operator: bool
     """Whether the viewer sees the whole site; else only what belongs to the organisation."""
     expires: float
@@ -137,24 +139,29 @@ MAX_STREAMS = 256
 
 
 class OpenStreams:
-    """The number of open streams of each viewer."""
+    """The number of open streams of each viewer, whichever tokens it has."""
 
     def __init__(self) -> None:
-        self._open: Counter[Viewer] = Counter()
+        self._open: Counter[tuple[str, str]] = Counter()
 
     def full(self, viewer: Viewer) -> bool:
         """Whether a viewer, or all viewers together, have reached the limit."""
-        return self._open[viewer] >= MAX_OF_VIEWER or self._open.total() >= MAX_STREAMS
+        return self._open[_name_of(viewer)] >= MAX_OF_VIEWER or self._open.total() >= MAX_STREAMS
 
     @contextmanager
     def counted(self, viewer: Viewer) -> Iterator[None]:
         """Count one stream within the context."""
-        self._open[viewer] += 1
+        name = _name_of(viewer)
+        self._open[name] += 1
         try:
             yield
         finally:
-            self._open[viewer] -= 1
+            self._open[name] -= 1
             self._open += Counter()
+
+
+def _name_of(viewer: Viewer) -> tuple[str, str]:
+    return viewer.org, viewer.subject
 
 
 class ChangeStream(EventSourceResponse):

@@ -75,7 +75,7 @@ class Site:
         await self.store.run(records.record_observation, self.endpoint, seen, NOW)
 
     async def lose(self, number):
-        await self.store.run(latest.mark_unreadable, self.endpoint, "no answer", NOW + number)
+        await self.store.run(latest.mark_unreadable, self.endpoint, "no answer", NOW + number, 0.0)
 
     async def move(self, number):
         tray = DOMAIN.trays[number % len(DOMAIN.trays)]

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
+from starlette.testclient import TestClient
 from tests.carve.api import described
 
+from rackloom.carve.api import app
 from rackloom.carve.api.access import MEMBER, ROLES_KEY
 from rackloom.carve.api.auth import Role
 
@@ -29,6 +31,19 @@ def operations(document: Any) -> list[tuple[str, str, Any]]:
 def test_the_document_is_valid(document: Any) -> None:
     problems = [error.message for error in OpenAPIV31SpecValidator(document).iter_errors()]
     assert problems == []
+
+
+def test_the_document_is_encoded_once(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is large, and anybody may ask for it."""
+    encoded: list[object] = []
+    encode = app.msgspec.json.encode
+    monkeypatch.setattr(app.msgspec.json, "encode", lambda value: encoded.append(value) or encode(value))
+    served = app.create_app(api.client.app.state.deps)
+    with TestClient(served) as client:
+        answers = [client.get("/openapi.json") for _ in range(3)]
+    assert len({answer.content for answer in answers}) == 1
+    assert answers[0].json() == served.openapi()
+    assert encoded == [served.openapi()]
 
 
 def test_every_name_in_a_path_is_a_described_parameter(document: Any) -> None:

@@ -12,6 +12,8 @@ from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.carve.api import events as stream
 from rackloom.carve.api.auth import Role
 from rackloom.carve.observation.latest import rfc3339
+from rackloom.carve.store import journal
+from rackloom.carve.store.journal import EventKind, EventNote
 from rackloom.core.diagnosis.snapshot import SiteSnapshot
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS, READING_VALID_SECONDS, valid_seconds
 
@@ -120,11 +122,12 @@ def test_what_is_read_again_is_ready_again(api: Any) -> None:
     assert shown["statusHistory"][0]["status"] == "Ready"
 
 
-def test_a_loss_that_is_recorded_late_is_of_the_same_time(api: Any) -> None:
+@pytest.mark.parametrize("later", [0.0, READING_VALID_SECONDS])
+def test_a_loss_that_is_recorded_late_is_of_the_same_time(api: Any, later: float) -> None:
     """Readers were shown that time already."""
     made, _ = ready(api)
     since = age(api)
-    api.site.tick(READING_VALID_SECONDS)
+    api.site.tick(later)
     assert api.get(f"instance/{made['id']}").json()["unknownSince"] == since
     for domain in DOMAINS:
         api.site.lose(domain)
@@ -163,15 +166,54 @@ def test_streams_say_so_and_say_when_it_is_over(api: Any, monkeypatch: pytest.Mo
     assert {event.id for event in heard} == {None}
 
 
-def follow(api: Any, times: list[float]) -> list[Any]:
-    """What a stream sends that looks at these times."""
+def test_streams_do_not_say_ready_from_a_backlog_after_unknown(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(stream, "BATCH", 2)
+    made, _ = ready(api)
+    age(api)
+    heard = follow(api, [api.site.now] * 40, after=0)
+    assert statuses_of(made["id"], heard)[-2:] == ["Ready", "Unknown"]
+    assert statuses_of(made["id"], heard).count("Unknown") == 1
+    assert heard[-1].id is None
+
+
+def test_streams_say_again_that_it_is_unknown_after_an_event_says_ready(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another replica may have written it late."""
+    monkeypatch.setattr(stream, "POLL_SECONDS", 0.0)
+    made, _ = ready(api)
+    age(api)
+    note = EventNote(EventKind.INSTANCE, made["id"], "Ready")
+    late = (journal.publish_events, api.site.tenant.id, [note], api.site.now)
+    heard = follow(api, [api.site.now] * 3, late=late)
+    assert statuses_of(made["id"], heard) == ["Unknown", "Ready", "Unknown"]
+
+
+def statuses_of(object_id: str, heard: list[Any]) -> list[str]:
+    told = [json.loads(event.data) for event in heard]
+    return [event["status"] for event in told if event["id"] == object_id]
+
+
+def follow(
+    api: Any, times: list[float], after: int | None = None, late: tuple[Any, ...] | None = None
+) -> list[Any]:
+    """What a stream sends that looks at these times; `late` is written after its first event."""
     at = itertools.chain(times, itertools.repeat(9e9))
     deps = msgspec.structs.replace(api.client.app.state.deps, clock=lambda: next(at))
 
     async def collect() -> list[Any]:
         newest = (await deps.store.read(stream._start, "demo"))[1]
-        source = stream.follow(deps, api.site.tenant.id, newest, newest, until=8e9)
-        return [event async for event in source]
+        first = newest if after is None else after
+        source = stream.follow(deps, api.site.tenant.id, first, newest, until=8e9)
+        found = []
+        async for event in source:
+            found.append(event)
+            if late is not None and len(found) == 1:
+                await deps.store.run(*late)
+        return found
 
     found: list[Any] = api.site.runner.run(collect())
     return found

@@ -148,8 +148,9 @@ async def _unread() -> Any:
 class _Service:
     """An ASGI application behind the middleware, whose requests end when the test says so."""
 
-    def __init__(self, limits: CallerLimits) -> None:
+    def __init__(self, limits: CallerLimits, content_type: bytes = b"application/json") -> None:
         self.middleware = RequestLimitMiddleware(self._answer, limits)
+        self.content_type = content_type
         self.begun = 0
         self.answers = asyncio.Event()
         self.ends = asyncio.Event()
@@ -157,7 +158,8 @@ class _Service:
     async def _answer(self, _scope: Any, _receive: Any, send: Any) -> None:
         self.begun += 1
         await self.answers.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        headers = [(b"content-type", self.content_type)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await self.ends.wait()
         await send({"type": "http.response.body", "body": b""})
 
@@ -198,13 +200,28 @@ def test_an_organisation_does_not_use_up_what_others_may_have() -> None:
 
 def test_a_stream_occupies_no_place_once_its_answer_has_begun() -> None:
     async def story() -> None:
-        service = _Service(CallerLimits(tenant=LIMITS, provider=WIDE))
+        limits = CallerLimits(tenant=LIMITS, provider=WIDE)
+        service = _Service(limits, b"text/event-stream; charset=utf-8")
         service.answers.set()
         async with asyncio.TaskGroup() as tasks:
             for _ in range(5):
                 tasks.create_task(service.request(_scope()))
             await asyncio.sleep(60.0)
             assert service.begun == 5
+            service.ends.set()
+
+    _simulated(story)
+
+
+def test_an_answer_occupies_its_place_until_it_was_sent() -> None:
+    async def story() -> None:
+        service = _Service(CallerLimits(tenant=LIMITS, provider=WIDE))
+        service.answers.set()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(5):
+                tasks.create_task(service.request(_scope()))
+            await asyncio.sleep(60.0)
+            assert service.begun == LIMITS.concurrent
             service.ends.set()
 
     _simulated(story)

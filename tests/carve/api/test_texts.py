@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from rackloom.carve.api.auth import Role
-from rackloom.carve.store.values import UNPRINTABLE
+from rackloom.carve.store.values import NAME_RULE, UNPRINTABLE, Rejected, check_name
 
 BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Unicode property Bidi_Control."""
 HARMFUL = ["\x00", "\n", "\x1b", "\x7f", "\x85", "\x9b", "\u2028", "\u2029", *sorted(BIDI)]
-HARMLESS = ["Zürich", "日本", "عربي", "עברית", "👩\u200d💻", "soft\u00adhyphen", "a b"]
+HARMLESS = ["Zürich", "日本", "عربي", "עברית", "👩💻", "a b"]
+UNSEEN = ["👩\u200d💻", "soft\u00adhyphen", "\u200b", "\u2060", "\u3164", "\ufe0f", "\ufeff", "\U000e0041"]
+"""Harmless in a text. In a name they make another that looks the same."""
 BODIES: dict[str, dict[str, Any]] = {
     "vpc": {"name": "net", "description": "d", "labels": {"key": "value"}},
     "nvlink-logical-partition": {"name": "lp", "description": "d"},
@@ -36,6 +38,14 @@ def test_the_class_is_that_of_the_unicode_categories() -> None:
     assert {letter for letter in letters if UNPRINTABLE.search(letter)} == expected
 
 
+def test_no_name_holds_a_format_character() -> None:
+    formats = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cf"]
+    for letter in formats:
+        with pytest.raises(Rejected):
+            check_name(f"a{letter}b")
+    check_name("Zürich 日本 عربي")
+
+
 @pytest.mark.parametrize(("kind", "field"), TEXTS)
 def test_a_text_holds_no_character_that_hides_or_reorders(api: Any, kind: str, field: str) -> None:
     needed = {"siteId": api.site.site_id, "tenantId": api.site.tenant.id, "instanceTypeId": api.site.type_id}
@@ -45,7 +55,11 @@ def test_a_text_holds_no_character_that_hides_or_reorders(api: Any, kind: str, f
         answer = api.post(kind, with_text(kind, field, letter) | needed, role=role)
         assert answer.status_code == 400, (letter.encode("unicode_escape"), answer.text)
         assert any(name.split(".")[0] in (field, "body") for name in answer.json()["data"]), answer.text
-    for text in HARMLESS:
+    is_name = field in ("name", "namePrefix")
+    for text in UNSEEN if is_name else ():
+        answer = api.post(f"{kind}?dryRun=true", with_text(kind, field, text) | needed, role=role)
+        assert (answer.status_code, answer.json()["data"]) == (400, {field: NAME_RULE}), text
+    for text in HARMLESS if is_name else HARMLESS + UNSEEN:
         answer = api.post(f"{kind}?dryRun=true", with_text(kind, field, text) | needed, role=role)
         assert "data" not in answer.json() or field not in answer.json()["data"], answer.text
 

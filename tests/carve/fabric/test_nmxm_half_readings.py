@@ -6,7 +6,12 @@ from tests.carve.fabric.nmxm_rig import run
 from rackloom.carve.fabric.controller import FabricUnavailable
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
 from rackloom.carve.fabric.nmxm.protocol import NmxmLogin
-from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, DeletePartition
+from rackloom.core.partitions.domain import (
+    DEFAULT_PARTITION_ID,
+    AddGpus,
+    CreatePartition,
+    DeletePartition,
+)
 from rackloom.lab.switches.fabric import FabricPartition, SimulatedFabric
 from rackloom.lab.switches.faults import NmxmFault
 from rackloom.lab.switches.servers import NmxmServer
@@ -74,6 +79,24 @@ def test_a_list_that_lags_behind_the_gpus_makes_its_partitions_uncertain(fabric:
             9,
             DEFAULT_PARTITION_ID,
         }
+
+    run(scenario, fabric)
+
+
+def test_a_contradiction_about_other_gpus_stops_no_change(fabric: SimulatedFabric) -> None:
+    a, b, c, d, *_ = sorted(fabric.gpus)
+
+    async def scenario(server: NmxmServer, driver: NmxmDriver) -> None:
+        fabric.delete(DEFAULT_PARTITION_ID)
+        fabric.put(FabricPartition(id=9, name="nine", guids=(a, b)))
+        await driver.observe()
+        server.faults.hidden_partitions = {9}
+        assert (await driver.observe()).uncertain == {a, b}
+        made = await driver.execute(CreatePartition(name="ten", logical_partition="lp", guids=(c,)))
+        await driver.execute(AddGpus(partition_id=made, name="ten", guids=(d,)))
+        with pytest.raises(FabricUnavailable, match="that the list denies"):
+            await driver.execute(AddGpus(partition_id=made, name="ten", guids=(a,)))
+        assert fabric.partitions[made].guids == (c, d)
 
     run(scenario, fabric)
 

@@ -148,6 +148,24 @@ def test_work_under_a_hold_ends_at_its_deadline_unless_that_is_moved():
     asyncio.run(main())
 
 
+def test_a_hold_ends_while_the_machine_is_suspended():
+    """The event loop's clock stands still then."""
+
+    async def main():
+        elapsed = 100.0
+        guard = LeaseGuard(LEASE, 105.0, lambda: elapsed)
+        task = asyncio.create_task(asyncio.Event().wait())
+        guard.protect(task)
+        assert not guard.has_ended()
+        elapsed = 200.0
+        assert guard.has_ended()
+        guard.extend(elapsed)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
 def test_a_hold_without_end_never_ends():
     async def main():
         guard = LeaseGuard(msgspec.structs.replace(LEASE, epoch=2), math.inf)

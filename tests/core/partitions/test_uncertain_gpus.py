@@ -85,42 +85,96 @@ def test_no_certain_gpu_shares_a_partition_with_one_that_is_denied(
             assert together <= uncertain
 
 
-def test_nothing_is_added_while_a_list_contradicts_itself() -> None:
-    seen = observed(partition(1, 1, 2), uncertain=frozenset({1, 2}))
-    intent = DomainIntent(
+def test_a_gpu_that_two_partitions_list_is_uncertain_with_all_that_they_hold() -> None:
+    partitions = [partition(1, 1, 2), partition(2, 2, 3), partition(3, 4)]
+    assert contradicted_gpus({1: 1, 2: 1, 3: 2, 4: 3, 5: 0}, partitions) == {1, 2, 3}
+    assert contradicted_gpus({}, partitions) == {1, 2, 3}
+
+
+def wanting(assignments: dict[int, str], *owned: tuple[int, str], policy: str = "none") -> DomainIntent:
+    """GPUs -> logical partitions that want them; the partitions of these numbers are theirs."""
+    return DomainIntent(
         domain="d",
-        assignments=(GpuAssignment(guid=5, logical_partition="lp", tenant="t"),),
-        owned=(),
+        assignments=tuple(
+            GpuAssignment(guid=guid, logical_partition=name, tenant=f"tenant of {name}")
+            for guid, name in assignments.items()
+        ),
+        owned=tuple(
+            OwnedPartition(name=f"p{number}", logical_partition=name, partition_id=number)
+            for number, name in owned
+        ),
         managed=frozenset(GUIDS),
-        default_partition=DefaultPartitionPolicy.NONE,
+        default_partition=DefaultPartitionPolicy(policy),
         revision=1,
+    )
+
+
+def test_a_contradiction_stops_no_other_tenant() -> None:
+    """Not even while its own partition has GPUs to lose, which wait too."""
+    seen = observed(partition(1, 1, 2), partition(2, 3), uncertain=frozenset({1, 2}))
+    intent = wanting({1: "doubtful", 3: "other", 4: "other", 5: "new"}, (1, "doubtful"), (2, "other"))
+    plan = make_plan(intent, seen)
+    check_plan(plan, intent, seen)
+    assert plan.operations == (
+        CreatePartition(name="rl-new", logical_partition="new", guids=(5,)),
+        AddGpus(partition_id=2, name="p2", guids=(4,)),
+    )
+    assert [(blocked.guids, blocked.reason) for blocked in plan.blocked] == [((1, 2), UNCERTAIN_REASON)]
+
+
+def test_what_may_share_memory_with_an_uncertain_gpu_waits() -> None:
+    """It joins no partition that is concerned or without members, and no new one that may stand already."""
+    seen = observed(partition(1, 1, 2), partition(2), uncertain=frozenset({1, 2, 3}))
+    intent = wanting(
+        {1: "doubtful", 2: "doubtful", 4: "doubtful", 5: "empty", 3: "hidden", 6: "hidden"},
+        (1, "doubtful"),
+        (2, "empty"),
     )
     plan = make_plan(intent, seen)
     assert plan.operations == ()
     assert {(blocked.guids, blocked.reason) for blocked in plan.blocked} == {
-        ((1, 2), UNCERTAIN_REASON),
-        ((5,), NO_CERTAIN_READING.reason),
+        ((1, 2, 3), UNCERTAIN_REASON),
+        ((4, 5, 6), NO_CERTAIN_READING.reason),
     }
     certain = msgspec.structs.replace(seen, uncertain=frozenset())
-    wanted = make_plan(intent, certain)
-    assert len(wanted.operations) == 1
-    with pytest.raises(Refused, match="contradicts itself about 0x1, 0x2") as refusal:
-        check_plan(msgspec.structs.replace(wanted, observation=seen), intent, seen)
-    assert refusal.value.nearest_fix == PLAN_AGAIN
+    for guids in ({1: "doubtful", 4: "doubtful"}, {5: "empty"}, {3: "hidden", 6: "hidden"}):
+        part = wanting({2: "doubtful", **guids}, (1, "doubtful"), (2, "empty"))
+        wanted = make_plan(part, certain)
+        for step in wanted.operations:
+            alone = msgspec.structs.replace(wanted, observation=seen, operations=(step,))
+            with pytest.raises(Refused, match="contradicts itself about 0x1, 0x2, 0x3") as refusal:
+                check_plan(alone, part, seen)
+            assert refusal.value.nearest_fix == PLAN_AGAIN
+
+
+@given(
+    st.dictionaries(st.sampled_from(GUIDS), st.sampled_from(["a", "b", "c"]), max_size=8),
+    st.dictionaries(st.sampled_from(GUIDS), st.integers(1, 3), max_size=8),
+    st.dictionaries(st.sampled_from(GUIDS), st.integers(1, 4), max_size=8),
+    st.sampled_from(["none", "tray", "keep"]),
+)
+def test_a_plan_is_safe_and_leaves_every_uncertain_gpu_alone(
+    assignments: dict[int, str], listed: dict[int, int], claims: dict[int, int], policy: str
+) -> None:
+    partitions = [
+        partition(number, *(guid for guid, holder in listed.items() if holder == number))
+        for number in (1, 2, 3)
+    ]
+    uncertain = contradicted_gpus(claims, partitions)
+    seen = observed(*partitions, uncertain=uncertain)
+    intent = wanting(assignments, (1, "a"), (2, "b"), (3, "tray-C-0"), policy=policy)
+    plan = make_plan(intent, seen)
+    check_plan(plan, intent, seen)
+    members = {standing.id: standing.members for standing in partitions}
+    for step in plan.operations:
+        if not isinstance(step, CreatePartition):
+            assert members[step.partition_id].isdisjoint(uncertain)
+        if not isinstance(step, DeletePartition):
+            assert uncertain.isdisjoint(step.guids)
 
 
 def test_gpus_are_removed_where_the_contradiction_does_not_concern_the_partition() -> None:
-    intent = DomainIntent(
-        domain="d",
-        assignments=(),
-        owned=tuple(
-            OwnedPartition(name=f"p{number}", logical_partition="lp", partition_id=number)
-            for number in (1, 2, 3)
-        ),
-        managed=frozenset(GUIDS),
-        default_partition=DefaultPartitionPolicy.NONE,
-        revision=1,
-    )
+    intent = wanting({}, (1, "lp"), (2, "lp"), (3, "lp"))
     seen = observed(partition(1, 1, 2), partition(2, 5, 6), partition(3), uncertain=frozenset({1, 2}))
     plan = make_plan(intent, seen)
     check_plan(plan, intent, seen)

@@ -28,6 +28,7 @@ import structlog
 from alembic.util import CommandError
 
 from rackloom.app.config import Config, NvlinkConfig
+from rackloom.app.process import elapsed_seconds
 from rackloom.app.site.issuers import IssuerVerifier
 from rackloom.app.site.metrics import MetricsEndpoints, SiteMetrics
 from rackloom.app.site.secrets import SecretProvider, secret_provider
@@ -163,7 +164,7 @@ async def assemble(config: Config) -> AsyncIterator[ServiceParts]:
 
 
 async def _assemble_on(store: Store, config: Config) -> ServiceParts:
-    clock = MonotonicSiteClock(time.time, time.monotonic, await store.read(newest_recorded_time))
+    clock = MonotonicSiteClock(time.time, elapsed_seconds, await store.read(newest_recorded_time))
     secrets = secret_provider(config.secrets)
     switches = Switches(config.nvlink_config, secrets, clock)
     metrics = SiteMetrics(config.metrics.prefix)
@@ -253,7 +254,9 @@ def _reconciler(
     def record(
         conn: sa.Connection, endpoint_id: str, observation: DomainObservation, now: float
     ) -> ControllerConflict | None:
-        conflict = records.record_observation(conn, endpoint_id, observation, now)
+        conflict = records.record_observation(
+            conn, endpoint_id, observation, now, nvlink.reading_valid_seconds
+        )
         if kinds[endpoint_id] in config.site.machine_sources:
             status = initial_machine_status(config)
             enrolment.enrol_machines_of_domain(conn, site_id, observation.domain, status, now)
@@ -272,6 +275,7 @@ def _reconciler(
         holder=new_id(),
         hooks=ReconcileHooks(record=record, metrics=metrics, read_only=not nvlink.enabled),
         slots=ConcurrencySlots(nvlink.partition_monitor_max_concurrent_groups),
+        elapsed=elapsed_seconds,
     )
 
 

@@ -202,7 +202,7 @@ def authenticator_of(
         if not caller.roles:
             return None
         operator = not caller.roles.isdisjoint(_OPERATOR_ROLES) and await is_operated_by(caller.org)
-        return Viewer(caller.org, operator, caller.expires)
+        return Viewer(caller.org, caller.subject, operator, caller.expires)
 
     return admit
 

@@ -28,7 +28,7 @@ from fastapi import FastAPI
 
 from rackloom.app.home import Home
 from rackloom.app.listeners import serve_http
-from rackloom.app.process import background_task, log_to_file
+from rackloom.app.process import background_task, elapsed_seconds, log_to_file
 from rackloom.app.site.parts import open_home_store
 from rackloom.app.site.rack_map import SiteSource, mount_rack_map
 from rackloom.carve.api.app import create_app
@@ -210,7 +210,7 @@ async def embedded_service(
     home: Home, store: Store, twin: TwinSite, port: int
 ) -> AsyncIterator[EmbeddedSite]:
     """The site service alone, over racks that are served and a store that is open."""
-    clock = MonotonicSiteClock(time.time, time.monotonic, await store.read(newest_recorded_time))
+    clock = MonotonicSiteClock(time.time, elapsed_seconds, await store.read(newest_recorded_time))
     reconciler = Reconciler(store, lambda endpoint: NmxcDriver(endpoint.url, clock=clock), clock)
     issuer = LocalIssuer(home.keys)
     deps = ApiDeps(

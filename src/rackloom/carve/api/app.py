@@ -14,10 +14,12 @@ instances, or `/instance/type` would be read as an instance id. `RouteIndex` fin
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -25,6 +27,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackloom.carve.api import (
@@ -242,6 +245,19 @@ def complete_openapi(app: FastAPI) -> None:
     app.openapi = described  # type: ignore[method-assign]
 
 
+def _description_route(app: FastAPI) -> Route:
+    """/openapi.json, which anybody may ask for: encoded once."""
+
+    @cache
+    def encoded() -> bytes:
+        return msgspec.json.encode(app.openapi())
+
+    async def answer(_request: Request) -> Response:
+        return Response(encoded(), media_type="application/json")
+
+    return Route("/openapi.json", answer)
+
+
 def _describe_errors(operation: dict[str, Any]) -> None:
     """Errors are JSON, whatever the media type of the successful response."""
     for status, response in operation["responses"].items():
@@ -290,6 +306,7 @@ def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
     app = FastAPI(
         title="Rackloom",
         version=version("rackloom"),
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -303,6 +320,11 @@ def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier)
     install_error_handlers(app)
-    app.router.routes += [RouteIndex(routing.BASE, ROUTES), *ROUTES, *docs_routes()]
+    app.router.routes += [
+        RouteIndex(routing.BASE, ROUTES),
+        *ROUTES,
+        _description_route(app),
+        *docs_routes(),
+    ]
     complete_openapi(app)
     return app

@@ -8,6 +8,8 @@ token expires; an organization has at most `STREAMS_PER_ORG` streams.
 When the readings under recorded statuses become outdated, nothing may be able to write an event. So each
 look at the outbox also looks for objects that are shown otherwise than recorded, and sends an event without
 a number for each, then another when the record holds again. The client's position is not changed by them.
+They are sent when the client has all older events, and again after an event that says otherwise: so the last
+event of an object is what a request for that object would answer.
 """
 
 import asyncio
@@ -75,11 +77,12 @@ async def follow(
         # The client has newer events than the records, which were restored from a backup.
         yield _reset(newest)
         after = newest
-    shown: dict[str, EventNote] = {}
+    shown: Mapping[str, EventNote] = {}
     while (now := deps.clock()) < until:
         try:
             found, outdated_now = await deps.store.read(_look, tenant_id, after, now - deps.valid_seconds)
-            back = await _recorded_again(deps, shown, outdated_now)
+            is_behind = len(found) == BATCH
+            back = [] if is_behind else await _recorded_again(deps, shown, outdated_now)
         except (Retry, Unknown):
             # The client connects again with the number that it has, and is answered 503 with the reason.
             return
@@ -88,12 +91,15 @@ async def follow(
         for event in found:
             after = event.number
             yield _sent_event(event)
+        told = {event.note.object_id for event in found}
+        shown = {key: note for key, note in shown.items() if key not in told}
+        if is_behind:
+            continue
         new = [note for key, note in outdated_now.items() if shown.get(key) != note]
         for note in [*back, *new]:
             yield _unnumbered_event(note, now)
         shown = outdated_now
-        if len(found) < BATCH:
-            await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def _look(

@@ -12,7 +12,8 @@ its requests wait behind each other and not in front of those of others:
 3. Where `waiting` requests wait already it is refused: 429, with the seconds until those are served in
    `Retry-After`.
 
-A request occupies its place until its answer begins, so that event streams and slow readers occupy none.
+A request occupies its place until the kernel has its answer (`rackloom.http_server` waits for that): answers
+that nobody reads take memory. Event streams occupy none once they have begun.
 Administrators of a provider have queues and limits of their own (`CallerClass`): an organisation's other
 callers do not delay them. The limits hold for each process; nothing is shared among replicas.
 """
@@ -210,6 +211,13 @@ class _Replay:
 # The middleware.
 
 
+def _begins_stream(message: Message) -> bool:
+    """Whether this is the head of an event stream."""
+    if message["type"] != "http.response.start":
+        return False
+    return Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
+
+
 QUEUES_BEFORE_SWEEP = 1024
 """Queues of idle organisations are dropped when there are so many."""
 TOO_MANY_MESSAGE = "Too many requests of the org wait already"
@@ -249,11 +257,11 @@ class RequestLimitMiddleware:
             refusal = routing.problem_response(429, TOO_MANY_MESSAGE, headers=headers)
             await refusal(scope, receive, send)
             return
-        # The end of the request and the begin of its answer share this list: the place is left once.
+        # The end of the request and the begin of a stream share this list: the place is left once.
         occupied = [queue]
 
         async def send_and_leave(message: Message) -> None:
-            if message["type"] == "http.response.start" and occupied:
+            if occupied and _begins_stream(message):
                 occupied.pop().leave()
             await send(message)
 

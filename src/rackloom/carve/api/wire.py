@@ -18,9 +18,10 @@ from math import isfinite
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 from pydantic import model_validator as validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store.values import (
@@ -33,6 +34,7 @@ from rackloom.carve.store.values import (
     TEXT_RULE,
     has_too_large_fields,
     invalid,
+    is_visible,
 )
 
 # Requests.
@@ -46,14 +48,25 @@ PATTERN_RULES = {
     NAME_PATTERN: NAME_RULE,
 }
 """What a text lacks that does not match a pattern."""
+
+
+def _visible(name: str) -> str:
+    if not is_visible(name):
+        raise PydanticCustomError("name", NAME_RULE)
+    return name
+
+
 Name = Annotated[
     str,
     StringConstraints(
         strict=True, min_length=NAME_MIN_LENGTH, max_length=NAME_MAX_LENGTH, pattern=NAME_PATTERN
     ),
+    AfterValidator(_visible),
 ]
 NamePrefix = Annotated[
-    str, StringConstraints(strict=True, min_length=NAME_MIN_LENGTH, max_length=240, pattern=NAME_PATTERN)
+    str,
+    StringConstraints(strict=True, min_length=NAME_MIN_LENGTH, max_length=240, pattern=NAME_PATTERN),
+    AfterValidator(_visible),
 ]
 Description = Annotated[str, StringConstraints(strict=True, max_length=1024, pattern=TEXT_PATTERN)]
 Label = Annotated[str, StringConstraints(strict=True, max_length=256, pattern=TEXT_PATTERN)]

@@ -303,15 +303,18 @@ def read_at(conn: sa.Connection, endpoint_id: str) -> float | None:
     return None if times is None else times[0]
 
 
-def mark_unreadable(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:
+def mark_unreadable(
+    conn: sa.Connection, endpoint_id: str, reason: str, now: float, valid_from: float
+) -> None:
     """Record that the endpoint could not be read; it is lost since the first failure after a good reading.
 
-    Where nothing could be recorded for long, it is lost since that reading, as readers were shown meanwhile.
+    Where nothing was recorded for so long that the reading was outdated (it is from before `valid_from`), it
+    is lost since that reading, as readers were shown meanwhile.
     """
     times = conn.execute(_TIMES, {"through": endpoint_id}).one_or_none()
     read_at, since = (None, None) if times is None else times
     if since is None:
-        is_outdated = read_at is not None and now - read_at > READING_VALID_SECONDS
+        is_outdated = read_at is not None and read_at < valid_from
         since = read_at if is_outdated else now
     _upsert_reading(conn, endpoint_id, unknown_since=since, unknown_reason=reason)
 

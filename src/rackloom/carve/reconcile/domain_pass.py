@@ -55,6 +55,7 @@ from rackloom.core.partitions.domain import (
     is_carried_out,
 )
 from rackloom.core.partitions.planner import FailedOperations, make_plan
+from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 from rackloom.core.partitions.safety import check_plan
 from rackloom.errors import Refused
 
@@ -227,8 +228,12 @@ class DomainPass:
         turns: DomainTurns,
         hooks: ReconcileHooks = NO_HOOKS,
         wake: Callable[[frozenset[str]], None] = lambda _domains: None,
+        valid_seconds: float = DEFAULT_VALID_SECONDS,
     ) -> None:
-        """`wake` starts passes over all other endpoints of the given domains."""
+        """`wake` starts passes over all other endpoints of the given domains.
+
+        A reading is outdated at the age `valid_seconds`.
+        """
         self.endpoint = endpoint
         self.guard = guard
         self.driver = driver
@@ -237,6 +242,7 @@ class DomainPass:
         self.turns = turns
         self.hooks = hooks
         self.wake = wake
+        self.valid_seconds = valid_seconds
         self.metrics = hooks.metrics
         self.domain = endpoint.domain
         self._met_intent: tuple[str, int] | None = None
@@ -476,7 +482,9 @@ class DomainPass:
     async def _record_unknown(self, reason: str, began: float) -> None:
         self.metrics.unreachable(self.endpoint.id, reason)
         log.warning("domain.unknown", endpoint=self.endpoint.id, reason=reason)
-        await self.store.run(records.record_unreadable, self.endpoint.id, reason, self.clock(), began)
+        await self.store.run(
+            records.record_unreadable, self.endpoint.id, reason, self.clock(), began, self.valid_seconds
+        )
 
     def _settle_unknown_outcomes(
         self, failed: dict[PartitionOperation, str | None], observation: DomainObservation

@@ -13,14 +13,16 @@ applies the same rule to the same rows, so there is no coordinator. A lease beyo
 run until nothing works under it. A process that owns its database alone has leases without end, which
 it need not renew.
 
-`LeaseGuard` cancels the task that works under a lease when its deadline passes, measured on the event
-loop's clock. A replica that is cut off from the database therefore stops before another one begins.
+`LeaseGuard` cancels the task that works under a lease when its deadline passes. A replica that is cut off
+from the database therefore stops before another one begins. The deadline is on a clock that counts while
+the machine is suspended (`elapsed`). The event loop's does not, so its timers ring late after a resume:
+until then no operation begins, because each asks `has_ended` before.
 """
 
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 import sqlalchemy as sa
@@ -217,17 +219,23 @@ ANSWER_SECONDS = 1.5
 """How long the database may take to renew: two attempts fit into a lease even if the first is lost."""
 
 
+def loop_seconds() -> float:
+    """The running event loop's clock, which stands still while the machine is suspended."""
+    return asyncio.get_running_loop().time()
+
+
 class LeaseGuard:
     """A lease, and the task that works under it, which is cancelled at the deadline of the lease.
 
-    Invariant: the deadline is counted from before the renewal was sent, on the event loop's clock, which
-    nobody sets. The work therefore ends before the lease can run out in the database.
+    Invariant: the deadline is counted from before the renewal was sent, on a clock that nobody sets. The work
+    therefore ends before the lease can run out in the database.
     """
 
-    def __init__(self, lease: Lease, deadline: float) -> None:
-        """`deadline` is in seconds of the running event loop's clock; infinite for a lease without end."""
+    def __init__(self, lease: Lease, deadline: float, elapsed: Callable[[], float] = loop_seconds) -> None:
+        """`deadline` is in seconds of the clock `elapsed`; infinite for a lease without end."""
         self.lease = lease
         self._deadline = deadline
+        self._elapsed = elapsed
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -242,11 +250,13 @@ class LeaseGuard:
         self._stop_timer()
         self._deadline = deadline
         if self._task is not None and deadline < math.inf:
-            self._timer = asyncio.get_running_loop().call_at(deadline, self._task.cancel)
+            self._timer = asyncio.get_running_loop().call_later(
+                max(deadline - self._elapsed(), 0.0), self._task.cancel
+            )
 
     def has_ended(self) -> bool:
         """Whether the deadline has passed, though the timer of a process that just resumed has not fired."""
-        return asyncio.get_running_loop().time() >= self._deadline
+        return self._elapsed() >= self._deadline
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -49,11 +49,12 @@ from rackloom.carve.reconcile.leases import (
     RENEW_SECONDS,
     HeldEndpoint,
     LeaseGuard,
+    loop_seconds,
 )
 from rackloom.carve.store.database import Store
 from rackloom.core.fair_queueing import FairQueue
 from rackloom.core.partitions.domain import PartitionPlan
-from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL
+from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
 from rackloom.errors import Refused, Retry, Unknown
 
 # Bounded concurrency.
@@ -259,8 +260,11 @@ class EndpointWorker(msgspec.Struct, frozen=True):
 class EndpointWorkers:
     """All workers of this process, by endpoint. `loop_for` makes the loop of an endpoint."""
 
-    def __init__(self, loop_for: Callable[[HeldEndpoint, LeaseGuard], EndpointLoop]) -> None:
+    def __init__(
+        self, loop_for: Callable[[HeldEndpoint, LeaseGuard], EndpointLoop], elapsed: Callable[[], float]
+    ) -> None:
         self._loop_for = loop_for
+        self._elapsed = elapsed
         self._workers: dict[str, EndpointWorker] = {}
 
     @property
@@ -281,7 +285,7 @@ class EndpointWorkers:
         return gone - share.keys()
 
     def _begin(self, tasks: asyncio.TaskGroup, held: HeldEndpoint, deadline: float) -> None:
-        guard = LeaseGuard(held.lease, deadline)
+        guard = LeaseGuard(held.lease, deadline, self._elapsed)
         try:
             loop = self._loop_for(held, guard)
         except Refused as refusal:
@@ -329,8 +333,9 @@ class Reconciler:
         holder: str = SOLE_REPLICA,
         hooks: ReconcileHooks = NO_HOOKS,
         slots: ConcurrencySlots | None = None,
+        elapsed: Callable[[], float] = loop_seconds,
     ) -> None:
-        """`slots` bounds how many domains are worked on at once; None: no bound."""
+        """`slots` bounds how many domains are worked on at once; None: no bound. `elapsed` times leases."""
         if store.is_shared and holder == SOLE_REPLICA:
             raise ValueError("each replica on a shared database needs a unique name")
         self.store = store
@@ -343,7 +348,8 @@ class Reconciler:
         self.started = asyncio.Event()
         self._lease_seconds = LEASE_SECONDS if store.is_shared else math.inf
         self._turns = DomainTurns()
-        self._workers = EndpointWorkers(self._loop_for)
+        self._elapsed = elapsed
+        self._workers = EndpointWorkers(self._loop_for, elapsed)
         self._endpoints_changed = asyncio.Event()
         # A flow of its own among the writes that wait: a renewal waits for one write of each other flow.
         self._lease_store = store.on_behalf_of(LEASE_FLOW)
@@ -422,7 +428,7 @@ class Reconciler:
                     loop.wake()
 
     async def _follow_share(self, tasks: asyncio.TaskGroup) -> None:
-        deadline = asyncio.get_running_loop().time() + self._lease_seconds
+        deadline = self._elapsed() + self._lease_seconds
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 share = await self._share()
@@ -456,7 +462,17 @@ class Reconciler:
     def _loop_for(self, held: HeldEndpoint, guard: LeaseGuard) -> EndpointLoop:
         driver = self.driver_for(held.endpoint)
         wake = partial(self._wake_others, held.endpoint.id)
-        work = DomainPass(held.endpoint, guard, driver, self.store, self.clock, self._turns, self.hooks, wake)
+        work = DomainPass(
+            held.endpoint,
+            guard,
+            driver,
+            self.store,
+            self.clock,
+            self._turns,
+            self.hooks,
+            wake,
+            valid_seconds(self.interval),
+        )
         return EndpointLoop(work, self.interval, self.slots)
 
     def _wake_others(self, endpoint_id: str, domains: frozenset[str]) -> None:

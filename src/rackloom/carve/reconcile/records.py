@@ -55,6 +55,7 @@ from rackloom.core.partitions.domain import (
     PartitionOperation,
 )
 from rackloom.core.partitions.partition_layout import is_tray_partition
+from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Source
 
@@ -140,11 +141,16 @@ def load_intent(conn: sa.Connection, domain: str) -> DomainIntent:
 
 
 def record_observation(
-    conn: sa.Connection, endpoint_id: str, observation: DomainObservation, now: float
+    conn: sa.Connection,
+    endpoint_id: str,
+    observation: DomainObservation,
+    now: float,
+    valid_seconds: float = DEFAULT_VALID_SECONDS,
 ) -> ControllerConflict | None:
     """Record a complete reading, and update inventory, ownership and statuses where it is valid.
 
-    Returns the conflict of the domain, during which no operation may begin.
+    Returns the conflict of the domain, during which no operation may begin. A reading is outdated at the age
+    `valid_seconds`.
 
     Invariant: statuses follow a reading only when it is the newest of its endpoint, lists the GPUs that are
     recorded (or belongs to a standby), and no other controller contradicts it. Every other reading is at
@@ -159,7 +165,8 @@ def record_observation(
         # A controller that has just started knows its domain before it knows the GPUs. Taken literally, this
         # reading would release every instance.
         endpoints.set_endpoint_domain(conn, endpoint_id, observation.domain, now)
-        _mark_lost(conn, endpoint_id, empty_reason, now, {state.domain, observation.domain})
+        latest.mark_unreadable(conn, endpoint_id, empty_reason, now, now - valid_seconds)
+        _withdraw_readings(conn, {state.domain, observation.domain}, now)
         return None
     # Where several controllers report the domain, another one may have changed the outcome meanwhile.
     if not state.is_shared and is_unchanged_observation(conn, endpoint_id, observation, now):
@@ -183,25 +190,28 @@ def record_observation(
 
 
 def record_unreadable(
-    conn: sa.Connection, endpoint_id: str, reason: str, now: float, began: float | None = None
+    conn: sa.Connection,
+    endpoint_id: str,
+    reason: str,
+    now: float,
+    began: float | None = None,
+    valid_seconds: float = DEFAULT_VALID_SECONDS,
 ) -> None:
     """Record that the endpoint could not be read; statuses that rested on its readings become unknown.
 
     `began` is when the attempt began. A failure that is older than a reading, of a replica that was stopped
-    meanwhile, makes nothing unknown.
+    meanwhile, makes nothing unknown. A reading is outdated at the age `valid_seconds`.
     """
     read_at = latest.read_at(conn, endpoint_id)
     if began is not None and read_at is not None and read_at > began:
         return
     state = endpoints.endpoint_state(conn, endpoint_id)
     if state is not None:
-        _mark_lost(conn, endpoint_id, reason, now, {state.domain})
+        latest.mark_unreadable(conn, endpoint_id, reason, now, now - valid_seconds)
+        _withdraw_readings(conn, {state.domain}, now)
 
 
-def _mark_lost(
-    conn: sa.Connection, endpoint_id: str, reason: str, now: float, domains: Collection[str | None]
-) -> None:
-    latest.mark_unreadable(conn, endpoint_id, reason, now)
+def _withdraw_readings(conn: sa.Connection, domains: Collection[str | None], now: float) -> None:
     for domain in sorted(filter(None, domains)):
         sync.withdraw_reading(conn, domain, now)
 

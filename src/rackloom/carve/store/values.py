@@ -107,8 +107,21 @@ of surrogate pairs (Cs) are refused wherever text is decoded.
 UNPRINTABLE = re.compile(f"[{_UNPRINTABLE_CLASS}]")
 TEXT_PATTERN = f"^[^{_UNPRINTABLE_CLASS}]*$"
 TEXT_RULE = "must hold no control characters, and none that change the direction of text"
-NAME_PATTERN = rf"^[^\s{_UNPRINTABLE_CLASS}]([^{_UNPRINTABLE_CLASS}]*[^\s{_UNPRINTABLE_CLASS}])?$"
-NAME_RULE = f"{TEXT_RULE}, and neither begin nor end with a space"
+_INVISIBLE_CLASS = (
+    r"\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    r"\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+)
+"""Not seen in a name, so that two look alike. Of the basic plane: format characters (category Cf), what
+a font may ignore (property Default_Ignorable_Code_Point), and the blank of Braille."""
+_INVISIBLE_BEYOND = re.compile(
+    "[\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""The same of other planes. Not all dialects of regular expressions can say this, so no pattern does."""
+_NOT_IN_NAMES = f"\\x00-\\x1f\\x7f-\\x9f{_INVISIBLE_CLASS}"
+NAME_PATTERN = rf"^[^\s{_NOT_IN_NAMES}]([^{_NOT_IN_NAMES}]*[^\s{_NOT_IN_NAMES}])?$"
+NAME_RULE = (
+    "must hold no control characters and none that are not seen, and neither begin nor end with a space"
+)
 NAME_MIN_LENGTH, NAME_MAX_LENGTH = 2, 256
 
 
@@ -118,8 +131,13 @@ def check_name(name: str) -> None:
         raise invalid(
             "Error validating name", name=f"must have {NAME_MIN_LENGTH} to {NAME_MAX_LENGTH} characters"
         )
-    if re.fullmatch(NAME_PATTERN, name) is None:
+    if re.fullmatch(NAME_PATTERN, name) is None or not is_visible(name):
         raise invalid("Error validating name", name=NAME_RULE)
+
+
+def is_visible(name: str) -> bool:
+    """Whether a name that matches NAME_PATTERN holds no invisible character of another plane either."""
+    return _INVISIBLE_BEYOND.search(name) is None
 
 
 def check_description(description: str) -> None:

@@ -20,6 +20,7 @@ records. NMX-C allows 1 to 255 printable ASCII characters and reserves the name 
 (id 32766).
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from enum import IntEnum, StrEnum
 
@@ -123,14 +124,16 @@ class DomainObservation(msgspec.Struct, frozen=True, kw_only=True):
 def contradicted_gpus(claims: Mapping[int, int], partitions: Collection[ObservedPartition]) -> frozenset[int]:
     """The GPUs whose partition is uncertain. `claims`: fabric GUID -> id of the partition that the GPU names.
 
-    A GPU is contradicted when the partition that it names does not list it. What else that partition holds,
-    or another one that lists the GPU, is uncertain too: the GPU may share memory with all of them.
+    A GPU is contradicted when the partition that it names does not list it, or several partitions do. What
+    else these partitions hold is uncertain too: the GPU may share memory with all of them.
     """
     members = {partition.id: partition.members for partition in partitions}
     denied = {
         guid for guid, number in claims.items() if number and guid not in members.get(number, frozenset())
     }
-    concerned = {claims[guid] for guid in denied}
+    listings = Counter(guid for guids in members.values() for guid in guids)
+    denied |= {guid for guid, times in listings.items() if times > 1}
+    concerned = {claims[guid] for guid in denied & claims.keys()}
     concerned |= {number for number, guids in members.items() if not denied.isdisjoint(guids)}
     listed = (members[number] for number in concerned & members.keys())
     naming = {guid for guid, number in claims.items() if number in concerned}

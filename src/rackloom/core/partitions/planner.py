@@ -18,9 +18,10 @@ Operations that the controller has just refused, or answered in no valid way (`f
 they are reported as blockers. A failed removal delays only what depends on it, because the observation
 still shows its GPUs where they are. A create reuses the recorded name: its reply may have been lost, and
 the controller refuses a second partition of that name. In a paused domain nothing is planned, and what
-would have been done is reported. While an observation contradicts itself about some GPUs, nothing is added,
-because the GPUs that would be joined might be in another partition. Removals go on where the contradiction
-does not concern the partition: one broken GPU does not keep everybody else's from being released.
+would have been done is reported. Where an observation contradicts itself about a GPU, that GPU and all that
+may share memory with it wait; so does a new partition for a logical partition that wants one of them, because
+it may stand already, in a list that omits it. The rest of the domain goes on: one broken GPU does not keep
+everybody else's from being joined or released.
 """
 
 from collections import defaultdict
@@ -97,16 +98,18 @@ def make_plan(
     _block_failed(failed, observation, blockers)
     # While a removal is left, nothing is added: additions are planned from an observation that shows the
     # removals done. A refused removal does not count, or one GPU could stop the whole domain; the observation
-    # still shows its GPUs where they are, so nothing that depends on them is added.
-    operations = [step for step in plan_removals(given, blockers) if step not in failed]
+    # still shows its GPUs where they are, so nothing that depends on them is added. Nor does one that waits
+    # for a certain reading.
+    blockers.add(UNCERTAIN, observation.uncertain & intent.managed)
+    removals = [step for step in plan_removals(given, blockers) if step not in failed]
+    operations = [step for step in removals if _is_certain(step, given)]
+    waiting = [step for step in removals if step not in operations]
     if not operations:
-        added = plan_additions(given, frozenset(blocked_gpus), blockers)
-        operations = [step for step in added if step not in failed]
-    if observation.uncertain:
-        blockers.add(UNCERTAIN, observation.uncertain & intent.managed)
-        waiting = [step for step in operations if not _is_certain_removal(step, observation)]
-        blockers.add(NO_CERTAIN_READING, _gpus_touched(waiting, observation) - observation.uncertain)
-        operations = [step for step in operations if step not in waiting]
+        blocked = observation.uncertain.union(blocked_gpus)
+        added = [step for step in plan_additions(given, blocked, blockers) if step not in failed]
+        operations = [step for step in added if _is_certain(step, given)]
+        waiting += [step for step in added if step not in operations]
+    blockers.add(NO_CERTAIN_READING, _gpus_touched(waiting, observation) - observation.uncertain)
     if intent.paused is not None:
         paused = Blocker(f"the domain is paused: {intent.paused}", "resume the domain")
         blockers.add(paused, _gpus_touched(operations, observation))
@@ -164,16 +167,21 @@ def _block_failed(failed: FailedOperations, observation: DomainObservation, bloc
         blockers.add(Blocker(reason, again), _gpus_touched([operation], observation))
 
 
-def _is_certain_removal(operation: PartitionOperation, observation: DomainObservation) -> bool:
-    """Whether it removes GPUs from a partition that no contradiction concerns.
+def _is_certain(operation: PartitionOperation, given: PlanningInput) -> bool:
+    """Whether it changes a partition that no contradiction concerns, or makes one that cannot stand already.
 
     All members of a partition that is concerned are uncertain. Of one without members that cannot be told.
     """
-    if isinstance(operation, CreatePartition | AddGpus):
-        return False
-    members = {partition.id: partition.members for partition in observation.partitions}
+    uncertain = given.observation.uncertain
+    if not uncertain:
+        return True
+    if isinstance(operation, CreatePartition):
+        wanted = {(assignment.guid, assignment.logical_partition) for assignment in given.intent.assignments}
+        wanted |= given.desired.partition_of.items()
+        return not any((guid, operation.logical_partition) in wanted for guid in uncertain)
+    members = {partition.id: partition.members for partition in given.observation.partitions}
     held = members[operation.partition_id]
-    return bool(held) and held.isdisjoint(observation.uncertain)
+    return bool(held) and held.isdisjoint(uncertain)
 
 
 def _gpus_touched(
@@ -193,7 +201,7 @@ UNCERTAIN = Blocker(
     UNCERTAIN_REASON, "find out on the switch controller who changes its partitions; it is read again"
 )
 NO_CERTAIN_READING = Blocker(
-    "the domain waits until the lists of its switch controller agree about all of its GPUs",
+    "the GPU waits until the lists of its switch controller agree about others of its partition",
     "find out on the switch controller who changes its partitions; it is read again",
 )
 NOT_MANAGED = Blocker(
@@ -328,7 +336,7 @@ def plan_additions(
             blockers.add(step, frozenset(guids))
         else:
             planned.append(step)
-    return planned + _return_to_default(given)
+    return planned + _return_to_default(given, blocked)
 
 
 def _gpus_to_add(
@@ -384,7 +392,7 @@ class _PartitionNamer:
         return CreatePartition(name=name, logical_partition=logical_partition, guids=guids)
 
 
-def _return_to_default(given: PlanningInput) -> list[PartitionOperation]:
+def _return_to_default(given: PlanningInput, blocked: frozenset[int]) -> list[PartitionOperation]:
     """With KEEP, unassigned GPUs go back to the default partition, where the factory had them."""
     intent, observation, desired, layout = given
     default, keeps = layout.default, intent.default_partition is DefaultPartitionPolicy.KEEP
@@ -392,5 +400,7 @@ def _return_to_default(given: PlanningInput) -> list[PartitionOperation]:
     if default is None or not keeps or default.members & desired.assigned:
         return []
     usable = {gpu.guid for gpu in observation.gpus if gpu.health is not GpuHealth.NO_NVLINK}
-    free = tuple(sorted((usable & intent.managed) - intent.drained - layout.held - desired.assigned))
+    free = tuple(
+        sorted((usable & intent.managed) - intent.drained - layout.held - desired.assigned - blocked)
+    )
     return [AddGpus(partition_id=default.id, name=default.name, guids=free)] if free else []

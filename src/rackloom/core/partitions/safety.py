@@ -3,8 +3,9 @@
 `check_plan` raises Refused unless the plan may be executed now:
 
 1. It is current: same domain, not paused, same intent revision, and the facts of the newest observation
-   equal those that the plan is based on. While these contradict themselves, only removals from partitions
-   without an uncertain GPU may be executed.
+   equal those that the plan is based on. While these contradict themselves about a GPU, only partitions
+   without an uncertain GPU may be changed, before and after, and none be made for a logical partition that
+   wants an uncertain GPU.
 2. It either removes or adds, never both.
 3. Each operation is replayed on the model (`apply_operation`), and the result is judged from the intent
    alone. Removals touch only partitions of the site or the default partition, only managed GPUs (or those
@@ -76,19 +77,36 @@ def _require_current(plan: PartitionPlan, intent: DomainIntent, observation: Dom
             nearest_fix=PLAN_AGAIN,
         )
     if observation.uncertain:
-        _require_certain(plan, observation)
+        _require_certain(plan, intent, observation)
     if plan.observation.facts != observation.facts:
         raise Refused("the fabric is no longer as the plan found it", nearest_fix=PLAN_AGAIN)
 
 
-def _require_certain(plan: PartitionPlan, observation: DomainObservation) -> None:
+def _require_certain(plan: PartitionPlan, intent: DomainIntent, observation: DomainObservation) -> None:
     certain = {
         partition.id
         for partition in observation.partitions
         if partition.members and not partition.members & observation.uncertain
     }
+    doubtful = {
+        assignment.logical_partition
+        for assignment in intent.assignments
+        if assignment.guid in observation.uncertain
+    }
+    free = intent.managed - intent.drained - {assignment.guid for assignment in intent.assignments}
+    doubtful |= {
+        f"tray-{gpu.chassis_serial}-{gpu.slot}"
+        for gpu in observation.gpus
+        if gpu.guid in observation.uncertain & free
+    }
     for operation in plan.operations:
-        if isinstance(operation, CreatePartition | AddGpus) or operation.partition_id not in certain:
+        moved = frozenset(() if isinstance(operation, DeletePartition) else operation.guids)
+        stands = (
+            operation.logical_partition not in doubtful
+            if isinstance(operation, CreatePartition)
+            else operation.partition_id in certain
+        )
+        if moved & observation.uncertain or not stands:
             raise Refused(
                 f"the switch controller contradicts itself about {_guid_text(observation.uncertain)}",
                 nearest_fix=PLAN_AGAIN,

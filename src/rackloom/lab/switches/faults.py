@@ -172,3 +172,5 @@ class NmxmFaults(CallFaults[NmxmFault]):
         """How many more lists of partitions are as before the newest change."""
         self.hidden_gpus: set[int] = set()
         """GUIDs that the list of GPUs leaves out though NMX-M counts them."""
+        self.hidden_partitions: set[int] = set()
+        """Numbers of partitions that their list leaves out."""

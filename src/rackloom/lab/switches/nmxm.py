@@ -347,6 +347,9 @@ class NmxmService:
         if name == "partitions" and self.faults.lag:
             self.faults.lag -= 1
             listed = self._partitions.before
+        if name == "partitions":
+            hidden = self.faults.hidden_partitions
+            listed = [entity for entity in listed if entity["PartitionID"] not in hidden]
         if name == "gpus":
             listed = [entity for entity in listed if entity["DeviceUID"] not in self.faults.hidden_gpus]
         return _json_reply(listed)

@@ -3,7 +3,8 @@
 NMX-M has no "add" or "remove". A change sends the full list of members, and a member that is left out
 leaves the partition. Therefore, before every change:
 
-1. The domain is read again, and the partition must be as the plan found it.
+1. The domain is read again. The partition must be as the plan found it, and the lists must agree about
+   the GPUs that the change concerns.
 2. No other change of the domain's partitions may be pending: a late PUT would undo what was done
    meanwhile.
 
@@ -194,7 +195,8 @@ class NmxmDriver:
         Raises FabricRefused when NMX-M refuses, and before anything is requested when the partition is not as
         it was observed or another change is pending; FabricUnavailable when the outcome is unknown.
         """
-        now = await self._read_without_contradiction()
+        now = await self._read()
+        _require_certain(now, _gpus_concerned(operation, now))
         if now.domain != self._domain:
             raise FabricUnavailable(f"{self._session.url} is now domain {now.domain}, it was {self._domain}")
         await require_no_pending_change(self._session, now)
@@ -235,15 +237,6 @@ class NmxmDriver:
         domain = self._asked_domain or reading.domain_of_chassis(lists, self._serials)
         return reading.read_domain(lists, domain, self._names)
 
-    async def _read_without_contradiction(self) -> DomainReading:
-        """For changes: raises FabricUnavailable while the lists contradict each other."""
-        now = await self._read()
-        if now.uncertain:
-            raise FabricUnavailable(
-                f"GetPartitions: GPU {min(now.uncertain):#x} is in a partition that the list denies"
-            )
-        return now
-
     def _as_planned(
         self, operation: AddGpus | RemoveGpus | DeletePartition, now: DomainReading
     ) -> PartitionState:
@@ -264,6 +257,7 @@ class NmxmDriver:
         await self._change("CreatePartition", "POST", "partitions", body)
         after = await self._confirm(
             "CreatePartition",
+            frozenset(operation.guids),
             lambda after: (
                 (made := after.named(operation.name)) is not None
                 and made.partition.members == frozenset(operation.guids)
@@ -278,6 +272,7 @@ class NmxmDriver:
         await self._change("DeletePartition", "DELETE", f"partitions/{current.entity}")
         await self._confirm(
             "DeletePartition",
+            current.partition.members,
             lambda after: all(partition.entity != current.entity for partition in after.partitions.values()),
         )
         del self._expected[operation.partition_id]
@@ -293,6 +288,7 @@ class NmxmDriver:
         wanted = (current.entity, frozenset(full.members))
         await self._confirm(
             "UpdatePartition",
+            current.partition.members | members.keys(),
             lambda after: (
                 operation.partition_id in after.partitions
                 and after.partitions[operation.partition_id].membership == wanted
@@ -310,8 +306,10 @@ class NmxmDriver:
         operation_id = await self._session.begin(call, method, path, body)
         await wait_for_operation(self._session, call, operation_id, self._poll)
 
-    async def _confirm(self, call: str, shows: Callable[[DomainReading], bool]) -> DomainReading:
-        """The reading that lists the change: the lists lag behind the operations.
+    async def _confirm(
+        self, call: str, guids: frozenset[int], shows: Callable[[DomainReading], bool]
+    ) -> DomainReading:
+        """The reading that lists the change, and agrees about `guids`: the lists lag behind the operations.
 
         Raises FabricUnavailable when the change is not listed in time.
         """
@@ -319,7 +317,8 @@ class NmxmDriver:
 
         async def is_shown() -> bool:
             try:
-                newest[:] = [await self._read_without_contradiction()]
+                newest[:] = [await self._read()]
+                _require_certain(newest[0], guids)
             except (FabricRefused, FabricUnavailable):
                 return False
             return shows(newest[0])
@@ -327,6 +326,26 @@ class NmxmDriver:
         if not await self._poll.until(is_shown):
             raise FabricUnavailable(f"{call}: completed, but it does not show")
         return newest[0]
+
+
+def _gpus_concerned(operation: PartitionOperation, now: DomainReading) -> frozenset[int]:
+    """The GPUs that the lists must agree about before a change."""
+    if isinstance(operation, CreatePartition):
+        return frozenset(operation.guids)
+    target = now.partitions.get(operation.partition_id)
+    if target is None:
+        # It may stand all the same, with any of the GPUs that are uncertain.
+        return now.uncertain
+    moved = () if isinstance(operation, DeletePartition) else operation.guids
+    return target.partition.members.union(moved)
+
+
+def _require_certain(now: DomainReading, guids: frozenset[int]) -> None:
+    """Raise FabricUnavailable while the lists contradict each other about any of `guids`."""
+    if doubtful := now.uncertain & guids:
+        raise FabricUnavailable(
+            f"GetPartitions: GPU {min(doubtful):#x} is in a partition that the list denies"
+        )
 
 
 def _joining_members(

@@ -1,0 +1,186 @@
+"""The relay in front of gRPC: whose calls it ends for strangers, and who reaches the socket behind it."""
+
+import asyncio
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import uvloop
+from tests.attacks import PATIENCE, connected
+from tests.conftest import Authority
+from tests.waiting import until_so
+
+from rackloom import acceptor
+from rackloom.acceptor import bound_socket
+from rackloom.grpc_server import GrpcServer
+from rackloom.limits import GrpcLimits
+
+FEW = GrpcLimits(connections=4, connections_of_an_address=4)
+Call = Callable[[bytes], Awaitable[bytes]]
+
+
+class Slow:
+    """Answers a call when it is told to, or at once when it is asked for that."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.finish = asyncio.Event()
+
+    async def answer(self, request: bytes, _context: Any) -> bytes:
+        self.begun += 1
+        if request != b"now":
+            await self.finish.wait()
+        return b"done"
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        methods = {"Wait": grpc.unary_unary_rpc_method_handler(self.answer)}
+        return [grpc.method_handlers_generic_handler("test.Slow", methods)]
+
+
+@asynccontextmanager
+async def served(
+    slow: Slow, ended: list[str], authority: Authority, client: str | None
+) -> AsyncIterator[tuple[int, Call]]:
+    """The port of a server, and a call of a client with a certificate of that name; None: without TLS."""
+    server_side = client_side = None
+    if client is not None:
+        pem, shown = authority.issue("server"), authority.issue(client)
+        server_side = grpc.ssl_server_credentials(
+            [(pem.key, pem.certificate)], authority.certificate, require_client_auth=True
+        )
+        client_side = grpc.ssl_channel_credentials(authority.certificate, shown.key, shown.certificate)
+    server = GrpcServer(slow.handlers(), FEW, server_side, ended.append)
+    listener = bound_socket("127.0.0.1", 0)
+    target = f"localhost:{listener.getsockname()[1]}"
+    await server.start(listener)
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+    channel = (
+        grpc.aio.insecure_channel(target, options)
+        if client_side is None
+        else grpc.aio.secure_channel(target, client_side, options)
+    )
+    try:
+        yield int(target.rpartition(":")[2]), channel.unary_unary("/test.Slow/Wait")
+    finally:
+        await channel.close()
+        await server.stop(0)
+
+
+async def strangers(port: int, addresses: list[str], ended: list[str]) -> None:
+    """One silent connection after another from each address; each is accepted before the next."""
+    with ExitStack() as stack:
+        for number, address in enumerate(addresses, 1):
+            with suppress(OSError):
+                stack.enter_context(await asyncio.to_thread(connected, port, address))
+            if number >= FEW.connections:
+                await until_so(lambda: bool(ended), "there is room for no more")
+    await asyncio.sleep(0)
+
+
+FROM_EVERYWHERE = [f"127.0.0.{number}" for number in range(2, 14)]
+FROM_THE_SAME = ["127.0.0.1"] * 12
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("addresses", [FROM_EVERYWHERE, FROM_THE_SAME], ids=["everywhere", "same address"])
+def test_strangers_do_not_end_a_call_of_a_client_with_a_certificate(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, addresses: list[str], run: Any
+) -> None:
+    monkeypatch.setattr(acceptor, "SPARED_SECONDS", 0.0)
+
+    async def story() -> None:
+        slow, ended = Slow(), []  # type: ignore[var-annotated]
+        async with served(slow, ended, authority, "admin") as (port, call):
+            answer = asyncio.ensure_future(call(b""))
+            await until_so(lambda: slow.begun == 1, "the call is under way")
+            assert await call(b"now") == b"done"
+            await strangers(port, addresses, ended)
+            assert not answer.done()
+            slow.finish.set()
+            assert await answer == b"done"
+
+    run(asyncio.wait_for(story(), PATIENCE))
+
+
+def test_a_client_without_a_certificate_is_no_better_than_a_stranger(authority: Authority) -> None:
+    async def story() -> None:
+        slow, ended = Slow(), []  # type: ignore[var-annotated]
+        async with served(slow, ended, authority, None) as (port, call):
+            answer = asyncio.ensure_future(call(b""))
+            await until_so(lambda: slow.begun == 1, "the call is under way")
+            await strangers(port, FROM_EVERYWHERE, ended)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await answer
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE))
+
+
+def test_after_its_calls_a_connection_gives_way_again(authority: Authority) -> None:
+    async def story() -> None:
+        slow, ended = Slow(), []  # type: ignore[var-annotated]
+        async with served(slow, ended, authority, "admin") as (port, call):
+            assert await call(b"now") == b"done"
+            await strangers(port, FROM_EVERYWHERE, ended)
+            assert set(ended) == {"evicted"}
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE))
+
+
+def found_in(directory: Path) -> list[tuple[Path, str]]:
+    """What is in it, and who may do what with that."""
+    return [(entry, stat.filemode(entry.stat().st_mode)) for entry in directory.iterdir()]
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory for temporary files: for a socket's name, the one of pytest is too long."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("TMPDIR", short)
+        yield Path(short)
+
+
+def test_no_other_user_reaches_the_socket_behind(authority: Authority, temporary: Path) -> None:
+    async def story() -> None:
+        slow = Slow()
+        slow.finish.set()
+        async with served(slow, [], authority, None) as (_, call):
+            assert await call(b"") == b"done"
+            ((directory, mode),) = found_in(temporary)
+            assert mode == "drwx------"
+            assert [mode[0] for _, mode in found_in(directory)] == ["s"]
+        assert found_in(temporary) == []
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE))
+
+
+def test_a_long_temporary_directory_is_not_used(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("d" * 120)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+
+    async def story() -> None:
+        slow = Slow()
+        slow.finish.set()
+        async with served(slow, [], authority, None) as (_, call):
+            assert await call(b"") == b"done"
+            assert found_in(long) == []
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE))
+
+
+def test_a_server_that_never_started_leaves_nothing(temporary: Path) -> None:
+    async def story() -> None:
+        server = GrpcServer([], FEW)
+        assert len(found_in(temporary)) == 1
+        await server.stop(0)
+        assert found_in(temporary) == []
+
+    asyncio.run(story())
