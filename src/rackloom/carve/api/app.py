@@ -2,7 +2,7 @@
 
 A request passes `AuthenticationMiddleware` first: every path below an organization needs a verified
 token before routing, so a route that forgets to require a role cannot be reached without a token, and
-no body is parsed without one. `BodyLimitMiddleware` admits at most `MAX_BODY` bytes of JSON, received
+no body is parsed without one. `AuditMiddleware` begins its entry in the audit log. `BodyLimitMiddleware` admits at most `MAX_BODY` bytes of JSON, received
 within `BODY_SECONDS`. `RequestLimitMiddleware` then lets it wait for its organisation's turn, where the
 service has limits.
 
@@ -45,6 +45,7 @@ from rackloom.carve.api import (
     sites,
     vpcs,
 )
+from rackloom.carve.api.audit_middleware import AuditMiddleware, unauthenticated_reason
 from rackloom.carve.api.auth import TokenVerifier, UnauthenticatedCaller
 from rackloom.carve.api.docs_page import docs_routes
 from rackloom.carve.api.limits import CallerLimits, RequestLimitMiddleware, announced_length, has_body
@@ -202,13 +203,18 @@ class AuthenticationMiddleware:
             try:
                 self._admit(scope)
             except UnauthenticatedCaller as error:
+                self._count(scope, str(error))
                 refusal = routing.problem_response(401, str(error), headers={"WWW-Authenticate": "Bearer"})
                 await refusal(scope, receive, send)
                 return
             except Rejected as error:
+                self._count(scope, error.reason)
                 await refusal_response(error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+    def _count(self, scope: Scope, message: str) -> None:
+        scope["app"].state.deps.audit.unauthenticated(unauthenticated_reason(message))
 
     def _admit(self, scope: Scope) -> None:
         org = scope["path"].removeprefix(ORG_PREFIX).partition("/")[0]
@@ -318,6 +324,7 @@ def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
     if limits is not None:
         app.add_middleware(RequestLimitMiddleware, limits=limits)
     app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(AuditMiddleware)
     app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier)
     install_error_handlers(app)
     app.include_router(ROUTES)
