@@ -1,6 +1,7 @@
 """Each change over REST leaves an entry in the audit log, in its own transaction, and holds no secret."""
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
@@ -31,3 +32,124 @@ def test_a_change_says_who_what_and_how_it_ended(api: Any) -> None:
     assert entry.fields == ["description", "name", "siteId"]
     assert entry.request_id == made.headers["x-request-id"]
     assert "secret" not in repr(entry)
+
+
+def test_a_tenant_reads_its_own_entries_and_a_provider_all(api: Any) -> None:
+    api.site.other_tenant()
+    api.partition("ours")
+    api.partition("theirs", org="rival")
+    (ours,) = api.get("audit").json()
+    assert (ours["objectName"], ours["userID"], ours["statusCode"]) == ("ours", "local@demo", 201)
+    assert ours["clientIP"] == "testclient"
+    every = api.get("audit", **PROVIDER).json()
+    assert [entry["objectName"] for entry in every] == ["theirs", "ours"]
+    assert api.get(f"audit/{every[0]['id']}").status_code == 404
+    assert api.get(f"audit/{every[0]['id']}", org="rival").json()["objectName"] == "theirs"
+
+
+def test_what_a_provider_does_to_a_tenant_was_somebody_of_the_site(api: Any) -> None:
+    (given,) = api.get("allocation").json()
+    changed = api.patch(f"allocation/{given['id']}", {"description": "more"}, **PROVIDER)
+    assert changed.status_code == 200
+    (seen,) = api.get("audit").json()
+    known = {"operationId", "objectKind", "objectId", "objectName", "statusCode", "timestamp", "id"}
+    told = {name: value for name, value in seen.items() if name not in known and value not in (None, [], {})}
+    assert told == {
+        "userID": "operator of the site", "bySiteOperator": True, "apiVersion": "v2", "requests": 1,
+    }  # fmt: skip
+    assert (seen["objectId"], seen["objectName"]) == (given["id"], given["name"])
+    assert api.get("audit", params={"userID": "local@demo"}).json() == []
+    (known_to_provider,) = api.get("audit", **PROVIDER).json()
+    assert (known_to_provider["userID"], known_to_provider["tenantOrg"]) == ("local@demo", "demo")
+
+
+def test_what_no_tenant_is_concerned_by_is_for_providers_alone(api: Any) -> None:
+    domain = next(iter(api.site.partitions))
+    api.site.observe_all()
+    reason = {"reason": "a cable is being replaced"}
+    assert api.post(f"nvlink-domain/{domain}/pause", reason, **PROVIDER).status_code == 200
+    assert api.get("audit").json() == []
+    (entry,) = api.get("audit", **PROVIDER).json()
+    assert (entry["objectKind"], entry["objectId"]) == ("nvlink-domain", domain)
+    assert (entry["reason"], entry["fields"]) == (reason["reason"], ["reason"])
+
+
+def test_what_is_deleted_keeps_its_name(api: Any) -> None:
+    vpc = api.vpc("short-lived")
+    assert api.delete(f"vpc/{vpc}").status_code == 202
+    newest, oldest = api.get("audit", params={"objectId": vpc}).json()
+    assert [entry["operationId"] for entry in (newest, oldest)] == ["delete-vpc", "create-vpc"]
+    assert (newest["objectName"], newest["statusCode"]) == ("short-lived", 202)
+
+
+def test_a_batch_has_an_entry_for_each_instance(api: Any) -> None:
+    api.site.observe_all()
+    wanted = {"namePrefix": "vm", "count": 2, "vpcId": api.vpc(), "instanceTypeId": api.site.type_id}
+    made = api.new("instance/batch", wanted)
+    written = entries(api, operation="batch-create-instance")
+    assert {entry.object_id for entry in written} == {instance["id"] for instance in made}
+    assert len({entry.request_id for entry in written}) == 1
+
+
+def test_a_change_that_is_refused_has_no_entry_of_success(api: Any) -> None:
+    api.vpc("net")
+    refused = api.post("vpc", {"name": "net", "siteId": api.site.site_id})
+    assert refused.status_code == 409
+    assert [entry.status for entry in entries(api)] == [201]
+
+
+def test_an_organisation_that_becomes_a_tenant_is_entered(api: Any) -> None:
+    assert api.get("tenant/current", org="newcomer").status_code == 200
+    (entry,) = entries(api, operation="create-tenant")
+    assert (entry.org, entry.tenant_org, entry.object_name) == ("newcomer",) * 3
+    api.get("tenant/current", org="newcomer")
+    assert len(entries(api)) == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({}, ["three", "two", "one"]),
+        ({"orderBy": "TIMESTAMP_ASC"}, ["one", "two", "three"]),
+        ({"pageSize": 1, "pageNumber": 2}, ["two"]),
+        ({"operationId": "create-vpc"}, ["three"]),
+        ({"objectKind": "nvlink-logical-partition"}, ["two", "one"]),
+        ({"method": "DELETE"}, []),
+        ({"statusCode": 201, "userID": "local@demo"}, ["three", "two", "one"]),
+        ({"failedOnly": "true"}, []),
+        ({"before": "three"}, ["two", "one"]),
+        ({"after": "one", "orderBy": "CREATED_ASC"}, ["two", "three"]),
+    ],
+)
+def test_filters_and_pages(api: Any, query: dict[str, Any], found: list[str]) -> None:
+    for name in ("one", "two"):
+        api.partition(name)
+    api.vpc("three")
+    ids = {entry.object_name: str(UUID(int=entry.id)) for entry in entries(api)}
+    shifted = {name: ids.get(value, value) for name, value in query.items()}
+    answer = api.get("audit", params=shifted)
+    assert [entry["objectName"] for entry in answer.json()] == found
+
+
+def test_a_time_span_is_exact(api: Any) -> None:
+    times = []
+    for name in ("one", "two", "three"):
+        api.site.now += 100
+        api.partition(name)
+        times.append(api.get("audit").json()[0]["timestamp"])
+    span = {"since": times[1], "until": times[2]}
+    assert [entry["objectName"] for entry in api.get("audit", params=span).json()] == ["two"]
+    assert api.get("audit", params={"since": "2026-01-01T00:00:00"}).status_code == 400
+
+
+def test_no_order_but_that_of_time(api: Any) -> None:
+    assert api.get("audit", params={"orderBy": "NAME_ASC"}).status_code == 400
+
+
+def test_no_operation_changes_an_entry(api: Any) -> None:
+    found = [
+        operation.method
+        for operation in operations(api.client.get("/openapi.json").json())
+        if operation.path.startswith("audit")
+    ]
+    assert found == ["GET"] * 3

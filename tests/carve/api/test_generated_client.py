@@ -146,6 +146,8 @@ def test_every_operation_of_a_generated_client_works(api: Any, url: str, package
     ids = dict.fromkeys(("nvLinkLogicalPartitionId", "vpcId", "machineId"), str(UUID(int=0)))
     ids |= {"siteId": site.site_id, "tenantId": site.tenant.id, "instanceTypeId": site.type_id}
     ids |= {"nvLinkDomainId": domain, "chassisSerial": "CHASSIS9"}
+    api.partition("entered")
+    ids |= {"auditEntryId": api.get("audit").json()[0]["id"]}
     (given,) = api.get("allocation").json()
     ids |= {"allocationId": given["id"], "allocationConstraintId": given["allocationConstraints"][0]["id"]}
     described = {operation.name: operation for operation in operations(api.client.app.openapi())}

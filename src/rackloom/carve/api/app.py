@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rackloom.carve.api import (
     access,
     allocations,
+    audit,
     domains,
     events,
     fabric,
@@ -289,7 +290,8 @@ def _routes() -> APIRouter:
     # Types before instances: /instance/type would else be read as an instance id.
     routers = (
         organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
-        maintenance.router, domains.router, fabric.router, events.router, allocations.router,
+        maintenance.router, domains.router, fabric.router, audit.router, events.router,
+        allocations.router,
         logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
     )  # fmt: skip
     for router in routers:

@@ -197,8 +197,8 @@ def _conditions(entry: Any, wanted: EntryFilter) -> list[sa.ColumnElement[bool]]
     found: list[sa.ColumnElement[bool]] = [
         entry[name] == getattr(wanted, name) for name in equal if getattr(wanted, name) is not None
     ]
-    if wanted.tenant_org is not None and (wanted.subject, wanted.org) != (None, None):
-        # A tenant does not find out who of the operators it was.
+    if wanted.tenant_org is not None and (wanted.subject, wanted.method) != (None, None):
+        # A tenant does not find out by filters what it is not shown of operators.
         found.append(entry.by_operator.is_(False))
     if wanted.since is not None:
         found.append(entry.created >= wanted.since)
