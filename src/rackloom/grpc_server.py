@@ -4,8 +4,9 @@ gRPC's C core limits what a connection may hold: the time of its handshake, the 
 message, the calls under way, its idle time and its age (`GrpcLimits`). It cannot share connections between
 the addresses of clients. So `GrpcServer` accepts them itself (`rackloom.acceptor`) and passes their bytes on,
 unread, to gRPC, which listens on a Unix socket without a file (Linux's abstract namespace, under a random
-name). TLS is between the client and gRPC: the server still sees the certificate of the client. It does not
-see the address; nothing here asks for that.
+name). TLS is between the client and gRPC: the server still sees the certificate of the client. The address of
+the client is in the name of the Unix socket that speaks for it, which gRPC calls the peer: `client_address`
+takes it from there.
 
 Nobody but this machine's processes can reach the Unix socket. For them gRPC limits the connections in total.
 
@@ -17,7 +18,9 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Sequence
-from typing import cast
+from contextlib import suppress
+from typing import Any, cast
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -48,6 +51,20 @@ def grpc_options(limits: GrpcLimits, connections: int) -> Sequence[tuple[str, in
         options["grpc.max_connection_age_ms"] = round(limits.age_seconds * _MILLISECONDS)
         options["grpc.max_connection_age_grace_ms"] = round(limits.age_seconds * _MILLISECONDS)
     return tuple(options.items())
+
+
+_CLIENT_MARK = "-client-"
+
+
+def _name_of_client(address: str, peer: Any) -> str:
+    """The name of the Unix socket that speaks for a client. No two clients have one address and port."""
+    return f"{address}{_CLIENT_MARK}{peer[0]}-{peer[1]}"
+
+
+def client_address(peer: str) -> str:
+    """The address of the client, from what gRPC calls the peer of a call to `GrpcServer`; empty if unknown."""
+    _, _, name = unquote(peer).partition(_CLIENT_MARK)
+    return name.rpartition("-")[0]
 
 
 class GrpcServer:
@@ -125,6 +142,9 @@ class _ClientSide(asyncio.Protocol):
         try:
             # uvloop connects to no name that begins with NUL, but takes a socket. This does not wait.
             joined.setblocking(False)
+            with suppress(OSError):
+                # The name of a connection that ended may not be free again yet: then the address is unknown.
+                joined.bind(_name_of_client(self._address, self.transport.get_extra_info("peername")))
             joined.connect(self._address)
             _, self._server_side = await asyncio.get_running_loop().create_unix_connection(
                 lambda: _ServerSide(self), sock=joined

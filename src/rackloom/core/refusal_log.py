@@ -25,6 +25,8 @@ TOKEN_SECONDS = 60.0
 GROUP_SECONDS = 60.0
 MAX_GROUPS = 30
 MAX_FLOWS = 1024
+MAX_EMISSIONS = 200
+"""At a time: they are written in one transaction."""
 SHARED_FLOW = ""
 """The flow of those beyond `MAX_FLOWS`."""
 
@@ -93,18 +95,23 @@ class RefusalLog(Generic[T]):
         state.groups.setdefault(key, _Group(sample)).count(sample, now)
 
     def due(self, now: float, *, all_of_it: bool = False) -> Sequence[Emission[T]]:
-        """What is to be written now, oldest first; with `all_of_it`, without waiting for the time of a group."""
+        """At most `MAX_EMISSIONS` that are to be written now, oldest first.
+
+        With `all_of_it` nothing waits for its time or for tokens.
+        """
         found: list[Emission[T]] = []
         for name, flow in self._flows.items():
             flow.fill(now)
             tokens = int(flow.tokens)
             for key, group in flow.groups.items():
-                needs_token = key is not None
-                if not group.requests or (group.waits(now) and not all_of_it) or (needs_token and not tokens):
+                if not group.requests:
                     continue
-                tokens -= needs_token
+                if not all_of_it:
+                    if group.waits(now) or (key is not None and tokens <= 0):
+                        continue
+                    tokens -= key is not None
                 found.append(Emission(name, key, group.sample, group.requests, group.first, group.last))
-        return sorted(found, key=lambda emission: emission.first)
+        return sorted(found, key=lambda emission: emission.first)[:MAX_EMISSIONS]
 
     def written(self, emissions: Sequence[Emission[T]], now: float) -> None:
         """These were written. What was counted since then stays."""
