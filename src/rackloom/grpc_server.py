@@ -62,7 +62,7 @@ def _name_of_client(address: str, peer: Any) -> str:
 
 
 def client_address(peer: str) -> str:
-    """The address of the client, from what gRPC calls the peer of a call to `GrpcServer`; empty if unknown."""
+    """The address of the client, from what gRPC calls the peer of a call; empty if unknown."""
     _, _, name = unquote(peer).partition(_CLIENT_MARK)
     return name.rpartition("-")[0]
 

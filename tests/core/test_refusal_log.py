@@ -3,7 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.refusal_log import BURST, GROUP_SECONDS, MAX_EMISSIONS, MAX_FLOWS, MAX_GROUPS, TOKEN_SECONDS, RefusalLog
+from rackloom.core.refusal_log import (
+    BURST,
+    GROUP_SECONDS,
+    MAX_EMISSIONS,
+    MAX_FLOWS,
+    MAX_GROUPS,
+    TOKEN_SECONDS,
+    RefusalLog,
+)
 
 
 def flush(log: RefusalLog[str], now: float, **how: bool) -> list[tuple[object, int]]:

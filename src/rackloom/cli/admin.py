@@ -5,8 +5,9 @@ variables. A call has 60 s. UNAVAILABLE becomes `Retry`; every other status beco
 nearest fix that the server sends as trailing metadata. The web proxy of the environment is not used for
 these calls.
 
-The commands themselves are in `admin_inventory`, `admin_partitions`, `admin_import` and `admin_audit`. They are named here
-by import path and imported when one is called, because the protobuf modules take time to load.
+The commands themselves are in `admin_inventory`, `admin_partitions`, `admin_import` and `admin_audit`.
+They are named here by import path and imported when one is called, because the protobuf modules take
+time to load.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,8 @@
 """`rackloom admin audit export`: the audit log as JSON lines, oldest entries first.
 
-The entries are read in parts, so neither the site nor this command holds more than one part. A command that was
-interrupted goes on with `--after` and the id of its last line. `--follow` waits for new entries.
+The entries are read in parts, so neither the site nor this command holds more than one part. A command
+that was interrupted goes on with `--after` and the id of its last line. `--follow` waits for new
+entries.
 """
 
 import sys
@@ -23,7 +24,9 @@ app = App(name="audit", help="Who requested what, and what came of it.")
 @app.command(name="export")
 def export(
     *,
-    since: Annotated[datetime | None, Parameter(help="Only entries from then on; UTC without a zone.")] = None,
+    since: Annotated[
+        datetime | None, Parameter(help="Only entries from then on; UTC without a zone.")
+    ] = None,
     until: Annotated[datetime | None, Parameter(help="Only entries before then; UTC without a zone.")] = None,
     after: Annotated[int, Parameter(help="Only entries after the one with this id.")] = 0,
     follow: Annotated[bool, Parameter(negative="", help="Wait for new entries.")] = False,

@@ -1,4 +1,4 @@
-"""Which refused requests get an entry in a log, so that a flood of them neither fills the log nor hides in it.
+"""Which refused requests get an entry in a log, so that a flood of them neither fills the log nor is lost.
 
 Refused requests are counted in groups: those of one flow (here an organisation) that are alike (same key).
 The first of a group is emitted at once; what follows is counted, and emitted as one entry with its number
@@ -74,9 +74,7 @@ class _Flow(Generic[T]):
 
     def sweep(self, now: float) -> None:
         """Forget the groups that have nothing to say."""
-        self.groups = {
-            key: group for key, group in self.groups.items() if group.requests or group.waits(now)
-        }
+        self.groups = {key: group for key, group in self.groups.items() if group.requests or group.waits(now)}
 
 
 class RefusalLog(Generic[T]):
@@ -123,6 +121,4 @@ class RefusalLog(Generic[T]):
             flow.tokens -= emission.key is not None
         for flow in self._flows.values():
             flow.sweep(now)
-        self._flows = {
-            name: flow for name, flow in self._flows.items() if flow.groups or flow.tokens < BURST
-        }
+        self._flows = {name: flow for name, flow in self._flows.items() if flow.groups or flow.tokens < BURST}

@@ -1,13 +1,21 @@
 """Each change over REST leaves an entry in the audit log, in its own transaction, and holds no secret."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import ip_network
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from tests.carve.api.described import operations
 
+from rackloom.carve.api.audit import CONTINUE_HEADER
+from rackloom.carve.api.audit_middleware import UNAUTHENTICATED_REASONS, source_of
 from rackloom.carve.api.auth import Role
+from rackloom.carve.store import audit
+from rackloom.carve.store.audit_trail import RequestAudit
 from rackloom.carve.store.schema import audit_entry
 
 PROVIDER = {"role": Role.PROVIDER_ADMIN}
@@ -153,3 +161,143 @@ def test_no_operation_changes_an_entry(api: Any) -> None:
         if operation.path.startswith("audit")
     ]
     assert found == ["GET"] * 3
+
+
+@contextmanager
+def counting(api: Any, counted: RequestAudit) -> Iterator[RequestAudit]:
+    state = api.client.app.state
+    before = state.deps
+    state.deps = msgspec.structs.replace(before, audit=counted)
+    try:
+        yield counted
+    finally:
+        state.deps = before
+
+
+@pytest.fixture
+def audited(api: Any) -> Iterator[RequestAudit]:
+    """What the application counts in this test alone."""
+    with counting(api, RequestAudit()) as counted:
+        yield counted
+
+
+def refused(api: Any, audited: RequestAudit) -> list[Any]:
+    return [(due.sample, due.requests) for due in audited.due(api.site.now)]
+
+
+def test_refused_requests_are_counted_in_groups(api: Any, audited: RequestAudit) -> None:
+    for name in ("x", "y", "z"):
+        assert api.post("vpc", {"name": name}).status_code == 400
+    api.post("allocation", {}, role=Role.TENANT_ADMIN)
+    missing = f"vpc/{UUID(int=1)}"
+    api.delete(missing)
+    api.get(missing)
+    api.get("operator-step")
+    found = [(entry.operation, entry.status, requests) for entry, requests in refused(api, audited)]
+    assert sorted(found) == [
+        ("create-allocation", 403, 1),
+        ("create-vpc", 400, 3),
+        ("delete-vpc", 404, 1),
+        ("get-all-operator-step", 403, 1),
+    ]
+    assert all(entry.message and entry.tenant_org == "demo" for entry, _ in refused(api, audited))
+    assert entries(api) == []
+
+
+def test_a_body_that_is_no_json_is_counted_without_an_operation(api: Any, audited: RequestAudit) -> None:
+    answer = api.client.post(
+        "/v2/org/demo/nico/vpc", headers={"Authorization": f"Bearer {api.token()}"}, content=b"x"
+    )
+    assert answer.status_code == 415
+    ((entry, requests),) = refused(api, audited)
+    assert (entry.operation, entry.method, entry.status, requests) == ("", "POST", 415, 1)
+
+
+def test_requests_without_a_caller_are_counted_by_their_reason(api: Any) -> None:
+    why: list[str] = []
+    short = api.token(ttl=1)
+    api.site.now += 10
+    foreign = f"Bearer {api.token('rival')}"
+    with counting(api, RequestAudit(unauthenticated=why.append)) as counted:
+        for header in (None, "Basic x", "Bearer x", f"Bearer {short}", foreign):
+            api.client.get("/v2/org/demo/nico/vpc", headers={"Authorization": header} if header else {})
+        assert why == ["missing", "malformed", "malformed", "expired", "membership"]
+        assert set(why) <= set(UNAUTHENTICATED_REASONS)
+        assert counted.due(api.site.now) == []
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "source"),
+    [
+        ("192.0.2.1", None, "192.0.2.1"),
+        ("192.0.2.1", "203.0.113.9", "192.0.2.1"),
+        ("10.0.0.1", "203.0.113.9", "203.0.113.9"),
+        ("10.0.0.1", "198.51.100.7, 203.0.113.9, 10.0.0.2", "203.0.113.9"),
+        ("10.0.0.1", "203.0.113.9, nonsense", "10.0.0.1"),
+        ("10.0.0.1", "10.0.0.2", "10.0.0.1"),
+        ("testclient", "203.0.113.9", "testclient"),
+    ],
+)
+def test_only_a_trusted_proxy_says_where_a_request_came_from(
+    peer: str, forwarded: str | None, source: str
+) -> None:
+    assert source_of(peer, forwarded, [ip_network("10.0.0.0/8")]) == source
+
+
+def test_a_page_looks_at_so_many_entries_and_says_where_to_go_on(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rackloom.carve.store.audit.WINDOW", 2)
+    for name in ("one", "two", "three", "four", "five"):
+        api.partition(name)
+    found, more = [], {}
+    while True:
+        answer = api.get("audit", params={"operationId": "create-nvlink-logical-partition", **more})
+        found += [entry["objectName"] for entry in answer.json()]
+        if CONTINUE_HEADER not in answer.headers:
+            break
+        name, _, value = answer.headers[CONTINUE_HEADER].partition("=")
+        more = {name: value}
+    assert found == ["five", "four", "three", "two", "one"]
+
+
+@pytest.mark.parametrize(
+    ("query", "index"),
+    [
+        ({}, ""),
+        ({"before": str(UUID(int=10))}, ""),
+        ({"objectId": "x"}, "ix_audit_entry_object_id_id"),
+        ({"userID": "x"}, "ix_audit_entry_subject_id"),
+    ],
+)
+def test_a_page_is_read_along_an_index(api: Any, query: dict[str, str], index: str) -> None:
+    asked: list[str] = []
+
+    def explain(_conn: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if "audit_entry" in statement and statement.startswith("SELECT"):
+            plan = cursor.connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
+            steps = "; ".join(row[-1] for row in plan)
+            # What follows reads the window, which is bounded.
+            asked.append(steps.partition("SCAN anon")[0])
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", explain)
+    try:
+        assert api.get("audit", params=query, **PROVIDER).status_code == 200
+        assert api.get("audit", params=query).status_code == 200
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", explain)
+    assert asked
+    for plan in asked:
+        assert index in plan
+        assert "TEMP B-TREE" not in plan
+
+
+def test_retention_shows_where_the_log_begins(api: Any) -> None:
+    for name in ("one", "two", "three"):
+        api.partition(name)
+    _, second, third = entries(api)
+    assert api.site.run(audit.remove_oldest, second.id, 500) == 2
+    shown = api.get("audit/retention", **PROVIDER).json()
+    assert (shown["oldestEntryId"], shown["removedEntries"]) == (str(UUID(int=third.id)), 2)
+    assert shown["removedUpTo"] == str(UUID(int=second.id))
+    assert [entry.id for entry in entries(api)] == [third.id]

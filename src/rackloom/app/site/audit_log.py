@@ -1,11 +1,12 @@
 """The background job of the audit log: writes the entries of refused requests, and removes old entries.
 
-Refused requests wait in `RequestAudit`; every `FLUSH_SECONDS` those that are due get entries, in one transaction.
-While the database takes no writes they stay there, counted. What is left when the service stops is written then.
+Refused requests wait in `RequestAudit`; every `FLUSH_SECONDS` those that are due get entries, in one
+transaction. While the database takes no writes they stay there, counted. What is left when the service
+stops is written then.
 
-Retention: every `RETENTION_SECONDS` a survey finds the newest entry that is to go, by age or by number. Entries up
-to it are removed in transactions of `BATCH`, with a pause after each, so that no other write waits long.
-Replicas do the same work side by side, and each removes what the others have left.
+Retention: every `RETENTION_SECONDS` a survey finds the newest entry that is to go, by age or by number.
+Entries up to it are removed in transactions of `BATCH`, with a pause after each, so that no other write
+waits long. Replicas do the same work side by side, and each removes what the others have left.
 """
 
 import asyncio

@@ -5,9 +5,9 @@ machines come from the observations of the switch controllers, or from a file th
 
 `site_service` enters the parts in this order: records and reconciler, the cluster that the map follows,
 background jobs, then the listeners (REST with the map, metrics, admin). Background jobs are the refresh
-of signing keys, the audit log, the reconciler, the discovery of an NMX-M's chassis, the poll of host states and the
-cluster follower. Each of them ends only by failing, and the process then ends with that error. On SIGTERM
-or SIGINT the listeners close first.
+of signing keys, the audit log, the reconciler, the discovery of an NMX-M's chassis, the poll of host
+states and the cluster follower. Each of them ends only by failing, and the process then ends with that
+error. On SIGTERM or SIGINT the listeners close first.
 
 The admin gRPC is served over mTLS only, and only where the configuration has a section `[admin]`.
 """

@@ -1,8 +1,9 @@
 """What the admin interface tells the audit log of a call, and the export of the log.
 
-`begin_trail` makes the trail of a call that may change something: `SUBJECTS` says for each such RPC what it is
-about. An RPC that changes no records (a plan is applied, a credential is kept) has its entry written before
-its reply. The name of the caller is that of the certificate, and its address that of the connection.
+`begin_trail` makes the trail of a call that may change something: `SUBJECTS` says for each such RPC what
+it is about. An RPC that changes no records (a plan is applied, a credential is kept) has its entry
+written before its reply. The name of the caller is that of the certificate, and its address that of the
+connection.
 
 An export is read in parts, oldest entries first, each with one short read; the caller asks for the next part
 after the last id that it has.

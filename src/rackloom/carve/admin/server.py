@@ -21,7 +21,6 @@ import structlog
 from google.protobuf.empty_pb2 import Empty
 
 from rackloom.acceptor import ConnectionEnded, bound_socket, split_listen
-from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import (
     audit,
     endpoints,
@@ -32,6 +31,7 @@ from rackloom.carve.admin import (
     partitions,
     takeover,
 )
+from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.carve.admin.deps import AdminDeps
@@ -273,7 +273,9 @@ class AdminServer:
         if rpc.access is AccessClass.ADMIN:
             trail = audit.begin_trail(deps, service, name, request, context.peer())
 
-        async def refuse(code: grpc.StatusCode, message: str, fix: tuple[tuple[str, bytes], ...] = ()) -> None:
+        async def refuse(
+            code: grpc.StatusCode, message: str, fix: tuple[tuple[str, bytes], ...] = ()
+        ) -> None:
             if trail is not None:
                 audit.refuse(deps, trail, code, message)
             await context.abort(code, message, fix)

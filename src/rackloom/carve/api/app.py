@@ -1,10 +1,10 @@
 """The REST application: middleware, error mapping, OpenAPI description, and the order of routes.
 
 A request passes `AuthenticationMiddleware` first: every path below an organization needs a verified
-token before routing, so a route that forgets to require a role cannot be reached without a token, and
-no body is parsed without one. `AuditMiddleware` begins its entry in the audit log. `BodyLimitMiddleware` admits at most `MAX_BODY` bytes of JSON, received
-within `BODY_SECONDS`. `RequestLimitMiddleware` then lets it wait for its organisation's turn, where the
-service has limits.
+token before routing, so a route that forgets to require a role cannot be reached without a token, and no
+body is parsed without one. `AuditMiddleware` begins its entry in the audit log. `BodyLimitMiddleware`
+admits at most `MAX_BODY` bytes of JSON, received within `BODY_SECONDS`. `RequestLimitMiddleware` then
+lets it wait for its organisation's turn, where the service has limits.
 
 The error handlers are the only place where refusals become HTTP status codes. Every error has the same
 JSON body; the nearest fix goes into `data`. Routes are matched in the order of inclusion: instance

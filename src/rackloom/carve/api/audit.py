@@ -1,12 +1,12 @@
 """REST: the audit log. A provider of the site reads all of it, a tenant what concerns it.
 
-The path and the fields are those of upstream; `body` is always null, because a body may hold secrets. `fields`
-names what it had. A tenant reads its own requests, and what operators did to its objects: that somebody of
-the site did it, when and with which result, and nothing about whom or from where.
+The path and the fields are those of upstream; `body` is always null, because a body may hold secrets.
+`fields` names what it had. A tenant reads its own requests, and what operators did to its objects: that
+somebody of the site did it, when and with which result, and nothing about whom or from where.
 
-Pages hold the newest entries first. A page looks at 10,000 entries at most, and its total counts those of them
-that match. Where there may be more, the header `X-Audit-Continue` has the parameter with which to go on. Filter by
-object, by user or by time to reach older entries at once.
+Pages hold the newest entries first. A page looks at 2,000 entries at most, and its total counts those of
+them that match. Where there may be more, the header `X-Audit-Continue` has the parameter with which to
+go on. Filter by object, by user or by time to reach older entries at once.
 """
 
 from datetime import datetime
@@ -190,7 +190,9 @@ async def list_entries(deps: Deps, caller: Reader, query: Annotated[AuditQuery, 
     convert = entry_shape if org is None else _tenant_entry_shape
     response = routing.page_response([convert(row) for row in page.entries], page.total, query)
     if page.stopped_at is not None:
-        response.headers[CONTINUE_HEADER] = f"{'after' if oldest_first else 'before'}={_shown_id(page.stopped_at)}"
+        response.headers[CONTINUE_HEADER] = (
+            f"{'after' if oldest_first else 'before'}={_shown_id(page.stopped_at)}"
+        )
     return response
 
 

@@ -1,11 +1,14 @@
 """What REST tells the audit log of a request: who, from where, which operation and object, and how it ended.
 
-`AuditMiddleware` runs behind authentication. It begins the trail of each request that may change something. A
-route completes it (`complete_trail`), and has a store whose transactions write the entry. An answer of 400 and above is counted as refused: of every request that may change something, and of
-reads those that were forbidden (403). Requests without a caller are counted by their reason, and not entered.
+`AuditMiddleware` runs behind authentication. It begins the trail of each request that may change
+something. A route completes it (`complete_trail`), and has a store whose transactions write the entry.
+An answer of 400 and above is counted as refused: of every request that may change something, and of
+reads those that were forbidden (403). Requests without a caller are counted by their reason, and not
+entered.
 
-The address of a client is that of its connection. A `Forwarded-For` header counts only where the connection comes
-from a proxy that the configuration trusts: then it is the last address in the header that is no such proxy.
+The address of a client is that of its connection. A `Forwarded-For` header counts only where the
+connection comes from a proxy that the configuration trusts: then it is the last address in the header
+that is no such proxy.
 
 Whose request: a caller with a provider's role acts as an operator, unless the operation is one for tenants
 and the caller is one. Only the tenant's own requests, and those at its objects, are for the tenant to read.
@@ -46,7 +49,7 @@ UNAUTHENTICATED = (
     ("membership", "membership"),
 )
 """Part of the message of a refusal -> the reason under which it is counted."""
-UNAUTHENTICATED_REASONS = tuple(dict.fromkeys(reason for _, reason in UNAUTHENTICATED)) + ("invalid",)
+UNAUTHENTICATED_REASONS = (*dict.fromkeys(reason for _, reason in UNAUTHENTICATED), "invalid")
 
 
 def unauthenticated_reason(message: str) -> str:
@@ -57,9 +60,7 @@ def unauthenticated_reason(message: str) -> str:
 # Where a request comes from.
 
 
-def source_of(
-    peer: str, forwarded_for: str | None, trusted: Sequence[IPv4Network | IPv6Network]
-) -> str:
+def source_of(peer: str, forwarded_for: str | None, trusted: Sequence[IPv4Network | IPv6Network]) -> str:
     """The address of the client: that of the connection, or what trusted proxies say it was."""
     if not forwarded_for or not _is_in(peer, trusted):
         return peer
@@ -188,9 +189,7 @@ _KINDS = {
 _VERBS = re.compile(r"^(batch-)?[a-z]+-")
 
 
-async def complete_trail(
-    request: Request, trail: AuditTrail, roles: Sequence[Role], caller: Caller
-) -> None:
+async def complete_trail(request: Request, trail: AuditTrail, roles: Sequence[Role], caller: Caller) -> None:
     """Add what is known when the operation was found: `roles` are those that it declares."""
     route: APIRoute = request.scope["route"]
     is_tenant = Role.TENANT_ADMIN in caller.roles and Role.TENANT_ADMIN in roles

@@ -150,7 +150,7 @@ async def _ensure_tenant(request: Request, caller: Caller) -> None:
 
 
 async def make_tenant(request: Request, deps: ApiDeps, org: str, *, entitled: bool) -> sa.Row[Any]:
-    """The tenant of `org`, made now if there is none; the audit log says so. `entitled`: with every machine."""
+    """The tenant of `org`, made now if there is none, `entitled` to every machine. It is entered as made."""
 
     def work(conn: sa.Connection) -> sa.Row[Any]:
         now = deps.clock()

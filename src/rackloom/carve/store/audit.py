@@ -1,15 +1,16 @@
 """The audit log: who requested what, from where, and with which result. Appended to, read, and pruned by age.
 
-An entry belongs to a request that changed something (`audit_trail`), or that was refused; `requests` says
-for how many alike it stands. It holds identifiers and names: no body, no token, no secret. Of a body it has the
-names of the fields. Every text is cut to a limit. Nothing here changes an entry, and only `remove_oldest`
-deletes any. `tenant_org` is the tenant that may read the entry, and `by_operator` says that an operator or
-provider caused it.
+An entry belongs to a request that changed something (`audit_trail`), or that was refused; `requests`
+says for how many alike it stands. It holds identifiers and names: no body, no token, no secret. Of a
+body it has the names of the fields. Every text is cut to a limit. Nothing here changes an entry, and
+only `remove_oldest` deletes any. `tenant_org` is the tenant that may read the entry, and `by_operator`
+says that an operator or provider caused it.
 
-Ids are in the order of the commits, because one transaction writes at a time. `page_of_entries` looks at `WINDOW`
-entries at most, along one index (of the object, else of the subject, else of the tenant, else of the log), and
-says where it stopped. So the cost of a page does not depend on the length of the log. Times become ids by the
-index of times, give or take `CLOCK_SKEW`; the exact times are compared afterwards.
+Ids are in the order of the commits, because one transaction writes at a time. `page_of_entries` looks at
+`WINDOW` entries at most, along one index (of the object, else of the subject, else of the tenant, else
+of the log), and says where it stopped. So the cost of a page does not depend on the length of the log.
+Times become ids by the index of times, give or take `CLOCK_SKEW`; the exact times are compared
+afterwards.
 
 Retention removes the oldest entries in small batches. `audit_removal` says how many, and up to which one.
 """
@@ -107,7 +108,7 @@ def stored_text(text: str, limit: int) -> str:
 # Reading.
 
 
-WINDOW = 10_000
+WINDOW = 2_000
 CLOCK_SKEW = 60.0
 """Seconds by which the clocks of replicas may differ: entries are in the order of commits, not of clocks."""
 
@@ -134,7 +135,7 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryPage(msgspec.Struct, frozen=True):
-    """Entries, how many there are in what was looked at, and the last id of that (None: it was everything)."""
+    """Entries, how many there are in what was looked at, and the last id of that (None: it was all)."""
 
     entries: Sequence[sa.Row[Any]]
     total: int
@@ -220,7 +221,7 @@ def entry_with_id(conn: sa.Connection, entry_id: int, tenant_org: str | None) ->
 def entries_after(
     conn: sa.Connection, after: int, since: float, until: float | None, limit: int
 ) -> Sequence[sa.Row[Any]]:
-    """The entries after the id `after`, oldest first, at most `limit`; of a time span, give or take the skew."""
+    """At most `limit` entries after the id `after`, oldest first; of a time span, give or take the skew."""
     entry = audit_entry.c
     first = max(after + 1, _first_id(conn, entry.created >= since - CLOCK_SKEW) if since else 0)
     rows = sa.select(audit_entry).where(entry.id >= first)

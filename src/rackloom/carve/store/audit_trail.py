@@ -1,15 +1,16 @@
 """The entry of a request in the making, and where refused requests wait for theirs.
 
-`AuditTrail` collects what is known of a request. `Store.recorded_by` lets its `record` run each function that
-writes, so that the entry is written in the transaction of the change (a transactional outbox). So no change is
-acknowledged without its entry, and no change that is rolled back has an entry of success, also after SIGKILL.
+`AuditTrail` collects what is known of a request. `Store.recorded_by` lets its `record` run each function
+that writes, so that the entry is written in the transaction of the change (a transactional outbox). So
+no change is acknowledged without its entry, and no change that is rolled back has an entry of success,
+also after SIGKILL.
 
 The name and the tenant of an object are read before the change, because a deletion leaves none. What a
 change creates is found in its result. A change of several objects has an entry for each, with one request id.
 
-`RequestAudit` is what the interfaces share. Refused requests are counted in it, in groups (`core.refusal_log`),
-until a background job writes them: a flood of them costs no transactions of its own. Those that are not
-written when the process is killed are lost; nothing was changed by them.
+`RequestAudit` is what the interfaces share. Refused requests are counted in it, in groups
+(`core.refusal_log`), until a background job writes them: a flood of them costs no transactions of its
+own. Those that are not written when the process is killed are lost; nothing was changed by them.
 """
 
 import itertools
@@ -47,13 +48,14 @@ OF_TENANTS: Mapping[str, sa.Table] = {
 }
 _NAMED: Mapping[str, sa.Table] = {"site": schema.site, "instance-type": schema.instance_type}
 ID_FIELDS = {"nvlink-partition": "nvLinkDomainId", "nvlink-nmxc-endpoint": "chassisSerial"}
-"""The field of an answer that names the object, where it is not `id`. Partitions are found by their domain."""
+"""The field of an answer that names the object, where it is not `id`: partitions are found by domain."""
 
 
 @cache
 def _object_query(kind: str) -> sa.Select[Any] | None:
     """The name of an object, and the organisation of its tenant."""
-    wanted, nobody = sa.bindparam("wanted"), sa.null().label("org")
+    wanted: sa.BindParameter[str] = sa.bindparam("wanted")
+    nobody = sa.null().label("org")
     if (table := OF_TENANTS.get(kind)) is not None:
         rows = sa.select(table.c.name, tenant.c.org).join(tenant, tenant.c.id == table.c.tenant_id)
         return rows.where(table.c.id == wanted)
@@ -154,7 +156,7 @@ def facts_of(value: object) -> Mapping[str, Any]:
     """The fields of what a change answers: those of a response, or the columns of a row."""
     if isinstance(value, Mapping):
         return value
-    return value._mapping if isinstance(value, sa.Row) else {}
+    return value._asdict() if isinstance(value, sa.Row) else {}
 
 
 def _tenant_of(conn: sa.Connection, facts: Mapping[str, Any]) -> str | None:
@@ -181,7 +183,7 @@ class RequestAudit:
         counted: Callable[[str, str], None] = lambda _channel, _result: None,
         unauthenticated: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        """`counted` is called for each refused request with channel and result, `unauthenticated` with why."""
+        """`counted` gets the channel and result of each refused request, `unauthenticated` why it has no caller."""
         self.request_ids = request_ids
         self.trusted_proxies = tuple(trusted_proxies)
         self.unauthenticated = unauthenticated

@@ -455,9 +455,7 @@ def _logging_failures() -> Iterator[None]:
 class Store:
     """The site's records. Made by `open` (a service), `inline` (a simulation) or `connect` (replicas)."""
 
-    def __init__(
-        self, backend: DatabaseBackend, org: str = "", record: Recorder | None = None
-    ) -> None:
+    def __init__(self, backend: DatabaseBackend, org: str = "", record: Recorder | None = None) -> None:
         """`org` is the organisation for which transactions run; empty for the site itself."""
         self._backend = backend
         self._org = org
@@ -506,7 +504,6 @@ class Store:
         may be run more than once, and only the last run counts, so it changes nothing but records.
         Cancelling the caller does not cancel a transaction that has begun.
         """
-
 
         def work(conn: sa.Connection) -> T:
             return fn(conn, *args, **kwargs)
