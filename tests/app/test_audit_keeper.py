@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from rackloom.app.site import audit_log
 from rackloom.app.site.audit_log import AuditKeeper
-from rackloom.carve.store.audit import REST, AuditEntry, append_entries, kept_entries
+from rackloom.carve.store.audit import REST, AuditRecord, append_entries, kept_entries
 from rackloom.carve.store.audit_trail import LEFT_OUT, RequestAudit
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.failures import StoreFault, StoreUnavailable
@@ -18,7 +18,7 @@ DAY = 86400.0
 
 
 def entry(operation, **fields):
-    return AuditEntry(channel=REST, subject="who", org="acme", operation=operation, **fields)
+    return AuditRecord(channel=REST, subject="who", org="acme", operation=operation, **fields)
 
 
 def run(tmp_path, scenario, **settings):

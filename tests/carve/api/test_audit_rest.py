@@ -61,8 +61,8 @@ def test_what_a_provider_does_to_a_tenant_was_somebody_of_the_site(api: Any) -> 
     assert changed.status_code == 200
     (seen,) = api.get("audit").json()
     known = {"operationId", "objectKind", "objectId", "objectName", "statusCode", "timestamp", "id"}
-    told = {name: value for name, value in seen.items() if name not in known and value not in (None, [], {})}
-    assert told == {
+    shown = {name: value for name, value in seen.items() if name not in known and value not in (None, [], {})}
+    assert shown == {
         "userID": "operator of the site", "bySiteOperator": True, "apiVersion": "v2", "requests": 1,
     }  # fmt: skip
     assert (seen["objectId"], seen["objectName"]) == (given["id"], given["name"])

@@ -49,7 +49,7 @@ from rackloom.carve.observation.conflicts import ControllerConflict
 from rackloom.carve.reconcile import records
 from rackloom.carve.reconcile.domain_pass import ReconcileHooks, ReconcileMetrics
 from rackloom.carve.reconcile.loop import ConcurrencySlots, Reconciler
-from rackloom.carve.store.audit import SITE, AuditEntry, append_entries
+from rackloom.carve.store.audit import SITE, AuditRecord, append_entries
 from rackloom.carve.store.audit_trail import RequestAudit
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.failures import StoreUnavailable
@@ -127,8 +127,8 @@ class NmxmDiscovery(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted(serial for serial, _ in new))
 
 
-def _entry_of_discovery(serial: str, order: OperatorOrder) -> AuditEntry:
-    return AuditEntry(
+def _entry_of_discovery(serial: str, order: OperatorOrder) -> AuditRecord:
+    return AuditRecord(
         created=order.now,
         channel=SITE,
         subject=order.by,

@@ -20,7 +20,7 @@ from rackloom.carve.admin import operator_pb2 as pb
 from rackloom.carve.admin.deps import AdminDeps
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store import audit
-from rackloom.carve.store.audit import ADMIN, AuditEntry
+from rackloom.carve.store.audit import ADMIN, AuditRecord
 from rackloom.carve.store.audit_trail import AuditedObject, AuditTrail
 from rackloom.core.takeover import records as takeover
 from rackloom.grpc_server import client_address
@@ -132,7 +132,7 @@ HTTP_STATUS = {
 def begin_trail(deps: AdminDeps, service: str, rpc: str, request: Any, peer: str) -> AuditTrail:
     """The trail of a call of an RPC that may change something."""
     subject = SUBJECTS[rpc](request)
-    entry = AuditEntry(
+    entry = AuditRecord(
         channel=ADMIN,
         subject=deps.caller,
         by_operator=True,

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackloom.carve.api.access import PROVIDER_ROLES
 from rackloom.carve.api.auth import Caller, Role
-from rackloom.carve.store.audit import REST, AuditEntry
+from rackloom.carve.store.audit import REST, AuditRecord
 from rackloom.carve.store.audit_trail import AuditTrail, RequestAudit
 
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -110,7 +110,7 @@ def begin_trail(scope: Scope) -> AuditTrail:
     audit: RequestAudit = deps.audit
     is_operator = Role.PROVIDER_ADMIN in caller.roles
     peer = scope["client"][0] if scope.get("client") else ""
-    entry = AuditEntry(
+    entry = AuditRecord(
         channel=REST,
         subject=caller.subject,
         org=caller.org,

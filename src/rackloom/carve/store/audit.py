@@ -36,7 +36,7 @@ REST = "rest"
 ADMIN = "admin"
 
 
-class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An entry. Empty texts stand for what does not apply."""
 
     created: float = 0.0
@@ -83,12 +83,12 @@ _TEXTS = (
 _INSERT = sa.insert(audit_entry)
 
 
-def append_entries(conn: sa.Connection, entries: Sequence[AuditEntry]) -> None:
+def append_entries(conn: sa.Connection, entries: Sequence[AuditRecord]) -> None:
     """Append entries to the log."""
     conn.execute(_INSERT, [_row(entry) for entry in entries])
 
 
-def _row(entry: AuditEntry) -> dict[str, Any]:
+def _row(entry: AuditRecord) -> dict[str, Any]:
     row = msgspec.structs.asdict(entry)
     for name in _TEXTS:
         row[name] = stored_text(row[name], _LIMITS.get(name, TEXT_LIMIT))

@@ -23,7 +23,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.store import schema
-from rackloom.carve.store.audit import AuditEntry, append_entries
+from rackloom.carve.store.audit import AuditRecord, append_entries
 from rackloom.carve.store.schema import tenant
 from rackloom.carve.store.values import Changed, IdFactory
 from rackloom.core.refusal_log import Emission, RefusalLog
@@ -89,7 +89,7 @@ T = TypeVar("T")
 class AuditTrail:
     """The entry of one request, as far as it is known; `record` writes it beside the change."""
 
-    def __init__(self, entry: AuditEntry, clock: Callable[[], float], arrived: float) -> None:
+    def __init__(self, entry: AuditRecord, clock: Callable[[], float], arrived: float) -> None:
         """`clock` gives the time of the site, at which the request `arrived`."""
         self.entry = entry
         self.is_recorded = False
@@ -119,13 +119,13 @@ class AuditTrail:
         """Write the entry of a request that changes no records."""
         self.record(conn, lambda _: None)
 
-    def refused(self, status: int, code: str, message: str) -> AuditEntry:
+    def refused(self, status: int, code: str, message: str) -> AuditRecord:
         """The entry of a request that was refused."""
         return msgspec.structs.replace(self.entry, status=status, code=code, message=message)
 
     def _entries(
         self, conn: sa.Connection, value: object, before: AuditedObject, owner: str | None
-    ) -> list[AuditEntry]:
+    ) -> list[AuditRecord]:
         now = self._clock()
         written = msgspec.structs.replace(
             self.entry, created=now, duration_ms=max(0, round((now - self._arrived) * 1000))
@@ -137,11 +137,11 @@ class AuditTrail:
     def _of_object(
         self,
         conn: sa.Connection,
-        entry: AuditEntry,
+        entry: AuditRecord,
         facts: Mapping[str, Any],
         before: AuditedObject,
         owner: str | None,
-    ) -> AuditEntry:
+    ) -> AuditRecord:
         made = str(facts.get(ID_FIELDS.get(entry.object_kind, "id")) or "")
         object_id = entry.object_id or made
         is_same = object_id == made
@@ -183,43 +183,43 @@ class RequestAudit:
         counted: Callable[[str, str], None] = lambda _channel, _result: None,
         unauthenticated: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        """`counted` gets the channel and result of each refused request, `unauthenticated` why it has no caller."""
+        """`counted` gets channel and result of a refused request, `unauthenticated` why one has no caller."""
         self.request_ids = request_ids
         self.trusted_proxies = tuple(trusted_proxies)
         self.unauthenticated = unauthenticated
         self._counted = counted
-        self._refusals: RefusalLog[AuditEntry] = RefusalLog()
+        self._refusals: RefusalLog[AuditRecord] = RefusalLog()
 
-    def refuse(self, entry: AuditEntry, now: float) -> None:
+    def refuse(self, entry: AuditRecord, now: float) -> None:
         """Count a refused request; `entry` is what would be written of it."""
         self._counted(entry.channel, entry.code or str(entry.status))
         key = (entry.subject, entry.operation or entry.method, entry.status, entry.code)
         # Operators have no organisation: each is one of its own.
         self._refusals.add(entry.org or f"{entry.channel}:{entry.subject}", key, entry, now)
 
-    def due(self, now: float, *, all_of_it: bool = False) -> Sequence[Emission[AuditEntry]]:
+    def due(self, now: float, *, all_of_it: bool = False) -> Sequence[Emission[AuditRecord]]:
         """What is to be written now."""
         return self._refusals.due(now, all_of_it=all_of_it)
 
-    def written(self, emissions: Sequence[Emission[AuditEntry]], now: float) -> None:
+    def written(self, emissions: Sequence[Emission[AuditRecord]], now: float) -> None:
         """These were written."""
         self._refusals.written(emissions, now)
 
 
-def append_refusals(conn: sa.Connection, emissions: Sequence[Emission[AuditEntry]]) -> None:
+def append_refusals(conn: sa.Connection, emissions: Sequence[Emission[AuditRecord]]) -> None:
     """Append the entries of refused requests."""
     if emissions:
         append_entries(conn, [_entry_of(emission) for emission in emissions])
 
 
-def _entry_of(emission: Emission[AuditEntry]) -> AuditEntry:
+def _entry_of(emission: Emission[AuditRecord]) -> AuditRecord:
     entry = emission.sample
     times: dict[str, Any] = {"created": emission.first, "requests": emission.requests}
     if emission.requests > 1:
         times["last"] = emission.last
     if emission.key is not None:
         return msgspec.structs.replace(entry, **times)
-    return AuditEntry(
+    return AuditRecord(
         channel=entry.channel,
         org=entry.org,
         by_operator=entry.by_operator,
