@@ -69,8 +69,8 @@ class _Flow(Generic[T]):
         self.filled_at = now
 
     def fill(self, now: float) -> None:
-        self.tokens = min(self.tokens + (now - self.filled_at) / TOKEN_SECONDS, BURST)
-        self.filled_at = now
+        self.tokens = min(self.tokens + max(0.0, now - self.filled_at) / TOKEN_SECONDS, BURST)
+        self.filled_at = max(now, self.filled_at)
 
     def sweep(self, now: float) -> None:
         """Forget the groups that have nothing to say."""

@@ -112,6 +112,20 @@ def test_a_refused_call_is_counted_and_changes_nothing(small_site, run_on_site):
     run_on_site(scenario, audit=audit)
 
 
+def test_a_certificate_that_may_not_call_is_counted(small_site, admin_server, refusal):
+    audit = RequestAudit()
+
+    async def scenario():
+        given = admin_server.deps(small_site.store, audit=audit)
+        async with admin_server.open(given), admin_server.client("stranger") as client:
+            await refusal(client.operator.ShowDomains(ours.DomainsRequest()))
+            await refusal(client.operator.PauseDomain(ours.DomainRequest(domain=D0)))
+
+    small_site.runner.run(scenario())
+    found = {(due.sample.subject, due.sample.operation, due.sample.status) for due in audit.due(0.0)}
+    assert found == {("stranger", "ShowDomains", 403), ("stranger", "PauseDomain", 403)}
+
+
 def test_the_export_gives_each_entry_once(small_site, run_on_site, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rackloom.carve.admin.audit.PART", 2)
 

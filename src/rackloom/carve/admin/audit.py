@@ -130,8 +130,8 @@ HTTP_STATUS = {
 
 
 def begin_trail(deps: AdminDeps, service: str, rpc: str, request: Any, peer: str) -> AuditTrail:
-    """The trail of a call of an RPC that may change something."""
-    subject = SUBJECTS[rpc](request)
+    """The trail of a call; of a read, it is that of one that is refused."""
+    subject = SUBJECTS.get(rpc, _of_kind(""))(request)
     entry = AuditRecord(
         channel=ADMIN,
         subject=deps.caller,

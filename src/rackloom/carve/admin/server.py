@@ -270,7 +270,8 @@ class AdminServer:
         certificate = context.auth_context()
         caller = self._identities.name(certificate)
         deps, trail = msgspec.structs.replace(self._deps, caller=caller), None
-        if rpc.access is AccessClass.ADMIN:
+        is_allowed = self._identities.allows(certificate, rpc.access)
+        if rpc.access is AccessClass.ADMIN or not is_allowed:
             trail = audit.begin_trail(deps, service, name, request, context.peer())
 
         async def refuse(
@@ -280,7 +281,7 @@ class AdminServer:
                 audit.refuse(deps, trail, code, message)
             await context.abort(code, message, fix)
 
-        if not self._identities.allows(certificate, rpc.access):
+        if not is_allowed:
             log.warning("admin.denied", rpc=name, caller=caller)
             await refuse(grpc.StatusCode.PERMISSION_DENIED, f"certificate {caller} may not call {name}")
         try:
