@@ -265,6 +265,23 @@ def test_what_cannot_be_entered_is_not_done(opening: Opening) -> None:
     in_store(opening, scenario)
 
 
+def test_entries_of_a_time_span_are_found_though_clocks_differ(opening: Opening) -> None:
+    async def scenario(store: Store) -> None:
+        # Two replicas: the clock of the second is 20 s behind.
+        times = [1000.0, 1200.0, 1180.0, 1220.0, 1200.5, 2000.0]
+        entries = [AuditRecord(channel=REST, operation=str(time), created=time) for time in times]
+        await store.run(audit.append_entries, entries)
+        for since, until in ((1190.0, 1210.0), (1180.0, 1220.0), (1000.0, None), (None, 1200.0)):
+            span = EntryFilter(since=since, until=until)
+            page = await store.read(
+                lambda conn, span=span: audit.page_of_entries(conn, span, start=0, size=10)
+            )
+            found = sorted(row.created for row in page.entries)
+            assert found == sorted(time for time in times if (since or 0) <= time < (until or 9999))
+
+    in_store(opening, scenario)
+
+
 def test_entries_are_read_exported_and_removed(opening: Opening) -> None:
     async def scenario(store: Store) -> None:
         entries = [
@@ -275,7 +292,7 @@ def test_entries_are_read_exported_and_removed(opening: Opening) -> None:
         span = EntryFilter(since=100.0, until=400.0)
         page = await store.read(lambda conn: audit.page_of_entries(conn, span, start=1, size=5))
         assert ([row.operation for row in page.entries], page.total) == (["o2", "o1"], 3)
-        first, *_, last = await store.read(audit.entries_after, 0, 0.0, None, 100)
+        first, *_, last = await store.read(audit.entries_after, 0, None, None, 100)
         assert (first.operation, last.operation) == ("o0", "o5")
         expired = await store.read(audit.expired_up_to, 250.0, 4)
         assert expired == first.id + 2

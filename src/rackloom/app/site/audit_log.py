@@ -56,7 +56,7 @@ class AuditKeeper(msgspec.Struct, frozen=True, kw_only=True):
     async def write_refusals(self, *, all_of_it: bool = False) -> None:
         """Write the refused requests that are due, or all of them."""
         while due := self.audit.due(self.clock(), all_of_it=all_of_it):
-            await self.store.run(audit_trail.append_refusals, due)
+            await self.store.run(audit_trail.append_refusals, due, self.clock)
             self.audit.written(due, self.clock())
 
     async def remove_old(self) -> None:

@@ -168,10 +168,14 @@ PART = 500
 
 async def export_entries(deps: AdminDeps, request: pb.AuditExportRequest) -> pb.AuditExportReply:
     """The next entries as JSON, oldest first."""
-    since = request.since.ToMicroseconds() / 1e6 if request.HasField("since") else 0.0
+    since = request.since.ToMicroseconds() / 1e6 if request.HasField("since") else None
     until = request.until.ToMicroseconds() / 1e6 if request.HasField("until") else None
     rows = await deps.store.read(audit.entries_after, request.after, since, until, PART)
-    wanted = [row for row in rows if row.created >= since and (until is None or row.created < until)]
+    wanted = [
+        row
+        for row in rows
+        if (since is None or row.created >= since) and (until is None or row.created < until)
+    ]
     return pb.AuditExportReply(
         entries=[msgspec.json.encode(exported(row)) for row in wanted],
         last=rows[-1].id if rows else 0,
@@ -181,5 +185,6 @@ async def export_entries(deps: AdminDeps, request: pb.AuditExportRequest) -> pb.
 def exported(row: sa.Row[Any]) -> dict[str, Any]:
     """An entry as a line of the export has it: the columns, with times in RFC 3339."""
     entry = dict(row._mapping)
-    times = {name: None if entry[name] is None else rfc3339(entry[name]) for name in ("created", "last")}
+    names = ("created", "first", "last")
+    times = {name: None if entry[name] is None else rfc3339(entry[name]) for name in names}
     return entry | times

@@ -88,6 +88,7 @@ class AuditEntry(Answer):
     object_name: str | None
     fields: list[str]
     requests: int
+    first_timestamp: datetime | None
     last_timestamp: datetime | None
     by_site_operator: bool
     channel: str = Field("", json_schema_extra=PROVIDERS_ONLY)
@@ -155,6 +156,7 @@ def _shape(row: Row, **chosen: object) -> Json:
         "object_kind": row.object_kind or None,
         "object_id": row.object_id or None,
         "object_name": row.object_name or None,
+        "first_timestamp": row.first,
         "last_timestamp": row.last,
         "by_site_operator": row.by_operator,
     }

@@ -7,7 +7,7 @@ only `remove_oldest` deletes any. `tenant_org` is the tenant that may read the e
 says that an operator or provider caused it.
 
 Ids are in the order of the commits, because one transaction writes at a time. `page_of_entries` looks at
-`WINDOW` entries at most, along one index (of the object, else of the subject, else of the tenant, else
+`WINDOW` entries at most, along one index (of the object, else of the tenant, else of the subject, else
 of the log), and says where it stopped. So the cost of a page does not depend on the length of the log.
 Times become ids by the index of times, give or take `CLOCK_SKEW`; the exact times are compared
 afterwards.
@@ -40,8 +40,10 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An entry. Empty texts stand for what does not apply."""
 
     created: float = 0.0
+    """When the entry was written: ids and these times have the same order."""
+    first: float | None = None
     last: float | None = None
-    """When the last of several requests came."""
+    """When the first and the last of the refused requests came that the entry stands for."""
     requests: int = 1
     channel: str
     subject: str = ""
@@ -163,33 +165,39 @@ def _window(conn: sa.Connection, wanted: EntryFilter, oldest_first: bool) -> sa.
     rows = sa.select(audit_entry).order_by(order).limit(WINDOW)
     if wanted.object_id is not None:
         rows = rows.where(entry.object_id == wanted.object_id)
-    elif wanted.subject is not None:
-        rows = rows.where(entry.subject == wanted.subject)
     elif wanted.tenant_org is not None:
         rows = rows.where(entry.tenant_org == wanted.tenant_org)
+    elif wanted.subject is not None:
+        rows = rows.where(entry.subject == wanted.subject)
     if wanted.before is not None:
         rows = rows.where(entry.id < wanted.before)
     if wanted.after is not None:
         rows = rows.where(entry.id > wanted.after)
-    if wanted.since is not None:
-        rows = rows.where(entry.id >= _first_id(conn, entry.created >= wanted.since - CLOCK_SKEW))
-    if wanted.until is not None:
-        last = _last_id(conn, entry.created < wanted.until + CLOCK_SKEW)
-        rows = rows.where(entry.id <= last)
-    return rows
+    return rows.where(*_of_time_span(conn, wanted.since, wanted.until))
 
 
-def _first_id(conn: sa.Connection, condition: sa.ColumnElement[bool]) -> int:
-    created = audit_entry.c.created
-    query = sa.select(audit_entry.c.id).where(condition).order_by(created).limit(1)
-    # An id that no entry has yet: nothing is so young.
-    found: int | None = conn.execute(query).scalar_one_or_none()
-    return (newest_id(conn) + 1) if found is None else found
+def _of_time_span(
+    conn: sa.Connection, since: float | None, until: float | None
+) -> list[sa.ColumnElement[bool]]:
+    """Bounds of ids between which all entries of a time span are, and some others."""
+    entry = audit_entry.c
+    found: list[sa.ColumnElement[bool]] = []
+    if since is not None:
+        found.append(entry.id > (_last_id_before(conn, since - CLOCK_SKEW) or 0))
+    if until is not None:
+        later = (
+            sa.select(entry.id).where(entry.created >= until + CLOCK_SKEW).order_by(entry.created).limit(1)
+        )
+        if (first := conn.execute(later).scalar_one_or_none()) is not None:
+            found.append(entry.id < first)
+    return found
 
 
-def _last_id(conn: sa.Connection, condition: sa.ColumnElement[bool]) -> int:
-    query = sa.select(audit_entry.c.id).where(condition).order_by(audit_entry.c.created.desc()).limit(1)
-    return conn.execute(query).scalar_one_or_none() or 0
+def _last_id_before(conn: sa.Connection, time: float) -> int | None:
+    entry = audit_entry.c
+    earlier = sa.select(entry.id).where(entry.created < time).order_by(entry.created.desc()).limit(1)
+    found: int | None = conn.execute(earlier).scalar_one_or_none()
+    return found
 
 
 def _conditions(entry: Any, wanted: EntryFilter) -> list[sa.ColumnElement[bool]]:
@@ -219,20 +227,11 @@ def entry_with_id(conn: sa.Connection, entry_id: int, tenant_org: str | None) ->
 
 
 def entries_after(
-    conn: sa.Connection, after: int, since: float, until: float | None, limit: int
+    conn: sa.Connection, after: int, since: float | None, until: float | None, limit: int
 ) -> Sequence[sa.Row[Any]]:
     """At most `limit` entries after the id `after`, oldest first; of a time span, give or take the skew."""
-    entry = audit_entry.c
-    first = max(after + 1, _first_id(conn, entry.created >= since - CLOCK_SKEW) if since else 0)
-    rows = sa.select(audit_entry).where(entry.id >= first)
-    if until is not None:
-        rows = rows.where(entry.id <= _last_id(conn, entry.created < until + CLOCK_SKEW))
-    return conn.execute(rows.order_by(entry.id).limit(limit)).all()
-
-
-def newest_id(conn: sa.Connection) -> int:
-    """The id of the newest entry; 0 before the first."""
-    return conn.execute(sa.select(sa.func.max(audit_entry.c.id))).scalar_one() or 0
+    rows = sa.select(audit_entry).where(audit_entry.c.id > after, *_of_time_span(conn, since, until))
+    return conn.execute(rows.order_by(audit_entry.c.id).limit(limit)).all()
 
 
 # Retention.
@@ -266,7 +265,7 @@ def expired_up_to(conn: sa.Connection, before: float, maximum: int) -> int:
     """The newest id that is to be removed: written `before`, or older than the newest `maximum` entries."""
     surplus = sa.select(audit_entry.c.id).order_by(audit_entry.c.id.desc()).limit(1).offset(maximum)
     too_many = conn.execute(surplus).scalar_one_or_none() or 0
-    return max(too_many, _last_id(conn, audit_entry.c.created < before))
+    return max(too_many, _last_id_before(conn, before) or 0)
 
 
 def remove_oldest(conn: sa.Connection, up_to: int, limit: int) -> int:

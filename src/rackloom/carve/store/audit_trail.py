@@ -206,17 +206,18 @@ class RequestAudit:
         self._refusals.written(emissions, now)
 
 
-def append_refusals(conn: sa.Connection, emissions: Sequence[Emission[AuditRecord]]) -> None:
+def append_refusals(
+    conn: sa.Connection, emissions: Sequence[Emission[AuditRecord]], clock: Callable[[], float]
+) -> None:
     """Append the entries of refused requests."""
-    if emissions:
-        append_entries(conn, [_entry_of(emission) for emission in emissions])
+    now = clock()
+    append_entries(conn, [_entry_of(emission, now) for emission in emissions])
 
 
-def _entry_of(emission: Emission[AuditRecord]) -> AuditRecord:
+def _entry_of(emission: Emission[AuditRecord], now: float) -> AuditRecord:
     entry = emission.sample
-    times: dict[str, Any] = {"created": emission.first, "requests": emission.requests}
-    if emission.requests > 1:
-        times["last"] = emission.last
+    times: dict[str, Any] = {"created": now, "first": emission.first, "last": emission.last}
+    times["requests"] = emission.requests
     if emission.key is not None:
         return msgspec.structs.replace(entry, **times)
     return AuditRecord(

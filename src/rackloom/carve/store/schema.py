@@ -347,6 +347,7 @@ audit_entry = sa.Table(
     # Never used twice, also when the newest entry was removed: an id is a position in the log.
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
     sa.Column("created", sa.Double, nullable=False, index=True),
+    _time("first", nullable=True),
     _time("last", nullable=True),
     _number("requests"),
     _text("channel"),

@@ -15,6 +15,7 @@ def upgrade() -> None:
         "audit_entry",
         sa.Column("id", sa.Integer(), autoincrement=True, nullable=False),
         sa.Column("created", sa.Double(), nullable=False),
+        sa.Column("first", sa.Double(), nullable=True),
         sa.Column("last", sa.Double(), nullable=True),
         sa.Column("requests", sa.Integer(), nullable=False),
         sa.Column("channel", sa.Text(), nullable=False),
