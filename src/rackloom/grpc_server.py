@@ -4,8 +4,9 @@ gRPC's C core limits what a connection may hold: the time of its handshake, the 
 message, the calls under way, its idle time and its age (`GrpcLimits`). It cannot share connections between
 the addresses of clients. So `GrpcServer` accepts them itself (`rackloom.acceptor`) and passes their bytes on,
 unread, to gRPC, which listens on a Unix socket in a new directory that only this user may enter. TLS is
-between the client and gRPC: the server still sees the certificate of the client. It does not see the address;
-nothing here asks for that.
+between the client and gRPC: the server still sees the certificate of the client. The address of the client is
+in the name of the Unix socket that speaks for it, which gRPC calls the peer: `client_address` takes it from
+there.
 
 Which connection gives way when there is no room:
 
@@ -26,6 +27,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -37,8 +39,8 @@ _CLOSE_SECONDS = 5.0
 """For what a client has not read yet when gRPC has closed the connection."""
 _MILLISECONDS = 1000
 _SERVER_NAME = "grpc"
-_LONGEST_BASE = 60
-"""Bytes. The name of a Unix socket has at most 107; the rest is for the names below."""
+_LONGEST_BASE = 32
+"""Bytes. The name of a Unix socket has at most 107; the rest is for the names below, with an IPv6 address."""
 
 
 def _private_directory() -> str:
@@ -72,6 +74,19 @@ def grpc_options(limits: GrpcLimits, connections: int) -> Sequence[tuple[str, in
         options["grpc.max_connection_age_ms"] = round(limits.age_seconds * _MILLISECONDS)
         options["grpc.max_connection_age_grace_ms"] = round(limits.age_seconds * _MILLISECONDS)
     return tuple(options.items())
+
+
+_NAME_ENDS = "@"
+
+
+def client_address(peer: str) -> str:
+    """The address of the client, from what gRPC calls the peer of a call; empty if unknown."""
+    return _own_name(peer).partition(_NAME_ENDS)[2]
+
+
+def _own_name(peer: str) -> str:
+    """The name of the connection, without its directory. gRPC writes the peer as a URL."""
+    return unquote(peer).rpartition("/")[2]
 
 
 class GrpcServer:
@@ -127,7 +142,7 @@ class GrpcServer:
     @contextmanager
     def _keep(self, context: Any) -> Iterator[None]:
         """Keep the connection of a call meanwhile, if its client has shown a certificate."""
-        relay = self._relays.get(context.peer().rpartition("/")[2])
+        relay = self._relays.get(_own_name(context.peer()))
         if relay is None or not context.peer_identities():
             yield
             return
@@ -197,6 +212,9 @@ class _ClientSide(asyncio.Protocol):
         """Read no more before there is a connection to gRPC."""
         # uvloop's transports are no subclasses of asyncio's.
         self._connection.transport = cast("asyncio.Transport", transport)
+        address, *_ = transport.get_extra_info("peername")
+        # Without the scope of a link-local address, which may be long.
+        self._name += f"{_NAME_ENDS}{address.partition('%')[0]}"
         self._relays[self._name] = self
         self.transport.pause_reading()
         self._joining = asyncio.get_running_loop().create_task(self._join())

@@ -173,8 +173,11 @@ def test_a_dump_of_a_running_site_brings_it_back(ground, postgres_server, postgr
             connection = await asyncpg.connect(restored)
             assert await all_rows(connection) == rows
             names = {row["name"] for row in await connection.fetch("SELECT name FROM vpc")}
+            query = "SELECT object_name FROM audit_entry WHERE operation = 'create-vpc'"
+            entered = {row["object_name"] for row in await connection.fetch(query)}
             await connection.close()
             assert acknowledged <= names
+            assert entered == names
             partitions = switch.fabric.snapshot().partitions
             await after(seen)
             # The fabric was what the records say: nothing was made again or taken apart.

@@ -10,9 +10,11 @@ import random
 import shutil
 import sys
 import time
+from collections import Counter
 from contextlib import AsyncExitStack
 from itertools import chain
 
+import asyncpg
 import httpx2
 import pytest
 from tests.app.served_history import Disturber, RecordingClient, ServedProcess
@@ -116,8 +118,37 @@ class Mover:
         return answer.json()["status"] == "Ready"
 
 
+OPERATIONS = {
+    ClientAction.CREATE: "create-vpc",
+    ClientAction.WRITE: "update-vpc",
+    ClientAction.DELETE: "delete-vpc",
+}
+
+
+async def entered_changes(url):
+    """Operation and object -> how many changes the audit log has."""
+    connection = await asyncpg.connect(url)
+    try:
+        rows = await connection.fetch("SELECT operation, object_name FROM audit_entry WHERE status < 300")
+    finally:
+        await connection.close()
+    return Counter((row["operation"], row["object_name"]) for row in rows)
+
+
+def assert_entered_once(history, entered):
+    """Each acknowledged change has its entry; only changes without an answer may have one besides."""
+    acknowledged, unknown = Counter(), Counter()
+    for event in history:
+        if event.action in OPERATIONS and not event.refused:
+            counted = acknowledged if event.returned_at is not None else unknown
+            counted[OPERATIONS[event.action], event.object] += 1
+    for changed in acknowledged | unknown:
+        least = acknowledged[changed]
+        assert least <= entered[changed] <= least + unknown[changed], changed
+
+
 @pytest.mark.slow
-def test_every_answer_is_explained_by_an_order_of_the_requests(ground, configs):
+def test_every_answer_is_explained_by_an_order_of_the_requests(ground, configs, postgres_url):  # noqa: F811
     history = []
     processes = [ServedProcess(ground, config, config.stem) for config in configs]
     disturber = Disturber(processes, random.Random(1))
@@ -151,9 +182,10 @@ def test_every_answer_is_explained_by_an_order_of_the_requests(ground, configs):
             await disturbed(mover, site, asyncio.Event())
             await until(mover.is_ready, "the instance is ready again")
             await read_everything(site)
+            entered = await entered_changes(postgres_url)
             for process in processes:
                 assert await process.end() == 0
-            return watch, mover
+            return watch, mover, entered
 
     async def read_everything(site):
         """One list of each generation from each process, after all else."""
@@ -163,8 +195,9 @@ def test_every_answer_is_explained_by_an_order_of_the_requests(ground, configs):
                 await reader.request(process.http, ClientAction.LIST, prefix)
         assert all(event.returned_at is not None for event in history if event.client == "reader")
 
-    watch, mover = asyncio.run(scenario())
+    watch, mover, entered = asyncio.run(scenario())
     assert not watch.shared
+    assert_entered_once(history, entered)
     assert not find_violations(history), "\n".join(map(str, find_violations(history)))
     outcomes = count_outcomes(history)
     met = f"{dict(outcomes)}, struck: {disturber.struck}, moves: {mover.moves}, changes: {watch.changes}"

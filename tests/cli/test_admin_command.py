@@ -205,6 +205,26 @@ def test_json_and_yaml_say_the_same(terminal):
     assert before["observation"]["domain"] == terminal.switch.fabric.domain
 
 
+def test_the_audit_log_is_exported_as_json_lines(terminal):
+    for verb in ("create", "update"):
+        terminal.quietly(f"endpoint {verb} --chassis-serial AUDITED --endpoint https://10.0.0.{len(verb)}")
+    terminal.quietly("endpoint delete --chassis-serial AUDITED")
+    lines = [json.loads(line) for line in terminal.quietly("audit export").splitlines()]
+    assert [line["id"] for line in lines] == sorted({line["id"] for line in lines})
+    created, updated, deleted = (line for line in lines if line["object_id"] == "AUDITED")
+    assert [each["operation"] for each in (created, updated, deleted)] == [
+        f"{verb}NvlinkNmxcEndpoint" for verb in ("Create", "Update", "Delete")
+    ]
+    assert (created["subject"], created["source"]) == ("admin", "127.0.0.1")
+    assert "10.0.0" not in json.dumps(lines)
+    rest = [
+        json.loads(line) for line in terminal.quietly(f"audit export --after {created['id']}").splitlines()
+    ]
+    assert rest[:2] == [updated, deleted]
+    assert terminal.quietly("audit export --until 2020-01-01") == ""
+    assert terminal.quietly("audit export --since 2020-01-01").count("\n") >= len(lines)
+
+
 def test_a_site_that_is_not_there_is_told(terminal):
     terminal.monkeypatch.setenv("RACKLOOM_ADMIN_SITE", "localhost:1")
     with pytest.raises(Retry, match="did not answer"):

@@ -20,7 +20,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    IPvAnyNetwork,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rackloom.app.process import is_loopback
@@ -290,6 +298,14 @@ class LimitsConfig(Section):
     provider: ProviderLimitsConfig = ProviderLimitsConfig()
 
 
+class AuditConfig(Section):
+    """`[audit]`: how long entries of the audit log are kept, and whose word on addresses counts."""
+
+    retention_days: Annotated[int, Field(ge=1, le=36_500)] = 400
+    max_entries: Annotated[int, Field(ge=1_000, le=1_000_000_000)] = 2_000_000
+    trusted_proxies: tuple[IPvAnyNetwork, ...] = ()
+
+
 class LogConfig(Section):
     """`[log]`."""
 
@@ -317,6 +333,7 @@ class Config(BaseSettings):
     secrets: SecretsConfig = SecretsConfig()
     kubernetes: ClusterConfig | None = None
     map: MapConfig = MapConfig()
+    audit: AuditConfig = AuditConfig()
     log: LogConfig = LogConfig()
 
     @classmethod

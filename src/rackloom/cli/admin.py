@@ -5,8 +5,9 @@ variables. A call has 60 s. UNAVAILABLE becomes `Retry`; every other status beco
 nearest fix that the server sends as trailing metadata. The web proxy of the environment is not used for
 these calls.
 
-The commands themselves are in `admin_inventory`, `admin_partitions` and `admin_import`. They are named here
-by import path and imported when one is called, because the protobuf modules take time to load.
+The commands themselves are in `admin_inventory`, `admin_partitions`, `admin_import` and `admin_audit`.
+They are named here by import path and imported when one is called, because the protobuf modules take
+time to load.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,6 +152,7 @@ _COMMANDS = {
     "domain": ("admin_partitions:domain", "Show, pause and resume NVLink domains."),
     "tray": ("admin_partitions:tray", "Cordon and drain trays."),
     "import": ("admin_import:app", "Take over what another control plane has run."),
+    "audit": ("admin_audit:app", "Who requested what, and what came of it."),
 }
 for _name, (_where, _help) in _COMMANDS.items():
     app.command(f"rackloom.cli.{_where}", name=_name, help=_help)

@@ -13,5 +13,6 @@ code.
 - `transfer`: what is measured of KV-cache transfers, and what the measurements prove.
 - `diagnosis`: a snapshot of all layers -> findings, causes and fixes.
 - `fair_queueing`: which of several organisations is served next.
+- `refusal_log`: which refused requests get an entry in a log.
 - `kubernetes`: the vocabulary that these share: objects, kinds, times, and writes as values.
 """

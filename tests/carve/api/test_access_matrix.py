@@ -89,7 +89,9 @@ class Planted:
         body |= {"nvLinkInterfaces": [{"nvLinkLogicalPartitionId": partition, "deviceInstance": 0}]}
         instance = api.new("instance", body, org=org)
         (given,) = api.get("allocation", org=org).json()
+        (entered,) = api.get("audit", org=org, params={"objectId": instance["id"]}).json()
         return {
+            "auditEntryId": entered["id"],
             "tenantId": given["tenantId"],
             "instanceId": instance["id"],
             "machineId": instance["machineId"],

@@ -12,12 +12,14 @@ from typing import Any, get_type_hints
 from uuid import UUID
 
 import pytest
+import sqlalchemy as sa
 import uvicorn
 from openapi_python_client import Config, MetaType, generate
 from openapi_python_client.config import ConfigFile
 from tests.carve.api.described import STREAM, Operation, operations
 
 from rackloom.carve.api.auth import Role
+from rackloom.carve.store.schema import audit_entry
 
 REASON = {"reason": "a test"}
 FIRST = (
@@ -146,6 +148,8 @@ def test_every_operation_of_a_generated_client_works(api: Any, url: str, package
     ids = dict.fromkeys(("nvLinkLogicalPartitionId", "vpcId", "machineId"), str(UUID(int=0)))
     ids |= {"siteId": site.site_id, "tenantId": site.tenant.id, "instanceTypeId": site.type_id}
     ids |= {"nvLinkDomainId": domain, "chassisSerial": "CHASSIS9"}
+    api.partition("entered")
+    ids |= {"auditEntryId": api.get("audit").json()[0]["id"]}
     (given,) = api.get("allocation").json()
     ids |= {"allocationId": given["id"], "allocationConstraintId": given["allocationConstraints"][0]["id"]}
     described = {operation.name: operation for operation in operations(api.client.app.openapi())}
@@ -162,6 +166,10 @@ def test_every_operation_of_a_generated_client_works(api: Any, url: str, package
             else:
                 remember(ids, name, answer.parsed)
     assert refused.keys() == IN_USE, refused
+    changing = {name for name, operation in described.items() if operation.method != "GET"} - IN_USE
+    entered = api.site.run(lambda conn: conn.execute(sa.select(audit_entry)).all())
+    assert changing <= {entry.operation for entry in entered}
+    assert [entry.operation for entry in entered if not (entry.object_kind and entry.object_id)] == []
 
 
 def remember(ids: dict[str, str], name: str, made: Any) -> None:

@@ -12,7 +12,9 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from rackloom.carve.store import journal
+from rackloom.carve.store import audit, journal
+from rackloom.carve.store.audit import REST, AuditRecord, EntryFilter
+from rackloom.carve.store.audit_trail import AuditTrail
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.schema import domain_revision, metadata, tenant
 from rackloom.carve.tenancy import entitlements
@@ -212,3 +214,92 @@ def test_every_letter_of_a_name_comes_back(opening: Opening) -> None:
         return await store.read(lambda conn: list(conn.execute(sa.select(tenant.c.org)).scalars()))
 
     assert in_store(opening, write_and_read) == [name]
+
+
+# The audit log.
+
+
+def _trail() -> AuditTrail:
+    entry = AuditRecord(channel=REST, subject="who", org="acme", tenant_org="acme", operation="create-tenant")
+    return AuditTrail(entry, clock=lambda: 5.0, arrived=4.0)
+
+
+async def _make_tenant(store: Store, *, fails: bool = False) -> None:
+    def work(conn: sa.Connection) -> None:
+        conn.execute(
+            sa.insert(tenant).values(
+                id="t", org="acme", targeted_instance_creation=False, created=1.0, updated=1.0
+            )
+        )
+        if fails:
+            raise Refused("not now")
+
+    await store.recorded_by(_trail().record).run(work)
+
+
+def _everything(conn: sa.Connection) -> tuple[int, list[str]]:
+    tenants = conn.execute(sa.select(sa.func.count()).select_from(tenant)).scalar_one()
+    page = audit.page_of_entries(conn, EntryFilter(tenant_org="acme"), start=0, size=10)
+    return tenants, [row.operation for row in page.entries]
+
+
+def test_a_change_and_its_entry_are_there_together_or_not_at_all(opening: Opening) -> None:
+    async def scenario(store: Store) -> None:
+        with pytest.raises(Refused):
+            await _make_tenant(store, fails=True)
+        assert await store.read(_everything) == (0, [])
+        await _make_tenant(store)
+        assert await store.read(_everything) == (1, ["create-tenant"])
+
+    in_store(opening, scenario)
+
+
+def test_what_cannot_be_entered_is_not_done(opening: Opening) -> None:
+    async def scenario(store: Store) -> None:
+        await store.run(lambda conn: conn.execute(sa.text("ALTER TABLE audit_entry RENAME TO elsewhere")))
+        with pytest.raises(sa.exc.DBAPIError):
+            await _make_tenant(store)
+        await store.run(lambda conn: conn.execute(sa.text("ALTER TABLE elsewhere RENAME TO audit_entry")))
+        assert await store.read(_everything) == (0, [])
+
+    in_store(opening, scenario)
+
+
+def test_entries_of_a_time_span_are_found_though_clocks_differ(opening: Opening) -> None:
+    async def scenario(store: Store) -> None:
+        # Two replicas: the clock of the second is 20 s behind.
+        times = [1000.0, 1200.0, 1180.0, 1220.0, 1200.5, 2000.0]
+        entries = [AuditRecord(channel=REST, operation=str(time), created=time) for time in times]
+        await store.run(audit.append_entries, entries)
+        for since, until in ((1190.0, 1210.0), (1180.0, 1220.0), (1000.0, None), (None, 1200.0)):
+            span = EntryFilter(since=since, until=until)
+            page = await store.read(
+                lambda conn, span=span: audit.page_of_entries(conn, span, start=0, size=10)
+            )
+            found = sorted(row.created for row in page.entries)
+            assert found == sorted(time for time in times if (since or 0) <= time < (until or 9999))
+
+    in_store(opening, scenario)
+
+
+def test_entries_are_read_exported_and_removed(opening: Opening) -> None:
+    async def scenario(store: Store) -> None:
+        entries = [
+            AuditRecord(channel=REST, operation=f"o{number}", tenant_org="acme", created=100.0 * number)
+            for number in range(6)
+        ]
+        await store.run(audit.append_entries, entries)
+        span = EntryFilter(since=100.0, until=400.0)
+        page = await store.read(lambda conn: audit.page_of_entries(conn, span, start=1, size=5))
+        assert ([row.operation for row in page.entries], page.total) == (["o2", "o1"], 3)
+        first, *_, last = await store.read(audit.entries_after, 0, None, None, 100)
+        assert (first.operation, last.operation) == ("o0", "o5")
+        expired = await store.read(audit.expired_up_to, 250.0, 4)
+        assert expired == first.id + 2
+        assert await store.run(audit.remove_oldest, expired, 2) == 2
+        assert await store.run(audit.remove_oldest, expired, 2) == 1
+        kept = await store.read(audit.kept_entries)
+        assert (kept.oldest, kept.oldest_created, kept.removed) == (first.id + 3, 300.0, 3)
+        assert (kept.removed_up_to, kept.removed_until) == (expired, 200.0)
+
+    in_store(opening, scenario)

@@ -2,6 +2,6 @@
 
 `service` starts and stops everything. `parts` builds the parts from the configuration. `switches` opens
 switch controllers, `secrets` and `secret_stores` read their credentials, `issuers` and `host_state` poll
-external sources, `cluster` and `rack_map` feed the rack map, and `metrics` with `record_counts` serves
-Prometheus.
+external sources, `audit_log` writes and prunes the audit log, `cluster` and `rack_map` feed the rack map, and
+`metrics` with `record_counts` serves Prometheus.
 """

@@ -26,6 +26,7 @@ from rackloom.acceptor import END_REASONS, ConnectionEnded
 from rackloom.app.listeners import PlainEndpoints, metrics_response, ok_response
 from rackloom.app.site import record_counts
 from rackloom.app.site.record_counts import SiteCounts
+from rackloom.carve.api.audit_middleware import UNAUTHENTICATED_REASONS
 from rackloom.carve.api.limits import CallerClass
 from rackloom.carve.fabric.controller import ControllerKind
 from rackloom.carve.observation import latest
@@ -151,6 +152,20 @@ class SiteMetrics(ReconcileMetrics):
         )
         for kind in CallerClass:
             self.refused_requests.labels(kind)
+        self.unauthenticated = Counter(
+            f"{ours}unauthenticated_requests",
+            "REST requests without a valid token of their organisation, by what was wrong",
+            ("why",),
+            registry=registry,
+        )
+        for why in UNAUTHENTICATED_REASONS:
+            self.unauthenticated.labels(why)
+        self.audited_refusals = Counter(
+            f"{ours}refused_by_result",
+            "Requests of known callers that were refused, by interface and result",
+            ("channel", "result"),
+            registry=registry,
+        )
         self.ended = Counter(
             f"{ours}connections_ended",
             "Connections that a limit refused or closed",
@@ -194,6 +209,14 @@ class SiteMetrics(ReconcileMetrics):
     def refused_request(self, kind: CallerClass) -> None:
         """A REST request was refused because too many of its organisation wait."""
         self.refused_requests.labels(kind).inc()
+
+    def unauthenticated_request(self, why: str) -> None:
+        """A REST request had no valid token of its organisation."""
+        self.unauthenticated.labels(why).inc()
+
+    def audited_refusal(self, channel: str, result: str) -> None:
+        """A request of a known caller was refused."""
+        self.audited_refusals.labels(channel, result).inc()
 
     def operated(
         self, endpoint_id: str, operation: PartitionOperation, outcome: OperationOutcome, seconds: float

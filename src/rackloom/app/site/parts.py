@@ -50,6 +50,8 @@ from rackloom.carve.observation.conflicts import ControllerConflict
 from rackloom.carve.reconcile import records
 from rackloom.carve.reconcile.domain_pass import ReconcileHooks, ReconcileMetrics
 from rackloom.carve.reconcile.loop import ConcurrencySlots, Reconciler
+from rackloom.carve.store.audit import SITE, AuditRecord, append_entries
+from rackloom.carve.store.audit_trail import RequestAudit
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.failures import StoreUnavailable
 from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
@@ -122,7 +124,21 @@ class NmxmDiscovery(msgspec.Struct, frozen=True, kw_only=True):
         new = [(serial, domain) for domain, theirs in domains.items() for serial in theirs - known]
         for serial, domain in sorted(new):
             endpoints.create_chassis_endpoint(conn, serial, f"{self.url}?domain={domain}", order, self.ids)
+            append_entries(conn, [_entry_of_discovery(serial, order)])
         return tuple(sorted(serial for serial, _ in new))
+
+
+def _entry_of_discovery(serial: str, order: OperatorOrder) -> AuditRecord:
+    return AuditRecord(
+        created=order.now,
+        channel=SITE,
+        subject=order.by,
+        by_operator=True,
+        operation="register-nmx-m-chassis",
+        object_kind="nvlink-nmxc-endpoint",
+        object_id=serial,
+        reason=order.reason,
+    )
 
 
 # The parts, from the configuration.
@@ -142,6 +158,7 @@ class ServiceParts(msgspec.Struct, frozen=True, kw_only=True):
     reconciler: Reconciler
     issuers: IssuerVerifier
     page: MetricsEndpoints
+    audit: RequestAudit
 
 
 @asynccontextmanager
@@ -189,6 +206,12 @@ async def _assemble_on(store: Store, config: Config) -> ServiceParts:
         reconciler=reconciler,
         issuers=issuers,
         page=page,
+        audit=RequestAudit(
+            request_ids=new_id,
+            trusted_proxies=config.audit.trusted_proxies,
+            counted=metrics.audited_refusal,
+            unauthenticated=metrics.unauthenticated_request,
+        ),
     )
 
 

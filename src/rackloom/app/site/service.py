@@ -5,9 +5,9 @@ machines come from the observations of the switch controllers, or from a file th
 
 `site_service` enters the parts in this order: records and reconciler, the cluster that the map follows,
 background jobs, then the listeners (REST with the map, metrics, admin). Background jobs are the refresh
-of signing keys, the reconciler, the discovery of an NMX-M's chassis, the poll of host states and the
-cluster follower. Each of them ends only by failing, and the process then ends with that error. On SIGTERM
-or SIGINT the listeners close first.
+of signing keys, the audit log, the reconciler, the discovery of an NMX-M's chassis, the poll of host
+states and the cluster follower. Each of them ends only by failing, and the process then ends with that
+error. On SIGTERM or SIGINT the listeners close first.
 
 The admin gRPC is served over mTLS only, and only where the configuration has a section `[admin]`.
 """
@@ -15,6 +15,7 @@ The admin gRPC is served over mTLS only, and only where the configuration has a 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from rackloom.app.process import (
     stop_on_signals,
     wait_stopped_or_ended,
 )
+from rackloom.app.site.audit_log import AuditKeeper
 from rackloom.app.site.cluster import ClusterFollower, follow_cluster
 from rackloom.app.site.host_state import HostStatePoller
 from rackloom.app.site.parts import NmxmDiscovery, ServiceParts, assemble, initial_machine_status, new_id
@@ -61,6 +63,7 @@ def serve_rest(parts: ServiceParts, source: SiteSource) -> AbstractAsyncContextM
             verifier=parts.issuers,
             auto_tenant=parts.config.auth.auto_tenant,
             valid_seconds=parts.config.nvlink_config.reading_valid_seconds,
+            audit=parts.audit,
         ),
         caller_limits(parts.config.limits, parts.metrics.refused_request),
     )
@@ -119,6 +122,7 @@ def _admin_deps(parts: ServiceParts) -> AdminDeps:
         new_machine_status=initial_machine_status(parts.config),
         imports="import" in parts.config.site.machine_sources,
         valid_seconds=parts.config.nvlink_config.reading_valid_seconds,
+        audit=parts.audit,
     )
 
 
@@ -250,6 +254,13 @@ def _map_source(parts: ServiceParts, cluster: ClusterFollower | None) -> SiteSou
 def _background_jobs(parts: ServiceParts, cluster: ClusterFollower | None) -> Iterator[Job]:
     """The jobs that run beside the listeners."""
     yield parts.issuers.refresh()
+    yield AuditKeeper(
+        audit=parts.audit,
+        store=parts.store,
+        clock=parts.clock,
+        keep_seconds=timedelta(days=parts.config.audit.retention_days).total_seconds(),
+        keep_entries=parts.config.audit.max_entries,
+    ).run()
     nvlink = parts.config.nvlink_config
     if nvlink.enabled or nvlink.domain_discovery_enabled:
         yield parts.reconciler.run()

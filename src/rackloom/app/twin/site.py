@@ -20,15 +20,18 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI
 
+from rackloom.app.config import AuditConfig
 from rackloom.app.home import Home
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import background_task, elapsed_seconds, log_to_file
+from rackloom.app.site.audit_log import AuditKeeper
 from rackloom.app.site.parts import open_home_store
 from rackloom.app.site.rack_map import SiteSource, mount_rack_map
 from rackloom.carve.api.app import create_app
@@ -221,7 +224,14 @@ async def embedded_service(
         verifier=issuer.verifier(),
         auto_tenant=True,
     )
-    async with background_task(reconciler.run()) as reconciling:
+    keeper = AuditKeeper(
+        audit=deps.audit,
+        store=store,
+        clock=clock,
+        keep_seconds=timedelta(days=AuditConfig().retention_days).total_seconds(),
+        keep_entries=AuditConfig().max_entries,
+    )
+    async with background_task(keeper.run()), background_task(reconciler.run()) as reconciling:
         # A batch that wants one domain needs to know the domains: REST opens when each was asked once.
         await reconciler.first_passes()
         app = create_app(deps)

@@ -18,6 +18,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.inventory.endpoints import Endpoint
 from rackloom.carve.reconcile.domain_pass import OperationOutcome
+from rackloom.carve.store.audit_trail import AuditTrail, RequestAudit
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import tenant
@@ -69,6 +70,11 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
     """The age at which a reading of a switch controller says nothing about now."""
     caller: str = "unnamed"
     """Name in the certificate of the caller; set for each call."""
+    audit: RequestAudit = msgspec.field(default_factory=RequestAudit)
+
+    def recorded_by(self, trail: AuditTrail) -> "AdminDeps":
+        """The dependencies of a call whose changes are entered into the audit log."""
+        return msgspec.structs.replace(self, store=self.store.recorded_by(trail.record))
 
     def valid_from(self) -> float:
         """The time before which a reading is outdated for a call that is answered now."""

@@ -99,6 +99,11 @@ class OperatorStub:
                 request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverStepRequest.SerializeToString,
                 response_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverStepReply.FromString,
                 _registered_method=True)
+        self.ExportAuditEntries = channel.unary_unary(
+                '/rackloom.admin.v1.Operator/ExportAuditEntries',
+                request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.AuditExportRequest.SerializeToString,
+                response_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.AuditExportReply.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer:
@@ -182,6 +187,12 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportAuditEntries(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -249,6 +260,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.RunTakeoverStep,
                     request_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverStepRequest.FromString,
                     response_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverStepReply.SerializeToString,
+            ),
+            'ExportAuditEntries': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExportAuditEntries,
+                    request_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.AuditExportRequest.FromString,
+                    response_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.AuditExportReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -602,6 +618,33 @@ class Operator:
             '/rackloom.admin.v1.Operator/RunTakeoverStep',
             rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverStepRequest.SerializeToString,
             rackloom_dot_carve_dot_admin_dot_operator__pb2.TakeoverStepReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportAuditEntries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rackloom.admin.v1.Operator/ExportAuditEntries',
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.AuditExportRequest.SerializeToString,
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.AuditExportReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,7 @@ class OperatorStub:
     ReleasePartition: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ReleaseRequest, _operator_pb2.Done]
     ShowTakeoverSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TakeoverSiteRequest, _operator_pb2.TakeoverSite]
     RunTakeoverStep: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TakeoverStepRequest, _operator_pb2.TakeoverStepReply]
+    ExportAuditEntries: _grpc.UnaryUnaryMultiCallable[_operator_pb2.AuditExportRequest, _operator_pb2.AuditExportReply]
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
@@ -65,6 +66,7 @@ class OperatorAsyncStub(OperatorStub):
     ReleasePartition: _aio.UnaryUnaryMultiCallable[_operator_pb2.ReleaseRequest, _operator_pb2.Done]  # type: ignore[assignment]
     ShowTakeoverSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.TakeoverSiteRequest, _operator_pb2.TakeoverSite]  # type: ignore[assignment]
     RunTakeoverStep: _aio.UnaryUnaryMultiCallable[_operator_pb2.TakeoverStepRequest, _operator_pb2.TakeoverStepReply]  # type: ignore[assignment]
+    ExportAuditEntries: _aio.UnaryUnaryMultiCallable[_operator_pb2.AuditExportRequest, _operator_pb2.AuditExportReply]  # type: ignore[assignment]
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -157,5 +159,12 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.TakeoverStepRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.TakeoverStepReply, _abc.Awaitable[_operator_pb2.TakeoverStepReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ExportAuditEntries(
+        self,
+        request: _operator_pb2.AuditExportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.AuditExportReply, _abc.Awaitable[_operator_pb2.AuditExportReply]]: ...
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

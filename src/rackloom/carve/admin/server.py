@@ -21,8 +21,8 @@ import structlog
 from google.protobuf.empty_pb2 import Empty
 
 from rackloom.acceptor import ConnectionEnded, bound_socket, split_listen
-from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import (
+    audit,
     endpoints,
     instances,
     logical_partitions,
@@ -31,6 +31,7 @@ from rackloom.carve.admin import (
     partitions,
     takeover,
 )
+from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.carve.admin.deps import AdminDeps
@@ -186,6 +187,7 @@ RPCS: dict[str, dict[str, RpcMethod]] = {
         "DrainTray": _admin_rpc(ours.TrayRequest, operators.drain),
         "ShowTakeoverSite": _reader_rpc(ours.TakeoverSiteRequest, takeover.show_site),
         "RunTakeoverStep": _admin_rpc(ours.TakeoverStepRequest, takeover.run_step),
+        "ExportAuditEntries": _reader_rpc(ours.AuditExportRequest, audit.export_entries),
     },
 }
 """Service -> RPC name -> RPC."""
@@ -251,12 +253,12 @@ class AdminServer:
             await self._server.stop(GRACE_SECONDS)
 
     def _handlers(self, service: str, rpcs: Mapping[str, RpcMethod]) -> grpc.GenericRpcHandler:
-        methods = {name: self._method(name, rpc) for name, rpc in rpcs.items()}
+        methods = {name: self._method(service, name, rpc) for name, rpc in rpcs.items()}
         return grpc.method_handlers_generic_handler(service, methods)
 
-    def _method(self, name: str, rpc: RpcMethod) -> grpc.RpcMethodHandler:
+    def _method(self, service: str, name: str, rpc: RpcMethod) -> grpc.RpcMethodHandler:
         async def answer(request: Any, context: Any) -> Any:
-            return await self._answer(name, rpc, request, context)
+            return await self._answer(service, name, rpc, request, context)
 
         return grpc.unary_unary_rpc_method_handler(
             answer,
@@ -264,20 +266,35 @@ class AdminServer:
             response_serializer=lambda reply: reply.SerializeToString(),
         )
 
-    async def _answer(self, name: str, rpc: RpcMethod, request: Any, context: Any) -> Any:
+    async def _answer(self, service: str, name: str, rpc: RpcMethod, request: Any, context: Any) -> Any:
         certificate = context.auth_context()
         caller = self._identities.name(certificate)
-        if not self._identities.allows(certificate, rpc.access):
+        deps, trail = msgspec.structs.replace(self._deps, caller=caller), None
+        is_allowed = self._identities.allows(certificate, rpc.access)
+        if rpc.access is AccessClass.ADMIN or not is_allowed:
+            trail = audit.begin_trail(deps, service, name, request, context.peer())
+
+        async def refuse(
+            code: grpc.StatusCode, message: str, fix: tuple[tuple[str, bytes], ...] = ()
+        ) -> None:
+            if trail is not None:
+                audit.refuse(deps, trail, code, message)
+            await context.abort(code, message, fix)
+
+        if not is_allowed:
             log.warning("admin.denied", rpc=name, caller=caller)
-            await context.abort(
-                grpc.StatusCode.PERMISSION_DENIED, f"certificate {caller} may not call {name}"
-            )
-        if rpc.access is AccessClass.ADMIN:
-            log.info("admin.call", rpc=name, caller=caller)
+            await refuse(grpc.StatusCode.PERMISSION_DENIED, f"certificate {caller} may not call {name}")
         try:
-            return await rpc.handler(msgspec.structs.replace(self._deps, caller=caller), request)
+            if trail is None:
+                return await rpc.handler(deps, request)
+            log.info("admin.call", rpc=name, caller=caller)
+            reply = await rpc.handler(deps.recorded_by(trail), request)
+            if not trail.is_recorded:
+                await deps.store.run(trail.record_alone)
         except EXPECTED_ERRORS as error:
-            await context.abort(status_code_of(error), reason_of(error), fix_metadata_of(error))
+            await refuse(status_code_of(error), reason_of(error), fix_metadata_of(error))
         except Exception:
             log.exception("admin.failed", rpc=name, caller=caller)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error: see the log of the service")
+            await refuse(grpc.StatusCode.INTERNAL, "internal error: see the log of the service")
+        else:
+            return reply

@@ -1,10 +1,10 @@
 """The REST application: middleware, error mapping, OpenAPI description, and the order of routes.
 
 A request passes `AuthenticationMiddleware` first: every path below an organization needs a verified
-token before routing, so a route that forgets to require a role cannot be reached without a token, and
-no body is parsed without one. `BodyLimitMiddleware` admits at most `MAX_BODY` bytes of JSON, received
-within `BODY_SECONDS`. `RequestLimitMiddleware` then lets it wait for its organisation's turn, where the
-service has limits.
+token before routing, so a route that forgets to require a role cannot be reached without a token, and no
+body is parsed without one. `AuditMiddleware` begins its entry in the audit log. `BodyLimitMiddleware`
+admits at most `MAX_BODY` bytes of JSON, received within `BODY_SECONDS`. `RequestLimitMiddleware` then
+lets it wait for its organisation's turn, where the service has limits.
 
 The error handlers are the only place where refusals become HTTP status codes. Every error has the same
 JSON body; the nearest fix goes into `data`. Routes are matched in their order: instance types come before
@@ -33,6 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rackloom.carve.api import (
     access,
     allocations,
+    audit,
     domains,
     events,
     fabric,
@@ -48,6 +49,7 @@ from rackloom.carve.api import (
     sites,
     vpcs,
 )
+from rackloom.carve.api.audit_middleware import AuditMiddleware, unauthenticated_reason
 from rackloom.carve.api.auth import TokenVerifier, UnauthenticatedCaller
 from rackloom.carve.api.docs_page import docs_routes
 from rackloom.carve.api.limits import CallerLimits, RequestLimitMiddleware, announced_length, has_body
@@ -206,13 +208,18 @@ class AuthenticationMiddleware:
             try:
                 self._admit(scope)
             except UnauthenticatedCaller as error:
+                self._count(scope, str(error))
                 refusal = routing.problem_response(401, str(error), headers={"WWW-Authenticate": "Bearer"})
                 await refusal(scope, receive, send)
                 return
             except Rejected as error:
+                self._count(scope, error.reason)
                 await refusal_response(error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+    def _count(self, scope: Scope, message: str) -> None:
+        scope["app"].state.deps.audit.unauthenticated(unauthenticated_reason(message))
 
     def _admit(self, scope: Scope) -> None:
         org = scope["path"].removeprefix(ORG_PREFIX).partition("/")[0]
@@ -284,7 +291,8 @@ def _routes() -> tuple[APIRoute, ...]:
     # Types before instances: /instance/type would else be read as an instance id.
     routers = (
         organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
-        maintenance.router, domains.router, fabric.router, events.router, allocations.router,
+        maintenance.router, domains.router, fabric.router, audit.router, events.router,
+        allocations.router,
         logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
     )  # fmt: skip
     found = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
@@ -318,6 +326,7 @@ def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
     if limits is not None:
         app.add_middleware(RequestLimitMiddleware, limits=limits)
     app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(AuditMiddleware)
     app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier)
     install_error_handlers(app)
     app.router.routes += [

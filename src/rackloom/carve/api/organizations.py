@@ -11,6 +11,7 @@ from pathlib import Path
 from uuid import UUID
 
 import sqlalchemy as sa
+from starlette.requests import Request
 from starlette.responses import Response
 
 from rackloom.carve.api import routing
@@ -70,9 +71,9 @@ async def metadata(_caller: AnyCaller) -> Response:
 
 
 @router.get("/tenant/current", operation_id="get-current-tenant", response_model=Tenant)
-async def tenant(deps: Deps, caller: TenantAdmin) -> Response:
+async def tenant(request: Request, deps: Deps, caller: TenantAdmin) -> Response:
     """The tenant of the org, made by the first call."""
-    found = await deps.store.run(entitlements.ensure_tenant, caller.org, deps.clock(), deps.ids)
+    found = await routing.make_tenant(request, deps, caller.org, entitled=False)
     capabilities = {"targetedInstanceCreation": found.targeted_instance_creation}
     return routing.json_response(shape(Tenant, found, capabilities=capabilities))
 

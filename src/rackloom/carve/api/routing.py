@@ -31,9 +31,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from rackloom.carve.api import access, wire
+from rackloom.carve.api.audit_middleware import begin_trail, complete_trail
 from rackloom.carve.api.auth import Caller, Role, TokenVerifier
 from rackloom.carve.api.wire import Because, Json, PageQuery, shape
 from rackloom.carve.store import journal, schema
+from rackloom.carve.store.audit_trail import AuditTrail, RequestAudit
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder, StatusRecord
 from rackloom.carve.store.values import Changed, IdFactory, Status, invalid
@@ -86,10 +88,15 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
     """The age at which a reading of a switch controller says nothing about now."""
     org: str = ""
     """The organisation whose request is answered."""
+    audit: RequestAudit = msgspec.field(default_factory=RequestAudit)
 
     def on_behalf_of(self, org: str) -> "ApiDeps":
         """The dependencies of a request of `org`, which waits in turns with other organisations."""
         return msgspec.structs.replace(self, org=org, store=self.store.on_behalf_of(org))
+
+    def recorded_by(self, trail: AuditTrail) -> "ApiDeps":
+        """The dependencies of a request whose changes are entered into the audit log."""
+        return msgspec.structs.replace(self, store=self.store.recorded_by(trail.record))
 
     def valid_from(self) -> float:
         """The time before which a reading is outdated for a request that is answered now."""
@@ -108,7 +115,13 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
 
 async def _request_deps(request: Request) -> ApiDeps:
     deps: ApiDeps = request.app.state.deps
-    return deps.on_behalf_of(request.state.caller.org)
+    caller: Caller = request.state.caller
+    deps = deps.on_behalf_of(caller.org)
+    trail: AuditTrail | None = getattr(request.state, "audit", None)
+    if trail is None:
+        return deps
+    await complete_trail(request, trail, roles_of(request.scope["route"]), caller)
+    return deps.recorded_by(trail)
 
 
 Deps = Annotated[ApiDeps, Depends(_request_deps)]
@@ -156,14 +169,30 @@ async def _ensure_tenant(request: Request, caller: Caller) -> None:
         deps = deps.on_behalf_of(caller.org)
         # Read first: where the database takes no writes, the tenants that it has can still read.
         if await deps.store.read(entitlements.find_tenant, caller.org) is None:
-            await deps.store.run(_create_tenant, caller.org, deps.clock(), deps.ids)
+            await make_tenant(request, deps, caller.org, entitled=True)
         known.add(caller.org)
 
 
-def _create_tenant(conn: sa.Connection, org: str, now: float, ids: IdFactory) -> None:
-    if entitlements.find_tenant(conn, org) is None:
-        tenant = entitlements.ensure_tenant(conn, org, now, ids)
+async def make_tenant(request: Request, deps: ApiDeps, org: str, *, entitled: bool) -> sa.Row[Any]:
+    """The tenant of `org`, made now if there is none, `entitled` to every machine. It is entered as made."""
+
+    def work(conn: sa.Connection) -> sa.Row[Any]:
+        now = deps.clock()
+        if (found := entitlements.find_tenant(conn, org)) is not None:
+            return found
+        trail = begin_trail(request.scope)
+        made = {"object_kind": "tenant", "object_name": org, "tenant_org": org, "by_operator": False}
+        trail.know(operation="create-tenant", **made)
+        return trail.record(conn, lambda conn: _make_tenant(conn, org, now, deps.ids, entitled=entitled))
+
+    return await deps.store.run(work)
+
+
+def _make_tenant(conn: sa.Connection, org: str, now: float, ids: IdFactory, *, entitled: bool) -> sa.Row[Any]:
+    tenant = entitlements.ensure_tenant(conn, org, now, ids)
+    if entitled:
         entitlements.grant_everything(conn, tenant.id, now, ids)
+    return tenant
 
 
 # For whom a caller reads: as provider, as tenant, or both.

@@ -339,6 +339,13 @@ class DatabaseBackend(Protocol):
 P = ParamSpec("P")
 
 
+class Recorder(Protocol):
+    """Runs a function in its transaction, and records beside it that it ran."""
+
+    def __call__(self, conn: sa.Connection, work: Callable[[sa.Connection], T], /) -> T:
+        """Run `work`; returns what it returns."""
+
+
 @contextmanager
 def _logging_failures() -> Iterator[None]:
     try:
@@ -351,10 +358,11 @@ def _logging_failures() -> Iterator[None]:
 class Store:
     """The site's records. Made by `open` (a service), `inline` (a simulation) or `connect` (replicas)."""
 
-    def __init__(self, backend: DatabaseBackend, org: str = "") -> None:
+    def __init__(self, backend: DatabaseBackend, org: str = "", record: Recorder | None = None) -> None:
         """`org` is the organisation for which transactions run; empty for the site itself."""
         self._backend = backend
         self._org = org
+        self._record = record
 
     @classmethod
     def open(cls, home: Path) -> "Store":
@@ -381,6 +389,10 @@ class Store:
         """The same records; transactions that have to wait take turns with those of other organisations."""
         return Store(self._backend, org)
 
+    def recorded_by(self, record: Recorder) -> "Store":
+        """The same records; `record` runs each function that writes, within its transaction."""
+        return Store(self._backend, self._org, record)
+
     @property
     def is_shared(self) -> bool:
         """Whether other processes may work on the same records."""
@@ -395,9 +407,14 @@ class Store:
         may be run more than once, and only the last run counts, so it changes nothing but records.
         Cancelling the caller does not cancel a transaction that has begun.
         """
+
+        def work(conn: sa.Connection) -> T:
+            return fn(conn, *args, **kwargs)
+
+        record = self._record
         with _logging_failures():
             return await self._backend.transact(
-                lambda conn: fn(conn, *args, **kwargs), write=True, org=self._org
+                work if record is None else lambda conn: record(conn, work), write=True, org=self._org
             )
 
     async def read(

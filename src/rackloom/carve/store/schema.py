@@ -354,3 +354,50 @@ event_counter = sa.Table(
     sa.Column("tenant_id", sa.String(64), sa.ForeignKey("tenant.id"), primary_key=True),
     _number("newest"),
 )
+
+audit_entry = sa.Table(
+    "audit_entry",
+    metadata,
+    # Never used twice, also when the newest entry was removed: an id is a position in the log.
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("created", sa.Double, nullable=False, index=True),
+    _time("first", nullable=True),
+    _time("last", nullable=True),
+    _number("requests"),
+    _text("channel"),
+    _text("subject"),
+    _text("org"),
+    _text("roles"),
+    sa.Column("by_operator", sa.Boolean, nullable=False),
+    _text("source"),
+    _text("request_id"),
+    _text("operation"),
+    _text("method"),
+    _text("path"),
+    _text("object_kind"),
+    _text("object_id"),
+    _text("object_name"),
+    # No foreign keys: an entry outlives what it is about.
+    _text("tenant_org", nullable=True),
+    _number("status"),
+    _text("code"),
+    _text("message"),
+    _text("reason"),
+    _json("fields"),
+    _number("duration_ms", nullable=True),
+    # Pages are read by position, within one of these.
+    sa.Index("ix_audit_entry_tenant_org_id", "tenant_org", "id"),
+    sa.Index("ix_audit_entry_subject_id", "subject", "id"),
+    sa.Index("ix_audit_entry_object_id_id", "object_id", "id"),
+    sqlite_autoincrement=True,
+)
+
+audit_removal = sa.Table(
+    "audit_removal",
+    metadata,
+    # One row: how many entries retention removed, up to which one, and when that was written.
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("removed", sa.BigInteger, nullable=False),
+    _number("up_to"),
+    _time("until"),
+)

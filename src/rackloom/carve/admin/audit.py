@@ -1,0 +1,190 @@
+"""What the admin interface tells the audit log of a call, and the export of the log.
+
+`begin_trail` makes the trail of a call that may change something: `SUBJECTS` says for each such RPC what
+it is about. An RPC that changes no records (a plan is applied, a credential is kept) has its entry
+written before its reply. The name of the caller is that of the certificate, and its address that of the
+connection.
+
+An export is read in parts, oldest entries first, each with one short read; the caller asks for the next part
+after the last id that it has.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.admin import operator_pb2 as pb
+from rackloom.carve.admin.deps import AdminDeps
+from rackloom.carve.observation.latest import rfc3339
+from rackloom.carve.store import audit
+from rackloom.carve.store.audit import ADMIN, AuditRecord
+from rackloom.carve.store.audit_trail import AuditedObject, AuditTrail
+from rackloom.core.takeover import records as takeover
+from rackloom.grpc_server import client_address
+
+# What each RPC is about.
+
+
+Subject = Callable[[Any], AuditedObject]
+"""From the request of an RPC to what it is about."""
+_step_decoder: msgspec.json.Decoder[takeover.Step] = msgspec.json.Decoder(takeover.Step)
+
+
+def _chassis(request: Any) -> AuditedObject:
+    return AuditedObject("nvlink-nmxc-endpoint", request.chassis_serial)
+
+
+def _logical_partition(request: Any) -> AuditedObject:
+    name = request.config.metadata.name if hasattr(request, "config") else ""
+    return AuditedObject("nvlink-logical-partition", request.id.value, name)
+
+
+def _new_logical_partition(request: Any) -> AuditedObject:
+    return msgspec.structs.replace(
+        _logical_partition(request), tenant_org=request.config.tenant_organization_id.lower() or None
+    )
+
+
+def _tray(request: Any) -> AuditedObject:
+    return AuditedObject("machine", request.machine_id)
+
+
+def _domain(request: Any) -> AuditedObject:
+    return AuditedObject("nvlink-domain", request.domain)
+
+
+def _partition(request: Any) -> AuditedObject:
+    return AuditedObject("nvlink-partition", request.domain, request.partition_name)
+
+
+def _adopted_partition(request: Any) -> AuditedObject:
+    org = request.owner.tenant_organization_id.lower() or None
+    return msgspec.structs.replace(_partition(request), tenant_org=org)
+
+
+def _takeover_step(request: Any) -> AuditedObject:
+    """The object that a step creates or removes; nothing where it is no step."""
+    try:
+        step = _step_decoder.decode(request.step)
+    except msgspec.DecodeError:
+        return AuditedObject("import")
+    match step:
+        case takeover.PauseDomain() | takeover.SettleDomain():
+            return AuditedObject("nvlink-domain", step.domain)
+        case takeover.AdoptPartition():
+            return AuditedObject("nvlink-partition", step.domain, step.name)
+        case takeover.AssignMachineType() | takeover.CordonMachine():
+            return AuditedObject("machine", step.machine)
+    kind = takeover.kind_of_step(step)
+    named = {"logical-partition": "nvlink-logical-partition"}.get(kind, kind)
+    return AuditedObject(named, step.id, getattr(step, "name", ""), getattr(step, "org", None))
+
+
+def _of_kind(kind: str) -> Subject:
+    return lambda _request: AuditedObject(kind)
+
+
+SUBJECTS: Mapping[str, Subject] = {
+    "CreateNvlinkNmxcEndpoint": _chassis,
+    "UpdateNvlinkNmxcEndpoint": _chassis,
+    "DeleteNvlinkNmxcEndpoint": _chassis,
+    "CreateNVLinkLogicalPartition": _new_logical_partition,
+    "UpdateNVLinkLogicalPartition": _logical_partition,
+    "DeleteNVLinkLogicalPartition": _logical_partition,
+    "UpdateMachineNvLinkInfo": lambda request: AuditedObject("machine", request.machine_id.id),
+    "AdminForceDeleteMachine": lambda request: AuditedObject("machine", request.host_query),
+    "UpdateInstanceConfig": lambda request: AuditedObject("instance", request.instance_id.value),
+    "ReleaseInstance": lambda request: AuditedObject("instance", request.id.value),
+    "CreateCredential": _of_kind("credential"),
+    "DeleteCredential": _of_kind("credential"),
+    "ApplyPlan": _of_kind("plan"),
+    "ImportMachines": _of_kind("machine"),
+    "PauseDomain": _domain,
+    "ResumeDomain": _domain,
+    "CordonTray": _tray,
+    "UncordonTray": _tray,
+    "DrainTray": _tray,
+    "AdoptPartition": _adopted_partition,
+    "ReleasePartition": _partition,
+    "RunTakeoverStep": _takeover_step,
+}
+"""Each RPC that may change something -> what a request of it is about."""
+
+
+# The trail of a call.
+
+
+HTTP_STATUS = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.FAILED_PRECONDITION: 409,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.INTERNAL: 500,
+}
+"""The status that REST gives for what gRPC calls so."""
+
+
+def begin_trail(deps: AdminDeps, service: str, rpc: str, request: Any, peer: str) -> AuditTrail:
+    """The trail of a call; of a read, it is that of one that is refused."""
+    subject = SUBJECTS.get(rpc, _of_kind(""))(request)
+    entry = AuditRecord(
+        channel=ADMIN,
+        subject=deps.caller,
+        by_operator=True,
+        source=client_address(peer),
+        request_id=deps.audit.request_ids(),
+        operation=rpc,
+        path=f"/{service}/{rpc}",
+        object_kind=subject.kind,
+        object_id=subject.id,
+        object_name=subject.name,
+        tenant_org=subject.tenant_org,
+        code=grpc.StatusCode.OK.name,
+        reason=getattr(request, "reason", ""),
+        fields=tuple(sorted(field.name for field, _ in request.ListFields())),
+    )
+    trail = AuditTrail(entry, deps.clock, deps.clock())
+    if logical_partition := getattr(request, "logical_partition_id", ""):
+        trail.owner = ("nvlink-logical-partition", logical_partition)
+    return trail
+
+
+def refuse(deps: AdminDeps, trail: AuditTrail, code: grpc.StatusCode, message: str) -> None:
+    """Count a call that was refused."""
+    deps.audit.refuse(trail.refused(HTTP_STATUS[code], code.name, message), deps.clock())
+
+
+# The export.
+
+
+PART = 500
+"""Entries of a reply."""
+
+
+async def export_entries(deps: AdminDeps, request: pb.AuditExportRequest) -> pb.AuditExportReply:
+    """The next entries as JSON, oldest first."""
+    since = request.since.ToMicroseconds() / 1e6 if request.HasField("since") else None
+    until = request.until.ToMicroseconds() / 1e6 if request.HasField("until") else None
+    rows = await deps.store.read(audit.entries_after, request.after, since, until, PART)
+    wanted = [
+        row
+        for row in rows
+        if (since is None or row.created >= since) and (until is None or row.created < until)
+    ]
+    return pb.AuditExportReply(
+        entries=[msgspec.json.encode(exported(row)) for row in wanted],
+        last=rows[-1].id if rows else 0,
+    )
+
+
+def exported(row: sa.Row[Any]) -> dict[str, Any]:
+    """An entry as a line of the export has it: the columns, with times in RFC 3339."""
+    entry = dict(row._mapping)
+    names = ("created", "first", "last")
+    times = {name: None if entry[name] is None else rfc3339(entry[name]) for name in names}
+    return entry | times

@@ -1,0 +1,274 @@
+"""REST: the audit log. A provider of the site reads all of it, a tenant what concerns it.
+
+The path and the fields are those of upstream; `body` is always null, because a body may hold secrets.
+`fields` names what it had. A tenant reads its own requests, and what operators did to its objects: that
+somebody of the site did it, when and with which result, and nothing about whom or from where.
+
+Pages hold the newest entries first. A page looks at 2,000 entries at most, and its total counts those of
+them that match. Where there may be more, the header `X-Audit-Continue` has the parameter with which to
+go on. Filter by object, by user or by time to reach older entries at once.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Path
+from fastapi import Query as Param
+from pydantic import AwareDatetime, Field
+from starlette.responses import Response
+
+from rackloom.carve.api import routing
+from rackloom.carve.api.access import PROVIDERS_ONLY
+from rackloom.carve.api.auth import Caller, Role
+from rackloom.carve.api.routing import Deps, ProviderReader, Reader, Row
+from rackloom.carve.api.wire import Answer, Json, PageQuery, Text, shape
+from rackloom.carve.store import audit
+from rackloom.carve.store.audit import EntryFilter, EntryPage
+from rackloom.carve.store.values import invalid, not_found
+from rackloom.carve.tenancy import entitlements
+
+# Query parameters.
+
+
+class AuditQuery(PageQuery):
+    """Filters on the audit log."""
+
+    failed_only: bool = False
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+    before: UUID | None = None
+    after: UUID | None = None
+    user_id: Text | None = Field(None, alias="userID")
+    object_kind: Text | None = None
+    object_id: Text | None = None
+    operation_id: Text | None = None
+    method: Text | None = None
+    status_code: Annotated[int, Field(ge=100, le=599)] | None = None
+    channel: Literal["rest", "admin", "site"] | None = Field(None, json_schema_extra=PROVIDERS_ONLY)
+    org_name: Text | None = Field(None, json_schema_extra=PROVIDERS_ONLY)
+
+
+ORDERS = {
+    None: False,
+    "TIMESTAMP_DESC": False,
+    "CREATED_DESC": False,
+    "TIMESTAMP_ASC": True,
+    "CREATED_ASC": True,
+}
+"""`orderBy` -> whether the oldest entries come first."""
+
+# Response models.
+
+
+class AuditEntry(Answer):
+    """Who requested what, and what came of it."""
+
+    id: UUID
+    endpoint: str | None
+    query_params: str | None
+    method: str | None
+    body: str | None
+    status_code: int
+    status_message: str | None
+    client_ip: str | None = Field(alias="clientIP")
+    user_id: str | None = Field(alias="userID")
+    user: dict[str, Any] | None
+    org_name: str | None
+    extra_data: dict[str, Any]
+    timestamp: datetime
+    duration_ms: int | None
+    api_version: str
+    request_id: str | None
+    operation_id: str
+    roles: list[str]
+    object_kind: str | None
+    object_id: str | None
+    object_name: str | None
+    fields: list[str]
+    requests: int
+    first_timestamp: datetime | None
+    last_timestamp: datetime | None
+    by_site_operator: bool
+    channel: str = Field("", json_schema_extra=PROVIDERS_ONLY)
+    tenant_org: str | None = Field(None, json_schema_extra=PROVIDERS_ONLY)
+    rpc_status: str | None = Field(None, json_schema_extra=PROVIDERS_ONLY)
+    reason: str | None = Field(None, json_schema_extra=PROVIDERS_ONLY)
+
+
+class AuditRetention(Answer):
+    """Where the audit log begins, and what was removed before."""
+
+    oldest_entry_id: UUID | None
+    oldest_timestamp: datetime | None
+    removed_entries: int
+    removed_up_to: UUID | None
+    removed_until: datetime | None
+
+
+# From rows to responses.
+
+
+API_VERSION = "v2"
+SOMEBODY = "operator of the site"
+"""Who it was, for a tenant, when it was not its own request."""
+
+
+def entry_shape(row: Row) -> Json:
+    """An entry for a provider."""
+    return _shape(
+        row,
+        channel=row.channel,
+        tenant_org=row.tenant_org,
+        rpc_status=row.code or None,
+        reason=row.reason or None,
+    )
+
+
+def _tenant_entry_shape(row: Row) -> Json:
+    """An entry for the tenant that it concerns."""
+    if not row.by_operator:
+        return _shape(row)
+    hidden = dict.fromkeys(("endpoint", "method", "status_message", "client_ip", "request_id"))
+    return _shape(row, **hidden, user_id=SOMEBODY, org_name=None, roles=[], fields=[], duration_ms=None)
+
+
+def _shape(row: Row, **chosen: object) -> Json:
+    fields: dict[str, object] = {
+        "id": _shown_id(row.id),
+        "endpoint": row.path or None,
+        "query_params": None,
+        "method": row.method or None,
+        "body": None,
+        "status_code": row.status,
+        "status_message": row.message or None,
+        "client_ip": row.source or None,
+        "user_id": row.subject or None,
+        "user": None,
+        "org_name": row.org or None,
+        "extra_data": {},
+        "timestamp": row.created,
+        "api_version": API_VERSION,
+        "request_id": row.request_id or None,
+        "operation_id": row.operation,
+        "roles": row.roles.split(),
+        "object_kind": row.object_kind or None,
+        "object_id": row.object_id or None,
+        "object_name": row.object_name or None,
+        "first_timestamp": row.first,
+        "last_timestamp": row.last,
+        "by_site_operator": row.by_operator,
+    }
+    return shape(AuditEntry, row, **(fields | chosen))
+
+
+# Routes.
+
+
+router = APIRouter()
+
+CONTINUE_HEADER = "X-Audit-Continue"
+EntryId = Annotated[UUID, Path(alias="auditEntryId")]
+
+
+@router.get("/audit", operation_id="get-all-audit-entry", response_model=list[AuditEntry])
+async def list_entries(deps: Deps, caller: Reader, query: Annotated[AuditQuery, Param()]) -> Response:
+    """Who requested what, and what came of it; the newest first."""
+    if query.order_by not in ORDERS:
+        wanted = ", ".join(name for name in ORDERS if name)
+        raise invalid("Invalid orderBy value in query", orderBy=f"must be one of {wanted}")
+    oldest_first = ORDERS[query.order_by]
+
+    def read(conn: sa.Connection) -> tuple[str | None, EntryPage]:
+        org = _readable(conn, caller)
+        start = (query.page_number - 1) * query.page_size
+        wanted = _filter_of(query, org)
+        return org, audit.page_of_entries(
+            conn, wanted, start=start, size=query.page_size, oldest_first=oldest_first
+        )
+
+    org, page = await deps.store.read(read)
+    convert = entry_shape if org is None else _tenant_entry_shape
+    response = routing.page_response([convert(row) for row in page.entries], page.total, query)
+    if page.stopped_at is not None:
+        response.headers[CONTINUE_HEADER] = (
+            f"{'after' if oldest_first else 'before'}={_shown_id(page.stopped_at)}"
+        )
+    return response
+
+
+@router.get("/audit/retention", operation_id="get-audit-retention", response_model=AuditRetention)
+async def read_retention(deps: Deps, caller: ProviderReader) -> Response:
+    """The oldest entry that is kept, and how many were removed before it."""
+
+    def read(conn: sa.Connection) -> Json:
+        entitlements.provider_id_of(conn, caller.org)
+        kept = audit.kept_entries(conn)
+        return shape(
+            AuditRetention,
+            kept,
+            oldest_entry_id=_shown_id(kept.oldest),
+            oldest_timestamp=kept.oldest_created,
+            removed_entries=kept.removed,
+            removed_up_to=_shown_id(kept.removed_up_to),
+        )
+
+    return routing.json_response(await deps.store.read(read))
+
+
+@router.get("/audit/{auditEntryId}", operation_id="get-audit-entry", response_model=AuditEntry)
+async def get_entry(deps: Deps, caller: Reader, entry_id: EntryId) -> Response:
+    """One entry."""
+
+    def read(conn: sa.Connection) -> Json:
+        org = _readable(conn, caller)
+        row = audit.entry_with_id(conn, _stored_id(entry_id), org)
+        if row is None:
+            raise not_found(f"Could not find audit entry with ID: {entry_id}")
+        return entry_shape(row) if org is None else _tenant_entry_shape(row)
+
+    return routing.json_response(await deps.store.read(read))
+
+
+def _readable(conn: sa.Connection, caller: Caller) -> str | None:
+    """The organisation whose entries the caller may read; None for all of them."""
+    provider, _ = routing.provider_and_tenant(conn, caller)
+    if provider:
+        return None
+    if Role.TENANT_ADMIN not in caller.roles:
+        entitlements.provider_id_of(conn, caller.org)
+    return caller.org
+
+
+def _filter_of(query: AuditQuery, org: str | None) -> EntryFilter:
+    return EntryFilter(
+        tenant_org=org,
+        since=None if query.since is None else query.since.timestamp(),
+        until=None if query.until is None else query.until.timestamp(),
+        before=None if query.before is None else _stored_id(query.before),
+        after=None if query.after is None else _stored_id(query.after),
+        subject=query.user_id,
+        org=query.org_name if org is None else None,
+        object_kind=query.object_kind,
+        object_id=query.object_id,
+        operation=query.operation_id,
+        method=query.method,
+        channel=query.channel if org is None else None,
+        status=query.status_code,
+        failed=query.failed_only,
+    )
+
+
+# Ids are positions in the log. Upstream's are uuids, and clients may expect some.
+
+
+LARGEST_ID = 2**31 - 1
+
+
+def _shown_id(entry_id: int | None) -> str | None:
+    return None if entry_id is None else str(UUID(int=entry_id))
+
+
+def _stored_id(shown: UUID) -> int:
+    return min(shown.int, LARGEST_ID)

@@ -1,0 +1,57 @@
+"""`rackloom admin audit export`: the audit log as JSON lines, oldest entries first.
+
+The entries are read in parts, so neither the site nor this command holds more than one part. A command
+that was interrupted goes on with `--after` and the id of its last line. `--follow` waits for new
+entries.
+"""
+
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from rackloom.carve.admin import operator_pb2 as ours
+from rackloom.cli.admin import DEFAULT_CONNECTION, ConnectionParameters, RpcCaller, connect
+
+FOLLOW_SECONDS = 1.0
+
+app = App(name="audit", help="Who requested what, and what came of it.")
+
+
+@app.command(name="export")
+def export(
+    *,
+    since: Annotated[
+        datetime | None, Parameter(help="Only entries from then on; UTC without a zone.")
+    ] = None,
+    until: Annotated[datetime | None, Parameter(help="Only entries before then; UTC without a zone.")] = None,
+    after: Annotated[int, Parameter(help="Only entries after the one with this id.")] = 0,
+    follow: Annotated[bool, Parameter(negative="", help="Wait for new entries.")] = False,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+) -> None:
+    """Write the audit log to stdout: one JSON object a line, oldest first."""
+    request = ours.AuditExportRequest(after=after, since=_timestamp(since), until=_timestamp(until))
+    with connect(at) as call_rpc:
+        _write_all(call_rpc, request)
+        while follow:
+            time.sleep(FOLLOW_SECONDS)
+            _write_all(call_rpc, request)
+
+
+def _write_all(call_rpc: RpcCaller, request: ours.AuditExportRequest) -> None:
+    """Write what there is after `request.after`, which is then the last id."""
+    while (reply := call_rpc("ExportAuditEntries", request)).last:
+        sys.stdout.write("".join(f"{entry.decode()}\n" for entry in reply.entries))
+        sys.stdout.flush()
+        request.after = reply.last
+
+
+def _timestamp(at: datetime | None) -> Timestamp | None:
+    if at is None:
+        return None
+    found = Timestamp()
+    found.FromDatetime(at if at.tzinfo else at.replace(tzinfo=UTC))
+    return found
