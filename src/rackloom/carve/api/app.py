@@ -174,9 +174,14 @@ async def _on_http_error(_request: Request, error: HTTPException) -> Response:
     return routing.problem_response(error.status_code, message, headers=error.headers)
 
 
-async def _on_undecided(_request: Request, error: Retry | Unknown) -> Response:
+def undecided_response(error: Retry | Unknown) -> Response:
+    """The response where nothing was decided."""
     headers = {"Retry-After": str(max(1, round(error.after)))} if isinstance(error, Retry) else None
     return routing.problem_response(503, error.reason, headers=headers)
+
+
+async def _on_undecided(_request: Request, error: Retry | Unknown) -> Response:
+    return undecided_response(error)
 
 
 async def _on_defect(_request: Request, _error: Exception) -> Response:
@@ -207,6 +212,9 @@ class AuthenticationMiddleware:
                 return
             except Rejected as error:
                 await refusal_response(error)(scope, receive, send)
+                return
+            except Retry as error:
+                await undecided_response(error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 

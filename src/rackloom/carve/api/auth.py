@@ -1,13 +1,14 @@
 """Authentication: verified bearer tokens, roles in an organization, and the local issuer.
 
-A token names organizations and, for each, roles. A role name may carry a deployment's prefix before its
-first underscore. The algorithm is a property of the trusted key and is never read from the token, so a
-token cannot select another algorithm. The current time is passed in, so tokens also expire in a
+What a verified token says of its caller is decided by `claim_mapping`. A role name may carry a deployment's
+prefix before its first underscore. The algorithm is a property of the trusted key and is never read from the
+token, so a token cannot select another algorithm. The current time is passed in, so tokens also expire in a
 simulation.
 
 A token must end, and within a limit: it may be valid for at most the maximum lifetime of its issuer from
-now on (`exp`). It must be valid by now (`nbf`), and must not have been issued later than now, with
-`CLOCK_SKEW` seconds for the clock of the issuer (`iat`). Times that are no plausible numbers are refused.
+now on (`exp`). It must be valid by now (`nbf`) and issued by now (`iat`), both with `CLOCK_SKEW` seconds
+for the clock of the issuer. `exp` has no such leeway: it would prolong every token. Times that are no
+plausible numbers are refused.
 
 `LocalIssuer` is the issuer of an embedded service. It has one Ed25519 key in its home, created at first
 use and readable by the owner only. Creation is atomic: a reader sees the whole key or none, and the
@@ -15,6 +16,7 @@ first of two creators wins.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -27,6 +29,7 @@ import msgspec
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from rackloom.carve.api.claim_mapping import ClaimMapping, UnusableClaims, roles_in, subject_of
 from rackloom.carve.store.values import forbidden
 from rackloom.errors import Refused
 
@@ -44,6 +47,10 @@ class Role(StrEnum):
     PROVIDER_VIEWER = "PROVIDER_VIEWER"
 
 
+CUSTOM_ROLE_NAME = re.compile(r"[a-z][a-z0-9-]{1,62}")
+"""Names of custom roles are lower-case, so that none is taken for a role above."""
+
+
 def titles(roles: Sequence[Role]) -> str:
     """Alternative roles as a message names them."""
     return " or ".join(role.replace("_", " ").title() for role in roles)
@@ -51,6 +58,10 @@ def titles(roles: Sequence[Role]) -> str:
 
 class UnauthenticatedCaller(Exception):
     """The request has no valid token."""
+
+
+class UnknownKey(UnauthenticatedCaller):
+    """The token names a key that is not trusted, or not known yet."""
 
 
 class TrustedKey(msgspec.Struct, frozen=True):
@@ -80,15 +91,17 @@ class Caller(msgspec.Struct, frozen=True):
 DEFAULT_LIFETIME = 24 * 3600.0
 """Seconds for which a token may be valid."""
 CLOCK_SKEW = 60.0
-"""Seconds by which the clock of an issuer may be ahead."""
+"""Seconds by which the clock of an issuer may be ahead, for `iat` and `nbf`."""
+INVALID_MESSAGE = "Invalid authorization token in request"
 _LATEST_TIME = 1e12
 """No plausible time is later: some 30,000 years after the epoch."""
 
 
 class TokenVerifier:
-    """Verifies the tokens of one issuer.
+    """Verifies the tokens of one issuer, for any of the audiences.
 
     `clock` gives seconds since the epoch; a token may be valid for `lifetime` seconds from now on.
+    `qualifier` is put before subjects, so that those of several issuers differ.
     """
 
     def __init__(
@@ -96,15 +109,19 @@ class TokenVerifier:
         keys: Sequence[TrustedKey],
         *,
         issuer: str,
-        audience: str,
+        audience: str | Sequence[str],
         clock: Callable[[], float],
         lifetime: float = DEFAULT_LIFETIME,
+        mapping: ClaimMapping | None = None,
+        qualifier: str = "",
     ) -> None:
         self._keys = {key.key_id: key for key in keys}
         self._issuer = issuer
         self._audience = audience
         self._clock = clock
         self._lifetime = lifetime
+        self._mapping = mapping or ClaimMapping()
+        self._qualifier = qualifier
 
     def verify(self, authorization: str | None, org: str) -> Caller:
         """The caller behind an Authorization header, for `org`.
@@ -113,17 +130,18 @@ class TokenVerifier:
         """
         claims = self._claims(_bearer_token(authorization))
         wanted = org.lower()
-        orgs = claims.get("orgs")
-        names = orgs.get(wanted) if isinstance(orgs, dict) else None
-        if not isinstance(names, list):
-            raise forbidden(f"Failed to validate membership for org: {org}")
-        return Caller(str(claims["sub"]), wanted, frozenset(_roles_by_name(names)), float(claims["exp"]))
+        try:
+            subject = self._qualifier + subject_of(claims, self._mapping)
+        except UnusableClaims as error:
+            raise UnauthenticatedCaller(str(error)) from error
+        roles = _roles_by_name(roles_in(claims, self._mapping, wanted))
+        return Caller(subject, wanted, frozenset(roles), float(claims["exp"]))
 
     def _claims(self, token: str) -> dict[str, Any]:
         try:
             key = self._keys.get(jwt.get_unverified_header(token).get("kid", ""))
             if key is None:
-                raise UnauthenticatedCaller("Invalid authorization token in request")
+                raise UnknownKey(INVALID_MESSAGE)
             claims = jwt.decode(
                 token,
                 key.public_key,
@@ -139,11 +157,11 @@ class TokenVerifier:
                 },
             )
         except jwt.InvalidSignatureError as error:
-            raise UnauthenticatedCaller("Invalid authorization token in request") from error
+            raise UnauthenticatedCaller(INVALID_MESSAGE) from error
         except jwt.DecodeError as error:
             raise UnauthenticatedCaller("Error parsing the token claims") from error
         except jwt.InvalidTokenError as error:
-            raise UnauthenticatedCaller("Invalid authorization token in request") from error
+            raise UnauthenticatedCaller(INVALID_MESSAGE) from error
         self._check_times(claims)
         return claims
 
@@ -157,7 +175,7 @@ class TokenVerifier:
         if ends > now + self._lifetime:
             hours = f"{self._lifetime / 3600:g} hours"
             raise UnauthenticatedCaller(f"Authorization token in request is valid for longer than {hours}")
-        if begins > now or issued > now + CLOCK_SKEW:
+        if max(begins, issued) > now + CLOCK_SKEW:
             raise UnauthenticatedCaller("Authorization token in request is not valid yet")
 
 
@@ -170,11 +188,10 @@ def _bearer_token(authorization: str | None) -> str:
     return token.strip()
 
 
-def _roles_by_name(names: list[Any]) -> list[Role]:
+def _roles_by_name(names: Sequence[str]) -> list[Role]:
     """Roles by name; the part before the first underscore may be a prefix of the deployment."""
     known = {role.value: role for role in Role}
-    texts = [name for name in names if isinstance(name, str)]
-    return [known[part] for name in texts for part in (name, name.partition("_")[2]) if part in known]
+    return [known[part] for name in names for part in (name, name.partition("_")[2]) if part in known]
 
 
 def _is_time(value: object) -> bool:
