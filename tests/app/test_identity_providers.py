@@ -118,7 +118,9 @@ class Served:
         )
         answers = (tenant, provider, change)
         # 400: the organisation provides nothing, or the body is empty; the role was enough.
-        assert {answer.status_code for answer in answers} <= {200, 400, 403}, [answer.text for answer in answers]
+        assert {answer.status_code for answer in answers} <= {200, 400, 403}, [
+            answer.text for answer in answers
+        ]
         return tuple(answer.status_code != 403 for answer in answers)
 
     async def page(self, name):
