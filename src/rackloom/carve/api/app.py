@@ -13,7 +13,7 @@ types come before instances, or `/instance/type` would be read as an instance id
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rackloom.carve.api import (
     access,
     allocations,
+    custom_roles,
     domains,
     events,
     fabric,
@@ -42,10 +43,12 @@ from rackloom.carve.api import (
     organizations,
     quotas,
     routing,
+    service_accounts,
     sites,
     vpcs,
 )
-from rackloom.carve.api.auth import TokenVerifier, UnauthenticatedCaller
+from rackloom.carve.api.auth import Role, TokenVerifier, UnauthenticatedCaller
+from rackloom.carve.api.directory import Directory, sent_key
 from rackloom.carve.api.docs_page import docs_routes
 from rackloom.carve.api.limits import CallerLimits, RequestLimitMiddleware, announced_length, has_body
 from rackloom.carve.api.routing import ApiDeps
@@ -197,15 +200,16 @@ ORG_PREFIX = "/v2/org/"
 class AuthenticationMiddleware:
     """ASGI middleware that sets `request.state.caller` on every path below an organisation."""
 
-    def __init__(self, app: ASGIApp, verifier: TokenVerifier) -> None:
+    def __init__(self, app: ASGIApp, verifier: TokenVerifier, directory: Directory) -> None:
         self.app = app
         self.verifier = verifier
+        self.directory = directory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it."""
         if scope["type"] == "http" and scope["path"].startswith(ORG_PREFIX):
             try:
-                self._admit(scope)
+                await self._admit(scope)
             except UnauthenticatedCaller as error:
                 refusal = routing.problem_response(401, str(error), headers={"WWW-Authenticate": "Bearer"})
                 await refusal(scope, receive, send)
@@ -213,14 +217,18 @@ class AuthenticationMiddleware:
             except Rejected as error:
                 await refusal_response(error)(scope, receive, send)
                 return
-            except Retry as error:
+            except (Retry, Unknown) as error:
                 await undecided_response(error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
-    def _admit(self, scope: Scope) -> None:
+    async def _admit(self, scope: Scope) -> None:
         org = scope["path"].removeprefix(ORG_PREFIX).partition("/")[0]
-        caller = self.verifier.verify(Headers(scope=scope).get("authorization"), org)
+        authorization = Headers(scope=scope).get("authorization")
+        if (key := sent_key(authorization)) is not None:
+            caller = await self.directory.caller_of(key, org)
+        else:
+            caller = await self.directory.with_custom_roles(self.verifier.verify(authorization, org))
         scope.setdefault("state", {})["caller"] = caller
 
 
@@ -271,7 +279,6 @@ def _describe_page(operation: dict[str, Any]) -> None:
 # The application.
 
 
-BASE = "/v2/org/{org}/nico"
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "The request contradicts itself or a record that it names"},
     401: {"model": Problem, "description": "The caller did not prove who it is"},
@@ -286,22 +293,34 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+# Types before instances: /instance/type would else be read as an instance id. For the same reason
+# organisations, with /service-account/current, before service accounts.
+ROUTERS = (
+    organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
+    maintenance.router, domains.router, fabric.router, events.router, allocations.router,
+    logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
+    custom_roles.router, service_accounts.router,
+)  # fmt: skip
+
+
+def _declare_access() -> Iterator[tuple[Sequence[Role], str]]:
+    """Describe who may call each operation; gives its roles and its permission."""
+    for route in (route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)):
+        (method,) = sorted(route.methods or [])
+        roles, permission = routing.roles_of(route), access.permission_of(route.path, method)
+        route.openapi_extra = access.described_access(roles, permission)
+        yield roles, permission
+
+
 def _routes() -> APIRouter:
-    base = APIRouter(prefix=BASE, responses=ERRORS)
-    # Types before instances: /instance/type would else be read as an instance id.
-    routers = (
-        organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
-        maintenance.router, domains.router, fabric.router, events.router, allocations.router,
-        logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
-    )  # fmt: skip
-    for router in routers:
-        for route in router.routes:
-            if isinstance(route, APIRoute):
-                route.openapi_extra = access.described_roles(routing.roles_of(route))
+    base = APIRouter(prefix=access.BASE, responses=ERRORS)
+    for router in ROUTERS:
         base.include_router(router)
     return base
 
 
+BUILT_IN = access.permissions_of_roles(_declare_access())
+"""What each built-in role allows."""
 ROUTES = _routes()
 """Built once: a process may create many applications."""
 
@@ -320,13 +339,14 @@ def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.deps = deps
+    app.state.directory = directory = Directory(deps.store, deps.clock, BUILT_IN)
     app.state.tenants_seen = set()
     app.state.event_streams = Counter()
     # The middleware added last runs first: no body is received before the caller is verified.
     if limits is not None:
         app.add_middleware(RequestLimitMiddleware, limits=limits)
     app.add_middleware(BodyLimitMiddleware)
-    app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier)
+    app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier, directory=directory)
     install_error_handlers(app)
     app.include_router(ROUTES)
     app.router.routes.extend(docs_routes())

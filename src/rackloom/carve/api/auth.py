@@ -56,6 +56,17 @@ def titles(roles: Sequence[Role]) -> str:
     return " or ".join(role.replace("_", " ").title() for role in roles)
 
 
+class Side(StrEnum):
+    """As what a caller acts for its organisation: as a tenant of sites, or as their provider."""
+
+    TENANT = "TENANT"
+    PROVIDER = "PROVIDER"
+
+
+Permission = tuple[Side, str]
+"""What a role allows on one side, as `instances:read`."""
+
+
 class UnauthenticatedCaller(Exception):
     """The request has no valid token."""
 
@@ -81,6 +92,10 @@ class Caller(msgspec.Struct, frozen=True):
     roles: frozenset[Role]
     expires: float
     """When the token ends, in seconds since the epoch."""
+    custom_roles: frozenset[str] = frozenset()
+    """Names that may be those of custom roles of the organisation."""
+    held: frozenset[Permission] = frozenset()
+    """What the custom roles allow."""
 
     def require(self, *roles: Role) -> None:
         """Refuse a caller that has none of `roles`."""
@@ -134,8 +149,9 @@ class TokenVerifier:
             subject = self._qualifier + subject_of(claims, self._mapping)
         except UnusableClaims as error:
             raise UnauthenticatedCaller(str(error)) from error
-        roles = _roles_by_name(roles_in(claims, self._mapping, wanted))
-        return Caller(subject, wanted, frozenset(roles), float(claims["exp"]))
+        names = roles_in(claims, self._mapping, wanted)
+        roles, custom = frozenset(_roles_by_name(names)), frozenset(filter(CUSTOM_ROLE_NAME.fullmatch, names))
+        return Caller(subject, wanted, roles, float(claims["exp"]), custom)
 
     def _claims(self, token: str) -> dict[str, Any]:
         try:
@@ -219,8 +235,11 @@ class LocalIssuer:
         self._key_id = sha256(raw).hexdigest()[:16]
 
     def mint(self, org: str, roles: Sequence[str], now: float, ttl: float) -> str:
-        """A token that gives `roles` in `org` from `now` for `ttl` seconds. Refused for an unknown role."""
-        unknown = sorted(set(roles) - {role.value for role in Role})
+        """A token that gives `roles` in `org` from `now` for `ttl` seconds.
+
+        Refused for a role that is neither built-in nor named as a custom one.
+        """
+        unknown = sorted(name for name in {*roles}.difference(Role) if not CUSTOM_ROLE_NAME.fullmatch(name))
         if unknown:
             raise Refused(f"no role is called {', '.join(unknown)}", nearest_fix=f"use {', '.join(Role)}")
         claims = {

@@ -17,6 +17,7 @@ The wire has no Unknown status for instances: it is shown as Configuring, which 
 generated from the published description reject a whole response for an unknown status value.
 """
 
+import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
@@ -61,6 +62,8 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
     """An org with a valid token becomes a tenant at first use, with every machine of every type allocated."""
     valid_seconds: float = DEFAULT_VALID_SECONDS
     """The age at which a reading of a switch controller says nothing about now."""
+    secret: Callable[[], str] = secrets.token_urlsafe
+    """A new secret of 256 random bits."""
     org: str = ""
     """The organisation whose request is answered."""
 
@@ -101,13 +104,17 @@ class CallerWith:
     async def __call__(self, request: Request, deps: Deps, _org: Org) -> Caller:
         """The caller. Refused as `access.check_call` decides."""
         # `AuthenticationMiddleware` has verified it, for the org of the path.
-        caller: Caller = request.state.caller
-        access.check_call(caller, self.roles, request.scope["route"].dependant, request.query_params)
+        route = request.scope["route"]
+        permission = access.permission_of(route.path, request.method)
+        caller = access.check_call(
+            request.state.caller, self.roles, permission, route.dependant, request.query_params
+        )
         if Role.TENANT_ADMIN in caller.roles and Role.TENANT_ADMIN in self.roles:
             await _ensure_tenant(request, deps, caller)
         return caller
 
 
+Administrator = Annotated[Caller, Depends(CallerWith(Role.TENANT_ADMIN, Role.PROVIDER_ADMIN))]
 AnyCaller = Annotated[Caller, Depends(CallerWith())]
 TenantAdmin = Annotated[Caller, Depends(CallerWith(Role.TENANT_ADMIN))]
 ProviderAdmin = Annotated[Caller, Depends(CallerWith(Role.PROVIDER_ADMIN))]
