@@ -203,6 +203,35 @@ def test_steps_are_recorded_with_the_issuer_of_their_subject(ground, authority):
     asyncio.run(scenario())
 
 
+def test_a_program_of_a_served_site_calls_with_a_key_of_its_own(ground, authority):
+    dex = Provider("/dex")
+
+    async def scenario():
+        async with serving(ground, authority, dex=dex) as site:
+            person = {"Authorization": f"Bearer {dex.token(DEX)}"}
+            url = f"{site._base}acme/nico"
+
+            async def make(path, body=None):
+                answer = await site.http.post(f"{url}/{path}", json=body, headers=person)
+                assert answer.status_code == 201, answer.text
+                return answer.json()
+
+            await make(
+                "role", {"name": "auditor", "side": "PROVIDER", "permissions": ["operator-steps:read"]}
+            )
+            account = await make("service-account", {"name": "audit", "roles": ["auditor"]})
+            key = (await make(f"service-account/{account['id']}/key"))["key"]
+            assert account["createdBy"] == f"{dex.url}#ada@example.com"
+            assert await site.opened(key) == (False, True, False)
+            await site.http.delete(f"{url}/service-account/{account['id']}", headers=person)
+            assert await site.status(key, "acme", "operator-step") == 401
+            # A group of the directory may name a custom role too.
+            member = dex.token(DEX | {"groups": ["rackloom:acme:auditor"]})
+            assert await site.opened(member) == (False, True, False)
+
+    asyncio.run(scenario())
+
+
 def test_a_site_starts_without_its_provider_and_recovers(ground, authority):
     dex = Provider("/dex")
     dex.is_down = True

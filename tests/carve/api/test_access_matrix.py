@@ -89,6 +89,10 @@ class Planted:
         body |= {"nvLinkInterfaces": [{"nvLinkLogicalPartitionId": partition, "deviceInstance": 0}]}
         instance = api.new("instance", body, org=org)
         (given,) = api.get("allocation", org=org).json()
+        role = {"name": f"watcher-{mark.lower()}", "side": "TENANT", "permissions": ["vpcs:read"]}
+        api.new("role", role, org=org)
+        account = api.new("service-account", {"name": f"{mark} ci", "roles": [role["name"]]}, org=org)
+        key = api.new(f"service-account/{account['id']}/key", None, org=org)
         return {
             "tenantId": given["tenantId"],
             "instanceId": instance["id"],
@@ -102,6 +106,9 @@ class Planted:
             "chassisSerial": "CHASSIS0",
             "allocationId": given["id"],
             "allocationConstraintId": given["allocationConstraints"][0]["id"],
+            "roleName": role["name"],
+            "serviceAccountId": account["id"],
+            "serviceAccountKeyId": key["id"],
             "name": f"{mark} vm",
             "query": mark,
         }
