@@ -129,3 +129,22 @@ def test_required_claims(accepted: Any, value: Any, is_accepted: bool) -> None:
 def test_a_caller_has_a_name(subject: Any) -> None:
     with pytest.raises(UnusableClaims, match="does not say who"):
         subject_of({"sub": subject}, ClaimMapping())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text("ab/:\N{KELVIN SIGN}", max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=6,
+)
+CLAIM_NAMES = st.sampled_from(["sub", "groups", "a", "orgs", "_claim_names", "hasgroups", "email_verified"])
+
+
+@given(st.dictionaries(CLAIM_NAMES, JSON), st.sampled_from(["groups", "a.b", "groups.a"]), st.booleans())
+def test_whatever_a_token_says_it_is_read_or_refused(claims: Any, claim: str, has_other: bool) -> None:
+    settings = {"org_claim": "a"} if has_other else {"pattern": "{org}/{role}"}
+    for mapping in (granting(claim, **settings), ClaimMapping(required={("a", "b"): ["a", True]})):
+        try:
+            assert subject_of(claims, mapping)
+            assert all(isinstance(role, str) for role in roles_in(claims, mapping, "a"))
+        except (UnusableClaims, Rejected):
+            pass

@@ -242,3 +242,36 @@ def test_the_last_use_is_written_once_an_hour(tmp_path: Any) -> None:
         await store.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_replicas_on_postgresql_agree(postgres_url: str) -> None:
+    async def scenario() -> None:
+        stores = [await Store.connect(postgres_url) for _ in range(2)]
+        first, second = (Replica(store) for store in stores)
+        key = await given_key(stores[0])
+        for replica in (first, second):
+            assert (await replica.directory.caller_of(key, "demo")).roles == {TENANT}
+
+        def another_key(conn: sa.Connection) -> None:
+            (row,) = identities.accounts_of_org(conn, "demo")
+            identities.create_key(conn, row.id, hash_of("t"), 1.0, lambda: str(uuid4()))
+
+        made = await asyncio.gather(
+            *(store.run(another_key) for store in stores for _ in range(3)), return_exceptions=True
+        )
+        assert sorted(isinstance(answer, Rejected) for answer in made) == [False] + [True] * 5
+
+        def remove(conn: sa.Connection) -> None:
+            (row,) = identities.accounts_of_org(conn, "demo")
+            identities.delete_account(conn, row.id, lambda: str(uuid4()))
+
+        await stores[1].run(remove)
+        for replica in (first, second):
+            replica.monotonic += STALE_SECONDS
+            with pytest.raises(UnauthenticatedCaller):
+                await replica.directory.caller_of(key, "demo")
+        for store in stores:
+            await store.close()
+
+    asyncio.run(scenario())
