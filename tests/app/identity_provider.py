@@ -28,8 +28,8 @@ class Provider:
         self.algorithm = algorithm
         self.url = ""
         self.fetched: list[str] = []
-        self.document: dict[str, Any] = {}
-        """Fields that replace those of the document."""
+        self.document: dict[str, Any] | None = {}
+        """Fields that replace those of the document; None: it is something else."""
         self.is_down = False
         self.redirect: str | None = None
         self.rotate("first")
@@ -61,8 +61,9 @@ class Provider:
         if self.redirect is not None:
             return RedirectResponse(self.redirect)
         if path == "/.well-known/openid-configuration":
-            document = {"issuer": self.url, "jwks_uri": f"{self.url}/keys"}
-            return Response(json.dumps(document | self.document), media_type="application/json")
+            usual = {"issuer": self.url, "jwks_uri": f"{self.url}/keys"}
+            document = None if self.document is None else usual | self.document
+            return Response(json.dumps(document), media_type="application/json")
         return Response(json.dumps(self.keys()), media_type="application/json")
 
 

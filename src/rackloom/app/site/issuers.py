@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-import httpx2
 import jwt
 import structlog
 
@@ -25,7 +24,7 @@ from rackloom.app.config import IssuerConfig
 from rackloom.app.site.provider_keys import read_keys
 from rackloom.carve.api.auth import Caller, TokenVerifier, TrustedKey, UnknownKey
 from rackloom.carve.observation.latest import rfc3339
-from rackloom.errors import Refused, Retry
+from rackloom.errors import Retry
 
 log = structlog.get_logger(__name__)
 
@@ -112,7 +111,8 @@ class IssuerVerifier(TokenVerifier):
         issuer.tried_at = self._clock()
         try:
             keys = await read_keys(issuer.config)
-        except (Refused, OSError, httpx2.HTTPError, jwt.PyJWTError, ValueError) as error:
+        except Exception as error:
+            # Whatever a provider sends: it must not end the service.
             issuer.failure = str(error) or type(error).__name__
             log.warning("auth.keys-not-read", issuer=issuer.config.issuer, reason=issuer.failure)
         else:

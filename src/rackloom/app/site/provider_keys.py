@@ -33,8 +33,7 @@ _ALGORITHM_OF: dict[str, Literal["EdDSA", "ES256", "RS256"]] = {"RSA": "RS256", 
 async def read_keys(issuer: IssuerConfig) -> list[TrustedKey]:
     """The keys that the issuer signs with now.
 
-    Raises Refused for content that cannot be used; OSError, httpx2.HTTPError, jwt.PyJWTError or ValueError
-    where nothing useful was read.
+    Raises Refused for content that cannot be used; whatever else went wrong has the error of its library.
     """
     if issuer.jwks_file is not None:
         return trusted_keys(await asyncio.to_thread(issuer.jwks_file.read_bytes), issuer)
@@ -49,15 +48,7 @@ async def read_keys(issuer: IssuerConfig) -> list[TrustedKey]:
 
 def keys_url(document: bytes, issuer: str) -> str:
     """Where a discovery document says that the keys are. Refused where it is not about `issuer`."""
-    try:
-        content = json.loads(document)
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise Refused(
-            f"the discovery document of {issuer} is no JSON object",
-            nearest_fix="let the issuer be the one in its tokens, or name its keys with jwks_url",
-        )
+    content = _json_object(document, f"the discovery document of {issuer}")
     if content.get("issuer") != issuer:
         raise Refused(
             f"the discovery document of {issuer} is about {content.get('issuer')!r}",
@@ -67,6 +58,16 @@ def keys_url(document: bytes, issuer: str) -> str:
     if not isinstance(url, str) or not url.startswith("https://"):
         raise Refused(f"the discovery document of {issuer} names no https jwks_uri")
     return url
+
+
+def _json_object(content: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise Refused(f"{name} is no JSON object")
+    return value
 
 
 async def _fetch(client: httpx2.AsyncClient, url: str) -> bytes:
@@ -85,9 +86,14 @@ async def _fetch(client: httpx2.AsyncClient, url: str) -> bytes:
 
 def trusted_keys(jwks: bytes, issuer: IssuerConfig) -> list[TrustedKey]:
     """The signing keys of a key set, each for one allowed algorithm. Refused when none can be used."""
+    try:
+        found = jwt.PyJWKSet.from_dict(_json_object(jwks, f"the key set of {issuer.issuer}")).keys
+    except (jwt.PyJWTError, TypeError, ValueError) as error:
+        # The library does not check the types of all fields.
+        raise Refused(f"the key set of {issuer.issuer} cannot be read: {error}") from error
     keys = [
         TrustedKey(str(key.key_id), algorithm, key.key)
-        for key in jwt.PyJWKSet.from_json(jwks.decode()).keys
+        for key in found
         if (algorithm := _allowed_algorithm(key, issuer)) is not None and key.key_id
     ]
     if not keys:
