@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 from tests.carve.api.described import STREAM, operations
 
+from rackloom.carve.api import access
 from rackloom.carve.api.app import BUILT_IN
 from rackloom.carve.api.auth import Role, Side
+from rackloom.carve.api.routing import RELATIONS
 
 TENANT, ADMIN, VIEWER = Role.TENANT_ADMIN, Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER
 
@@ -164,3 +166,22 @@ def test_each_permission_belongs_to_the_same_roles_in_all_its_operations(api: An
 def test_every_operation_with_roles_has_a_permission(api: Any) -> None:
     for operation in operations(api.client.get("/openapi.json").json()):
         assert (operation.permission is None) == ("MEMBER" in operation.declared), operation.name
+
+
+def test_every_relation_has_a_permission_that_some_role_has(api: Any) -> None:
+    assert access._RESOURCE_OF_RELATION.keys() == RELATIONS.keys()
+    readable = {permission for held in BUILT_IN.values() for _, permission in held}
+    assert {f"{resource}:read" for resource in access._RESOURCE_OF_RELATION.values()} <= readable
+
+
+@pytest.mark.parametrize(
+    ("permissions", "status"), [(["vpcs:read"], 403), (["vpcs:read", "nvlink-logical-partitions:read"], 200)]
+)
+def test_related_objects_are_shown_to_who_may_read_them(
+    api: Any, permissions: list[str], status: int
+) -> None:
+    api.vpc(partition=api.partition())
+    define(api, "watcher", *permissions)
+    answer = call(api, "GET", "vpc?includeRelation=NVLinkLogicalPartition", ["watcher"])
+    assert answer.status_code == status, answer.text
+    assert status == 200 or "needs the permission nvlink-logical-partitions:read" in answer.text

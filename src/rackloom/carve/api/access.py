@@ -79,7 +79,7 @@ _RESOURCE_OF_RELATION = {
 def permission_of(path: str, method: str) -> str:
     """The permission of an operation: the resource in its path, and whether it reads or writes."""
     words = [part for part in path.removeprefix(BASE).split("/") if part and not part.startswith("{")]
-    resource = _RESOURCES.get("/".join(words[:2]), f"{words[0]}s")
+    resource = _RESOURCES.get("/".join(words[:2]), f"{words[0].removesuffix('s')}s")
     if words[-1] == "quota":
         resource = "quotas"
     return f"{resource}:{'read' if method == 'GET' else 'write'}"

@@ -1,7 +1,7 @@
 """What routes share: dependencies and callers, pages, filters, related objects, histories, responses.
 
-`Deps` and the caller types (`TenantAdmin`, `ProviderAdmin`, `ProviderReader`, `Reader`, `AnyCaller`)
-are FastAPI dependencies; a route declares the roles that it needs by the type of its caller, and
+`Deps` and the caller types (`TenantAdmin`, `ProviderAdmin`, `ProviderReader`, `Reader`, `Administrator`,
+`AnyCaller`) are FastAPI dependencies; a route declares the roles that it needs by the type of its caller, and
 `access` says what follows from that. `ApiDeps.change` runs a change in a
 write transaction and then wakes the reconciler of the affected domains. The work reads the clock inside
 the transaction: an intent dated before its commit would seem to be answered by an observation that
