@@ -37,6 +37,9 @@ rotate_before_expiry = "7d"
 probe_timeout = "10s"
 """
 
+ISSUER = "[[auth.issuers]]\nissuer = 'https://i'\naudience = 'a'\n"
+GRANT = f"{ISSUER}[[auth.issuers.grants]]\nclaim = 'groups'\n"
+
 
 @pytest.fixture
 def written(tmp_path):
@@ -87,7 +90,30 @@ def test_upstreams_section_is_read_as_it_is(written):
         ("[secrets]\nprovider = 'vault'", "needs [secrets.vault]"),
         ("[secrets]\nprovider = 'file'", "needs directory"),
         ("[admin]\nlisten = '127.0.0.1:1'", "admin.tls_cert is missing"),
-        ("[[auth.issuers]]\nissuer = 'i'\naudience = 'a'", "either jwks_file or jwks_url"),
+        ("[[auth.issuers]]\nissuer = 'i'\naudience = 'a'", "issuer must be https://HOST/PATH"),
+        ("[[auth.issuers]]\nissuer = 'http://localhost'\naudience = 'a'", "issuer must be https://HOST/PATH"),
+        ("[[auth.issuers]]\nissuer = 'https://u:p@i'\naudience = 'a'", "issuer must be https://HOST/PATH"),
+        (ISSUER + "jwks_file = '/k'\njwks_url = 'https://k'", "either jwks_file or jwks_url"),
+        (ISSUER + "jwks_file = '/k'\nca_file = '/c'", "ca_file is for keys that are fetched"),
+        (ISSUER.replace("audience = 'a'", ""), "give audience or audiences"),
+        (ISSUER.replace("'a'", "''"), "give audience or audiences"),
+        (ISSUER.replace("https://i", "https://i#b") + "jwks_file = '/k'", "must not contain #"),
+        (ISSUER + "algorithms = ['HS256']", "auth.issuers.0.algorithms.0"),
+        (ISSUER + "subject_claim = 'a..b'", "'a..b' is no claim"),
+        (ISSUER + "required_claims = { '' = [] }", "'' is no claim"),
+        (GRANT, "give one of org, org_claim, and {org} in the pattern"),
+        (GRANT + "org = 'a'\norg_claim = 'b'", "give one of org, org_claim, and {org} in the pattern"),
+        (GRANT + "org = 'a'\nrole = 'TENANT_ADMIN'", "give either role or {role} in the pattern"),
+        (GRANT + "pattern = '{org}'\nrole = 'X'", "'X' is neither TENANT_ADMIN"),
+        (GRANT + "org = 'a'\nroles = { TENANT_ADMN = ['x'] }", "'TENANT_ADMN' is neither TENANT_ADMIN"),
+        (GRANT + "org = 'a b'", "'a b' is no name of an organisation"),
+        (GRANT + "org_claim = 'b'\norgs = { x = '' }", "'' is no name of an organisation"),
+        (GRANT + "org = 'a'\norgs = { x = 'y' }", "orgs translates names in the token, but org is fixed"),
+        (GRANT + "pattern = '{org}-{role}-{tier}'", "use {org} and {role}"),
+        (GRANT + "pattern = '{org}/{org}/{role}'", "use {org} and {role}"),
+        (GRANT + "pattern = '{org}_{role}'", "put a character that is in no name between {org} and {role}"),
+        (GRANT + "pattern = '{org}{role}'", "put a character that is in no name between {org} and {role}"),
+        (GRANT + "patern = '{org}/{role}'", "unknown key auth.issuers.0.grants.0.patern"),
         ("[[auth.issuers]]\nissuer = 'i'\naudience = 'a'\njwks_url = 'http://x'", "must be https"),
         ("[site.host_state]\nprovider = 'http'", "url goes with"),
         ("[metrics]\nprefix = 'a-b'", "metrics.prefix"),

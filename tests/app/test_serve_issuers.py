@@ -1,18 +1,22 @@
-"""Trusted issuers: each with its own keys, which are read again and never because of a token."""
+"""Trusted issuers: each with its own keys, which are read again; discovery; and floods of unknown keys."""
 
 import asyncio
 import json
+import time
 from datetime import timedelta
 
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tests.app.identity_provider import Provider, served
+from tests.waiting import PATIENCE
 
 from rackloom.app.config import IssuerConfig
-from rackloom.app.site.issuers import IssuerVerifier, trusted_keys
+from rackloom.app.site.issuers import ASKED_SECONDS, IssuerVerifier
+from rackloom.app.site.provider_keys import MAX_BYTES, trusted_keys
 from rackloom.carve.api.auth import UnauthenticatedCaller
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Retry
 
 NOW = 1000.0
 MAKERS = {
@@ -65,7 +69,7 @@ def loaded(*issuers):
 @pytest.mark.parametrize("algorithm", MAKERS)
 def test_every_algorithm(tmp_path, algorithm):
     signer = Signer(tmp_path, "one", algorithm)
-    assert loaded(signer.issuer()).verify(signer.token(), "acme").subject == "s"
+    assert loaded(signer.issuer()).verify(signer.token(), "acme").subject == "https://one#s"
 
 
 def test_an_issuer_speaks_only_for_itself(signers):
@@ -113,7 +117,18 @@ def test_keys_are_rotated_and_old_ones_end(signers):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{}", '{"keys": []}', '{"keys": [{"kty": "oct", "k": "AAAA", "kid": "one"}]}']
+    "content",
+    [
+        "",
+        "{}",
+        "null",
+        "[]",
+        "[" * 100_000,
+        '{"keys": 5}',
+        '{"keys": []}',
+        '{"keys": [{"kty": "RSA", "alg": ["RS256"], "n": "AQAB", "e": "AQAB", "kid": "one"}]}',
+        '{"keys": [{"kty": "oct", "k": "AAAA", "kid": "one"}]}',
+    ],
 )
 def test_keys_that_cannot_be_read_leave_the_good_ones(signers, content):
     signer = signers[0]
@@ -131,10 +146,142 @@ def test_keys_that_cannot_be_read_leave_the_good_ones(signers, content):
 def test_keys_for_something_else_are_not_taken(signers, fields):
     signer = signers[0]
     signer.rotate("one", **fields)
-    with pytest.raises((Refused, jwt.PyJWTError)):
+    with pytest.raises(Refused):
         trusted_keys(signer.file.read_bytes(), signer.issuer())
 
 
 def test_an_algorithm_that_is_not_allowed_is_not_taken(signers):
     with pytest.raises(Refused, match="RS256"):
         trusted_keys(signers[0].file.read_bytes(), signers[0].issuer("RS256"))
+
+
+def claims(org="acme"):
+    return {"aud": "rackloom", "sub": "s", "orgs": {org: []}}
+
+
+def discovered(provider, ground, **settings):
+    return IssuerConfig(issuer=provider.url, audience="rackloom", ca_file=ground.ca, **settings)
+
+
+def when_served(ground, authority, provider, scenario, **settings):
+    """Run `scenario` with a verifier that has read the keys of the provider once, if it could."""
+
+    async def run():
+        async with served(ground.directory, authority, provider):
+            verifier = IssuerVerifier([discovered(provider, ground, **settings)], lambda: provider.now)
+            await verifier.load()
+            await scenario(verifier)
+
+    provider.now = time.time()
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ({"issuer": "https://localhost/other"}, "is about 'https://localhost/other'"),
+        ({"issuer": None}, "is about None"),
+        (None, "is no JSON object"),
+        ({"jwks_uri": "https://localhost:99999/keys"}, "keys were read never"),
+        ({"jwks_uri": "https://\0"}, "keys were read never"),
+        ({"jwks_uri": "http://localhost/keys"}, "names no https jwks_uri"),
+        ({"jwks_uri": None}, "names no https jwks_uri"),
+        ({"padding": "x" * MAX_BYTES}, f"is larger than {MAX_BYTES} bytes"),
+    ],
+)
+def test_a_discovery_document_that_is_wrong_gives_no_keys(ground, authority, document, reason):
+    provider = Provider("/one")
+    provider.document = document
+
+    async def scenario(verifier):
+        with pytest.raises(Retry, match="could not be read yet"):
+            verifier.verify(f"Bearer {provider.token(claims())}", "acme")
+        (doubt,) = verifier.doubts()
+        assert reason in doubt
+
+    when_served(ground, authority, provider, scenario)
+    assert provider.fetched == ["/.well-known/openid-configuration"]
+
+
+def test_redirects_are_not_followed(ground, authority):
+    provider = Provider("/one")
+    provider.redirect = "https://localhost:1/keys"
+
+    async def scenario(verifier):
+        (doubt,) = verifier.doubts()
+        assert "answers 307; redirects are not followed" in doubt
+
+    when_served(ground, authority, provider, scenario)
+
+
+def test_the_certificate_of_the_provider_is_verified(ground, authority, make_authority):
+    provider = Provider("/one")
+
+    async def scenario(verifier):
+        (doubt,) = verifier.doubts()
+        assert "CERTIFICATE_VERIFY_FAILED" in doubt
+
+    when_served(ground, make_authority("another"), provider, scenario)
+    assert provider.fetched == []
+
+
+def test_keys_of_before_stay_in_use_while_the_provider_is_down(ground, authority):
+    provider = Provider("/one")
+
+    async def scenario(verifier):
+        token = f"Bearer {provider.token(claims())}"
+        provider.is_down = True
+        provider.now += 60
+        await verifier.load()
+        assert verifier.verify(token, "acme").subject == f"{provider.url}#s"
+        assert verifier.key_age(provider.url) == 60
+        (doubt,) = verifier.doubts()
+        assert "answers 503" in doubt
+
+    when_served(ground, authority, provider, scenario)
+
+
+def test_a_flood_of_unknown_key_ids_causes_one_reading(ground, authority):
+    provider = Provider("/one")
+
+    async def scenario(verifier):
+        refreshing = asyncio.create_task(verifier.refresh())
+        known, started = f"Bearer {provider.token(claims())}", len(provider.fetched)
+        provider.rotate("second")
+        rotated = f"Bearer {provider.token(claims())}"
+        with pytest.raises(UnauthenticatedCaller):
+            verifier.verify(rotated, "acme")
+        provider.now += ASKED_SECONDS
+        for number in range(100):
+            with pytest.raises(Retry, match="not known yet"):
+                verifier.verify(f"Bearer {provider.token(claims(), kid=str(number))}", "acme")
+        async with asyncio.timeout(PATIENCE):
+            while is_undecided(verifier, rotated):
+                await asyncio.sleep(0.01)
+        verifier.verify(rotated, "acme")
+        for token in (known, f"Bearer {provider.token(claims(), kid='another')}"):
+            with pytest.raises(UnauthenticatedCaller):
+                verifier.verify(token, "acme")
+        assert len(provider.fetched) == started + 2
+        refreshing.cancel()
+
+    when_served(ground, authority, provider, scenario)
+
+
+def is_undecided(verifier, token):
+    try:
+        verifier.verify(token, "acme")
+    except Retry:
+        return True
+    return False
+
+
+def test_audiences_are_alternatives(signers):
+    signer = signers[0]
+    several = signer.issuer().model_copy(update={"audience": None, "audiences": ("one", "two")})
+    verifier = loaded(several)
+    for audience in ("one", "two", ["three", "two"]):
+        assert verifier.verify(signer.token(aud=audience), "acme").org == "acme"
+    for audience in ("three", [], "on"):
+        with pytest.raises(UnauthenticatedCaller):
+            verifier.verify(signer.token(aud=audience), "acme")

@@ -19,6 +19,7 @@ import tomllib
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -26,13 +27,17 @@ from pydantic import (
     ConfigDict,
     Field,
     IPvAnyNetwork,
+    StrictBool,
+    StrictInt,
+    StrictStr,
     ValidationError,
     model_validator,
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rackloom.app.process import is_loopback
-from rackloom.carve.api.auth import DEFAULT_LIFETIME
+from rackloom.carve.api.auth import CUSTOM_ROLE_NAME, DEFAULT_LIFETIME, Role
+from rackloom.carve.api.claim_mapping import DEFAULT_PATTERN, ClaimMapping, Grant, claim_path, make_grant
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
 from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
@@ -139,24 +144,102 @@ class DatabaseConfig(Section):
         return self
 
 
-class IssuerConfig(Section):
-    """`[[auth.issuers]]`: an issuer of bearer tokens, and its keys."""
+class GrantConfig(Section):
+    """`[[auth.issuers.grants]]`: roles in organisations, from one claim."""
 
-    issuer: str
-    audience: str
+    claim: str
+    pattern: str = DEFAULT_PATTERN
+    org: str | None = None
+    org_claim: str | None = None
+    orgs: dict[str, str] = {}
+    role: str | None = None
+    roles: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def grant(self) -> Grant:
+        """The grant. Raises ValueError for one that contradicts itself."""
+        return make_grant(**self.model_dump())
+
+    @model_validator(mode="after")
+    def _can_be_applied(self) -> "GrantConfig":
+        _ = self.grant
+        for name in self.roles if self.role is None else (self.role,):
+            if name not in set(Role) and not CUSTOM_ROLE_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is neither {', '.join(Role)} nor the name of a custom role")
+        return self
+
+
+ClaimValue = StrictStr | StrictBool | StrictInt
+
+
+class IssuerConfig(Section):
+    """`[[auth.issuers]]`: an issuer of bearer tokens, its keys, and how its claims are read."""
+
+    issuer: Annotated[str, Field(min_length=1)]
+    audience: str | None = None
+    audiences: tuple[str, ...] = ()
     jwks_file: Path | None = None
     jwks_url: str | None = None
+    ca_file: Path | None = None
+    subject_claim: str = "sub"
+    required_claims: dict[str, tuple[ClaimValue, ...]] = {}
+    grants: tuple[GrantConfig, ...] = ()
     algorithms: tuple[Literal["EdDSA", "ES256", "RS256"], ...] = Field(default=("RS256",), min_length=1)
     refresh: Duration = timedelta(minutes=5)
     max_token_lifetime: Duration = timedelta(seconds=DEFAULT_LIFETIME)
 
     @model_validator(mode="after")
     def _one_source(self) -> "IssuerConfig":
-        if (self.jwks_file is None) == (self.jwks_url is None):
-            raise ValueError("give either jwks_file or jwks_url")
+        if self.jwks_file is not None and self.jwks_url is not None:
+            raise ValueError(
+                "give either jwks_file or jwks_url, or neither to discover the keys of the issuer"
+            )
         if self.jwks_url is not None and not self.jwks_url.startswith("https://"):
             raise ValueError("jwks_url must be https: who can change the keys can sign any token")
+        if self.jwks_file is not None and self.ca_file is not None:
+            raise ValueError("ca_file is for keys that are fetched, and jwks_file is read")
+        if self.jwks_file is None and self.jwks_url is None and not _is_plain_https(self.issuer):
+            raise ValueError(
+                "issuer must be https://HOST/PATH to discover its keys: give that, or jwks_file, or jwks_url"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _can_be_verified(self) -> "IssuerConfig":
+        if not all(self.all_audiences) or not self.all_audiences:
+            raise ValueError(
+                "give audience or audiences: without them tokens for other services would be accepted"
+            )
+        # It separates issuer and subject in what is recorded.
+        if "#" in self.issuer:
+            raise ValueError("issuer must not contain #")
+        _ = self.claim_mapping
+        return self
+
+    @property
+    def all_audiences(self) -> tuple[str, ...]:
+        """A token must be for one of these."""
+        return (*(() if self.audience is None else (self.audience,)), *self.audiences)
+
+    @property
+    def discovery_url(self) -> str:
+        """Where its discovery document is."""
+        return f"{self.issuer.removesuffix('/')}/.well-known/openid-configuration"
+
+    @property
+    def claim_mapping(self) -> ClaimMapping:
+        """How the claims are read. Raises ValueError for a claim that cannot be named so."""
+        return ClaimMapping(
+            subject=claim_path(self.subject_claim),
+            required={claim_path(name): values for name, values in self.required_claims.items()},
+            grants=tuple(grant.grant for grant in self.grants),
+        )
+
+
+def _is_plain_https(url: str) -> bool:
+    parts = urlsplit(url)
+    is_plain = not (parts.query or parts.fragment or parts.username or parts.password)
+    return parts.scheme == "https" and bool(parts.hostname) and is_plain
 
 
 class AuthConfig(Section):

@@ -107,4 +107,5 @@ def api(small_site: Any, served: Any) -> Api:
     application.site = small_site
     application.woken.clear()
     application.app.state.tenants_seen.clear()
+    application.app.state.directory.forget()
     return Api(client, small_site, application.issuer, application.woken)

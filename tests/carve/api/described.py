@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rackloom.carve.api.access import MEMBER, ROLES_KEY
+from rackloom.carve.api.access import MEMBER, PERMISSION_KEY, ROLES_KEY
 from rackloom.carve.api.auth import Role
 
 PREFIX = "/v2/org/{org}/nico/"
@@ -23,6 +23,8 @@ class Operation(NamedTuple):
     """Name of a query parameter -> its schema."""
     answer: Any
     """The schema of its 200, if that is JSON."""
+    permission: str | None
+    """None: it needs none, because every member may call it."""
 
     @property
     def names(self) -> list[str]:
@@ -56,6 +58,7 @@ def operations(document: Any) -> list[Operation]:
             .get("content", {})
             .get("application/json", {})
             .get("schema"),
+            permission=described.get(PERMISSION_KEY),
         )
         for path, methods in document["paths"].items()
         for method, described in methods.items()

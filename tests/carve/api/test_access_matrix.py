@@ -90,6 +90,10 @@ class Planted:
         instance = api.new("instance", body, org=org)
         (given,) = api.get("allocation", org=org).json()
         (entered,) = api.get("audit", org=org, params={"objectId": instance["id"]}).json()
+        role = {"name": f"watcher-{mark.lower()}", "side": "TENANT", "permissions": ["vpcs:read"]}
+        api.new("role", role, org=org)
+        account = api.new("service-account", {"name": f"{mark} ci", "roles": [role["name"]]}, org=org)
+        key = api.new(f"service-account/{account['id']}/key", None, org=org)
         return {
             "auditEntryId": entered["id"],
             "tenantId": given["tenantId"],
@@ -104,6 +108,9 @@ class Planted:
             "chassisSerial": "CHASSIS0",
             "allocationId": given["id"],
             "allocationConstraintId": given["allocationConstraints"][0]["id"],
+            "roleName": role["name"],
+            "serviceAccountId": account["id"],
+            "serviceAccountKeyId": key["id"],
             "name": f"{mark} vm",
             "query": mark,
         }

@@ -24,7 +24,8 @@ from rackloom.carve.store.schema import audit_entry
 REASON = {"reason": "a test"}
 FIRST = (
     "create-nvlink-logical-partition", "create-vpc", "update-vpc-virtualization", "create-instance",
-    "batch-create-instance", "create-instance-type", "create-nvlink-nmxc-endpoint",
+    "batch-create-instance", "create-instance-type", "create-nvlink-nmxc-endpoint", "create-role",
+    "create-service-account", "create-service-account-key",
 )  # fmt: skip
 """Creations whose objects the others use, in this order."""
 LAST = (
@@ -32,7 +33,7 @@ LAST = (
     "drain-machine", "end-machine-drain", "force-delete-machine-instance", "pause-nvlink-domain",
     "resume-nvlink-domain", "delete-instance", "delete-vpc", "delete-nvlink-logical-partition",
     "delete-allocation", "delete-instance-type-machine-association", "delete-instance-type",
-    "delete-nvlink-nmxc-endpoint",
+    "delete-nvlink-nmxc-endpoint", "delete-service-account-key", "delete-service-account", "delete-role",
 )  # fmt: skip
 IN_USE = {
     "release-nvlink-partition", "delete-vpc", "delete-nvlink-logical-partition", "delete-allocation",
@@ -92,6 +93,9 @@ def bodies(ids: dict[str, str]) -> dict[str, dict[str, Any]]:
         "update-nvlink-logical-partition": {"description": "a partition"},
         "create-vpc": {"name": "net", "siteId": ids["siteId"], "nvLinkLogicalPartitionId": logical},
         "update-tenant-quota": {"quotas": [{"resource": "vpcs", "limit": 100}]},
+        "create-role": {"name": "watcher", "side": "TENANT", "permissions": ["vpcs:read"]},
+        "update-role": {"description": "watches VPCs"},
+        "create-service-account": {"name": "ci", "roles": ["watcher"], "expires": "2200-01-01T00:00:00Z"},
         "update-vpc": {"description": "a network"},
         "update-vpc-virtualization": {"networkVirtualizationType": "FNN"},
         "create-instance": placed | {"name": "vm"},
@@ -147,9 +151,9 @@ def test_every_operation_of_a_generated_client_works(api: Any, url: str, package
     site.observe_all()
     ids = dict.fromkeys(("nvLinkLogicalPartitionId", "vpcId", "machineId"), str(UUID(int=0)))
     ids |= {"siteId": site.site_id, "tenantId": site.tenant.id, "instanceTypeId": site.type_id}
-    ids |= {"nvLinkDomainId": domain, "chassisSerial": "CHASSIS9"}
     api.partition("entered")
     ids |= {"auditEntryId": api.get("audit").json()[0]["id"]}
+    ids |= {"nvLinkDomainId": domain, "chassisSerial": "CHASSIS9", "roleName": "watcher"}
     (given,) = api.get("allocation").json()
     ids |= {"allocationId": given["id"], "allocationConstraintId": given["allocationConstraints"][0]["id"]}
     described = {operation.name: operation for operation in operations(api.client.app.openapi())}
@@ -180,6 +184,10 @@ def remember(ids: dict[str, str], name: str, made: Any) -> None:
         ids["vpcId"] = str(made.id)
     elif name == "create-instance-type":
         ids["newTypeId"] = str(made.id)
+    elif name == "create-service-account":
+        ids["serviceAccountId"] = str(made.id)
+    elif name == "create-service-account-key":
+        ids["serviceAccountKeyId"] = str(made.id)
     elif name == "create-instance":
         ids |= {"instanceId": str(made.id), "machineId": made.machine_id}
         ids["machineAssociationId"] = made.machine_id

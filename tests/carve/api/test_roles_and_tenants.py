@@ -30,6 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "update-allocation": {"name": "mine now"},
     "update-allocation-constraint": {"constraintValue": 9},
     "update-nvlink-nmxc-endpoint": {"endpoint": "http://evil:1"},
+    "update-role": {"permissions": ["sites:read"]},
     "update-tenant-quota": {"quotas": [{"resource": "vpcs", "limit": 0}]},
 }
 
@@ -43,7 +44,13 @@ def theirs(api: Any) -> dict[str, str]:
     instance = api.instance(vpc)
     api.site.converge()
     allocation = api.get("allocation").json()[0]
+    api.new("role", {"name": "watcher", "side": "TENANT", "permissions": ["vpcs:read"]})
+    account = api.new("service-account", {"name": "ci", "roles": ["watcher"]})
+    key = api.new(f"service-account/{account['id']}/key", None)
     return {
+        "roleName": "watcher",
+        "serviceAccountId": account["id"],
+        "serviceAccountKeyId": key["id"],
         "instanceId": instance["id"],
         "machineId": instance["machineId"],
         "machineAssociationId": instance["machineId"],

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.routing import Match
 
-from rackloom.carve.api import routing
+from rackloom.carve.api import access
 from rackloom.carve.api.app import ROUTES
 from rackloom.carve.api.route_index import RouteIndex
 
-INDEX = RouteIndex(routing.BASE, ROUTES)
+INDEX = RouteIndex(access.BASE, ROUTES)
 WORDS = sorted({word for route in ROUTES for word in route.path.split("/")[1:]})
 PATHS = st.builds(
     lambda route, more: "/".join((route.path.replace("{org}", "demo"), *more)),
@@ -31,11 +31,11 @@ def test_it_finds_the_first_route_that_matches(method: str, path: str) -> None:
     assert found.get("route") is first
 
 
-@pytest.mark.parametrize("path", ["/elsewhere", f"{routing.BASE}/{{id}}"])
+@pytest.mark.parametrize("path", ["/elsewhere", f"{access.BASE}/{{id}}"])
 def test_a_route_that_it_cannot_find_is_refused_at_the_start(path: str) -> None:
     router = APIRouter()
     router.add_api_route(path, lambda: None)
     (route,) = router.routes
     assert isinstance(route, APIRoute)
     with pytest.raises(ValueError, match="build its router with|no word follows"):
-        RouteIndex(routing.BASE, [route])
+        RouteIndex(access.BASE, [route])

@@ -94,7 +94,7 @@ TOO_LONG = "Authorization token in request is valid for longer than 24 hours"
         (signed(exp=4_000_000_000), TOO_LONG),
         (signed(nbf="soon"), "Error parsing the token claims"),
         (signed(nbf=float("nan")), "Error parsing the token claims"),
-        (signed(nbf=int(NOW) + 10), "Authorization token in request is not valid yet"),
+        (signed(nbf=int(NOW) + 61), "Authorization token in request is not valid yet"),
         (signed(nbf=4_000_000_000), "Authorization token in request is not valid yet"),
         (signed(iat="now"), "Error parsing the token claims"),
         (signed(iat=int(NOW) + 61), "Authorization token in request is not valid yet"),
@@ -109,7 +109,7 @@ def test_a_wrong_token_is_told_what_is_wrong(header: str | None, message: str) -
 
 @pytest.mark.parametrize(
     "times",
-    [{"exp": int(NOW) + 24 * 3600}, {"exp": NOW + 0.5}, {"iat": int(NOW) + 60}, {"iat": 0, "nbf": int(NOW)}],
+    [{"exp": int(NOW) + 24 * 3600}, {"exp": NOW + 0.5}, {"iat": int(NOW) + 60}, {"nbf": int(NOW) + 60}],
 )
 def test_a_token_within_the_limits_is_believed(times: dict[str, float]) -> None:
     assert verifier().verify(signed(**times), "demo").expires == times.get("exp", NOW + 60)

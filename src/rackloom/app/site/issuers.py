@@ -1,110 +1,139 @@
-"""Bearer tokens of the issuers that the site trusts: their signing keys, fetched and refreshed.
+"""Bearer tokens of the issuers that the site trusts, and when their signing keys are read.
 
-Keys are fetched outside of requests: a caller with an unknown key id must not be able to make the service
-call another server. A failed refresh keeps the keys of before. The issuer that an unverified token claims
-decides only which keys are tried; a token verifies only with the keys and the audience of that issuer.
-A key counts only for signatures, and for the one algorithm that its type and the configuration allow.
+The issuer that an unverified token claims decides only which keys are tried; a token verifies only with the
+keys, the audiences and the claim mapping of that issuer. Subjects are qualified with it.
+
+Keys are read at the start and then on a timer (`refresh`). A token with an unknown key id asks for them
+earlier, as a provider may have rotated its keys: at most once in `ASKED_SECONDS` for each issuer, by the
+same background job. The request itself never waits for another server. It is answered 503 while keys are
+being read on its behalf, and 401 afterwards. So a flood of made-up key ids causes two reads a minute.
+
+A provider that cannot be reached has not revoked its keys: those read last stay in use, and the next
+attempt follows after `RETRY_SECONDS`. `doubts` and `key_age` tell operators. Without any keys of its
+issuer, a token is neither valid nor invalid: 503.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
-import httpx2
 import jwt
 import structlog
 
 from rackloom.app.config import IssuerConfig
-from rackloom.carve.api.auth import Caller, TokenVerifier, TrustedKey, UnauthenticatedCaller
-from rackloom.errors import Refused
+from rackloom.app.site.provider_keys import read_keys
+from rackloom.carve.api.auth import Caller, TokenVerifier, TrustedKey, UnknownKey
+from rackloom.carve.observation.latest import rfc3339
+from rackloom.errors import Retry
 
 log = structlog.get_logger(__name__)
 
-FETCH_SECONDS = 10.0
-MAX_BYTES = 1 << 20
-_ALGORITHM_OF: dict[str, Literal["EdDSA", "ES256", "RS256"]] = {"RSA": "RS256", "EC": "ES256", "OKP": "EdDSA"}
+RETRY_SECONDS = 10.0
+ASKED_SECONDS = 30.0
+"""Between a reading of keys and one that an unknown key id asks for."""
+
+
+class _Issuer:
+    """An issuer, its verifier, and what is known of its keys."""
+
+    def __init__(self, config: IssuerConfig) -> None:
+        self.config = config
+        self.verifier: TokenVerifier | None = None
+        self.read_at: float | None = None
+        self.tried_at = float("-inf")
+        self.failure: str | None = None
+        self.asked = asyncio.Event()
+
+    def ask(self, now: float) -> bool:
+        """Ask for a reading because of an unknown key id; whether there will be one soon."""
+        if now - self.tried_at >= ASKED_SECONDS:
+            self.asked.set()
+        return self.asked.is_set()
+
+    async def until_due(self) -> None:
+        """Return when the keys shall be read again."""
+        seconds = self.config.refresh.total_seconds()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds if self.failure is None else min(seconds, RETRY_SECONDS)):
+                await self.asked.wait()
 
 
 class IssuerVerifier(TokenVerifier):
-    """Verifies tokens of all configured issuers; each only with its own keys and audience."""
+    """Verifies tokens of all configured issuers; each only with its own keys and audiences."""
 
     def __init__(self, issuers: Sequence[IssuerConfig], clock: Callable[[], float]) -> None:
-        self._issuers = {issuer.issuer: issuer for issuer in issuers}
-        self._clock = clock
-        self._verifiers: dict[str, TokenVerifier] = {}
+        # It has no keys itself, and refuses a token of an unknown issuer with the usual message.
+        super().__init__([], issuer="", audience="", clock=clock)
+        self._issuers = {issuer.issuer: _Issuer(issuer) for issuer in issuers}
 
     def verify(self, authorization: str | None, org: str) -> Caller:
-        """As `TokenVerifier.verify`; the issuer that the token names decides only which keys are tried."""
-        verifier = self._verifiers.get(_claimed_issuer(authorization))
-        # Without keys of that issuer nothing verifies; the empty verifier refuses with the usual message.
-        empty = TokenVerifier([], issuer="", audience="", clock=self._clock)
-        return (verifier or empty).verify(authorization, org)
+        """As `TokenVerifier.verify`; raises Retry as long as the keys of the token may not be known yet."""
+        issuer = self._issuers.get(_claimed_issuer(authorization))
+        if issuer is None:
+            return super().verify(authorization, org)
+        if issuer.verifier is None:
+            raise Retry("The keys of the issuer of the token could not be read yet", after=RETRY_SECONDS)
+        try:
+            return issuer.verifier.verify(authorization, org)
+        except UnknownKey:
+            if issuer.ask(self._clock()):
+                raise Retry("The key of the token is not known yet", after=1.0) from None
+            raise
 
     async def load(self) -> None:
-        """Fetch the keys of every issuer once. Keys that cannot be fetched are left to `refresh`."""
-        for issuer in self._issuers.values():
-            await self._load(issuer)
+        """Read the keys of every issuer once. Keys that cannot be read are left to `refresh`."""
+        await asyncio.gather(*(self._load(issuer) for issuer in self._issuers.values()))
 
     async def refresh(self) -> None:
-        """Fetch the keys of every issuer at its interval, until cancelled."""
+        """Read the keys of every issuer whenever they are due, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for issuer in self._issuers.values():
                 tasks.create_task(self._refresh(issuer))
 
-    async def _refresh(self, issuer: IssuerConfig) -> None:
+    def doubts(self) -> Iterator[str]:
+        """A line for each issuer whose keys could not be read when they were due."""
+        for name, issuer in sorted(self._issuers.items()):
+            if issuer.failure is not None:
+                last = "never" if issuer.read_at is None else f"last at {rfc3339(issuer.read_at)}"
+                yield f"issuer {name}: keys were read {last}: {issuer.failure}"
+
+    def key_age(self, name: str) -> float:
+        """Seconds since the keys of an issuer were read; infinite if they never were."""
+        read_at = self._issuers[name].read_at
+        return float("inf") if read_at is None else max(0.0, self._clock() - read_at)
+
+    async def _refresh(self, issuer: _Issuer) -> None:
         while True:
-            await asyncio.sleep(issuer.refresh.total_seconds())
+            await issuer.until_due()
             await self._load(issuer)
 
-    async def _load(self, issuer: IssuerConfig) -> None:
+    async def _load(self, issuer: _Issuer) -> None:
+        issuer.tried_at = self._clock()
         try:
-            keys = trusted_keys(await _fetch_keys(issuer), issuer)
-        except (Refused, OSError, httpx2.HTTPError, jwt.PyJWTError, ValueError) as error:
-            # Keep the keys of before: an issuer that cannot be reached has not revoked them.
-            log.warning("auth.keys-not-read", issuer=issuer.issuer, reason=str(error))
-            return
-        self._verifiers[issuer.issuer] = TokenVerifier(
-            keys,
-            issuer=issuer.issuer,
-            audience=issuer.audience,
-            clock=self._clock,
-            lifetime=issuer.max_token_lifetime.total_seconds(),
-        )
-
-
-def trusted_keys(jwks: bytes, issuer: IssuerConfig) -> list[TrustedKey]:
-    """The signing keys of a key set, each for one allowed algorithm. Refused when none can be used."""
-    keys = [
-        TrustedKey(str(key.key_id), algorithm, key.key)
-        for key in jwt.PyJWKSet.from_json(jwks.decode()).keys
-        if (algorithm := _allowed_algorithm(key, issuer)) is not None and key.key_id
-    ]
-    if not keys:
-        raise Refused(
-            f"the key set of {issuer.issuer} has no key for {', '.join(issuer.algorithms)}",
-            nearest_fix="let `algorithms` name what its signing keys are for, each with a kid and an alg",
-        )
-    return keys
-
-
-def _allowed_algorithm(key: Any, issuer: IssuerConfig) -> Literal["EdDSA", "ES256", "RS256"] | None:
-    if key.public_key_use not in (None, "sig"):
-        return None
-    algorithm = _ALGORITHM_OF.get(key.key_type)
-    return algorithm if algorithm in issuer.algorithms and key.algorithm_name == algorithm else None
-
-
-async def _fetch_keys(issuer: IssuerConfig) -> bytes:
-    if issuer.jwks_file is not None:
-        return await asyncio.to_thread(issuer.jwks_file.read_bytes)
-    async with httpx2.AsyncClient(timeout=FETCH_SECONDS) as client:
-        reply = (await client.get(str(issuer.jwks_url))).raise_for_status()
-        if len(reply.content) > MAX_BYTES:
-            raise Refused(
-                f"the key set of {issuer.issuer} is larger than {MAX_BYTES} bytes",
-                nearest_fix="let jwks_url name the JWK set itself",
+            keys = await read_keys(issuer.config)
+        except Exception as error:
+            # Whatever a provider sends: it must not end the service.
+            issuer.failure = str(error) or type(error).__name__
+            log.warning("auth.keys-not-read", issuer=issuer.config.issuer, reason=issuer.failure)
+        else:
+            issuer.verifier, issuer.read_at, issuer.failure = (
+                self._verifier(issuer.config, keys),
+                self._clock(),
+                None,
             )
-        return reply.content
+        finally:
+            issuer.asked.clear()
+
+    def _verifier(self, config: IssuerConfig, keys: Sequence[TrustedKey]) -> TokenVerifier:
+        return TokenVerifier(
+            keys,
+            issuer=config.issuer,
+            audience=config.all_audiences,
+            clock=self._clock,
+            lifetime=config.max_token_lifetime.total_seconds(),
+            mapping=config.claim_mapping,
+            qualifier=f"{config.issuer}#",
+        )
 
 
 def _claimed_issuer(authorization: str | None) -> str:
@@ -112,6 +141,6 @@ def _claimed_issuer(authorization: str | None) -> str:
     token = (authorization or "").partition(" ")[2].strip()
     try:
         claims = jwt.decode(token, options={"verify_signature": False})
-    except (jwt.PyJWTError, UnauthenticatedCaller):
+    except jwt.PyJWTError:
         return ""
     return str(claims.get("iss", ""))

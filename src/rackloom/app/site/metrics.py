@@ -11,12 +11,12 @@ Scrapes run one at a time: two at once would count the same transitions to Ready
 
 /readyz succeeds while the database answers, though a switch may be out of reach, or no reading can be
 recorded: REST can then still answer that a domain is unknown. The page names these domains, since when each
-is unknown, and why.
+is unknown, and why. It also names the issuers of tokens whose signing keys could not be read.
 """
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -135,6 +135,9 @@ class SiteMetrics(ReconcileMetrics):
         self.disputed = gauge(
             f"{ours}disputed_domains", "Domains whose switch controllers contradict one another"
         )
+        self.key_age = gauge(
+            f"{ours}issuer_keys_age_seconds", "Time since the signing keys of an issuer were read", "issuer"
+        )
         self.drift = Counter(
             f"{ours}drift_operations",
             "Operations that undid a change which was not ours",
@@ -172,6 +175,10 @@ class SiteMetrics(ReconcileMetrics):
             ("listener", "why"),
             registry=registry,
         )
+
+    def watch_issuer(self, issuer: str, key_age: Callable[[], float]) -> None:
+        """Show the age of an issuer's signing keys, in seconds, at each scrape."""
+        self.key_age.labels(issuer).set_function(key_age)
 
     def connections_ended(self, listener: str) -> ConnectionEnded:
         """Counts the connections of a listener that a limit ends; all reasons from zero."""
@@ -287,14 +294,23 @@ class MetricsEndpoints(PlainEndpoints):
     """ASGI application of /metrics, /healthz and /readyz."""
 
     def __init__(
-        self, metrics: SiteMetrics, store: Store, clock: Callable[[], float], valid_seconds: float
+        self,
+        metrics: SiteMetrics,
+        store: Store,
+        clock: Callable[[], float],
+        valid_seconds: float,
+        issuer_doubts: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`valid_seconds` is the age at which a reading of a switch controller is outdated."""
+        """`valid_seconds` is the age at which a reading of a switch controller is outdated.
+
+        `issuer_doubts` gives a line for each issuer whose keys could not be read.
+        """
         super().__init__({"/metrics": self._page, "/healthz": self._alive, "/readyz": self._ready})
         self._metrics = metrics
         self._store = store
         self._clock = clock
         self._valid_seconds = valid_seconds
+        self._issuer_doubts = issuer_doubts
         self._history = 0
         # Two scrapes at once would count the same transitions to Ready twice.
         self._scrape_lock = asyncio.Lock()
@@ -318,4 +334,5 @@ class MetricsEndpoints(PlainEndpoints):
     async def _ready(self) -> Response:
         """Ready when the records can be read, though they may say that a domain is unknown."""
         doubts = await self._store.read(latest.doubts_by_domain, self._clock() - self._valid_seconds)
-        return ok_response(*(f"domain {domain}: {doubt}" for domain, doubt in sorted(doubts.items())))
+        domains = (f"domain {domain}: {doubt}" for domain, doubt in sorted(doubts.items()))
+        return ok_response(*domains, *self._issuer_doubts())

@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -193,7 +194,9 @@ async def _assemble_on(store: Store, config: Config) -> ServiceParts:
     reconciler = _reconciler(config, store, switches, metrics, site_id, clock)
     issuers = IssuerVerifier(config.auth.issuers, clock)
     await issuers.load()
-    page = MetricsEndpoints(metrics, store, clock, config.nvlink_config.reading_valid_seconds)
+    for issuer in config.auth.issuers:
+        metrics.watch_issuer(issuer.issuer, partial(issuers.key_age, issuer.issuer))
+    page = MetricsEndpoints(metrics, store, clock, config.nvlink_config.reading_valid_seconds, issuers.doubts)
     await page.begin()
     return ServiceParts(
         config=config,

@@ -38,6 +38,7 @@ from rackloom.core.diagnosis.index import at_domain, at_partition
 from rackloom.core.diagnosis.snapshot import SiteSnapshot
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+from rackloom.errors import Retry
 from rackloom.web.model import SiteReading, TimelineEntry
 from rackloom.web.pages import Authenticator, Viewer, create_pages
 
@@ -197,7 +198,7 @@ def authenticator_of(
     async def admit(token: str, org: str) -> Viewer | None:
         try:
             caller = verifier.verify(f"Bearer {token}", org)
-        except (UnauthenticatedCaller, Rejected):
+        except (UnauthenticatedCaller, Rejected, Retry):
             return None
         if not caller.roles:
             return None

@@ -7,26 +7,39 @@ and at the schema of the parameter. An operation for every member of the organis
 declares `MEMBER`. A field of an answer that others do not see is marked in the same way; the route leaves it
 out, and a test compares.
 
+Each operation that needs a role also has a permission, derived from its path and method: `instances:read`,
+`instance-types:write`. It is shown under `x-rackloom-permission`. A built-in role is the set of the
+permissions of its operations. A custom role is a set of permissions on one side, as a tenant or as a
+provider; it opens the operations that have one of them and declare a built-in role of that side. For such
+an operation, and for no other, the caller then has that built-in role: `acting` is the one place where this
+is decided.
+
 `check_call` decides in this order. A caller without a role of the operation is refused (403). A parameter
 that begins with `include` and is not one of the operation's is refused (400): a client that asks for more
 must not take the shorter answer for the whole one. A parameter for other roles is refused (403) unless it is
 switched off; a client may send its defaults. Other unknown parameters are ignored, as they are upstream.
 
-A caller may have roles as a tenant and as a provider. Its role then admits a parameter, and the route applies
-the parameter only to objects of its own provider.
+A caller may have roles as a tenant and as a provider. Its role then admits a parameter, and the route
+applies the parameter only to objects of its own provider. Who may call the operation only by a custom role
+sees related objects (`includeRelation`) of the kinds that it may read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
+import msgspec
 from fastapi.dependencies.models import Dependant
 from fastapi.dependencies.utils import get_flat_params
 from pydantic import JsonValue
 from starlette.datastructures import QueryParams
 
-from rackloom.carve.api.auth import Caller, Role, titles
+from rackloom.carve.api.auth import Caller, Permission, Role, Side, titles
 from rackloom.carve.store.values import forbidden, invalid
 
 ROLES_KEY = "x-rackloom-roles"
+PERMISSION_KEY = "x-rackloom-permission"
+BASE = "/v2/org/{org}/nico"
+"""The path of an organisation, above all operations."""
 MEMBER = "MEMBER"
 """In a declaration: every member of the organisation, also without a role."""
 PROVIDER_ROLES = (Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
@@ -36,19 +49,103 @@ _OFF = frozenset({"0", "f", "false", "n", "no", "off"})
 """How a flag is written that is switched off."""
 
 
-def described_roles(roles: Sequence[Role]) -> dict[str, JsonValue]:
+def described_access(roles: Sequence[Role], permission: str) -> dict[str, JsonValue]:
     """The declaration of an operation in /openapi.json; without roles every member may call it."""
-    return {ROLES_KEY: [str(role) for role in roles] or [MEMBER]}
+    if not roles:
+        return {ROLES_KEY: [MEMBER]}
+    return {ROLES_KEY: [str(role) for role in roles], PERMISSION_KEY: permission}
 
 
-def check_call(caller: Caller, roles: Sequence[Role], route: Dependant, query: QueryParams) -> None:
-    """Refuse a caller that may not call the operation, or not with this query."""
+# Permissions.
+
+
+_RESOURCES = {"instance/type": "instance-types"}
+"""Resources that are not the plural of the first word in the path."""
+_RESOURCE_OF_RELATION = {
+    "Site": "sites",
+    "Tenant": "tenants",
+    "InfrastructureProvider": "infrastructure-providers",
+    "Instance": "instances",
+    "InstanceType": "instance-types",
+    "Vpc": "vpcs",
+    "VPC": "vpcs",
+    "Machine": "machines",
+    "NVLinkLogicalPartition": "nvlink-logical-partitions",
+}
+"""Value of `includeRelation` -> the resource that it shows."""
+
+
+@lru_cache(maxsize=1024)
+def permission_of(path: str, method: str) -> str:
+    """The permission of an operation: the resource in its path, and whether it reads or writes."""
+    words = [part for part in path.removeprefix(BASE).split("/") if part and not part.startswith("{")]
+    resource = _RESOURCES.get("/".join(words[:2]), f"{words[0].removesuffix('s')}s")
+    if words[-1] == "quota":
+        resource = "quotas"
+    return f"{resource}:{'read' if method == 'GET' else 'write'}"
+
+
+def side_of(role: Role) -> Side:
+    """The side of a built-in role."""
+    return Side.PROVIDER if role in PROVIDER_ROLES else Side.TENANT
+
+
+def permissions_of_roles(
+    operations: Iterable[tuple[Sequence[Role], str]],
+) -> dict[Role, frozenset[Permission]]:
+    """What each built-in role allows, from the roles and the permission of every operation."""
+    declared = list(operations)
+    return {
+        role: frozenset((side_of(role), permission) for roles, permission in declared if role in roles)
+        for role in Role
+    }
+
+
+def permissions_of(caller: Caller, built_in: Mapping[Role, frozenset[Permission]]) -> frozenset[Permission]:
+    """Everything that a caller may do, by built-in and by custom roles."""
+    return caller.held.union(*(built_in[role] for role in caller.roles))
+
+
+def acting(caller: Caller, roles: Sequence[Role], permission: str) -> Caller:
+    """The caller of an operation, with the built-in role that a custom role stands for there.
+
+    Of a provider's roles it is the one that may do least.
+    """
+    added = set()
+    if (Side.TENANT, permission) in caller.held and Role.TENANT_ADMIN in roles:
+        added.add(Role.TENANT_ADMIN)
+    provider_roles = [role for role in reversed(PROVIDER_ROLES) if role in roles]
+    if (Side.PROVIDER, permission) in caller.held and provider_roles:
+        added.add(provider_roles[0])
+    return msgspec.structs.replace(caller, roles=caller.roles | added) if added else caller
+
+
+# Calls.
+
+
+def check_call(
+    caller: Caller, roles: Sequence[Role], permission: str, route: Dependant, query: QueryParams
+) -> Caller:
+    """The caller of the operation. Refused if it may not call the operation, or not with this query."""
     if roles:
+        admitted, caller = caller, acting(caller, roles, permission)
         caller.require(*roles)
+        if admitted.roles.isdisjoint(roles):
+            _check_relations(admitted, query.getlist("includeRelation"))
     if query:
         declared = _query_roles(route)
         for name in sorted(query.keys()):
             _check_parameter(caller, name, query.getlist(name), declared)
+    return caller
+
+
+def _check_relations(caller: Caller, relations: Sequence[str]) -> None:
+    """Refuse related objects that the custom roles of a caller do not let it read."""
+    readable = {permission for _, permission in caller.held}
+    for relation in relations:
+        needed = f"{_RESOURCE_OF_RELATION.get(relation)}:read"
+        if relation in _RESOURCE_OF_RELATION and needed not in readable:
+            raise forbidden(f"includeRelation={relation} needs the permission {needed}")
 
 
 def _check_parameter(

@@ -13,7 +13,7 @@ instances, or `/instance/type` would be read as an instance id. `RouteIndex` fin
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
 from importlib.metadata import version
@@ -34,6 +34,7 @@ from rackloom.carve.api import (
     access,
     allocations,
     audit,
+    custom_roles,
     domains,
     events,
     fabric,
@@ -46,11 +47,13 @@ from rackloom.carve.api import (
     organizations,
     quotas,
     routing,
+    service_accounts,
     sites,
     vpcs,
 )
 from rackloom.carve.api.audit_middleware import AuditMiddleware, unauthenticated_reason
-from rackloom.carve.api.auth import TokenVerifier, UnauthenticatedCaller
+from rackloom.carve.api.auth import Role, TokenVerifier, UnauthenticatedCaller
+from rackloom.carve.api.directory import Directory, sent_key
 from rackloom.carve.api.docs_page import docs_routes
 from rackloom.carve.api.limits import CallerLimits, RequestLimitMiddleware, announced_length, has_body
 from rackloom.carve.api.route_index import RouteIndex
@@ -180,9 +183,14 @@ async def _on_http_error(_request: Request, error: HTTPException) -> Response:
     return routing.problem_response(error.status_code, message, headers=error.headers)
 
 
-async def _on_undecided(_request: Request, error: Retry | Unknown) -> Response:
+def undecided_response(error: Retry | Unknown) -> Response:
+    """The response where nothing was decided."""
     headers = {"Retry-After": str(max(1, round(error.after)))} if isinstance(error, Retry) else None
     return routing.problem_response(503, error.reason, headers=headers)
+
+
+async def _on_undecided(_request: Request, error: Retry | Unknown) -> Response:
+    return undecided_response(error)
 
 
 async def _on_defect(_request: Request, _error: Exception) -> Response:
@@ -198,15 +206,16 @@ ORG_PREFIX = "/v2/org/"
 class AuthenticationMiddleware:
     """ASGI middleware that sets `request.state.caller` on every path below an organisation."""
 
-    def __init__(self, app: ASGIApp, verifier: TokenVerifier) -> None:
+    def __init__(self, app: ASGIApp, verifier: TokenVerifier, directory: Directory) -> None:
         self.app = app
         self.verifier = verifier
+        self.directory = directory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it."""
         if scope["type"] == "http" and scope["path"].startswith(ORG_PREFIX):
             try:
-                self._admit(scope)
+                await self._admit(scope)
             except UnauthenticatedCaller as error:
                 self._count(scope, str(error))
                 refusal = routing.problem_response(401, str(error), headers={"WWW-Authenticate": "Bearer"})
@@ -216,14 +225,21 @@ class AuthenticationMiddleware:
                 self._count(scope, error.reason)
                 await refusal_response(error)(scope, receive, send)
                 return
+            except (Retry, Unknown) as error:
+                await undecided_response(error)(scope, receive, send)
+                return
         await self.app(scope, receive, send)
 
     def _count(self, scope: Scope, message: str) -> None:
         scope["app"].state.deps.audit.unauthenticated(unauthenticated_reason(message))
 
-    def _admit(self, scope: Scope) -> None:
+    async def _admit(self, scope: Scope) -> None:
         org = scope["path"].removeprefix(ORG_PREFIX).partition("/")[0]
-        caller = self.verifier.verify(Headers(scope=scope).get("authorization"), org)
+        authorization = Headers(scope=scope).get("authorization")
+        if (key := sent_key(authorization)) is not None:
+            caller = await self.directory.caller_of(key, org)
+        else:
+            caller = await self.directory.with_custom_roles(self.verifier.verify(authorization, org))
         scope.setdefault("state", {})["caller"] = caller
 
 
@@ -287,22 +303,29 @@ def _describe_page(operation: dict[str, Any]) -> None:
 # The application.
 
 
-def _routes() -> tuple[APIRoute, ...]:
-    # Types before instances: /instance/type would else be read as an instance id.
-    routers = (
-        organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
-        maintenance.router, domains.router, fabric.router, audit.router, events.router,
-        allocations.router,
-        logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
-    )  # fmt: skip
-    found = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    for route in found:
-        route.openapi_extra = access.described_roles(routing.roles_of(route))
-    return tuple(found)
-
-
-ROUTES = _routes()
+# Types before instances: /instance/type would else be read as an instance id. For the same reason
+# organisations, with /service-account/current, before service accounts.
+ROUTERS = (
+    organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
+    maintenance.router, domains.router, fabric.router, audit.router, events.router, allocations.router,
+    logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
+    custom_roles.router, service_accounts.router,
+)  # fmt: skip
+ROUTES = tuple(route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute))
 """Built once: a process may create many applications."""
+
+
+def _declare_access() -> Iterator[tuple[Sequence[Role], str]]:
+    """Describe who may call each operation; gives its roles and its permission."""
+    for route in ROUTES:
+        (method,) = sorted(route.methods or [])
+        roles, permission = routing.roles_of(route), access.permission_of(route.path, method)
+        route.openapi_extra = access.described_access(roles, permission)
+        yield roles, permission
+
+
+BUILT_IN = access.permissions_of_roles(_declare_access())
+"""What each built-in role allows."""
 
 
 def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
@@ -320,6 +343,7 @@ def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.deps = deps
+    app.state.directory = directory = Directory(deps.store, deps.clock, BUILT_IN)
     app.state.tenants_seen = set()
     app.state.event_streams = Counter()
     # The middleware added last runs first: no body is received before the caller is verified.
@@ -327,10 +351,10 @@ def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
         app.add_middleware(RequestLimitMiddleware, limits=limits)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(AuditMiddleware)
-    app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier)
+    app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier, directory=directory)
     install_error_handlers(app)
     app.router.routes += [
-        RouteIndex(routing.BASE, ROUTES),
+        RouteIndex(access.BASE, ROUTES),
         *ROUTES,
         _description_route(app),
         *docs_routes(),

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi import Query as Param
 from pydantic import AwareDatetime, Field
 from starlette.responses import Response
@@ -166,7 +166,7 @@ def _shape(row: Row, **chosen: object) -> Json:
 # Routes.
 
 
-router = APIRouter()
+router = routing.operations()
 
 CONTINUE_HEADER = "X-Audit-Continue"
 EntryId = Annotated[UUID, Path(alias="auditEntryId")]

@@ -1,8 +1,8 @@
 """Authentication: verified bearer tokens, roles in an organization, and the local issuer.
 
-A token names organizations and, for each, roles. A role name may carry a deployment's prefix before its
-first underscore. The algorithm is a property of the trusted key and is never read from the token, so a
-token cannot select another algorithm. The current time is passed in, so tokens also expire in a
+What a verified token says of its caller is decided by `claim_mapping`. A role name may carry a deployment's
+prefix before its first underscore. The algorithm is a property of the trusted key and is never read from the
+token, so a token cannot select another algorithm. The current time is passed in, so tokens also expire in a
 simulation.
 
 Tokens that were found valid are remembered (`VerifiedTokens`), because a signature costs as much as the rest of
@@ -10,8 +10,9 @@ a read. What depends on the time is checked for each request. Keys belong to a v
 whoever trusts other keys makes a new one, which remembers nothing.
 
 A token must end, and within a limit: it may be valid for at most the maximum lifetime of its issuer from
-now on (`exp`). It must be valid by now (`nbf`), and must not have been issued later than now, with
-`CLOCK_SKEW` seconds for the clock of the issuer (`iat`). Times that are no plausible numbers are refused.
+now on (`exp`). It must be valid by now (`nbf`) and issued by now (`iat`), both with `CLOCK_SKEW` seconds
+for the clock of the issuer. `exp` has no such leeway: it would prolong every token. Times that are no
+plausible numbers are refused.
 
 `LocalIssuer` is the issuer of an embedded service. It has one Ed25519 key in its home, created at first
 use and readable by the owner only. Creation is atomic: a reader sees the whole key or none, and the
@@ -19,6 +20,7 @@ first of two creators wins.
 """
 
 import os
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -32,6 +34,7 @@ import msgspec
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from rackloom.carve.api.claim_mapping import ClaimMapping, UnusableClaims, roles_in, subject_of
 from rackloom.carve.store.values import forbidden
 from rackloom.errors import Refused
 
@@ -49,13 +52,32 @@ class Role(StrEnum):
     PROVIDER_VIEWER = "PROVIDER_VIEWER"
 
 
+CUSTOM_ROLE_NAME = re.compile(r"[a-z][a-z0-9-]{1,62}")
+"""Names of custom roles are lower-case, so that none is taken for a role above."""
+
+
 def titles(roles: Sequence[Role]) -> str:
     """Alternative roles as a message names them."""
     return " or ".join(role.replace("_", " ").title() for role in roles)
 
 
+class Side(StrEnum):
+    """As what a caller acts for its organisation: as a tenant of sites, or as their provider."""
+
+    TENANT = "TENANT"
+    PROVIDER = "PROVIDER"
+
+
+Permission = tuple[Side, str]
+"""What a role allows on one side, as `instances:read`."""
+
+
 class UnauthenticatedCaller(Exception):
     """The request has no valid token."""
+
+
+class UnknownKey(UnauthenticatedCaller):
+    """The token names a key that is not trusted, or not known yet."""
 
 
 class TrustedKey(msgspec.Struct, frozen=True):
@@ -75,6 +97,10 @@ class Caller(msgspec.Struct, frozen=True):
     roles: frozenset[Role]
     expires: float
     """When the token ends, in seconds since the epoch."""
+    custom_roles: frozenset[str] = frozenset()
+    """Names that may be those of custom roles of the organisation."""
+    held: frozenset[Permission] = frozenset()
+    """What the custom roles allow."""
 
     def require(self, *roles: Role) -> None:
         """Refuse a caller that has none of `roles`."""
@@ -85,7 +111,8 @@ class Caller(msgspec.Struct, frozen=True):
 DEFAULT_LIFETIME = 24 * 3600.0
 """Seconds for which a token may be valid."""
 CLOCK_SKEW = 60.0
-"""Seconds by which the clock of an issuer may be ahead."""
+"""Seconds by which the clock of an issuer may be ahead, for `iat` and `nbf`."""
+INVALID_MESSAGE = "Invalid authorization token in request"
 _LATEST_TIME = 1e12
 """No plausible time is later: some 30,000 years after the epoch."""
 
@@ -120,9 +147,10 @@ class VerifiedTokens:
 
 
 class TokenVerifier:
-    """Verifies the tokens of one issuer.
+    """Verifies the tokens of one issuer, for any of the audiences.
 
     `clock` gives seconds since the epoch; a token may be valid for `lifetime` seconds from now on.
+    `qualifier` is put before subjects, so that those of several issuers differ.
     """
 
     def __init__(
@@ -130,9 +158,11 @@ class TokenVerifier:
         keys: Sequence[TrustedKey],
         *,
         issuer: str,
-        audience: str,
+        audience: str | Sequence[str],
         clock: Callable[[], float],
         lifetime: float = DEFAULT_LIFETIME,
+        mapping: ClaimMapping | None = None,
+        qualifier: str = "",
     ) -> None:
         self._keys = {key.key_id: key for key in keys}
         self._issuer = issuer
@@ -140,6 +170,8 @@ class TokenVerifier:
         self._clock = clock
         self._lifetime = lifetime
         self._verified = VerifiedTokens()
+        self._mapping = mapping or ClaimMapping()
+        self._qualifier = qualifier
 
     def verify(self, authorization: str | None, org: str) -> Caller:
         """The caller behind an Authorization header, for `org`.
@@ -148,11 +180,13 @@ class TokenVerifier:
         """
         claims = self._claims(_bearer_token(authorization))
         wanted = org.lower()
-        orgs = claims.get("orgs")
-        names = orgs.get(wanted) if isinstance(orgs, dict) else None
-        if not isinstance(names, list):
-            raise forbidden(f"Failed to validate membership for org: {org}")
-        return Caller(str(claims["sub"]), wanted, frozenset(_roles_by_name(names)), float(claims["exp"]))
+        try:
+            subject = self._qualifier + subject_of(claims, self._mapping)
+        except UnusableClaims as error:
+            raise UnauthenticatedCaller(str(error)) from error
+        names = roles_in(claims, self._mapping, wanted)
+        roles, custom = frozenset(_roles_by_name(names)), frozenset(filter(CUSTOM_ROLE_NAME.fullmatch, names))
+        return Caller(subject, wanted, roles, float(claims["exp"]), custom)
 
     def _claims(self, token: str) -> dict[str, Any]:
         # By digest: whoever reads the memory of the process finds no token there.
@@ -171,7 +205,7 @@ class TokenVerifier:
         try:
             key = self._keys.get(jwt.get_unverified_header(token).get("kid", ""))
             if key is None:
-                raise UnauthenticatedCaller("Invalid authorization token in request")
+                raise UnknownKey(INVALID_MESSAGE)
             claims: dict[str, Any] = jwt.decode(
                 token,
                 key.public_key,
@@ -187,11 +221,11 @@ class TokenVerifier:
                 },
             )
         except jwt.InvalidSignatureError as error:
-            raise UnauthenticatedCaller("Invalid authorization token in request") from error
+            raise UnauthenticatedCaller(INVALID_MESSAGE) from error
         except jwt.DecodeError as error:
             raise UnauthenticatedCaller("Error parsing the token claims") from error
         except jwt.InvalidTokenError as error:
-            raise UnauthenticatedCaller("Invalid authorization token in request") from error
+            raise UnauthenticatedCaller(INVALID_MESSAGE) from error
         return claims
 
     def _check_times(self, claims: dict[str, Any]) -> None:
@@ -204,7 +238,7 @@ class TokenVerifier:
         if ends > now + self._lifetime:
             hours = f"{self._lifetime / 3600:g} hours"
             raise UnauthenticatedCaller(f"Authorization token in request is valid for longer than {hours}")
-        if begins > now or issued > now + CLOCK_SKEW:
+        if max(begins, issued) > now + CLOCK_SKEW:
             raise UnauthenticatedCaller("Authorization token in request is not valid yet")
 
 
@@ -217,11 +251,10 @@ def _bearer_token(authorization: str | None) -> str:
     return token.strip()
 
 
-def _roles_by_name(names: list[Any]) -> list[Role]:
+def _roles_by_name(names: Sequence[str]) -> list[Role]:
     """Roles by name; the part before the first underscore may be a prefix of the deployment."""
     known = {role.value: role for role in Role}
-    texts = [name for name in names if isinstance(name, str)]
-    return [known[part] for name in texts for part in (name, name.partition("_")[2]) if part in known]
+    return [known[part] for name in names for part in (name, name.partition("_")[2]) if part in known]
 
 
 def _is_time(value: object) -> bool:
@@ -249,8 +282,11 @@ class LocalIssuer:
         self._key_id = sha256(raw).hexdigest()[:16]
 
     def mint(self, org: str, roles: Sequence[str], now: float, ttl: float) -> str:
-        """A token that gives `roles` in `org` from `now` for `ttl` seconds. Refused for an unknown role."""
-        unknown = sorted(set(roles) - {role.value for role in Role})
+        """A token that gives `roles` in `org` from `now` for `ttl` seconds.
+
+        Refused for a role that is neither built-in nor named as a custom one.
+        """
+        unknown = sorted(name for name in {*roles}.difference(Role) if not CUSTOM_ROLE_NAME.fullmatch(name))
         if unknown:
             raise Refused(f"no role is called {', '.join(unknown)}", nearest_fix=f"use {', '.join(Role)}")
         claims = {

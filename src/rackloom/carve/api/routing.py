@@ -1,7 +1,7 @@
 """What routes share: dependencies and callers, pages, filters, related objects, histories, responses.
 
-`Deps` and the caller types (`TenantAdmin`, `ProviderAdmin`, `ProviderReader`, `Reader`, `AnyCaller`)
-are FastAPI dependencies; a route declares the roles that it needs by the type of its caller, and
+`Deps` and the caller types (`TenantAdmin`, `ProviderAdmin`, `ProviderReader`, `Reader`, `Administrator`,
+`AnyCaller`) are FastAPI dependencies; a route declares the roles that it needs by the type of its caller, and
 `access` says what follows from that. `ApiDeps.change` runs a change in a
 write transaction and then wakes the reconciler of the affected domains. The work reads the clock inside
 the transaction: an intent dated before its commit would seem to be answered by an observation that
@@ -17,6 +17,7 @@ The wire has no Unknown status for instances: it is shown as Configuring, which 
 generated from the published description reject a whole response for an unknown status value.
 """
 
+import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
@@ -45,7 +46,6 @@ from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 # Operations.
 
 
-BASE = "/v2/org/{org}/nico"
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": wire.Problem, "description": "The request contradicts itself or a record that it names"},
     401: {"model": wire.Problem, "description": "The caller did not prove who it is"},
@@ -62,7 +62,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def operations(prefix: str = "") -> APIRouter:
     """A router for operations below an organisation, whose paths begin with `prefix` there."""
-    return APIRouter(prefix=BASE + prefix, responses=ERRORS)
+    return APIRouter(prefix=access.BASE + prefix, responses=ERRORS)
 
 
 # Dependencies of routes.
@@ -86,6 +86,8 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
     """An org with a valid token becomes a tenant at first use, with every machine of every type allocated."""
     valid_seconds: float = DEFAULT_VALID_SECONDS
     """The age at which a reading of a switch controller says nothing about now."""
+    secret: Callable[[], str] = secrets.token_urlsafe
+    """A new secret of 256 random bits."""
     org: str = ""
     """The organisation whose request is answered."""
     audit: RequestAudit = msgspec.field(default_factory=RequestAudit)
@@ -137,13 +139,17 @@ class CallerWith:
     async def __call__(self, request: Request, _org: Org) -> Caller:
         """The caller. Refused as `access.check_call` decides."""
         # `AuthenticationMiddleware` has verified it, for the org of the path.
-        caller: Caller = request.state.caller
-        access.check_call(caller, self.roles, request.scope["route"].dependant, request.query_params)
+        route = request.scope["route"]
+        permission = access.permission_of(route.path, request.method)
+        caller = access.check_call(
+            request.state.caller, self.roles, permission, route.dependant, request.query_params
+        )
         if Role.TENANT_ADMIN in caller.roles and Role.TENANT_ADMIN in self.roles:
             await _ensure_tenant(request, caller)
         return caller
 
 
+Administrator = Annotated[Caller, Depends(CallerWith(Role.TENANT_ADMIN, Role.PROVIDER_ADMIN))]
 AnyCaller = Annotated[Caller, Depends(CallerWith())]
 TenantAdmin = Annotated[Caller, Depends(CallerWith(Role.TENANT_ADMIN))]
 ProviderAdmin = Annotated[Caller, Depends(CallerWith(Role.PROVIDER_ADMIN))]

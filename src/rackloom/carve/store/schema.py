@@ -171,6 +171,40 @@ tenant_total = sa.Table(
 """How many objects of each kind (`tenancy.quotas.QuotaKind`) a tenant has. Triggers count them, which the
 migrations make: nothing else writes here."""
 
+custom_role = _entity(
+    "custom_role",
+    _text("org"),
+    _text("name"),
+    _text("side"),
+    _text("description", nullable=True),
+    _json("permissions"),
+    sa.UniqueConstraint("org", "name"),
+)
+
+service_account = _entity(
+    "service_account",
+    _text("org"),
+    _text("name"),
+    _text("description", nullable=True),
+    _text("created_by"),
+    _json("roles"),
+    _time("expires", nullable=True),
+    sa.UniqueConstraint("org", "name"),
+)
+
+service_account_key = sa.Table(
+    "service_account_key",
+    metadata,
+    _id(),
+    _ref("account_id", "service_account"),
+    _text("hash"),
+    _time("created"),
+    _time("last_used", nullable=True),
+)
+
+identity_revision = sa.Table("identity_revision", metadata, _id(), _text("revision"))
+"""One row, whose `revision` differs after each change of the three tables above."""
+
 logical_partition = _of_tenant(
     "logical_partition",
     _ref("site_id", "site"),

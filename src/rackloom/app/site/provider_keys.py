@@ -1,0 +1,111 @@
+"""The signing keys of an identity provider: from a file, an address, or by OpenID Connect discovery.
+
+An issuer that is configured with neither a file nor an address is asked for its discovery document, at
+`<issuer>/.well-known/openid-configuration` (OpenID Connect Discovery 1.0). The `issuer` in the document must
+equal the configured one exactly, and `jwks_uri` must be https; it may be at another host, as with some public
+providers, because the document came over a verified connection. The document is read with each refresh, so
+that a provider may move its keys.
+
+Every fetch is over https with a verified certificate (`ca_file` names the authority of a private provider),
+follows no redirect, and is bounded in size and in total time. A key counts only for signatures, and for the
+one asymmetric algorithm that its type and the configuration allow; what the document says of algorithms is
+not used. Keys without an id are left out.
+"""
+
+import asyncio
+import json
+import ssl
+from typing import Any, Literal
+
+import httpx2
+import jwt
+
+from rackloom.app.config import IssuerConfig
+from rackloom.carve.api.auth import TrustedKey
+from rackloom.errors import Refused
+
+FETCH_SECONDS = 10.0
+"""For the document and the keys together."""
+MAX_BYTES = 1 << 20
+_ALGORITHM_OF: dict[str, Literal["EdDSA", "ES256", "RS256"]] = {"RSA": "RS256", "EC": "ES256", "OKP": "EdDSA"}
+
+
+async def read_keys(issuer: IssuerConfig) -> list[TrustedKey]:
+    """The keys that the issuer signs with now.
+
+    Raises Refused for content that cannot be used; whatever else went wrong has the error of its library.
+    """
+    if issuer.jwks_file is not None:
+        return trusted_keys(await asyncio.to_thread(issuer.jwks_file.read_bytes), issuer)
+    verify = True if issuer.ca_file is None else ssl.create_default_context(cafile=issuer.ca_file)
+    async with (
+        asyncio.timeout(FETCH_SECONDS),
+        httpx2.AsyncClient(timeout=FETCH_SECONDS, verify=verify) as client,
+    ):
+        url = issuer.jwks_url or keys_url(await _fetch(client, issuer.discovery_url), issuer.issuer)
+        return trusted_keys(await _fetch(client, url), issuer)
+
+
+def keys_url(document: bytes, issuer: str) -> str:
+    """Where a discovery document says that the keys are. Refused where it is not about `issuer`."""
+    content = _json_object(document, f"the discovery document of {issuer}")
+    if content.get("issuer") != issuer:
+        raise Refused(
+            f"the discovery document of {issuer} is about {content.get('issuer')!r}",
+            nearest_fix="let the issuer be written exactly as in its document",
+        )
+    url = content.get("jwks_uri")
+    if not isinstance(url, str) or not url.startswith("https://"):
+        raise Refused(f"the discovery document of {issuer} names no https jwks_uri")
+    return url
+
+
+def _json_object(content: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise Refused(f"{name} is no JSON object")
+    return value
+
+
+async def _fetch(client: httpx2.AsyncClient, url: str) -> bytes:
+    # Uncompressed: a small reply must not become a large one.
+    headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+    async with client.stream("GET", url, headers=headers) as reply:
+        if reply.status_code != httpx2.codes.OK:
+            raise Refused(f"{url} answers {reply.status_code}; redirects are not followed")
+        content = bytearray()
+        async for chunk in reply.aiter_raw():
+            content += chunk
+            if len(content) > MAX_BYTES:
+                raise Refused(f"{url} is larger than {MAX_BYTES} bytes")
+        return bytes(content)
+
+
+def trusted_keys(jwks: bytes, issuer: IssuerConfig) -> list[TrustedKey]:
+    """The signing keys of a key set, each for one allowed algorithm. Refused when none can be used."""
+    try:
+        found = jwt.PyJWKSet.from_dict(_json_object(jwks, f"the key set of {issuer.issuer}")).keys
+    except (jwt.PyJWTError, TypeError, ValueError) as error:
+        # The library does not check the types of all fields.
+        raise Refused(f"the key set of {issuer.issuer} cannot be read: {error}") from error
+    keys = [
+        TrustedKey(str(key.key_id), algorithm, key.key)
+        for key in found
+        if (algorithm := _allowed_algorithm(key, issuer)) is not None and key.key_id
+    ]
+    if not keys:
+        raise Refused(
+            f"the key set of {issuer.issuer} has no key for {', '.join(issuer.algorithms)}",
+            nearest_fix="let `algorithms` name what its signing keys are for, each with a kid and an alg",
+        )
+    return keys
+
+
+def _allowed_algorithm(key: Any, issuer: IssuerConfig) -> Literal["EdDSA", "ES256", "RS256"] | None:
+    if key.public_key_use not in (None, "sig"):
+        return None
+    algorithm = _ALGORITHM_OF.get(key.key_type)
+    return algorithm if algorithm in issuer.algorithms and key.algorithm_name == algorithm else None

@@ -1,0 +1,179 @@
+"""REST: the roles of an organisation, built-in ones and those that it makes of permissions.
+
+A custom role belongs to the organisation in which it was made, and to one side: what it allows as a tenant,
+or as the provider of sites. Whoever makes, changes or deletes it has all permissions that it has before and
+after, so that nobody gains by a role what it could not do before.
+"""
+
+from datetime import datetime
+from typing import Annotated
+
+import sqlalchemy as sa
+from fastapi import Path
+from pydantic import Field, StringConstraints
+from starlette.responses import PlainTextResponse, Response
+
+from rackloom.carve.api import access, routing, wire
+from rackloom.carve.api.auth import Caller, Permission, Role, Side
+from rackloom.carve.api.directory import BuiltIn, KnownDirectory, OwnPermissions, require_own
+from rackloom.carve.api.routing import Administrator, Deps, Reader, Row
+from rackloom.carve.api.wire import Json
+from rackloom.carve.store.values import invalid
+from rackloom.carve.tenancy import identities
+from rackloom.carve.tenancy.identities import CustomRole
+
+# Request models.
+
+
+PermissionName = Annotated[str, StringConstraints(strict=True, pattern=r"^[a-z][a-z-]{0,60}:(read|write)$")]
+Permissions = Annotated[list[PermissionName], Field(min_length=1, max_length=200)]
+NewRoleName = Annotated[str, StringConstraints(strict=True, pattern=r"^[a-z][a-z0-9-]{1,62}$")]
+
+
+class RoleCreate(wire.Body):
+    """A custom role."""
+
+    name: NewRoleName
+    side: Side
+    description: wire.Description | None = None
+    permissions: Permissions
+
+
+class RoleUpdate(wire.Body):
+    """What shall be changed of a custom role."""
+
+    description: wire.Description | None = None
+    permissions: Permissions | None = None
+
+
+# Response models.
+
+
+class AccessRole(wire.Answer):
+    """A role, with all that it allows; a built-in one has no times."""
+
+    name: str
+    side: Side
+    built_in: bool
+    description: str | None
+    permissions: list[str]
+    created: datetime | None
+    updated: datetime | None
+
+
+# Routes.
+
+
+router = routing.operations("/role")
+
+RoleName = Annotated[str, Path(alias="roleName", pattern=r"^[a-z][a-z0-9-]{1,62}$")]
+
+
+@router.get("", operation_id="get-all-role", response_model=list[AccessRole])
+async def list_all(deps: Deps, caller: Reader, directory: KnownDirectory) -> Response:
+    """The roles on the sides on which the caller acts: built-in ones, then those of the organisation."""
+    sides = _sides(caller)
+    rows = await deps.store.read(identities.roles_of_org, caller.org)
+    built_in = [_built_in_shape(role, directory.built_in) for role in Role if access.side_of(role) in sides]
+    return routing.json_response([*built_in, *(_shape(row) for row in rows if row.side in sides)])
+
+
+@router.post("", operation_id="create-role", response_model=AccessRole, status_code=201)
+async def create(
+    deps: Deps, caller: Administrator, body: RoleCreate, directory: KnownDirectory, own: OwnPermissions
+) -> Response:
+    """A custom role, with permissions that the caller has."""
+    wanted = _wanted(body.side, body.permissions, directory.built_in)
+    require_own(own, wanted)
+
+    def create(conn: sa.Connection) -> Json:
+        role = CustomRole(body.side, frozenset(body.permissions))
+        row = identities.create_role(
+            conn, caller.org, body.name, role, body.description, deps.clock(), deps.ids
+        )
+        return _shape(row)
+
+    made = await deps.store.run(create)
+    directory.forget()
+    return routing.created_response(made)
+
+
+@router.patch("/{roleName}", operation_id="update-role", response_model=AccessRole)
+async def update(
+    deps: Deps,
+    caller: Administrator,
+    name: RoleName,
+    body: RoleUpdate,
+    directory: KnownDirectory,
+    own: OwnPermissions,
+) -> Response:
+    """Change a custom role. Who has it may do more or less within a second."""
+
+    def update(conn: sa.Connection) -> Json:
+        row = identities.get_role(conn, caller.org, name)
+        require_own(own, permissions_of_row(row))
+        changes: dict[str, object] = {}
+        if body.description is not None:
+            changes["description"] = body.description
+        if body.permissions is not None:
+            require_own(own, _wanted(Side(row.side), body.permissions, directory.built_in))
+            changes["permissions"] = sorted(set(body.permissions))
+        return _shape(identities.update_role(conn, row, changes, deps.clock(), deps.ids))
+
+    changed = await deps.store.run(update)
+    directory.forget()
+    return routing.json_response(changed)
+
+
+@router.delete("/{roleName}", operation_id="delete-role", response_class=PlainTextResponse, status_code=202)
+async def delete(
+    deps: Deps, caller: Administrator, name: RoleName, directory: KnownDirectory, own: OwnPermissions
+) -> Response:
+    """Delete a custom role that no service account has. In tokens its name means nothing then."""
+
+    def delete(conn: sa.Connection) -> None:
+        row = identities.get_role(conn, caller.org, name)
+        require_own(own, permissions_of_row(row))
+        identities.delete_role(conn, row, deps.ids)
+
+    await deps.store.run(delete)
+    directory.forget()
+    return routing.deletion_response()
+
+
+def permissions_of_row(row: Row) -> frozenset[Permission]:
+    """What the custom role of a row allows."""
+    return frozenset((Side(row.side), permission) for permission in row.permissions)
+
+
+def _wanted(side: Side, names: list[str], built_in: BuiltIn) -> frozenset[Permission]:
+    wanted = frozenset((side, name) for name in names)
+    unknown = sorted(name for _, name in wanted.difference(*built_in.values()))
+    if unknown:
+        raise invalid(
+            "Error validating request data", permissions=f"{unknown[0]} does not exist as {side.lower()}"
+        )
+    return wanted
+
+
+def _sides(caller: Caller) -> frozenset[Side]:
+    return frozenset(access.side_of(role) for role in caller.roles)
+
+
+def _shape(row: Row) -> Json:
+    return wire.shape(AccessRole, row, built_in=False)
+
+
+def _built_in_shape(role: Role, built_in: BuiltIn) -> Json:
+    names = sorted(permission for _, permission in built_in[role])
+    return wire.shape(
+        AccessRole,
+        None,
+        name=str(role),
+        side=access.side_of(role),
+        built_in=True,
+        description=None,
+        permissions=names,
+        created=None,
+        updated=None,
+    )

@@ -1,0 +1,168 @@
+"""Who a key belongs to, and what custom roles allow: the records of identities, as each process knows them.
+
+A key of a service account is `rlk_<id>_<secret>`, sent as a bearer token. Custom roles and keys are read
+from the records into memory (`Directory`). Before they are used, the process compares their revision with
+the records, unless it did so within `STALE_SECONDS`; so a revoked key or a changed role counts for at most
+that long in any replica, and not at all in the one that changed it. Where the records cannot be read,
+nothing is decided (503).
+
+A caller with a made-up key costs no look into the database of its own: the key is looked up in memory, and
+secrets are compared in constant time by their SHA-256. The revision is read at most once in
+`STALE_SECONDS`, whatever arrives. The time of the last use is written at most once in `USE_SECONDS` for
+each key and process.
+"""
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from typing import Annotated
+
+import msgspec
+from fastapi import Depends
+from starlette.requests import Request
+
+from rackloom.carve.api import access
+from rackloom.carve.api.auth import INVALID_MESSAGE, Caller, Permission, Role, Side, UnauthenticatedCaller
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.values import forbidden
+from rackloom.carve.tenancy import identities
+from rackloom.carve.tenancy.identities import AccountKey, Identities
+from rackloom.errors import Retry, Unknown
+
+KEY_PREFIX = "rlk_"
+STALE_SECONDS = 1.0
+USE_SECONDS = 3600.0
+CALLER_SECONDS = 300.0
+"""An event stream that was opened with a key ends after so long, and the client opens another."""
+
+BuiltIn = Mapping[Role, frozenset[Permission]]
+
+
+def written_key(key_id: str, secret: str) -> str:
+    """A key as its program sends it."""
+    return f"{KEY_PREFIX}{key_id}_{secret}"
+
+
+def hash_of(secret: str) -> str:
+    """What is recorded of a secret."""
+    return sha256(secret.encode()).hexdigest()
+
+
+def sent_key(authorization: str | None) -> str | None:
+    """The key in an Authorization header; None where there is another token, or none."""
+    scheme, _, token = (authorization or "").partition(" ")
+    key = token.strip()
+    return key if scheme.lower() == "bearer" and key.startswith(KEY_PREFIX) else None
+
+
+class Directory:
+    """The custom roles and keys of all organisations. `clock` gives seconds since the epoch."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], float],
+        built_in: BuiltIn,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.built_in = built_in
+        self._store = store
+        self._clock = clock
+        self._monotonic = monotonic
+        self._known: Identities | None = None
+        self._compared_at = float("-inf")
+        self._changes = 0
+        self._reading = asyncio.Lock()
+        self._used: dict[str, float] = {}
+
+    def forget(self) -> None:
+        """Read the records before the next use: this process has changed them."""
+        self._known = None
+        self._changes += 1
+
+    async def caller_of(self, key: str, org: str) -> Caller:
+        """The service account that has this key, for `org`.
+
+        Raises UnauthenticatedCaller for a key that is not valid now, Rejected for another organisation.
+        """
+        key_id, _, secret = key.removeprefix(KEY_PREFIX).partition("_")
+        known, now = await self._current(), self._clock()
+        found = known.keys.get(key_id)
+        if found is None or not hmac.compare_digest(found.hash, hash_of(secret)):
+            raise UnauthenticatedCaller(INVALID_MESSAGE)
+        if found.expires is not None and found.expires <= now:
+            raise UnauthenticatedCaller("The service account has expired")
+        if found.org != org.lower():
+            raise forbidden(f"Failed to validate membership for org: {org}")
+        await self._record_use(key_id, found, now)
+        until = now + CALLER_SECONDS
+        caller = Caller(
+            subject=f"service-account/{found.account_id}",
+            org=found.org,
+            roles=frozenset(role for role in Role if role in found.roles),
+            expires=until if found.expires is None else min(found.expires, until),
+            custom_roles=frozenset(found.roles).difference(Role),
+        )
+        return _with_held(caller, known)
+
+    async def with_custom_roles(self, caller: Caller) -> Caller:
+        """The caller with what its custom roles allow."""
+        return _with_held(caller, await self._current()) if caller.custom_roles else caller
+
+    async def _current(self) -> Identities:
+        async with self._reading:
+            while True:
+                begun, changes = self._monotonic(), self._changes
+                known = self._known
+                if known is not None and begun - self._compared_at < STALE_SECONDS:
+                    return known
+                if known is None or await self._store.read(identities.read_revision) != known.revision:
+                    known = await self._store.read(identities.read_identities)
+                    self._used = {key: used for key, used in self._used.items() if key in known.keys}
+                # What was read during a change of this process may be from before it.
+                if changes == self._changes:
+                    self._known, self._compared_at = known, begun
+                    return known
+
+    async def _record_use(self, key_id: str, key: AccountKey, now: float) -> None:
+        last = max(key.last_used or 0.0, self._used.get(key_id, 0.0))
+        if now - last >= USE_SECONDS:
+            self._used[key_id] = now
+            # Where nothing can be written, programs can still read.
+            with suppress(Retry, Unknown):
+                await self._store.on_behalf_of(key.org).run(identities.record_use, key_id, now)
+
+
+def _with_held(caller: Caller, known: Identities) -> Caller:
+    roles = [known.roles.get((caller.org, name)) for name in caller.custom_roles]
+    held = {(Side(role.side), name) for role in roles if role is not None for name in role.permissions}
+    return msgspec.structs.replace(caller, held=frozenset(held))
+
+
+# For routes.
+
+
+def _directory(request: Request) -> Directory:
+    directory: Directory = request.app.state.directory
+    return directory
+
+
+def _own_permissions(request: Request) -> frozenset[Permission]:
+    # Not of the route's caller: a custom role stands for a built-in one there, which may do more.
+    return access.permissions_of(request.state.caller, _directory(request).built_in)
+
+
+KnownDirectory = Annotated[Directory, Depends(_directory)]
+OwnPermissions = Annotated[frozenset[Permission], Depends(_own_permissions)]
+"""Everything that the caller may do, in any operation."""
+
+
+def require_own(own: Collection[Permission], needed: Collection[Permission]) -> None:
+    """Refuse to give or manage permissions that the caller does not have itself."""
+    missing = sorted(set(needed).difference(own))
+    if missing:
+        side, permission = missing[0]
+        raise forbidden(f"You do not have the permission {permission} as {side.lower()} yourself")

@@ -1,0 +1,223 @@
+"""REST: service accounts, as which programs call, and their keys.
+
+A service account belongs to one organisation and has built-in and custom roles. Whoever makes it, makes or
+revokes a key of it, or deletes it has all permissions of these roles: a key of another account would
+otherwise be a way to more. The key is shown once, in the answer to its creation. With a second key a
+program changes from one to the other without a pause.
+"""
+
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+import sqlalchemy as sa
+from fastapi import Path
+from pydantic import AwareDatetime, Field, StringConstraints
+from starlette.responses import PlainTextResponse, Response
+
+from rackloom.carve.api import routing, wire
+from rackloom.carve.api.auth import Permission, Role
+from rackloom.carve.api.custom_roles import permissions_of_row
+from rackloom.carve.api.directory import (
+    BuiltIn,
+    KnownDirectory,
+    OwnPermissions,
+    hash_of,
+    require_own,
+    written_key,
+)
+from rackloom.carve.api.routing import Administrator, Deps, Row, Rows
+from rackloom.carve.api.wire import Json
+from rackloom.carve.store.values import invalid
+from rackloom.carve.tenancy import identities
+
+# Request models.
+
+
+RoleRef = Annotated[str, StringConstraints(strict=True, pattern=r"^[A-Za-z][A-Za-z0-9_-]{1,62}$")]
+
+
+class ServiceAccountCreate(wire.Body):
+    """A service account, which has no key yet."""
+
+    name: wire.Name
+    description: wire.Description | None = None
+    roles: Annotated[list[RoleRef], Field(min_length=1, max_length=20)]
+    expires: AwareDatetime | None = None
+
+
+# Response models.
+
+
+class ServiceAccountKey(wire.Answer):
+    """A key, without its secret. The time of its last use is up to an hour old."""
+
+    id: UUID
+    created: datetime
+    last_used: datetime | None
+
+
+class NewServiceAccountKey(wire.Answer):
+    """A new key. This is the only time that `key` is shown."""
+
+    id: UUID
+    key: str
+    created: datetime
+
+
+class ProgramAccount(wire.Timed):
+    """A service account with its keys."""
+
+    id: UUID
+    name: str
+    description: str | None
+    roles: list[str]
+    expires: datetime | None
+    created_by: str
+    keys: list[ServiceAccountKey]
+
+
+# Routes.
+
+
+router = routing.operations("/service-account")
+
+AccountId = Annotated[UUID, Path(alias="serviceAccountId")]
+KeyId = Annotated[UUID, Path(alias="serviceAccountKeyId")]
+
+
+@router.get("", operation_id="get-all-service-account", response_model=list[ProgramAccount])
+async def list_all(deps: Deps, caller: Administrator) -> Response:
+    """The service accounts of the organisation, by name."""
+
+    def read(conn: sa.Connection) -> list[Json]:
+        return [_shape(conn, row) for row in identities.accounts_of_org(conn, caller.org)]
+
+    return routing.json_response(await deps.store.read(read))
+
+
+@router.post("", operation_id="create-service-account", response_model=ProgramAccount, status_code=201)
+async def create(
+    deps: Deps,
+    caller: Administrator,
+    body: ServiceAccountCreate,
+    directory: KnownDirectory,
+    own: OwnPermissions,
+) -> Response:
+    """A service account with roles that allow no more than the caller may do."""
+
+    def create(conn: sa.Connection) -> Json:
+        _require_own_roles(conn, caller.org, body.roles, directory.built_in, own)
+        row = identities.create_account(
+            conn,
+            caller.org,
+            body.name,
+            description=body.description,
+            roles=body.roles,
+            expires=None if body.expires is None else body.expires.timestamp(),
+            created_by=caller.subject,
+            now=deps.clock(),
+            ids=deps.ids,
+        )
+        return _shape(conn, row)
+
+    made = await deps.store.run(create)
+    directory.forget()
+    return routing.created_response(made)
+
+
+@router.get("/{serviceAccountId}", operation_id="get-service-account", response_model=ProgramAccount)
+async def get(deps: Deps, caller: Administrator, account_id: AccountId) -> Response:
+    """One service account."""
+
+    def read(conn: sa.Connection) -> Json:
+        return _shape(conn, identities.get_account(conn, caller.org, str(account_id)))
+
+    return routing.json_response(await deps.store.read(read))
+
+
+@router.delete(
+    "/{serviceAccountId}",
+    operation_id="delete-service-account",
+    response_class=PlainTextResponse,
+    status_code=202,
+)
+async def delete(
+    deps: Deps, caller: Administrator, account_id: AccountId, directory: KnownDirectory, own: OwnPermissions
+) -> Response:
+    """Delete a service account and all its keys."""
+
+    def delete(conn: sa.Connection) -> None:
+        row = identities.get_account(conn, caller.org, str(account_id))
+        _require_own_roles(conn, caller.org, row.roles, directory.built_in, own)
+        identities.delete_account(conn, row.id, deps.ids)
+
+    await deps.store.run(delete)
+    directory.forget()
+    return routing.deletion_response()
+
+
+@router.post(
+    "/{serviceAccountId}/key",
+    operation_id="create-service-account-key",
+    response_model=NewServiceAccountKey,
+    status_code=201,
+)
+async def create_key(
+    deps: Deps, caller: Administrator, account_id: AccountId, directory: KnownDirectory, own: OwnPermissions
+) -> Response:
+    """Another key of the account, which may have two. It is shown in this answer and never again."""
+    secret = deps.secret()
+
+    def create(conn: sa.Connection) -> Json:
+        row = identities.get_account(conn, caller.org, str(account_id))
+        _require_own_roles(conn, caller.org, row.roles, directory.built_in, own)
+        key = identities.create_key(conn, row.id, hash_of(secret), deps.clock(), deps.ids)
+        return wire.shape(NewServiceAccountKey, key, key=written_key(key.id, secret))
+
+    made = await deps.store.run(create)
+    directory.forget()
+    return routing.created_response(made)
+
+
+@router.delete(
+    "/{serviceAccountId}/key/{serviceAccountKeyId}",
+    operation_id="delete-service-account-key",
+    response_class=PlainTextResponse,
+    status_code=202,
+)
+async def revoke_key(
+    deps: Deps,
+    caller: Administrator,
+    account_id: AccountId,
+    key_id: KeyId,
+    directory: KnownDirectory,
+    own: OwnPermissions,
+) -> Response:
+    """Revoke a key: at once here, and within a second in other replicas."""
+
+    def revoke(conn: sa.Connection) -> None:
+        row = identities.get_account(conn, caller.org, str(account_id))
+        _require_own_roles(conn, caller.org, row.roles, directory.built_in, own)
+        identities.revoke_key(conn, row.id, str(key_id), deps.ids)
+
+    await deps.store.run(revoke)
+    directory.forget()
+    return routing.deletion_response()
+
+
+def _require_own_roles(
+    conn: sa.Connection, org: str, names: list[str], built_in: BuiltIn, own: frozenset[Permission]
+) -> None:
+    """Refuse roles that do not exist, or that allow more than the caller may do."""
+    custom = {row.name: permissions_of_row(row) for row in identities.roles_of_org(conn, org)}
+    allowed = {**custom, **{str(role): built_in[role] for role in Role}}
+    for name in names:
+        if name not in allowed:
+            raise invalid("Error validating request data", roles=f"no role is called {name}")
+        require_own(own, allowed[name])
+
+
+def _shape(conn: sa.Connection, row: Row) -> Json:
+    keys: Rows = identities.keys_of_account(conn, row.id)
+    return wire.shape(ProgramAccount, row, keys=[wire.shape(ServiceAccountKey, key) for key in keys])
