@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rackloom.carve.api import (
     access,
     allocations,
+    domain_inventory,
     domains,
     events,
     fabric,
@@ -48,6 +49,7 @@ from rackloom.carve.api import (
 from rackloom.carve.api.auth import TokenVerifier, UnauthenticatedCaller
 from rackloom.carve.api.docs_page import docs_routes
 from rackloom.carve.api.limits import CallerLimits, RequestLimitMiddleware, announced_length, has_body
+from rackloom.carve.api.renames import CONTRACTS, UNSERVED, describe_renames
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.api.wire import PATTERN_RULES, Problem
 from rackloom.carve.store.values import RefusalKind, Rejected
@@ -157,8 +159,11 @@ async def _on_invalid_request(_request: Request, error: RequestValidationError) 
 
 
 def _field_path(problem: Mapping[str, Any]) -> str:
-    """`nvLinkInterfaces.0.deviceInstance`; the whole body is `body`. A repeated parameter is one field."""
-    if problem["loc"][0] == "query":
+    """`nvLinkInterfaces.0.deviceInstance`; the whole body is `body`, and all parameters together are `query`.
+
+    A repeated parameter is one field.
+    """
+    if problem["loc"][0] == "query" and len(problem["loc"]) > 1:
         return str(problem["loc"][1])
     return ".".join(str(part) for part in problem["loc"][1:]) or str(problem["loc"][0])
 
@@ -230,6 +235,9 @@ def complete_openapi(app: FastAPI) -> None:
                 "bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
             }
             schema["security"] = [{"bearer": []}]
+            schema["info"]["x-rackloom-contracts"] = list(CONTRACTS)
+            schema["info"]["x-rackloom-unserved"] = sorted(UNSERVED)
+            describe_renames(schema)
             for methods in schema["paths"].values():
                 for operation in methods.values():
                     # The framework's validation error, which this API does not use.
@@ -283,8 +291,9 @@ def _routes() -> APIRouter:
     # Types before instances: /instance/type would else be read as an instance id.
     routers = (
         organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
-        maintenance.router, domains.router, fabric.router, events.router, allocations.router,
-        logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
+        maintenance.router, domains.router, domain_inventory.router, fabric.router, events.router,
+        allocations.router, logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router,
+        instances.router,
     )  # fmt: skip
     for router in routers:
         for route in router.routes:
