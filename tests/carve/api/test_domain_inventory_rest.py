@@ -166,9 +166,15 @@ def test_a_configured_program_gets_the_request(api: Any, recorder: Recorder) -> 
         answer = api.patch(path, body, role=ADMIN)
         assert (answer.status_code, answer.json()) == (200, {"taskIds": [str(TASK)]})
     assert recorder.asked == [([domain], wanted) for wanted in ("off", "acpowercycle", "1.0", None)]
+    steps = api.get("operator-step", role=ADMIN).json()
+    assert {(step["step"], step["nvLinkDomainId"]) for step in steps} == {
+        ("switch-power", domain),
+        ("update-firmware", domain),
+    }
+    assert "acpowercycle, over REST" in {step["reason"] for step in steps}
 
 
 def test_a_program_is_asked_only_for_domains_of_the_site(api: Any, recorder: Recorder) -> None:
     for path, body in operations(api, UNKNOWN):
         assert api.patch(path, body, role=ADMIN).status_code == 404
-    assert recorder.asked == []
+    assert recorder.asked == api.get("operator-step", role=ADMIN).json() == []

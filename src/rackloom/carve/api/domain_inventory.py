@@ -11,7 +11,8 @@ observations and blockers are at /nvlink-domain (`domains`), which tenants may r
 
 Power and firmware are for a program behind the port `DomainOperations`; it answers with the ids of the tasks
 that it began. A request is checked in this order: the role, the body, the site, whether a program is
-configured (412 if not, as NVIDIA's service answers where it has none), and only then the domains.
+configured (412 if not, as NVIDIA's service answers where it has none), and only then the domains. The order
+is recorded as an operator's step before the program is asked.
 """
 
 from collections import defaultdict
@@ -40,6 +41,8 @@ from rackloom.carve.api.domain_operations import (
 from rackloom.carve.api.routing import ApiDeps, Deps, Page, ProviderAdmin, ProviderReader, Row
 from rackloom.carve.api.wire import NO_NUL, Answer, Json, PageQuery, shape
 from rackloom.carve.observation import latest
+from rackloom.carve.store import journal
+from rackloom.carve.store.journal import OperatorOrder, Step
 from rackloom.carve.store.rows import find_row
 from rackloom.carve.store.schema import endpoint, machine, site
 from rackloom.carve.store.values import forbidden, invalid, not_found, require
@@ -217,35 +220,41 @@ async def update_firmware(
 
 
 async def _set_power(deps: ApiDeps, caller: Caller, domains: Sequence[str], body: PowerState) -> Response:
-    operations = await _operations(deps, caller, domains, body)
+    operations = await _order(deps, caller, domains, body, Step.SWITCH_POWER, body.state)
     return _task_response(await operations.set_power(domains, body))
 
 
 async def _update_firmware(
     deps: ApiDeps, caller: Caller, domains: Sequence[str], body: FirmwareUpdate
 ) -> Response:
-    operations = await _operations(deps, caller, domains, body)
+    version = body.version or "the default version"
+    operations = await _order(deps, caller, domains, body, Step.UPDATE_FIRMWARE, version)
     return _task_response(await operations.update_firmware(domains, body))
 
 
-async def _operations(
-    deps: ApiDeps, caller: Caller, domains: Sequence[str], body: Operation
+async def _order(
+    deps: ApiDeps, caller: Caller, domains: Sequence[str], body: Operation, step: Step, what: str
 ) -> DomainOperations:
-    """The configured program, if the caller may have it work on these domains."""
+    """The configured program, after the order is recorded: it may work on these domains for the caller."""
     operations = deps.domain_operations
-
-    def check(conn: sa.Connection) -> None:
-        found = _site_of_provider(conn, caller, body.site_id)
-        catalog.check_site_registered(found)
-        if operations is not None:
-            missing = sorted(set(domains) - _trays(conn, caller, body.site_id).keys())
-            if missing:
-                raise not_found(f"Could not find NVLink Domain with specified ID: {', '.join(missing)}")
-
-    await deps.store.read(check)
+    await deps.store.read(_check_site, caller, body.site_id)
     if operations is None:
         raise HTTPException(HTTPStatus.PRECONDITION_FAILED, NOT_CONFIGURED)
+
+    def record(conn: sa.Connection) -> None:
+        missing = sorted(set(domains) - _trays(conn, caller, body.site_id).keys())
+        if missing:
+            raise not_found(f"Could not find NVLink Domain with specified ID: {', '.join(missing)}")
+        order = OperatorOrder(caller.subject, f"{what}, over REST", deps.clock())
+        for domain in domains:
+            journal.record_operator_step(conn, step, domain, domain, order)
+
+    await deps.store.run(record)
     return operations
+
+
+def _check_site(conn: sa.Connection, caller: Caller, site_id: UUID) -> None:
+    catalog.check_site_registered(_site_of_provider(conn, caller, site_id))
 
 
 def _task_response(begun: Sequence[UUID]) -> Response:
