@@ -134,11 +134,11 @@ def test_the_association_of_a_machine_has_its_id_under_both_names(api: Any) -> N
 
 def test_the_version_is_the_truth(api: Any) -> None:
     info = api.client.get("/openapi.json").json()["info"]
-    told = api.get("metadata").json()
-    assert told["implementation"] == f"rackloom {info['version']}" == f"rackloom {version('rackloom')}"
-    assert told["contracts"] == info["x-rackloom-contracts"] == list(CONTRACTS)
-    assert told["version"] == CONTRACTS[-1]
-    assert told["unserved"] == info["x-rackloom-unserved"] == sorted(UNSERVED)
+    reported = api.get("metadata").json()
+    assert reported["implementation"] == f"rackloom {info['version']}" == f"rackloom {version('rackloom')}"
+    assert reported["contracts"] == info["x-rackloom-contracts"] == list(CONTRACTS)
+    assert reported["version"] == CONTRACTS[-1]
+    assert reported["unserved"] == info["x-rackloom-unserved"] == sorted(UNSERVED)
 
 
 def test_no_operation_of_an_unserved_group_exists(api: Any) -> None:

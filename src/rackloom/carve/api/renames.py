@@ -6,7 +6,7 @@ good. `RENAMES` lists them all; no other module knows an old name.
 
 A request may use either name of a field or of a query parameter. It is refused if it uses both with
 different values; null counts as not given. An answer has both names with the same value. The decoders of both
-versions ignore fields that they do not know in an answer: only models of requests are strict.
+versions ignore fields that they do not know in these answers: only models of requests are strict.
 
 `UNSERVED` names the groups of operations of version 2.0.0 that do not exist here. /metadata and
 /openapi.json report both, and a test compares them with the operations that are described.
