@@ -53,8 +53,8 @@ def test_the_trays_of_a_domain(api: Any) -> None:
         if machine["id"] in {tray["componentId"] for tray in domain["components"]}
     )
     assert used["operationStatus"] == "InUse"
-    one = api.get(f"domain/nvlink/{used['id']}?siteId={api.site.site_id}&includeComponents=true", role=ADMIN)
-    assert one.json() == used
+    alone = api.get(f"domain/nvlink/{used['id']}?siteId={api.site.site_id}&includeComponents=true", role=ADMIN)
+    assert alone.json() == used
 
 
 def test_a_domain_that_cannot_be_read_is_unknown(api: Any) -> None:
