@@ -53,7 +53,8 @@ def test_the_trays_of_a_domain(api: Any) -> None:
         if machine["id"] in {tray["componentId"] for tray in domain["components"]}
     )
     assert used["operationStatus"] == "InUse"
-    alone = api.get(f"domain/nvlink/{used['id']}?siteId={api.site.site_id}&includeComponents=true", role=ADMIN)
+    path = f"domain/nvlink/{used['id']}?siteId={api.site.site_id}&includeComponents=true"
+    alone = api.get(path, role=ADMIN)
     assert alone.json() == used
 
 
