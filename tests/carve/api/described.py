@@ -21,6 +21,8 @@ class Operation(NamedTuple):
     declared: frozenset[str]
     parameters: Mapping[str, Any]
     """Name of a query parameter -> its schema."""
+    required: frozenset[str]
+    """Query parameters without a default."""
     answer: Any
     """The schema of its 200, if that is JSON."""
     permission: str | None
@@ -53,6 +55,11 @@ def operations(document: Any) -> list[Operation]:
                 for parameter in described["parameters"]
                 if parameter["in"] == "query"
             },
+            required=frozenset(
+                parameter["name"]
+                for parameter in described["parameters"]
+                if parameter["in"] == "query" and parameter["required"]
+            ),
             answer=described["responses"]
             .get("200", {})
             .get("content", {})

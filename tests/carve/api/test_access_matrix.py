@@ -36,8 +36,10 @@ def send(
 ) -> Any:
     path = operation.path.format(**{name: ids.get(name, str(uuid4())) for name in operation.names})
     body = {} if operation.method in ("POST", "PATCH") else None
+    needed = operation.required - {name for name, _ in query}
+    params = [*query, *((name, ids.get(name, str(uuid4()))) for name in sorted(needed))]
     return api.client.request(
-        operation.method, f"/v2/org/demo/nico/{path}", headers=headers, params=list(query), json=body
+        operation.method, f"/v2/org/demo/nico/{path}", headers=headers, params=params, json=body
     )
 
 

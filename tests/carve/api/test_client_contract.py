@@ -60,7 +60,7 @@ def test_an_instance_in_the_words_of_a_generated_client(api: Any) -> None:
     kept = api.patch(f"instance/{made['id']}", {"description": None, "triggerReboot": None, "name": "other"})
     assert (kept.status_code, kept.json()["name"]) == (200, "other")
     ended = api.call("DELETE", f"instance/{made['id']}", {})
-    assert (ended.status_code, ended.text) == (202, "Deletion request was accepted")
+    assert (ended.status_code, ended.json()) == (202, {"message": "Deletion request was accepted"})
 
 
 def test_an_unobservable_instance_keeps_to_the_published_statuses(api: Any, running: Any) -> None:

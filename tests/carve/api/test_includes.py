@@ -8,23 +8,36 @@ import sqlalchemy as sa
 from rackloom.carve.api.auth import Role
 from rackloom.carve.store import schema
 from rackloom.carve.tenancy import entitlements
+from rackloom.core.partitions.domain import GpuHealth
 
 TENANT, VIEWER = Role.TENANT_ADMIN, Role.PROVIDER_VIEWER
 PROVIDER_FLAGS = [
     ("instance/type", "includeMachineAssignment"),
     ("instance/type/{type}", "includeMachineAssignment"),
+    ("instance/type", "includeMachineAssociation"),
+    ("instance/type/{type}", "includeMachineAssociation"),
+    ("site", "includeMachineStats"),
+    ("site", "includeGpuStats"),
     ("machine", "includeMetadata"),
     ("machine/chassis0-0", "includeMetadata"),
 ]
 
 
+HAVE_THEM = {("site", "includeMachineStats"), ("instance/type", "includeMachineAssociation")}
+
+
 @pytest.mark.parametrize(
-    "name", ["includeMachineStats", "includeMachineAssociation", "INCLUDEstats", "include"]
-)
-@pytest.mark.parametrize(
-    "path",
-    ["machine", "instance/type", "site", "nvlink-logical-partition", "metadata", "nvlink-domain", "subnet"],
-)
+    ("path", "name"),
+    [
+        (path, name)
+        for path in (
+            "machine", "instance/type", "site", "nvlink-logical-partition", "metadata", "nvlink-domain",
+            "subnet",
+        )
+        for name in ("includeMachineStats", "includeMachineAssociation", "INCLUDEstats", "include")
+        if (path, name) not in HAVE_THEM
+    ],
+)  # fmt: skip
 def test_an_include_that_does_not_exist_is_refused(api: Any, path: str, name: str) -> None:
     answer = api.get(f"{path}?{name}=true")
     assert (answer.status_code, answer.json()["data"]) == (
@@ -133,3 +146,95 @@ def test_a_tenant_cannot_search_for_a_rack(api: Any) -> None:
         assert len(api.get(f"machine?query={text}", role=VIEWER).json()) == 3
     assert api.get("machine?query=rack").json() == []
     assert len(api.get("machine?query=chassis0").json()) == 1, "the id of the machine, not the serial number"
+
+
+def machine_stats(api: Any) -> Any:
+    (site,) = api.get("site?includeMachineStats=true", role=VIEWER).json()
+    return site["machineStats"]
+
+
+def test_the_machines_of_a_site_by_status_health_and_allocation(api: Any) -> None:
+    api.site.observe_all()
+    total = len(api.get("machine", role=VIEWER).json())
+    api.instance(api.vpc())
+    assert machine_stats(api) == {
+        "total": total,
+        "totalByStatus": {"InUse": 1, "Ready": total - 1},
+        "totalByHealth": {"healthy": total, "unhealthy": 0},
+        "totalByStatusAndHealth": {
+            "InUse": {"healthy": 1, "unhealthy": 0},
+            "Ready": {"healthy": total - 1, "unhealthy": 0},
+        },
+        "totalByAllocation": {"allocatedInUse": 1, "allocatedNotInUse": total - 1, "unallocated": 0},
+    }
+    api.patch(entitlements_of(api, "demo"), {"constraintValue": 2}, role=Role.PROVIDER_ADMIN)
+    assert machine_stats(api)["totalByAllocation"] == {
+        "allocatedInUse": 1,
+        "allocatedNotInUse": 1,
+        "unallocated": total - 2,
+    }
+
+
+def test_allocations_beyond_the_machines_of_a_site_are_left_out(api: Any) -> None:
+    api.site.other_tenant()
+    total = len(api.get("machine", role=VIEWER).json())
+    assert machine_stats(api)["totalByAllocation"] == {
+        "allocatedInUse": 0,
+        "allocatedNotInUse": total,
+        "unallocated": 0,
+    }
+
+
+def test_a_machine_whose_domain_is_unknown_is_neither_healthy_nor_unhealthy(api: Any) -> None:
+    api.site.observe_all()
+    before = machine_stats(api)["totalByHealth"]["healthy"]
+    api.delete("nvlink-nmxc-endpoint/CHASSIS0", role=Role.PROVIDER_ADMIN)
+    numbers = machine_stats(api)
+    unknown = before - numbers["totalByHealth"]["healthy"]
+    assert 0 < unknown < numbers["total"] == before
+    assert numbers["totalByHealth"]["unhealthy"] == 0
+
+
+def test_an_unhealthy_gpu_makes_its_machine_unhealthy(api: Any) -> None:
+    api.site.observe_all()
+    sick = sa.update(schema.machine_gpu).where(
+        schema.machine_gpu.c.machine_id == "chassis0-0", schema.machine_gpu.c.module_id == 1
+    )
+    api.site.run(lambda conn: conn.execute(sick.values(health=int(GpuHealth.DEGRADED))))
+    numbers = machine_stats(api)
+    assert numbers["totalByHealth"] == {"healthy": numbers["total"] - 1, "unhealthy": 1}
+    assert numbers["totalByStatusAndHealth"]["Ready"] == numbers["totalByHealth"]
+
+
+def test_the_gpus_of_a_site(api: Any) -> None:
+    (site,) = api.get("site?includeGpuStats=true", role=VIEWER).json()
+    assert site["gpuStats"] == api.get(f"machine/gpu/stats?siteId={site['id']}", role=VIEWER).json() != []
+    assert "gpuStats" not in api.get("site", role=VIEWER).json()[0]
+
+
+def test_numbers_of_a_site_are_for_its_own_provider(api: Any) -> None:
+    api.site.other_tenant()
+    api.site.run(entitlements.ensure_provider, "rival", api.site.now, api.site.ids)
+    token = api.issuer.mint("rival", [TENANT, VIEWER], api.site.now, 60)
+    asked = "/v2/org/rival/nico/site?includeMachineStats=true&includeGpuStats=true"
+    (site,) = api.client.get(asked, headers={"Authorization": f"Bearer {token}"}).json()
+    assert {"machineStats", "gpuStats"}.isdisjoint(site)
+
+
+def test_sites_and_allocations_of_a_tenant(api: Any) -> None:
+    rival, ours = api.site.other_tenant(), api.site.tenant
+    (given,) = api.get("allocation").json()
+    for tenant, role, number in ((ours, TENANT, 1), (rival, TENANT, 0), (rival, VIEWER, 1)):
+        assert len(api.get(f"site?tenantId={tenant.id}", role=role).json()) == number
+    path = f"allocation/{given['id']}"
+    assert api.get(f"{path}?tenantId={ours.id}").json() == given
+    assert api.get(f"{path}?tenantId={rival.id}").status_code == 404
+    provider = given["infrastructureProviderId"]
+    assert api.get(f"{path}?infrastructureProviderId={provider}").json() == given
+    assert api.get(f"{path}?infrastructureProviderId={rival.id}").status_code == 404
+
+
+@pytest.mark.parametrize("kind", ["subnet", "vpc-prefix"])
+def test_relations_of_networks_are_those_of_the_contract(api: Any, kind: str) -> None:
+    assert api.get(f"{kind}?includeRelation=VPC&includeUsageStats=true").json() == []
+    assert api.get(f"{kind}?includeRelation=Moon").status_code == 400

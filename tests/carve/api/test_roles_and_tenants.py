@@ -31,6 +31,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "update-allocation-constraint": {"constraintValue": 9},
     "update-nvlink-nmxc-endpoint": {"endpoint": "http://evil:1"},
     "update-role": {"permissions": ["sites:read"]},
+    "power-control-nvlink-domain": {"state": "off"},
+    "firmware-update-nvlink-domain": {"version": "1.0"},
     "update-tenant-quota": {"quotas": [{"resource": "vpcs", "limit": 0}]},
 }
 
@@ -81,9 +83,11 @@ def test_the_ids_of_another_org_open_nothing(api: Any, theirs: dict[str, str], r
         if not names or (role is TENANT and operation.method == "GET" and set(names) <= SHARED):
             continue
         changes = operation.method in ("POST", "PATCH")
-        body = BODIES.get(operation.name, {"reason": "mine now"}) if changes else None
+        site = {"siteId": theirs["siteId"]}
+        body = BODIES.get(operation.name, {"reason": "mine now"}) | site if changes else None
         where = operation.path.format(**{name: theirs[name] for name in names})
-        answer = api.call(operation.method, where, body, org="rival", role=role)
+        query = site if operation.required else {}
+        answer = api.call(operation.method, where, body, org="rival", role=role, params=query)
         assert answer.status_code in (403, 404), (operation, answer.text)
         assert set(answer.json()) == {"source", "message", "data"}
     assert _everything(api) == before
@@ -99,7 +103,8 @@ def test_lists_show_nothing_of_another_org(api: Any, theirs: dict[str, str]) -> 
             continue
         where = operation.path.format(**{name: theirs[name] for name in operation.names})
         for role in Role:
-            text = api.get(f"{where}?pageSize=100", org="rival", role=role).text
+            query = {"pageSize": 100} | {name: theirs[name] for name in operation.required}
+            text = api.get(where, org="rival", role=role, params=query).text
             assert not [secret for secret in secrets if secret in text], (operation, role)
 
 

@@ -27,8 +27,8 @@ def test_a_job_gets_its_gpus_joined_and_returns_them(api: Any) -> None:
 
     for each in batch:
         answer = api.delete(f"instance/{each['id']}")
-        assert (answer.status_code, answer.text) == (202, "Deletion request was accepted")
-        assert answer.headers["content-type"].startswith("text/plain")
+        assert (answer.status_code, answer.json()) == (202, {"message": "Deletion request was accepted"})
+        assert answer.headers["content-type"] == "application/json"
     assert api.get(f"instance/{batch[0]['id']}").json()["status"] == "Terminating"
     api.site.converge()
     assert api.get(f"instance/{batch[0]['id']}").status_code == 404

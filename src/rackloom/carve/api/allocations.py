@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field, StrictInt
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
@@ -57,6 +57,16 @@ class AllocationConstraintUpdate(wire.Body):
 
 
 # Query parameters.
+
+
+class AllocationRead(wire.RelationQuery):
+    """What to add to an allocation, and whose it must be."""
+
+    infrastructure_provider_id: UUID | None = None
+    tenant_id: UUID | None = None
+
+
+ANYBODYS = AllocationRead()
 
 
 class AllocationQuery(wire.PageQuery, wire.RelationQuery):
@@ -179,7 +189,7 @@ async def create_allocation(deps: Deps, caller: ProviderAdmin, body: AllocationC
 
 @router.get(ONE, operation_id="get-allocation", response_model=Allocation)
 async def get_allocation(
-    deps: Deps, caller: Reader, allocation_id: AllocationId, query: Annotated[wire.RelationQuery, Param()]
+    deps: Deps, caller: Reader, allocation_id: AllocationId, query: Annotated[AllocationRead, Param()]
 ) -> Response:
     """One allocation."""
     return routing.json_response(await deps.store.read(_get_allocation, caller, allocation_id, query))
@@ -227,7 +237,7 @@ async def update_constraint(
     return routing.json_response(await deps.store.run(update))
 
 
-@router.delete(ONE, operation_id="delete-allocation", status_code=202, response_class=PlainTextResponse)
+@router.delete(ONE, operation_id="delete-allocation", status_code=202, response_model=wire.Message)
 async def delete_allocation(deps: Deps, caller: ProviderAdmin, allocation_id: AllocationId) -> Response:
     """Take an allocation back that its tenant does not use."""
 
@@ -289,9 +299,13 @@ def _get_allocation(
     conn: sa.Connection,
     caller: Caller,
     allocation_id: UUID | str,
-    query: wire.RelationQuery = routing.NO_QUERY,
+    query: AllocationRead = ANYBODYS,
 ) -> Json:
-    mine = _allocations(conn, caller).where(allocation.c.id == str(allocation_id))
+    mine = routing.filter_rows(
+        _allocations(conn, caller).where(allocation.c.id == str(allocation_id)),
+        (site.c.provider_id, query.infrastructure_provider_id),
+        (allocation.c.tenant_id, query.tenant_id),
+    )
     row = require(conn.execute(mine).one_or_none(), "Could not find Allocation with specified ID")
     return _allocation_shapes(conn, [row], query)[0]
 

@@ -35,6 +35,7 @@ from rackloom.carve.api import (
     allocations,
     audit,
     custom_roles,
+    domain_inventory,
     domains,
     events,
     fabric,
@@ -56,6 +57,7 @@ from rackloom.carve.api.auth import Role, TokenVerifier, UnauthenticatedCaller
 from rackloom.carve.api.directory import Directory, sent_key
 from rackloom.carve.api.docs_page import docs_routes
 from rackloom.carve.api.limits import CallerLimits, RequestLimitMiddleware, announced_length, has_body
+from rackloom.carve.api.renames import CONTRACTS, UNSERVED, describe_renames
 from rackloom.carve.api.route_index import RouteIndex
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.api.wire import PATTERN_RULES
@@ -166,8 +168,11 @@ async def _on_invalid_request(_request: Request, error: RequestValidationError) 
 
 
 def _field_path(problem: Mapping[str, Any]) -> str:
-    """`nvLinkInterfaces.0.deviceInstance`; the whole body is `body`. A repeated parameter is one field."""
-    if problem["loc"][0] == "query":
+    """`nvLinkInterfaces.0.deviceInstance`; the whole body is `body`, and all parameters together are `query`.
+
+    A repeated parameter is one field.
+    """
+    if problem["loc"][0] == "query" and len(problem["loc"]) > 1:
         return str(problem["loc"][1])
     return ".".join(str(part) for part in problem["loc"][1:]) or str(problem["loc"][0])
 
@@ -257,6 +262,9 @@ def complete_openapi(app: FastAPI) -> None:
                 "bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
             }
             schema["security"] = [{"bearer": []}]
+            schema["info"]["x-rackloom-contracts"] = list(CONTRACTS)
+            schema["info"]["x-rackloom-unserved"] = sorted(UNSERVED)
+            describe_renames(schema)
             for methods in schema["paths"].values():
                 for operation in methods.values():
                     # The framework's validation error, which this API does not use.
@@ -307,9 +315,9 @@ def _describe_page(operation: dict[str, Any]) -> None:
 # organisations, with /service-account/current, before service accounts.
 ROUTERS = (
     organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
-    maintenance.router, domains.router, fabric.router, audit.router, events.router, allocations.router,
-    logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
-    custom_roles.router, service_accounts.router,
+    maintenance.router, domains.router, domain_inventory.router, fabric.router, audit.router,
+    events.router, allocations.router, logical_partitions.router, interfaces.router,
+    vpcs.subnet_router, vpcs.router, instances.router, custom_roles.router, service_accounts.router,
 )  # fmt: skip
 ROUTES = tuple(route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute))
 """Built once: a process may create many applications."""

@@ -15,7 +15,7 @@ from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field, StringConstraints
 from pydantic import model_validator as validator
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
@@ -26,6 +26,7 @@ from rackloom.carve.api.wire import (
     Because,
     Body,
     Json,
+    Message,
     Name,
     PageQuery,
     Reason,
@@ -264,7 +265,7 @@ async def update_endpoint(
     ENDPOINT,
     operation_id="delete-nvlink-nmxc-endpoint",
     status_code=202,
-    response_class=PlainTextResponse,
+    response_model=Message,
 )
 async def delete_endpoint(deps: Deps, caller: ProviderAdmin, serial: Serial) -> Response:
     """Speak for a chassis no more."""

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field, StrictInt
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
@@ -72,7 +72,8 @@ TypeStatus = Literal["Pending", "Registering", "Ready", "Deleting", "Error"]
 class InstanceTypeIncludes(wire.RelationQuery):
     """What to add to an instance type."""
 
-    include_machine_assignment: Annotated[bool, Field(json_schema_extra=access.PROVIDERS_ONLY)] = False
+    include_machine_assignment: Annotated[bool | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = None
+    include_machine_association: Annotated[bool | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = None
     include_allocation_stats: bool = False
 
 
@@ -109,7 +110,6 @@ class Capability(wire.Answer):
 class MachineAssociationAnswer(wire.Timed):
     """A machine of an instance type; the id of the association is that of the machine."""
 
-    id: str
     machine_id: str
     instance_type_id: UUID
 
@@ -274,7 +274,7 @@ async def update_type(
     return routing.json_response(await deps.store.run(update))
 
 
-@router.delete(ONE, operation_id="delete-instance-type", status_code=202, response_class=PlainTextResponse)
+@router.delete(ONE, operation_id="delete-instance-type", status_code=202, response_model=wire.Message)
 async def delete_type(deps: Deps, caller: ProviderAdmin, type_id: TypeId) -> Response:
     """Delete an instance type that nothing refers to."""
 
@@ -325,7 +325,7 @@ async def assign_machines(
     f"{ONE}/machine/{{machineAssociationId}}",
     operation_id="delete-instance-type-machine-association",
     status_code=202,
-    response_class=PlainTextResponse,
+    response_model=wire.Message,
 )
 async def remove_machine(
     deps: Deps,

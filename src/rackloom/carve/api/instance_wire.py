@@ -4,9 +4,6 @@
 their interfaces and histories in a fixed number of queries. Fields of networks and operating systems
 are returned as the request sent them, or with the defaults that clients of the wider API expect.
 Network interfaces are only stored, so they are always shown as Pending.
-
-Published schemas and generated clients disagree on the case of one letter in
-`nvLinkLogicalPartitionId`. Both spellings are read in requests, and both are written in responses.
 """
 
 from collections.abc import Sequence
@@ -36,23 +33,10 @@ from rackloom.carve.tenancy.outdated import OutdatedDomains
 
 
 class InterfaceBody(wire.Body):
-    """One GPU and the logical partition that it shall join.
-
-    Published schemas and generated clients disagree on the case of one letter; both spellings are read.
-    """
+    """One GPU and the logical partition that it shall join."""
 
     nvlink_logical_partition_id: UUID = Field(alias="nvLinkLogicalPartitionId")
     device_instance: StrictInt
-
-    @validator(mode="before")
-    @classmethod
-    def _either_spelling(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or "nvLinklogicalPartitionId" not in value:
-            return value
-        other = value["nvLinklogicalPartitionId"]
-        if value.get("nvLinkLogicalPartitionId", other) != other:
-            raise ValueError("nvLinkLogicalPartitionId and nvLinklogicalPartitionId differ")
-        return {**value, "nvLinkLogicalPartitionId": other}
 
 
 NVLinkInterfaces = Annotated[list[InterfaceBody], Field(max_length=1024)]
@@ -62,12 +46,11 @@ NVLinkInterfaces = Annotated[list[InterfaceBody], Field(max_length=1024)]
 
 
 class InterfaceSummary(wire.Answer):
-    """An NVLink interface in one line; its partition id is spelt both ways for generated clients."""
+    """An NVLink interface in one line."""
 
     id: UUID
     instance_id: UUID
     nvlink_logical_partition_id: UUID = Field(alias="nvLinkLogicalPartitionId")
-    nvlink_logical_partition_id_too: UUID = Field(alias="nvLinklogicalPartitionId")
     device_instance: int
     status: wire.InterfaceStatus
 
@@ -86,13 +69,7 @@ class NVLinkInterface(InterfaceSummary, wire.Timed):
 
 def interface_summary(row: Row | InterfaceRow) -> Json:
     """An NVLink interface in one line."""
-    partition = row.logical_partition_id
-    return shape(
-        InterfaceSummary,
-        row,
-        nvlink_logical_partition_id=partition,
-        nvlink_logical_partition_id_too=partition,
-    )
+    return shape(InterfaceSummary, row, nvlink_logical_partition_id=row.logical_partition_id)
 
 
 def interface_shape(row: InterfaceRow) -> Json:
@@ -101,7 +78,6 @@ def interface_shape(row: InterfaceRow) -> Json:
         NVLinkInterface,
         row,
         nvlink_logical_partition_id=row.logical_partition_id,
-        nvlink_logical_partition_id_too=row.logical_partition_id,
         nvlink_domain_id=row.domain,
         gpu_guid=row.guid,
         status_message=row.reason,
@@ -127,7 +103,28 @@ class _Labelled(wire.OpenBody):
         return super().extra | ({} if self.labels is None else {"labels": self.labels})
 
 
-class _InstanceBase(_Labelled):
+class _Networked(_Labelled):
+    """Network interfaces are stored; an index of a virtual function is in the range of either contract."""
+
+    @validator(mode="after")
+    def _virtual_functions_exist(self) -> Self:
+        for interface in _network_interfaces(self):
+            index = interface.get("virtualFunctionId")
+            if index is not None and (type(index) is not int or not 0 <= index <= LAST_VIRTUAL_FUNCTION):
+                raise ValueError(f"virtualFunctionId must be an integer from 0 to {LAST_VIRTUAL_FUNCTION}")
+        return self
+
+
+LAST_VIRTUAL_FUNCTION = 16
+"""Contract 1.6.0 counts virtual functions from 1 to 16, and 2.0.0 from 0 to 15."""
+
+
+def _network_interfaces(body: wire.OpenBody) -> list[Json]:
+    kept = body.extra.get("interfaces")
+    return [entry for entry in kept if isinstance(entry, dict)] if isinstance(kept, list) else []
+
+
+class _InstanceBase(_Networked):
     vpc_id: UUID
     instance_type_id: UUID | None = None
     description: wire.Description | None = None
@@ -159,14 +156,12 @@ class InstanceBatchCreate(_InstanceBase):
 
     @validator(mode="after")
     def _no_single_address(self) -> Self:
-        kept = self.extra.get("interfaces")
-        interfaces = [entry for entry in kept if isinstance(entry, dict)] if isinstance(kept, list) else []
-        if any(interface.get("ipAddress") is not None for interface in interfaces):
+        if any(interface.get("ipAddress") is not None for interface in _network_interfaces(self)):
             raise ValueError("interfaces must name no ipAddress: one address cannot serve several instances")
         return self
 
 
-class InstanceUpdate(_Labelled):
+class InstanceUpdate(_Networked):
     """Changes of an instance; a list of interfaces replaces the present one."""
 
     name: wire.Name | None = None

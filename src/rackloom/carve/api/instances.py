@@ -16,7 +16,7 @@ from fastapi import Path
 from fastapi import Query as Param
 from fastapi import Query as QueryParam
 from pydantic import Field, IPvAnyAddress
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
@@ -37,7 +37,16 @@ from rackloom.carve.api.instance_wire import (
     warning_shapes,
 )
 from rackloom.carve.api.routing import NO_QUERY, ApiDeps, Deps, Page, Row, TenantAdmin
-from rackloom.carve.api.wire import Json, PageQuery, RelationQuery, StatusDetail, Text, TextFilter, UuidFilter
+from rackloom.carve.api.wire import (
+    Json,
+    Message,
+    PageQuery,
+    RelationQuery,
+    StatusDetail,
+    Text,
+    TextFilter,
+    UuidFilter,
+)
 from rackloom.carve.observation import latest
 from rackloom.carve.store.journal import StatusRecord
 from rackloom.carve.store.schema import instance as table
@@ -169,9 +178,7 @@ async def update(deps: Deps, caller: TenantAdmin, instance_id: InstanceId, body:
     return routing.json_response(await deps.change(change))
 
 
-@router.delete(
-    "/{instanceId}", operation_id="delete-instance", status_code=202, response_class=PlainTextResponse
-)
+@router.delete("/{instanceId}", operation_id="delete-instance", status_code=202, response_model=Message)
 async def delete(deps: Deps, caller: TenantAdmin, instance_id: InstanceId) -> Response:
     """Release an instance."""
 

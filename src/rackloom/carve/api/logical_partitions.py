@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
@@ -156,7 +156,7 @@ async def update(
 
 
 @router.delete(
-    ONE, operation_id="delete-nvlink-logical-partition", response_class=PlainTextResponse, status_code=202
+    ONE, operation_id="delete-nvlink-logical-partition", response_model=wire.Message, status_code=202
 )
 async def delete(deps: Deps, caller: TenantAdmin, partition_id: PartitionId) -> Response:
     """Delete a logical partition that nothing refers to."""

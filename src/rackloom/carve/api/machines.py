@@ -218,7 +218,8 @@ async def list_machines(deps: Deps, caller: Reader, query: Annotated[MachineQuer
 @router.get("/machine/gpu/stats", operation_id="get-machine-gpu-stats", response_model=list[GpuStats])
 async def gpu_stats(deps: Deps, caller: Reader, query: Annotated[GpuStatsQuery, Param()]) -> Response:
     """GPUs by product, of the machines that the caller may see."""
-    return routing.json_response(await deps.store.read(_gpu_stats, caller, query))
+    site_id = None if query.site_id is None else str(query.site_id)
+    return routing.json_response(await deps.store.read(gpu_stats_shapes, caller, site_id))
 
 
 @router.get("/machine/{machineId}", operation_id="get-machine", response_model=Machine)
@@ -301,15 +302,16 @@ def _types_with(conn: sa.Connection, query: MachineQuery) -> list[str]:
     ]
 
 
-def _gpu_stats(conn: sa.Connection, caller: Caller, query: GpuStatsQuery) -> list[Json]:
+def gpu_stats_shapes(conn: sa.Connection, caller: Caller, site_id: str | None) -> list[Json]:
+    """GPUs by product, of the machines that the caller may see: at one site, or at all."""
     visible = _machines(*routing.provider_and_tenant(conn, caller)).subquery()
     counted = (
         sa.select(instance_type.c.capabilities, sa.func.count().label("machines"))
         .join(visible, visible.c.instance_type_id == instance_type.c.id)
         .group_by(instance_type.c.id)
     )
-    if query.site_id is not None:
-        counted = counted.where(instance_type.c.site_id == str(query.site_id))
+    if site_id is not None:
+        counted = counted.where(instance_type.c.site_id == site_id)
     gpus, having = Counter[str](), Counter[str]()
     for row in conn.execute(counted):
         for capability in row.capabilities:

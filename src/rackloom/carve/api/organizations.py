@@ -1,7 +1,8 @@
 """REST: the calling organization as tenant and provider, and the version of the service.
 
-`CONTRACT` is the version of NVIDIA Infra Controller's REST contract that this service implements.
-Client libraries derive the features of a service from it, and refuse versions before 0.2.86.
+/metadata tells the version of the service itself, which versions of NVIDIA Infra Controller's REST contract
+it serves, and which groups of operations of the newest it lacks. `version` is the newest served: client
+libraries derive the features of a service from it, and refuse versions before 0.2.86.
 """
 
 from datetime import datetime
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rackloom.carve.api import routing
+from rackloom.carve.api.renames import CONTRACTS, UNSERVED
 from rackloom.carve.api.routing import AnyCaller, Deps, ProviderReader, TenantAdmin
 from rackloom.carve.api.wire import Answer, Json, Org, shape
 from rackloom.carve.observation.latest import rfc3339
@@ -44,9 +46,13 @@ class ServiceAccount(Answer):
 
 
 class Metadata(Answer):
-    """Which version of the contract this keeps, and which build it is."""
+    """Which versions of the contract are served, what of them is not, and which build this is."""
 
     version: str
+    """The newest served version of the contract."""
+    contracts: list[str]
+    unserved: list[str]
+    """Groups of operations of the contract that do not exist here."""
     implementation: str
     build_time: datetime
 
@@ -56,18 +62,13 @@ class Metadata(Answer):
 
 router = routing.operations()
 
-CONTRACT = "1.6.0"
-"""The version of NVIDIA Infra Controller's REST contract that is kept here.
-
-Its client libraries read the features of a service from this, and refuse to speak to one before 0.2.86.
-"""
-
 
 @router.get("/metadata", operation_id="get-metadata", response_model=Metadata)
 async def metadata(_caller: AnyCaller) -> Response:
-    """Which version of the contract the service keeps, and which build of it this is."""
-    build = {"buildTime": rfc3339(_build_time()), "implementation": f"rackloom {version('rackloom')}"}
-    return routing.json_response({"version": CONTRACT, **build})
+    """Which versions of the contract are served, what of them is not, and which build this is."""
+    served = {"version": CONTRACTS[-1], "contracts": CONTRACTS, "unserved": sorted(UNSERVED)}
+    build = {"implementation": f"rackloom {version('rackloom')}", "buildTime": rfc3339(_build_time())}
+    return routing.json_response(served | build)
 
 
 @router.get("/tenant/current", operation_id="get-current-tenant", response_model=Tenant)

@@ -29,11 +29,12 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Path
 from fastapi.routing import APIRoute
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from rackloom.carve.api import access, wire
 from rackloom.carve.api.audit_middleware import begin_trail, complete_trail
 from rackloom.carve.api.auth import Caller, Role, TokenVerifier
+from rackloom.carve.api.domain_operations import DomainOperations
 from rackloom.carve.api.wire import Because, Json, PageQuery, shape
 from rackloom.carve.store import journal, schema
 from rackloom.carve.store.audit_trail import AuditTrail, RequestAudit
@@ -88,6 +89,8 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
     """The age at which a reading of a switch controller says nothing about now."""
     secret: Callable[[], str] = secrets.token_urlsafe
     """A new secret of 256 random bits."""
+    domain_operations: DomainOperations | None = None
+    """What switches power and installs firmware; None: such requests are refused."""
     org: str = ""
     """The organisation whose request is answered."""
     audit: RequestAudit = msgspec.field(default_factory=RequestAudit)
@@ -275,8 +278,8 @@ def _sort_values(values: Sequence[Json], order_by: str | None) -> Sequence[Json]
 
 
 def deletion_response() -> Response:
-    """The response to a deletion: plain text, not JSON, as clients of this API expect."""
-    return PlainTextResponse("Deletion request was accepted", HTTPStatus.ACCEPTED)
+    """The response to a deletion. Clients of contract 2.0.0 read this body; those of 1.6.0 read none."""
+    return json_response({"message": "Deletion request was accepted"}, HTTPStatus.ACCEPTED)
 
 
 def problem_response(

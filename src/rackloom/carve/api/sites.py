@@ -14,7 +14,7 @@ from pydantic import Field, StrictBool, StrictInt
 from pydantic import model_validator as validator
 from starlette.responses import Response
 
-from rackloom.carve.api import routing, wire
+from rackloom.carve.api import access, machines, renames, routing, site_stats, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
@@ -93,8 +93,12 @@ class SiteQuery(wire.PageQuery, wire.RelationQuery):
     is_network_security_group_enabled: bool | None = None
     is_nvlink_partition_enabled: bool | None = Field(None, alias="isNVLinkPartitionEnabled")
     is_flow_enabled: bool | None = None
+    is_rack_level_administration_enabled: bool | None = None
+    tenant_id: wire.UuidFilter = []
     status: list[wire.SiteStatus] = []
     query: wire.Text | None = None
+    include_machine_stats: Annotated[bool, Field(json_schema_extra=access.PROVIDERS_ONLY)] = False
+    include_gpu_stats: Annotated[bool, Field(json_schema_extra=access.PROVIDERS_ONLY)] = False
 
 
 # Response models.
@@ -122,9 +126,20 @@ class Site(wire.Timed):
     capabilities: SiteCapabilitiesAnswer
     status: wire.SiteStatus
     status_history: list[wire.StatusDetail]
+    machine_stats: Annotated[
+        site_stats.MachineStats | None, Field(json_schema_extra=access.PROVIDERS_ONLY)
+    ] = None
+    gpu_stats: Annotated[list[machines.GpuStats] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = (
+        None
+    )
 
 
 # From rows to responses.
+
+
+def _capabilities_shape(kept: Json) -> Json:
+    switched = {name: bool(kept.get(name)) for name in SITE_CAPABILITIES}
+    return renames.write_answer(SiteCapabilitiesAnswer, switched)
 
 
 def _shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[Json]:
@@ -138,7 +153,7 @@ def _shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[
             org=orgs[row.provider_id],
             infrastructure_provider_id=row.provider_id,
             is_online=row.status == Status.REGISTERED,
-            capabilities={name: bool(row.capabilities.get(name)) for name in SITE_CAPABILITIES},
+            capabilities=_capabilities_shape(row.capabilities),
             status_history=routing.status_history_shape(histories[row.id]),
         )
         for row in rows
@@ -158,7 +173,7 @@ SiteId = Annotated[UUID, Path(alias="siteId")]
 @router.get("/site", operation_id="get-all-site", response_model=list[Site])
 async def list_sites(deps: Deps, caller: Reader, query: Annotated[SiteQuery, Param()]) -> Response:
     """The sites that the caller may see."""
-    return routing.page_response(*await deps.store.read(_list_sites, caller, query), query)
+    return routing.page_response(*await deps.store.read(_list_sites, caller, query, deps.valid_from()), query)
 
 
 @router.get("/site/{siteId}", operation_id="get-site", response_model=Site)
@@ -207,8 +222,10 @@ def _sites(conn: sa.Connection, caller: Caller) -> AnySelect:
     return sa.select(site).where(sa.or_(site.c.provider_id == provider_id, site.c.id.in_(allocated)))
 
 
-def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery) -> Page:
+def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery, valid_from: float) -> Page:
     visible = _sites(conn, caller)
+    if query.tenant_id:
+        visible = visible.where(_given_to(conn, caller, [str(tenant_id) for tenant_id in query.tenant_id]))
     for capability, wanted in (
         ("nativeNetworking", query.is_native_networking_enabled),
         ("networkSecurityGroup", query.is_network_security_group_enabled),
@@ -218,7 +235,31 @@ def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery) -> Page:
         if wanted is not None:
             enabled = sa.func.coalesce(site.c.capabilities[capability].as_boolean(), sa.false())
             visible = visible.where(enabled == wanted)
-    return LISTING.page(conn, visible, query)
+    shapes, total = LISTING.page(conn, visible, query)
+    _add_stats(conn, caller, shapes, query, valid_from)
+    return shapes, total
+
+
+def _given_to(conn: sa.Connection, caller: Caller, tenant_ids: list[str]) -> sa.ColumnElement[bool]:
+    """Sites of which one of the tenants has an allocation, as far as the caller may know that."""
+    provider_id, own = routing.provider_and_tenant(conn, caller)
+    given = sa.select(allocation.c.site_id).where(allocation.c.tenant_id.in_(tenant_ids))
+    known = sa.true() if own in tenant_ids else site.c.provider_id == provider_id
+    return sa.and_(site.c.id.in_(given), known)
+
+
+def _add_stats(
+    conn: sa.Connection, caller: Caller, shapes: list[Json], query: SiteQuery, valid_from: float
+) -> None:
+    """Add the numbers that the query asks for to the sites of the caller's own provider."""
+    provider_id, _ = routing.provider_and_tenant(conn, caller)
+    own = {shape["id"]: shape for shape in shapes if shape["infrastructureProviderId"] == provider_id}
+    if query.include_machine_stats:
+        for site_id, numbers in site_stats.machine_stats(conn, own, valid_from).items():
+            own[site_id]["machineStats"] = numbers
+    if query.include_gpu_stats:
+        for site_id, shape in own.items():
+            shape["gpuStats"] = machines.gpu_stats_shapes(conn, caller, site_id)
 
 
 def _row(conn: sa.Connection, caller: Caller, site_id: UUID) -> Row:

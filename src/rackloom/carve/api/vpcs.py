@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from fastapi import Path
 from fastapi import Query as Param
 from pydantic import Field, StrictInt
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
@@ -198,7 +198,7 @@ async def get_history(
     return await routing.history_response(deps, query, vpc_id, lambda conn: _row(conn, caller, vpc_id))
 
 
-@router.delete("/{vpcId}", operation_id="delete-vpc", response_class=PlainTextResponse, status_code=202)
+@router.delete("/{vpcId}", operation_id="delete-vpc", response_model=wire.Message, status_code=202)
 async def delete(deps: Deps, caller: TenantAdmin, vpc_id: VpcId) -> Response:
     """Delete an empty VPC."""
 
@@ -284,16 +284,24 @@ subnet_router = routing.operations()
 
 
 class NetworkQuery(wire.PageQuery, wire.RelationQuery):
-    """Filters on networks. There are none, so that nothing has relations."""
+    """Filters on networks. There are none, so that nothing has relations or statistics."""
+
+    site_id: wire.UuidFilter = []
+    vpc_id: wire.UuidFilter = []
+    status: wire.TextFilter = []
+    query: wire.Text | None = None
+    include_usage_stats: bool = False
 
 
 @subnet_router.get("/subnet", operation_id="get-all-subnet", response_model=list[wire.Summary])
 async def list_subnets(_caller: TenantAdmin, query: Annotated[NetworkQuery, Param()]) -> Response:
     """No subnet."""
+    query.relations("VPC", "Tenant", "IPv4Block", "IPv6Block")
     return routing.page_response([], 0, query)
 
 
 @subnet_router.get("/vpc-prefix", operation_id="get-all-vpc-prefix", response_model=list[wire.Summary])
 async def list_prefixes(_caller: TenantAdmin, query: Annotated[NetworkQuery, Param()]) -> Response:
     """No VPC prefix."""
+    query.relations("VPC", "Tenant", "IPBlock")
     return routing.page_response([], 0, query)

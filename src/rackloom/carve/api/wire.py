@@ -23,6 +23,7 @@ from pydantic import model_validator as validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from rackloom.carve.api import renames
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store.values import (
     MAX_KEPT_BYTES,
@@ -74,11 +75,16 @@ Labels = Annotated[dict[Label, Label], Field(max_length=10)]
 
 
 class Body(BaseModel):
-    """camelCase on the wire; unknown fields are ignored."""
+    """camelCase on the wire; unknown fields are ignored, and old names of fields are read."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, validate_by_alias=True, validate_by_name=False, allow_inf_nan=False
     )
+
+    @validator(mode="before")
+    @classmethod
+    def _with_new_names(cls, value: Any) -> Any:
+        return renames.read_body(cls, value)
 
 
 class OpenBody(Body):
@@ -158,6 +164,11 @@ class Query(BaseModel):
 
     model_config = ConfigDict(alias_generator=to_camel)
 
+    @validator(mode="after")
+    def _with_new_names(self) -> Self:
+        renames.read_query(self)
+        return self
+
 
 class RelationQuery(Query):
     """The related objects to include. Only operations that include some take it."""
@@ -230,6 +241,12 @@ class SiteSummary(Answer):
     status: str
 
 
+class Message(Answer):
+    """What became of a request that has no other answer."""
+
+    message: str
+
+
 class Org(Timed):
     """A tenant or provider."""
 
@@ -247,14 +264,14 @@ def shape(model: type[Answer], row: Any, **computed: object) -> Json:
     """The response `model` of a row: its columns under their names on the wire, and the fields `computed`.
 
     A field that the model does not require is left out unless it is computed. Times are seconds since the
-    epoch in `row` and `computed`, and RFC 3339 on the wire.
+    epoch in `row` and `computed`, and RFC 3339 on the wire. A renamed field has both names.
     """
     fields, times = _conversion(model, tuple(computed))
     shown = {key: computed[name] if name in computed else getattr(row, name) for name, key in fields}
     for key in times:
         if shown[key] is not None:
             shown[key] = rfc3339(shown[key])
-    return shown
+    return renames.write_answer(model, shown)
 
 
 @cache

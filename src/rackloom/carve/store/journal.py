@@ -348,6 +348,8 @@ class Step(StrEnum):
     CREATE_ENDPOINT = "create-endpoint"
     UPDATE_ENDPOINT = "update-endpoint"
     DELETE_ENDPOINT = "delete-endpoint"
+    SWITCH_POWER = "switch-power"
+    UPDATE_FIRMWARE = "update-firmware"
     IMPORT = "import"
     UNDO_IMPORT = "undo-import"
 
