@@ -89,6 +89,9 @@ class Planted:
         body |= {"nvLinkInterfaces": [{"nvLinkLogicalPartitionId": partition, "deviceInstance": 0}]}
         instance = api.new("instance", body, org=org)
         (given,) = api.get("allocation", org=org).json()
+        order = {"tenantId": given["tenantId"], "instanceTypeId": site.type_id, "reason": f"{mark} job"}
+        order |= {"until": "1970-01-02T00:00:00Z"}
+        kept = api.new("tray-reservation", order, role=Role.PROVIDER_ADMIN)
         return {
             "tenantId": given["tenantId"],
             "instanceId": instance["id"],
@@ -100,6 +103,7 @@ class Planted:
             "nvLinkLogicalPartitionId": partition,
             "nvLinkDomainId": next(iter(site.partitions)),
             "chassisSerial": "CHASSIS0",
+            "trayReservationId": kept["id"],
             "allocationId": given["id"],
             "allocationConstraintId": given["allocationConstraints"][0]["id"],
             "name": f"{mark} vm",
@@ -145,7 +149,7 @@ def test_parameters_and_fields_are_for_the_roles_that_they_declare(
                 read.update(restricted_fields(document, operation.answer, answer.json()))
     assert {field for field, roles in read if role not in roles} == set()
     fields = {field for field, _ in read}
-    assert role is TENANT or {"pauseReason", "blockedGpus", "metadata", "assigned"} <= fields
+    assert role is TENANT or {"pauseReason", "blockedGpus", "metadata", "assigned", "machines"} <= fields
 
 
 @pytest.mark.slow

@@ -22,15 +22,15 @@ from rackloom.carve.api.auth import Role
 REASON = {"reason": "a test"}
 FIRST = (
     "create-nvlink-logical-partition", "create-vpc", "update-vpc-virtualization", "create-instance",
-    "batch-create-instance", "create-instance-type", "create-nvlink-nmxc-endpoint",
+    "batch-create-instance", "create-instance-type", "create-nvlink-nmxc-endpoint", "create-tray-reservation",
 )  # fmt: skip
 """Creations whose objects the others use, in this order."""
 LAST = (
     "adopt-nvlink-partition", "release-nvlink-partition", "cordon-machine", "uncordon-machine",
     "drain-machine", "end-machine-drain", "force-delete-machine-instance", "pause-nvlink-domain",
     "resume-nvlink-domain", "delete-instance", "delete-vpc", "delete-nvlink-logical-partition",
-    "delete-allocation", "delete-instance-type-machine-association", "delete-instance-type",
-    "delete-nvlink-nmxc-endpoint",
+    "delete-tray-reservation", "delete-allocation", "delete-instance-type-machine-association",
+    "delete-instance-type", "delete-nvlink-nmxc-endpoint",
 )  # fmt: skip
 IN_USE = {
     "release-nvlink-partition", "delete-vpc", "delete-nvlink-logical-partition", "delete-allocation",
@@ -90,6 +90,13 @@ def bodies(ids: dict[str, str]) -> dict[str, dict[str, Any]]:
         "update-nvlink-logical-partition": {"description": "a partition"},
         "create-vpc": {"name": "net", "siteId": ids["siteId"], "nvLinkLogicalPartitionId": logical},
         "update-tenant-quota": {"quotas": [{"resource": "vpcs", "limit": 100}]},
+        "create-tray-reservation": {
+            "tenantId": ids["tenantId"],
+            "instanceTypeId": ids["instanceTypeId"],
+            "until": "1970-01-02T00:00:00Z",
+            "reason": "a test",
+        },
+        "update-tray-reservation": {"until": "1970-01-03T00:00:00Z", "reason": "a test"},
         "update-vpc": {"description": "a network"},
         "update-vpc-virtualization": {"networkVirtualizationType": "FNN"},
         "create-instance": placed | {"name": "vm"},
@@ -172,6 +179,8 @@ def remember(ids: dict[str, str], name: str, made: Any) -> None:
         ids["vpcId"] = str(made.id)
     elif name == "create-instance-type":
         ids["newTypeId"] = str(made.id)
+    elif name == "create-tray-reservation":
+        ids["trayReservationId"] = str(made.id)
     elif name == "create-instance":
         ids |= {"instanceId": str(made.id), "machineId": made.machine_id}
         ids["machineAssociationId"] = made.machine_id

@@ -30,6 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "update-allocation": {"name": "mine now"},
     "update-allocation-constraint": {"constraintValue": 9},
     "update-nvlink-nmxc-endpoint": {"endpoint": "http://evil:1"},
+    "update-tray-reservation": {"reason": "mine now", "count": 1},
     "update-tenant-quota": {"quotas": [{"resource": "vpcs", "limit": 0}]},
 }
 
@@ -43,6 +44,10 @@ def theirs(api: Any) -> dict[str, str]:
     instance = api.instance(vpc)
     api.site.converge()
     allocation = api.get("allocation").json()[0]
+    order = {"tenantId": api.site.tenant.id, "instanceTypeId": api.site.type_id, "reason": "a job"}
+    reservation = api.new(
+        "tray-reservation", order | {"until": "1970-01-02T00:00:00Z"}, role=Role.PROVIDER_ADMIN
+    )
     return {
         "instanceId": instance["id"],
         "machineId": instance["machineId"],
@@ -54,6 +59,7 @@ def theirs(api: Any) -> dict[str, str]:
         "nvLinkLogicalPartitionId": partition,
         "nvLinkDomainId": next(iter(api.site.partitions)),
         "chassisSerial": "CHASSIS0",
+        "trayReservationId": reservation["id"],
         "allocationId": allocation["id"],
         "allocationConstraintId": allocation["allocationConstraints"][0]["id"],
     }
@@ -123,6 +129,6 @@ def _everything(api: Any) -> dict[str, Any]:
     listings = ["nvlink-logical-partition", "vpc", "instance", "allocation", "site", "instance/type"]
     listings.append("tenant/current/quota")
     found = {listing: api.get(listing).json() for listing in listings}
-    for listing in ("machine", "nvlink-nmxc-endpoint", "operator-step"):
+    for listing in ("machine", "nvlink-nmxc-endpoint", "operator-step", "tray-reservation"):
         found[listing] = api.get(listing, role=VIEWER).json()
     return found

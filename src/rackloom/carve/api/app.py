@@ -41,6 +41,7 @@ from rackloom.carve.api import (
     maintenance,
     organizations,
     quotas,
+    reservations,
     routing,
     sites,
     vpcs,
@@ -284,7 +285,8 @@ def _routes() -> APIRouter:
     routers = (
         organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
         maintenance.router, domains.router, fabric.router, events.router, allocations.router,
-        logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
+        reservations.router, logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router,
+        instances.router,
     )  # fmt: skip
     for router in routers:
         for route in router.routes:

@@ -31,6 +31,7 @@ from rackloom.carve.store.schema import (
     machine,
     machine_gpu,
     moved_gpu,
+    reserved_tray,
     site,
 )
 from rackloom.carve.store.values import (
@@ -44,6 +45,7 @@ from rackloom.carve.store.values import (
     require,
 )
 from rackloom.carve.tenancy import catalog, entitlements, status
+from rackloom.carve.tenancy.reserved_trays import check_unreserved
 from rackloom.core.partitions.domain import DefaultPartitionPolicy, DomainObservation, GpuHealth
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Source
@@ -231,7 +233,8 @@ def remove_machine(conn: sa.Connection, machine_id: str, now: float) -> frozense
     found = get_enrolled_machine(conn, machine_id)
     if found.instance_id is not None:
         raise conflict(f"machine {machine_id} carries instance {found.instance_id}")
-    for table in (machine_gpu, moved_gpu, foreign_tray, cordon, drain):
+    check_unreserved(conn, [machine_id], now)
+    for table in (machine_gpu, moved_gpu, foreign_tray, reserved_tray, cordon, drain):
         delete_rows(conn, table, machine_id=machine_id)
     delete_rows(conn, machine, id=machine_id)
     return _update_domains(conn, {found.domain}, now)

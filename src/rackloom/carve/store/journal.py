@@ -330,7 +330,7 @@ def _next_event_numbers(conn: sa.Connection, tenant_id: str, more: int) -> int:
 
 
 class Step(StrEnum):
-    """What an operator can do to a domain, a machine, a partition or an endpoint."""
+    """What an operator can do to a domain, machine, partition or endpoint, or for an organisation."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -346,6 +346,9 @@ class Step(StrEnum):
     DELETE_ENDPOINT = "delete-endpoint"
     IMPORT = "import"
     UNDO_IMPORT = "undo-import"
+    RESERVE = "reserve"
+    CHANGE_RESERVATION = "change-reservation"
+    END_RESERVATION = "end-reservation"
 
 
 class OperatorOrder(msgspec.Struct, frozen=True):

@@ -154,6 +154,20 @@ tenant_quota = sa.Table(
     _time("updated"),
 )
 
+tray_reservation = _entity(
+    "tray_reservation",
+    _ref("tenant_id", "tenant"),
+    _ref("site_id", "site"),
+    _ref("instance_type_id", "instance_type"),
+    _text("reason"),
+    _text("asked_by"),
+    # From then on its trays are free, and nobody writes that down.
+    _time("until"),
+)
+
+# One row for a tray: no tray waits for two organisations.
+reserved_tray = _per_machine("reserved_tray", _ref("reservation_id", "tray_reservation"))
+
 logical_partition = _entity(
     "logical_partition",
     _ref("tenant_id", "tenant"),

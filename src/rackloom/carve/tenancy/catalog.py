@@ -7,7 +7,8 @@ machines; only GPUs whose capability names device type NVLink can join partition
 counts the machines of a type, how many are allocated, used and usable.
 
 A provider can change only its own sites and types. An object of another provider is answered as not
-found. An instance type is deleted only when no machine, instance or allocation refers to it.
+found. An instance type is deleted only when no machine, instance, allocation or reservation refers to it. A
+machine that is reserved keeps its type.
 """
 
 from collections import Counter
@@ -29,6 +30,7 @@ from rackloom.carve.store.schema import (
     instance_type,
     machine,
     machine_gpu,
+    tray_reservation,
 )
 from rackloom.carve.store.schema import site as site_table
 from rackloom.carve.store.values import (
@@ -45,6 +47,7 @@ from rackloom.carve.store.values import (
     require,
     require_unused,
 )
+from rackloom.carve.tenancy.reserved_trays import check_unreserved
 
 # Sites.
 
@@ -318,6 +321,7 @@ def delete_instance_type(conn: sa.Connection, provider_id: str, type_id: str) ->
         ("Machines", machine),
         ("Instances", instance),
         ("Allocations", allocation_constraint),
+        ("Tray Reservations", tray_reservation),
     ):
         if count := count_rows(conn, table, instance_type_id=type_id):
             raise conflict(f"{count} {user} are associated with this Instance Type, unable to delete")
@@ -342,6 +346,7 @@ def remove_machine_from_type(
     require(find_row(conn, machine, **mine), "Could not find Machine association with specified ID")
     if has_row(conn, instance, machine_id=machine_id):
         raise conflict("Machine carries an Instance of this Instance Type")
+    check_unreserved(conn, [machine_id], now)
     update_rows(conn, machine, mine, instance_type_id=None, updated=now)
 
 

@@ -1,8 +1,9 @@
 """Quotas: how many objects of each kind a tenant may have.
 
 Allocations say how many machines of a type a tenant may use; quotas bound the records that a tenant can
-create beside and on them: logical partitions, VPCs, instances and interfaces. Every kind has a default; a
-provider at whose sites the tenant has an allocation can set another limit for it. A limit below what the
+create beside and on them: logical partitions, VPCs, instances and interfaces, and how many trays may wait for
+it in reservations. Every kind has a default; a provider at whose sites the tenant has an allocation can set
+another limit for it. A limit below what the
 tenant has already takes nothing away, and refuses anything new.
 
 An object counts until its record is gone: also one in deletion, and an interface whose GPU was not yet
@@ -23,11 +24,13 @@ from rackloom.carve.store.schema import (
     instance,
     logical_partition,
     nvlink_interface,
+    reserved_tray,
     site,
     tenant_quota,
     vpc,
 )
 from rackloom.carve.store.values import forbidden, not_found
+from rackloom.carve.tenancy.reserved_trays import count_reserved_trays
 
 
 class QuotaKind(StrEnum):
@@ -37,6 +40,7 @@ class QuotaKind(StrEnum):
     VPCS = "vpcs"
     INSTANCES = "instances"
     INTERFACES = "nvLinkInterfaces"
+    RESERVED_TRAYS = "reservedTrays"
 
 
 DEFAULT_LIMITS: Mapping[QuotaKind, int] = {
@@ -44,14 +48,17 @@ DEFAULT_LIMITS: Mapping[QuotaKind, int] = {
     QuotaKind.VPCS: 4096,
     QuotaKind.INSTANCES: 32_768,
     QuotaKind.INTERFACES: 262_144,
+    QuotaKind.RESERVED_TRAYS: 72,
 }
-"""A tenant with all trays of 1,000 racks, each GPU being moved at once, stays below them."""
+"""A tenant with all trays of 1,000 racks, each GPU being moved at once, stays below the first four. Trays in
+reservations are spares that nobody else can use: by default those of four racks of 18."""
 
 _TABLES = {
     QuotaKind.LOGICAL_PARTITIONS: (logical_partition, "NVLink Logical Partitions"),
     QuotaKind.VPCS: (vpc, "VPCs"),
     QuotaKind.INSTANCES: (instance, "Instances"),
     QuotaKind.INTERFACES: (nvlink_interface, "NVLink Interfaces"),
+    QuotaKind.RESERVED_TRAYS: (reserved_tray, "reserved trays"),
 }
 _INTERFACES_OF_TENANT = (
     sa.select(sa.func.count())
@@ -72,7 +79,9 @@ class QuotaUsage(msgspec.Struct, frozen=True):
     used: int
 
 
-def check_object_quota(conn: sa.Connection, tenant_id: str, kind: QuotaKind, requested: int) -> None:
+def check_object_quota(
+    conn: sa.Connection, tenant_id: str, kind: QuotaKind, requested: int, now: float
+) -> None:
     """Refuse `requested` more objects than the tenant may have."""
     if requested == 0:
         return
@@ -80,7 +89,7 @@ def check_object_quota(conn: sa.Connection, tenant_id: str, kind: QuotaKind, req
     # To count the rows of all tenants is cheap; to find the interfaces of one takes a join.
     if count_rows(conn, table) + requested <= limit:
         return
-    current = _count(conn, tenant_id, kind)
+    current = _count(conn, tenant_id, kind, now)
     if current + requested > limit:
         raise forbidden(
             f"Tenant has reached the maximum number of {_TABLES[kind][1]}."
@@ -88,10 +97,11 @@ def check_object_quota(conn: sa.Connection, tenant_id: str, kind: QuotaKind, req
         )
 
 
-def quotas_of_tenant(conn: sa.Connection, tenant_id: str) -> list[QuotaUsage]:
-    """Every quota of the tenant, and how much of it is used."""
+def quotas_of_tenant(conn: sa.Connection, tenant_id: str, now: float) -> list[QuotaUsage]:
+    """Every quota of the tenant, and how much of it is used now."""
     return [
-        QuotaUsage(kind, _limit(conn, tenant_id, kind), _count(conn, tenant_id, kind)) for kind in QuotaKind
+        QuotaUsage(kind, _limit(conn, tenant_id, kind), _count(conn, tenant_id, kind, now))
+        for kind in QuotaKind
     ]
 
 
@@ -121,7 +131,9 @@ def _limit(conn: sa.Connection, tenant_id: str, kind: QuotaKind) -> int:
     return DEFAULT_LIMITS[kind] if row is None else int(row.value)
 
 
-def _count(conn: sa.Connection, tenant_id: str, kind: QuotaKind) -> int:
+def _count(conn: sa.Connection, tenant_id: str, kind: QuotaKind, now: float) -> int:
+    if kind is QuotaKind.RESERVED_TRAYS:
+        return count_reserved_trays(conn, tenant_id, now)
     if kind is QuotaKind.INTERFACES:
         return conn.execute(_INTERFACES_OF_TENANT, {"tenant": tenant_id}).scalar_one()
     return count_rows(conn, _TABLES[kind][0], tenant_id=tenant_id)
