@@ -44,6 +44,7 @@ from rackloom.carve.api import (
     reservations,
     routing,
     sites,
+    statistics,
     vpcs,
 )
 from rackloom.carve.api.auth import TokenVerifier, UnauthenticatedCaller
@@ -281,9 +282,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def _routes() -> APIRouter:
     base = APIRouter(prefix=BASE, responses=ERRORS)
-    # Types before instances: /instance/type would else be read as an instance id.
+    # Types before instances: /instance/type would else be read as an instance id. So would statistics as one of
+    # a machine.
     routers = (
-        organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
+        organizations.router, quotas.router, sites.router, instance_types.router, statistics.router,
+        machines.router,
         maintenance.router, domains.router, fabric.router, events.router, allocations.router,
         reservations.router, logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router,
         instances.router,
