@@ -29,12 +29,12 @@ LAST = (
     "adopt-nvlink-partition", "release-nvlink-partition", "cordon-machine", "uncordon-machine",
     "drain-machine", "end-machine-drain", "force-delete-machine-instance", "pause-nvlink-domain",
     "resume-nvlink-domain", "delete-instance", "delete-vpc", "delete-nvlink-logical-partition",
-    "delete-tray-reservation", "delete-allocation", "delete-instance-type-machine-association",
-    "delete-instance-type", "delete-nvlink-nmxc-endpoint",
+    "delete-tray-reservation", "delete-machine", "delete-allocation",
+    "delete-instance-type-machine-association", "delete-instance-type", "delete-nvlink-nmxc-endpoint",
 )  # fmt: skip
 IN_USE = {
     "release-nvlink-partition", "delete-vpc", "delete-nvlink-logical-partition", "delete-allocation",
-    "delete-instance-type-machine-association",
+    "delete-instance-type-machine-association", "delete-machine",
 }  # fmt: skip
 """Refused here: the partition was adopted, and the other objects are in use."""
 
@@ -78,6 +78,7 @@ def bodies(ids: dict[str, str]) -> dict[str, dict[str, Any]]:
         "create-instance-type": kind | {"machineCapabilities": [{"type": "CPU", "name": "a CPU"}]},
         "update-instance-type": {"description": "small"},
         "create-instance-type-machine-association": {"machineIds": [ids["machineId"]]},
+        "update-machine": {"labels": {"row": "7"}},
         "create-nvlink-nmxc-endpoint": {"chassisSerial": "CHASSIS9", "endpoint": "https://nine.example:9370"},
         "update-nvlink-nmxc-endpoint": {"endpoint": "https://ten.example:9370"},
         "adopt-nvlink-partition": found

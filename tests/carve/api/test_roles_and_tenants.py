@@ -30,6 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "update-allocation": {"name": "mine now"},
     "update-allocation-constraint": {"constraintValue": 9},
     "update-nvlink-nmxc-endpoint": {"endpoint": "http://evil:1"},
+    "update-machine": {"labels": {"mine": "now"}},
     "update-tray-reservation": {"reason": "mine now", "count": 1},
     "update-tenant-quota": {"quotas": [{"resource": "vpcs", "limit": 0}]},
 }

@@ -37,6 +37,7 @@ from rackloom.carve.api import (
     instances,
     interfaces,
     logical_partitions,
+    machine_changes,
     machines,
     maintenance,
     organizations,
@@ -282,11 +283,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def _routes() -> APIRouter:
     base = APIRouter(prefix=BASE, responses=ERRORS)
-    # Types before instances: /instance/type would else be read as an instance id. So would statistics as one of
-    # a machine.
+    # Types before instances: /instance/type would else be read as an instance id. The same holds for statistics
+    # and machines.
     routers = (
         organizations.router, quotas.router, sites.router, instance_types.router, statistics.router,
-        machines.router,
+        machines.router, machine_changes.router,
         maintenance.router, domains.router, fabric.router, events.router, allocations.router,
         reservations.router, logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router,
         instances.router,

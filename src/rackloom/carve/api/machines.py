@@ -27,7 +27,7 @@ from rackloom.carve.observation import latest
 from rackloom.carve.partitions import foreign
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import instance, instance_type, machine, machine_gpu, site
-from rackloom.carve.store.values import Status, require
+from rackloom.carve.store.values import Status, invalid, require
 from rackloom.carve.tenancy import catalog
 from rackloom.carve.tenancy.reserved_trays import reserved_trays
 from rackloom.core.partitions.domain import GpuHealth
@@ -44,6 +44,14 @@ class MachineIncludes(wire.RelationQuery):
     """What to add to a machine."""
 
     include_metadata: Annotated[bool, Field(json_schema_extra=access.PROVIDERS_ONLY)] = False
+
+
+class CapabilityQuery(wire.PageQuery):
+    """Filters on the capabilities of machines."""
+
+    site_id: UUID | None = None
+    type: CapabilityType | None = None
+    name: wire.TextFilter = []
 
 
 class MachineQuery(wire.PageQuery, MachineIncludes):
@@ -130,6 +138,7 @@ class Machine(wire.Timed):
     """Partitions that the site did not make and that hold GPUs of it: no instance is placed on it."""
     status: MachineStatus
     status_history: list[wire.StatusDetail]
+    labels: Annotated[dict[str, str] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
     reservation: Annotated[MachineReservation | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = None
     metadata: Annotated[MachineMetadata | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = None
 
@@ -171,6 +180,7 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes, dep
             and row.missing_since is None
             and row.id not in held,
             foreign_partition_ids=[tray.partition_id for tray in held.get(row.id, ())],
+            labels=row.labels if row.is_provided else None,
             status=row.shown_status,
             status_history=routing.status_history_shape(histories[row.id]),
         )
@@ -226,6 +236,18 @@ MachineId = Annotated[str, Path(alias="machineId", max_length=64, pattern=wire.N
 async def list_machines(deps: Deps, caller: Reader, query: Annotated[MachineQuery, Param()]) -> Response:
     """The machines that the caller may see."""
     return routing.page_response(*await deps.store.read(_list_machines, caller, query, deps), query)
+
+
+@router.get(
+    "/machine-capability", operation_id="get-all-machine-capabilities", response_model=list[Capability]
+)
+async def list_capabilities(
+    deps: Deps, caller: Reader, query: Annotated[CapabilityQuery, Param()]
+) -> Response:
+    """What the machines that the caller may see have, by type and name; each capability once."""
+    if query.order_by is not None:
+        raise invalid("Invalid orderBy value in query", orderBy="capabilities have one order")
+    return routing.sliced_response(await deps.store.read(_capabilities, caller, query), query)
 
 
 # Before `/machine/{machineId}`, or "gpu" would be read as an id.
@@ -293,6 +315,24 @@ def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery, dep
         searched=(machine.c.id, catalog.shown_machine_status, *places),
     )
     return listing.page(conn, visible, query)
+
+
+def _capabilities(conn: sa.Connection, caller: Caller, query: CapabilityQuery) -> list[Json]:
+    """The different capabilities of the visible machines, as their instance types say; these are few."""
+    visible = routing.filter_rows(
+        _machines(*routing.provider_and_tenant(conn, caller)), (machine.c.site_id, query.site_id)
+    ).subquery()
+    types = sa.select(instance_type.c.capabilities).where(
+        instance_type.c.id.in_(sa.select(visible.c.instance_type_id))
+    )
+    found = [
+        capability
+        for row in conn.execute(types.order_by(instance_type.c.created))
+        for capability in row.capabilities
+        if query.type in (None, capability["type"]) and (not query.name or capability["name"] in query.name)
+    ]
+    different = [capability for at, capability in enumerate(found) if capability not in found[:at]]
+    return sorted(different, key=lambda capability: (capability["type"], capability["name"]))
 
 
 def _has_sku(kinds: Sequence[str]) -> sa.ColumnElement[bool]:

@@ -349,6 +349,7 @@ class Step(StrEnum):
     RESERVE = "reserve"
     CHANGE_RESERVATION = "change-reservation"
     END_RESERVATION = "end-reservation"
+    DELETE_MACHINE = "delete-machine"
 
 
 class OperatorOrder(msgspec.Struct, frozen=True):

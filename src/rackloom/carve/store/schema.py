@@ -107,6 +107,7 @@ machine = _entity(
     _text("rack"),
     _text("domain", nullable=True, index=True),
     _time("missing_since", nullable=True),
+    sa.Column("labels", sa.JSON, nullable=False, default=dict, server_default="{}"),
     sa.UniqueConstraint("chassis_serial", "slot"),
 )
 

@@ -350,6 +350,24 @@ def remove_machine_from_type(
     update_rows(conn, machine, mine, instance_type_id=None, updated=now)
 
 
+def set_machine_type(
+    conn: sa.Connection, provider_id: str, machine_id: str, type_id: str | None, now: float
+) -> None:
+    """Give a machine another instance type, or none."""
+    before = get_machine(conn, machine_id).instance_type_id
+    if before == type_id:
+        return
+    if before is not None:
+        remove_machine_from_type(conn, provider_id, before, machine_id, now)
+    if type_id is not None:
+        assign_machines_to_type(conn, provider_id, type_id, [machine_id], now)
+
+
+def set_machine_labels(conn: sa.Connection, machine_id: str, labels: Mapping[str, str], now: float) -> None:
+    """Replace the labels of a machine."""
+    update_rows(conn, machine, {"id": machine_id}, labels=dict(labels), updated=now)
+
+
 def assign_machines_to_type(
     conn: sa.Connection, provider_id: str, type_id: str, machine_ids: Sequence[str], now: float
 ) -> None:

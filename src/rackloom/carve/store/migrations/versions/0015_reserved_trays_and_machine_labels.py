@@ -1,4 +1,4 @@
-"""Which trays are kept for which organisation, and until when."""
+"""Which trays are kept for which organisation and until when, and labels of machines."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,6 +11,8 @@ depends_on = None
 
 def upgrade() -> None:
     """Apply."""
+    with op.batch_alter_table("machine", schema=None) as batch_op:
+        batch_op.add_column(sa.Column("labels", sa.JSON(), nullable=False, server_default="{}"))
     op.create_table(
         "tray_reservation",
         sa.Column("id", sa.String(64), nullable=False),
