@@ -74,7 +74,7 @@ def test_statistics_are_the_numbers_of_the_lists(api: Any, seed: int) -> None:
     for kind in api.get("machine/instance-type/stats", **PROVIDER).json():
         of_type = [machine for machine in machines if machine["instanceTypeId"] == kind["id"]]
         assert kind["assignedMachineStats"] == breakdown(of_type)
-        assert kind["usedMachineStats"] == breakdown([one for one in of_type if one in used])
+        assert kind["usedMachineStats"] == breakdown([entry for entry in of_type if entry in used])
         given = {
             allocation["id"]: constraint["constraintValue"]
             for allocation in allocations
@@ -85,20 +85,24 @@ def test_statistics_are_the_numbers_of_the_lists(api: Any, seed: int) -> None:
         ready = kind["assignedMachineStats"]["ready"]
         promised = kind["allocated"] - kind["usedMachineStats"]["total"]
         assert kind["maxAllocatable"] == max(0, ready - promised)
-        shown = {one["id"]: one["allocated"] for tenant in kind["tenants"] for one in tenant["allocations"]}
+        shown = {
+            entry["id"]: entry["allocated"] for tenant in kind["tenants"] for entry in tenant["allocations"]
+        }
         assert shown == given
         for tenant in kind["tenants"]:
-            mine = [one for one in of_type if one["tenantId"] == tenant["id"]]
+            mine = [entry for entry in of_type if entry["tenantId"] == tenant["id"]]
             assert tenant["usedMachineStats"] == breakdown(mine)
     for tenant in api.get("tenant/instance-type/stats", **PROVIDER).json():
         for kind in tenant["instanceTypes"]:
-            mine = [one for one in used if one["tenantId"] == tenant["id"]]
+            mine = [entry for entry in used if entry["tenantId"] == tenant["id"]]
             assert kind["usedMachineStats"]["total"] == len(mine)
     for org in ("demo", "rival"):
         own = api.get("tenant/current/stats", org=org).json()
         instances = listed(api, "instance", org=org)
-        unknown = {one["id"] for one in instances if one["unknownSince"] is not None}
-        counts = Counter("unknown" if one["id"] in unknown else one["status"].lower() for one in instances)
+        unknown = {entry["id"] for entry in instances if entry["unknownSince"] is not None}
+        counts = Counter(
+            "unknown" if entry["id"] in unknown else entry["status"].lower() for entry in instances
+        )
         numbers = {name: number for name, number in own["instance"].items() if number}
         assert numbers == {**counts, **({"total": len(instances)} if instances else {})}
         assert own["vpc"]["total"] == own["vpc"]["ready"] == len(listed(api, "vpc", org=org))

@@ -283,8 +283,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def _routes() -> APIRouter:
     base = APIRouter(prefix=BASE, responses=ERRORS)
-    # Types before instances: /instance/type would else be read as an instance id. The same holds for statistics
-    # and machines.
+    # Types before instances: /instance/type would else be read as an instance id. Likewise statistics come
+    # before machines.
     routers = (
         organizations.router, quotas.router, sites.router, instance_types.router, statistics.router,
         machines.router, machine_changes.router,

@@ -61,7 +61,7 @@ class TrayInForeignPartition(Answer):
     partition_name: str
 
 
-class ReservedTray(Answer):
+class TrayReservedForOthers(Answer):
     """A tray that is kept for an organisation."""
 
     machine_id: str
@@ -99,7 +99,7 @@ class NVLinkDomain(Answer):
     trays_in_foreign_partitions: list[TrayInForeignPartition] | None
     """For whoever operates the domain; null for its tenants."""
     trays_reserved_for_others: Annotated[
-        list[ReservedTray] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)
+        list[TrayReservedForOthers] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)
     ]
     """For whoever operates the domain; null for its tenants, to whom such a tray looks like one in use."""
     own_reserved_trays: int
@@ -145,7 +145,7 @@ def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | 
         else [shape(TrayInForeignPartition, tray, partition_name=tray.name) for tray in capacity.foreign],
         trays_reserved_for_others=None
         if blocked is None
-        else [shape(ReservedTray, tray) for tray in capacity.reserved],
+        else [shape(TrayReservedForOthers, tray) for tray in capacity.reserved],
         own_reserved_trays=capacity.own_reserved,
         closed_trays=capacity.closed,
         blocked_gpus=None

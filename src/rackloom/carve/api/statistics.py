@@ -215,11 +215,11 @@ def _machine_type_shape(use: MachineUse, type_id: str, name: str) -> Json:
                 "allocated": _allocated(mine),
                 "usedMachineStats": _breakdown(use.used.get((tenant_id, type_id))),
                 "allocations": [
-                    {"id": one.allocation_id, "name": one.name, "allocated": one.machines} for one in mine
+                    {"id": part.allocation_id, "name": part.name, "allocated": part.machines} for part in mine
                 ],
             }
             for tenant_id, org in tenants.items()
-            for mine in [[one for one in given if one.tenant_id == tenant_id]]
+            for mine in [[part for part in given if part.tenant_id == tenant_id]]
         ],
     }
 
@@ -239,11 +239,11 @@ def _tenant_shape(use: MachineUse, tenant_id: str, org: str, names: dict[str, st
                 "usedMachineStats": _breakdown(use.used.get((tenant_id, type_id))),
                 "maxAllocatable": use.max_allocatable(type_id),
                 "allocations": [
-                    {"id": one.allocation_id, "name": one.name, "total": one.machines} for one in mine
+                    {"id": part.allocation_id, "name": part.name, "total": part.machines} for part in mine
                 ],
             }
             for type_id in types
-            for mine in [[one for one in given if one.type_id == type_id]]
+            for mine in [[part for part in given if part.type_id == type_id]]
         ],
     }
 
