@@ -147,6 +147,18 @@ def test_nobody_else_learns_for_whom_trays_are_reserved(provider: Provider) -> N
     assert {step["subject"] for step in steps if step["step"] == "reserve"} == kept
 
 
+def test_a_tenant_reads_that_fewer_machines_are_usable(provider: Provider) -> None:
+    provider.reserve(count=6, topologyOptimized=False)
+    path = "instance/type?includeAllocationStats=true"
+    usable = {
+        org: provider.api.get(path, org=org).json()[0]["allocationStats"]["unusedUsable"]
+        for org in ("demo", "rival")
+    }
+    assert usable == {"demo": 6, "rival": 0}
+    provider.api.site.tick(100.0)
+    assert provider.api.get(path, org="rival").json()[0]["allocationStats"]["unusedUsable"] == 6
+
+
 def test_extending_shrinking_and_ending(provider: Provider) -> None:
     reservation = provider.reserve(count=3)
     used = provider.machine("mine")

@@ -47,7 +47,7 @@ from rackloom.carve.store.values import (
     require,
     require_unused,
 )
-from rackloom.carve.tenancy.reserved_trays import check_unreserved
+from rackloom.carve.tenancy.reserved_trays import check_unreserved, reserved_trays
 
 # Sites.
 
@@ -222,13 +222,16 @@ class InstanceTypeStats(msgspec.Struct, frozen=True):
     allocated: int
     used: int
     usable: int
-    """Empty, neither cordoned nor in maintenance, and in no partition that the site did not make."""
+    """Empty, neither cordoned nor in maintenance, in no partition that the site did not make, and not
+    reserved for another tenant than the one."""
 
 
 def instance_type_stats(
-    conn: sa.Connection, type_ids: Collection[str], tenant_id: str | None
+    conn: sa.Connection, type_ids: Collection[str], tenant_id: str | None, now: float
 ) -> dict[str, InstanceTypeStats]:
     """The numbers of each instance type: what a tenant was allocated and uses; None: what all tenants do."""
+    kept = {} if tenant_id is None else reserved_trays(conn, now, None)
+    others = {tray.machine_id for tray in kept.values() if tray.tenant_id != tenant_id}
     type_id_column = allocation_constraint.c.instance_type_id
     reserved = sa.select(type_id_column, sa.func.sum(allocation_constraint.c.value))
     reserved = reserved.where(type_id_column.in_(type_ids)).group_by(type_id_column)
@@ -237,11 +240,12 @@ def instance_type_stats(
         reserved = reserved.where(allocation_constraint.c.allocation_id.in_(given))
     allocated: dict[str, int] = {row[0]: row[1] for row in conn.execute(reserved)}
     by_status: dict[str, Counter[str]] = {type_id: Counter() for type_id in type_ids}
-    used, foreign = Counter[str](), Counter[str]()
+    used, unusable = Counter[str](), Counter[str]()
     listed = machine_listing().add_columns(is_in_foreign_partition.label("foreign"))
     for row in conn.execute(listed.where(machine.c.instance_type_id.in_(type_ids))):
         by_status[row.instance_type_id][row.shown_status] += 1
-        foreign[row.instance_type_id] += row.shown_status == Status.READY and row.foreign
+        is_unusable = row.foreign or row.id in others
+        unusable[row.instance_type_id] += row.shown_status == Status.READY and is_unusable
         if row.shown_status == MACHINE_IN_USE and tenant_id in (None, row.tenant_id):
             used[row.instance_type_id] += 1
     return {
@@ -249,7 +253,7 @@ def instance_type_stats(
             count.total(),
             allocated.get(type_id, 0),
             used[type_id],
-            count[Status.READY] - foreign[type_id],
+            count[Status.READY] - unusable[type_id],
         )
         for type_id, count in by_status.items()
     }
