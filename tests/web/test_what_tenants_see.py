@@ -141,6 +141,20 @@ def test_a_tenant_has_no_more_room_left_than_there_is(sick):
     assert left(whole).free_trays == 1
 
 
+@pytest.mark.parametrize("owner", [MINE, THEIRS])
+def test_a_reserved_tray_is_free_for_its_owner_only_and_operators_read_whose_it_is(owner):
+    seen = snapshot(1, 3, (MINE, None, None))
+    tenants = {org: tenant for tenant, org in {**seen.tenants, "their id": THEIRS}.items()}
+    kept = {"reserved_for": tenants[owner], "reservation": f"reserved for {owner} until tomorrow"}
+    machines = (*seen.machines[:-1], msgspec.structs.replace(seen.machines[-1], **kept))
+    whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, machines=machines)))
+    assert left(whole).free_trays == 1
+    assert left(seen_by(whole, MINE)).free_trays == (2 if owner == MINE else 1)
+    assert f"reserved for {owner}" in shown(whole, None, ColourMode.TENANT)
+    assert "reserved for" not in shown(whole, MINE, ColourMode.TENANT)
+    assert "reserved for" not in repr(seen_by(whole, MINE))
+
+
 @pytest.mark.parametrize("closed", [{"paused": True}, {"disputed": True, "unknown_since": AT}])
 def test_there_is_no_room_in_a_domain_where_nothing_is_given_away(closed):
     seen = snapshot(2, 3, (MINE, None, None))

@@ -115,6 +115,8 @@ class MapGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether it is in use; None: unknown."""
     held_back: bool = False
     """Whether its tray is not available: cordoned, unhealthy, not ready, in a closed domain, or foreign."""
+    reserved_for: str | None = None
+    """The only tenant that may have its tray now, for operators; None: any."""
     foreign: bool = False
     """Whether it is in a partition that the site did not make."""
     chain: GpuChain | None
@@ -267,6 +269,7 @@ def _gpus_by_rack(facts: _ShareFacts) -> _GpusByRack:
             domain=_domain_of(chain),
             taken=_is_taken(facts, chain),
             held_back=_is_held_back(facts, chain),
+            reserved_for=None if chain.machine is None else chain.machine.reserved_for,
             foreign=_is_foreign(chain),
             chain=chain,
         )

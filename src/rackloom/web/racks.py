@@ -167,8 +167,8 @@ def _drawn_tray(
 
 
 def tray_free(gpus: tuple[MapGpu, ...]) -> bool | None:
-    """Whether all GPUs of a tray could be given away now; a cordoned or sick tray could not."""
-    if any(gpu.taken or gpu.held_back for gpu in gpus):
+    """Whether all GPUs of a tray could be given to anybody now: it is not cordoned, sick or reserved."""
+    if any(gpu.taken or gpu.held_back or gpu.reserved_for for gpu in gpus):
         return False
     return None if any(gpu.taken is None for gpu in gpus) else True
 
@@ -187,6 +187,8 @@ def _tray_notes(frame: RackFrame, chain: GpuChain | None) -> tuple[str, ...]:
     machine, node = (chain.machine, chain.node) if chain is not None else (None, None)
     if machine is not None and machine.cordoned:
         found.append("cordoned")
+    if machine is not None and machine.reservation:
+        found.append(machine.reservation)
     if machine is not None and machine.health:
         found.append("machine unhealthy")
     if chain is not None and node is not None and _is_node_lost(frame, chain):

@@ -88,7 +88,9 @@ def _own_gpu(gpu: MapGpu, frame: _TenantRack) -> MapGpu:
     mine = holder is not None and holder == frame.tenant
     place = msgspec.structs.replace(gpu.place, node=frame.nodes.get(gpu.place.node, ""))
     own = _own_chain(chain, frame.tenant) if chain is not None and mine else None
-    return msgspec.structs.replace(gpu, place=place, chain=own)
+    # Whether a tray is free depends on who asks; for whom it is reserved is for operators.
+    held_back = gpu.held_back or gpu.reserved_for not in (None, frame.tenant)
+    return msgspec.structs.replace(gpu, place=place, held_back=held_back, reserved_for=None, chain=own)
 
 
 def _with_chains(rack: MapRack, change: Callable[[GpuChain], GpuChain]) -> MapRack:
@@ -119,7 +121,10 @@ def _own_chain(chain: GpuChain, tenant: str | None) -> GpuChain:
     """A tenant's GPU. By a fault it may be in another tenant's partition, whose name stays hidden."""
     logical = chain.logical if chain.logical is not None and chain.logical.tenant == tenant else None
     partition = chain.partition if logical is not None else None
-    return msgspec.structs.replace(chain, logical=logical, partition=partition, conflicts=())
+    machine = chain.machine
+    if machine is not None and machine.reservation:
+        machine = msgspec.structs.replace(machine, reserved_for=None, reservation="")
+    return msgspec.structs.replace(chain, machine=machine, logical=logical, partition=partition, conflicts=())
 
 
 def _without_controllers(whole: SiteMap, chain: GpuChain) -> GpuChain:

@@ -101,7 +101,7 @@ async def test_a_controller_that_never_answered_is_unknown(store):
     (domain,) = (await fabrics(store)).domains
     assert (domain.uuid, domain.unknown_since) == (URL, NOW)
     assert "has answered yet" in domain.problem
-    records = await store.read(read_records)
+    records = await store.read(read_records, 0.0)
     assert len(records.machines) == 18
     assert all(key.fabric_guid is None for machine in records.machines for key in machine.gpus)
 

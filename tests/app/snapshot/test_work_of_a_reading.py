@@ -1,5 +1,6 @@
 """How much a reading decodes again: only what changed, however large the site is."""
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from tests.app.snapshot.test_fabric_reading import DOMAIN, FRESH, NOW, observed, seeded
@@ -13,7 +14,9 @@ from rackloom.app.snapshot.fabric import read_fabrics
 from rackloom.app.snapshot.records import read_records
 from rackloom.carve.reconcile import records
 from rackloom.carve.store.database import Store
-from rackloom.carve.store.schema import machine
+from rackloom.carve.store.rows import insert_row
+from rackloom.carve.store.schema import machine, reserved_tray, tray_reservation
+from rackloom.carve.tenancy import entitlements
 from rackloom.core.kubernetes.objects import RESOURCE_SLICE
 from rackloom.core.partitions.domain import GpuHealth
 
@@ -50,13 +53,13 @@ def counted(monkeypatch, module, name):
 async def test_one_gpu_that_falls_sick_is_one_chassis_fetched_and_made_again(store, monkeypatch):
     await store.run(_stand_elsewhere, DOMAIN.trays[0].slot)
     known, made = ReadCache(), counted(monkeypatch, snapshot_records, "_machine")
-    first = await store.survey(lambda conn: read_records(conn, known))
+    first = await store.survey(lambda conn: read_records(conn, 0.0, known))
     assert len(made) == len(DOMAIN.trays)
     fetched = counted(monkeypatch, snapshot_records, "_in_groups")
-    assert await store.survey(lambda conn: read_records(conn, known)) == first
+    assert await store.survey(lambda conn: read_records(conn, 0.0, known)) == first
     assert (len(fetched), len(made)) == (0, len(DOMAIN.trays))
     await store.run(told_of, DOMAIN.trays[2].slot, 2, GpuHealth.DEGRADED)
-    later = await store.survey(lambda conn: read_records(conn, known))
+    later = await store.survey(lambda conn: read_records(conn, 0.0, known))
     beside = len(DOMAIN.trays) - 1
     assert ([len(rows) for rows in fetched], len(made)) == ([4 * beside], len(DOMAIN.trays) + beside)
     sick = [machine.health for machine in later.machines if machine.health]
@@ -65,7 +68,7 @@ async def test_one_gpu_that_falls_sick_is_one_chassis_fetched_and_made_again(sto
         next(machine for machine in later.machines if machine.chassis_serial == "elsewhere")
         is first.machines[-1]
     )
-    assert later == await store.survey(read_records)
+    assert later == await store.survey(lambda conn: read_records(conn, 0.0))
 
 
 def _stand_elsewhere(conn, slot):
@@ -112,3 +115,32 @@ async def test_one_node_that_publishes_anew_is_one_node_read_again(monkeypatch):
         f"node-{n}" for n in range(1, NODES)
     }
     assert len(read) == NODES + 1
+
+
+async def test_a_reservation_is_shown_until_its_time_and_makes_no_other_machine_again(store, monkeypatch):
+    known, made = ReadCache(), counted(monkeypatch, snapshot_records, "_machine")
+    first = await store.survey(lambda conn: read_records(conn, NOW, known))
+    reserved = first.machines[0].id
+    await store.run(_reserve, reserved, NOW + 60.0)
+    made.clear()
+    later = await store.survey(lambda conn: read_records(conn, NOW, known))
+    assert [machine.id for machine in later.machines if machine.reservation] == [reserved]
+    assert later.machines[0].reservation.startswith("reserved for acme until ")
+    again = await store.survey(lambda conn: read_records(conn, NOW + 59.0, known))
+    assert again.machines[0] is later.machines[0]
+    assert await store.survey(lambda conn: read_records(conn, NOW + 60.0, known)) == msgspec.structs.replace(
+        first, tenants=later.tenants
+    )
+    assert made == []
+
+
+def _reserve(conn, machine_id, until):
+    """Keep a machine for a new tenant."""
+    row = conn.execute(sa.select(machine).where(machine.c.id == machine_id)).one()
+    times = {"created": NOW, "updated": NOW}
+    made = entitlements.ensure_tenant(conn, "acme", NOW, lambda: "acme's id")
+    insert_row(
+        conn, tray_reservation, id="kept", tenant_id=made.id, site_id=row.site_id,
+        instance_type_id=row.instance_type_id, reason="a job", asked_by="op", until=until, **times,
+    )  # fmt: skip
+    insert_row(conn, reserved_tray, machine_id=machine_id, reservation_id="kept")

@@ -96,6 +96,9 @@ class Planted:
         api.new("role", role, org=org)
         account = api.new("service-account", {"name": f"{mark} ci", "roles": [role["name"]]}, org=org)
         key = api.new(f"service-account/{account['id']}/key", None, org=org)
+        order = {"tenantId": given["tenantId"], "instanceTypeId": site.type_id, "reason": f"{mark} job"}
+        order |= {"until": "1970-01-02T00:00:00Z"}
+        kept = api.new("tray-reservation", order, role=Role.PROVIDER_ADMIN)
         return {
             "auditEntryId": entered["id"],
             "tenantId": given["tenantId"],
@@ -108,6 +111,7 @@ class Planted:
             "nvLinkLogicalPartitionId": partition,
             "nvLinkDomainId": next(iter(site.partitions)),
             "chassisSerial": "CHASSIS0",
+            "trayReservationId": kept["id"],
             "allocationId": given["id"],
             "allocationConstraintId": given["allocationConstraints"][0]["id"],
             "roleName": role["name"],
@@ -156,7 +160,7 @@ def test_parameters_and_fields_are_for_the_roles_that_they_declare(
                 read.update(restricted_fields(document, operation.answer, answer.json()))
     assert {field for field, roles in read if role not in roles} == set()
     fields = {field for field, _ in read}
-    assert role is TENANT or {"pauseReason", "blockedGpus", "metadata", "assigned"} <= fields
+    assert role is TENANT or {"pauseReason", "blockedGpus", "metadata", "assigned", "machines"} <= fields
 
 
 @pytest.mark.slow

@@ -25,19 +25,20 @@ REASON = {"reason": "a test"}
 FIRST = (
     "create-nvlink-logical-partition", "create-vpc", "update-vpc-virtualization", "create-instance",
     "batch-create-instance", "create-instance-type", "create-nvlink-nmxc-endpoint", "create-role",
-    "create-service-account", "create-service-account-key",
+    "create-service-account", "create-service-account-key", "create-tray-reservation",
 )  # fmt: skip
 """Creations whose objects the others use, in this order."""
 LAST = (
     "adopt-nvlink-partition", "release-nvlink-partition", "cordon-machine", "uncordon-machine",
     "drain-machine", "end-machine-drain", "force-delete-machine-instance", "pause-nvlink-domain",
     "resume-nvlink-domain", "delete-instance", "delete-vpc", "delete-nvlink-logical-partition",
-    "delete-allocation", "delete-instance-type-machine-association", "delete-instance-type",
-    "delete-nvlink-nmxc-endpoint", "delete-service-account-key", "delete-service-account", "delete-role",
+    "delete-tray-reservation", "delete-machine", "delete-allocation",
+    "delete-instance-type-machine-association", "delete-instance-type", "delete-nvlink-nmxc-endpoint",
+    "delete-service-account-key", "delete-service-account", "delete-role",
 )  # fmt: skip
 IN_USE = {
     "release-nvlink-partition", "delete-vpc", "delete-nvlink-logical-partition", "delete-allocation",
-    "delete-instance-type-machine-association",
+    "delete-instance-type-machine-association", "delete-machine",
 }  # fmt: skip
 """Refused here: the partition was adopted, and the other objects are in use."""
 NOT_CONFIGURED = {
@@ -87,6 +88,7 @@ def bodies(ids: dict[str, str]) -> dict[str, dict[str, Any]]:
         "create-instance-type": kind | {"machineCapabilities": [{"type": "CPU", "name": "a CPU"}]},
         "update-instance-type": {"description": "small"},
         "create-instance-type-machine-association": {"machineIds": [ids["machineId"]]},
+        "update-machine": {"labels": {"row": "7"}},
         "create-nvlink-nmxc-endpoint": {"chassisSerial": "CHASSIS9", "endpoint": "https://nine.example:9370"},
         "update-nvlink-nmxc-endpoint": {"endpoint": "https://ten.example:9370"},
         "adopt-nvlink-partition": found
@@ -102,6 +104,13 @@ def bodies(ids: dict[str, str]) -> dict[str, dict[str, Any]]:
         "create-role": {"name": "watcher", "side": "TENANT", "permissions": ["vpcs:read"]},
         "update-role": {"description": "watches VPCs"},
         "create-service-account": {"name": "ci", "roles": ["watcher"], "expires": "2200-01-01T00:00:00Z"},
+        "create-tray-reservation": {
+            "tenantId": ids["tenantId"],
+            "instanceTypeId": ids["instanceTypeId"],
+            "until": "1970-01-02T00:00:00Z",
+            "reason": "a test",
+        },
+        "update-tray-reservation": {"until": "1970-01-03T00:00:00Z", "reason": "a test"},
         "update-vpc": {"description": "a network"},
         "update-vpc-virtualization": {"networkVirtualizationType": "FNN"},
         "create-instance": placed | {"name": "vm"},
@@ -200,6 +209,8 @@ def remember(ids: dict[str, str], name: str, made: Any) -> None:
         ids["serviceAccountId"] = str(made.id)
     elif name == "create-service-account-key":
         ids["serviceAccountKeyId"] = str(made.id)
+    elif name == "create-tray-reservation":
+        ids["trayReservationId"] = str(made.id)
     elif name == "create-instance":
         ids |= {"instanceId": str(made.id), "machineId": made.machine_id}
         ids["machineAssociationId"] = made.machine_id

@@ -43,6 +43,7 @@ def test_a_tenant_sees_what_it_may_have_and_has(api: Any) -> None:
         "vpcs": 1,
         "instances": 1,
         "nvLinkInterfaces": 4,
+        "reservedTrays": 0,
     }
 
 

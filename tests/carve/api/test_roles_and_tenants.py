@@ -33,6 +33,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "update-role": {"permissions": ["sites:read"]},
     "power-control-nvlink-domain": {"state": "off"},
     "firmware-update-nvlink-domain": {"version": "1.0"},
+    "update-machine": {"labels": {"mine": "now"}},
+    "update-tray-reservation": {"reason": "mine now", "count": 1},
     "update-tenant-quota": {"quotas": [{"resource": "vpcs", "limit": 0}]},
 }
 
@@ -49,6 +51,10 @@ def theirs(api: Any) -> dict[str, str]:
     api.new("role", {"name": "watcher", "side": "TENANT", "permissions": ["vpcs:read"]})
     account = api.new("service-account", {"name": "ci", "roles": ["watcher"]})
     key = api.new(f"service-account/{account['id']}/key", None)
+    order = {"tenantId": api.site.tenant.id, "instanceTypeId": api.site.type_id, "reason": "a job"}
+    reservation = api.new(
+        "tray-reservation", order | {"until": "1970-01-02T00:00:00Z"}, role=Role.PROVIDER_ADMIN
+    )
     return {
         "roleName": "watcher",
         "serviceAccountId": account["id"],
@@ -63,6 +69,7 @@ def theirs(api: Any) -> dict[str, str]:
         "nvLinkLogicalPartitionId": partition,
         "nvLinkDomainId": next(iter(api.site.partitions)),
         "chassisSerial": "CHASSIS0",
+        "trayReservationId": reservation["id"],
         "allocationId": allocation["id"],
         "allocationConstraintId": allocation["allocationConstraints"][0]["id"],
     }
@@ -135,6 +142,6 @@ def _everything(api: Any) -> dict[str, Any]:
     listings = ["nvlink-logical-partition", "vpc", "instance", "allocation", "site", "instance/type"]
     listings.append("tenant/current/quota")
     found = {listing: api.get(listing).json() for listing in listings}
-    for listing in ("machine", "nvlink-nmxc-endpoint", "operator-step"):
+    for listing in ("machine", "nvlink-nmxc-endpoint", "operator-step", "tray-reservation"):
         found[listing] = api.get(listing, role=VIEWER).json()
     return found

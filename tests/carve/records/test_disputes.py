@@ -128,7 +128,9 @@ def of_chassis(pair: Any, serial: str) -> list[Any]:
 
 def test_a_new_instance_goes_where_no_controllers_contradict(pair: Any) -> None:
     def room() -> tuple[int, int]:
-        views = pair.site.read(placement.capacity_of_domains, [pair.domain], pair.site.tenant.id, None)
+        views = pair.site.read(
+            placement.capacity_of_domains, [pair.domain], pair.site.tenant.id, None, pair.site.now
+        )
         return views[pair.domain].free, views[pair.domain].closed
 
     pair.site.observe_all()

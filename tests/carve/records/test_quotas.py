@@ -29,5 +29,5 @@ def test_creates_side_by_side_do_not_exceed_a_quota_together(small_site: Any) ->
     outcomes = site.runner.run(everybody())
     assert sum(isinstance(outcome, str) for outcome in outcomes) == 3
     assert sum(isinstance(outcome, Rejected) for outcome in outcomes) == 6
-    (usage, *_) = site.read(quotas.quotas_of_tenant, site.tenant.id)
+    (usage, *_) = site.read(quotas.quotas_of_tenant, site.tenant.id, site.now)
     assert (usage.limit, usage.used) == (3, 3)

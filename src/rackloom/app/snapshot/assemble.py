@@ -62,7 +62,7 @@ async def _with_records(
     snapshot: SiteSnapshot, records: RecordReader, stale: Staleness, known: ReadCache | None
 ) -> SiteSnapshot:
     fabrics, site = await records.read(
-        lambda conn: (read_fabrics(conn, stale, known), read_records(conn, known))
+        lambda conn: (read_fabrics(conn, stale, known), read_records(conn, snapshot.at, known))
     )
     # The layer is as old as its oldest reading; the status of a single domain is part of that domain.
     at = min(

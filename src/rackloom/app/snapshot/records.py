@@ -7,7 +7,7 @@ each row may wait for a thread that computes. Unchanged groups return the rows, 
 the previous reading.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import chain, groupby
 from operator import add, attrgetter, itemgetter
@@ -31,6 +31,7 @@ from rackloom.carve.store.schema import (
 )
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import catalog
+from rackloom.carve.tenancy.reserved_trays import ReservedTray, reserved_trays
 from rackloom.core.diagnosis.snapshot import (
     InstanceGpuRecord,
     LogicalPartitionRecord,
@@ -94,12 +95,14 @@ class SiteRecords(msgspec.Struct, frozen=True, kw_only=True):
     vpcs: Mapping[str, str]
 
 
-def read_records(conn: sa.Connection, cache: ReadCache | None = None) -> SiteRecords:
-    """All records, in a handful of queries whatever the size of the site."""
+def read_records(conn: sa.Connection, now: float, cache: ReadCache | None = None) -> SiteRecords:
+    """All records as they count now, in a handful of queries whatever the size of the site."""
     cache = cache or ReadCache()
     fixes = _column_by_key(conn, blocked_gpu.c.guid, blocked_gpu.c.fix)
     return SiteRecords(
-        machines=tuple(chain.from_iterable(cache.again(_chassis_rows(conn, cache), _machines))),
+        machines=_with_reservations(
+            conn, chain.from_iterable(cache.again(_chassis_rows(conn, cache), _machines)), now, cache
+        ),
         instance_gpus=tuple(
             chain.from_iterable(cache.again(_interface_rows(conn, cache, fixes), _instance_gpus))
         ),
@@ -201,6 +204,24 @@ def _chassis_rows(conn: sa.Connection, cache: ReadCache) -> dict[str, tuple[Grou
     """The rows of the machines of each chassis, and of their GPUs. Rows are equal when their values are."""
     gpus = _GPU_ROWS.of(conn, cache)
     return {name: (rows, gpus.get(name, ())) for name, rows in _MACHINE_ROWS.of(conn, cache).items()}
+
+
+def _with_reservations(
+    conn: sa.Connection, machines: Iterable[MachineRecord], now: float, cache: ReadCache
+) -> tuple[MachineRecord, ...]:
+    """The machines, with what their reservations say now: the rows do not change when a reservation ends."""
+    reserved = reserved_trays(conn, now, None)
+    if not reserved:
+        return tuple(machines)
+    known = list(machines)
+    kept = {machine.id: (machine, reserved[machine.id]) for machine in known if machine.id in reserved}
+    shown = dict(zip(kept, cache.again(kept, _reserved_machine), strict=True))
+    return tuple(shown.get(machine.id, machine) for machine in known)
+
+
+def _reserved_machine(kept: tuple[MachineRecord, ReservedTray]) -> MachineRecord:
+    machine, tray = kept
+    return msgspec.structs.replace(machine, reserved_for=tray.tenant_id, reservation=tray.text())
 
 
 def _machines(rows: tuple[GroupRows, GroupRows]) -> tuple[MachineRecord, ...]:

@@ -43,13 +43,16 @@ from rackloom.carve.api import (
     instances,
     interfaces,
     logical_partitions,
+    machine_changes,
     machines,
     maintenance,
     organizations,
     quotas,
+    reservations,
     routing,
     service_accounts,
     sites,
+    statistics,
     vpcs,
 )
 from rackloom.carve.api.audit_middleware import AuditMiddleware, unauthenticated_reason
@@ -312,12 +315,13 @@ def _describe_page(operation: dict[str, Any]) -> None:
 
 
 # Types before instances: /instance/type would else be read as an instance id. For the same reason
-# organisations, with /service-account/current, before service accounts.
+# statistics come before machines, and organisations, with /service-account/current, before service accounts.
 ROUTERS = (
-    organizations.router, quotas.router, sites.router, instance_types.router, machines.router,
-    maintenance.router, domains.router, domain_inventory.router, fabric.router, audit.router,
-    events.router, allocations.router, logical_partitions.router, interfaces.router,
-    vpcs.subnet_router, vpcs.router, instances.router, custom_roles.router, service_accounts.router,
+    organizations.router, quotas.router, sites.router, instance_types.router, statistics.router,
+    machines.router, machine_changes.router, maintenance.router, domains.router, domain_inventory.router,
+    fabric.router, audit.router, events.router, allocations.router, reservations.router,
+    logical_partitions.router, interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
+    custom_roles.router, service_accounts.router,
 )  # fmt: skip
 ROUTES = tuple(route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute))
 """Built once: a process may create many applications."""

@@ -61,6 +61,16 @@ class TrayInForeignPartition(Answer):
     partition_name: str
 
 
+class TrayReservedForOthers(Answer):
+    """A tray that is kept for an organisation."""
+
+    machine_id: str
+    reservation_id: UUID
+    tenant_id: UUID
+    org: str
+    until: datetime
+
+
 class BlockedGpu(Answer):
     """A GPU that is wanted somewhere, and what stands in the way; without a fix the site can do nothing."""
 
@@ -88,6 +98,12 @@ class NVLinkDomain(Answer):
     foreign_trays: int
     trays_in_foreign_partitions: list[TrayInForeignPartition] | None
     """For whoever operates the domain; null for its tenants."""
+    trays_reserved_for_others: Annotated[
+        list[TrayReservedForOthers] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)
+    ]
+    """For whoever operates the domain; null for its tenants, to whom such a tray looks like one in use."""
+    own_reserved_trays: int
+    """Free trays that are reserved for the caller."""
     closed_trays: int
     largest_batch: int
     fragmentation: float
@@ -104,8 +120,8 @@ class NVLinkDomain(Answer):
 def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | None) -> Json:
     """A domain as the caller may see it.
 
-    Blocked GPUs, the names of foreign trays, the reason of a pause and the answers of controllers are for the
-    operator of the domain; `blocked` is None for anybody else.
+    Blocked GPUs, the names of foreign trays, for whom trays are reserved, the reason of a pause and the
+    answers of controllers are for the operator of the domain; `blocked` is None for anybody else.
     """
     observation = capacity.known.observation
     doubt = capacity.known.doubt if blocked is None else capacity.known.operators_doubt
@@ -127,6 +143,10 @@ def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | 
         trays_in_foreign_partitions=None
         if blocked is None
         else [shape(TrayInForeignPartition, tray, partition_name=tray.name) for tray in capacity.foreign],
+        trays_reserved_for_others=None
+        if blocked is None
+        else [shape(TrayReservedForOthers, tray) for tray in capacity.reserved],
+        own_reserved_trays=capacity.own_reserved,
         closed_trays=capacity.closed,
         blocked_gpus=None
         if blocked is None
@@ -225,7 +245,7 @@ def _shapes(
 ) -> list[Json]:
     now = deps.clock()
     quota = entitlements.remaining_quota(conn, tenant_id) if tenant_id else None
-    capacities = placement.capacity_of_domains(conn, domains, tenant_id, quota, now - deps.valid_seconds)
+    capacities = placement.capacity_of_domains(conn, domains, tenant_id, quota, now, now - deps.valid_seconds)
     operated = (
         set(conn.execute(entitlements.operated_domains(provider_id)).scalars()) if provider_id else set()
     )

@@ -4,6 +4,7 @@ A listing can add the machines of each type and its numbers: assigned, allocated
 machines.
 """
 
+from functools import partial
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -146,7 +147,7 @@ class InstanceType(wire.Timed):
 # From rows to responses.
 
 
-def _type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeIncludes) -> list[Json]:
+def _type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeIncludes, now: float) -> list[Json]:
     """Instance types (rows of `_types`), with the machines and the numbers of each when wanted.
 
     The provider of a type sees its machines and the numbers of all tenants; a tenant sees its own numbers.
@@ -165,7 +166,7 @@ def _type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeIncludes) -
     if query.include_machine_assignment:
         _add_machine_associations(conn, {row.id: shapes[row.id] for row in rows if row.is_provided})
     if query.include_allocation_stats:
-        _add_allocation_stats(conn, rows, shapes)
+        _add_allocation_stats(conn, rows, shapes, now)
     found = list(shapes.values())
     routing.add_relations(conn, found, query.relations("InfrastructureProvider", "Site"))
     return found
@@ -185,10 +186,10 @@ def _add_machine_associations(conn: sa.Connection, shapes: dict[str, Json]) -> N
         shapes[association["instanceTypeId"]]["machineInstanceTypes"].append(association)
 
 
-def _add_allocation_stats(conn: sa.Connection, rows: Rows, shapes: dict[str, Json]) -> None:
+def _add_allocation_stats(conn: sa.Connection, rows: Rows, shapes: dict[str, Json], now: float) -> None:
     for is_provided, tenant_id in {(row.is_provided, row.reader) for row in rows}:
         chosen = [row.id for row in rows if row.is_provided == is_provided]
-        stats = catalog.instance_type_stats(conn, chosen, None if is_provided else tenant_id)
+        stats = catalog.instance_type_stats(conn, chosen, None if is_provided else tenant_id, now)
         for type_id, numbers in stats.items():
             shapes[type_id]["allocationStats"] = _allocation_stats_shape(numbers, is_provided)
 
@@ -217,7 +218,7 @@ TypeId = Annotated[UUID, Path(alias="instanceTypeId")]
 @router.get("/instance/type", operation_id="get-all-instance-type", response_model=list[InstanceType])
 async def list_types(deps: Deps, caller: Reader, query: Annotated[InstanceTypeQuery, Param()]) -> Response:
     """The instance types that the caller may see."""
-    return routing.page_response(*await deps.store.read(_list_types, caller, query), query)
+    return routing.page_response(*await deps.store.read(_list_types, caller, query, deps.clock()), query)
 
 
 @router.post(
@@ -238,7 +239,7 @@ async def create_type(deps: Deps, caller: ProviderAdmin, body: InstanceTypeCreat
             now=deps.clock(),
             ids=deps.ids,
         )
-        return _get_type(conn, caller, new)
+        return _get_type(conn, caller, new, deps.clock())
 
     return routing.created_response(await deps.store.run(create))
 
@@ -248,7 +249,7 @@ async def get_type(
     deps: Deps, caller: Reader, type_id: TypeId, query: Annotated[InstanceTypeIncludes, Param()]
 ) -> Response:
     """One instance type."""
-    return routing.json_response(await deps.store.read(_get_type, caller, type_id, query))
+    return routing.json_response(await deps.store.read(_get_type, caller, type_id, deps.clock(), query))
 
 
 @router.patch(ONE, operation_id="update-instance-type", response_model=InstanceType)
@@ -269,7 +270,7 @@ async def update_type(
             capabilities=None if capabilities is None else _stored_capabilities(capabilities),
             now=deps.clock(),
         )
-        return _get_type(conn, caller, type_id)
+        return _get_type(conn, caller, type_id, deps.clock())
 
     return routing.json_response(await deps.store.run(update))
 
@@ -361,7 +362,7 @@ def _allocated(tenant_id: str | None) -> sa.Select[tuple[str]]:
     return found if tenant_id is None else found.where(allocation.c.tenant_id == tenant_id)
 
 
-def _list_types(conn: sa.Connection, caller: Caller, query: InstanceTypeQuery) -> Page:
+def _list_types(conn: sa.Connection, caller: Caller, query: InstanceTypeQuery, now: float) -> Page:
     provider_id, own_tenant_id = routing.provider_and_tenant(conn, caller)
     visible = _types(provider_id, own_tenant_id)
     if query.tenant_id is not None or query.exclude_unallocated:
@@ -370,19 +371,23 @@ def _list_types(conn: sa.Connection, caller: Caller, query: InstanceTypeQuery) -
         if tenant_id not in (None, own_tenant_id):
             # To whom a type was given is known to its provider and to that tenant.
             visible = visible.where(site.c.provider_id == provider_id)
-    return LISTING.page(conn, visible, query)
+    listing = routing.Listing(
+        shapes=partial(_type_shapes, now=now), order=ORDER, filters=FILTERS, searched=SEARCHED
+    )
+    return listing.page(conn, visible, query)
 
 
 def _get_type(
     conn: sa.Connection,
     caller: Caller,
     type_id: UUID | str,
+    now: float,
     query: InstanceTypeIncludes = NOTHING_MORE,
 ) -> Json:
     visible = _types(*routing.provider_and_tenant(conn, caller))
     mine = visible.where(instance_type.c.id == str(type_id))
     row = require(conn.execute(mine).one_or_none(), "Could not find Instance Type with specified ID")
-    return _type_shapes(conn, [row], query)[0]
+    return _type_shapes(conn, [row], query, now)[0]
 
 
 def _stored_capabilities(capabilities: list[MachineCapability]) -> list[Json]:
@@ -396,14 +401,11 @@ def _associations(conn: sa.Connection, caller: Caller, type_id: UUID) -> AnySele
     return sa.select(machine).where(machine.c.instance_type_id == str(type_id))
 
 
-LISTING = routing.Listing(
-    shapes=_type_shapes,
-    order=routing.order_of(instance_type, "name", "status"),
-    filters={
-        "site_id": instance_type.c.site_id,
-        "infrastructure_provider_id": site.c.provider_id,
-        "status": instance_type.c.status,
-    },
-    searched=(instance_type.c.name, instance_type.c.description, instance_type.c.status),
-)
+ORDER = routing.order_of(instance_type, "name", "status")
+FILTERS = {
+    "site_id": instance_type.c.site_id,
+    "infrastructure_provider_id": site.c.provider_id,
+    "status": instance_type.c.status,
+}
+SEARCHED = (instance_type.c.name, instance_type.c.description, instance_type.c.status)
 ASSOCIATIONS = routing.Listing(shapes=_association_shapes, order=routing.order_of(machine))

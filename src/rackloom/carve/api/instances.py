@@ -111,7 +111,7 @@ async def create(deps: Deps, caller: TenantAdmin, body: InstanceCreate, dry_run:
 
     def plan(conn: sa.Connection) -> CreationPlan:
         request = _request(body, (body.name,), machine_id=body.machine_id)
-        return instances.plan_creation(conn, entitlements.get_tenant(conn, caller.org), request)
+        return instances.plan_creation(conn, entitlements.get_tenant(conn, caller.org), request, deps.clock())
 
     if dry_run:
         return routing.json_response(plan_shape(await deps.store.read(plan)))
@@ -135,9 +135,8 @@ async def create_batch(
         tenant = entitlements.get_tenant(conn, caller.org)
         instances.check_batch_size(conn, tenant.id, str(body.vpc_id), body.count)
         names = tuple(f"{body.name_prefix}-{batch_id}-{number}" for number in range(1, body.count + 1))
-        return instances.plan_creation(
-            conn, tenant, _request(body, names, one_domain=body.topology_optimized)
-        )
+        request = _request(body, names, one_domain=body.topology_optimized)
+        return instances.plan_creation(conn, tenant, request, deps.clock())
 
     if dry_run:
         return routing.json_response(plan_shape(await deps.store.read(plan)))

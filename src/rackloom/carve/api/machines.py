@@ -6,11 +6,11 @@ GPU the module id, GUID, the source of the GUID, and health.
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from functools import partial
 from typing import Annotated, Literal
 from uuid import UUID
 
-import msgspec
 import sqlalchemy as sa
 from fastapi import Path
 from fastapi import Query as Param
@@ -21,14 +21,15 @@ from starlette.responses import Response
 from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_types import Capability, CapabilityType
-from rackloom.carve.api.routing import AnySelect, Deps, Page, Reader, Row, Rows
+from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
 from rackloom.carve.observation import latest
 from rackloom.carve.partitions import foreign
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import instance, instance_type, machine, machine_gpu, site
-from rackloom.carve.store.values import Status, require
+from rackloom.carve.store.values import Status, invalid, require
 from rackloom.carve.tenancy import catalog
+from rackloom.carve.tenancy.reserved_trays import reserved_trays
 from rackloom.core.partitions.domain import GpuHealth
 
 # Query parameters.
@@ -43,6 +44,14 @@ class MachineIncludes(wire.RelationQuery):
     """What to add to a machine."""
 
     include_metadata: Annotated[bool, Field(json_schema_extra=access.PROVIDERS_ONLY)] = False
+
+
+class CapabilityQuery(wire.PageQuery):
+    """Filters on the capabilities of machines."""
+
+    site_id: UUID | None = None
+    type: CapabilityType | None = None
+    name: wire.TextFilter = []
 
 
 class MachineQuery(wire.PageQuery, MachineIncludes):
@@ -100,6 +109,15 @@ class MachineMetadata(wire.Answer):
     rack: str
 
 
+class MachineReservation(wire.Answer):
+    """For which organisation a machine is kept, and until when."""
+
+    reservation_id: UUID
+    tenant_id: UUID
+    org: str
+    until: datetime
+
+
 class Machine(wire.Timed):
     """A machine."""
 
@@ -120,6 +138,8 @@ class Machine(wire.Timed):
     """Partitions that the site did not make and that hold GPUs of it: no instance is placed on it."""
     status: MachineStatus
     status_history: list[wire.StatusDetail]
+    labels: Annotated[dict[str, str] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
+    reservation: Annotated[MachineReservation | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = None
     metadata: Annotated[MachineMetadata | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = None
 
 
@@ -138,7 +158,7 @@ GPU_SKU_TYPE = "gpu"
 """The only device type of hardware SKUs that is known here: a machine with GPUs."""
 
 
-def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes, valid_from: float) -> list[Json]:
+def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes, deps: ApiDeps) -> list[Json]:
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
     gpus = catalog.gpus_of_machines(conn, ids)
@@ -160,13 +180,19 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes, val
             and row.missing_since is None
             and row.id not in held,
             foreign_partition_ids=[tray.partition_id for tray in held.get(row.id, ())],
+            labels=row.labels if row.is_provided else None,
             status=row.shown_status,
             status_history=routing.status_history_shape(histories[row.id]),
         )
         for row in rows
     ]
+    kept = reserved_trays(conn, deps.clock(), ids)
+    for shape, row in zip(shapes, rows, strict=True):
+        if row.is_provided:
+            tray = kept.get(row.id)
+            shape["reservation"] = None if tray is None else wire.shape(MachineReservation, tray)
     if query.include_metadata:
-        known = latest.latest_of_domains(conn, {row.domain for row in rows} - {None}, valid_from)
+        known = latest.latest_of_domains(conn, {row.domain for row in rows} - {None}, deps.valid_from())
         for shape, row in zip(shapes, rows, strict=True):
             if not row.is_provided:
                 continue
@@ -209,9 +235,19 @@ MachineId = Annotated[str, Path(alias="machineId", max_length=64, pattern=wire.N
 @router.get("/machine", operation_id="get-all-machine", response_model=list[Machine])
 async def list_machines(deps: Deps, caller: Reader, query: Annotated[MachineQuery, Param()]) -> Response:
     """The machines that the caller may see."""
-    return routing.page_response(
-        *await deps.store.read(_list_machines, caller, query, deps.valid_from()), query
-    )
+    return routing.page_response(*await deps.store.read(_list_machines, caller, query, deps), query)
+
+
+@router.get(
+    "/machine-capability", operation_id="get-all-machine-capabilities", response_model=list[Capability]
+)
+async def list_capabilities(
+    deps: Deps, caller: Reader, query: Annotated[CapabilityQuery, Param()]
+) -> Response:
+    """What the machines that the caller may see have, by type and name; each capability once."""
+    if query.order_by is not None:
+        raise invalid("Invalid orderBy value in query", orderBy="capabilities have one order")
+    return routing.sliced_response(await deps.store.read(_capabilities, caller, query), query)
 
 
 # Before `/machine/{machineId}`, or "gpu" would be read as an id.
@@ -227,9 +263,7 @@ async def get_machine(
     deps: Deps, caller: Reader, machine_id: MachineId, query: Annotated[MachineIncludes, Param()]
 ) -> Response:
     """One machine."""
-    return routing.json_response(
-        await deps.store.read(shown_machine, caller, machine_id, query, deps.valid_from())
-    )
+    return routing.json_response(await deps.store.read(shown_machine, caller, machine_id, query, deps))
 
 
 @router.get(
@@ -256,7 +290,7 @@ def _machines(provider_id: str, tenant_id: str) -> AnySelect:
     )
 
 
-def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery, valid_from: float) -> Page:
+def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery, deps: ApiDeps) -> Page:
     provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
     visible = _machines(provider_id, tenant_id)
     wanted = (
@@ -275,12 +309,31 @@ def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery, val
         sa.case((site.c.provider_id == provider_id, column), else_="")
         for column in (machine.c.chassis_serial, machine.c.rack)
     )
-    listing = msgspec.structs.replace(
-        LISTING,
-        shapes=partial(_machine_shapes, valid_from=valid_from),
-        searched=(*LISTING.searched, *places),
+    listing = routing.Listing(
+        order=ORDER,
+        filters=FILTERS,
+        shapes=partial(_machine_shapes, deps=deps),
+        searched=(machine.c.id, catalog.shown_machine_status, *places),
     )
     return listing.page(conn, visible, query)
+
+
+def _capabilities(conn: sa.Connection, caller: Caller, query: CapabilityQuery) -> list[Json]:
+    """The different capabilities of the visible machines, as their instance types say; these are few."""
+    visible = routing.filter_rows(
+        _machines(*routing.provider_and_tenant(conn, caller)), (machine.c.site_id, query.site_id)
+    ).subquery()
+    types = sa.select(instance_type.c.capabilities).where(
+        instance_type.c.id.in_(sa.select(visible.c.instance_type_id))
+    )
+    found = [
+        capability
+        for row in conn.execute(types.order_by(instance_type.c.created))
+        for capability in row.capabilities
+        if query.type in (None, capability["type"]) and (not query.name or capability["name"] in query.name)
+    ]
+    different = [capability for at, capability in enumerate(found) if capability not in found[:at]]
+    return sorted(different, key=lambda capability: (capability["type"], capability["name"]))
 
 
 def _has_sku(kinds: Sequence[str]) -> sa.ColumnElement[bool]:
@@ -322,10 +375,10 @@ def gpu_stats_shapes(conn: sa.Connection, caller: Caller, site_id: str | None) -
 
 
 def shown_machine(
-    conn: sa.Connection, caller: Caller, machine_id: str, query: MachineIncludes, valid_from: float
+    conn: sa.Connection, caller: Caller, machine_id: str, query: MachineIncludes, deps: ApiDeps
 ) -> Json:
     """One machine, as the caller may see it."""
-    return _machine_shapes(conn, [_row(conn, caller, machine_id)], query, valid_from)[0]
+    return _machine_shapes(conn, [_row(conn, caller, machine_id)], query, deps)[0]
 
 
 def _row(conn: sa.Connection, caller: Caller, machine_id: str) -> Row:
@@ -334,15 +387,11 @@ def _row(conn: sa.Connection, caller: Caller, machine_id: str) -> Row:
     return require(row, "Could not find Machine with specified ID")
 
 
-LISTING = routing.Listing(
-    shapes=partial(_machine_shapes, valid_from=0.0),
-    order=routing.order_of(machine, "id", "status"),
-    filters={
-        "site_id": machine.c.site_id,
-        "id": machine.c.id,
-        "instance_type_id": machine.c.instance_type_id,
-        "tenant_id": instance.c.tenant_id,
-        "status": catalog.shown_machine_status,
-    },
-    searched=(machine.c.id, catalog.shown_machine_status),
-)
+ORDER = routing.order_of(machine, "id", "status")
+FILTERS = {
+    "site_id": machine.c.site_id,
+    "id": machine.c.id,
+    "instance_type_id": machine.c.instance_type_id,
+    "tenant_id": instance.c.tenant_id,
+    "status": catalog.shown_machine_status,
+}

@@ -127,7 +127,7 @@ async def _run_step(
     def change(conn: sa.Connection) -> Changed[Json]:
         entitlements.check_operates_machine(conn, caller.org, machine_id)
         changed = step(conn, machine_id, routing.operator_order(deps, caller, body))
-        shown = machine_shape(conn, caller, machine_id, MachineIncludes(), deps.valid_from())
+        shown = machine_shape(conn, caller, machine_id, MachineIncludes(), deps)
         # A cordon changes no intent: it only keeps new instances away.
         return Changed(shown, frozenset() if changed is None else changed.domains)
 

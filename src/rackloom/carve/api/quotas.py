@@ -55,7 +55,7 @@ async def read_own(deps: Deps, caller: TenantAdmin) -> Response:
     """The caller's quotas."""
 
     def read(conn: sa.Connection) -> list[Json]:
-        return _shapes(conn, entitlements.tenant_id_of(conn, caller.org))
+        return _shapes(conn, entitlements.tenant_id_of(conn, caller.org), deps.clock())
 
     return routing.json_response(await deps.store.read(read))
 
@@ -66,7 +66,7 @@ async def read_of_tenant(deps: Deps, caller: ProviderReader, tenant_id: TenantId
 
     def read(conn: sa.Connection) -> list[Json]:
         quotas.check_is_tenant_of(conn, entitlements.provider_id_of(conn, caller.org), str(tenant_id))
-        return _shapes(conn, str(tenant_id))
+        return _shapes(conn, str(tenant_id), deps.clock())
 
     return routing.json_response(await deps.store.read(read))
 
@@ -79,10 +79,10 @@ async def update(deps: Deps, caller: ProviderAdmin, tenant_id: TenantId, body: Q
         quotas.check_is_tenant_of(conn, entitlements.provider_id_of(conn, caller.org), str(tenant_id))
         limits = {change.resource: change.limit for change in body.quotas}
         quotas.set_quotas(conn, str(tenant_id), limits, deps.clock())
-        return _shapes(conn, str(tenant_id))
+        return _shapes(conn, str(tenant_id), deps.clock())
 
     return routing.json_response(await deps.store.run(update))
 
 
-def _shapes(conn: sa.Connection, tenant_id: str) -> list[Json]:
-    return [wire.shape(Quota, usage) for usage in quotas.quotas_of_tenant(conn, tenant_id)]
+def _shapes(conn: sa.Connection, tenant_id: str, now: float) -> list[Json]:
+    return [wire.shape(Quota, usage) for usage in quotas.quotas_of_tenant(conn, tenant_id, now)]

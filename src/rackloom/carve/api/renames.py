@@ -61,7 +61,6 @@ RENAMES = (
 )
 
 UNSERVED: Mapping[str, tuple[str, ...]] = {
-    "audit": ("/audit",),
     "credentials": ("/credential",),
     "DPU extension services": ("/dpu-extension-service",),
     "expected hardware": (

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from rackloom.carve.inventory import endpoints, sync
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
+from rackloom.carve.store.journal import OperatorOrder, Step
 from rackloom.carve.store.rows import delete_rows, find_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     allocation,
@@ -31,6 +32,7 @@ from rackloom.carve.store.schema import (
     machine,
     machine_gpu,
     moved_gpu,
+    reserved_tray,
     site,
 )
 from rackloom.carve.store.values import (
@@ -44,6 +46,7 @@ from rackloom.carve.store.values import (
     require,
 )
 from rackloom.carve.tenancy import catalog, entitlements, status
+from rackloom.carve.tenancy.reserved_trays import check_unreserved
 from rackloom.core.partitions.domain import DefaultPartitionPolicy, DomainObservation, GpuHealth
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Source
@@ -231,10 +234,24 @@ def remove_machine(conn: sa.Connection, machine_id: str, now: float) -> frozense
     found = get_enrolled_machine(conn, machine_id)
     if found.instance_id is not None:
         raise conflict(f"machine {machine_id} carries instance {found.instance_id}")
-    for table in (machine_gpu, moved_gpu, foreign_tray, cordon, drain):
+    check_unreserved(conn, [machine_id], now)
+    for table in (machine_gpu, moved_gpu, foreign_tray, reserved_tray, cordon, drain):
         delete_rows(conn, table, machine_id=machine_id)
     delete_rows(conn, machine, id=machine_id)
     return _update_domains(conn, {found.domain}, now)
+
+
+def delete_missing_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder) -> frozenset[str]:
+    """Forget a machine that its controllers do not list; one that they list would be enrolled again."""
+    found = get_enrolled_machine(conn, machine_id)
+    if found.domain is not None and found.missing_since is None:
+        raise Rejected(
+            RefusalKind.CONFLICT,
+            "Machine is listed by the switch controller of its NVLink domain",
+            nearest_fix="take the tray out of the rack first, or put the machine into maintenance",
+        )
+    journal.record_operator_step(conn, Step.DELETE_MACHINE, machine_id, found.domain, order)
+    return remove_machine(conn, machine_id, order.now)
 
 
 def _update_domains(conn: sa.Connection, domains: Collection[str | None], now: float) -> frozenset[str]:

@@ -334,7 +334,7 @@ def _next_event_numbers(conn: sa.Connection, tenant_id: str, more: int) -> int:
 
 
 class Step(StrEnum):
-    """What an operator can do to a domain, a machine, a partition or an endpoint."""
+    """What an operator can do to a domain, machine, partition or endpoint, or for an organisation."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -352,6 +352,10 @@ class Step(StrEnum):
     UPDATE_FIRMWARE = "update-firmware"
     IMPORT = "import"
     UNDO_IMPORT = "undo-import"
+    RESERVE = "reserve"
+    CHANGE_RESERVATION = "change-reservation"
+    END_RESERVATION = "end-reservation"
+    DELETE_MACHINE = "delete-machine"
 
 
 class OperatorOrder(msgspec.Struct, frozen=True):

@@ -114,6 +114,7 @@ machine = _entity(
     _text("rack"),
     _text("domain", nullable=True, index=True),
     _time("missing_since", nullable=True),
+    sa.Column("labels", sa.JSON, nullable=False, default=dict, server_default="{}"),
     sa.UniqueConstraint("chassis_serial", "slot"),
 )
 
@@ -204,6 +205,20 @@ service_account_key = sa.Table(
 
 identity_revision = sa.Table("identity_revision", metadata, _id(), _text("revision"))
 """One row, whose `revision` differs after each change of the three tables above."""
+
+tray_reservation = _entity(
+    "tray_reservation",
+    _ref("tenant_id", "tenant"),
+    _ref("site_id", "site"),
+    _ref("instance_type_id", "instance_type"),
+    _text("reason"),
+    _text("asked_by"),
+    # From then on its trays are free, and nobody writes that down.
+    _time("until"),
+)
+
+# One row for a tray: no tray waits for two organisations.
+reserved_tray = _per_machine("reserved_tray", _ref("reservation_id", "tray_reservation"))
 
 logical_partition = _of_tenant(
     "logical_partition",

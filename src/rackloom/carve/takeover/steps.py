@@ -41,6 +41,7 @@ from rackloom.carve.store.schema import (
     tenant_event,
     tenant_quota,
     tenant_total,
+    tray_reservation,
     vpc,
 )
 from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, conflict
@@ -382,6 +383,7 @@ def _uses_of_tenant(conn: sa.Connection, tenant_id: str) -> str:
         "VPCs": vpc,
         "instances": instance,
         "quotas": tenant_quota,
+        "tray reservations": tray_reservation,
     }
     return ", ".join(kind for kind, table in kinds.items() if has_row(conn, table, tenant_id=tenant_id))
 

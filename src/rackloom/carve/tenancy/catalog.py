@@ -7,7 +7,8 @@ machines; only GPUs whose capability names device type NVLink can join partition
 counts the machines of a type, how many are allocated, used and usable.
 
 A provider can change only its own sites and types. An object of another provider is answered as not
-found. An instance type is deleted only when no machine, instance or allocation refers to it.
+found. An instance type is deleted only when no machine, instance, allocation or reservation refers to it. A
+machine that is reserved keeps its type.
 """
 
 from collections import Counter
@@ -29,6 +30,7 @@ from rackloom.carve.store.schema import (
     instance_type,
     machine,
     machine_gpu,
+    tray_reservation,
 )
 from rackloom.carve.store.schema import site as site_table
 from rackloom.carve.store.values import (
@@ -45,6 +47,7 @@ from rackloom.carve.store.values import (
     require,
     require_unused,
 )
+from rackloom.carve.tenancy.reserved_trays import check_unreserved, reserved_trays
 
 # Sites.
 
@@ -219,13 +222,16 @@ class InstanceTypeStats(msgspec.Struct, frozen=True):
     allocated: int
     used: int
     usable: int
-    """Empty, neither cordoned nor in maintenance, and in no partition that the site did not make."""
+    """Empty, neither cordoned nor in maintenance, in no partition that the site did not make, and not
+    reserved for another tenant than the one."""
 
 
 def instance_type_stats(
-    conn: sa.Connection, type_ids: Collection[str], tenant_id: str | None
+    conn: sa.Connection, type_ids: Collection[str], tenant_id: str | None, now: float
 ) -> dict[str, InstanceTypeStats]:
     """The numbers of each instance type: what a tenant was allocated and uses; None: what all tenants do."""
+    kept = {} if tenant_id is None else reserved_trays(conn, now, None)
+    others = {tray.machine_id for tray in kept.values() if tray.tenant_id != tenant_id}
     type_id_column = allocation_constraint.c.instance_type_id
     reserved = sa.select(type_id_column, sa.func.sum(allocation_constraint.c.value))
     reserved = reserved.where(type_id_column.in_(type_ids)).group_by(type_id_column)
@@ -234,11 +240,12 @@ def instance_type_stats(
         reserved = reserved.where(allocation_constraint.c.allocation_id.in_(given))
     allocated: dict[str, int] = {row[0]: row[1] for row in conn.execute(reserved)}
     by_status: dict[str, Counter[str]] = {type_id: Counter() for type_id in type_ids}
-    used, foreign = Counter[str](), Counter[str]()
+    used, unusable = Counter[str](), Counter[str]()
     listed = machine_listing().add_columns(is_in_foreign_partition.label("foreign"))
     for row in conn.execute(listed.where(machine.c.instance_type_id.in_(type_ids))):
         by_status[row.instance_type_id][row.shown_status] += 1
-        foreign[row.instance_type_id] += row.shown_status == Status.READY and row.foreign
+        is_unusable = row.foreign or row.id in others
+        unusable[row.instance_type_id] += row.shown_status == Status.READY and is_unusable
         if row.shown_status == MACHINE_IN_USE and tenant_id in (None, row.tenant_id):
             used[row.instance_type_id] += 1
     return {
@@ -246,7 +253,7 @@ def instance_type_stats(
             count.total(),
             allocated.get(type_id, 0),
             used[type_id],
-            count[Status.READY] - foreign[type_id],
+            count[Status.READY] - unusable[type_id],
         )
         for type_id, count in by_status.items()
     }
@@ -318,6 +325,7 @@ def delete_instance_type(conn: sa.Connection, provider_id: str, type_id: str) ->
         ("Machines", machine),
         ("Instances", instance),
         ("Allocations", allocation_constraint),
+        ("Tray Reservations", tray_reservation),
     ):
         if count := count_rows(conn, table, instance_type_id=type_id):
             raise conflict(f"{count} {user} are associated with this Instance Type, unable to delete")
@@ -342,7 +350,26 @@ def remove_machine_from_type(
     require(find_row(conn, machine, **mine), "Could not find Machine association with specified ID")
     if has_row(conn, instance, machine_id=machine_id):
         raise conflict("Machine carries an Instance of this Instance Type")
+    check_unreserved(conn, [machine_id], now)
     update_rows(conn, machine, mine, instance_type_id=None, updated=now)
+
+
+def set_machine_type(
+    conn: sa.Connection, provider_id: str, machine_id: str, type_id: str | None, now: float
+) -> None:
+    """Give a machine another instance type, or none."""
+    before = get_machine(conn, machine_id).instance_type_id
+    if before == type_id:
+        return
+    if before is not None:
+        remove_machine_from_type(conn, provider_id, before, machine_id, now)
+    if type_id is not None:
+        assign_machines_to_type(conn, provider_id, type_id, [machine_id], now)
+
+
+def set_machine_labels(conn: sa.Connection, machine_id: str, labels: Mapping[str, str], now: float) -> None:
+    """Replace the labels of a machine."""
+    update_rows(conn, machine, {"id": machine_id}, labels=dict(labels), updated=now)
 
 
 def assign_machines_to_type(

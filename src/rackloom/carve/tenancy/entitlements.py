@@ -2,7 +2,7 @@
 
 An organization can be a tenant, an infrastructure provider, or both. An allocation lets a tenant use a
 number of machines of an instance type at a site. `check_quota` refuses more instances than the
-allocations of that type hold; a constraint can never shrink below what the tenant uses.
+allocations of that type hold; a constraint can never shrink below what the tenant uses or has reserved.
 `grant_everything` gives a tenant every machine of every type, for an embedded site.
 
 A provider operates the machines of its sites, and the domains and chassis that they are wired to. A
@@ -42,6 +42,7 @@ from rackloom.carve.store.values import (
     require_unused,
 )
 from rackloom.carve.tenancy import catalog
+from rackloom.carve.tenancy.reserved_trays import idle_reserved_machines
 
 # Organizations as tenants and providers.
 
@@ -188,7 +189,7 @@ def check_site_access(conn: sa.Connection, tenant_id: str, site_id: str) -> None
 
 def check_quota(conn: sa.Connection, tenant_id: str, type_id: str, requested: int) -> None:
     """Refuse `requested` more machines of the type when the tenant's allocations do not hold them."""
-    if (limit := _reserved_machines(conn, tenant_id).get(type_id)) is None:
+    if (limit := _allocated_machines(conn, tenant_id).get(type_id)) is None:
         raise forbidden("Tenant does not have an Allocation for Instance Type")
     current = _used_machines(conn, tenant_id).get(type_id, 0)
     if current + requested > limit:
@@ -201,20 +202,27 @@ def check_quota(conn: sa.Connection, tenant_id: str, type_id: str, requested: in
 def remaining_quota(conn: sa.Connection, tenant_id: str) -> dict[str, int]:
     """Instance type -> how many more machines of it the tenant's allocations hold."""
     used = _used_machines(conn, tenant_id)
-    reserved = _reserved_machines(conn, tenant_id)
-    return {type_id: machines - used.get(type_id, 0) for type_id, machines in reserved.items()}
+    allocated = _allocated_machines(conn, tenant_id)
+    return {type_id: machines - used.get(type_id, 0) for type_id, machines in allocated.items()}
 
 
-def _reserved_machines(conn: sa.Connection, tenant_id: str) -> dict[str, int]:
+def unreserved_quota(conn: sa.Connection, tenant_id: str, now: float) -> dict[str, int]:
+    """Instance type -> how many more machines the allocations hold than are used, or idle and reserved."""
+    idle = idle_reserved_machines(conn, tenant_id, now)
+    left = remaining_quota(conn, tenant_id)
+    return {type_id: machines - idle.get(type_id, 0) for type_id, machines in left.items()}
+
+
+def _allocated_machines(conn: sa.Connection, tenant_id: str) -> dict[str, int]:
     """Instance type -> how many machines of it the tenant's allocations hold."""
     type_id = allocation_constraint.c.instance_type_id
-    reserved = (
+    allocated = (
         sa.select(type_id, sa.func.sum(allocation_constraint.c.value))
         .join(allocation, allocation.c.id == allocation_constraint.c.allocation_id)
         .where(allocation.c.tenant_id == tenant_id)
         .group_by(type_id)
     )
-    return {row[0]: row[1] for row in conn.execute(reserved)}
+    return {row[0]: row[1] for row in conn.execute(allocated)}
 
 
 def _used_machines(conn: sa.Connection, tenant_id: str) -> dict[str, int]:
@@ -255,20 +263,20 @@ def update_allocation(
 def update_allocation_constraint(
     conn: sa.Connection, provider_id: str, allocation_id: str, constraint_id: str, value: int, now: float
 ) -> None:
-    """Change how many machines a constraint reserves; never fewer than the tenant uses."""
+    """Change how many machines a constraint allots; never fewer than the tenant uses or has reserved."""
     row = get_allocation(conn, provider_id, allocation_id)
     found = find_row(conn, allocation_constraint, id=constraint_id, allocation_id=allocation_id)
     constraint = require(found, "Could not find Allocation Constraint with specified ID")
-    _check_unused_quota(conn, row.tenant_id, {constraint.instance_type_id: constraint.value - value})
+    _check_unused_quota(conn, row.tenant_id, {constraint.instance_type_id: constraint.value - value}, now)
     update_rows(conn, allocation_constraint, {"id": constraint_id}, value=value, updated=now)
 
 
 def delete_allocation(conn: sa.Connection, provider_id: str, allocation_id: str, now: float) -> None:
-    """Delete an allocation of which the tenant uses nothing."""
+    """Delete an allocation of which the tenant uses nothing and has nothing reserved."""
     row = get_allocation(conn, provider_id, allocation_id)
     constraints = constraints_of_allocations(conn, [allocation_id])
-    reserved = {constraint.instance_type_id: constraint.value for constraint in constraints}
-    _check_unused_quota(conn, row.tenant_id, reserved)
+    allocated = {constraint.instance_type_id: constraint.value for constraint in constraints}
+    _check_unused_quota(conn, row.tenant_id, allocated, now)
     delete_rows(conn, allocation_constraint, allocation_id=allocation_id)
     delete_rows(conn, allocation, id=allocation_id)
     journal.delete_histories(conn, [allocation_id])
@@ -334,14 +342,23 @@ def _check_allocation_name(conn: sa.Connection, tenant_id: str, site_id: str, na
     require_unused(existing, "An Allocation with specified name already exists for Tenant at Site")
 
 
-def _check_unused_quota(conn: sa.Connection, tenant_id: str, less: Mapping[str, int]) -> None:
+def _check_unused_quota(conn: sa.Connection, tenant_id: str, less: Mapping[str, int], now: float) -> None:
     left = remaining_quota(conn, tenant_id)
+    unreserved = unreserved_quota(conn, tenant_id, now)
     for type_id, value in sorted(less.items()):
         if value > left.get(type_id, 0):
             raise Rejected(
                 RefusalKind.CONFLICT,
                 f"{value - left.get(type_id, 0)} machines of Instance Type {type_id} are in use",
                 nearest_fix="release Instances of that Instance Type first",
+            )
+        # A constraint may always grow, also where more is reserved than allocated.
+        if value > max(0, unreserved.get(type_id, 0)):
+            raise Rejected(
+                RefusalKind.CONFLICT,
+                f"{value - unreserved.get(type_id, 0)} machines of Instance Type {type_id} are in use or"
+                " reserved",
+                nearest_fix="shrink the Tray Reservations of the Tenant first",
             )
 
 

@@ -39,7 +39,15 @@ from rackloom.carve.store.values import (
     invalid,
     require_unused,
 )
-from rackloom.carve.tenancy import catalog, entitlements, interfaces, logical_partitions, placement, status
+from rackloom.carve.tenancy import (
+    catalog,
+    entitlements,
+    interfaces,
+    logical_partitions,
+    placement,
+    reserved_trays,
+    status,
+)
 from rackloom.carve.tenancy.quotas import QuotaKind, check_object_quota
 from rackloom.core.place.instance_trays import TrayChoice, TrayRequest
 
@@ -245,7 +253,8 @@ def _change_interfaces(
     interfaces.check_interfaces(conn, vpc, wanted, gpus)
     if wanted:
         catalog.check_nvlink_enabled(site)
-    check_object_quota(conn, instance.tenant_id, QuotaKind.INTERFACES, len(set(wanted) - set(attached)))
+    new = len(set(wanted) - set(attached))
+    check_object_quota(conn, instance.tenant_id, QuotaKind.INTERFACES, new, now)
     return interfaces.replace_interfaces(conn, instance.id, wanted, now, ids)
 
 
@@ -302,10 +311,12 @@ def create_instances(
     conn: sa.Connection, tenant: sa.Row[Any], request: InstanceRequest, now: float, ids: IdFactory
 ) -> Changed[tuple[str, ...]]:
     """New instances on machines that placement chose; returns their ids in the order of the names."""
-    return execute_creation(conn, plan_creation(conn, tenant, request), now, ids)
+    return execute_creation(conn, plan_creation(conn, tenant, request, now), now, ids)
 
 
-def plan_creation(conn: sa.Connection, tenant: sa.Row[Any], request: InstanceRequest) -> CreationPlan:
+def plan_creation(
+    conn: sa.Connection, tenant: sa.Row[Any], request: InstanceRequest, now: float
+) -> CreationPlan:
     """Apply every rule to `request`, and choose its machines."""
     vpc = _ready_vpc(conn, tenant.id, request.vpc_id)
     site = catalog.get_site(conn, vpc.site_id)
@@ -313,15 +324,15 @@ def plan_creation(conn: sa.Connection, tenant: sa.Row[Any], request: InstanceReq
     entitlements.check_site_access(conn, tenant.id, site.id)
     for name in request.names:
         check_instance_name(conn, tenant.id, site.id, name)
-    target = None if request.machine_id is None else _chosen_machine(conn, tenant, site, request)
+    target = None if request.machine_id is None else _chosen_machine(conn, tenant, site, request, now)
     type_id = request.instance_type_id if target is None else target.instance_type_id
     gpus = nvlink_gpus_of_instance(conn, site, type_id, request.machine_id)
     wanted = interfaces.initial_interfaces(conn, vpc, request.interfaces, gpus)
     if wanted:
         catalog.check_nvlink_enabled(site)
-    check_object_quota(conn, tenant.id, QuotaKind.INSTANCES, len(request.names))
-    check_object_quota(conn, tenant.id, QuotaKind.INTERFACES, len(request.names) * len(wanted))
-    placement = _choose_machines(conn, tenant, request, type_id, wanted)
+    check_object_quota(conn, tenant.id, QuotaKind.INSTANCES, len(request.names), now)
+    check_object_quota(conn, tenant.id, QuotaKind.INTERFACES, len(request.names) * len(wanted), now)
+    placement = _choose_machines(conn, tenant, request, type_id, wanted, now)
     domains = catalog.domains_of_machines(conn, placement.trays)
     if target is not None and request.same_domain:
         _check_same_domain(conn, target, wanted)
@@ -365,7 +376,7 @@ def _ready_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
 
 
 def _chosen_machine(
-    conn: sa.Connection, tenant: sa.Row[Any], site: sa.Row[Any], request: InstanceRequest
+    conn: sa.Connection, tenant: sa.Row[Any], site: sa.Row[Any], request: InstanceRequest, now: float
 ) -> sa.Row[Any]:
     if not tenant.targeted_instance_creation:
         raise forbidden("Tenant does not have capability to create Instances on a chosen Machine")
@@ -376,6 +387,10 @@ def _chosen_machine(
         )
     if found.shown_status != Status.READY:
         raise conflict(f"Machine specified in request is not available: it is {found.shown_status}")
+    kept = reserved_trays.reserved_trays(conn, now, [found.id]).get(found.id)
+    if kept is not None and kept.tenant_id != tenant.id:
+        # For whom and until when is for those who operate the machine.
+        raise conflict("Machine specified in request is not available")
     unhealthy = placement.unhealthy_gpus(conn, [found.id]).get(found.id)
     if unhealthy is not None and not request.allow_unhealthy:
         raise Rejected(
@@ -404,6 +419,7 @@ def _choose_machines(
     request: InstanceRequest,
     type_id: str | None,
     wanted: Sequence[InterfaceSpec],
+    now: float,
 ) -> TrayChoice[str]:
     if request.machine_id is not None:
         return TrayChoice((request.machine_id,), "on the machine that the request names")
@@ -419,9 +435,11 @@ def _choose_machines(
             request.one_domain,
             beside_members=request.same_domain,
             allow_sick=request.allow_unhealthy,
+            tenant=tenant.id,
         ),
         type_id=type_id,
         logical_partitions={spec.logical_partition_id for spec in wanted},
+        now=now,
     )
 
 

@@ -91,7 +91,7 @@ def create_logical_partition(
     entitlements.check_site_access(conn, tenant_id, site_id)
     catalog.check_nvlink_enabled(site)
     _check_name(conn, tenant_id, name)
-    check_object_quota(conn, tenant_id, QuotaKind.LOGICAL_PARTITIONS, 1)
+    check_object_quota(conn, tenant_id, QuotaKind.LOGICAL_PARTITIONS, 1, now)
     new = ids()
     row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
     insert_row(conn, partitions, **row, status=Status.READY, created=now, updated=now)
@@ -223,7 +223,7 @@ def create_vpc(
     _check_vpc_name(conn, tenant_id, site_id, name)
     if logical_partition_id is not None:
         _check_default_partition(conn, tenant_id, site, logical_partition_id)
-    check_object_quota(conn, tenant_id, QuotaKind.VPCS, 1)
+    check_object_quota(conn, tenant_id, QuotaKind.VPCS, 1, now)
     new = wanted_id or ids()
     require_unused(find_row(conn, vpc, id=new), "A VPC with specified ID already exists")
     row: dict[str, Any] = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name}

@@ -4,13 +4,14 @@
 type that are in service. Not in service are machines that are cordoned, missing, not Ready, or in a
 domain that is paused or has a conflict. Trays with GPUs in a partition that the site did not make are
 not free. Few machines are unhealthy or foreign, so only these are named; the others are counted in the
-database and stand in the search as interchangeable slots. After the search each slot becomes the next
-machine in rack, chassis and slot order. A request that the site cannot place is refused as a conflict,
-with the nearest fix.
+database and stand in the search as interchangeable slots, those of each reservation by themselves. After the
+search each slot becomes the next machine in rack, chassis and slot order. A request that the site cannot
+place is refused as a conflict, with the nearest fix. `choose_unreserved_trays` chooses trays for a new
+reservation by the same rules.
 
-`capacity_of_domains` counts free, unhealthy, foreign and closed trays, and the largest batch that one
-request can get. Fragmentation is the share of free trays that no single request can get. Of other tenants it
-shows only numbers of trays.
+`capacity_of_domains` counts free, reserved, unhealthy, foreign and closed trays, and the largest batch
+that one request can get. Fragmentation is the share of free trays that no single request can get. Of other
+tenants it shows only numbers of trays, and to operators for whom trays are reserved.
 """
 
 from collections import Counter, defaultdict
@@ -32,18 +33,27 @@ from rackloom.carve.store.schema import (
     machine,
     machine_gpu,
     nvlink_interface,
+    reserved_tray,
 )
 from rackloom.carve.store.values import RefusalKind, Rejected, Status
 from rackloom.carve.tenancy import catalog
 from rackloom.carve.tenancy.interfaces import partition_members
+from rackloom.carve.tenancy.reserved_trays import (
+    ReservedTray,
+    is_in_reservations,
+    reservations_in_force,
+    reserved_trays,
+)
 from rackloom.core.partitions.domain import GpuHealth
 from rackloom.core.place.instance_trays import (
     DomainFreeTrays,
     FreeTray,
     TrayChoice,
+    TrayId,
     TrayRequest,
     choose_trays,
 )
+from rackloom.core.place.reservations import Reservation, owners_of_trays
 from rackloom.errors import Refused
 
 # Placement.
@@ -83,14 +93,26 @@ _FOREIGN_MACHINES = (
     .where(_empty_and_in_service, is_in_foreign_partition)
     .order_by(*_rack_order)
 )
-_FIRST_HEALTHY = (
-    sa.select(machine.c.id)
+_RESERVED_BY_DOMAIN = (
+    sa.select(machine.c.domain, reserved_tray.c.reservation_id, sa.func.count())
+    .join(reserved_tray, reserved_tray.c.machine_id == machine.c.id)
+    .where(_empty_and_healthy, ~is_in_foreign_partition, is_in_reservations)
+    .group_by(machine.c.domain, reserved_tray.c.reservation_id)
+)
+_EMPTY_AND_USABLE = (
+    sa.select(machine.c.id, machine.c.domain)
     .where(_empty_and_healthy, ~is_in_foreign_partition)
     .order_by(*_rack_order)
-    .limit(sa.bindparam("most", type_=sa.Integer))
 )
-_FIRST_IN_DOMAIN = _FIRST_HEALTHY.where(machine.c.domain == sa.bindparam("domain"))
-_FIRST_WITHOUT_DOMAIN = _FIRST_HEALTHY.where(machine.c.domain.is_(None))
+_UNRESERVED = _EMPTY_AND_USABLE.where(~is_in_reservations)
+_FIRST_MACHINES = {
+    (reserved, known): alike.where(
+        machine.c.domain == sa.bindparam("domain") if known else machine.c.domain.is_(None)
+    ).limit(sa.bindparam("most", type_=sa.Integer))
+    for reserved, alike in ((False, _UNRESERVED), (True, _EMPTY_AND_USABLE.where(is_in_reservations)))
+    for known in (False, True)
+}
+"""By whether the machines are reserved, and whether their domain is known."""
 
 
 class MachineSlot(msgspec.Struct, frozen=True):
@@ -98,6 +120,8 @@ class MachineSlot(msgspec.Struct, frozen=True):
 
     domain: str | None
     number: int
+    reservation_id: str | None = None
+    """The reservation that keeps it now."""
 
 
 MachineOrSlot = str | MachineSlot
@@ -107,7 +131,12 @@ OPERATOR_FIX = "have the operator of the site adopt or release the partitions th
 
 
 def place_instances(
-    conn: sa.Connection, request: TrayRequest, *, type_id: str, logical_partitions: Collection[str]
+    conn: sa.Connection,
+    request: TrayRequest,
+    *,
+    type_id: str,
+    logical_partitions: Collection[str],
+    now: float,
 ) -> TrayChoice[str]:
     """Machines of the type for `request`; refused as a conflict when the site has no room."""
     placed_by_domain = Counter[str]()
@@ -115,18 +144,54 @@ def place_instances(
         placed_by_domain.update(in_domain)
     # Few machines are unhealthy: only these are passed to the database by id, and the others are counted.
     unhealthy = unhealthy_gpus(conn, None)
-    rooms = domain_rooms(conn, type_id, placed_by_domain, unhealthy)
+    reservations = reservations_in_force(conn, now)
+    rooms = domain_rooms(conn, type_id, placed_by_domain, unhealthy, reservations)
+    chosen = _choose_or_reject(request, rooms)
+    machines = _machines_of_slots(conn, type_id, chosen.trays, unhealthy, reservations)
+    return TrayChoice(machines, chosen.reason)
+
+
+def choose_unreserved_trays(
+    conn: sa.Connection,
+    request: TrayRequest,
+    *,
+    type_id: str,
+    domain: str | None,
+    rack: str | None,
+    now: float,
+) -> TrayChoice[str]:
+    """Healthy empty machines that no reservation keeps, in `domain` and `rack` where they are given."""
+    unreserved = _UNRESERVED
+    for column, wanted in ((machine.c.domain, domain), (machine.c.rack, rack)):
+        if wanted is not None:
+            unreserved = unreserved.where(column == wanted)
+    parameters = {
+        "type": type_id,
+        "unhealthy": list(unhealthy_gpus(conn, None)),
+        "reservations": list(reservations_in_force(conn, now)),
+    }
+    by_domain: dict[str | None, list[FreeTray[str]]] = defaultdict(list)
+    for row in conn.execute(unreserved, parameters):
+        by_domain[row.domain].append(FreeTray(row.id))
+    rooms = [DomainFreeTrays(name, tuple(trays), 0) for name, trays in by_domain.items()]
+    return _choose_or_reject(request, rooms)
+
+
+def _choose_or_reject(request: TrayRequest, rooms: Sequence[DomainFreeTrays[TrayId]]) -> TrayChoice[TrayId]:
     try:
-        chosen = choose_trays(request, rooms)
+        return choose_trays(request, rooms)
     except Refused as refusal:
         any_foreign = any(tray.shut is not None for room in rooms for tray in room.trays)
         fix = refusal.nearest_fix or (OPERATOR_FIX if any_foreign else None)
         raise Rejected(RefusalKind.CONFLICT, refusal.reason, nearest_fix=fix) from None
-    return TrayChoice(_machines_of_slots(conn, type_id, chosen.trays, unhealthy), chosen.reason)
 
 
 def domain_rooms(
-    conn: sa.Connection, type_id: str, members: Mapping[str, int], unhealthy: Mapping[str, str]
+    conn: sa.Connection,
+    type_id: str,
+    members: Mapping[str, int],
+    unhealthy: Mapping[str, str],
+    reservations: Mapping[str, Reservation],
 ) -> list[DomainFreeTrays[MachineOrSlot]]:
     """The empty machines of a type by domain: a slot for each, but unhealthy and foreign ones by id.
 
@@ -136,51 +201,80 @@ def domain_rooms(
     parameters = {"type": type_id, "unhealthy": list(unhealthy)}
     held = foreign.foreign_trays(conn, None)
     foreign_machines = conn.execute(_FOREIGN_MACHINES, {"type": type_id}).all() if held else ()
+    unhealthy_machines = conn.execute(_UNHEALTHY_MACHINES, parameters).all() if unhealthy else ()
+    owners = _owners(conn, reservations, [row.id for row in (*foreign_machines, *unhealthy_machines)])
     # To subtract the few foreign ones costs less than to look each machine up in their table.
-    uncounted = Counter(domain for machine_id, domain in foreign_machines if machine_id not in unhealthy)
-    named: dict[str | None, list[FreeTray[MachineOrSlot]]] = defaultdict(list)
-    for machine_id, domain in conn.execute(_UNHEALTHY_MACHINES, parameters) if unhealthy else ():
+    special = Counter(domain for machine_id, domain in foreign_machines if machine_id not in unhealthy)
+    listed: dict[str | None, list[FreeTray[MachineOrSlot]]] = defaultdict(list)
+    for domain, reservation_id, count in (
+        conn.execute(_RESERVED_BY_DOMAIN, {**parameters, "reservations": list(reservations)})
+        if reservations
+        else ()
+    ):
+        special[domain] += count
+        listed[domain] += _machine_slots(domain, count, reservation_id, reservations[reservation_id].owner)
+    for machine_id, domain in unhealthy_machines:
         if machine_id not in held:
-            named[domain].append(FreeTray(machine_id, unhealthy[machine_id]))
+            listed[domain].append(FreeTray(machine_id, unhealthy[machine_id], owner=owners.get(machine_id)))
     for machine_id, domain in foreign_machines:
         numbers = [tray.partition_id for tray in held[machine_id]]
-        named[domain].append(FreeTray(machine_id, shut=foreign_partition_text(numbers)))
+        listed[domain].append(FreeTray(machine_id, shut=foreign_partition_text(numbers)))
     slots = {
-        domain: _machine_slots(domain, count - uncounted[domain])
+        domain: _machine_slots(domain, count - special[domain])
         for domain, count in conn.execute(_HEALTHY_BY_DOMAIN, parameters)
     }
     return [
         DomainFreeTrays(
-            domain, (*slots.get(domain, ()), *named.get(domain, ())), members.get(domain, 0) if domain else 0
+            domain, (*slots.get(domain, ()), *listed.get(domain, ())), members.get(domain, 0) if domain else 0
         )
-        for domain in dict.fromkeys((*members, *slots, *named))
+        for domain in dict.fromkeys((*members, *slots, *listed))
     ]
 
 
+def _owners(
+    conn: sa.Connection, reservations: Mapping[str, Reservation], machine_ids: Collection[str]
+) -> dict[str, str]:
+    """For whom the named machines are kept."""
+    if not reservations or not machine_ids:
+        return {}
+    kept = sa.select(reserved_tray).where(reserved_tray.c.machine_id.in_(machine_ids))
+    return owners_of_trays(reservations, dict(map(tuple, conn.execute(kept))))
+
+
 @lru_cache(maxsize=4096)
-def _machine_slots(domain: str | None, count: int) -> tuple[FreeTray[MachineOrSlot], ...]:
-    return tuple(FreeTray(MachineSlot(domain, number)) for number in range(count))
+def _machine_slots(
+    domain: str | None, count: int, reservation_id: str | None = None, owner: str | None = None
+) -> tuple[FreeTray[MachineOrSlot], ...]:
+    return tuple(
+        FreeTray(MachineSlot(domain, number, reservation_id), owner=owner) for number in range(count)
+    )
 
 
 def _machines_of_slots(
-    conn: sa.Connection, type_id: str, trays: Sequence[MachineOrSlot], unhealthy: Collection[str]
+    conn: sa.Connection,
+    type_id: str,
+    trays: Sequence[MachineOrSlot],
+    unhealthy: Collection[str],
+    reservations: Collection[str],
 ) -> tuple[str, ...]:
-    """The machines for the chosen slots: in each domain the first ones in rack order."""
-    wanted = Counter(tray.domain for tray in trays if isinstance(tray, MachineSlot))
-    found = {
-        domain: iter(_first_machines(conn, type_id, domain, most, unhealthy))
-        for domain, most in wanted.items()
-    }
-    return tuple(next(found[tray.domain]) if isinstance(tray, MachineSlot) else tray for tray in trays)
-
-
-def _first_machines(
-    conn: sa.Connection, type_id: str, domain: str | None, most: int, unhealthy: Collection[str]
-) -> Sequence[str]:
-    parameters: dict[str, Any] = {"type": type_id, "unhealthy": list(unhealthy), "most": most}
-    if domain is None:
-        return conn.execute(_FIRST_WITHOUT_DOMAIN, parameters).scalars().all()
-    return conn.execute(_FIRST_IN_DOMAIN, {**parameters, "domain": domain}).scalars().all()
+    """The machines for the chosen slots: in each domain and reservation the first ones in rack order."""
+    wanted = Counter((tray.domain, tray.reservation_id) for tray in trays if isinstance(tray, MachineSlot))
+    found = {}
+    for (domain, reservation_id), most in wanted.items():
+        parameters: dict[str, Any] = {
+            "type": type_id,
+            "unhealthy": list(unhealthy),
+            "reservations": list(reservations) if reservation_id is None else [reservation_id],
+            "most": most,
+        }
+        if domain is not None:
+            parameters["domain"] = domain
+        first = _FIRST_MACHINES[reservation_id is not None, domain is not None]
+        found[domain, reservation_id] = iter(conn.execute(first, parameters).scalars().all())
+    return tuple(
+        next(found[tray.domain, tray.reservation_id]) if isinstance(tray, MachineSlot) else tray
+        for tray in trays
+    )
 
 
 def unhealthy_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, str]:
@@ -221,6 +315,10 @@ class DomainCapacity(msgspec.Struct, frozen=True, kw_only=True):
     foreign: tuple[ForeignTray, ...]
     """Empty, and not used because a partition that the site did not make holds GPUs of theirs. A tray in
     several such partitions is listed with each of them."""
+    reserved: tuple[ReservedTray, ...]
+    """Empty and in service, and reserved for other organisations than the viewer's."""
+    own_reserved: int
+    """Free, and reserved for the viewer."""
     closed: int
     """Empty, and not in service: cordoned, missing, in maintenance, or in a paused or conflicting domain."""
     types: tuple[InstanceTypeCapacity, ...]
@@ -249,9 +347,10 @@ def capacity_of_domains(
     domains: Collection[str],
     tenant_id: str,
     quota: Mapping[str, int] | None,
+    now: float,
     valid_from: float = 0.0,
 ) -> dict[str, DomainCapacity]:
-    """The room in `domains` for a tenant with `quota` (instance type -> machines left; None: a provider).
+    """The room in `domains` now for a tenant with `quota` (instance type -> machines left; None: a provider).
 
     Readings from before `valid_from` do not count.
     """
@@ -261,6 +360,7 @@ def capacity_of_domains(
     machine_ids = [row.id for rows in by_domain.values() for row in rows]
     unhealthy = unhealthy_gpus(conn, machine_ids)
     held = foreign.foreign_trays(conn, machine_ids)
+    reserved = reserved_trays(conn, now, machine_ids)
     known = latest.latest_of_domains(conn, domains, valid_from)
     pauses = {row.domain: row.reason for row in conn.execute(sa.select(domain_pause))}
     own = _gpus_of_tenant(conn, domains, tenant_id)
@@ -270,6 +370,7 @@ def capacity_of_domains(
             by_domain[domain],
             unhealthy,
             held,
+            reserved,
             known[domain],
             pauses.get(domain),
             tenant_id,
@@ -313,6 +414,7 @@ def _domain_capacity(
     rows: list[sa.Row[Any]],
     unhealthy: Mapping[str, str],
     held: Mapping[str, Sequence[ForeignTray]],
+    reserved: Mapping[str, ReservedTray],
     known: LatestObservation,
     pause: str | None,
     tenant_id: str,
@@ -322,8 +424,11 @@ def _domain_capacity(
     empty = [row for row in rows if row.instance_id is None]
     open_trays = [row for row in empty if row.in_service]
     allowed = [row for row in open_trays if quota is None or row.instance_type_id in quota]
-    usable = [row for row in allowed if row.id not in held]
-    free = Counter(row.instance_type_id for row in usable if row.id not in unhealthy and row.instance_type_id)
+    unheld = [row for row in allowed if row.id not in held]
+    others = {tray.machine_id for tray in reserved.values() if tray.tenant_id != tenant_id}
+    usable = [row for row in unheld if row.id not in others]
+    healthy = [row for row in usable if row.id not in unhealthy and row.instance_type_id]
+    free = Counter(row.instance_type_id for row in healthy)
     return DomainCapacity(
         domain=domain,
         site_id=min((row.site_id for row in rows), default=None),
@@ -333,6 +438,8 @@ def _domain_capacity(
         free=free.total(),
         unhealthy=sum(row.id in unhealthy for row in usable),
         foreign=tuple(tray for row in allowed for tray in held.get(row.id, ())),
+        reserved=tuple(reserved[row.id] for row in unheld if row.id in others),
+        own_reserved=sum(row.id in reserved for row in healthy),
         closed=len(empty) - len(open_trays),
         types=tuple(
             InstanceTypeCapacity(

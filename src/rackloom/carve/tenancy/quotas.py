@@ -1,8 +1,9 @@
 """Quotas: how many objects of each kind a tenant may have.
 
 Allocations say how many machines of a type a tenant may use; quotas bound the records that a tenant can
-create beside and on them: logical partitions, VPCs, instances and interfaces. Every kind has a default; a
-provider at whose sites the tenant has an allocation can set another limit for it. A limit below what the
+create beside and on them: logical partitions, VPCs, instances and interfaces, and how many trays may wait for
+it in reservations. Every kind has a default; a provider at whose sites the tenant has an allocation can set
+another limit for it. A limit below what the
 tenant has already takes nothing away, and refuses anything new.
 
 An object counts until its record is gone: also one in deletion, and an interface whose GPU was not yet
@@ -21,6 +22,7 @@ import sqlalchemy as sa
 from rackloom.carve.store.rows import delete_rows, find_row, insert_row
 from rackloom.carve.store.schema import allocation, site, tenant_quota, tenant_total
 from rackloom.carve.store.values import forbidden, not_found
+from rackloom.carve.tenancy.reserved_trays import count_reserved_trays
 
 
 class QuotaKind(StrEnum):
@@ -30,6 +32,7 @@ class QuotaKind(StrEnum):
     VPCS = "vpcs"
     INSTANCES = "instances"
     INTERFACES = "nvLinkInterfaces"
+    RESERVED_TRAYS = "reservedTrays"
 
 
 DEFAULT_LIMITS: Mapping[QuotaKind, int] = {
@@ -37,14 +40,17 @@ DEFAULT_LIMITS: Mapping[QuotaKind, int] = {
     QuotaKind.VPCS: 4096,
     QuotaKind.INSTANCES: 32_768,
     QuotaKind.INTERFACES: 262_144,
+    QuotaKind.RESERVED_TRAYS: 72,
 }
-"""A tenant with all trays of 1,000 racks, each GPU being moved at once, stays below them."""
+"""A tenant with all trays of 1,000 racks, each GPU being moved at once, stays below the first four. Trays in
+reservations are spares that nobody else can use: by default those of four racks of 18."""
 
 _NOUNS = {
     QuotaKind.LOGICAL_PARTITIONS: "NVLink Logical Partitions",
     QuotaKind.VPCS: "VPCs",
     QuotaKind.INSTANCES: "Instances",
     QuotaKind.INTERFACES: "NVLink Interfaces",
+    QuotaKind.RESERVED_TRAYS: "reserved trays",
 }
 
 
@@ -56,11 +62,13 @@ class QuotaUsage(msgspec.Struct, frozen=True):
     used: int
 
 
-def check_object_quota(conn: sa.Connection, tenant_id: str, kind: QuotaKind, requested: int) -> None:
+def check_object_quota(
+    conn: sa.Connection, tenant_id: str, kind: QuotaKind, requested: int, now: float
+) -> None:
     """Refuse `requested` more objects than the tenant may have."""
     if requested == 0:
         return
-    limit, current = _limit(conn, tenant_id, kind), count_objects(conn, tenant_id, kind)
+    limit, current = _limit(conn, tenant_id, kind), _used(conn, tenant_id, kind, now)
     if current + requested > limit:
         raise forbidden(
             f"Tenant has reached the maximum number of {_NOUNS[kind]}."
@@ -69,15 +77,21 @@ def check_object_quota(conn: sa.Connection, tenant_id: str, kind: QuotaKind, req
 
 
 def count_objects(conn: sa.Connection, tenant_id: str, kind: QuotaKind) -> int:
-    """How many objects of a kind the tenant has."""
+    """How many objects of a kind the tenant has; not of reserved trays, which depend on the time."""
     row: sa.Row[Any] | None = find_row(conn, tenant_total, tenant_id=tenant_id, kind=kind)
     return 0 if row is None else int(row.value)
 
 
-def quotas_of_tenant(conn: sa.Connection, tenant_id: str) -> list[QuotaUsage]:
-    """Every quota of the tenant, and how much of it is used."""
+def _used(conn: sa.Connection, tenant_id: str, kind: QuotaKind, now: float) -> int:
+    if kind is QuotaKind.RESERVED_TRAYS:
+        return count_reserved_trays(conn, tenant_id, now)
+    return count_objects(conn, tenant_id, kind)
+
+
+def quotas_of_tenant(conn: sa.Connection, tenant_id: str, now: float) -> list[QuotaUsage]:
+    """Every quota of the tenant, and how much of it is used now."""
     return [
-        QuotaUsage(kind, _limit(conn, tenant_id, kind), count_objects(conn, tenant_id, kind))
+        QuotaUsage(kind, _limit(conn, tenant_id, kind), _used(conn, tenant_id, kind, now))
         for kind in QuotaKind
     ]
 

@@ -227,6 +227,10 @@ class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     health: str = ""
     """Problems that its health reports name; empty: none."""
     cordoned: bool = False
+    reserved_for: str | None = None
+    """The only tenant that may have it now."""
+    reservation: str = ""
+    """For operators: for which organisation it is reserved, and until when."""
     missing_since: float | None = None
     """Since when its controller lists no GPU of it."""
     instance: str | None = None

@@ -1,11 +1,13 @@
 """Choose trays for new instances: near the tenant's other members, then where the fit is tightest.
 
 Only GPUs of one NVLink domain share memory. `choose_trays` therefore orders the domains: known before not
-yet observed, then most GPUs of the same logical partitions, then those with room for all, then the fewest
-trays left over (best fit), which keeps the large free regions whole for the next tenant. A request may
-ask for one domain, or for the domain of the existing members; otherwise the instances spread over the
-domains in this order. Trays with unhealthy GPUs are skipped unless the request allows them, and trays
-that are shut are always skipped; the reason names both.
+yet observed, then most GPUs of the same logical partitions, then those with room for all, then most trays
+that are reserved for the tenant, then the fewest trays left over (best fit), which keeps the large free
+regions whole for the next tenant. Within a domain the tenant's reserved trays come first. A request may ask
+for one domain, or for the domain of the existing members; otherwise the instances spread over the domains
+in this order. Trays with unhealthy GPUs are skipped unless the request allows them, and trays
+that are shut are always skipped; the reason names both. Trays that are reserved for somebody else are skipped
+too; a refusal only counts them, because a tenant does not learn of other tenants.
 
 A refusal names the shortage, the trays that are shut, and the nearest fix. Fixes are tried before they
 are named: first every combination of relaxed options, smallest first, then fewer trays. They use the
@@ -36,6 +38,8 @@ class FreeTray(msgspec.Struct, Generic[TrayId], frozen=True):
     """What is wrong with its GPUs; the tenant may accept it."""
     shut: str | None = None
     """Why nothing may be placed on it, whatever the tenant accepts."""
+    owner: str | None = None
+    """The only tenant that may have it now; None: any."""
 
 
 class DomainFreeTrays(msgspec.Struct, Generic[TrayId], frozen=True):
@@ -47,11 +51,21 @@ class DomainFreeTrays(msgspec.Struct, Generic[TrayId], frozen=True):
     members: int
     """GPUs of this domain that are already in the logical partitions of the request."""
 
-    def free(self, *, allow_sick: bool = False) -> tuple[TrayId, ...]:
-        """Trays that may be given away."""
-        return tuple(
-            tray.tray for tray in self.trays if tray.shut is None and (allow_sick or tray.sick is None)
-        )
+    def free(self, *, tenant: str | None = None, allow_sick: bool = False) -> tuple[TrayId, ...]:
+        """Trays that `tenant` may get, those that are reserved for it first."""
+        reserved = self._usable(tenant, allow_sick) if tenant is not None else []
+        return (*reserved, *self._usable(None, allow_sick))
+
+    def reserved(self, tenant: str | None, *, allow_sick: bool = False) -> int:
+        """How many of the trays that `tenant` may get are reserved for it."""
+        return len(self._usable(tenant, allow_sick)) if tenant is not None else 0
+
+    def _usable(self, owner: str | None, allow_sick: bool) -> list[TrayId]:
+        return [
+            tray.tray
+            for tray in self.trays
+            if tray.owner == owner and tray.shut is None and (allow_sick or tray.sick is None)
+        ]
 
 
 class TrayRequest(msgspec.Struct, frozen=True):
@@ -63,6 +77,8 @@ class TrayRequest(msgspec.Struct, frozen=True):
     beside_members: bool = False
     """All in one domain, which is one where the logical partitions already have members, if they have any."""
     allow_sick: bool = False
+    tenant: str | None = None
+    """For whom; None: for a tenant without reserved trays."""
 
 
 class TrayChoice(msgspec.Struct, Generic[TrayId], frozen=True):
@@ -85,12 +101,14 @@ class _Candidate(msgspec.Struct, Generic[TrayId], frozen=True):
 
     domain: str | None
     free: tuple[TrayId, ...]
+    reserved: int
+    """The first trays of `free` are reserved for the tenant: so many."""
     members: int
 
-    def rank(self, trays: int) -> tuple[bool, int, bool, int, str]:
-        """Less is better: known, most members, room for all, fewest trays left (or most taken)."""
-        left = len(self.free) - trays
-        return (self.domain is None, -self.members, left < 0, abs(left), self.domain or "")
+    def rank(self, trays: int) -> tuple[bool, int, bool, int, int, str]:
+        """Less is better: known, most members, room for all, most reserved, fewest left (or most taken)."""
+        left, reserved = len(self.free) - trays, min(self.reserved, trays)
+        return (self.domain is None, -self.members, left < 0, -reserved, abs(left), self.domain or "")
 
     def choice(self, trays: int) -> TrayChoice[TrayId]:
         """All trays in this domain."""
@@ -104,6 +122,11 @@ class _Candidate(msgspec.Struct, Generic[TrayId], frozen=True):
                 f"in NVLink domain {self.domain}: it already holds {self.members} GPUs of the logical"
                 f" partition ({left} free machines left)"
             )
+        elif self.reserved:
+            reason = (
+                f"in NVLink domain {self.domain}: {min(self.reserved, trays)} machines are reserved there for"
+                f" the organisation ({left} free machines left)"
+            )
         else:
             reason = f"in NVLink domain {self.domain}: the tightest fit ({left} free machines left)"
         return TrayChoice(self.free[:trays], reason)
@@ -115,19 +138,22 @@ def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]
     trays = [tray for domain in domains for tray in domain.trays]
     shut = {tray.tray: tray.shut for tray in trays if tray.shut is not None}
     if isinstance(chosen, str):
-        raise Refused(_passing_over(shut, chosen), nearest_fix=_nearest_fix(request, domains))
+        kept = sum(tray.owner not in (None, request.tenant) and tray.shut is None for tray in trays)
+        reason = f"{chosen}; {kept} more machines are not available now" if kept else chosen
+        raise Refused(_passing_over(shut, reason), nearest_fix=_nearest_fix(request, domains))
     # A refusal need not name unhealthy trays: its fix says that they may be allowed.
-    sick = {tray.tray: tray.sick for tray in trays if tray.sick is not None and tray.shut is None}
+    sick = {
+        tray.tray: tray.sick
+        for tray in trays
+        if tray.sick is not None and tray.shut is None and tray.owner in (None, request.tenant)
+    }
     return TrayChoice(chosen.trays, _passing_over(shut if request.allow_sick else shut | sick, chosen.reason))
 
 
 def _choose(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> TrayChoice[TrayId] | str:
     """A placement, or why there is none."""
     wanted = request.trays
-    candidates = [
-        _Candidate(domain.domain, domain.free(allow_sick=request.allow_sick), domain.members)
-        for domain in domains
-    ]
+    candidates = [_candidate(request, domain) for domain in domains]
     candidates.sort(key=lambda candidate: candidate.rank(wanted))
     # Trays without a known domain are never promised to share memory.
     known = [candidate for candidate in candidates if candidate.domain is not None]
@@ -143,6 +169,15 @@ def _choose(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) ->
             f" but best domain only has {best} available"
         )
     return _spread(wanted, candidates)
+
+
+def _candidate(request: TrayRequest, domain: DomainFreeTrays[TrayId]) -> _Candidate[TrayId]:
+    return _Candidate(
+        domain.domain,
+        domain.free(tenant=request.tenant, allow_sick=request.allow_sick),
+        domain.reserved(request.tenant, allow_sick=request.allow_sick),
+        domain.members,
+    )
 
 
 def _nearest_fix(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> str | None:

@@ -1,0 +1,271 @@
+"""REST: reservations of trays. Those that a provider made, and those that wait for a tenant.
+
+A tenant reads of its reservations how many trays wait for it, in which NVLink domains and until when.
+Machines, their states and the reason are for whoever operates them.
+"""
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+import sqlalchemy as sa
+from fastapi import Path
+from fastapi import Query as Param
+from pydantic import AwareDatetime, Field, StrictInt
+from starlette.responses import PlainTextResponse, Response
+
+from rackloom.carve.api import access, routing, wire
+from rackloom.carve.api.auth import Caller
+from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, ProviderAdmin, Reader, Row, Rows
+from rackloom.carve.api.wire import Json
+from rackloom.carve.partitions import foreign
+from rackloom.carve.store.journal import OperatorOrder
+from rackloom.carve.store.schema import machine, site, tenant, tray_reservation
+from rackloom.carve.store.values import Status, require
+from rackloom.carve.tenancy import catalog, entitlements, placement, reservations
+from rackloom.carve.tenancy.reservations import ReservationRequest
+from rackloom.carve.tenancy.reserved_trays import reservations_in_force
+
+MAX_TRAYS = 4096
+"""Of one reservation."""
+
+# Request models.
+
+
+MachineIds = Annotated[list[wire.Text], Field(min_length=1, max_length=MAX_TRAYS)]
+TrayCount = Annotated[StrictInt, Field(ge=1, le=MAX_TRAYS)]
+
+
+class TrayReservationCreate(wire.Because):
+    """Keep trays for a tenant: those with `machineIds`, or `count` of an instance type."""
+
+    tenant_id: UUID
+    until: AwareDatetime
+    machine_ids: MachineIds | None = None
+    instance_type_id: UUID | None = None
+    count: TrayCount = 1
+    nvlink_domain_id: Annotated[wire.Text | None, Field(alias="nvLinkDomainId")] = None
+    rack: wire.Text | None = None
+    topology_optimized: bool = True
+    """All in one NVLink domain."""
+
+
+class TrayReservationUpdate(wire.Because):
+    """Another end, other trays, or fewer of them; what is left out stays."""
+
+    until: AwareDatetime | None = None
+    machine_ids: MachineIds | None = None
+    count: TrayCount | None = None
+
+
+# Query parameters.
+
+
+class TrayReservationQuery(wire.PageQuery):
+    """Filters on reservations."""
+
+    site_id: UUID | None = None
+    tenant_id: wire.UuidFilter = []
+    instance_type_id: wire.UuidFilter = []
+    is_active: bool | None = None
+
+
+# Response models.
+
+
+class ReservedMachine(wire.Answer):
+    """A tray of a reservation, and what keeps it from a new instance: `Ready` where nothing does."""
+
+    machine_id: str
+    nvlink_domain_id: Annotated[str | None, Field(alias="nvLinkDomainId")]
+    rack: str
+    state: str
+
+
+class TrayReservation(wire.Timed):
+    """Trays that wait for a tenant until a time."""
+
+    id: UUID
+    tenant_id: UUID
+    site_id: UUID
+    instance_type_id: UUID
+    status: Literal["Active", "Ended"]
+    until: datetime
+    trays: int
+    ready_trays: int
+    """Those that a new instance of the tenant can get."""
+    in_use_trays: int
+    nvlink_domain_ids: Annotated[list[str], Field(alias="nvLinkDomainIds")]
+    org: Annotated[str | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
+    reason: Annotated[str | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
+    asked_by: Annotated[str | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
+    machines: Annotated[list[ReservedMachine] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)]
+
+
+# From rows to responses.
+
+
+def _shapes(conn: sa.Connection, rows: Rows, now: float) -> list[Json]:
+    ids = [row.id for row in rows]
+    trays = reservations.trays_of_reservations(conn, ids)
+    machines = _machines(conn, [machine_id for held in trays.values() for machine_id in held])
+    active = reservations_in_force(conn, now)
+    return [_shape(row, [machines[name] for name in trays[row.id]], row.id in active) for row in rows]
+
+
+def _machines(conn: sa.Connection, machine_ids: list[str]) -> dict[str, Json]:
+    listed = catalog.machine_listing().add_columns(placement.is_in_service.label("in_service"))
+    held = foreign.foreign_trays(conn, machine_ids)
+    unhealthy = placement.unhealthy_gpus(conn, machine_ids)
+
+    def state(row: Row) -> str:
+        if row.shown_status != Status.READY:
+            return str(row.shown_status)
+        if not row.in_service:
+            return "Missing" if row.missing_since is not None else "DomainClosed"
+        return "Foreign" if row.id in held else "Unhealthy" if row.id in unhealthy else Status.READY
+
+    return {
+        row.id: {
+            "machineId": row.id,
+            "nvLinkDomainId": row.domain,
+            "rack": row.rack,
+            "state": state(row),
+        }
+        for row in conn.execute(listed.where(machine.c.id.in_(machine_ids)))
+    }
+
+
+def _shape(row: Row, machines: list[Json], is_active: bool) -> Json:
+    states = [shown["state"] for shown in machines]
+    domains = {shown["nvLinkDomainId"] for shown in machines} - {None}
+    return wire.shape(
+        TrayReservation,
+        row,
+        status="Active" if is_active else "Ended",
+        trays=len(machines),
+        ready_trays=states.count(Status.READY),
+        in_use_trays=states.count(catalog.MACHINE_IN_USE),
+        nvlink_domain_ids=sorted(domains),
+        org=row.org if row.is_provided else None,
+        reason=row.reason if row.is_provided else None,
+        asked_by=row.asked_by if row.is_provided else None,
+        machines=machines if row.is_provided else None,
+    )
+
+
+# Routes.
+
+
+router = routing.operations()
+
+ONE = "/tray-reservation/{trayReservationId}"
+ReservationId = Annotated[UUID, Path(alias="trayReservationId")]
+
+
+@router.get(
+    "/tray-reservation", operation_id="get-all-tray-reservation", response_model=list[TrayReservation]
+)
+async def list_reservations(
+    deps: Deps, caller: Reader, query: Annotated[TrayReservationQuery, Param()]
+) -> Response:
+    """The reservations that the caller made or that are for it, past ones too."""
+    return routing.page_response(*await deps.store.read(_list, caller, query, deps), query)
+
+
+@router.post(
+    "/tray-reservation",
+    operation_id="create-tray-reservation",
+    response_model=TrayReservation,
+    status_code=201,
+)
+async def create(deps: Deps, caller: ProviderAdmin, body: TrayReservationCreate) -> Response:
+    """Keep trays for a tenant until a time."""
+
+    def create(conn: sa.Connection) -> Json:
+        request = ReservationRequest(
+            tenant_id=str(body.tenant_id),
+            until=body.until.timestamp(),
+            machine_ids=None if body.machine_ids is None else tuple(body.machine_ids),
+            type_id=None if body.instance_type_id is None else str(body.instance_type_id),
+            count=body.count,
+            domain=body.nvlink_domain_id,
+            rack=body.rack,
+            one_domain=body.topology_optimized,
+        )
+        provider_id = entitlements.provider_id_of(conn, caller.org)
+        order = routing.operator_order(deps, caller, body)
+        new = reservations.create_reservation(conn, provider_id, request, order, deps.ids)
+        return _get(conn, caller, new, deps)
+
+    return routing.created_response(await deps.store.run(create))
+
+
+@router.get(ONE, operation_id="get-tray-reservation", response_model=TrayReservation)
+async def get(deps: Deps, caller: Reader, reservation_id: ReservationId) -> Response:
+    """One reservation."""
+    return routing.json_response(await deps.store.read(_get, caller, str(reservation_id), deps))
+
+
+@router.patch(ONE, operation_id="update-tray-reservation", response_model=TrayReservation)
+async def update(
+    deps: Deps, caller: ProviderAdmin, reservation_id: ReservationId, body: TrayReservationUpdate
+) -> Response:
+    """Extend or shorten a reservation, or change its trays."""
+
+    def update(conn: sa.Connection) -> Json:
+        reservations.update_reservation(
+            conn,
+            entitlements.provider_id_of(conn, caller.org),
+            str(reservation_id),
+            until=None if body.until is None else body.until.timestamp(),
+            machine_ids=body.machine_ids,
+            count=body.count,
+            order=routing.operator_order(deps, caller, body),
+        )
+        return _get(conn, caller, str(reservation_id), deps)
+
+    return routing.json_response(await deps.store.run(update))
+
+
+@router.delete(ONE, operation_id="delete-tray-reservation", status_code=202, response_class=PlainTextResponse)
+async def delete(deps: Deps, caller: ProviderAdmin, reservation_id: ReservationId) -> Response:
+    """Free the trays now; instances on them stay."""
+
+    def delete(conn: sa.Connection) -> None:
+        provider_id = entitlements.provider_id_of(conn, caller.org)
+        order = OperatorOrder(caller.subject, "reservation deleted", deps.clock())
+        reservations.delete_reservation(conn, provider_id, str(reservation_id), order)
+
+    await deps.store.run(delete)
+    return routing.deletion_response()
+
+
+def _visible(conn: sa.Connection, caller: Caller) -> AnySelect:
+    """The reservations that the caller may see, and whether it provides the trays of each."""
+    provider_id, tenant_id = routing.provider_and_tenant(conn, caller)
+    return (
+        sa.select(tray_reservation, tenant.c.org, (site.c.provider_id == provider_id).label("is_provided"))
+        .join(site, site.c.id == tray_reservation.c.site_id)
+        .join(tenant, tenant.c.id == tray_reservation.c.tenant_id)
+        .where(sa.or_(site.c.provider_id == provider_id, tray_reservation.c.tenant_id == tenant_id))
+    )
+
+
+def _list(conn: sa.Connection, caller: Caller, query: TrayReservationQuery, deps: ApiDeps) -> Page:
+    now, visible = deps.clock(), _visible(conn, caller)
+    if query.is_active is not None:
+        active = tray_reservation.c.id.in_(list(reservations_in_force(conn, now)))
+        visible = visible.where(active == query.is_active)
+    listing = routing.Listing(
+        shapes=lambda conn, rows, _query: _shapes(conn, rows, now),
+        order={**routing.order_of(tray_reservation), "UNTIL": tray_reservation.c.until},
+        filters={name: tray_reservation.c[name] for name in ("site_id", "tenant_id", "instance_type_id")},
+    )
+    return listing.page(conn, visible, query)
+
+
+def _get(conn: sa.Connection, caller: Caller, reservation_id: str, deps: ApiDeps) -> Json:
+    mine = _visible(conn, caller).where(tray_reservation.c.id == reservation_id)
+    row = require(conn.execute(mine).one_or_none(), "Could not find Tray Reservation with specified ID")
+    return _shapes(conn, [row], deps.clock())[0]

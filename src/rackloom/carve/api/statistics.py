@@ -1,0 +1,354 @@
+"""REST: statistics of a tenant, of a provider, and of the machines of its sites by instance type and tenant.
+
+Paths and shapes are those of NVIDIA Infra Controller. It counts objects that do not exist here, too: subnets,
+IP blocks and tenant accounts are always 0. Instances have more statuses here, and each has its number, so
+that the numbers of instances add up to the total.
+"""
+
+from collections.abc import Collection
+from typing import Annotated
+from uuid import UUID
+
+import sqlalchemy as sa
+from fastapi import Query as Param
+from starlette.responses import Response
+
+from rackloom.carve.api import routing, wire
+from rackloom.carve.api.auth import Caller
+from rackloom.carve.api.routing import Deps, ProviderReader, TenantAdmin
+from rackloom.carve.api.wire import Json
+from rackloom.carve.store.schema import instance_type, site
+from rackloom.carve.store.values import forbidden
+from rackloom.carve.tenancy import catalog, entitlements, statistics
+from rackloom.carve.tenancy.statistics import AllocatedMachines, MachineUse, StatusCounts
+
+# Query parameters.
+
+
+class SiteStatsQuery(wire.Query):
+    """Of which site; without one, of all sites of the provider."""
+
+    site_id: UUID | None = None
+
+
+# Response models.
+
+
+class MachineStats(wire.Answer):
+    """Machines of a provider by status."""
+
+    total: int
+    initializing: int
+    reset: int
+    ready: int
+    in_use: int
+    decommissioned: int
+    unknown: int
+    error: int
+    maintenance: int
+
+
+class MachineStatusBreakdown(wire.Answer):
+    """Machines by status."""
+
+    total: int
+    initializing: int
+    ready: int
+    in_use: int
+    error: int
+    maintenance: int
+    unknown: int
+
+
+class InstanceStats(wire.Answer):
+    """Instances by status; `unknown` are those of which there is no valid reading."""
+
+    total: int
+    pending: int
+    provisioning: int
+    configuring: int
+    ready: int
+    repairing: int
+    updating: int
+    registering: int
+    terminating: int
+    error: int
+    unknown: int
+
+
+class ObjectStats(wire.Answer):
+    """Objects by status."""
+
+    total: int
+    pending: int
+    provisioning: int
+    ready: int
+    error: int
+    deleting: int
+
+
+class TenantAccountStats(wire.Answer):
+    """Tenant accounts by status; there are none."""
+
+    total: int
+    pending: int
+    invited: int
+    ready: int
+    error: int
+
+
+class TenantStats(wire.Answer):
+    """What a tenant has."""
+
+    instance: InstanceStats
+    vpc: ObjectStats
+    subnet: ObjectStats
+    tenant_account: TenantAccountStats
+
+
+class ProviderStats(wire.Answer):
+    """What a provider has."""
+
+    machine: MachineStats
+    ip_block: ObjectStats
+    tenant_account: TenantAccountStats
+
+
+class MachineSummary(wire.Answer):
+    """Machines with and without an instance type."""
+
+    assigned: MachineStatusBreakdown
+    unassigned: MachineStatusBreakdown
+
+
+class TypeTenantAllocation(wire.Answer):
+    """Machines of a type that one allocation gives."""
+
+    id: UUID
+    name: str
+    allocated: int
+
+
+class TypeTenant(wire.Answer):
+    """What a tenant was given of a type, and uses."""
+
+    id: UUID
+    name: str
+    allocated: int
+    used_machine_stats: MachineStatusBreakdown
+    allocations: list[TypeTenantAllocation]
+
+
+class MachineTypeStats(wire.Answer):
+    """The machines of an instance type, and who has them."""
+
+    id: UUID
+    name: str
+    assigned_machine_stats: MachineStatusBreakdown
+    allocated: int
+    max_allocatable: int
+    used_machine_stats: MachineStatusBreakdown
+    tenants: list[TypeTenant]
+
+
+class TenantTypeAllocation(wire.Answer):
+    """Machines of a type that one allocation gives."""
+
+    id: UUID
+    name: str
+    total: int
+
+
+class TenantTypeStats(wire.Answer):
+    """What a tenant was given of a type, and uses."""
+
+    id: UUID
+    name: str
+    allocated: int
+    used_machine_stats: MachineStatusBreakdown
+    max_allocatable: int
+    allocations: list[TenantTypeAllocation]
+
+
+class TenantTypes(wire.Answer):
+    """A tenant, with the instance types of which it was given machines."""
+
+    id: UUID
+    org: str
+    org_display_name: str
+    instance_types: list[TenantTypeStats]
+
+
+# From counts to responses.
+
+
+def _counts_shape(model: type[wire.Answer], counts: StatusCounts) -> Json:
+    """The fields of `model`: `total`, and for each other field the number of the status of that name."""
+    by_name = {status.lower(): count for status, count in counts.items()}
+    fields = {name: by_name.get(name.replace("_", ""), 0) for name in model.model_fields}
+    return wire.shape(model, None, **{**fields, "total": counts.total()})
+
+
+def _breakdown(counts: StatusCounts | None) -> Json:
+    return _counts_shape(MachineStatusBreakdown, counts or StatusCounts())
+
+
+def _allocated(given: Collection[AllocatedMachines]) -> int:
+    return sum(allocated.machines for allocated in given)
+
+
+def _machine_type_shape(use: MachineUse, type_id: str, name: str) -> Json:
+    given = [allocated for allocated in use.allocations if allocated.type_id == type_id]
+    tenants = {allocated.tenant_id: allocated.org for allocated in given}
+    return {
+        "id": type_id,
+        "name": name,
+        "assignedMachineStats": _breakdown(use.by_type.get(type_id)),
+        "allocated": _allocated(given),
+        "maxAllocatable": use.max_allocatable(type_id),
+        "usedMachineStats": _breakdown(use.used_of_type(type_id)),
+        "tenants": [
+            {
+                "id": tenant_id,
+                "name": org,
+                "allocated": _allocated(mine),
+                "usedMachineStats": _breakdown(use.used.get((tenant_id, type_id))),
+                "allocations": [
+                    {"id": part.allocation_id, "name": part.name, "allocated": part.machines} for part in mine
+                ],
+            }
+            for tenant_id, org in tenants.items()
+            for mine in [[part for part in given if part.tenant_id == tenant_id]]
+        ],
+    }
+
+
+def _tenant_shape(use: MachineUse, tenant_id: str, org: str, names: dict[str, str]) -> Json:
+    given = [allocated for allocated in use.allocations if allocated.tenant_id == tenant_id]
+    types = dict.fromkeys(allocated.type_id for allocated in given)
+    return {
+        "id": tenant_id,
+        "org": org,
+        "orgDisplayName": org,
+        "instanceTypes": [
+            {
+                "id": type_id,
+                "name": names[type_id],
+                "allocated": _allocated(mine),
+                "usedMachineStats": _breakdown(use.used.get((tenant_id, type_id))),
+                "maxAllocatable": use.max_allocatable(type_id),
+                "allocations": [
+                    {"id": part.allocation_id, "name": part.name, "total": part.machines} for part in mine
+                ],
+            }
+            for type_id in types
+            for mine in [[part for part in given if part.type_id == type_id]]
+        ],
+    }
+
+
+# Routes.
+
+
+router = routing.operations()
+SiteStats = Annotated[SiteStatsQuery, Param()]
+
+
+@router.get("/tenant/current/stats", operation_id="get-current-tenant-stats", response_model=TenantStats)
+async def tenant_stats(deps: Deps, caller: TenantAdmin) -> Response:
+    """The instances and VPCs of the caller by status."""
+    valid_from = deps.valid_from()
+
+    def read(conn: sa.Connection) -> Json:
+        mine = entitlements.tenant_id_of(conn, caller.org)
+        nothing = StatusCounts()
+        return {
+            "instance": _counts_shape(InstanceStats, statistics.count_instances(conn, mine, valid_from)),
+            "vpc": _counts_shape(ObjectStats, statistics.count_vpcs(conn, mine)),
+            "subnet": _counts_shape(ObjectStats, nothing),
+            "tenantAccount": _counts_shape(TenantAccountStats, nothing),
+        }
+
+    return routing.json_response(await deps.store.read(read))
+
+
+@router.get(
+    "/infrastructure-provider/current/stats",
+    operation_id="get-current-infrastructure-provider-stats",
+    response_model=ProviderStats,
+)
+async def provider_stats(deps: Deps, caller: ProviderReader) -> Response:
+    """The machines of the provider by status."""
+
+    def read(conn: sa.Connection) -> Json:
+        mine = entitlements.operates_machine(entitlements.provider_id_of(conn, caller.org))
+        return {
+            "machine": _counts_shape(MachineStats, statistics.count_machines(conn, mine)),
+            "ipBlock": _counts_shape(ObjectStats, StatusCounts()),
+            "tenantAccount": _counts_shape(TenantAccountStats, StatusCounts()),
+        }
+
+    return routing.json_response(await deps.store.read(read))
+
+
+@router.get(
+    "/tenant/instance-type/stats",
+    operation_id="get-tenant-instance-type-stats",
+    response_model=list[TenantTypes],
+)
+async def tenant_type_stats(deps: Deps, caller: ProviderReader, query: SiteStats) -> Response:
+    """What each tenant was given of each instance type, and uses."""
+
+    def read(conn: sa.Connection) -> list[Json]:
+        use, names = _use(conn, caller, query)
+        tenants = {given.tenant_id: given.org for given in use.allocations}
+        return [_tenant_shape(use, tenant_id, org, names) for tenant_id, org in tenants.items()]
+
+    return routing.json_response(await deps.store.read(read))
+
+
+@router.get(
+    "/machine/instance-type/stats/summary",
+    operation_id="get-machine-instance-type-stats-summary",
+    response_model=MachineSummary,
+)
+async def machine_summary(deps: Deps, caller: ProviderReader, query: SiteStats) -> Response:
+    """The machines with and without an instance type by status."""
+
+    def read(conn: sa.Connection) -> Json:
+        by_type = _use(conn, caller, query)[0].by_type
+        unassigned = by_type.pop(None, StatusCounts())
+        assigned = sum(by_type.values(), StatusCounts())
+        return {"assigned": _breakdown(assigned), "unassigned": _breakdown(unassigned)}
+
+    return routing.json_response(await deps.store.read(read))
+
+
+@router.get(
+    "/machine/instance-type/stats",
+    operation_id="get-machine-instance-type-stats",
+    response_model=list[MachineTypeStats],
+)
+async def machine_type_stats(deps: Deps, caller: ProviderReader, query: SiteStats) -> Response:
+    """The machines of each instance type by status, and the tenants that have them."""
+
+    def read(conn: sa.Connection) -> list[Json]:
+        use, names = _use(conn, caller, query)
+        return [_machine_type_shape(use, type_id, name) for type_id, name in names.items()]
+
+    return routing.json_response(await deps.store.read(read))
+
+
+def _use(conn: sa.Connection, caller: Caller, query: SiteStatsQuery) -> tuple[MachineUse, dict[str, str]]:
+    """The machines of the wanted sites, and the names of their instance types."""
+    provider_id = entitlements.provider_id_of(conn, caller.org)
+    if query.site_id is None:
+        mine = conn.execute(sa.select(site.c.id).where(site.c.provider_id == provider_id)).scalars()
+        sites = list(mine)
+    else:
+        sites = [str(query.site_id)]
+        if catalog.get_site(conn, sites[0]).provider_id != provider_id:
+            raise forbidden("Site is not associated with org's Infrastructure Provider")
+    types = sa.select(instance_type.c.id, instance_type.c.name).where(instance_type.c.site_id.in_(sites))
+    names = {row.id: row.name for row in conn.execute(types.order_by(instance_type.c.created))}
+    return statistics.machine_use(conn, sites), names

@@ -1,0 +1,107 @@
+"""Which trays are reserved, for whom and until when: what placement, quotas and the inventory ask.
+
+A reserved tray has one row, so that it waits for one organisation only. Whether its reservation counts is
+decided when it is read, by `in_force` of `core.place.reservations` with the site's clock. So every replica
+says the same, and nothing has to run when a reservation ends. Reservations are few; their trays may be
+many, and are read only for the machines in question.
+
+`reservations` makes and changes them.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.observation.latest import rfc3339
+from rackloom.carve.store.schema import instance, machine, reserved_tray, tenant, tray_reservation
+from rackloom.carve.store.values import RefusalKind, Rejected
+from rackloom.core.place.reservations import Reservation, in_force
+
+# Built once: every new instance runs these.
+_RESERVATIONS = sa.select(tray_reservation.c.id, tray_reservation.c.tenant_id, tray_reservation.c.until)
+is_in_reservations = machine.c.id.in_(
+    sa.select(reserved_tray.c.machine_id).where(
+        reserved_tray.c.reservation_id.in_(sa.bindparam("reservations", expanding=True))
+    )
+)
+"""Whether a row of the machine table is in one of the reservations of the parameter."""
+_TRAYS = (
+    sa.select(
+        reserved_tray.c.machine_id,
+        tray_reservation.c.id,
+        tray_reservation.c.tenant_id,
+        tenant.c.org,
+        tray_reservation.c.until,
+    )
+    .join(tray_reservation, tray_reservation.c.id == reserved_tray.c.reservation_id)
+    .join(tenant, tenant.c.id == tray_reservation.c.tenant_id)
+    .where(tray_reservation.c.id.in_(sa.bindparam("reservations", expanding=True)))
+    .order_by(reserved_tray.c.machine_id)
+)
+
+
+class ReservedTray(msgspec.Struct, frozen=True):
+    """A tray that is kept for an organisation."""
+
+    machine_id: str
+    reservation_id: str
+    tenant_id: str
+    org: str
+    until: float
+
+    def text(self) -> str:
+        """For operators: tenants do not learn of other tenants."""
+        return f"reserved for {self.org} until {rfc3339(self.until)}"
+
+
+def reservations_in_force(conn: sa.Connection, now: float) -> dict[str, Reservation]:
+    """The reservations that count now, by id."""
+    return in_force((Reservation(*row) for row in conn.execute(_RESERVATIONS)), now)
+
+
+def reserved_trays(
+    conn: sa.Connection, now: float, machine_ids: Collection[str] | None
+) -> dict[str, ReservedTray]:
+    """The trays of `machine_ids` that are reserved now, by machine; of all machines where None."""
+    if not (counting := reservations_in_force(conn, now)):
+        return {}
+    wanted = _TRAYS if machine_ids is None else _TRAYS.where(reserved_tray.c.machine_id.in_(machine_ids))
+    rows = conn.execute(wanted, {"reservations": list(counting)})
+    return {row.machine_id: ReservedTray(*row) for row in rows}
+
+
+def count_reserved_trays(conn: sa.Connection, tenant_id: str, now: float) -> int:
+    """How many trays are reserved for the tenant now."""
+    return _of_tenant(conn, tenant_id, now, sa.true()).total()
+
+
+def idle_reserved_machines(conn: sa.Connection, tenant_id: str, now: float) -> Mapping[str, int]:
+    """Instance type -> machines that are reserved for the tenant now and carry no instance."""
+    return _of_tenant(conn, tenant_id, now, machine.c.id.not_in(sa.select(instance.c.machine_id)))
+
+
+def check_unreserved(conn: sa.Connection, machine_ids: Collection[str], now: float) -> None:
+    """Refuse a change of machines that are reserved: it would take them from the reservation."""
+    for tray in reserved_trays(conn, now, machine_ids).values():
+        raise Rejected(
+            RefusalKind.CONFLICT,
+            f"Machine {tray.machine_id} is {tray.text()}",
+            nearest_fix=f"remove it from reservation {tray.reservation_id} first",
+        )
+
+
+def _of_tenant(
+    conn: sa.Connection, tenant_id: str, now: float, condition: sa.ColumnElement[bool]
+) -> Counter[str]:
+    mine = [of.id for of in reservations_in_force(conn, now).values() if of.owner == tenant_id]
+    if not mine:
+        return Counter()
+    counted: sa.Select[Any] = (
+        sa.select(machine.c.instance_type_id, sa.func.count())
+        .where(is_in_reservations, condition)
+        .group_by(machine.c.instance_type_id)
+    )
+    return Counter(dict(map(tuple, conn.execute(counted, {"reservations": mine}))))
