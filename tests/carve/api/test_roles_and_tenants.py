@@ -43,7 +43,9 @@ def theirs(api: Any) -> dict[str, str]:
     instance = api.instance(vpc)
     api.site.converge()
     allocation = api.get("allocation").json()[0]
+    entered = api.get("audit", params={"objectId": instance["id"]}).json()[0]
     return {
+        "auditEntryId": entered["id"],
         "instanceId": instance["id"],
         "machineId": instance["machineId"],
         "machineAssociationId": instance["machineId"],
