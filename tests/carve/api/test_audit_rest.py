@@ -16,7 +16,7 @@ from rackloom.carve.api.audit_middleware import UNAUTHENTICATED_REASONS, source_
 from rackloom.carve.api.auth import Role
 from rackloom.carve.store import audit
 from rackloom.carve.store.audit_trail import RequestAudit
-from rackloom.carve.store.schema import audit_entry
+from rackloom.carve.store.schema import audit_entry, provider
 
 PROVIDER = {"role": Role.PROVIDER_ADMIN}
 
@@ -80,6 +80,17 @@ def test_what_no_tenant_is_concerned_by_is_for_providers_alone(api: Any) -> None
     (entry,) = api.get("audit", **PROVIDER).json()
     assert (entry["objectKind"], entry["objectId"]) == ("nvlink-domain", domain)
     assert (entry["reason"], entry["fields"]) == (reason["reason"], ["reason"])
+
+
+def test_a_provider_of_no_site_here_reads_nothing_of_another(api: Any) -> None:
+    insert = sa.insert(provider).values(id="p2", org="elsewhere", created=1.0, updated=1.0)
+    api.site.run(lambda conn: conn.execute(insert))
+    api.partition("ours")
+    (entry,) = entries(api)
+    theirs = {"org": "elsewhere", **PROVIDER}
+    assert api.get("audit", **theirs).json() == []
+    assert api.get(f"audit/{UUID(int=entry.id)}", **theirs).status_code == 404
+    assert api.get("audit/retention", **theirs).status_code == 403
 
 
 def test_what_is_deleted_keeps_its_name(api: Any) -> None:

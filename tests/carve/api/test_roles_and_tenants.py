@@ -55,7 +55,9 @@ def theirs(api: Any) -> dict[str, str]:
     reservation = api.new(
         "tray-reservation", order | {"until": "1970-01-02T00:00:00Z"}, role=Role.PROVIDER_ADMIN
     )
+    entered = api.get("audit", params={"objectId": instance["id"]}).json()[0]
     return {
+        "auditEntryId": entered["id"],
         "roleName": "watcher",
         "serviceAccountId": account["id"],
         "serviceAccountKeyId": key["id"],

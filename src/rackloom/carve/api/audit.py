@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 from fastapi import Path
 from fastapi import Query as Param
@@ -26,7 +27,8 @@ from rackloom.carve.api.routing import Deps, ProviderReader, Reader, Row
 from rackloom.carve.api.wire import Answer, Json, PageQuery, Text, shape
 from rackloom.carve.store import audit
 from rackloom.carve.store.audit import EntryFilter, EntryPage
-from rackloom.carve.store.values import invalid, not_found
+from rackloom.carve.store.schema import site
+from rackloom.carve.store.values import forbidden, invalid, not_found
 from rackloom.carve.tenancy import entitlements
 
 # Query parameters.
@@ -180,17 +182,16 @@ async def list_entries(deps: Deps, caller: Reader, query: Annotated[AuditQuery, 
         raise invalid("Invalid orderBy value in query", orderBy=f"must be one of {wanted}")
     oldest_first = ORDERS[query.order_by]
 
-    def read(conn: sa.Connection) -> tuple[str | None, EntryPage]:
-        org = _readable(conn, caller)
+    def read(conn: sa.Connection) -> tuple[_Scope, EntryPage]:
+        scope = _scope_of(conn, caller)
         start = (query.page_number - 1) * query.page_size
-        wanted = _filter_of(query, org)
-        return org, audit.page_of_entries(
+        wanted = _filter_of(query, scope)
+        return scope, audit.page_of_entries(
             conn, wanted, start=start, size=query.page_size, oldest_first=oldest_first
         )
 
-    org, page = await deps.store.read(read)
-    convert = entry_shape if org is None else _tenant_entry_shape
-    response = routing.page_response([convert(row) for row in page.entries], page.total, query)
+    scope, page = await deps.store.read(read)
+    response = routing.page_response([scope.shape(row) for row in page.entries], page.total, query)
     if page.stopped_at is not None:
         response.headers[CONTINUE_HEADER] = (
             f"{'after' if oldest_first else 'before'}={_shown_id(page.stopped_at)}"
@@ -203,7 +204,8 @@ async def read_retention(deps: Deps, caller: ProviderReader) -> Response:
     """The oldest entry that is kept, and how many were removed before it."""
 
     def read(conn: sa.Connection) -> Json:
-        entitlements.provider_id_of(conn, caller.org)
+        if not _scope_of(conn, caller).is_whole_site:
+            raise forbidden("Only the provider of the site can read how its audit log is kept")
         kept = audit.kept_entries(conn)
         return shape(
             AuditRetention,
@@ -222,39 +224,56 @@ async def get_entry(deps: Deps, caller: Reader, entry_id: EntryId) -> Response:
     """One entry."""
 
     def read(conn: sa.Connection) -> Json:
-        org = _readable(conn, caller)
-        row = audit.entry_with_id(conn, _stored_id(entry_id), org)
+        scope = _scope_of(conn, caller)
+        row = audit.entry_with_id(conn, _stored_id(entry_id), scope.tenant_org, scope.org)
         if row is None:
             raise not_found(f"Could not find audit entry with ID: {entry_id}")
-        return entry_shape(row) if org is None else _tenant_entry_shape(row)
+        return scope.shape(row)
 
     return routing.json_response(await deps.store.read(read))
 
 
-def _readable(conn: sa.Connection, caller: Caller) -> str | None:
-    """The organisation whose entries the caller may read; None for all of them."""
+class _Scope(msgspec.Struct, frozen=True):
+    """Which entries a caller may read: those of a tenant, those that an organisation caused, or all."""
+
+    tenant_org: str | None = None
+    org: str | None = None
+
+    @property
+    def is_whole_site(self) -> bool:
+        """Whether these are all entries."""
+        return self.tenant_org is None and self.org is None
+
+    def shape(self, row: Row) -> Json:
+        """An entry as the caller sees it."""
+        return entry_shape(row) if self.tenant_org is None else _tenant_entry_shape(row)
+
+
+def _scope_of(conn: sa.Connection, caller: Caller) -> _Scope:
     provider, _ = routing.provider_and_tenant(conn, caller)
-    if provider:
-        return None
-    if Role.TENANT_ADMIN not in caller.roles:
-        entitlements.provider_id_of(conn, caller.org)
-    return caller.org
+    if provider and set(conn.execute(sa.select(site.c.provider_id)).scalars()) == {provider}:
+        return _Scope()
+    if Role.TENANT_ADMIN in caller.roles:
+        return _Scope(tenant_org=caller.org)
+    # Where these records have sites of other providers too, each provider reads its own requests.
+    entitlements.provider_id_of(conn, caller.org)
+    return _Scope(org=caller.org)
 
 
-def _filter_of(query: AuditQuery, org: str | None) -> EntryFilter:
+def _filter_of(query: AuditQuery, scope: _Scope) -> EntryFilter:
     return EntryFilter(
-        tenant_org=org,
+        tenant_org=scope.tenant_org,
         since=None if query.since is None else query.since.timestamp(),
         until=None if query.until is None else query.until.timestamp(),
         before=None if query.before is None else _stored_id(query.before),
         after=None if query.after is None else _stored_id(query.after),
         subject=query.user_id,
-        org=query.org_name if org is None else None,
+        org=scope.org or query.org_name,
         object_kind=query.object_kind,
         object_id=query.object_id,
         operation=query.operation_id,
         method=query.method,
-        channel=query.channel if org is None else None,
+        channel=query.channel,
         status=query.status_code,
         failed=query.failed_only,
     )

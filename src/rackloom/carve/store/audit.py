@@ -218,11 +218,14 @@ def _conditions(entry: Any, wanted: EntryFilter) -> list[sa.ColumnElement[bool]]
     return found
 
 
-def entry_with_id(conn: sa.Connection, entry_id: int, tenant_org: str | None) -> sa.Row[Any] | None:
-    """One entry; with `tenant_org`, only one that this tenant may read."""
+def entry_with_id(
+    conn: sa.Connection, entry_id: int, tenant_org: str | None, org: str | None
+) -> sa.Row[Any] | None:
+    """One entry, if it is one that this tenant may read and that this organisation caused; None: any."""
     query = sa.select(audit_entry).where(audit_entry.c.id == entry_id)
-    if tenant_org is not None:
-        query = query.where(audit_entry.c.tenant_org == tenant_org)
+    for column, wanted in ((audit_entry.c.tenant_org, tenant_org), (audit_entry.c.org, org)):
+        if wanted is not None:
+            query = query.where(column == wanted)
     return conn.execute(query).one_or_none()
 
 
