@@ -208,9 +208,15 @@ def _sick_gpu(chain: GpuChain) -> Iterator[Finding]:
         f"GPU {gpu.place.module_id} of {tray or f'slot {gpu.place.slot}'}",
         f"the switch controller says {gpu.problem or 'it is not healthy'}",
         cordon if tray else f"{_SHOW_DOMAIN} {quote(gpu.domain)}",
-        evidence=tuple(_gpu_evidence(chain)),
+        evidence=(*_gpu_evidence(chain), *_reservation_evidence(chain.machine)),
         where=tuple(_gpu_places(chain)),
     )
+
+
+def _reservation_evidence(machine: MachineRecord | None) -> Iterator[str]:
+    """Who waits for an empty tray; of one in use, a tenant may read the evidence."""
+    if machine is not None and machine.reservation and machine.instance is None:
+        yield f"records: machine {machine.id} is {machine.reservation}"
 
 
 def _gpu_evidence(chain: GpuChain) -> Iterator[str]:
@@ -297,6 +303,7 @@ def _tray(machine: MachineRecord, index: SnapshotIndex) -> Iterator[Finding]:
             evidence=(
                 f"records: slot {machine.slot} of {machine.chassis_serial}",
                 *(() if node is None else (f"node {node.name}: {'ready' if node.ready else 'not ready'}",)),
+                *_reservation_evidence(machine),
             ),
             where=where,
             since=machine.missing_since,
