@@ -65,7 +65,7 @@ async def measured(rounds: int, seconds: int, folder: Path) -> list[dict[str, An
     single, pair = (
         {name: statistics.median(row[name] for row in rows) for name in rows[0]} for rows in found.values()
     )
-    base = {"measure": "writes on PostgreSQL", "writers": ORGS * CONNECTIONS}
+    base = {"measure": "writes on PostgreSQL", "writers": ORGS * CONNECTIONS, **load()}
     rows = [
         {**base, "replicas": replicas, "rounds": rounds}
         | {name: round(value, 3) for name, value in row.items()}
@@ -74,8 +74,7 @@ async def measured(rounds: int, seconds: int, folder: Path) -> list[dict[str, An
     record = {name: round(statistics.median(row[name] for row in alone), 3) for name in alone[0]}
     rows.append({**base, "of": "the store without REST, one process", "rounds": rounds, **record})
     growth = {f"{name}_factor": round(pair[name] / single[name], 2) for name in ("per_s", "cpu_ms")}
-    waits = {"lock_wait_ms_more": round(pair["lock_wait_ms"] - single["lock_wait_ms"], 3)}
-    return [*rows, {**base, "of": "two replicas against one", **growth, **waits, **load()}]
+    return [*rows, {**base, "of": "two replicas against one", **growth}]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Writes take turns by organisation, on either database; on PostgreSQL those that wait share a commit."""
 
 import asyncio
+import math
 import threading
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.carve.conftest import PROFILE, TOPOLOGY
 from tests.carve.store.test_store_postgres import end_connections
 
 from rackloom.carve.inventory.enrolment import seed_embedded_site
+from rackloom.carve.store import postgres
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.group_commit import CommitGroup, TransactionQueue
 from rackloom.carve.store.journal import events_after, newest_event_number
@@ -83,6 +85,13 @@ def test_a_quiet_organisation_is_served_before_the_backlog_of_a_busy_one(tmp_pat
     assert asyncio.run(story()).index("quiet") <= 1
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a group takes on this machine, others may join it."""
+    monkeypatch.setattr(postgres, "GROUP_SECONDS", math.inf)
+
+
+@pytest.mark.usefixtures("patient")
 def test_what_waits_on_postgresql_shares_commits(postgres_url: str) -> None:
     async def main() -> Counter[int]:
         store = await Store.connect(postgres_url)
@@ -93,6 +102,7 @@ def test_what_waits_on_postgresql_shares_commits(postgres_url: str) -> None:
     assert len(asyncio.run(main())) <= 2
 
 
+@pytest.mark.usefixtures("patient")
 def test_on_postgresql_a_group_has_one_write_of_each_organisation(postgres_url: str) -> None:
     async def main() -> list[int]:
         store = await Store.connect(postgres_url)
