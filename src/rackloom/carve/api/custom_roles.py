@@ -11,7 +11,7 @@ from typing import Annotated
 import sqlalchemy as sa
 from fastapi import Path
 from pydantic import Field, StringConstraints
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller, Permission, Role, Side
@@ -125,7 +125,7 @@ async def update(
     return routing.json_response(changed)
 
 
-@router.delete("/{roleName}", operation_id="delete-role", response_class=PlainTextResponse, status_code=202)
+@router.delete("/{roleName}", operation_id="delete-role", response_model=wire.Message, status_code=202)
 async def delete(
     deps: Deps, caller: Administrator, name: RoleName, directory: KnownDirectory, own: OwnPermissions
 ) -> Response:

@@ -11,7 +11,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from pydantic import StringConstraints
 from pydantic import model_validator as validator
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.machines import Machine, MachineId, MachineIncludes, shown_machine
@@ -86,7 +86,7 @@ async def update(deps: Deps, caller: ProviderAdmin, machine_id: MachineId, body:
     return routing.json_response(await deps.store.run(update))
 
 
-@router.delete(ONE, operation_id="delete-machine", status_code=202, response_class=PlainTextResponse)
+@router.delete(ONE, operation_id="delete-machine", status_code=202, response_model=wire.Message)
 async def delete(deps: Deps, caller: ProviderAdmin, machine_id: MachineId) -> Response:
     """Forget a machine that is gone: it carries nothing, and its switch controller does not list it."""
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from fastapi import Path
 from fastapi import Query as Param
 from pydantic import AwareDatetime, Field, StrictInt
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
@@ -228,7 +228,7 @@ async def update(
     return routing.json_response(await deps.store.run(update))
 
 
-@router.delete(ONE, operation_id="delete-tray-reservation", status_code=202, response_class=PlainTextResponse)
+@router.delete(ONE, operation_id="delete-tray-reservation", status_code=202, response_model=wire.Message)
 async def delete(deps: Deps, caller: ProviderAdmin, reservation_id: ReservationId) -> Response:
     """Free the trays now; instances on them stay."""
 

@@ -13,7 +13,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from fastapi import Path
 from pydantic import AwareDatetime, Field, StringConstraints
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Permission, Role
@@ -139,7 +139,7 @@ async def get(deps: Deps, caller: Administrator, account_id: AccountId) -> Respo
 @router.delete(
     "/{serviceAccountId}",
     operation_id="delete-service-account",
-    response_class=PlainTextResponse,
+    response_model=wire.Message,
     status_code=202,
 )
 async def delete(
@@ -183,7 +183,7 @@ async def create_key(
 @router.delete(
     "/{serviceAccountId}/key/{serviceAccountKeyId}",
     operation_id="delete-service-account-key",
-    response_class=PlainTextResponse,
+    response_model=wire.Message,
     status_code=202,
 )
 async def revoke_key(

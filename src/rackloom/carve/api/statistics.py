@@ -34,7 +34,7 @@ class SiteStatsQuery(wire.Query):
 # Response models.
 
 
-class MachineStats(wire.Answer):
+class ProviderMachineStats(wire.Answer):
     """Machines of a provider by status."""
 
     total: int
@@ -109,7 +109,7 @@ class TenantStats(wire.Answer):
 class ProviderStats(wire.Answer):
     """What a provider has."""
 
-    machine: MachineStats
+    machine: ProviderMachineStats
     ip_block: ObjectStats
     tenant_account: TenantAccountStats
 
@@ -283,7 +283,7 @@ async def provider_stats(deps: Deps, caller: ProviderReader) -> Response:
     def read(conn: sa.Connection) -> Json:
         mine = entitlements.operates_machine(entitlements.provider_id_of(conn, caller.org))
         return {
-            "machine": _counts_shape(MachineStats, statistics.count_machines(conn, mine)),
+            "machine": _counts_shape(ProviderMachineStats, statistics.count_machines(conn, mine)),
             "ipBlock": _counts_shape(ObjectStats, StatusCounts()),
             "tenantAccount": _counts_shape(TenantAccountStats, StatusCounts()),
         }
