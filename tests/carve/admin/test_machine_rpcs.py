@@ -58,10 +58,10 @@ def test_where_an_uncertain_gpu_is_is_not_told(small_site, run_on_site):
     async def scenario(admin):
         request = pb.MachinesByIdsRequest(machine_ids=[ids_pb.MachineId(id="chassis0-0")])
         (shown,) = (await admin.forge.FindMachinesByIds(request)).machines
-        told = {gpu.guid: gpu.partition_id.value for gpu in shown.nvlink_status_observation.gpu_status}
-        assert told.pop(certain)
-        assert doubtful not in told
-        assert set(told.values()) == {""}
+        reported = {gpu.guid: gpu.partition_id.value for gpu in shown.nvlink_status_observation.gpu_status}
+        assert reported.pop(certain)
+        assert doubtful not in reported
+        assert set(reported.values()) == {""}
 
     run_on_site(scenario)
 
