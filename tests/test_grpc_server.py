@@ -72,7 +72,7 @@ async def served(
         await server.stop(0)
 
 
-async def strangers(port: int, addresses: list[str], ended: list[str]) -> None:
+async def crowd_silently(port: int, addresses: list[str], ended: list[str]) -> None:
     """One silent connection after another from each address; each is accepted before the next."""
     with ExitStack() as stack:
         for number, address in enumerate(addresses, 1):
@@ -100,7 +100,7 @@ def test_strangers_do_not_end_a_call_of_a_client_with_a_certificate(
             answer = asyncio.ensure_future(call(b""))
             await until_so(lambda: slow.begun == 1, "the call is under way")
             assert await call(b"now") == b"done"
-            await strangers(port, addresses, ended)
+            await crowd_silently(port, addresses, ended)
             assert not answer.done()
             slow.finish.set()
             assert await answer == b"done"
@@ -114,7 +114,7 @@ def test_a_client_without_a_certificate_is_no_better_than_a_stranger(authority: 
         async with served(slow, ended, authority, None) as (port, call):
             answer = asyncio.ensure_future(call(b""))
             await until_so(lambda: slow.begun == 1, "the call is under way")
-            await strangers(port, FROM_EVERYWHERE, ended)
+            await crowd_silently(port, FROM_EVERYWHERE, ended)
             with pytest.raises(grpc.aio.AioRpcError):
                 await answer
 
@@ -126,7 +126,7 @@ def test_after_its_calls_a_connection_gives_way_again(authority: Authority) -> N
         slow, ended = Slow(), []  # type: ignore[var-annotated]
         async with served(slow, ended, authority, "admin") as (port, call):
             assert await call(b"now") == b"done"
-            await strangers(port, FROM_EVERYWHERE, ended)
+            await crowd_silently(port, FROM_EVERYWHERE, ended)
             assert set(ended) == {"evicted"}
 
     asyncio.run(asyncio.wait_for(story(), PATIENCE))

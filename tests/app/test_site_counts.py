@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from rackloom.app.site.record_counts import count_site_records
@@ -17,6 +18,8 @@ from rackloom.core.partitions.domain import (
     DomainObservation,
     GpuHealth,
     ObservedGpu,
+    ObservedPartition,
+    PartitionHealth,
 )
 
 
@@ -100,3 +103,29 @@ def test_a_reading_that_is_outdated_counts_as_lost():
     assert (valid.endpoints["known"], valid.domains[0].gpus) == (2, {"healthy": 2})
     assert (outdated.endpoints["known"], outdated.domains[0].gpus) == (1, {})
     assert outdated.domains[0].observed_at == 5.0
+
+
+def test_a_partition_with_an_uncertain_gpu_has_unknown_health():
+    async def scenario():
+        store = Store.inline()
+        await store.run(_leader_and_standby)
+        certain, doubtful = (
+            ObservedPartition(
+                id=number,
+                name=f"p{number}",
+                members=frozenset({number}),
+                health=PartitionHealth.HEALTHY,
+                guid_based=True,
+                multicast_groups=0,
+            )
+            for number in (1, 2)
+        )
+        reading = msgspec.structs.replace(
+            _reading(11.0, 1, 2), partitions=(certain, doubtful), uncertain=frozenset({2})
+        )
+        await store.run(latest.save_reading, "leader", reading)
+        (counted,) = (await store.read(count_site_records, 0)).domains
+        await store.close()
+        return counted
+
+    assert asyncio.run(scenario()).partitions == {"healthy": 1, "unknown": 1}

@@ -94,6 +94,7 @@ class SmallSite:
         self._ids = itertools.count(last_id + 1)
         self.partitions: dict[str, dict[str, frozenset[int]]] = {domain: {} for domain in DOMAINS}
         self.health: dict[int, GpuHealth] = {}
+        self.uncertain: frozenset[int] = frozenset()
         self.site_id = self.read(lambda conn: conn.execute(sa.select(schema.site.c.id)).scalar_one())
         self.tenant = self.read(entitlements.get_tenant, "demo")
         self.type_id = self.read(lambda conn: conn.execute(sa.select(schema.instance_type.c.id)).scalar_one())
@@ -163,6 +164,7 @@ class SmallSite:
             partitions=tuple(partitions),
             limits=DomainLimits(),
             observed_at=self.now if at is None else at,
+            uncertain=self.uncertain.intersection(gpu.guid for gpu in gpus),
         )
 
     def observe(self, domain: str) -> None:

@@ -97,6 +97,19 @@ def test_a_silent_domain_hatches_its_own_rack_only():
     assert (first.switches, second.switches) == (FabricState.SILENT, FabricState.READ)
 
 
+def test_a_gpu_about_which_a_controller_contradicts_itself_is_unknown_alone():
+    seen = snapshot(1, 2)
+    first, *rest = seen.fabric_gpus
+    doubtful = msgspec.structs.replace(
+        seen, fabric_gpus=(msgspec.structs.replace(first, uncertain=True), *rest)
+    )
+    (rack,) = drawn(doubtful)
+    states = Counter(cell.state for tray in rack.trays for cell in tray.cells)
+    assert states[GpuState.UNKNOWN] == 1
+    seats = site_map(SiteReading(snapshot=doubtful)).gpus
+    assert [seat.chain.fabric.guid for seat in seats if seat.taken is None] == [first.guid]
+
+
 def told_of(**domain):
     """The drawing and the markup of the rack of a domain."""
     seen = snapshot(1, 2, HOLDERS)

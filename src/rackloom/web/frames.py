@@ -184,7 +184,8 @@ _GROUP_OF_MODE: Mapping[ColourMode, Callable[[RackFrame, GpuChain], ColourGroup 
 def _is_current(frame: RackFrame, mode: ColourMode, gpu: MapGpu, chain: GpuChain) -> bool:
     if mode is ColourMode.PARTITION:
         answered = Layer.FABRIC in frame.known and gpu.domain in frame.answering
-        return answered and chain.fabric is not None and not partition_hidden(chain)
+        certain = chain.fabric is not None and not chain.fabric.uncertain
+        return answered and certain and not partition_hidden(chain)
     if mode is ColourMode.TENANT:
         return chain.machine is not None and Layer.SITE in frame.known
     if mode is ColourMode.WORKLOAD and use_hidden(chain):

@@ -320,11 +320,13 @@ def _is_taken(facts: _ShareFacts, chain: GpuChain) -> bool | None:
     """Whether an instance or a pod has a GPU; None where a layer that would report it was not read.
 
     A layer that was asked and not read may know users of GPUs that it could not report. Of the fabric, only
-    the controllers of the GPU's own domain matter.
+    the controllers of the GPU's own domain matter, and what they contradict themselves about is not known.
     """
     if chain.use is not None or (chain.machine is not None and chain.machine.instance is not None):
         return True
     if Layer.FABRIC in facts.asked and (Layer.FABRIC not in facts.known or _domain_of(chain) in facts.silent):
+        return None
+    if chain.fabric is not None and chain.fabric.uncertain:
         return None
     reports = {Layer.SITE: chain.machine is not None, Layer.CLUSTER: chain.device is not None}
     known = all(layer in facts.known for layer, does in reports.items() if does or layer in facts.asked)

@@ -145,11 +145,29 @@ async def test_lists_that_contradict_each_other_accuse_nobody(store):
         observed(partitions=[partition(9, "by-hand", *guids)]), uncertain=guids
     )
     await store.run(records.record_observation, endpoint, doubtful, NOW)
-    (domain,) = (await fabrics(store)).domains
-    assert domain.unknown_since == domain.observed_at
-    assert domain.problem == "the lists of the switch controller contradict each other about 72 GPUs"
+    read = await fabrics(store)
+    assert (read.domains[0].uncertain, read.domains[0].answers) == (72, True)
     (found,) = examine(await site_snapshot(NOW, records=store, stale=FRESH))
     assert found.check == Check.CONTROLLER
+    assert "the lists of the switch controller contradict each other" in found.message
+    assert "and 64 more" in found.message
+
+
+async def test_only_the_gpus_of_a_contradiction_are_unknown(store):
+    endpoint = await seeded(store)
+    guids = sorted(gpu.guid for gpu in observed().gpus)
+    doubtful = msgspec.structs.replace(
+        observed(partitions=[partition(9, "by-hand", *guids[:2]), partition(8, "too", *guids[4:6])]),
+        uncertain=frozenset(guids[:2]),
+    )
+    await store.run(records.record_observation, endpoint, doubtful, NOW)
+    read = await fabrics(store)
+    assert {gpu.guid for gpu in read.fabric_gpus if gpu.uncertain} == set(guids[:2])
+    assert [(shown.name, shown.uncertain) for shown in read.partitions] == [("too", False), ("by-hand", True)]
+    found = examine(await site_snapshot(NOW, records=store, stale=FRESH))
+    assert {finding.check for finding in found} == {Check.CONTROLLER, Check.PARTITION_OWNED}
+    (named,) = (finding for finding in found if finding.check == Check.CONTROLLER)
+    assert all(f"0x{guid:016x}" in named.message for guid in guids[:2])
 
 
 async def test_a_controller_that_was_lost_says_since_when_and_why(store):

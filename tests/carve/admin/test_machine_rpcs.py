@@ -49,6 +49,23 @@ def test_a_gpu_mapping_is_repaired_and_the_next_observation_overrules_it(small_s
     ]
 
 
+def test_where_an_uncertain_gpu_is_is_not_told(small_site, run_on_site):
+    certain, doubtful = (small_site.guid(D0, 0, device) for device in (0, 1))
+    small_site.partitions[D0]["by-hand"] = frozenset({certain, doubtful})
+    small_site.uncertain = frozenset({doubtful})
+    small_site.observe_all()
+
+    async def scenario(admin):
+        request = pb.MachinesByIdsRequest(machine_ids=[ids_pb.MachineId(id="chassis0-0")])
+        (shown,) = (await admin.forge.FindMachinesByIds(request)).machines
+        reported = {gpu.guid: gpu.partition_id.value for gpu in shown.nvlink_status_observation.gpu_status}
+        assert reported.pop(certain)
+        assert doubtful not in reported
+        assert set(reported.values()) == {""}
+
+    run_on_site(scenario)
+
+
 @pytest.mark.parametrize("forgotten", [True, False])
 def test_who_shares_memory_with_a_machine_that_is_no_more_is_told_at_once(small_site, run_on_site, forgotten):
     """At rest a reading only confirms what is known, so nothing else would tell for ten minutes."""

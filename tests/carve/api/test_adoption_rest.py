@@ -109,6 +109,25 @@ def test_a_partition_that_may_not_be_adopted_creates_nobody(api: Any, domain: st
     assert (refused.status_code, refused.json()["message"]) == (409, "The partition holds no GPU")
 
 
+def test_a_partition_whose_members_are_doubtful_is_not_adopted(api: Any, domain: str) -> None:
+    def health() -> str:
+        (shown,) = api.get("nvlink-partition", role=VIEWER).json()
+        assert shown["name"] == "theirs"
+        return str(shown["health"])
+
+    assert health() == "healthy"
+    api.site.uncertain = gpus(api.site, domain, 1, 1)
+    api.site.observe_all()
+    refused = adopt(api, domain, owner=OWNER)
+    assert refused.status_code == 409
+    assert "contradicts itself" in refused.json()["message"]
+    assert health() == "unknown"
+    api.site.uncertain = gpus(api.site, domain, 2, 0)
+    api.site.observe_all()
+    assert health() == "healthy"
+    assert adopt(api, domain, owner=OWNER).status_code == 200
+
+
 def test_an_outdated_reading_proves_no_partition(api: Any, domain: str) -> None:
     api.site.tick(DEFAULT_VALID_SECONDS + 2.0)
     for refused in (

@@ -193,8 +193,8 @@ def test_streams_say_again_that_it_is_unknown_after_an_event_says_ready(
 
 
 def statuses_of(object_id: str, heard: list[Any]) -> list[str]:
-    told = [json.loads(event.data) for event in heard]
-    return [event["status"] for event in told if event["id"] == object_id]
+    reported = [json.loads(event.data) for event in heard]
+    return [event["status"] for event in reported if event["id"] == object_id]
 
 
 def follow(

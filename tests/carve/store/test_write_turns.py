@@ -13,7 +13,9 @@ from sqlalchemy.exc import IntegrityError
 from tests.carve.conftest import PROFILE, TOPOLOGY
 from tests.carve.store.test_store_postgres import end_connections
 
+from rackloom.carve.inventory.endpoints import register_endpoint
 from rackloom.carve.inventory.enrolment import seed_embedded_site
+from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store import postgres
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.group_commit import CommitGroup, TransactionQueue
@@ -251,3 +253,47 @@ def test_a_quota_holds_for_sixteen_writers_of_two_replicas(postgres_url: str) ->
     assert created == quota
     # Two for each creation, without a gap.
     assert numbers == list(range(1, 2 * quota + 1))
+
+
+def test_a_lease_is_renewed_before_the_backlog_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the site's own work too: a replica whose renewal waits loses its domains."""
+
+    def nobody(_: object) -> Any:
+        raise AssertionError("no endpoint is registered")
+
+    async def story() -> list[str]:
+        store, order = Store.open(tmp_path), []
+        await store.run(register_endpoint, "http://switch", ["CHASSIS"], 1.0, lambda: "endpoint")
+        reconciler, asked = Reconciler(store, nobody, lambda: 1.0), asyncio.Event()
+        renewing = reconciler._lease_store.run
+
+        async def run(*words: Any) -> Any:
+            asked.set()
+            return await renewing(*words)
+
+        monkeypatch.setattr(reconciler._lease_store, "run", run)
+
+        async def write(to: Store, who: str) -> None:
+            await to.run(lambda conn: conn.execute(sa.select(1)).scalar_one())
+            order.append(who)
+
+        async def renew() -> None:
+            assert len(await reconciler._share()) == 1
+            order.append("lease")
+
+        everybody_waits = threading.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(store.run(lambda _: everybody_waits.wait(60)))
+            for _ in range(16):
+                tasks.create_task(write(store.on_behalf_of("busy"), "busy"))
+                tasks.create_task(write(store, "site"))
+            tasks.create_task(renew())
+            await asked.wait()
+            await _settled()
+            everybody_waits.set()
+        await store.close()
+        return order
+
+    assert asyncio.run(story()).index("lease") <= 3

@@ -15,7 +15,13 @@ from tests.core.takeover.readings import (
 from tests.core.takeover.test_takeover_planner import here_after
 
 from rackloom.core.takeover.planner import plan_takeover
-from rackloom.core.takeover.records import PauseDomain, SettleDomain, SiteInstance, subject_of_step
+from rackloom.core.takeover.records import (
+    OwnedRecord,
+    PauseDomain,
+    SettleDomain,
+    SiteInstance,
+    subject_of_step,
+)
 from rackloom.core.takeover.rollback import imported_steps, rollback_obstacles
 
 PLAN = plan_takeover(nico_reading(), site_reading())
@@ -69,3 +75,18 @@ def test_new_instances_on_imported_records_stand_in_the_way():
         "instance new of acme is in the imported VPC net",
         "instance new of acme uses the imported logical partition train",
     ]
+
+
+def test_an_imported_instance_that_has_joined_another_partition_since_stands_in_the_way():
+    site = imported_site()
+    first, *rest = site.instances
+    own = OwnedRecord(id=uuid(901), org=first.org, name="own")
+    moved = msgspec.structs.replace(first, interfaces={**first.interfaces, 0: own.id})
+    changed = msgspec.structs.replace(
+        site, instances=(moved, *rest), logical_partitions=(*site.logical_partitions, own)
+    )
+    assert rollback_obstacles(PLAN, changed) == [
+        f"the imported instance {first.name} of {first.org} has joined logical partition own"
+    ]
+    left = msgspec.structs.replace(site, instances=(msgspec.structs.replace(first, interfaces={}), *rest))
+    assert rollback_obstacles(PLAN, left) == []

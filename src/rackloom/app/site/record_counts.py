@@ -29,7 +29,7 @@ from rackloom.carve.store.schema import (
 )
 from rackloom.carve.store.schema import status_history as history
 from rackloom.carve.store.values import Status
-from rackloom.core.partitions.domain import DomainObservation, GpuHealth
+from rackloom.core.partitions.domain import DomainObservation, GpuHealth, as_known
 
 
 class DomainCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +120,9 @@ def _domain_counts(uuid: str, readings: list[_ControllerReading]) -> DomainCount
         uuid=uuid,
         kind=next(reading.kind for reading in readings if reading.row is counts),
         observed_at=observed.observed_at,
-        partitions=Counter(partition.health.name.lower() for partition in observed.partitions),
+        partitions=Counter(
+            as_known(partition, observed.uncertain).health.name.lower() for partition in observed.partitions
+        ),
         gpus=Counter(gpu.health.name.lower() for gpu in observed.gpus),
         nodes=_node_counts(observed),
     )

@@ -125,17 +125,13 @@ def _decoded(shown: _DomainFacts) -> _DecodedReading:
     owners = (shown.owners.get(partition.name) for partition in partitions)
     return _DecodedReading(
         tuple(_gpus(observed, partitions)),
-        tuple(map(partial(_partition, observed.domain), partitions, owners)),
+        tuple(map(partial(_partition, observed), partitions, owners)),
         len(observed.uncertain),
     )
 
 
 def _with_contradiction(domain: NvlinkDomainRecord, reading: _DecodedReading | None) -> NvlinkDomainRecord:
-    """Nobody can be accused by lists that contradict each other: what they show is not how things are."""
-    if reading is None or not reading.uncertain or domain.unknown_since is not None:
-        return domain
-    problem = f"the lists of the switch controller contradict each other about {reading.uncertain} GPUs"
-    return msgspec.structs.replace(domain, unknown_since=domain.observed_at, problem=problem)
+    return domain if reading is None else msgspec.structs.replace(domain, uncertain=reading.uncertain)
 
 
 def _readings(conn: sa.Connection) -> Mapping[str, list[_EndpointReading]]:
@@ -202,13 +198,13 @@ def _unknown_by_silence(readings: list[_EndpointReading], now: float) -> _Unknow
 def _gpus(observed: DomainObservation, partitions: Iterable[ObservedPartition]) -> Iterator[FabricGpuRecord]:
     holders = grouped((guid, partition.id) for partition in partitions for guid in partition.members)
     for gpu in sorted(observed.gpus, key=lambda gpu: (gpu.tray_index, gpu.module_id)):
-        yield _gpu(observed.domain, gpu, holders[gpu.guid])
+        yield _gpu(observed, gpu, holders[gpu.guid])
 
 
-def _gpu(domain: str, gpu: ObservedGpu, holders: list[int]) -> FabricGpuRecord:
+def _gpu(observed: DomainObservation, gpu: ObservedGpu, holders: list[int]) -> FabricGpuRecord:
     known = gpu.health is not GpuHealth.UNKNOWN
     return FabricGpuRecord(
-        domain=domain,
+        domain=observed.domain,
         place=SlotKey(gpu.chassis_serial, gpu.slot, gpu.module_id),
         guid=gpu.guid,
         tray_index=gpu.tray_index,
@@ -216,13 +212,17 @@ def _gpu(domain: str, gpu: ObservedGpu, holders: list[int]) -> FabricGpuRecord:
         problem="" if gpu.health is GpuHealth.HEALTHY else gpu.health.name,
         partition=holders[0] if holders else None,
         also=tuple(holders[1:]),
+        uncertain=gpu.guid in observed.uncertain,
     )
 
 
-def _partition(domain: str, partition: ObservedPartition, recorded: str | None) -> PartitionRecord:
+def _partition(
+    observed: DomainObservation, partition: ObservedPartition, recorded: str | None
+) -> PartitionRecord:
+    doubtful = observed.uncertain
     owner, health = found.classify_owner(partition, recorded), partition.health
     return PartitionRecord(
-        domain=domain,
+        domain=observed.domain,
         id=partition.id,
         name=partition.name,
         healthy=health is PartitionHealth.HEALTHY if health is not PartitionHealth.UNKNOWN else None,
@@ -230,6 +230,7 @@ def _partition(domain: str, partition: ObservedPartition, recorded: str | None) 
         logical=recorded if owner is found.Owner.SITE else None,
         default=owner is found.Owner.DEFAULT,
         owner=owner.value,
+        uncertain=bool(doubtful) and (not partition.members or not partition.members.isdisjoint(doubtful)),
     )
 
 

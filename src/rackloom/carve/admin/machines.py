@@ -3,7 +3,8 @@
 A repair is overruled by the next observation where it is wrong. Force-delete first releases the
 instance; it is called again until the machine is free, and then the machine is removed. Removing it
 earlier would leave its GPUs in a partition. As upstream, a GPU that is in no partition is shown without
-a domain.
+a domain. One whose partition is not known, because the controller contradicts itself, is left out like one
+that the controller does not list.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from rackloom.carve.admin.partitions import PartitionListing, list_partitions
 from rackloom.carve.inventory import enrolment, maintenance
 from rackloom.carve.inventory.enrolment import DeclaredGpu
 from rackloom.carve.observation import latest
+from rackloom.carve.observation.latest import LatestObservation
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import machine as table
 from rackloom.carve.store.values import Changed, invalid
@@ -91,8 +93,7 @@ def _load(conn: sa.Connection, wanted: Sequence[str], valid_from: float) -> list
     listed = list_partitions(conn, valid_from)
     owners = {(partition.view.domain, partition.view.partition.name): partition for partition in listed}
     observed = {
-        domain: latest.latest_of_domain(conn, domain, valid_from).observation
-        for domain in {row.domain for row in rows}
+        domain: latest.latest_of_domain(conn, domain, valid_from) for domain in {row.domain for row in rows}
     }
     return [_message(row, gpus[row.id], observed[row.domain], owners) for row in rows]
 
@@ -100,7 +101,7 @@ def _load(conn: sa.Connection, wanted: Sequence[str], valid_from: float) -> list
 def _message(
     row: _Row,
     gpus: Sequence[_Row],
-    observed: DomainObservation | None,
+    known: LatestObservation,
     owners: dict[tuple[str, str], PartitionListing],
 ) -> pb.Machine:
     shown = pb.Machine(
@@ -109,9 +110,9 @@ def _message(
         instance_type_id=row.instance_type_id,
         nvlink_info=_info(row, gpus),
     )
-    if observed is not None:
-        shown.last_observation_time.CopyFrom(timestamp(observed.observed_at))
-        shown.nvlink_status_observation.CopyFrom(_status(gpus, observed, owners))
+    if known.observation is not None:
+        shown.last_observation_time.CopyFrom(timestamp(known.observation.observed_at))
+        shown.nvlink_status_observation.CopyFrom(_status(gpus, known.observation, known.uncertain, owners))
     return shown
 
 
@@ -125,10 +126,13 @@ def _info(row: _Row, gpus: Sequence[_Row]) -> pb.MachineNVLinkInfo:
 
 
 def _status(
-    gpus: Sequence[_Row], observed: DomainObservation, owners: dict[tuple[str, str], PartitionListing]
+    gpus: Sequence[_Row],
+    observed: DomainObservation,
+    uncertain: frozenset[int],
+    owners: dict[tuple[str, str], PartitionListing],
 ) -> pb.MachineNVLinkStatusObservation:
     holder = {guid: partition.name for partition in observed.partitions for guid in partition.members}
-    present = {gpu.guid for gpu in observed.gpus}
+    present = {gpu.guid for gpu in observed.gpus} - uncertain
     statuses = [
         _gpu_status(gpu, observed.domain, owners.get((observed.domain, holder.get(int(gpu.guid), ""))))
         for gpu in gpus

@@ -91,8 +91,8 @@ async def follow(
         for event in found:
             after = event.number
             yield _sent_event(event)
-        told = {event.note.object_id for event in found}
-        shown = {key: note for key, note in shown.items() if key not in told}
+        reported = {event.note.object_id for event in found}
+        shown = {key: note for key, note in shown.items() if key not in reported}
         if is_behind:
             continue
         new = [note for key, note in outdated_now.items() if shown.get(key) != note]

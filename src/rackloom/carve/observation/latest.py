@@ -133,6 +133,11 @@ class LatestObservation(msgspec.Struct, frozen=True):
         return () if self.observation is None else (self.observation, *self.others)
 
     @property
+    def uncertain(self) -> frozenset[int]:
+        """Fabric GUIDs about whose partition any valid reading contradicts itself."""
+        return frozenset().union(*(reading.uncertain for reading in self.shown))
+
+    @property
     def operators_doubt(self) -> str:
         """The sentence of doubt for those who operate the domain, and for nobody else."""
         if self.cause is None or self.unknown_since is None:

@@ -39,6 +39,7 @@ from rackloom.core.partitions.domain import (
     UNCERTAIN_REASON,
     DomainObservation,
     ObservedPartition,
+    as_known,
 )
 from rackloom.core.partitions.partition_layout import is_tray_partition
 
@@ -61,7 +62,10 @@ class Owner(StrEnum):
 
 
 class FoundPartitionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition in the newest observation of its domain."""
+    """A partition in the newest observation of its domain.
+
+    Its health is unknown where any reading contradicts itself about a GPU of it.
+    """
 
     domain: str
     observed_at: float
@@ -82,7 +86,7 @@ def partitions_of_domains(
         FoundPartitionView(
             domain=domain,
             observed_at=known.observation.observed_at,
-            partition=partition,
+            partition=as_known(partition, known.uncertain),
             owner=classify_owner(partition, owners.get((domain, partition.name))),
             logical_partition=_logical_partition_of(owners.get((domain, partition.name))),
         )
@@ -175,7 +179,7 @@ def _foreign_partition(
     found = [partition for partition in known.observation.partitions if partition.name == name]
     if not found:
         raise not_found("Could not find a partition with specified name in the newest observation")
-    if any(not reading.uncertain.isdisjoint(found[0].members) for reading in known.shown):
+    if not known.uncertain.isdisjoint(found[0].members):
         raise conflict(f"What the partition holds cannot be told: {UNCERTAIN_REASON}")
     _check_adoptable(conn, domain, found[0])
     return known.shown, found[0]

@@ -147,6 +147,8 @@ class NvlinkDomainRecord(msgspec.Struct, frozen=True, kw_only=True):
     disputed: bool = False
     """Whether they answer, and contradict one another or those of another domain."""
     paused: bool = False
+    uncertain: int = 0
+    """How many GPUs its controller contradicts itself about."""
     default_policy: str = ""
     """What the site does with the factory's partition: keep, tray or none; empty: not known."""
 
@@ -171,6 +173,8 @@ class FabricGpuRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Id of the physical partition that holds it, unique within its domain; None: in none."""
     also: tuple[int, ...] = ()
     """Further partitions that list it too: a GPU belongs to at most one."""
+    uncertain: bool = False
+    """Whether the controller contradicts itself about its partition."""
 
 
 class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -187,6 +191,8 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The factory's partition."""
     owner: str = ""
     """As the site classifies it: site, tray, default, released or foreign; empty: not known."""
+    uncertain: bool = False
+    """Whether its controller contradicts itself about its members, or may have left them out."""
 
 
 class LostPartition(msgspec.Struct, frozen=True, kw_only=True):

@@ -140,6 +140,13 @@ def contradicted_gpus(claims: Mapping[int, int], partitions: Collection[Observed
     return frozenset(naming).union(*listed)
 
 
+def as_known(partition: ObservedPartition, uncertain: Collection[int]) -> ObservedPartition:
+    """The partition; with unknown health where it is uncertain whether it has all of its members."""
+    if partition.members.isdisjoint(uncertain):
+        return partition
+    return msgspec.structs.replace(partition, health=PartitionHealth.UNKNOWN)
+
+
 UNCERTAIN_REASON = "the switch controller contradicts itself about the partition of this GPU"
 
 

@@ -16,7 +16,8 @@ leads. A recorded blocker is appended to the reason. Tenants read partition numb
 other owners' partitions.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -32,16 +33,18 @@ from rackloom.core.partitions.partition_layout import is_tray_partition
 from rackloom.core.partitions.planner import NO_NVLINK
 
 WAITING_REASON = "waiting for the switch controller to be read after this was asked for"
+MOST_NAMED = 4
+"""Partitions that a sentence about one GPU names."""
 NO_GPUS_REASON = "the switch controller lists no GPU: it is a standby, or the rack is empty"
 
 
 def holders(observation: DomainObservation) -> dict[int, tuple[ObservedPartition, ...]]:
     """The partitions that hold each GPU."""
-    found: dict[int, tuple[ObservedPartition, ...]] = {}
+    found: dict[int, list[ObservedPartition]] = defaultdict(list)
     for partition in observation.partitions:
         for guid in partition.members:
-            found[guid] = (*found.get(guid, ()), partition)
-    return found
+            found[guid].append(partition)
+    return {guid: tuple(holding) for guid, holding in found.items()}
 
 
 class DomainFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +161,7 @@ def _not_released(
         return _with_blocker(f"the GPU is still in partition {_names(ours)}", guid, facts)
     if facts.lost and guid not in facts.present:
         # A GUID-based partition keeps the names of GPUs that are away, also while a list omits it.
-        missing = " and ".join(sorted(facts.lost))
+        missing = _first_of(sorted(facts.lost))
         return f"the switch controller lists neither the GPU nor partition {missing}, which may hold it"
     return None if facts.present else NO_GPUS_REASON
 
@@ -226,9 +229,16 @@ def _foreign_member(partition: ObservedPartition, tenant: str, facts: DomainFact
 
 
 def _names(partitions: Iterable[ObservedPartition]) -> str:
-    return " and ".join(partition.name for partition in partitions)
+    return _first_of([partition.name for partition in partitions])
 
 
 def _numbers(partitions: Iterable[ObservedPartition]) -> str:
     # By number: a tenant reads this, and the name of another owner's partition would show whose it is.
-    return " and ".join(str(partition.id) for partition in partitions)
+    return _first_of([str(partition.id) for partition in partitions])
+
+
+def _first_of(partitions: Sequence[str]) -> str:
+    """All of a few; of many the first, and how many more: the sentence is stored for each GPU."""
+    named = " and ".join(partitions[:MOST_NAMED])
+    more = len(partitions) - MOST_NAMED
+    return f"{named} and {more} more" if more > 0 else named

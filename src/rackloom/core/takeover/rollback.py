@@ -1,9 +1,13 @@
 """What stands in the way of undoing a plan: whatever was built on imported records since.
 
 A rollback removes exactly what the import created. `rollback_obstacles` names, before anything is removed,
-the records and partitions that depend on it and that the import did not create. It also refuses when an
-adopted partition has other members than at its adoption, because then the site has changed it.
+the records and partitions that depend on it and that the import did not create. An imported instance that its
+tenant has since joined to another logical partition is such an obstacle: with its record, the GPUs would
+leave the memory that they share. It also refuses when an adopted partition has other members than at its
+adoption, because then the site has changed it.
 """
+
+from collections.abc import Collection
 
 from rackloom.core.takeover.records import (
     AdoptPartition,
@@ -13,6 +17,7 @@ from rackloom.core.takeover.records import (
     PauseDomain,
     RecordedStep,
     SettleDomain,
+    SiteInstance,
     SiteReading,
     TakeoverPlan,
     subject_of_step,
@@ -31,7 +36,7 @@ def imported_steps(plan: TakeoverPlan, site: SiteReading) -> list[RecordedStep]:
 def rollback_obstacles(plan: TakeoverPlan, site: SiteReading) -> list[str]:
     """Why the plan cannot be undone now; empty when it can."""
     done = imported_steps(plan, site)
-    instances = {step.id for step in done if isinstance(step, CreateInstance)}
+    instances = {step.id: step for step in done if isinstance(step, CreateInstance)}
     others = [instance for instance in site.instances if instance.id not in instances]
     vpcs = {step.id: step.name for step in done if isinstance(step, CreateVpc)}
     partitions = {step.id: step.name for step in done if isinstance(step, CreateLogicalPartition)}
@@ -52,6 +57,12 @@ def rollback_obstacles(plan: TakeoverPlan, site: SiteReading) -> list[str]:
         for partition in site.partitions
         if partition.logical_partition in partitions and (partition.domain, partition.name) not in adopted
     ]
+    obstacles += [
+        f"the imported instance {instance.name} of {instance.org} has joined logical partition {joined}"
+        for instance in site.instances
+        if instance.id in instances
+        for joined in _joined_since(instances[instance.id], instance, partitions, site)
+    ]
     listed = {(partition.domain, partition.name): partition for partition in site.partitions}
     for place, step in adopted.items():
         if place[0] in site.unreadable:
@@ -59,3 +70,13 @@ def rollback_obstacles(plan: TakeoverPlan, site: SiteReading) -> list[str]:
         elif place not in listed or set(listed[place].guids) != set(step.guids):
             obstacles.append(f"partition {place[1]} has other GPUs than when it was adopted")
     return obstacles
+
+
+def _joined_since(
+    step: CreateInstance, instance: SiteInstance, imported: Collection[str], site: SiteReading
+) -> list[str]:
+    """The names of the logical partitions that neither the import made nor the instance had at the import."""
+    planned = {interface.logical_partition for interface in step.interfaces}
+    joined = set(instance.interfaces.values()) - planned - set(imported)
+    names = {record.id: record.name for record in site.logical_partitions}
+    return sorted(names.get(used, used) for used in joined)

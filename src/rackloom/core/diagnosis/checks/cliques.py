@@ -28,10 +28,15 @@ def check_cliques(index: SnapshotIndex) -> Iterator[Finding]:
     clusters = _domain_by_cluster_uuid(index)
     for name, gpus in sorted(index.by_node.items()):
         node = index.nodes.get(name)
-        if node is not None and all(chain.fabric and index.is_fresh(chain.fabric.domain) for chain in gpus):
+        if node is not None and all(_is_known(chain, index) for chain in gpus):
             yield from _check_node(node, gpus, clusters)
     for node in index.snapshot.nodes:
         yield from _several_writers(node)
+
+
+def _is_known(chain: GpuChain, index: SnapshotIndex) -> bool:
+    gpu = chain.fabric
+    return gpu is not None and not gpu.uncertain and index.is_fresh(gpu.domain)
 
 
 def _check_node(

@@ -51,11 +51,31 @@ def check_controllers(index: SnapshotIndex) -> Iterator[Finding]:
     for domain in index.snapshot.domains:
         yield from _silent_domain(domain, held[domain.uuid])
         yield from _paused_domain(domain)
+    yield from _contradicted_gpus(index)
     if index.can_see(Layer.FABRIC):
         for domain in index.snapshot.domains:
             yield from _away_controllers(domain, index.snapshot.at)
         for uuid, machines in _without_controller(index).items():
             yield _no_controller_registered(uuid, machines)
+
+
+def _contradicted_gpus(index: SnapshotIndex) -> Iterator[Finding]:
+    """One finding for each domain whose controller contradicts itself about some GPUs: these are unknown."""
+    doubtful = grouped(
+        (gpu.domain, gpu)
+        for gpu in index.snapshot.fabric_gpus
+        if gpu.uncertain and index.is_fresh(gpu.domain)
+    )
+    for uuid, gpus in doubtful.items():
+        named = ", ".join(f"0x{gpu.guid:016x}" for gpu in gpus[:_MOST_NAMED])
+        more = f" and {len(gpus) - _MOST_NAMED} more" if len(gpus) > _MOST_NAMED else ""
+        yield unknown(
+            Check.CONTROLLER,
+            f"{len(gpus)} GPUs of domain {uuid}",
+            f"the lists of the switch controller contradict each other about them: {named}{more}",
+            f"{_SHOW_DOMAIN} {quote(uuid)}  # then find out who changes partitions on its switch controller",
+            where=tuple(at_gpu(uuid, gpu.guid) for gpu in gpus),
+        )
 
 
 def _silent_domain(domain: NvlinkDomainRecord, held: int) -> Iterator[Finding]:
@@ -162,6 +182,8 @@ def _no_controller_registered(uuid: str, machines: list[MachineRecord]) -> Findi
 # Health of GPUs.
 
 
+_MOST_NAMED = 8
+"""GPUs that a sentence names."""
 _MANY_TRAYS = 3
 """The least number of trays whose common problem is not taken for chance."""
 

@@ -55,7 +55,7 @@ def check_partitions(index: SnapshotIndex) -> Iterator[Finding]:
         for number in (gpu.partition, *gpu.also)
     )
     for partition in index.snapshot.partitions:
-        if index.is_fresh(partition.domain):
+        if index.is_fresh(partition.domain) and not partition.uncertain:
             yield from _check_partition(partition, members[partition.domain, partition.id], index)
     yield from _lost_partitions(index)
     for chain in index.chains:
@@ -166,8 +166,10 @@ def _lost_partitions(index: SnapshotIndex) -> Iterator[Finding]:
     requested = grouped(
         ((domains.get(gpu.machine, ""), gpu.logical), gpu.machine) for gpu in index.snapshot.instance_gpus
     )
+    doubtful = {domain.uuid for domain in index.snapshot.domains if domain.uncertain}
     for partition in index.snapshot.lost_partitions:
-        if not index.is_fresh(partition.domain):
+        # A list that contradicts itself may omit a partition that stands.
+        if not index.is_fresh(partition.domain) or partition.domain in doubtful:
             continue
         machines = requested[partition.domain, partition.logical]
         nodes = [index.node_of_machine[machine] for machine in machines if machine in index.node_of_machine]
@@ -221,7 +223,9 @@ def _instance_requests(index: SnapshotIndex) -> Iterator[Finding]:
 
 
 def _is_elsewhere(gpu: InstanceGpuRecord, chain: GpuChain | None, index: SnapshotIndex) -> bool:
-    if chain is None or chain.fabric is None or not index.is_fresh(chain.fabric.domain):
+    if chain is None or chain.fabric is None or chain.fabric.uncertain:
+        return False
+    if not index.is_fresh(chain.fabric.domain):
         return False
     return gpu.logical is not None and (chain.partition is None or chain.partition.logical != gpu.logical)
 
@@ -235,7 +239,8 @@ def _request_finding(
     since = min((gpu.since for gpu in gpus if gpu.since is not None), default=None)
     wanted = "no partition" if first.logical is None else _logical_name(first.logical, index)
     young = since is not None and index.snapshot.at - since < SETTLES_IN
-    report = unknown if young or not index.is_fresh(domain) else fails
+    doubtful = any(chain.fabric is not None and chain.fabric.uncertain for chain in chains)
+    report = unknown if young or doubtful or not index.is_fresh(domain) else fails
     return report(
         Check.INTERFACE,
         f"instance {instance}",
