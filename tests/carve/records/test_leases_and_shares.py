@@ -140,7 +140,7 @@ def test_of_two_leases_in_one_domain_that_of_the_smaller_endpoint_counts(small_s
     together = sa.update(schema.endpoint).values(domain=next(iter(small_site.endpoint)))
     small_site.run(lambda conn: conn.execute(together))
     begin(small_site, small)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLost, match=r"^another replica reconciles this domain now$"):
         begin(small_site, large)
     small_site.tick(LEASE)
     begin(small_site, large)
