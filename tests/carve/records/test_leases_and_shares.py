@@ -131,6 +131,24 @@ def test_an_operation_is_begun_under_the_newest_lease_only(small_site: Any, firs
     assert small_site.read(lambda conn: conn.execute(count).scalar_one()) == 2
 
 
+def test_of_two_leases_in_one_domain_that_of_the_smaller_endpoint_counts(small_site: Any) -> None:
+    small_site.observe_all()
+    first, other = sorted(small_site.endpoint.values())
+    small, large = acquire(small_site, first, "a"), acquire(small_site, other, "b")
+    for lease in (small, large):
+        begin(small_site, lease)  # in domains of their own both count
+    together = sa.update(schema.endpoint).values(domain=next(iter(small_site.endpoint)))
+    small_site.run(lambda conn: conn.execute(together))
+    begin(small_site, small)
+    with pytest.raises(LeaseLost, match=r"^another replica reconciles this domain now$"):
+        begin(small_site, large)
+    small_site.tick(LEASE)
+    begin(small_site, large)
+    both = [acquire(small_site, endpoint, "c") for endpoint in (first, other)]
+    for lease in both:
+        begin(small_site, lease)
+
+
 @pytest.mark.slow
 def test_of_two_replicas_that_turn_out_to_hold_one_domain_only_one_may_act(small_site: Any) -> None:
     small_site.observe_all()

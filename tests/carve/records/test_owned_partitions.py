@@ -67,9 +67,10 @@ def test_after_a_crash_before_the_fabric_was_asked_the_name_stays_known(small_si
 def test_a_late_answer_to_an_interrupted_operation_is_recorded(small_site: Any, begun: Any) -> None:
     domain, *_, operation = begun
     small_site.observe(domain)
-    small_site.finish(operation, "refused", "RESOURCE_EXHAUSTED")
+    outcome = ("refused", "RESOURCE_EXHAUSTED", "no room")
+    small_site.run(records.finish_operation, operation, *outcome, small_site.tick())
     (row,) = operations(small_site)
-    assert (row.state, row.code) == ("refused", "RESOURCE_EXHAUSTED")
+    assert (row.state, row.code, row.message, row.finished) == (*outcome, small_site.now)
 
 
 def test_a_refused_create_is_forgotten_once_the_fabric_is_seen_without_it(
