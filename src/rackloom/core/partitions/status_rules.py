@@ -16,6 +16,7 @@ leads. A recorded blocker is appended to the reason. Tenants read partition numb
 other owners' partitions.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -37,11 +38,11 @@ NO_GPUS_REASON = "the switch controller lists no GPU: it is a standby, or the ra
 
 def holders(observation: DomainObservation) -> dict[int, tuple[ObservedPartition, ...]]:
     """The partitions that hold each GPU."""
-    found: dict[int, tuple[ObservedPartition, ...]] = {}
+    found: defaultdict[int, list[ObservedPartition]] = defaultdict(list)
     for partition in observation.partitions:
         for guid in partition.members:
-            found[guid] = (*found.get(guid, ()), partition)
-    return found
+            found[guid].append(partition)
+    return {guid: tuple(partitions) for guid, partitions in found.items()}
 
 
 class DomainFacts(msgspec.Struct, frozen=True, kw_only=True):
