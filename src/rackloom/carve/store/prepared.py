@@ -11,7 +11,7 @@ columns have defaults that SQLAlchemy fills in.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
@@ -92,8 +92,7 @@ class PreparedStatement:
 
     @cached_property
     def _compiled(self) -> SQLCompiler:
-        compiled = self._statement.compile(dialect=_DIALECT, column_keys=list(self._values) or None)
-        return cast("SQLCompiler", compiled)
+        return self._statement.compile(dialect=_DIALECT, column_keys=list(self._values) or None)
 
     @cached_property
     def _text(self) -> str:
