@@ -14,10 +14,12 @@ instances, or `/instance/type` would be read as an instance id. `RouteIndex` fin
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -25,6 +27,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackloom.carve.api import (
@@ -221,7 +224,7 @@ class AuthenticationMiddleware:
 
 
 def complete_openapi(app: FastAPI) -> None:
-    """Describe authentication, error bodies and the headers of pages."""
+    """Serve /openapi.json, with authentication, error bodies and the headers of pages; encoded once."""
     gather = app.openapi
 
     def described() -> dict[str, Any]:
@@ -240,6 +243,15 @@ def complete_openapi(app: FastAPI) -> None:
         return app.openapi_schema or {}
 
     app.openapi = described  # type: ignore[method-assign]
+
+    @cache
+    def encoded() -> bytes:
+        return msgspec.json.encode(app.openapi())
+
+    async def document(_request: Request) -> Response:
+        return Response(encoded(), media_type="application/json")
+
+    app.router.routes.append(Route("/openapi.json", document))
 
 
 def _describe_errors(operation: dict[str, Any]) -> None:
@@ -290,6 +302,7 @@ def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
     app = FastAPI(
         title="Rackloom",
         version=version("rackloom"),
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
