@@ -40,11 +40,11 @@ def test_rows_are_written_and_read_as_sqlalchemy_does(conn: sa.Connection) -> No
     found = conn.execute(ALL).all()
     assert [dict(row._mapping) for row in found] == ROWS
     assert PreparedStatement(ALL).all(conn, {}) == found
-    one = sa.select(TABLE).where(TABLE.c.id == sa.bindparam("wanted")).limit(1)
-    row = PreparedStatement(one).one_or_none(conn, {"wanted": "b"})
+    only = sa.select(TABLE).where(TABLE.c.id == sa.bindparam("wanted")).limit(1)
+    row = PreparedStatement(only).one_or_none(conn, {"wanted": "b"})
     assert row is not None
     assert (row.flag, row.kept, row._mapping["filled"]) == (None, None, {"x": "ü"})
-    assert PreparedStatement(one).one_or_none(conn, {"wanted": "c"}) is None
+    assert PreparedStatement(only).one_or_none(conn, {"wanted": "c"}) is None
 
 
 def test_what_a_change_returns_is_read(conn: sa.Connection) -> None:
@@ -69,6 +69,6 @@ def test_several_rows_for_the_only_row_are_an_error(conn: sa.Connection) -> None
 
 
 def test_a_parameter_that_is_missing_is_an_error(conn: sa.Connection) -> None:
-    one = sa.select(TABLE).where(TABLE.c.id == sa.bindparam("wanted"))
+    only = sa.select(TABLE).where(TABLE.c.id == sa.bindparam("wanted"))
     with pytest.raises(KeyError):
-        PreparedStatement(one).one_or_none(conn, {})
+        PreparedStatement(only).one_or_none(conn, {})
