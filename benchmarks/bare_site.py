@@ -11,6 +11,8 @@ thread is changed. What the service does besides, `EXTRA` of `site_peer` names.
 Prints its port, and serves until its standard input ends.
 """
 
+# ruff: noqa: S608 (the names of tables and columns are constants)
+
 import asyncio
 import sqlite3
 import sys
@@ -31,7 +33,11 @@ from rackloom.acceptor import bound_socket
 from rackloom.carve.api.auth import LOCAL_AUDIENCE, LOCAL_ISSUER, LOCAL_KEY_FILE
 from rackloom.carve.api.instance_wire import KEPT_DEFAULTS
 from rackloom.carve.api.instances import InstanceQuery
-from rackloom.carve.api.logical_partitions import LogicalPartitionCreate, LogicalPartitionUpdate, PartitionQuery
+from rackloom.carve.api.logical_partitions import (
+    LogicalPartitionCreate,
+    LogicalPartitionUpdate,
+    PartitionQuery,
+)
 from rackloom.carve.api.vpcs import VpcCreate
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store.database import DATABASE
@@ -345,12 +351,10 @@ def begin_history(object_id: str, entries: list[tuple[str, str]], now: float) ->
 async def create_partition(tenant: Tenant, body: LogicalPartitionCreate) -> JSONResponse:
     new, now = str(uuid4()), time.time()
     with Write():
-        check_new(
-            "logical_partition", QuotaKind.LOGICAL_PARTITIONS, tenant["id"], body.site_id, body.name
-        )
+        check_new("logical_partition", QuotaKind.LOGICAL_PARTITIONS, tenant["id"], body.site_id, body.name)
         peer.db.execute(
-            "INSERT INTO logical_partition (id, tenant_id, site_id, name, description, status, created, updated)"
-            " VALUES (?, ?, ?, ?, ?, 'Ready', ?, ?)",
+            "INSERT INTO logical_partition (id, tenant_id, site_id, name, description, status, created,"
+            " updated) VALUES (?, ?, ?, ?, ?, 'Ready', ?, ?)",
             (new, tenant["id"], str(body.site_id), body.name, body.description, now, now),
         )
         entries = [

@@ -5,13 +5,14 @@ answers are compared field by field before anything is timed. Then rounds of bot
 of the rounds' ratios is what counts, in requests per second and in CPU time of the server. A tenant of 20, of
 1,000 and of 10,000 rows shows whether a page costs more where there is more behind it.
 
-Where the time of a request goes is measured apart (`site_request`), so that no clock is read in a timed round.
+Where the time of a request goes is measured apart (`site_request`): no clock is read in a timed round.
 """
 
 import json
 import shutil
 import sqlite3
 import statistics
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from site_figures import load
 from site_passes import fill
 from site_plant import Plant, call, plant
 from site_process import Answer, Request, Server, Spent, serving
+from site_request import parts_of
 
 from rackloom.carve.inventory.enrolment import DEMO_ORG
 from rackloom.carve.store.database import DATABASE
@@ -34,6 +36,7 @@ AT_ONCE = 16
 SIZES = (20, 1_000, 10_000)
 """Logical partitions of the tenants whose pages are asked for."""
 PAGE = 20
+PROFILED_REQUESTS = 100
 EXTRA = (
     "limits of connections, heads, bodies and of each organisation's rate",
     "roles and parameters as declared for each operation",
@@ -41,7 +44,7 @@ EXTRA = (
     "statuses of outdated readings",
     "quotas of every kind",
 )
-"""What the service does for a request and the peer does not. The peer writes an audit row, the service none."""
+"""What the service does for a request and the peer does not. The peer writes a row for the audit besides."""
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -67,8 +70,9 @@ async def measured(rounds: int, milliseconds: int, folder: Path) -> list[dict[st
     """A row for each workload."""
     with TemporaryDirectory(dir=folder) as beside:
         seeded = await _seed(Path(beside))
-        peer_home = Path(beside) / "peer"
-        shutil.copytree(seeded.home, peer_home)
+        peer_home, untouched = Path(beside) / "peer", Path(beside) / "untouched"
+        for copy in (peer_home, untouched):
+            shutil.copytree(seeded.home, copy)
         async with (
             serving("site_server.py", seeded.home) as ours,
             serving("bare_site.py", peer_home) as peer,
@@ -77,6 +81,11 @@ async def measured(rounds: int, milliseconds: int, folder: Path) -> list[dict[st
             for workload in _workloads(seeded):
                 await _compare(ours, peer, seeded, workload)
                 rows.append(await _row(ours, peer, seeded, workload, rounds, milliseconds / 1e3))
+        number = PROFILED_REQUESTS if rounds > 1 else AT_ONCE
+        for row, workload in zip(rows, _workloads(seeded), strict=True):
+            token = seeded.tokens[workload.org]
+            row |= await parts_of(untouched, token, workload.org, workload.requests, number)
+    _print_table(rows)
     return rows
 
 
@@ -99,7 +108,7 @@ async def _seed(folder: Path) -> Seeded:
         site_id = (await site.ask("GET", "site"))[0]["id"]
         tokens = {org: site.token_of(org) for org in (*orgs, DEMO_ORG)}
         ids = (site_id, partition["id"], instance["vpcId"], instance["id"])
-        await _copy(site, home)
+        _copy(site, home)
     for size in SIZES:
         _insert_partitions(home, _org(size), size, site_id)
     return Seeded(home, tokens, *ids)
@@ -109,7 +118,7 @@ def _org(size: int) -> str:
     return f"tenant-of-{size}"
 
 
-async def _copy(site: Plant, home: Path) -> None:
+def _copy(site: Plant, home: Path) -> None:
     """The database and the key of the tokens, as they are now."""
     home.mkdir()
     shutil.copytree(site.home / "keys", home / "keys")
@@ -201,7 +210,9 @@ async def _compare(ours: Server, peer: Server, seeded: Seeded, workload: Workloa
     mine, theirs = [await server.ask(token, workload.org, request) for server in (ours, peer)]
     is_new = request[0] != "GET"
     if mine.status != theirs.status or _comparable(mine, is_new) != _comparable(theirs, is_new):
-        raise RuntimeError(f"{workload.name}: {_comparable(mine, is_new)} is not {_comparable(theirs, is_new)}")
+        raise RuntimeError(
+            f"{workload.name}: {_comparable(mine, is_new)} is not {_comparable(theirs, is_new)}"
+        )
 
 
 def _comparable(answer: Answer, is_new: bool) -> Any:
@@ -242,7 +253,9 @@ async def _row(
         "ratio": round(statistics.median(ratios), 2),
         "ratio_min": round(min(ratios), 2),
         "ratio_max": round(max(ratios), 2),
-        "cpu_ratio": round(statistics.median(b.cpu_us / a.cpu_us for a, b in zip(mine, theirs, strict=True)), 2),
+        "cpu_ratio": round(
+            statistics.median(b.cpu_us / a.cpu_us for a, b in zip(mine, theirs, strict=True)), 2
+        ),
         "rounds": rounds,
         "per_s": round(statistics.median(spent.per_s for spent in mine)),
         "against_per_s": round(statistics.median(spent.per_s for spent in theirs)),
@@ -250,3 +263,19 @@ async def _row(
         "against_cpu_us": round(statistics.median(spent.cpu_us for spent in theirs)),
         **load(),
     }
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    """The same to read, beside the rows."""
+    parts = ("token", "routing", "parameters", "sql", "records", "encoding", "rest")
+    print(
+        f"{'requests per second and CPU against the peer':45} ratio (rounds)     CPU  us of",
+        *parts,
+        file=sys.stderr,
+    )
+    for row in rows:
+        spread = f"{row['ratio_min']:.2f}-{row['ratio_max']:.2f}"
+        shares = " ".join(f"{row[f'{part}_us']:>{len(part)}}" for part in parts)
+        ratios = f"{row['ratio']:5.2f} ({spread}) {row['cpu_ratio']:5.2f}"
+        print(f"{row['of']:45} {ratios}  {row['request_us']:5} {shares}", file=sys.stderr)
+    print("besides the same answer the service does:", *EXTRA, sep="\n  ", file=sys.stderr)

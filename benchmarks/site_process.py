@@ -1,4 +1,4 @@
-"""A server of a benchmark as a process of its own: how it is started, what it used, and the client that asks it.
+"""A server of a benchmark as a process: how it is started, what it used, and the client that asks it.
 
 The client is as small as can be, with connections that stay open: its cost would hide that of the servers.
 """
@@ -164,5 +164,3 @@ class Connection:
     def close(self) -> None:
         """Close."""
         self._writer.close()
-
-

@@ -13,12 +13,33 @@ FIELDS = {
     "latency": {"measure", "domains", "samples", "p50_ms", "p99_ms", "load", "cpus"},
     "passes": {"measure", "to_do", "domains", "gpus", "cpu_s", "wall_s", "passes", "load", "cpus"},
     "rest": {"measure", "of", "against", "ratio", "rounds", "per_s", "cpu_ms", "load", "cpus"},
+    "peer": {
+        "measure",
+        "of",
+        "ratio",
+        "cpu_ratio",
+        "cpu_us",
+        "request_us",
+        "sql_us",
+        "token_us",
+        "load",
+        "cpus",
+    },
     "memory": {"measure", "domains", "resident_mib", "kib_per_domain", "load", "cpus"},
     "sizing": {"measure", "domains", "start_s", "idle_cpus", "resident_mib", "database_mib", "ready_p99_ms"},
     "fairness": {"measure", "writers", "write_p99_factor", "read_p99_factor", "busy_per_s", "load", "cpus"},
     "postgres": {"measure", "writers", "load", "cpus"},
 }
-ROWS = {"latency": 1, "passes": 2, "rest": 5, "memory": 1, "fairness": 2, "sizing": 1, "postgres": 4}
+ROWS = {
+    "latency": 1,
+    "passes": 2,
+    "rest": 5,
+    "peer": 15,
+    "memory": 1,
+    "fairness": 2,
+    "sizing": 1,
+    "postgres": 4,
+}
 
 
 @pytest.mark.slow

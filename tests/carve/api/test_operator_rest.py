@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from rackloom.carve.api.auth import Role
 from rackloom.carve.observation import latest

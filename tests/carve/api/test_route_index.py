@@ -37,5 +37,5 @@ def test_a_route_that_it_cannot_find_is_refused_at_the_start(path: str) -> None:
     router.add_api_route(path, lambda: None)
     (route,) = router.routes
     assert isinstance(route, APIRoute)
-    with pytest.raises(ValueError, match="build its router with|no word follows"):
+    with pytest.raises(ValueError, match=r"build its router with|no word follows"):
         RouteIndex(access.BASE, [route])

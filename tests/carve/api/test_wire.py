@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from rackloom.carve.api import wire
 

@@ -74,9 +74,7 @@ def give(conn: sa.Connection, owner: str, trays: int) -> None:
         place = {"chassis_serial": tray, "slot": slot, "tray_index": slot, "rack": "rack"}
         conn.execute(sa.insert(machine).values(id=tray, **NAMED, **place))
         running = {**mine, "name": tray, "vpc_id": made, "machine_id": tray}
-        conn.execute(
-            sa.insert(instance).values(id=tray, placement="", intent_at=1.0, extra={}, **running)
-        )
+        conn.execute(sa.insert(instance).values(id=tray, placement="", intent_at=1.0, extra={}, **running))
         rows = [
             {
                 "id": f"{tray}-{device}", "instance_id": tray, "logical_partition_id": made,

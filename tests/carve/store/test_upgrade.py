@@ -17,7 +17,23 @@ from rackloom.carve.store import schema
 from rackloom.carve.store.database import DATABASE, Store
 from rackloom.carve.store.schema import metadata
 
-OLD = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013", "0014", "0015"]
+OLD = [
+    "0001",
+    "0002",
+    "0003",
+    "0004",
+    "0005",
+    "0006",
+    "0007",
+    "0008",
+    "0009",
+    "0010",
+    "0011",
+    "0012",
+    "0013",
+    "0014",
+    "0015",
+]
 Rows = dict[str, dict[str, Any]]
 FACTS = json.dumps({"partitions": [{"id": 7, "name": "theirs", "guid_based": True, "members": [9]}]})
 """The reading of a controller, with a partition that is not in the records."""

@@ -255,7 +255,7 @@ class AuthenticationMiddleware:
 
 
 def complete_openapi(app: FastAPI) -> None:
-    """Describe authentication, error bodies and the headers of pages."""
+    """Describe authentication, error bodies, the headers of pages, and the versions of the contract."""
     gather = app.openapi
 
     def described() -> dict[str, Any]:

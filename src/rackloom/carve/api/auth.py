@@ -5,9 +5,9 @@ prefix before its first underscore. The algorithm is a property of the trusted k
 token, so a token cannot select another algorithm. The current time is passed in, so tokens also expire in a
 simulation.
 
-Tokens that were found valid are remembered (`VerifiedTokens`), because a signature costs as much as the rest of
-a read. What depends on the time is checked for each request. Keys belong to a verifier for as long as it lives:
-whoever trusts other keys makes a new one, which remembers nothing.
+Tokens that were found valid are remembered (`VerifiedTokens`), because to verify a signature costs a third of
+a read. What depends on the time is checked for each request. A verifier keeps its keys for as long as it
+lives: whoever trusts other keys makes a new one, which remembers nothing.
 
 A token must end, and within a limit: it may be valid for at most the maximum lifetime of its issuer from
 now on (`exp`). It must be valid by now (`nbf`) and issued by now (`iat`), both with `CLOCK_SKEW` seconds

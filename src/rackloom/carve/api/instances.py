@@ -49,6 +49,7 @@ from rackloom.carve.api.wire import (
 )
 from rackloom.carve.observation import latest
 from rackloom.carve.store.journal import StatusRecord
+from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import instance_type, site, tenant
 from rackloom.carve.store.values import Changed, Status
@@ -90,6 +91,7 @@ InstanceId = Annotated[UUID, Path(alias="instanceId")]
 _OPERATING_SYSTEM = table.c.extra["operatingSystemId"].as_string()
 _SECURITY_GROUP = table.c.extra["networkSecurityGroupId"].as_string()
 _OF_TENANT = INSTANCE_LISTING.where(table.c.tenant_id == sa.bindparam("tenant"))
+_BY_ID = PreparedStatement(INSTANCE_LISTING.where(table.c.id == sa.bindparam("wanted")))
 _BY_IDS = INSTANCE_LISTING.where(table.c.id.in_(sa.bindparam("ids", expanding=True)))
 
 
@@ -316,8 +318,8 @@ LISTING = routing.Listing(
 
 def _get(conn: sa.Connection, org: str, instance_id: str, query: RelationQuery, valid_from: float) -> Json:
     instances.get_instance(conn, entitlements.tenant_id_of(conn, org), instance_id)
-    row = conn.execute(_BY_IDS, {"ids": [instance_id]}).one()
-    return instance_shapes(conn, [row], query, latest.outdated_domains(conn, valid_from))[0]
+    rows = _BY_ID.all(conn, {"wanted": instance_id})
+    return instance_shapes(conn, rows, query, latest.outdated_domains(conn, valid_from))[0]
 
 
 def _row(conn: sa.Connection, caller: Caller, instance_id: UUID) -> Row:

@@ -26,7 +26,7 @@ class RouteIndex(BaseRoute):
             word = self._word(route.path)
             if "{" in word:
                 raise ValueError(f"{route.path}: no word follows {base}")
-            for method in route.methods:
+            for method in route.methods or ():
                 self._routes[method, word].append(route)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:

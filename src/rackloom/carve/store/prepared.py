@@ -9,7 +9,7 @@ On PostgreSQL, where a statement waits for the network, it runs as any other sta
 columns have defaults that SQLAlchemy fills in.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -40,14 +40,13 @@ class PreparedStatement:
             return conn.execute(self._statement, parameters).one_or_none()
         # The driver's list, not its cursor: an open one would keep the statement in use.
         found = self._execute(conn, parameters).fetchall()
-        return IteratorResult(self._metadata, map(self._converted, found)).one_or_none() if found else None
+        return self._result(found).one_or_none() if found else None
 
     def all(self, conn: sa.Connection, parameters: Mapping[str, object]) -> Sequence[sa.Row[Any]]:
         """All rows."""
         if not self._runs_directly(conn):
             return conn.execute(self._statement, parameters).all()
-        found = self._execute(conn, parameters).fetchall()
-        return IteratorResult(self._metadata, map(self._converted, found)).all()
+        return self._result(self._execute(conn, parameters).fetchall()).all()
 
     def change(self, conn: sa.Connection, parameters: Mapping[str, object]) -> int:
         """Insert, update or delete rows; returns how many."""
@@ -80,6 +79,9 @@ class PreparedStatement:
             for name, convert in self._parameters
         ]
 
+    def _result(self, found: Iterable[tuple[Any, ...]]) -> IteratorResult[Any]:
+        return IteratorResult(self._metadata, map(self._converted, found))
+
     def _converted(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         if not self._results:
             return row
@@ -90,9 +92,7 @@ class PreparedStatement:
 
     @cached_property
     def _compiled(self) -> SQLCompiler:
-        compiled = self._statement.compile(dialect=_DIALECT, column_keys=list(self._values) or None)
-        assert isinstance(compiled, SQLCompiler)
-        return compiled
+        return self._statement.compile(dialect=_DIALECT, column_keys=list(self._values) or None)
 
     @cached_property
     def _text(self) -> str:

@@ -92,6 +92,10 @@ def provider_id_of(conn: sa.Connection, org: str) -> str:
 
 def orgs_by_id(conn: sa.Connection, table: sa.Table, ids: Collection[str]) -> dict[str, str]:
     """The org of each tenant or infrastructure provider; `table` says which."""
+    if len(ids) == 1:
+        (only,) = ids
+        row = find_row(conn, table, id=only)
+        return {} if row is None else {only: row.org}
     return {row[0]: row[1] for row in conn.execute(_select_orgs(table), {"ids": list(ids)}).all()}
 
 
