@@ -44,7 +44,7 @@ EXTRA = (
     "statuses of outdated readings",
     "quotas of every kind",
 )
-"""What the service does for a request and the peer does not. The peer writes a row for the audit besides."""
+"""What the service does for a request and the peer does not."""
 
 
 class Workload(msgspec.Struct, frozen=True):

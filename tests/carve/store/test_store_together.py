@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -209,13 +210,13 @@ class _Groups:
         self.groups: list[list[str]] = []
         self.seconds = 0.0
 
-    def ask(self, org: str, *, write: bool = True, then: Callable[[], object] = lambda: None) -> None:
+    def ask(self, org: str, *, then: Callable[[], object] = lambda: None) -> None:
         def work(_: sa.Connection) -> None:
             self.groups[-1].append(org)
             self.seconds += 1.0
             then()
 
-        self.waiting.add(work, write=write, org=org)
+        self.waiting.add(work, write=True, org=org)
 
     def run(self) -> list[list[str]]:
         while self.waiting.has(write=True):
@@ -253,12 +254,40 @@ def test_a_newcomer_shares_the_commit_of_a_group_that_has_begun() -> None:
     assert groups.run()[0] == ["busy", "quiet"]
 
 
-def test_a_read_of_another_does_not_wait_for_a_backlog_of_writes() -> None:
-    groups = _Groups()
-    groups.ask("quiet", write=False)
-    for _ in range(5):
-        groups.ask("busy")
-    assert groups.run() == [["busy"]] * 5
+def test_no_read_waits_for_a_write(tmp_path: Path) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def work(conn: sa.Connection) -> None:
+        _put(conn, "new")
+        begun.set()
+        assert goes_on.wait(60)
+
+    async def story(store: Store) -> list[list[str]]:
+        writing = asyncio.create_task(store.run(work))
+        await asyncio.to_thread(begun.wait, 60)
+        before = await store.read(_names)
+        goes_on.set()
+        await writing
+        return [before, await store.read(_names)]
+
+    assert _in_store(tmp_path, story) == [[], ["new"]]
+
+
+@pytest.mark.parametrize("writers", [1, 8])
+def test_a_read_sees_every_write_that_was_acknowledged(tmp_path: Path, writers: int) -> None:
+    async def write_and_look(store: Store, name: str) -> bool:
+        await store.run(_put, name)
+        return name in await store.read(_names)
+
+    async def story(store: Store) -> list[bool]:
+        names = [f"{number:03}" for number in range(120)]
+        seen = []
+        for first in range(0, len(names), writers):
+            group = names[first : first + writers]
+            seen += await asyncio.gather(*(write_and_look(store, name) for name in group))
+        return seen
+
+    assert all(_in_store(tmp_path, story))
 
 
 def test_who_asks_for_long_transactions_has_fewer_of_them() -> None:

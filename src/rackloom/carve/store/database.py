@@ -9,9 +9,10 @@ process changed.
 
 SQLite belongs to one process. `HomeDirectoryLock` takes an flock on the home directory and refuses a
 second process by the pid of the first; the kernel drops an flock when its process ends. A service uses
-one connection on a dedicated thread, so that the event loop never waits for the disk, and a second one
-for surveys, which the write-ahead log (WAL) lets read at the same time. `Store.inline` uses no thread,
-for simulations under virtual time. With `synchronous=FULL` a commit survives a power loss.
+one connection for writes, one for reads and one for surveys, each on a thread of its own: the event loop
+never waits for the disk, and the write-ahead log (WAL) lets a read begin while a commit waits for it. A read
+sees every write that was acknowledged before it was requested. `Store.inline` uses no thread, for
+simulations under virtual time. With `synchronous=FULL` a commit survives a power loss.
 
 Group commit and the turns of organisations are in `group_commit`: writes that wait share one transaction,
 each in a savepoint of its own. When SQLite rolls the whole transaction back, for example on a full disk,
@@ -163,11 +164,13 @@ class SqliteBackend:
         engine: sa.Engine,
         lock: HomeDirectoryLock | None,
         thread: ThreadPoolExecutor | None,
+        reader: "_ReadConnection | None" = None,
         surveyor: "_ReadConnection | None" = None,
     ) -> None:
         self._engine = engine
         self._lock = lock
         self._thread = thread
+        self._reader = reader
         self._surveyor = surveyor
         self._waiting = TransactionQueue()
 
@@ -182,7 +185,8 @@ class SqliteBackend:
             thread.shutdown()
             lock.release()
             raise
-        return cls(engine, lock, thread, _ReadConnection(home / DATABASE))
+        reader, surveyor = (_ReadConnection(home / DATABASE, name) for name in ("reads", "survey"))
+        return cls(engine, lock, thread, reader, surveyor)
 
     @classmethod
     def inline(cls, home: Path | None) -> "SqliteBackend":
@@ -197,11 +201,15 @@ class SqliteBackend:
             raise
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool, org: str = "") -> T:
-        """Run `work` in one transaction; with one connection, transactions are serial."""
-        if self._thread is None:
+        """Run `work` in one transaction; writes are serial, and so are reads."""
+        if self._thread is None or self._reader is None:
             return self._transact(work, write)
         result: Future[T] = self._waiting.add(work, write=write, org=org)
-        self._thread.submit(self._run_waiting)
+        # A call for each request. It finds nothing when an earlier one took its request into a group.
+        if write:
+            self._thread.submit(run_group_commit, self._waiting, self._write, write=True)
+        else:
+            self._reader.submit(run_group_commit, self._waiting, self._reader.transact, write=False)
         return await asyncio.wrap_future(result)
 
     async def survey(self, work: Callable[[sa.Connection], T]) -> T:
@@ -217,8 +225,9 @@ class SqliteBackend:
 
     async def close(self) -> None:
         """Finish running transactions and release the home directory."""
-        if self._surveyor is not None:
-            await self._surveyor.close()
+        for readers in (self._reader, self._surveyor):
+            if readers is not None:
+                await readers.close()
         await self._call(self._engine.dispose)
         if self._thread is not None:
             self._thread.shutdown()
@@ -231,26 +240,28 @@ class SqliteBackend:
         future: Future[T] = self._thread.submit(work)
         return await asyncio.wrap_future(future)
 
-    def _run_waiting(self) -> None:
-        """Run what waits; nothing, when an earlier call took it into its group."""
-        # One group of each kind for each request: whatever waits, the calls that were submitted suffice.
-        run_group_commit(self._waiting, lambda work: self._transact(work, write=True), write=True)
-        run_group_commit(self._waiting, lambda work: self._transact(work, write=False), write=False)
+    def _write(self, work: Callable[[sa.Connection], None]) -> None:
+        self._transact(work, write=True)
 
     def _transact(self, work: Callable[[sa.Connection], T], write: bool) -> T:
         return _run_transaction(self._engine, work, write)
 
 
 class _ReadConnection:
-    """A second connection that only reads, on a separate thread."""
+    """Another connection, which only reads, on a thread of its own."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str) -> None:
         self._engine = _create_engine(path)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="site-survey")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"site-{name}")
+        self.submit = self._thread.submit
+
+    def transact(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run `work` in a transaction, on the thread that calls."""
+        return _run_transaction(self._engine, work, write=False)
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
-        future: Future[T] = self._thread.submit(_run_transaction, self._engine, work, write=False)
-        return await asyncio.wrap_future(future)
+        """Run `work` in a transaction, after those that were submitted before."""
+        return await asyncio.wrap_future(self._thread.submit(self.transact, work))
 
     async def close(self) -> None:
         """Close the connection, after the running read."""
@@ -366,7 +377,7 @@ class Store:
 
     @classmethod
     def open(cls, home: Path) -> "Store":
-        """Lock `home`, migrate `<home>/site.db` and serve it from one thread. Raises Refused if locked."""
+        """Lock `home`, migrate `<home>/site.db` and serve it. Raises Refused if locked."""
         return cls(SqliteBackend.open(home))
 
     @classmethod

@@ -66,7 +66,7 @@ class TransactionQueue:
         with self._lock:
             queue = self._of(write)
             while (org := queue.next_flow()) is not None:
-                if org in group and len(group.union(self._writes.flows, self._reads.flows)) > 1:
+                if org in group and len(group.union(queue.flows)) > 1:
                     return None
                 _, job = queue.take()
                 if job.result.set_running_or_notify_cancel():
