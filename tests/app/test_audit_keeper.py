@@ -108,6 +108,20 @@ def test_old_and_surplus_entries_go_in_small_batches(tmp_path, monkeypatch, sett
     run(tmp_path, scenario, **settings)
 
 
+@pytest.mark.parametrize(("now", "newest"), [(500 * DAY, 9 * DAY), (9 * DAY, -400 * DAY)])
+def test_no_clock_alone_removes_the_log(tmp_path, now, newest):
+    """A clock that is far ahead; an entry with a time of long ago behind younger ones."""
+
+    async def scenario(store, _audit, keeper, clock):
+        times = [*(day * DAY for day in range(9)), newest]
+        await store.run(append_entries, [entry("create-vpc", created=time) for time in times])
+        clock[0] = now
+        await keeper.remove_old()
+        assert len(await store.read(all_entries)) == len(times)
+
+    run(tmp_path, scenario, keep_seconds=100 * DAY)
+
+
 def test_an_id_is_never_used_twice(tmp_path):
     async def scenario(store, _audit, keeper, clock):
         await store.run(append_entries, [entry("create-vpc")])

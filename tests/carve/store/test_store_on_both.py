@@ -294,7 +294,7 @@ def test_entries_are_read_exported_and_removed(opening: Opening) -> None:
         assert ([row.operation for row in page.entries], page.total) == (["o2", "o1"], 3)
         first, *_, last = await store.read(audit.entries_after, 0, None, None, 100)
         assert (first.operation, last.operation) == ("o0", "o5")
-        expired = await store.read(audit.expired_up_to, 250.0, 4)
+        expired = await store.read(audit.expired_up_to, 300.0, 550.0, 4)
         assert expired == first.id + 2
         assert await store.run(audit.remove_oldest, expired, 2) == 2
         assert await store.run(audit.remove_oldest, expired, 2) == 1

@@ -61,8 +61,10 @@ class AuditKeeper(msgspec.Struct, frozen=True, kw_only=True):
 
     async def remove_old(self) -> None:
         """Remove the entries that are too old or too many."""
-        before = self.clock() - self.keep_seconds
-        up_to = await self.store.survey(lambda conn: audit.expired_up_to(conn, before, self.keep_entries))
+        now = self.clock()
+        up_to = await self.store.survey(
+            lambda conn: audit.expired_up_to(conn, self.keep_seconds, now, self.keep_entries)
+        )
         removed = 0
         while count := await self.store.run(audit.remove_oldest, up_to, BATCH) if up_to else 0:
             removed += count

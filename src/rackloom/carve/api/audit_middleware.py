@@ -14,6 +14,7 @@ Whose request: a caller with a provider's role acts as an operator, unless the o
 and the caller is one. Only the tenant's own requests, and those at its objects, are for the tenant to read.
 """
 
+import heapq
 import re
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
@@ -27,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackloom.carve.api.access import PROVIDER_ROLES
 from rackloom.carve.api.auth import Caller, Role
-from rackloom.carve.store.audit import REST, AuditRecord
+from rackloom.carve.store.audit import FIELD_LIMIT, MAX_FIELDS, REST, AuditRecord, stored_text
 from rackloom.carve.store.audit_trail import AuditTrail, RequestAudit
 
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -216,4 +217,6 @@ def _facts_of_body(body: object, *, with_reason: bool) -> dict[str, Any]:
         return {}
     reason = body.get("reason")
     given = {"reason": reason} if with_reason and isinstance(reason, str) else {}
-    return {"fields": tuple(sorted(map(str, body))), **given}
+    # As many as an entry keeps: refused requests wait in memory.
+    names = heapq.nsmallest(MAX_FIELDS, map(str, body))
+    return {"fields": tuple(stored_text(name, FIELD_LIMIT) for name in names), **given}

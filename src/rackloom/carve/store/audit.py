@@ -30,6 +30,8 @@ TEXT_LIMIT = 256
 PATH_LIMIT = 512
 MAX_FIELDS = 32
 FIELD_LIMIT = 64
+MAX_SILENCE = 30 * 24 * 3600.0
+"""Seconds. A clock that is later than the newest entry by more than that is taken to be wrong."""
 SITE = "site"
 """The channel of what the service itself enters."""
 REST = "rest"
@@ -264,11 +266,25 @@ def kept_entries(conn: sa.Connection) -> KeptEntries:
     )
 
 
-def expired_up_to(conn: sa.Connection, before: float, maximum: int) -> int:
-    """The newest id that is to be removed: written `before`, or older than the newest `maximum` entries."""
-    surplus = sa.select(audit_entry.c.id).order_by(audit_entry.c.id.desc()).limit(1).offset(maximum)
+def expired_up_to(conn: sa.Connection, keep_seconds: float, now: float, maximum: int) -> int:
+    """The newest id that is to be removed: too old at `now`, or older than the newest `maximum` entries.
+
+    A clock that is far ahead would make all entries old. One that is more than `MAX_SILENCE` later than the
+    newest entry is not believed: the age of the others then counts from so long after that one. Nor does an
+    entry with a wrong time take younger ones with it: removal for age ends before the first that is to stay.
+    """
+    entry = audit_entry.c
+    surplus = sa.select(entry.id).order_by(entry.id.desc()).limit(1).offset(maximum)
     too_many = conn.execute(surplus).scalar_one_or_none() or 0
-    return max(too_many, _last_id_before(conn, before) or 0)
+    newest = conn.execute(sa.select(entry.created).order_by(entry.id.desc()).limit(1)).scalar_one_or_none()
+    if newest is None:
+        return 0
+    before = min(now, newest + MAX_SILENCE) - keep_seconds
+    last_old = _last_id_before(conn, before) or 0
+    kept = sa.select(sa.func.min(entry.id)).where(entry.id <= last_old, entry.created >= before)
+    first_kept = conn.execute(kept).scalar_one_or_none() or last_old + 1
+    too_old = conn.execute(sa.select(sa.func.max(entry.id)).where(entry.id < first_kept)).scalar_one_or_none()
+    return max(too_many, too_old or 0)
 
 
 def remove_oldest(conn: sa.Connection, up_to: int, limit: int) -> int:

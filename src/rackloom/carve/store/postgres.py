@@ -123,7 +123,10 @@ async def _run_once(engine: AsyncEngine, work: Callable[[sa.Connection], T], opt
         if options is WRITE_OPTIONS:
             await conn.exec_driver_sql(_WRITER_LOCK)
         result = await conn.run_sync(work)
-        await _commit(transaction)
+        if options is READ_OPTIONS:
+            await transaction.commit()  # nothing was changed: what is lost is read again
+        else:
+            await _commit(transaction)
         return result
 
 

@@ -19,8 +19,14 @@ from rackloom.errors import Refused
 
 CONNECT_SECONDS = 5.0
 """How long a server may take to accept a connection."""
-_NEXT_SERVER = (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched)
-"""Out of reach, silent (`TimeoutError` is an `OSError`), starting or stopping, a standby."""
+_NEXT_SERVER = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TargetServerAttributeNotMatched,
+)
+"""Out of reach, silent (`TimeoutError` is an `OSError`), gone during the handshake, starting or stopping, a
+standby."""
 
 
 class PostgresServers:
@@ -46,7 +52,7 @@ class PostgresServers:
                 continue
             self._addresses.sort(key=lambda candidate: candidate != address)
             return connection
-        if len(failures) == 1 and not isinstance(failures[0], asyncpg.TargetServerAttributeNotMatched):
+        if len(failures) == 1 and isinstance(failures[0], OSError | asyncpg.CannotConnectNowError):
             raise failures[0]
         reasons = "; ".join(str(failure) or type(failure).__name__ for failure in failures)
         raise ConnectionError(f"no server takes writes: {reasons}")
