@@ -1,7 +1,9 @@
 """The relay in front of gRPC: whose calls it ends for strangers, and who reaches the socket behind it."""
 
 import asyncio
+import socket
 import stat
+import struct
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -18,10 +20,12 @@ from tests.waiting import until_so
 
 from rackloom import acceptor
 from rackloom.acceptor import bound_socket
-from rackloom.grpc_server import GrpcServer
+from rackloom.grpc_server import GrpcServer, client_address
 from rackloom.limits import GrpcLimits
 
 FEW = GrpcLimits(connections=4, connections_of_an_address=4)
+LINGER_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER with 0 seconds: `close` sends a reset."""
 Call = Callable[[bytes], Awaitable[bytes]]
 
 
@@ -130,6 +134,39 @@ def test_after_its_calls_a_connection_gives_way_again(authority: Authority) -> N
             assert set(ended) == {"evicted"}
 
     asyncio.run(asyncio.wait_for(story(), PATIENCE))
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_of_a_client_that_reset_its_connection_nothing_is_held_or_logged(
+    authority: Authority, caplog: pytest.LogCaptureFixture, run: Any
+) -> None:
+    async def story() -> None:
+        slow, ended = Slow(), []  # type: ignore[var-annotated]
+        async with served(slow, ended, authority, None) as (port, call):
+            assert await call(b"now") == b"done"
+            before = open_files()
+            for _ in range(FEW.connections):
+                # The event loop does not run meanwhile: it accepts what is reset already.
+                for _ in range(FEW.connections - 1):
+                    stranger = connected(port)
+                    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_RESET)
+                    stranger.close()
+                assert await call(b"now") == b"done"
+                await until_so(lambda: open_files() == before, "nothing is held of the connections")
+            assert ended == []
+
+    run(asyncio.wait_for(story(), PATIENCE))
+    assert caplog.records == []
+
+
+def open_files() -> int:
+    """How many files and sockets this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "::ffff:192.0.2.1"])
+def test_a_client_over_ipv4_has_the_same_address_on_every_listener(address: str) -> None:
+    assert client_address(f"unix:/tmp/x/7@{address}") == "192.0.2.1"
 
 
 def found_in(directory: Path) -> list[tuple[Path, str]]:

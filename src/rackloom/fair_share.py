@@ -95,14 +95,25 @@ class FairShare:
         return None
 
 
+def plain_address(host: str) -> str:
+    """The address as every listener writes it: an IPv4 address that is mapped into IPv6 as IPv4.
+
+    A listener on `::` sees its IPv4 clients like that. What is no address is returned as it is.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return host if mapped is None else str(mapped)
+
+
 def address_key(host: str) -> str:
     """The address as a key of `FairShare`: an IPv4 address, or the IPv6 network of one link (64 bits)."""
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(plain_address(host.partition("%")[0]))
     except ValueError:
         return host
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((address, 64), strict=False))

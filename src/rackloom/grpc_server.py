@@ -33,6 +33,7 @@ import grpc
 import grpc.aio
 
 from rackloom.acceptor import AcceptedConnection, Acceptor, ConnectionEnded
+from rackloom.fair_share import plain_address
 from rackloom.limits import GrpcLimits
 
 _CLOSE_SECONDS = 5.0
@@ -80,8 +81,8 @@ _NAME_ENDS = "@"
 
 
 def client_address(peer: str) -> str:
-    """The address of the client, from what gRPC calls the peer of a call; empty if unknown."""
-    return _own_name(peer).partition(_NAME_ENDS)[2]
+    """The `plain_address` of the client, from what gRPC calls the peer of a call; empty if unknown."""
+    return plain_address(_own_name(peer).partition(_NAME_ENDS)[2])
 
 
 def _own_name(peer: str) -> str:
@@ -212,7 +213,13 @@ class _ClientSide(asyncio.Protocol):
         """Read no more before there is a connection to gRPC."""
         # uvloop's transports are no subclasses of asyncio's.
         self._connection.transport = cast("asyncio.Transport", transport)
-        address, *_ = transport.get_extra_info("peername")
+        peer = transport.get_extra_info("peername")
+        if peer is None:
+            # The client has reset the connection already.
+            self.abort()
+            self._connection.lost()
+            return
+        address, *_ = peer
         # Without the scope of a link-local address, which may be long.
         self._name += f"{_NAME_ENDS}{address.partition('%')[0]}"
         self._relays[self._name] = self

@@ -42,7 +42,11 @@ def partition(number: int, *guids: int) -> ObservedPartition:
     )
 
 
-def observed(*partitions: ObservedPartition, uncertain: frozenset[int] = frozenset()) -> DomainObservation:
+def observed(
+    *partitions: ObservedPartition,
+    uncertain: frozenset[int] = frozenset(),
+    no_nvlink: frozenset[int] = frozenset(),
+) -> DomainObservation:
     gpus = [
         ObservedGpu(
             guid=guid,
@@ -50,7 +54,7 @@ def observed(*partitions: ObservedPartition, uncertain: frozenset[int] = frozens
             slot=guid // 4,
             tray_index=0,
             module_id=guid,
-            health=GpuHealth.HEALTHY,
+            health=GpuHealth.NO_NVLINK if guid in no_nvlink else GpuHealth.HEALTHY,
         )
         for guid in GUIDS
     ]
@@ -152,17 +156,25 @@ def test_what_may_share_memory_with_an_uncertain_gpu_waits() -> None:
     st.dictionaries(st.sampled_from(GUIDS), st.integers(1, 3), max_size=8),
     st.dictionaries(st.sampled_from(GUIDS), st.integers(1, 4), max_size=8),
     st.sampled_from(["none", "tray", "keep"]),
+    st.frozensets(st.sampled_from(GUIDS)),
+    st.frozensets(st.integers(1, 3)),
 )
 def test_a_plan_is_safe_and_leaves_every_uncertain_gpu_alone(
-    assignments: dict[int, str], listed: dict[int, int], claims: dict[int, int], policy: str
+    assignments: dict[int, str],
+    listed: dict[int, int],
+    claims: dict[int, int],
+    policy: str,
+    no_nvlink: frozenset[int],
+    foreign: frozenset[int],
 ) -> None:
     partitions = [
         partition(number, *(guid for guid, holder in listed.items() if holder == number))
         for number in (1, 2, 3)
     ]
     uncertain = contradicted_gpus(claims, partitions)
-    seen = observed(*partitions, uncertain=uncertain)
-    intent = wanting(assignments, (1, "a"), (2, "b"), (3, "tray-C-0"), policy=policy)
+    seen = observed(*partitions, uncertain=uncertain, no_nvlink=no_nvlink)
+    ours = [(1, "a"), (2, "b"), (3, "tray-C-0")]
+    intent = wanting(assignments, *(own for own in ours if own[0] not in foreign), policy=policy)
     plan = make_plan(intent, seen)
     check_plan(plan, intent, seen)
     members = {standing.id: standing.members for standing in partitions}
@@ -171,6 +183,25 @@ def test_a_plan_is_safe_and_leaves_every_uncertain_gpu_alone(
             assert members[step.partition_id].isdisjoint(uncertain)
         if not isinstance(step, DeletePartition):
             assert uncertain.isdisjoint(step.guids)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "no_nvlink"),
+    [((), frozenset({1})), ((partition(7, 1),), frozenset())],
+    ids=["without NVLink", "in a foreign partition"],
+)
+def test_a_tray_with_an_uncertain_gpu_that_cannot_join_stops_no_tenant(
+    partitions: tuple[ObservedPartition, ...], no_nvlink: frozenset[int]
+) -> None:
+    """GPUs 1 to 3 are in one tray. Its partition waits, the others are made."""
+    seen = observed(*partitions, uncertain=frozenset({1}), no_nvlink=no_nvlink)
+    intent = wanting({4: "lp"}, policy="tray")
+    plan = make_plan(intent, seen)
+    check_plan(plan, intent, seen)
+    made = [step.logical_partition for step in plan.operations if isinstance(step, CreatePartition)]
+    assert made == ["lp", "tray-C-1", "tray-C-2"]
+    waiting = [blocked.guids for blocked in plan.blocked if blocked.reason == NO_CERTAIN_READING.reason]
+    assert waiting == [(2, 3)]
 
 
 def test_gpus_are_removed_where_the_contradiction_does_not_concern_the_partition() -> None:

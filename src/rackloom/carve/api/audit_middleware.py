@@ -30,6 +30,7 @@ from rackloom.carve.api.access import PROVIDER_ROLES
 from rackloom.carve.api.auth import Caller, Role
 from rackloom.carve.store.audit import FIELD_LIMIT, MAX_FIELDS, REST, AuditRecord, stored_text
 from rackloom.carve.store.audit_trail import AuditTrail, RequestAudit
+from rackloom.fair_share import plain_address
 
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 FORBIDDEN, FIRST_REFUSAL = 403, 400
@@ -62,10 +63,14 @@ def unauthenticated_reason(message: str) -> str:
 
 
 def source_of(peer: str, forwarded_for: str | None, trusted: Sequence[IPv4Network | IPv6Network]) -> str:
-    """The address of the client: that of the connection, or what trusted proxies say it was."""
+    """The address of the client: that of the connection, or what trusted proxies say it was.
+
+    IPv4 addresses that are mapped into IPv6 count, and are entered, as IPv4 (`plain_address`).
+    """
+    peer = plain_address(peer)
     if not forwarded_for or not _is_in(peer, trusted):
         return peer
-    for hop in reversed([part.strip() for part in forwarded_for.split(",")]):
+    for hop in reversed([plain_address(part.strip()) for part in forwarded_for.split(",")]):
         if _is_address(hop) and not _is_in(hop, trusted):
             return hop
         if not _is_address(hop):

@@ -10,6 +10,8 @@
 3. `read_layout` sorts the observed partitions by owner. A partition belongs to the site if the records
    hold its name and it is GUID-based. All others are left alone, except the factory default partition (by
    policy).
+4. `doubtful_partitions` names the logical partitions that may have a partition which the observation omits.
+   The planner and the safety check both ask it: if they judged differently, one GPU could stop all plans.
 
 A logical partition has one home partition per domain. Where several exist, the one with most of its GPUs
 stays the home, so that the fewest GPUs move. GUID-based partitions keep the names of absent GPUs; the
@@ -229,3 +231,23 @@ def _partitions_left_for_trays(
     recorded = {owned.name for owned in intent.owned}
     foreign = sum(not _is_site_partition(partition, recorded) for partition in observation.partitions)
     return max(0, limit - foreign - len(set(desired.partition_of.values())))
+
+
+# Logical partitions that an observation is in doubt about.
+
+
+def doubtful_partitions(intent: DomainIntent, observation: DomainObservation) -> frozenset[str]:
+    """The logical partitions that want an uncertain GPU; the policy's tray partitions count as well.
+
+    The partition of such a logical partition may stand already, in a list that omits it. What else is said
+    about the uncertain GPU, its health or who holds it, comes from the same lists and changes nothing.
+    """
+    assigned = {assignment.guid for assignment in intent.assignments}
+    wanting = {
+        assignment.logical_partition
+        for assignment in intent.assignments
+        if assignment.guid in observation.uncertain
+    }
+    free = observation.uncertain & intent.managed - intent.drained - assigned
+    listed = (tray_partition_of(gpu) for gpu in observation.gpus if gpu.guid in free)
+    return frozenset(wanting.union(tray for tray in listed if tray is not None))

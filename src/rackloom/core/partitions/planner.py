@@ -52,6 +52,7 @@ from rackloom.core.partitions.partition_layout import (
     DesiredPartitions,
     PartitionLayout,
     SitePartition,
+    doubtful_partitions,
     gpus_of_tray,
     is_tray_partition,
     read_desired_partitions,
@@ -176,9 +177,7 @@ def _is_certain(operation: PartitionOperation, given: PlanningInput) -> bool:
     if not uncertain:
         return True
     if isinstance(operation, CreatePartition):
-        wanted = {(assignment.guid, assignment.logical_partition) for assignment in given.intent.assignments}
-        wanted |= given.desired.partition_of.items()
-        return not any((guid, operation.logical_partition) in wanted for guid in uncertain)
+        return operation.logical_partition not in doubtful_partitions(given.intent, given.observation)
     members = {partition.id: partition.members for partition in given.observation.partitions}
     held = members[operation.partition_id]
     return bool(held) and held.isdisjoint(uncertain)

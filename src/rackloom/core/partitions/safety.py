@@ -5,7 +5,7 @@
 1. It is current: same domain, not paused, same intent revision, and the facts of the newest observation
    equal those that the plan is based on. While these contradict themselves about a GPU, only partitions
    without an uncertain GPU may be changed, before and after, and none be made for a logical partition that
-   wants an uncertain GPU.
+   wants an uncertain GPU (`doubtful_partitions`, which the planner asks too).
 2. It either removes or adds, never both.
 3. Each operation is replayed on the model (`apply_operation`), and the result is judged from the intent
    alone. Removals touch only partitions of the site or the default partition, only managed GPUs (or those
@@ -13,8 +13,8 @@
    an addition, all members of the partition belong to one logical partition of one tenant, or to one tray;
    no drained GPU joins; names and the partition limit are respected (S2, S9).
 
-The rules are written a second time on purpose: a mistake of the planner would have to be repeated here,
-in another form, to reach a rack. The model knows nothing of intent and shares nothing with the planner.
+The other rules are written a second time on purpose: a mistake of the planner would have to be repeated
+here, in another form, to reach a rack. The model knows nothing of intent and shares nothing with the planner.
 It refuses what a controller refuses: a GPU that is not listed or already in a partition, a name that
 exists, an unknown partition. It gives a new partition the lowest free id, which a real controller need
 not do.
@@ -41,7 +41,7 @@ from rackloom.core.partitions.domain import (
     RemoveGpus,
     name_flaw,
 )
-from rackloom.core.partitions.partition_layout import is_tray_partition
+from rackloom.core.partitions.partition_layout import doubtful_partitions, is_tray_partition
 from rackloom.errors import Refused
 
 PLAN_AGAIN = "plan again from the newest observation and intent"
@@ -88,17 +88,7 @@ def _require_certain(plan: PartitionPlan, intent: DomainIntent, observation: Dom
         for partition in observation.partitions
         if partition.members and not partition.members & observation.uncertain
     }
-    doubtful = {
-        assignment.logical_partition
-        for assignment in intent.assignments
-        if assignment.guid in observation.uncertain
-    }
-    free = intent.managed - intent.drained - {assignment.guid for assignment in intent.assignments}
-    doubtful |= {
-        f"tray-{gpu.chassis_serial}-{gpu.slot}"
-        for gpu in observation.gpus
-        if gpu.guid in observation.uncertain & free
-    }
+    doubtful = doubtful_partitions(intent, observation)
     for operation in plan.operations:
         moved = frozenset(() if isinstance(operation, DeletePartition) else operation.guids)
         stands = (
