@@ -1,8 +1,8 @@
 """REST for providers: changing and deleting a machine, as NVIDIA Infra Controller does.
 
 One request changes one thing: the instance type, the labels, or maintenance. Maintenance is a cordon, so that
-`/machine/{id}/cordon` and this say the same. A machine is deleted only when its switch controller no longer
-lists it; the admin gRPC's force-delete needs no such evidence.
+`/machine/{id}/cordon` and this say the same. A machine is deleted only when the current reading of its domain
+does not list it; the admin gRPC's force-delete needs no such evidence.
 """
 
 from typing import Annotated, Self
