@@ -1,4 +1,4 @@
-"""A tray or a GPU that the controllers do not list is of unknown health, and a tray that is gone is not Ready."""
+"""A tray or a GPU that the controllers do not list is of unknown health, and a missing tray is not Ready."""
 
 from typing import Any
 

@@ -1,8 +1,9 @@
 """The numbers of machines and GPUs of a site, for its provider.
 
 A machine counts as healthy when the reading of its domain that counts lists every GPU of it as healthy, and
-as unhealthy when it lists one of them as one that placement avoids. A machine of which neither is known counts
-in neither: a missing one, or one with an unlisted GPU. So these two numbers may add up to less than the total.
+as unhealthy when it lists one of them as one that placement avoids. A machine of which neither is known
+counts in neither: a missing one, or one with an unlisted GPU. So these two numbers may add up to less than
+the total.
 
 The allocations of a site are sums of all tenants, and may promise more machines than there are. What is
 allocated beyond the machines of the site is left out.
