@@ -52,6 +52,8 @@ def test_maintenance_is_a_cordon(api: Any) -> None:
     assert (shown["status"], shown["maintenanceMessage"]) == ("Maintenance", "new fans")
     steps = api.get("operator-step", **ADMIN).json()
     assert [(step["step"], step["reason"]) for step in steps] == [("cordon", "new fans")]
+    shown = change(api, {"setMaintenanceMode": True, "maintenanceMessage": "new pumps"})
+    assert (shown["status"], shown["maintenanceMessage"]) == ("Maintenance", "new pumps")
     assert change(api, {"setMaintenanceMode": False})["status"] == "Ready"
     change(api, {"setMaintenanceMode": False}, status=409)
     api.post(f"{MACHINE}/drain", {"reason": "repair"}, **ADMIN)

@@ -1,8 +1,8 @@
 """The health of GPUs as readers are shown it: a measurement, and unknown without a reading that says it.
 
 The records keep the last health that a switch controller reported. It holds only while the reading that
-counts lists the GPU in its place. So a GPU is of unknown health while its domain is unknown, while its machine is
-missing, and when the controller lists other GPUs of the machine but not this one.
+counts lists the GPU in its place. So a GPU is of unknown health while its domain is unknown, while its
+machine is missing, and when the controller lists other GPUs of the machine but not this one.
 """
 
 from collections.abc import Collection
@@ -18,7 +18,7 @@ from rackloom.core.partitions.domain import GpuHealth
 def shown_gpu_healths(
     conn: sa.Connection, machines: Collection[sa.Row[Any]], valid_from: float
 ) -> dict[str, dict[int, GpuHealth]]:
-    """Machine id -> module id -> health, of rows of machines. Readings before `valid_from` do not count."""
+    """Machine id -> module id -> health, of machine rows. Readings before `valid_from` do not count."""
     domains = {row.domain for row in machines} - {None}
     listed = {
         (domain, gpu.chassis_serial, gpu.slot, gpu.module_id)
