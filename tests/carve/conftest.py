@@ -95,6 +95,8 @@ class SmallSite:
         self.partitions: dict[str, dict[str, frozenset[int]]] = {domain: {} for domain in DOMAINS}
         self.health: dict[int, GpuHealth] = {}
         self.uncertain: frozenset[int] = frozenset()
+        self.unlisted: set[int] = set()
+        """GPUs that the controllers do not list now."""
         self.site_id = self.read(lambda conn: conn.execute(sa.select(schema.site.c.id)).scalar_one())
         self.tenant = self.read(entitlements.get_tenant, "demo")
         self.type_id = self.read(lambda conn: conn.execute(sa.select(schema.instance_type.c.id)).scalar_one())
@@ -146,6 +148,7 @@ class SmallSite:
             )
             for slot in range(TRAYS)
             for device in range(GPUS)
+            if self.guid(domain, slot, device) not in self.unlisted
         ]
         partitions = [
             ObservedPartition(

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.carve.conftest import DOMAINS
 
 from rackloom.carve.api.auth import Role
 
@@ -51,6 +52,8 @@ def test_maintenance_is_a_cordon(api: Any) -> None:
     assert (shown["status"], shown["maintenanceMessage"]) == ("Maintenance", "new fans")
     steps = api.get("operator-step", **ADMIN).json()
     assert [(step["step"], step["reason"]) for step in steps] == [("cordon", "new fans")]
+    shown = change(api, {"setMaintenanceMode": True, "maintenanceMessage": "new pumps"})
+    assert (shown["status"], shown["maintenanceMessage"]) == ("Maintenance", "new pumps")
     assert change(api, {"setMaintenanceMode": False})["status"] == "Ready"
     change(api, {"setMaintenanceMode": False}, status=409)
     api.post(f"{MACHINE}/drain", {"reason": "repair"}, **ADMIN)
@@ -89,6 +92,25 @@ def test_a_machine_is_deleted_when_its_controller_lists_it_no_longer(api: Any) -
     assert api.get(MACHINE, **ADMIN).status_code == 404
     steps = api.get("operator-step", **ADMIN).json()
     assert [(step["step"], step["subject"]) for step in steps] == [("delete-machine", "chassis0-1")]
+
+
+@pytest.mark.parametrize("how", ["unreadable", "outdated"])
+def test_a_missing_machine_of_an_unknown_domain_is_not_deleted(api: Any, how: str) -> None:
+    domain = DOMAINS[0]
+    change(api, {"setMaintenanceMode": True, "maintenanceMessage": "burnt power supply"})
+    api.site.observe_all()
+    api.site.unlisted = {api.site.guid(domain, 1, device) for device in range(4)}
+    api.site.observe_all()
+    if how == "unreadable":
+        api.site.lose(domain)
+    else:
+        api.site.tick(10_000.0)
+    refused = api.delete(MACHINE, **ADMIN)
+    assert (refused.status_code, "is unknown" in refused.json()["message"]) == (409, True)
+    api.site.unlisted = set()
+    api.site.observe_all()
+    shown = api.get(MACHINE, **ADMIN).json()
+    assert (shown["status"], shown["maintenanceMessage"]) == ("Maintenance", "burnt power supply")
 
 
 def test_a_machine_that_carries_an_instance_is_not_deleted(api: Any) -> None:

@@ -16,7 +16,7 @@ is recorded as an operator's step before the program is asked.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -45,7 +45,7 @@ from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
 from rackloom.carve.store.rows import find_row
 from rackloom.carve.store.schema import endpoint, machine, site
-from rackloom.carve.store.values import forbidden, invalid, not_found, require
+from rackloom.carve.store.values import Status, forbidden, invalid, not_found, require
 from rackloom.carve.tenancy import catalog, entitlements
 
 # Query parameters.
@@ -104,8 +104,15 @@ class TaskIds(Answer):
 # From rows to answers.
 
 
-PHASES = ("Error", "InUse", "Initializing", "Ready")
-"""Of a tray, as in the status of its machine; the first that a tray of a domain has is that of the domain."""
+PHASES = ("Error", "InUse", "Initializing", "Unknown", "Ready")
+"""Of a tray, as in the status of its machine; the first that a tray of a domain has is that of the domain.
+Where nothing is read now, of the domain or of the tray, nothing is known."""
+
+
+def _statuses(trays: Iterable[Row], is_known: bool) -> set[str]:
+    return {
+        str(row.shown_status if is_known and row.missing_since is None else Status.UNKNOWN) for row in trays
+    }
 
 
 def _phase(statuses: Collection[str]) -> str:
@@ -115,7 +122,8 @@ def _phase(statuses: Collection[str]) -> str:
 def _shapes(
     conn: sa.Connection, trays: Mapping[str, Sequence[Row]], query: DomainRead, valid_from: float
 ) -> list[Json]:
-    known = latest.latest_of_domains(conn, list(trays), valid_from)
+    latest_readings = latest.latest_of_domains(conn, list(trays), valid_from)
+    known = {domain: reading.observation is not None for domain, reading in latest_readings.items()}
     named = set(conn.execute(sa.select(endpoint.c.domain).where(endpoint.c.domain.in_(trays))).scalars())
     return [
         shape(
@@ -126,10 +134,10 @@ def _shapes(
             nmxc_cluster_id=domain if domain in named else "",
             name=_name(rows),
             topology="",
-            operation_status="Unknown"
-            if known[domain].observation is None
-            else _phase({row.shown_status for row in rows}),
-            components=[_component_shape(row) for row in rows] if query.include_components else [],
+            operation_status=_phase(_statuses(rows, known[domain])),
+            components=[_component_shape(row, known[domain]) for row in rows]
+            if query.include_components
+            else [],
         )
         for domain, rows in trays.items()
     ]
@@ -139,7 +147,7 @@ def _name(trays: Sequence[Row]) -> str:
     return ", ".join(sorted({row.rack for row in trays}))
 
 
-def _component_shape(row: Row) -> Json:
+def _component_shape(row: Row, is_known: bool) -> Json:
     return shape(
         DomainComponent,
         row,
@@ -149,7 +157,7 @@ def _component_shape(row: Row) -> Json:
         rack_id=row.rack,
         slot_id=row.slot,
         tray_idx=row.tray_index,
-        operation_status=_phase({row.shown_status}),
+        operation_status=_phase(_statuses([row], is_known)),
     )
 
 

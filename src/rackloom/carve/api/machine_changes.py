@@ -1,8 +1,8 @@
 """REST for providers: changing and deleting a machine, as NVIDIA Infra Controller does.
 
 One request changes one thing: the instance type, the labels, or maintenance. Maintenance is a cordon, so that
-`/machine/{id}/cordon` and this say the same. A machine is deleted only when its switch controller no longer
-lists it; the admin gRPC's force-delete needs no such evidence.
+`/machine/{id}/cordon` and this say the same. A machine is deleted only when the current reading of its domain
+does not list it; the admin gRPC's force-delete needs no such evidence.
 """
 
 from typing import Annotated, Self
@@ -74,7 +74,7 @@ async def update(deps: Deps, caller: ProviderAdmin, machine_id: MachineId, body:
                 caller.subject, body.maintenance_message or "maintenance ended", now, deps.valid_from()
             )
             begun = body.set_maintenance_mode
-            (maintenance.cordon_machine if begun else maintenance.uncordon_machine)(conn, machine_id, order)
+            (maintenance.begin_maintenance if begun else maintenance.uncordon_machine)(conn, machine_id, order)
         elif body.labels is not None:
             catalog.set_machine_labels(conn, machine_id, body.labels, now)
         else:

@@ -5,7 +5,7 @@ GPU the module id, GUID, the source of the GUID, and health.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Literal
@@ -23,12 +23,12 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_types import Capability, CapabilityType
 from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
-from rackloom.carve.observation import latest
 from rackloom.carve.partitions import foreign
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import instance, instance_type, machine, machine_gpu, site
 from rackloom.carve.store.values import Status, invalid, require
 from rackloom.carve.tenancy import catalog
+from rackloom.carve.tenancy.gpu_health import shown_gpu_healths
 from rackloom.carve.tenancy.reserved_trays import reserved_trays
 from rackloom.core.partitions.domain import GpuHealth
 
@@ -176,9 +176,7 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes, dep
             machine_capabilities=capabilities.get(row.instance_type_id, []),
             maintenance_message=row.cordon_reason,
             is_missing_on_site=row.missing_since is not None,
-            is_usable_by_tenant=row.shown_status == Status.READY
-            and row.missing_since is None
-            and row.id not in held,
+            is_usable_by_tenant=row.shown_status == Status.READY and row.id not in held,
             foreign_partition_ids=[tray.partition_id for tray in held.get(row.id, ())],
             labels=row.labels if row.is_provided else None,
             status=row.shown_status,
@@ -192,19 +190,18 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes, dep
             tray = kept.get(row.id)
             shape["reservation"] = None if tray is None else wire.shape(MachineReservation, tray)
     if query.include_metadata:
-        known = latest.latest_of_domains(conn, {row.domain for row in rows} - {None}, deps.valid_from())
+        healths = shown_gpu_healths(conn, rows, deps.valid_from())
         for shape, row in zip(shapes, rows, strict=True):
             if not row.is_provided:
                 continue
-            is_known = row.domain is not None and known[row.domain].observation is not None
-            info = nvlink_info_shape(row, gpus[row.id], is_known=is_known)
+            info = nvlink_info_shape(row, gpus[row.id], healths[row.id])
             shape["metadata"] = {"nvLinkInfo": info, "rack": row.rack}
     routing.add_relations(conn, shapes, query.relations("InfrastructureProvider", "Site", "InstanceType"))
     return shapes
 
 
-def nvlink_info_shape(row: Row, gpus: Rows, *, is_known: bool) -> Json:
-    """Where a machine sits in the NVLink fabric; `is_known`: whether its domain is known now."""
+def nvlink_info_shape(row: Row, gpus: Rows, healths: Mapping[int, GpuHealth]) -> Json:
+    """Where a machine sits in the NVLink fabric; `healths` are those of its GPUs by module id."""
     return {
         "domainUuid": row.domain,
         "chassisSerial": row.chassis_serial,
@@ -216,8 +213,7 @@ def nvlink_info_shape(row: Row, gpus: Rows, *, is_known: bool) -> Json:
                 "trayIndex": row.tray_index,
                 "guid": gpu.guid,
                 "source": gpu.source,
-                # A health is a measurement: where the domain is unknown, so is each of its GPUs.
-                "health": GpuHealth(gpu.health if is_known else GpuHealth.UNKNOWN).name.lower(),
+                "health": healths[gpu.module_id].name.lower(),
             }
             for gpu in gpus
         ],

@@ -16,11 +16,11 @@ from rackloom.carve.api.machines import shown_machine as machine_shape
 from rackloom.carve.api.routing import ApiDeps, Deps, Page, ProviderAdmin, ProviderReader, Row
 from rackloom.carve.api.wire import Answer, Because, Json, PageQuery, Text, shape
 from rackloom.carve.inventory import maintenance
-from rackloom.carve.observation import latest
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import drain, machine
 from rackloom.carve.store.values import Changed
 from rackloom.carve.tenancy import catalog, entitlements
+from rackloom.carve.tenancy.gpu_health import shown_gpu_healths
 
 # Query parameters.
 
@@ -138,8 +138,7 @@ def _nvlink_info(conn: sa.Connection, caller: Caller, machine_id: str, valid_fro
     entitlements.check_operates_machine(conn, caller.org, machine_id)
     row = catalog.get_machine(conn, machine_id)
     gpus = catalog.gpus_of_machines(conn, [machine_id])[machine_id]
-    known = latest.latest_of_domain(conn, row.domain, valid_from)
-    return nvlink_info_shape(row, gpus, is_known=known.observation is not None)
+    return nvlink_info_shape(row, gpus, shown_gpu_healths(conn, [row], valid_from)[machine_id])
 
 
 def _drains(conn: sa.Connection, caller: Caller, query: DrainQuery) -> Page:

@@ -119,10 +119,12 @@ def _machines(conn: sa.Connection, machine_ids: list[str]) -> dict[str, Json]:
     unhealthy = placement.unhealthy_gpus(conn, machine_ids)
 
     def state(row: Row) -> str:
+        if row.shown_status == Status.UNKNOWN and row.missing_since is not None:
+            return "Missing"
         if row.shown_status != Status.READY:
             return str(row.shown_status)
         if not row.in_service:
-            return "Missing" if row.missing_since is not None else "DomainClosed"
+            return "DomainClosed"
         return "Foreign" if row.id in held else "Unhealthy" if row.id in unhealthy else Status.READY
 
     return {

@@ -1,8 +1,9 @@
 """The numbers of machines and GPUs of a site, for its provider.
 
-A machine counts as healthy when its domain is known now and its controller reports every GPU of it as
-healthy, and as unhealthy when one of them is one that placement avoids. A machine of which neither is known
-counts in neither, so these two numbers may add up to less than the total.
+A machine counts as healthy when the reading of its domain that counts lists every GPU of it as healthy, and
+as unhealthy when it lists one of them as one that placement avoids. A machine of which neither is known
+counts in neither: a missing one, or one with an unlisted GPU. So these two numbers may add up to less than
+the total.
 
 The allocations of a site are sums of all tenants, and may promise more machines than there are. What is
 allocated beyond the machines of the site is left out.
@@ -15,9 +16,9 @@ import sqlalchemy as sa
 
 from rackloom.carve.api import wire
 from rackloom.carve.api.wire import Json
-from rackloom.carve.observation import latest
-from rackloom.carve.store.schema import allocation, allocation_constraint, machine, machine_gpu
+from rackloom.carve.store.schema import allocation, allocation_constraint, machine
 from rackloom.carve.tenancy import catalog
+from rackloom.carve.tenancy.gpu_health import shown_gpu_healths
 from rackloom.carve.tenancy.placement import UNHEALTHY_STATES
 from rackloom.core.partitions.domain import GpuHealth
 
@@ -50,17 +51,14 @@ class MachineStats(wire.Answer):
 def machine_stats(conn: sa.Connection, site_ids: Collection[str], valid_from: float) -> dict[str, Json]:
     """The `MachineStats` of each site. Readings from before `valid_from` say nothing about health."""
     rows = conn.execute(catalog.machine_listing().where(machine.c.site_id.in_(site_ids))).all()
-    known = latest.latest_of_domains(conn, {row.domain for row in rows} - {None}, valid_from)
-    readable = {domain for domain, reading in known.items() if reading.observation is not None}
-    judged = _judged_machines(conn, site_ids)
+    gpus = shown_gpu_healths(conn, rows, valid_from)
     statuses: dict[str, Counter[str]] = {site_id: Counter() for site_id in site_ids}
     healths: dict[str, dict[str, Counter[str]]] = {site_id: {} for site_id in site_ids}
     used = Counter[str]()
     for row in rows:
         statuses[row.site_id][row.shown_status] += 1
         by_health = healths[row.site_id].setdefault(row.shown_status, Counter())
-        if row.id in judged and row.domain in readable:
-            by_health[judged[row.id]] += 1
+        by_health[_judged_health(gpus[row.id].values())] += 1
         used[row.site_id] += row.instance_id is not None
     allocated = _allocated_machines(conn, site_ids)
     return {
@@ -77,17 +75,11 @@ def machine_stats(conn: sa.Connection, site_ids: Collection[str], valid_from: fl
     }
 
 
-def _judged_machines(conn: sa.Connection, site_ids: Collection[str]) -> dict[str, str]:
-    """Machine -> `healthy` or `unhealthy`, where its GPUs say either."""
-    good = sa.func.min(sa.case((machine_gpu.c.health == GpuHealth.HEALTHY, 1), else_=0)).label("good")
-    bad = sa.func.max(sa.case((machine_gpu.c.health.in_(UNHEALTHY_STATES), 1), else_=0)).label("bad")
-    found = conn.execute(
-        sa.select(machine_gpu.c.machine_id, good, bad)
-        .join(machine, machine.c.id == machine_gpu.c.machine_id)
-        .where(machine.c.site_id.in_(site_ids))
-        .group_by(machine_gpu.c.machine_id)
-    )
-    return {row.machine_id: "unhealthy" if row.bad else "healthy" for row in found if row.bad or row.good}
+def _judged_health(gpus: Collection[GpuHealth]) -> str:
+    """What the GPUs of a machine say of it: `healthy`, `unhealthy`, or neither."""
+    if any(health in UNHEALTHY_STATES for health in gpus):
+        return "unhealthy"
+    return "healthy" if gpus and set(gpus) == {GpuHealth.HEALTHY} else "unknown"
 
 
 def _allocated_machines(conn: sa.Connection, site_ids: Collection[str]) -> dict[str, int]:

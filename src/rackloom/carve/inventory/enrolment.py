@@ -242,14 +242,26 @@ def remove_machine(conn: sa.Connection, machine_id: str, now: float) -> frozense
 
 
 def delete_missing_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder) -> frozenset[str]:
-    """Forget a machine that its controllers do not list; one that they list would be enrolled again."""
+    """Forget a machine that its controllers do not list; one that they list would be enrolled again.
+
+    Refused while the domain is unknown: the tray may be back, and would be enrolled without its type, its
+    labels and its maintenance.
+    """
     found = get_enrolled_machine(conn, machine_id)
-    if found.domain is not None and found.missing_since is None:
-        raise Rejected(
-            RefusalKind.CONFLICT,
-            "Machine is listed by the switch controller of its NVLink domain",
-            nearest_fix="take the tray out of the rack first, or put the machine into maintenance",
-        )
+    if found.domain is not None:
+        if found.missing_since is None:
+            raise Rejected(
+                RefusalKind.CONFLICT,
+                "Machine is listed by the switch controller of its NVLink domain",
+                nearest_fix="take the tray out of the rack first, or put the machine into maintenance",
+            )
+        known = latest.latest_of_domain(conn, found.domain, order.valid_from)
+        if known.observation is None:
+            raise Rejected(
+                RefusalKind.CONFLICT,
+                f"the NVLink domain of the machine is unknown, so it may be back: {known.doubt}",
+                nearest_fix="wait until a switch controller of the domain is read again",
+            )
     journal.record_operator_step(conn, Step.DELETE_MACHINE, machine_id, found.domain, order)
     return remove_machine(conn, machine_id, order.now)
 

@@ -37,6 +37,15 @@ def cordon_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder) -
     journal.record_operator_step(conn, Step.CORDON, machine_id, machine.domain, order)
 
 
+def begin_maintenance(conn: sa.Connection, machine_id: str, order: OperatorOrder) -> None:
+    """Cordon the machine; on a cordoned machine the new reason replaces the first."""
+    cordon_machine(conn, machine_id, order)
+    if find_row(conn, cordon_table, machine_id=machine_id, reason=order.reason) is None:
+        update_rows(conn, cordon_table, {"machine_id": machine_id}, reason=order.reason)
+        domain = catalog.get_machine(conn, machine_id).domain
+        journal.record_operator_step(conn, Step.CORDON, machine_id, domain, order)
+
+
 def uncordon_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder) -> None:
     """Let the machine be used again. Refused while it is drained."""
     machine = catalog.get_machine(conn, machine_id)

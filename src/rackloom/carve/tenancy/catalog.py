@@ -129,10 +129,14 @@ MACHINE_MAINTENANCE = "Maintenance"
 
 _cordon_alias = cordon.alias()
 is_cordoned = sa.exists().where(_cordon_alias.c.machine_id == machine.c.id)
+_is_ready_but_missing = sa.and_(machine.c.status == Status.READY, machine.c.missing_since.is_not(None))
 shown_machine_status = sa.case(
-    (instance.c.id.is_not(None), MACHINE_IN_USE), (is_cordoned, MACHINE_MAINTENANCE), else_=machine.c.status
+    (instance.c.id.is_not(None), MACHINE_IN_USE),
+    (is_cordoned, MACHINE_MAINTENANCE),
+    (_is_ready_but_missing, Status.UNKNOWN),
+    else_=machine.c.status,
 )
-"""A machine that carries an instance is in use, whatever its own health."""
+"""A machine that carries an instance is in use, whatever its own health. A missing one is never Ready."""
 
 
 def has_machines(conn: sa.Connection) -> bool:
