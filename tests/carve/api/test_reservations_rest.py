@@ -179,6 +179,27 @@ def test_extending_shrinking_and_ending(provider: Provider) -> None:
     assert provider.call("GET", f"{PATH}/{reservation['id']}").status_code == 404
 
 
+def test_a_former_owner_does_not_read_what_others_use(provider: Provider) -> None:
+    reservation = provider.reserve(count=2)
+    path = f"{PATH}/{reservation['id']}"
+    mine = provider.machine("mine")
+    assert mine in machines_of(reservation)
+    numbers = ("trays", "readyTrays", "inUseTrays", "nvLinkDomainIds")
+
+    def read_by_owner() -> list[Any]:
+        shown = provider.api.get(path).json()
+        return [shown[name] for name in numbers]
+
+    assert read_by_owner() == [2, 1, 1, reservation["nvLinkDomainIds"]]
+    provider.api.site.tick(100.0)
+    assert read_by_owner() == [0, 0, 0, []]
+    for number in range(5):
+        provider.machine(f"r{number}", "rival")
+    assert read_by_owner() == [0, 0, 0, []]
+    shown = provider.call("GET", path).json()
+    assert [shown[name] for name in numbers] == [2, 0, 1, reservation["nvLinkDomainIds"]]
+
+
 def test_a_deleted_reservation_frees_its_trays(provider: Provider) -> None:
     reservation = provider.reserve(count=6, topologyOptimized=False)
     assert provider.place("theirs", "rival").status_code == 409
