@@ -147,6 +147,23 @@ def test_nobody_else_learns_for_whom_trays_are_reserved(provider: Provider) -> N
     assert {step["subject"] for step in steps if step["step"] == "reserve"} == kept
 
 
+def test_a_foreign_tray_that_is_reserved_is_named_to_its_owner_only(provider: Provider) -> None:
+    reservation = provider.reserve(count=2)
+    site, (domain,), tray = provider.api.site, reservation["nvLinkDomainIds"], min(machines_of(reservation))
+    site.partitions[domain]["theirs"] = frozenset({site.guid(domain, int(tray.rpartition("-")[2]), 0)})
+    site.observe_all()
+    for org, is_owner in (("demo", True), ("rival", False)):
+        placed = provider.place("vm", org, allowUnhealthyMachine=True).json()
+        assert (tray in placed["placementReason"]) == is_owner
+        seen = provider.api.get(f"nvlink-domain/{domain}", org=org).json()
+        assert seen["foreignTrays"] == is_owner
+    assert provider.call("GET", f"nvlink-domain/{domain}").json()["foreignTrays"] == 1
+    rest = [provider.place(f"vm{number}", "rival") for number in range(4)][-1]
+    assert rest.status_code == 409
+    assert tray not in rest.text
+    assert "nearestFix" not in (rest.json()["data"] or {})
+
+
 def test_a_tenant_reads_that_fewer_machines_are_usable(provider: Provider) -> None:
     provider.reserve(count=6, topologyOptimized=False)
     path = "instance/type?includeAllocationStats=true"
