@@ -351,6 +351,14 @@ def test_what_makes_no_sense_is_refused(provider: Provider, fields: Any, status:
     assert provider.call("GET", PATH).json() == []
 
 
+def test_machines_and_a_number_exclude_each_other(provider: Provider) -> None:
+    reservation = provider.reserve(count=2)
+    tray = min(machines_of(reservation))
+    assert provider.change(reservation, count=1, machineIds=[tray]).status_code == 400
+    for field in ({"count": 3}, {"instanceTypeId": UNKNOWN}, {"rack": "rack0"}, {"nvLinkDomainId": "d"}):
+        assert provider.ask(machineIds=[tray], **field).status_code == 400
+
+
 def test_another_provider_neither_reads_nor_changes_a_reservation(provider: Provider) -> None:
     reservation = provider.reserve(count=1)
     provider.api.site.run(

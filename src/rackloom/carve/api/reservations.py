@@ -7,13 +7,13 @@ Machines, their states and the reason are for whoever operates them.
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import Path
 from fastapi import Query as Param
-from pydantic import AwareDatetime, Field, StrictInt
+from pydantic import AwareDatetime, Field, StrictInt, model_validator
 from starlette.responses import Response
 
 from rackloom.carve.api import access, routing, wire
@@ -51,6 +51,13 @@ class TrayReservationCreate(wire.Because):
     topology_optimized: bool = True
     """All in one NVLink domain."""
 
+    @model_validator(mode="after")
+    def _machines_or_number(self) -> Self:
+        search = {"instance_type_id", "count", "nvlink_domain_id", "rack", "topology_optimized"}
+        if self.machine_ids is not None and self.model_fields_set & search:
+            raise ValueError("machineIds names the trays: no field for their choice goes with it")
+        return self
+
 
 class TrayReservationUpdate(wire.Because):
     """Another end, other trays, or fewer of them; what is left out stays."""
@@ -58,6 +65,12 @@ class TrayReservationUpdate(wire.Because):
     until: AwareDatetime | None = None
     machine_ids: MachineIds | None = None
     count: TrayCount | None = None
+
+    @model_validator(mode="after")
+    def _machines_or_number(self) -> Self:
+        if self.machine_ids is not None and self.count is not None:
+            raise ValueError("machineIds and count exclude each other")
+        return self
 
 
 # Query parameters.
