@@ -147,6 +147,23 @@ def test_nobody_else_learns_for_whom_trays_are_reserved(provider: Provider) -> N
     assert {step["subject"] for step in steps if step["step"] == "reserve"} == kept
 
 
+def test_a_foreign_tray_that_is_reserved_is_named_to_its_owner_only(provider: Provider) -> None:
+    reservation = provider.reserve(count=2)
+    site, (domain,), tray = provider.api.site, reservation["nvLinkDomainIds"], min(machines_of(reservation))
+    site.partitions[domain]["theirs"] = frozenset({site.guid(domain, int(tray.rpartition("-")[2]), 0)})
+    site.observe_all()
+    for org, is_owner in (("demo", True), ("rival", False)):
+        placed = provider.place("vm", org, allowUnhealthyMachine=True).json()
+        assert (tray in placed["placementReason"]) == is_owner
+        seen = provider.api.get(f"nvlink-domain/{domain}", org=org).json()
+        assert seen["foreignTrays"] == is_owner
+    assert provider.call("GET", f"nvlink-domain/{domain}").json()["foreignTrays"] == 1
+    rest = [provider.place(f"vm{number}", "rival") for number in range(4)][-1]
+    assert rest.status_code == 409
+    assert tray not in rest.text
+    assert "nearestFix" not in (rest.json()["data"] or {})
+
+
 def test_a_tenant_reads_that_fewer_machines_are_usable(provider: Provider) -> None:
     provider.reserve(count=6, topologyOptimized=False)
     path = "instance/type?includeAllocationStats=true"
@@ -177,6 +194,27 @@ def test_extending_shrinking_and_ending(provider: Provider) -> None:
     assert provider.call("GET", f"{PATH}/{reservation['id']}").json()["trays"] == 0
     assert provider.call("DELETE", f"{PATH}/{reservation['id']}").status_code == 202
     assert provider.call("GET", f"{PATH}/{reservation['id']}").status_code == 404
+
+
+def test_a_former_owner_does_not_read_what_others_use(provider: Provider) -> None:
+    reservation = provider.reserve(count=2)
+    path = f"{PATH}/{reservation['id']}"
+    mine = provider.machine("mine")
+    assert mine in machines_of(reservation)
+    numbers = ("trays", "readyTrays", "inUseTrays", "nvLinkDomainIds")
+
+    def read_by_owner() -> list[Any]:
+        shown = provider.api.get(path).json()
+        return [shown[name] for name in numbers]
+
+    assert read_by_owner() == [2, 1, 1, reservation["nvLinkDomainIds"]]
+    provider.api.site.tick(100.0)
+    assert read_by_owner() == [0, 0, 0, []]
+    for number in range(5):
+        provider.machine(f"r{number}", "rival")
+    assert read_by_owner() == [0, 0, 0, []]
+    shown = provider.call("GET", path).json()
+    assert [shown[name] for name in numbers] == [2, 0, 1, reservation["nvLinkDomainIds"]]
 
 
 def test_a_deleted_reservation_frees_its_trays(provider: Provider) -> None:
@@ -311,6 +349,14 @@ def test_what_makes_no_sense_is_refused(provider: Provider, fields: Any, status:
     answer = provider.ask(**fields)
     assert answer.status_code == status, answer.text
     assert provider.call("GET", PATH).json() == []
+
+
+def test_machines_and_a_number_exclude_each_other(provider: Provider) -> None:
+    reservation = provider.reserve(count=2)
+    tray = min(machines_of(reservation))
+    assert provider.change(reservation, count=1, machineIds=[tray]).status_code == 400
+    for field in ({"count": 3}, {"instanceTypeId": UNKNOWN}, {"rack": "rack0"}, {"nvLinkDomainId": "d"}):
+        assert provider.ask(machineIds=[tray], **field).status_code == 400
 
 
 def test_another_provider_neither_reads_nor_changes_a_reservation(provider: Provider) -> None:

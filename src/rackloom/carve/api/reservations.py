@@ -1,17 +1,19 @@
 """REST: reservations of trays. Those that a provider made, and those that wait for a tenant.
 
-A tenant reads of its reservations how many trays wait for it, in which NVLink domains and until when.
+A tenant reads of its reservations how many trays wait for it, in which NVLink domains and until when. Of one
+that has ended it reads no trays: they may serve others by then.
 Machines, their states and the reason are for whoever operates them.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import Path
 from fastapi import Query as Param
-from pydantic import AwareDatetime, Field, StrictInt
+from pydantic import AwareDatetime, Field, StrictInt, model_validator
 from starlette.responses import Response
 
 from rackloom.carve.api import access, routing, wire
@@ -49,6 +51,13 @@ class TrayReservationCreate(wire.Because):
     topology_optimized: bool = True
     """All in one NVLink domain."""
 
+    @model_validator(mode="after")
+    def _machines_or_number(self) -> Self:
+        search = {"instance_type_id", "count", "nvlink_domain_id", "rack", "topology_optimized"}
+        if self.machine_ids is not None and self.model_fields_set & search:
+            raise ValueError("machineIds names the trays: no field for their choice goes with it")
+        return self
+
 
 class TrayReservationUpdate(wire.Because):
     """Another end, other trays, or fewer of them; what is left out stays."""
@@ -56,6 +65,12 @@ class TrayReservationUpdate(wire.Because):
     until: AwareDatetime | None = None
     machine_ids: MachineIds | None = None
     count: TrayCount | None = None
+
+    @model_validator(mode="after")
+    def _machines_or_number(self) -> Self:
+        if self.machine_ids is not None and self.count is not None:
+            raise ValueError("machineIds and count exclude each other")
+        return self
 
 
 # Query parameters.
@@ -108,12 +123,13 @@ class TrayReservation(wire.Timed):
 def _shapes(conn: sa.Connection, rows: Rows, now: float) -> list[Json]:
     ids = [row.id for row in rows]
     trays = reservations.trays_of_reservations(conn, ids)
-    machines = _machines(conn, [machine_id for held in trays.values() for machine_id in held])
+    machines, users = _machines(conn, [machine_id for held in trays.values() for machine_id in held])
     active = reservations_in_force(conn, now)
-    return [_shape(row, [machines[name] for name in trays[row.id]], row.id in active) for row in rows]
+    return [_shape(row, [machines[name] for name in trays[row.id]], users, row.id in active) for row in rows]
 
 
-def _machines(conn: sa.Connection, machine_ids: list[str]) -> dict[str, Json]:
+def _machines(conn: sa.Connection, machine_ids: list[str]) -> tuple[dict[str, Json], dict[str, str]]:
+    """The machines as shown, and the tenant that uses each."""
     listed = catalog.machine_listing().add_columns(placement.is_in_service.label("in_service"))
     held = foreign.foreign_trays(conn, machine_ids)
     unhealthy = placement.unhealthy_gpus(conn, machine_ids)
@@ -127,27 +143,30 @@ def _machines(conn: sa.Connection, machine_ids: list[str]) -> dict[str, Json]:
             return "DomainClosed"
         return "Foreign" if row.id in held else "Unhealthy" if row.id in unhealthy else Status.READY
 
-    return {
+    rows = conn.execute(listed.where(machine.c.id.in_(machine_ids))).all()
+    shown = {
         row.id: {
             "machineId": row.id,
             "nvLinkDomainId": row.domain,
             "rack": row.rack,
             "state": state(row),
         }
-        for row in conn.execute(listed.where(machine.c.id.in_(machine_ids)))
+        for row in rows
     }
+    return shown, {row.id: row.tenant_id for row in rows if row.tenant_id is not None}
 
 
-def _shape(row: Row, machines: list[Json], is_active: bool) -> Json:
-    states = [shown["state"] for shown in machines]
-    domains = {shown["nvLinkDomainId"] for shown in machines} - {None}
+def _shape(row: Row, machines: list[Json], users: Mapping[str, str], is_active: bool) -> Json:
+    # After the end the trays are anybody's: what becomes of them is not for the former owner to read.
+    counted = machines if is_active or row.is_provided else []
+    domains = {shown["nvLinkDomainId"] for shown in counted} - {None}
     return wire.shape(
         TrayReservation,
         row,
         status="Active" if is_active else "Ended",
-        trays=len(machines),
-        ready_trays=states.count(Status.READY),
-        in_use_trays=states.count(catalog.MACHINE_IN_USE),
+        trays=len(counted),
+        ready_trays=sum(shown["state"] == Status.READY for shown in counted),
+        in_use_trays=sum(users.get(shown["machineId"]) == row.tenant_id for shown in counted),
         nvlink_domain_ids=sorted(domains),
         org=row.org if row.is_provided else None,
         reason=row.reason if row.is_provided else None,

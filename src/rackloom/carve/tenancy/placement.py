@@ -181,7 +181,9 @@ def _choose_or_reject(request: TrayRequest, rooms: Sequence[DomainFreeTrays[Tray
     try:
         return choose_trays(request, rooms)
     except Refused as refusal:
-        any_foreign = any(tray.shut is not None for room in rooms for tray in room.trays)
+        any_foreign = any(
+            tray.shut is not None and tray.is_open_to(request.tenant) for room in rooms for tray in room.trays
+        )
         fix = refusal.nearest_fix or (OPERATOR_FIX if any_foreign else None)
         raise Rejected(RefusalKind.CONFLICT, refusal.reason, nearest_fix=fix) from None
 
@@ -218,7 +220,8 @@ def domain_rooms(
             listed[domain].append(FreeTray(machine_id, unhealthy[machine_id], owner=owners.get(machine_id)))
     for machine_id, domain in foreign_machines:
         numbers = [tray.partition_id for tray in held[machine_id]]
-        listed[domain].append(FreeTray(machine_id, shut=foreign_partition_text(numbers)))
+        why = foreign_partition_text(numbers)
+        listed[domain].append(FreeTray(machine_id, shut=why, owner=owners.get(machine_id)))
     slots = {
         domain: _machine_slots(domain, count - special[domain])
         for domain, count in conn.execute(_HEALTHY_BY_DOMAIN, parameters)
@@ -427,6 +430,8 @@ def _domain_capacity(
     unheld = [row for row in allowed if row.id not in held]
     others = {tray.machine_id for tray in reserved.values() if tray.tenant_id != tenant_id}
     usable = [row for row in unheld if row.id not in others]
+    # A tenant learns nothing of a tray that is kept for others; a provider learns of its partition.
+    unkept = [row for row in allowed if quota is None or row.id not in others]
     healthy = [row for row in usable if row.id not in unhealthy and row.instance_type_id]
     free = Counter(row.instance_type_id for row in healthy)
     return DomainCapacity(
@@ -437,7 +442,7 @@ def _domain_capacity(
         trays=len(rows),
         free=free.total(),
         unhealthy=sum(row.id in unhealthy for row in usable),
-        foreign=tuple(tray for row in allowed for tray in held.get(row.id, ())),
+        foreign=tuple(tray for row in unkept for tray in held.get(row.id, ())),
         reserved=tuple(reserved[row.id] for row in unheld if row.id in others),
         own_reserved=sum(row.id in reserved for row in healthy),
         closed=len(empty) - len(open_trays),

@@ -7,7 +7,7 @@ regions whole for the next tenant. Within a domain the tenant's reserved trays c
 for one domain, or for the domain of the existing members; otherwise the instances spread over the domains
 in this order. Trays with unhealthy GPUs are skipped unless the request allows them, and trays
 that are shut are always skipped; the reason names both. Trays that are reserved for somebody else are skipped
-too; a refusal only counts them, because a tenant does not learn of other tenants.
+too; a refusal only counts those that are not shut, because a tenant does not learn of other tenants.
 
 A refusal names the shortage, the trays that are shut, and the nearest fix. Fixes are tried before they
 are named: first every combination of relaxed options, smallest first, then fewer trays. They use the
@@ -40,6 +40,10 @@ class FreeTray(msgspec.Struct, Generic[TrayId], frozen=True):
     """Why nothing may be placed on it, whatever the tenant accepts."""
     owner: str | None = None
     """The only tenant that may have it now; None: any."""
+
+    def is_open_to(self, tenant: str | None) -> bool:
+        """Whether it waits for nobody else than `tenant`."""
+        return self.owner in (None, tenant)
 
 
 class DomainFreeTrays(msgspec.Struct, Generic[TrayId], frozen=True):
@@ -136,16 +140,18 @@ def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]
     """Choose trays for `request`. Raises Refused with the shortage, and with a fix that was tried, if any."""
     chosen = _choose(request, domains)
     trays = [tray for domain in domains for tray in domain.trays]
-    shut = {tray.tray: tray.shut for tray in trays if tray.shut is not None}
+    shut = {
+        tray.tray: tray.shut for tray in trays if tray.shut is not None and tray.is_open_to(request.tenant)
+    }
     if isinstance(chosen, str):
-        kept = sum(tray.owner not in (None, request.tenant) and tray.shut is None for tray in trays)
+        kept = sum(tray.shut is None and not tray.is_open_to(request.tenant) for tray in trays)
         reason = f"{chosen}; {kept} more machines are not available now" if kept else chosen
         raise Refused(_passing_over(shut, reason), nearest_fix=_nearest_fix(request, domains))
     # A refusal need not name unhealthy trays: its fix says that they may be allowed.
     sick = {
         tray.tray: tray.sick
         for tray in trays
-        if tray.sick is not None and tray.shut is None and tray.owner in (None, request.tenant)
+        if tray.sick is not None and tray.shut is None and tray.is_open_to(request.tenant)
     }
     return TrayChoice(chosen.trays, _passing_over(shut if request.allow_sick else shut | sick, chosen.reason))
 
