@@ -15,7 +15,7 @@ from tests.app.identity_provider import Provider, served
 from tests.waiting import PATIENCE
 
 from rackloom.app.config import IssuerConfig
-from rackloom.app.site.issuers import ASKED_SECONDS, IssuerVerifier
+from rackloom.app.site.issuers import ASKED_SECONDS, MAX_REASON, IssuerVerifier
 from rackloom.app.site.provider_keys import MAX_BYTES, MAX_KEYS, trusted_keys
 from rackloom.carve.api.auth import UnauthenticatedCaller
 from rackloom.errors import Refused, Retry
@@ -127,9 +127,7 @@ def test_keys_are_rotated_and_old_ones_end(signers):
         "[]",
         "[" * 100_000,
         '{"keys": 5}',
-        '{"keys": []}',
-        '{"keys": [{"kty": "RSA", "alg": ["RS256"], "n": "AQAB", "e": "AQAB", "kid": "one"}]}',
-        '{"keys": [{"kty": "oct", "k": "AAAA", "kid": "one"}]}',
+        json.dumps({"keys": [{}] * (MAX_KEYS + 1)}),
     ],
 )
 def test_keys_that_cannot_be_read_leave_the_good_ones(signers, content):
@@ -142,6 +140,29 @@ def test_keys_that_cannot_be_read_leave_the_good_ones(signers, content):
     signer.file.unlink()
     asyncio.run(verifier.load())
     verifier.verify(token, "acme")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [],
+        [{"kty": "RSA", "alg": ["RS256"], "n": "AQAB", "e": "AQAB", "kid": "one"}],
+        [{"kty": "oct", "k": "AAAA", "kid": "one"}],
+        [{"kty": "OKP", "crv": "Ed25519", "x": "AAAA", "kid": "one", "use": "enc"}],
+    ],
+)
+def test_a_key_set_without_usable_keys_withdraws_the_old_ones(signers, keys):
+    signer = signers[0]
+    verifier = loaded(signer.issuer())
+    token = signer.token()
+    verifier.verify(token, "acme")
+    signer.file.write_text(json.dumps({"keys": keys}))
+    asyncio.run(verifier.load())
+    for refused in (token, signer.token(jti="another")):
+        with pytest.raises(UnauthenticatedCaller):
+            verifier.verify(refused, "acme")
+    (doubt,) = verifier.doubts()
+    assert "has no key for EdDSA" in doubt
 
 
 @pytest.mark.parametrize("fields", [{"use": "enc"}, {"alg": "HS256"}, {"kid": ""}])
@@ -258,6 +279,20 @@ def test_a_discovery_document_that_is_wrong_gives_no_keys(ground, authority, doc
 
     when_served(ground, authority, provider, scenario)
     assert provider.fetched == ["/.well-known/openid-configuration"]
+
+
+@pytest.mark.parametrize(
+    "document", [{"issuer": "A" * 900_000}, {"jwks_uri": f"https://localhost/{'a' * 900_000}"}]
+)
+def test_a_reason_is_cut(ground, authority, document):
+    provider = Provider("/one")
+    provider.document = document
+
+    async def scenario(verifier):
+        (doubt,) = verifier.doubts()
+        assert len(doubt) < MAX_REASON + 100
+
+    when_served(ground, authority, provider, scenario)
 
 
 def test_redirects_are_not_followed(ground, authority):

@@ -46,10 +46,14 @@ _ALGORITHM_OF: dict[tuple[str | None, str | None], Algorithm] = {
 """By type and curve."""
 
 
+class NoUsableKeys(Refused):
+    """The provider answered with a key set, and none of its keys may be used: it withdrew the old ones."""
+
+
 async def read_keys(issuer: IssuerConfig) -> list[TrustedKey]:
     """The keys that the issuer signs with now.
 
-    Raises Refused for content that cannot be used; whatever else went wrong has the error of its library.
+    Raises NoUsableKeys for a key set without them, Refused for content that is none; whatever else went wrong has the error of its library.
     """
     if issuer.jwks_file is not None:
         return trusted_keys(await asyncio.to_thread(issuer.jwks_file.read_bytes), issuer)
@@ -101,7 +105,10 @@ async def _fetch(client: httpx2.AsyncClient, url: str) -> bytes:
 
 
 def trusted_keys(jwks: bytes, issuer: IssuerConfig) -> list[TrustedKey]:
-    """The signing keys of a key set, each for one allowed algorithm. Refused when none can be used."""
+    """The signing keys of a key set, each for one allowed algorithm.
+
+    Raises NoUsableKeys where there are none, Refused for what is no key set.
+    """
     entries = _json_object(jwks, f"the key set of {issuer.issuer}").get("keys")
     if not isinstance(entries, list):
         raise Refused(f"the key set of {issuer.issuer} has no list of keys")
@@ -109,7 +116,7 @@ def trusted_keys(jwks: bytes, issuer: IssuerConfig) -> list[TrustedKey]:
         raise Refused(f"the key set of {issuer.issuer} has more than {MAX_KEYS} keys")
     keys = [key for entry in entries if (key := _trusted_key(entry, issuer)) is not None]
     if not keys:
-        raise Refused(
+        raise NoUsableKeys(
             f"the key set of {issuer.issuer} has no key for {', '.join(issuer.algorithms)}",
             nearest_fix="let `algorithms` name what its signing keys are for, each with a kid and an alg",
         )
