@@ -1,7 +1,9 @@
 """Trusted issuers: each with its own keys, which are read again; discovery; and floods of unknown keys."""
 
 import asyncio
+import base64
 import json
+import os
 import time
 from datetime import timedelta
 
@@ -13,8 +15,8 @@ from tests.app.identity_provider import Provider, served
 from tests.waiting import PATIENCE
 
 from rackloom.app.config import IssuerConfig
-from rackloom.app.site.issuers import ASKED_SECONDS, IssuerVerifier
-from rackloom.app.site.provider_keys import MAX_BYTES, trusted_keys
+from rackloom.app.site.issuers import ASKED_SECONDS, MAX_REASON, IssuerVerifier
+from rackloom.app.site.provider_keys import MAX_BYTES, MAX_KEYS, trusted_keys
 from rackloom.carve.api.auth import UnauthenticatedCaller
 from rackloom.errors import Refused, Retry
 
@@ -125,9 +127,7 @@ def test_keys_are_rotated_and_old_ones_end(signers):
         "[]",
         "[" * 100_000,
         '{"keys": 5}',
-        '{"keys": []}',
-        '{"keys": [{"kty": "RSA", "alg": ["RS256"], "n": "AQAB", "e": "AQAB", "kid": "one"}]}',
-        '{"keys": [{"kty": "oct", "k": "AAAA", "kid": "one"}]}',
+        json.dumps({"keys": [{}] * (MAX_KEYS + 1)}),
     ],
 )
 def test_keys_that_cannot_be_read_leave_the_good_ones(signers, content):
@@ -142,6 +142,29 @@ def test_keys_that_cannot_be_read_leave_the_good_ones(signers, content):
     verifier.verify(token, "acme")
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [],
+        [{"kty": "RSA", "alg": ["RS256"], "n": "AQAB", "e": "AQAB", "kid": "one"}],
+        [{"kty": "oct", "k": "AAAA", "kid": "one"}],
+        [{"kty": "OKP", "crv": "Ed25519", "x": "AAAA", "kid": "one", "use": "enc"}],
+    ],
+)
+def test_a_key_set_without_usable_keys_withdraws_the_old_ones(signers, keys):
+    signer = signers[0]
+    verifier = loaded(signer.issuer())
+    token = signer.token()
+    verifier.verify(token, "acme")
+    signer.file.write_text(json.dumps({"keys": keys}))
+    asyncio.run(verifier.load())
+    for refused in (token, signer.token(jti="another")):
+        with pytest.raises(UnauthenticatedCaller):
+            verifier.verify(refused, "acme")
+    (doubt,) = verifier.doubts()
+    assert "has no key for EdDSA" in doubt
+
+
 @pytest.mark.parametrize("fields", [{"use": "enc"}, {"alg": "HS256"}, {"kid": ""}])
 def test_keys_for_something_else_are_not_taken(signers, fields):
     signer = signers[0]
@@ -153,6 +176,61 @@ def test_keys_for_something_else_are_not_taken(signers, fields):
 def test_an_algorithm_that_is_not_allowed_is_not_taken(signers):
     with pytest.raises(Refused, match="RS256"):
         trusted_keys(signers[0].file.read_bytes(), signers[0].issuer("RS256"))
+
+
+def number(bits):
+    return base64.urlsafe_b64encode(b"\xff" + os.urandom(bits // 8 - 2) + b"\x01").rstrip(b"=").decode()
+
+
+def key_set(*keys):
+    return json.dumps({"keys": keys}).encode()
+
+
+@pytest.mark.parametrize("algorithm", MAKERS)
+def test_of_a_private_key_only_the_public_half_is_taken(tmp_path, algorithm):
+    signer = Signer(tmp_path, "one", algorithm)
+    private = json.loads(MAKERS[algorithm][1].to_jwk(signer.key))
+    assert "d" in private
+    signer.file.write_bytes(key_set(private | {"kid": "one"}))
+    assert loaded(signer.issuer()).verify(signer.token(), "acme").subject == "https://one#s"
+
+
+def test_a_made_up_private_exponent_costs_nothing(signers):
+    # To find the primes that belong to it takes seconds for each key, and there are none.
+    made_up = {"kty": "RSA", "kid": "one", "n": number(8192), "e": "AQAB", "d": number(8192)}
+    before = time.process_time()
+    keys = trusted_keys(key_set(*[made_up] * 5), signers[0].issuer("RS256"))
+    assert time.process_time() - before < 1
+    assert {key.public_key.key_size for key in keys} == {8192}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        {"kty": "RSA", "n": number(8200), "e": "AQAB"},
+        {"kty": "RSA", "n": number(2048), "e": number(72)},
+        {"kty": "RSA", "n": number(2048), "e": ["AQAB"]},
+        {"kty": "RSA", "n": "AQAB"},
+        {"kty": "EC", "crv": "P-384", "x": number(384), "y": number(384), "alg": "ES256"},
+        {"kty": "EC", "x": number(256), "y": number(256)},
+        {"kty": ["RSA"]},
+        [],
+        None,
+    ],
+)
+def test_a_key_that_cannot_be_used_is_left_out(tmp_path, key):
+    signer = Signer(tmp_path, "one", "RS256")
+    good = json.loads(signer.file.read_text())["keys"][0]
+    bad = key | {"kid": "two"} if isinstance(key, dict) else key
+    keys = trusted_keys(key_set(bad, good), signer.issuer("RS256", "ES256"))
+    assert [key.key_id for key in keys] == ["one"]
+
+
+def test_a_set_of_too_many_keys_is_refused(signers):
+    key = json.loads(signers[0].file.read_text())["keys"][0]
+    assert len(trusted_keys(key_set(*[key] * MAX_KEYS), signers[0].issuer())) == MAX_KEYS
+    with pytest.raises(Refused, match=f"more than {MAX_KEYS} keys"):
+        trusted_keys(key_set(*[key] * (MAX_KEYS + 1)), signers[0].issuer())
 
 
 def claims(org="acme"):
@@ -201,6 +279,20 @@ def test_a_discovery_document_that_is_wrong_gives_no_keys(ground, authority, doc
 
     when_served(ground, authority, provider, scenario)
     assert provider.fetched == ["/.well-known/openid-configuration"]
+
+
+@pytest.mark.parametrize(
+    "document", [{"issuer": "A" * 900_000}, {"jwks_uri": f"https://localhost/{'a' * 900_000}"}]
+)
+def test_a_reason_is_cut(ground, authority, document):
+    provider = Provider("/one")
+    provider.document = document
+
+    async def scenario(verifier):
+        (doubt,) = verifier.doubts()
+        assert len(doubt) < MAX_REASON + 100
+
+    when_served(ground, authority, provider, scenario)
 
 
 def test_redirects_are_not_followed(ground, authority):

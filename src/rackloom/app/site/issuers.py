@@ -8,9 +8,10 @@ earlier, as a provider may have rotated its keys: at most once in `ASKED_SECONDS
 same background job. The request itself never waits for another server. It is answered 503 while keys are
 being read on its behalf, and 401 afterwards. So a flood of made-up key ids causes two reads a minute.
 
-A provider that cannot be reached has not revoked its keys: those read last stay in use, and the next
-attempt follows after `RETRY_SECONDS`. `doubts` and `key_age` tell operators. Without any keys of its
-issuer, a token is neither valid nor invalid: 503.
+A provider that cannot be reached, or that answers with something else than a key set, has not revoked its
+keys: those read last stay in use, and the next attempt follows after `RETRY_SECONDS`. A key set in which no
+key can be used withdraws the old ones: the tokens of the issuer are answered 401. `doubts` and `key_age` tell
+operators. While the keys of an issuer were never read, its tokens are neither valid nor invalid: 503.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ import jwt
 import structlog
 
 from rackloom.app.config import IssuerConfig
-from rackloom.app.site.provider_keys import read_keys
+from rackloom.app.site.provider_keys import NoUsableKeys, read_keys
 from rackloom.carve.api.auth import Caller, TokenVerifier, TrustedKey, UnknownKey
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.errors import Retry
@@ -31,6 +32,8 @@ log = structlog.get_logger(__name__)
 RETRY_SECONDS = 10.0
 ASKED_SECONDS = 30.0
 """Between a reading of keys and one that an unknown key id asks for."""
+MAX_REASON = 300
+"""Characters of a reason why keys could not be read: a provider chooses parts of it."""
 
 
 class _Issuer:
@@ -110,22 +113,22 @@ class IssuerVerifier(TokenVerifier):
     async def _load(self, issuer: _Issuer) -> None:
         issuer.tried_at = self._clock()
         try:
-            keys = await read_keys(issuer.config)
+            self._trust(issuer, await read_keys(issuer.config))
+            issuer.failure = None
         except Exception as error:
             # Whatever a provider sends: it must not end the service.
-            issuer.failure = str(error) or type(error).__name__
+            if isinstance(error, NoUsableKeys):
+                self._trust(issuer, [])
+            issuer.failure = (str(error) or type(error).__name__)[:MAX_REASON]
             log.warning("auth.keys-not-read", issuer=issuer.config.issuer, reason=issuer.failure)
-        else:
-            issuer.verifier, issuer.read_at, issuer.failure = (
-                self._verifier(issuer.config, keys),
-                self._clock(),
-                None,
-            )
         finally:
             issuer.asked.clear()
 
-    def _verifier(self, config: IssuerConfig, keys: Sequence[TrustedKey]) -> TokenVerifier:
-        return TokenVerifier(
+    def _trust(self, issuer: _Issuer, keys: Sequence[TrustedKey]) -> None:
+        """Verify with `keys`, read now, and with no others."""
+        config = issuer.config
+        issuer.read_at = self._clock()
+        issuer.verifier = TokenVerifier(
             keys,
             issuer=config.issuer,
             audience=config.all_audiences,

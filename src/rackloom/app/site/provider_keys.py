@@ -10,30 +10,50 @@ Every fetch is over https with a verified certificate (`ca_file` names the autho
 follows no redirect, and is bounded in size and in total time. A key counts only for signatures, and for the
 one asymmetric algorithm that its type and the configuration allow; what the document says of algorithms is
 not used. Keys without an id are left out.
+
+Only the public members of a key are read (RFC 7517, RFC 7518, RFC 8037). From a private RSA exponent without
+its primes the library would compute them, which takes seconds for a made-up one. Sizes and the number of keys
+are bounded, so that reading a key set never holds up the process. An entry that cannot be used is left out,
+and the others count.
 """
 
 import asyncio
 import json
 import ssl
-from typing import Any, Literal
+from typing import Any
 
 import httpx2
 import jwt
 
 from rackloom.app.config import IssuerConfig
-from rackloom.carve.api.auth import TrustedKey
+from rackloom.carve.api.auth import Algorithm, TrustedKey
 from rackloom.errors import Refused
 
 FETCH_SECONDS = 10.0
 """For the document and the keys together."""
 MAX_BYTES = 1 << 20
-_ALGORITHM_OF: dict[str, Literal["EdDSA", "ES256", "RS256"]] = {"RSA": "RS256", "EC": "ES256", "OKP": "EdDSA"}
+MAX_KEYS = 100
+"""Of all kinds, in a key set."""
+_PUBLIC_MEMBERS = ("kty", "kid", "use", "alg", "n", "e", "crv", "x", "y")
+_MAX_CHARACTERS = {"n": 1366, "e": 11}
+"""Of base64url without padding: 8192 bits and 8 bytes."""
+_ALGORITHM_OF: dict[tuple[str | None, str | None], Algorithm] = {
+    ("RSA", None): "RS256",
+    ("EC", "P-256"): "ES256",
+    ("OKP", "Ed25519"): "EdDSA",
+    ("OKP", "Ed448"): "EdDSA",
+}
+"""By type and curve."""
+
+
+class NoUsableKeys(Refused):
+    """The provider answered with a key set, and none of its keys may be used: it withdrew the old ones."""
 
 
 async def read_keys(issuer: IssuerConfig) -> list[TrustedKey]:
     """The keys that the issuer signs with now.
 
-    Raises Refused for content that cannot be used; whatever else went wrong has the error of its library.
+    Raises NoUsableKeys for a key set without them, Refused for content that is none; whatever else went wrong has the error of its library.
     """
     if issuer.jwks_file is not None:
         return trusted_keys(await asyncio.to_thread(issuer.jwks_file.read_bytes), issuer)
@@ -85,27 +105,39 @@ async def _fetch(client: httpx2.AsyncClient, url: str) -> bytes:
 
 
 def trusted_keys(jwks: bytes, issuer: IssuerConfig) -> list[TrustedKey]:
-    """The signing keys of a key set, each for one allowed algorithm. Refused when none can be used."""
-    try:
-        found = jwt.PyJWKSet.from_dict(_json_object(jwks, f"the key set of {issuer.issuer}")).keys
-    except (jwt.PyJWTError, TypeError, ValueError) as error:
-        # The library does not check the types of all fields.
-        raise Refused(f"the key set of {issuer.issuer} cannot be read: {error}") from error
-    keys = [
-        TrustedKey(str(key.key_id), algorithm, key.key)
-        for key in found
-        if (algorithm := _allowed_algorithm(key, issuer)) is not None and key.key_id
-    ]
+    """The signing keys of a key set, each for one allowed algorithm.
+
+    Raises NoUsableKeys where there are none, Refused for what is no key set.
+    """
+    entries = _json_object(jwks, f"the key set of {issuer.issuer}").get("keys")
+    if not isinstance(entries, list):
+        raise Refused(f"the key set of {issuer.issuer} has no list of keys")
+    if len(entries) > MAX_KEYS:
+        raise Refused(f"the key set of {issuer.issuer} has more than {MAX_KEYS} keys")
+    keys = [key for entry in entries if (key := _trusted_key(entry, issuer)) is not None]
     if not keys:
-        raise Refused(
+        raise NoUsableKeys(
             f"the key set of {issuer.issuer} has no key for {', '.join(issuer.algorithms)}",
             nearest_fix="let `algorithms` name what its signing keys are for, each with a kid and an alg",
         )
     return keys
 
 
-def _allowed_algorithm(key: Any, issuer: IssuerConfig) -> Literal["EdDSA", "ES256", "RS256"] | None:
-    if key.public_key_use not in (None, "sig"):
+def _trusted_key(entry: Any, issuer: IssuerConfig) -> TrustedKey | None:
+    """The key of an entry of a key set; None for one that is not for signatures, not allowed, or not valid."""
+    if not isinstance(entry, dict):
         return None
-    algorithm = _ALGORITHM_OF.get(key.key_type)
-    return algorithm if algorithm in issuer.algorithms and key.algorithm_name == algorithm else None
+    public = {name: entry[name] for name in _PUBLIC_MEMBERS if entry.get(name) is not None}
+    if not all(isinstance(value, str) for value in public.values()):
+        return None
+    algorithm = _ALGORITHM_OF.get((public.get("kty"), public.get("crv")))
+    if algorithm not in issuer.algorithms or public.get("alg", algorithm) != algorithm:
+        return None
+    if not public.get("kid") or public.get("use", "sig") != "sig":
+        return None
+    if any(len(public.get(name, "").rstrip("=")) > most for name, most in _MAX_CHARACTERS.items()):
+        return None
+    try:
+        return TrustedKey(public["kid"], algorithm, jwt.PyJWK(public, algorithm).key)
+    except (jwt.PyJWTError, ValueError):
+        return None
