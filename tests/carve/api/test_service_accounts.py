@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime as dt
+from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +24,7 @@ from rackloom.carve.store.database import Store
 from rackloom.carve.store.values import Rejected
 from rackloom.carve.tenancy import identities
 from rackloom.carve.tenancy.identities import MAX_PER_ORG
+from rackloom.errors import Retry
 
 TENANT, ADMIN = Role.TENANT_ADMIN, Role.PROVIDER_ADMIN
 
@@ -158,12 +160,16 @@ class Replica:
     def __init__(self, store: Store) -> None:
         self.now, self.monotonic = 1_000_000.0, 0.0
         self.reads = 0
+        self.during_read: Callable[[], Awaitable[None]] | None = None
         self.store = store
         self.directory = Directory(self, lambda: self.now, BUILT_IN, lambda: self.monotonic)  # type: ignore[arg-type]
 
     async def read(self, work: Any) -> Any:
         self.reads += 1
-        return await self.store.read(work)
+        found = await self.store.read(work)
+        if self.during_read is not None:
+            await self.during_read()
+        return found
 
     def on_behalf_of(self, org: str) -> Store:
         return self.store.on_behalf_of(org)
@@ -219,6 +225,73 @@ def test_made_up_keys_cost_one_look_into_the_records_a_second(tmp_path: Any) -> 
         assert replica.reads - before <= 10
         with pytest.raises(Rejected):
             await replica.directory.caller_of(key, "rival")
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_changes_during_every_read_keep_no_caller_waiting(tmp_path: Any) -> None:
+    async def scenario() -> None:
+        store = Store.open(tmp_path)
+        replica, key = Replica(store), await given_key(store)
+
+        async def change() -> None:
+            if replica.reads < 10:
+                replica.directory.forget()
+
+        replica.during_read = change
+        await asyncio.gather(*(replica.directory.caller_of(key, "demo") for _ in range(20)))
+        assert replica.reads == 1
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_read_from_before_a_change_admits_nobody_who_came_after_it(tmp_path: Any) -> None:
+    async def scenario() -> None:
+        store = Store.open(tmp_path)
+        replica, key = Replica(store), await given_key(store)
+        has_read, may_go_on = asyncio.Event(), asyncio.Event()
+
+        async def pause() -> None:
+            has_read.set()
+            await may_go_on.wait()
+
+        def revoke(conn: sa.Connection) -> None:
+            (row,) = identities.accounts_of_org(conn, "demo")
+            identities.revoke_key(conn, row.id, key.split("_")[1], lambda: str(uuid4()))
+
+        replica.during_read = pause
+        before = asyncio.create_task(replica.directory.caller_of(key, "demo"))
+        await has_read.wait()
+        await store.run(revoke)
+        replica.directory.forget()
+        after = asyncio.create_task(replica.directory.caller_of(key, "demo"))
+        await asyncio.sleep(0)
+        may_go_on.set()
+        assert (await before).roles == {TENANT}
+        with pytest.raises(UnauthenticatedCaller):
+            await after
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_read_is_shared_by_all_who_waited_for_it(tmp_path: Any) -> None:
+    async def scenario() -> None:
+        store = Store.open(tmp_path)
+        replica, key = Replica(store), await given_key(store)
+
+        async def fail() -> None:
+            raise Retry("the database does not answer", after=1)
+
+        replica.during_read = fail
+        calls = [replica.directory.caller_of(key, "demo") for _ in range(20)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [Retry] * 20
+        assert replica.reads == 1
+        replica.during_read = None
+        assert (await replica.directory.caller_of(key, "demo")).roles == {TENANT}
         await store.close()
 
     asyncio.run(scenario())

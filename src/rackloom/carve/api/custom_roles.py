@@ -108,20 +108,22 @@ async def update(
     own: OwnPermissions,
 ) -> Response:
     """Change a custom role. Who has it may do more or less within a second."""
+    changes: dict[str, object] = {}
+    if body.description is not None:
+        changes["description"] = body.description
+    if body.permissions is not None:
+        changes["permissions"] = sorted(set(body.permissions))
 
     def update(conn: sa.Connection) -> Json:
         row = identities.get_role(conn, caller.org, name)
         require_own(own, permissions_of_row(row))
-        changes: dict[str, object] = {}
-        if body.description is not None:
-            changes["description"] = body.description
         if body.permissions is not None:
             require_own(own, _wanted(Side(row.side), body.permissions, directory.built_in))
-            changes["permissions"] = sorted(set(body.permissions))
         return _shape(identities.update_role(conn, row, changes, deps.clock(), deps.ids))
 
     changed = await deps.store.run(update)
-    directory.forget()
+    if changes:
+        directory.forget()
     return routing.json_response(changed)
 
 
