@@ -131,6 +131,19 @@ def test_keys_of_a_greater_account_are_not_for_the_taking(api: Any) -> None:
     assert use(api, key, "operator-step").status_code == 200
 
 
+def test_a_permission_that_no_operation_has_any_more_freezes_nothing(api: Any) -> None:
+    api.new("role", {"name": "watcher", "side": "TENANT", "permissions": ["vpcs:read"]})
+    made = account(api, roles=["watcher"])
+    key = new_key(api, made)
+    stored = sa.update(schema.custom_role).values(permissions=["moons:read", "vpcs:read"])
+    api.site.run(lambda conn: conn.execute(stored))
+    assert api.patch("role/watcher", {"description": "x"}).status_code == 200
+    assert api.delete(f"service-account/{made['id']}/key/{key.split('_')[1]}").status_code == 202
+    assert use(api, key).status_code == 401
+    assert api.delete(f"service-account/{made['id']}").status_code == 202
+    assert api.delete("role/watcher").status_code == 202
+
+
 def test_accounts_belong_to_an_organisation(api: Any) -> None:
     made = account(api)
     assert api.get("service-account", org="rival").json() == []

@@ -210,7 +210,7 @@ def _require_own_roles(
     conn: sa.Connection, org: str, names: list[str], built_in: BuiltIn, own: frozenset[Permission]
 ) -> None:
     """Refuse roles that do not exist, or that allow more than the caller may do."""
-    custom = {row.name: permissions_of_row(row) for row in identities.roles_of_org(conn, org)}
+    custom = {row.name: permissions_of_row(row, built_in) for row in identities.roles_of_org(conn, org)}
     allowed = {**custom, **{str(role): built_in[role] for role in Role}}
     for name in names:
         if name not in allowed:
