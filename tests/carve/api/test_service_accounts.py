@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.api.app import BUILT_IN
-from rackloom.carve.api.auth import Role, UnauthenticatedCaller
+from rackloom.carve.api.auth import Caller, Role, UnauthenticatedCaller
 from rackloom.carve.api.directory import (
     CALLER_SECONDS,
     STALE_SECONDS,
@@ -23,7 +23,7 @@ from rackloom.carve.store import schema
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.values import Rejected
 from rackloom.carve.tenancy import identities
-from rackloom.carve.tenancy.identities import MAX_PER_ORG
+from rackloom.carve.tenancy.identities import MAX_PER_ORG, CustomRole
 from rackloom.errors import Retry
 
 TENANT, ADMIN = Role.TENANT_ADMIN, Role.PROVIDER_ADMIN
@@ -103,6 +103,25 @@ def test_an_account_ends(api: Any) -> None:
     assert use(api, key).json()["message"] == "The service account has expired"
     body = {"name": "late", "roles": [TENANT], "expires": ends}
     assert api.post("service-account", body).json()["data"] == {"expires": "must be later than now"}
+
+
+def test_an_account_that_ends_makes_none_that_ends_later(api: Any) -> None:
+    def time_in(seconds: float) -> str:
+        return dt.datetime.fromtimestamp(api.site.now + seconds, dt.UTC).isoformat()
+
+    endless = account(api, "endless")
+    headers = {"Authorization": f"Bearer {new_key(api, account(api, expires=time_in(60)))}"}
+
+    def post(path: str, body: Any = None) -> int:
+        path = f"/v2/org/demo/nico/service-account{path}"
+        return int(api.client.post(path, json=body, headers=headers).status_code)
+
+    found = []
+    for name, ends in (("never", None), ("later", time_in(61)), ("same", time_in(60))):
+        found.append(post("", {"name": name, "roles": [TENANT], "expires": ends}))
+    assert found == [403, 403, 201]
+    same = next(made for made in api.get("service-account").json() if made["name"] == "same")
+    assert [post(f"/{made['id']}/key") for made in (endless, same)] == [403, 201]
 
 
 @pytest.mark.parametrize(
@@ -305,6 +324,26 @@ def test_a_failed_read_is_shared_by_all_who_waited_for_it(tmp_path: Any) -> None
         assert replica.reads == 1
         replica.during_read = None
         assert (await replica.directory.caller_of(key, "demo")).roles == {TENANT}
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_has_a_custom_role_is_looked_up_again_after_minutes(tmp_path: Any) -> None:
+    async def scenario() -> None:
+        store = Store.open(tmp_path)
+        replica = Replica(store)
+        role = CustomRole("TENANT", frozenset({"vpcs:read"}))
+        await store.run(
+            lambda conn: identities.create_role(
+                conn, "demo", "watcher", role, None, 1.0, lambda: str(uuid4())
+            )
+        )
+        until = {}
+        for name in ("watcher", "no-such-role"):
+            caller = Caller("x", "demo", frozenset({TENANT}), replica.now + 9999, frozenset({name}))
+            until[name] = (await replica.directory.with_custom_roles(caller)).expires - replica.now
+        assert until == {"watcher": CALLER_SECONDS, "no-such-role": 9999}
         await store.close()
 
     asyncio.run(scenario())

@@ -41,7 +41,8 @@ KEY_PREFIX = "rlk_"
 STALE_SECONDS = 1.0
 USE_SECONDS = 3600.0
 CALLER_SECONDS = 300.0
-"""An event stream that was opened with a key ends after so long, and the client opens another."""
+"""An event stream that was opened with a key or a custom role ends after so long, and the client opens
+another: only then it is decided anew what the caller may do."""
 
 BuiltIn = Mapping[Role, frozenset[Permission]]
 
@@ -120,12 +121,18 @@ class Directory:
             roles=frozenset(role for role in Role if role in found.roles),
             expires=until if found.expires is None else min(found.expires, until),
             custom_roles=frozenset(found.roles).difference(Role),
+            account_ends=found.expires,
         )
         return _with_held(caller, known)
 
     async def with_custom_roles(self, caller: Caller) -> Caller:
         """The caller with what its custom roles allow."""
-        return _with_held(caller, await self._current()) if caller.custom_roles else caller
+        if not caller.custom_roles:
+            return caller
+        caller = _with_held(caller, await self._current())
+        if not caller.held:
+            return caller
+        return msgspec.structs.replace(caller, expires=min(caller.expires, self._clock() + CALLER_SECONDS))
 
     async def _current(self) -> Identities:
         now = self._monotonic()
@@ -171,9 +178,10 @@ class Directory:
 
 
 def _with_held(caller: Caller, known: Identities) -> Caller:
-    roles = [known.roles.get((caller.org, name)) for name in caller.custom_roles]
-    held = {(Side(role.side), name) for role in roles if role is not None for name in role.permissions}
-    return msgspec.structs.replace(caller, held=frozenset(held))
+    named = {name: known.roles.get((caller.org, name)) for name in caller.custom_roles}
+    roles = {name: role for name, role in named.items() if role is not None}
+    held = {(Side(role.side), name) for role in roles.values() for name in role.permissions}
+    return msgspec.structs.replace(caller, held=frozenset(held), custom_roles=frozenset(roles))
 
 
 # For routes.
@@ -192,6 +200,12 @@ def _own_permissions(request: Request) -> frozenset[Permission]:
 KnownDirectory = Annotated[Directory, Depends(_directory)]
 OwnPermissions = Annotated[frozenset[Permission], Depends(_own_permissions)]
 """Everything that the caller may do, in any operation."""
+
+
+def require_no_later_end(caller: Caller, ends: float | None) -> None:
+    """Refuse a service account that ends to make an account, or a key of one, that ends later or never."""
+    if caller.account_ends is not None and (ends is None or ends > caller.account_ends):
+        raise forbidden("A service account that expires cannot make one that expires later, or a key of it")
 
 
 def require_own(own: Collection[Permission], needed: Collection[Permission]) -> None:
