@@ -71,6 +71,23 @@ def test_what_a_provider_does_to_a_tenant_was_somebody_of_the_site(api: Any) -> 
     assert (known_to_provider["userID"], known_to_provider["tenantOrg"]) == ("local@demo", "demo")
 
 
+def test_a_step_by_a_custom_role_of_the_provider_is_one_of_the_site(api: Any) -> None:
+    role = {"name": "repair", "side": "PROVIDER", "permissions": ["quotas:write"]}
+    api.new("role", role, **PROVIDER)
+    api.site.other_tenant()
+    tenant_id = api.get("tenant/current", org="rival").json()["id"]
+    token = api.issuer.mint("demo", ["repair", "no-such-role"], api.site.now, 60)
+    changed = api.client.patch(
+        f"/v2/org/demo/nico/tenant/{tenant_id}/quota",
+        json={"quotas": [{"resource": "instances", "limit": 7}]},
+        headers={"Authorization": f"Bearer {token}"},
+    )
+    assert changed.status_code == 200, changed.text
+    (entry,) = entries(api, operation="update-tenant-quota")
+    assert (entry.by_operator, entry.tenant_org, entry.roles) == (True, "rival", "repair")
+    assert [seen["bySiteOperator"] for seen in api.get("audit", org="rival").json()] == [True]
+
+
 def test_what_no_tenant_is_concerned_by_is_for_providers_alone(api: Any) -> None:
     domain = next(iter(api.site.partitions))
     api.site.observe_all()

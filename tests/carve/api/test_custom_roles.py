@@ -9,6 +9,7 @@ from rackloom.carve.api import access
 from rackloom.carve.api.app import BUILT_IN
 from rackloom.carve.api.auth import Role, Side
 from rackloom.carve.api.routing import RELATIONS
+from rackloom.carve.tenancy import identities
 
 TENANT, ADMIN, VIEWER = Role.TENANT_ADMIN, Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER
 
@@ -95,6 +96,13 @@ def test_a_tenant_does_not_touch_the_roles_of_its_provider(api: Any) -> None:
     assert api.delete("role/operator").status_code == 403
     assert "operator" not in {role["name"] for role in api.get("role").json()}
     assert call(api, "POST", "machine/m/cordon", ["operator"], {"reason": "x"}).status_code == 404
+
+
+def test_a_change_of_nothing_makes_nobody_read_the_records_again(api: Any) -> None:
+    define(api, "watcher", "vpcs:read")
+    before = api.site.run(identities.read_revision)
+    assert api.patch("role/watcher", {}).status_code == 200
+    assert api.site.run(identities.read_revision) == before
 
 
 def test_names_are_used_once(api: Any) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime as dt
+from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
 
@@ -9,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.api.app import BUILT_IN
-from rackloom.carve.api.auth import Role, UnauthenticatedCaller
+from rackloom.carve.api.auth import Caller, Role, UnauthenticatedCaller
 from rackloom.carve.api.directory import (
     CALLER_SECONDS,
     STALE_SECONDS,
@@ -22,7 +23,8 @@ from rackloom.carve.store import schema
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.values import Rejected
 from rackloom.carve.tenancy import identities
-from rackloom.carve.tenancy.identities import MAX_PER_ORG
+from rackloom.carve.tenancy.identities import MAX_PER_ORG, CustomRole
+from rackloom.errors import Retry
 
 TENANT, ADMIN = Role.TENANT_ADMIN, Role.PROVIDER_ADMIN
 
@@ -103,6 +105,25 @@ def test_an_account_ends(api: Any) -> None:
     assert api.post("service-account", body).json()["data"] == {"expires": "must be later than now"}
 
 
+def test_an_account_that_ends_makes_none_that_ends_later(api: Any) -> None:
+    def time_in(seconds: float) -> str:
+        return dt.datetime.fromtimestamp(api.site.now + seconds, dt.UTC).isoformat()
+
+    endless = account(api, "endless")
+    headers = {"Authorization": f"Bearer {new_key(api, account(api, expires=time_in(60)))}"}
+
+    def post(path: str, body: Any = None) -> int:
+        path = f"/v2/org/demo/nico/service-account{path}"
+        return int(api.client.post(path, json=body, headers=headers).status_code)
+
+    found = []
+    for name, ends in (("never", None), ("later", time_in(61)), ("same", time_in(60))):
+        found.append(post("", {"name": name, "roles": [TENANT], "expires": ends}))
+    assert found == [403, 403, 201]
+    same = next(made for made in api.get("service-account").json() if made["name"] == "same")
+    assert [post(f"/{made['id']}/key") for made in (endless, same)] == [403, 201]
+
+
 @pytest.mark.parametrize(
     ("roles", "status", "message"),
     [
@@ -127,6 +148,19 @@ def test_keys_of_a_greater_account_are_not_for_the_taking(api: Any) -> None:
         answer = api.call(method, f"service-account/{made['id']}{path}")
         assert (answer.status_code, "yourself" in answer.text) == (403, True), path
     assert use(api, key, "operator-step").status_code == 200
+
+
+def test_a_permission_that_no_operation_has_any_more_freezes_nothing(api: Any) -> None:
+    api.new("role", {"name": "watcher", "side": "TENANT", "permissions": ["vpcs:read"]})
+    made = account(api, roles=["watcher"])
+    key = new_key(api, made)
+    stored = sa.update(schema.custom_role).values(permissions=["moons:read", "vpcs:read"])
+    api.site.run(lambda conn: conn.execute(stored))
+    assert api.patch("role/watcher", {"description": "x"}).status_code == 200
+    assert api.delete(f"service-account/{made['id']}/key/{key.split('_')[1]}").status_code == 202
+    assert use(api, key).status_code == 401
+    assert api.delete(f"service-account/{made['id']}").status_code == 202
+    assert api.delete("role/watcher").status_code == 202
 
 
 def test_accounts_belong_to_an_organisation(api: Any) -> None:
@@ -158,12 +192,16 @@ class Replica:
     def __init__(self, store: Store) -> None:
         self.now, self.monotonic = 1_000_000.0, 0.0
         self.reads = 0
+        self.during_read: Callable[[], Awaitable[None]] | None = None
         self.store = store
         self.directory = Directory(self, lambda: self.now, BUILT_IN, lambda: self.monotonic)  # type: ignore[arg-type]
 
     async def read(self, work: Any) -> Any:
         self.reads += 1
-        return await self.store.read(work)
+        found = await self.store.read(work)
+        if self.during_read is not None:
+            await self.during_read()
+        return found
 
     def on_behalf_of(self, org: str) -> Store:
         return self.store.on_behalf_of(org)
@@ -219,6 +257,93 @@ def test_made_up_keys_cost_one_look_into_the_records_a_second(tmp_path: Any) -> 
         assert replica.reads - before <= 10
         with pytest.raises(Rejected):
             await replica.directory.caller_of(key, "rival")
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_changes_during_every_read_keep_no_caller_waiting(tmp_path: Any) -> None:
+    async def scenario() -> None:
+        store = Store.open(tmp_path)
+        replica, key = Replica(store), await given_key(store)
+
+        async def change() -> None:
+            if replica.reads < 10:
+                replica.directory.forget()
+
+        replica.during_read = change
+        await asyncio.gather(*(replica.directory.caller_of(key, "demo") for _ in range(20)))
+        assert replica.reads == 1
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_read_from_before_a_change_admits_nobody_who_came_after_it(tmp_path: Any) -> None:
+    async def scenario() -> None:
+        store = Store.open(tmp_path)
+        replica, key = Replica(store), await given_key(store)
+        has_read, may_go_on = asyncio.Event(), asyncio.Event()
+
+        async def pause() -> None:
+            has_read.set()
+            await may_go_on.wait()
+
+        def revoke(conn: sa.Connection) -> None:
+            (row,) = identities.accounts_of_org(conn, "demo")
+            identities.revoke_key(conn, row.id, key.split("_")[1], lambda: str(uuid4()))
+
+        replica.during_read = pause
+        before = asyncio.create_task(replica.directory.caller_of(key, "demo"))
+        await has_read.wait()
+        await store.run(revoke)
+        replica.directory.forget()
+        after = asyncio.create_task(replica.directory.caller_of(key, "demo"))
+        await asyncio.sleep(0)
+        may_go_on.set()
+        assert (await before).roles == {TENANT}
+        with pytest.raises(UnauthenticatedCaller):
+            await after
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_read_is_shared_by_all_who_waited_for_it(tmp_path: Any) -> None:
+    async def scenario() -> None:
+        store = Store.open(tmp_path)
+        replica, key = Replica(store), await given_key(store)
+
+        async def fail() -> None:
+            raise Retry("the database does not answer", after=1)
+
+        replica.during_read = fail
+        calls = [replica.directory.caller_of(key, "demo") for _ in range(20)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [Retry] * 20
+        assert replica.reads == 1
+        replica.during_read = None
+        assert (await replica.directory.caller_of(key, "demo")).roles == {TENANT}
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_has_a_custom_role_is_looked_up_again_after_minutes(tmp_path: Any) -> None:
+    async def scenario() -> None:
+        store = Store.open(tmp_path)
+        replica = Replica(store)
+        role = CustomRole("TENANT", frozenset({"vpcs:read"}))
+        await store.run(
+            lambda conn: identities.create_role(
+                conn, "demo", "watcher", role, None, 1.0, lambda: str(uuid4())
+            )
+        )
+        until = {}
+        for name in ("watcher", "no-such-role"):
+            caller = Caller("x", "demo", frozenset({TENANT}), replica.now + 9999, frozenset({name}))
+            until[name] = (await replica.directory.with_custom_roles(caller)).expires - replica.now
+        assert until == {"watcher": CALLER_SECONDS, "no-such-role": 9999}
         await store.close()
 
     asyncio.run(scenario())

@@ -120,7 +120,7 @@ def begin_trail(scope: Scope) -> AuditTrail:
         channel=REST,
         subject=caller.subject,
         org=caller.org,
-        roles=" ".join(sorted(caller.roles)),
+        roles=" ".join(sorted(caller.roles | caller.custom_roles)),
         by_operator=is_operator,
         tenant_org=None if is_operator else caller.org,
         source=source_of(peer, Headers(scope=scope).get("x-forwarded-for"), audit.trusted_proxies),
@@ -196,7 +196,10 @@ _VERBS = re.compile(r"^(batch-)?[a-z]+-")
 
 
 async def complete_trail(request: Request, trail: AuditTrail, roles: Sequence[Role], caller: Caller) -> None:
-    """Add what is known when the operation was found: `roles` are those that it declares."""
+    """Add what is known when the operation was found: `roles` are those that it declares.
+
+    `caller` has the built-in roles that its custom roles stand for in this operation.
+    """
     route: APIRoute = request.scope["route"]
     is_tenant = Role.TENANT_ADMIN in caller.roles and Role.TENANT_ADMIN in roles
     by_operator = not is_tenant and not caller.roles.isdisjoint(PROVIDER_ROLES)

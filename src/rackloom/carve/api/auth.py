@@ -96,11 +96,13 @@ class Caller(msgspec.Struct, frozen=True):
     org: str
     roles: frozenset[Role]
     expires: float
-    """When the token ends, in seconds since the epoch."""
+    """When this identity must be proved again, in seconds since the epoch: at the latest when a token ends."""
     custom_roles: frozenset[str] = frozenset()
     """Names that may be those of custom roles of the organisation."""
     held: frozenset[Permission] = frozenset()
     """What the custom roles allow."""
+    account_ends: float | None = None
+    """When the service account ends, of a program whose account does."""
 
     def require(self, *roles: Role) -> None:
         """Refuse a caller that has none of `roles`."""

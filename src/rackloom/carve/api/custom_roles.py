@@ -108,20 +108,22 @@ async def update(
     own: OwnPermissions,
 ) -> Response:
     """Change a custom role. Who has it may do more or less within a second."""
+    changes: dict[str, object] = {}
+    if body.description is not None:
+        changes["description"] = body.description
+    if body.permissions is not None:
+        changes["permissions"] = sorted(set(body.permissions))
 
     def update(conn: sa.Connection) -> Json:
         row = identities.get_role(conn, caller.org, name)
-        require_own(own, permissions_of_row(row))
-        changes: dict[str, object] = {}
-        if body.description is not None:
-            changes["description"] = body.description
+        require_own(own, permissions_of_row(row, directory.built_in))
         if body.permissions is not None:
             require_own(own, _wanted(Side(row.side), body.permissions, directory.built_in))
-            changes["permissions"] = sorted(set(body.permissions))
         return _shape(identities.update_role(conn, row, changes, deps.clock(), deps.ids))
 
     changed = await deps.store.run(update)
-    directory.forget()
+    if changes:
+        directory.forget()
     return routing.json_response(changed)
 
 
@@ -133,7 +135,7 @@ async def delete(
 
     def delete(conn: sa.Connection) -> None:
         row = identities.get_role(conn, caller.org, name)
-        require_own(own, permissions_of_row(row))
+        require_own(own, permissions_of_row(row, directory.built_in))
         identities.delete_role(conn, row, deps.ids)
 
     await deps.store.run(delete)
@@ -141,9 +143,13 @@ async def delete(
     return routing.deletion_response()
 
 
-def permissions_of_row(row: Row) -> frozenset[Permission]:
-    """What the custom role of a row allows."""
-    return frozenset((Side(row.side), permission) for permission in row.permissions)
+def permissions_of_row(row: Row, built_in: BuiltIn) -> frozenset[Permission]:
+    """What the custom role of a row allows.
+
+    Not a permission that no operation needs any more: nobody has it, so that nobody could take it away.
+    """
+    stored = frozenset((Side(row.side), permission) for permission in row.permissions)
+    return stored.intersection(frozenset().union(*built_in.values()))
 
 
 def _wanted(side: Side, names: list[str], built_in: BuiltIn) -> frozenset[Permission]:

@@ -6,6 +6,11 @@ the records, unless it did so within `STALE_SECONDS`; so a revoked key or a chan
 that long in any replica, and not at all in the one that changed it. Where the records cannot be read,
 nothing is decided (503).
 
+Callers share a read (single flight). A caller joins the running one if that began within `STALE_SECONDS` and
+this process has changed nothing since; otherwise it waits for the next, which it shares with all others that
+wait. So nobody waits for more than two reads, however often records change and also while reads fail. What
+was read during a change of this process answers those who waited for it, and is not kept.
+
 A caller with a made-up key costs no look into the database of its own: the key is looked up in memory, and
 secrets are compared in constant time by their SHA-256. The revision is read at most once in
 `STALE_SECONDS`, whatever arrives. The time of the last use is written at most once in `USE_SECONDS` for
@@ -36,7 +41,8 @@ KEY_PREFIX = "rlk_"
 STALE_SECONDS = 1.0
 USE_SECONDS = 3600.0
 CALLER_SECONDS = 300.0
-"""An event stream that was opened with a key ends after so long, and the client opens another."""
+"""An event stream that was opened with a key or a custom role ends after so long, and the client opens
+another: only then it is decided anew what the caller may do."""
 
 BuiltIn = Mapping[Role, frozenset[Permission]]
 
@@ -58,6 +64,15 @@ def sent_key(authorization: str | None) -> str | None:
     return key if scheme.lower() == "bearer" and key.startswith(KEY_PREFIX) else None
 
 
+class _Reading(msgspec.Struct, frozen=True):
+    """A read of the records that is under way."""
+
+    task: asyncio.Task[Identities]
+    begun: float
+    changes: int
+    """How many changes this process had made when it began."""
+
+
 class Directory:
     """The custom roles and keys of all organisations. `clock` gives seconds since the epoch."""
 
@@ -75,7 +90,8 @@ class Directory:
         self._known: Identities | None = None
         self._compared_at = float("-inf")
         self._changes = 0
-        self._reading = asyncio.Lock()
+        self._running: _Reading | None = None
+        self._next: asyncio.Task[Identities] | None = None
         self._used: dict[str, float] = {}
 
     def forget(self) -> None:
@@ -105,27 +121,52 @@ class Directory:
             roles=frozenset(role for role in Role if role in found.roles),
             expires=until if found.expires is None else min(found.expires, until),
             custom_roles=frozenset(found.roles).difference(Role),
+            account_ends=found.expires,
         )
         return _with_held(caller, known)
 
     async def with_custom_roles(self, caller: Caller) -> Caller:
         """The caller with what its custom roles allow."""
-        return _with_held(caller, await self._current()) if caller.custom_roles else caller
+        if not caller.custom_roles:
+            return caller
+        caller = _with_held(caller, await self._current())
+        if not caller.held:
+            return caller
+        return msgspec.structs.replace(caller, expires=min(caller.expires, self._clock() + CALLER_SECONDS))
 
     async def _current(self) -> Identities:
-        async with self._reading:
-            while True:
-                begun, changes = self._monotonic(), self._changes
-                known = self._known
-                if known is not None and begun - self._compared_at < STALE_SECONDS:
-                    return known
-                if known is None or await self._store.read(identities.read_revision) != known.revision:
-                    known = await self._store.read(identities.read_identities)
-                    self._used = {key: used for key, used in self._used.items() if key in known.keys}
-                # What was read during a change of this process may be from before it.
-                if changes == self._changes:
-                    self._known, self._compared_at = known, begun
-                    return known
+        now = self._monotonic()
+        if self._known is not None and now - self._compared_at < STALE_SECONDS:
+            return self._known
+        running = self._running
+        if running is not None and running.changes == self._changes and now - running.begun < STALE_SECONDS:
+            return await asyncio.shield(running.task)
+        if self._next is None:
+            self._next = asyncio.create_task(self._read_after(running))
+            # Retrieved here too: all who waited for a failed read may have gone.
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # Shielded: others wait for the same read when this request is cancelled.
+        return await asyncio.shield(self._next)
+
+    async def _read_after(self, running: "_Reading | None") -> Identities:
+        try:
+            if running is not None:
+                await asyncio.wait([running.task])
+        finally:
+            task, self._next = self._next, None
+        assert task is not None
+        reading = self._running = _Reading(task, self._monotonic(), self._changes)
+        try:
+            known = self._known
+            if known is None or await self._store.read(identities.read_revision) != known.revision:
+                known = await self._store.read(identities.read_identities)
+                self._used = {key: used for key, used in self._used.items() if key in known.keys}
+            # What was read during a change of this process may be from before it.
+            if reading.changes == self._changes:
+                self._known, self._compared_at = known, reading.begun
+            return known
+        finally:
+            self._running = None
 
     async def _record_use(self, key_id: str, key: AccountKey, now: float) -> None:
         last = max(key.last_used or 0.0, self._used.get(key_id, 0.0))
@@ -137,9 +178,10 @@ class Directory:
 
 
 def _with_held(caller: Caller, known: Identities) -> Caller:
-    roles = [known.roles.get((caller.org, name)) for name in caller.custom_roles]
-    held = {(Side(role.side), name) for role in roles if role is not None for name in role.permissions}
-    return msgspec.structs.replace(caller, held=frozenset(held))
+    named = {name: known.roles.get((caller.org, name)) for name in caller.custom_roles}
+    roles = {name: role for name, role in named.items() if role is not None}
+    held = {(Side(role.side), name) for role in roles.values() for name in role.permissions}
+    return msgspec.structs.replace(caller, held=frozenset(held), custom_roles=frozenset(roles))
 
 
 # For routes.
@@ -158,6 +200,12 @@ def _own_permissions(request: Request) -> frozenset[Permission]:
 KnownDirectory = Annotated[Directory, Depends(_directory)]
 OwnPermissions = Annotated[frozenset[Permission], Depends(_own_permissions)]
 """Everything that the caller may do, in any operation."""
+
+
+def require_no_later_end(caller: Caller, ends: float | None) -> None:
+    """Refuse a service account that ends to make an account, or a key of one, that ends later or never."""
+    if caller.account_ends is not None and (ends is None or ends > caller.account_ends):
+        raise forbidden("A service account that expires cannot make one that expires later, or a key of it")
 
 
 def require_own(own: Collection[Permission], needed: Collection[Permission]) -> None:

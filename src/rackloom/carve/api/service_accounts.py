@@ -2,7 +2,7 @@
 
 A service account belongs to one organisation and has built-in and custom roles. Whoever makes it, makes or
 revokes a key of it, or deletes it has all permissions of these roles: a key of another account would
-otherwise be a way to more. The key is shown once, in the answer to its creation. With a second key a
+otherwise be a way to more. An account that ends makes no account, and no key of one, that ends later. The key is shown once, in the answer to its creation. With a second key a
 program changes from one to the other without a pause.
 """
 
@@ -23,6 +23,7 @@ from rackloom.carve.api.directory import (
     KnownDirectory,
     OwnPermissions,
     hash_of,
+    require_no_later_end,
     require_own,
     written_key,
 )
@@ -105,6 +106,8 @@ async def create(
     own: OwnPermissions,
 ) -> Response:
     """A service account with roles that allow no more than the caller may do."""
+    expires = None if body.expires is None else body.expires.timestamp()
+    require_no_later_end(caller, expires)
 
     def create(conn: sa.Connection) -> Json:
         _require_own_roles(conn, caller.org, body.roles, directory.built_in, own)
@@ -114,7 +117,7 @@ async def create(
             body.name,
             description=body.description,
             roles=body.roles,
-            expires=None if body.expires is None else body.expires.timestamp(),
+            expires=expires,
             created_by=caller.subject,
             now=deps.clock(),
             ids=deps.ids,
@@ -172,6 +175,7 @@ async def create_key(
     def create(conn: sa.Connection) -> Json:
         row = identities.get_account(conn, caller.org, str(account_id))
         _require_own_roles(conn, caller.org, row.roles, directory.built_in, own)
+        require_no_later_end(caller, row.expires)
         key = identities.create_key(conn, row.id, hash_of(secret), deps.clock(), deps.ids)
         return wire.shape(NewServiceAccountKey, key, key=written_key(key.id, secret))
 
@@ -210,7 +214,7 @@ def _require_own_roles(
     conn: sa.Connection, org: str, names: list[str], built_in: BuiltIn, own: frozenset[Permission]
 ) -> None:
     """Refuse roles that do not exist, or that allow more than the caller may do."""
-    custom = {row.name: permissions_of_row(row) for row in identities.roles_of_org(conn, org)}
+    custom = {row.name: permissions_of_row(row, built_in) for row in identities.roles_of_org(conn, org)}
     allowed = {**custom, **{str(role): built_in[role] for role in Role}}
     for name in names:
         if name not in allowed:

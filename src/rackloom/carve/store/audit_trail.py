@@ -131,7 +131,8 @@ class AuditTrail:
             self.entry, created=now, duration_ms=max(0, round((now - self._arrived) * 1000))
         )
         made = value.value if isinstance(value, Changed) else value
-        several = made if isinstance(made, list) and made else [made]
+        # A list that answers a change of the object in the path tells of that object alone.
+        several = made if isinstance(made, list) and made and not self.entry.object_id else [made]
         return [self._of_object(conn, written, facts_of(single), before, owner) for single in several]
 
     def _of_object(

@@ -134,7 +134,9 @@ def create_role(
 def update_role(
     conn: sa.Connection, row: sa.Row[Any], changes: Mapping[str, object], now: float, ids: IdFactory
 ) -> sa.Row[Any]:
-    """Change columns of a custom role."""
+    """Change columns of a custom role. Without changes nothing is read again anywhere."""
+    if not changes:
+        return row
     update_rows(conn, custom_role, {"id": row.id}, **changes, updated=now)
     _changed(conn, ids)
     return get_role(conn, row.org, row.name)
