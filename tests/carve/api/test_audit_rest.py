@@ -1,5 +1,6 @@
 """Each change over REST leaves an entry in the audit log, in its own transaction, and holds no secret."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_network
@@ -11,6 +12,8 @@ import pytest
 import sqlalchemy as sa
 from tests.carve.api.described import operations
 
+from rackloom.carve.api import audit_middleware
+from rackloom.carve.api.app import ROUTES
 from rackloom.carve.api.audit import CONTINUE_HEADER
 from rackloom.carve.api.audit_middleware import UNAUTHENTICATED_REASONS, source_of
 from rackloom.carve.api.auth import Role
@@ -69,6 +72,21 @@ def test_what_a_provider_does_to_a_tenant_was_somebody_of_the_site(api: Any) -> 
     assert api.get("audit", params={"userID": "local@demo"}).json() == []
     (known_to_provider,) = api.get("audit", **PROVIDER).json()
     assert (known_to_provider["userID"], known_to_provider["tenantOrg"]) == ("local@demo", "demo")
+
+
+def test_every_operation_names_the_kind_of_its_object() -> None:
+    for route in ROUTES:
+        named = set(re.findall(r"{(\w+)}", route.path)) - {"org"}
+        assert "GET" in route.methods or not named or named & audit_middleware._KINDS.keys(), route.path
+
+
+def test_a_tenant_reads_of_the_end_of_its_reservation(api: Any) -> None:
+    order = {"tenantId": api.site.tenant.id, "instanceTypeId": api.site.type_id, "reason": "spares for a job"}
+    made = api.new("tray-reservation", order | {"until": "1970-01-02T00:00:00Z"}, **PROVIDER)
+    assert api.delete(f"tray-reservation/{made['id']}", **PROVIDER).status_code == 202
+    seen = api.get("audit").json()
+    assert [entry["operationId"] for entry in seen] == ["delete-tray-reservation", "create-tray-reservation"]
+    assert {(entry["objectKind"], entry["objectId"]) for entry in seen} == {("tray-reservation", made["id"])}
 
 
 def test_a_step_by_a_custom_role_of_the_provider_is_one_of_the_site(api: Any) -> None:

@@ -53,7 +53,8 @@ class NoUsableKeys(Refused):
 async def read_keys(issuer: IssuerConfig) -> list[TrustedKey]:
     """The keys that the issuer signs with now.
 
-    Raises NoUsableKeys for a key set without them, Refused for content that is none; whatever else went wrong has the error of its library.
+    Raises NoUsableKeys for a key set without them, Refused for content that is none; whatever else went wrong
+    has the error of its library.
     """
     if issuer.jwks_file is not None:
         return trusted_keys(await asyncio.to_thread(issuer.jwks_file.read_bytes), issuer)
@@ -124,7 +125,7 @@ def trusted_keys(jwks: bytes, issuer: IssuerConfig) -> list[TrustedKey]:
 
 
 def _trusted_key(entry: Any, issuer: IssuerConfig) -> TrustedKey | None:
-    """The key of an entry of a key set; None for one that is not for signatures, not allowed, or not valid."""
+    """The key of an entry of a key set; None where it is not for signatures, not allowed, or invalid."""
     if not isinstance(entry, dict):
         return None
     public = {name: entry[name] for name in _PUBLIC_MEMBERS if entry.get(name) is not None}

@@ -190,6 +190,9 @@ _KINDS = {
     "nvLinkLogicalPartitionId": "nvlink-logical-partition",
     "vpcId": "vpc",
     "instanceId": "instance",
+    "trayReservationId": "tray-reservation",
+    "roleName": "role",
+    "serviceAccountId": "service-account",
 }
 """Parameter of a path -> the kind of object that it names."""
 _VERBS = re.compile(r"^(batch-)?[a-z]+-")

@@ -96,7 +96,7 @@ class Caller(msgspec.Struct, frozen=True):
     org: str
     roles: frozenset[Role]
     expires: float
-    """When this identity must be proved again, in seconds since the epoch: at the latest when a token ends."""
+    """When this identity must be proved again, in seconds since the epoch: at latest when a token ends."""
     custom_roles: frozenset[str] = frozenset()
     """Names that may be those of custom roles of the organisation."""
     held: frozenset[Permission] = frozenset()

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from hashlib import sha256
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 from fastapi import Depends
@@ -153,8 +153,8 @@ class Directory:
             if running is not None:
                 await asyncio.wait([running.task])
         finally:
-            task, self._next = self._next, None
-        assert task is not None
+            self._next = None
+        task = cast("asyncio.Task[Identities]", asyncio.current_task())
         reading = self._running = _Reading(task, self._monotonic(), self._changes)
         try:
             known = self._known

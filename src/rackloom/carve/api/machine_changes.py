@@ -73,8 +73,9 @@ async def update(deps: Deps, caller: ProviderAdmin, machine_id: MachineId, body:
             order = OperatorOrder(
                 caller.subject, body.maintenance_message or "maintenance ended", now, deps.valid_from()
             )
-            begun = body.set_maintenance_mode
-            (maintenance.begin_maintenance if begun else maintenance.uncordon_machine)(conn, machine_id, order)
+            begins = body.set_maintenance_mode
+            step = maintenance.begin_maintenance if begins else maintenance.uncordon_machine
+            step(conn, machine_id, order)
         elif body.labels is not None:
             catalog.set_machine_labels(conn, machine_id, body.labels, now)
         else:

@@ -2,8 +2,9 @@
 
 A service account belongs to one organisation and has built-in and custom roles. Whoever makes it, makes or
 revokes a key of it, or deletes it has all permissions of these roles: a key of another account would
-otherwise be a way to more. An account that ends makes no account, and no key of one, that ends later. The key is shown once, in the answer to its creation. With a second key a
-program changes from one to the other without a pause.
+otherwise be a way to more. An account that ends makes no account, and no key of one, that ends later. The key
+is shown once, in the answer to its creation. With a second key a program changes from one to the other
+without a pause.
 """
 
 from datetime import datetime

@@ -47,7 +47,11 @@ OF_TENANTS: Mapping[str, sa.Table] = {
     "instance": schema.instance,
 }
 _NAMED: Mapping[str, sa.Table] = {"site": schema.site, "instance-type": schema.instance_type}
-ID_FIELDS = {"nvlink-partition": "nvLinkDomainId", "nvlink-nmxc-endpoint": "chassisSerial"}
+ID_FIELDS = {
+    "nvlink-partition": "nvLinkDomainId",
+    "nvlink-nmxc-endpoint": "chassisSerial",
+    "role": "name",
+}
 """The field of an answer that names the object, where it is not `id`: partitions are found by domain."""
 
 
@@ -63,6 +67,10 @@ def _object_query(kind: str) -> sa.Select[Any] | None:
         return sa.select(table.c.name, nobody).where(table.c.id == wanted)
     if kind == "tenant":
         return sa.select(tenant.c.org.label("name"), tenant.c.org).where(tenant.c.id == wanted)
+    if kind == "tray-reservation":
+        kept = schema.tray_reservation
+        rows = sa.select(sa.literal("").label("name"), tenant.c.org).select_from(kept)
+        return rows.join(tenant, tenant.c.id == kept.c.tenant_id).where(kept.c.id == wanted)
     if kind == "machine":
         # A step at a machine concerns the tenant whose instance is there.
         rows = sa.select(sa.literal("").label("name"), tenant.c.org).select_from(schema.instance)
