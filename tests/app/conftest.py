@@ -63,7 +63,7 @@ class Ground:
         text = "\n".join(f"[{name}]\n{body}\n{changes.pop(name, '')}" for name, body in sections.items())
         text += (
             '\n[[auth.issuers]]\nissuer = "https://issuer.test"\naudience = "rackloom"\n'
-            f'jwks_file = "{self.jwks}"\nalgorithms = ["EdDSA"]\n'
+            f'jwks_file = "{self.jwks}"\nalgorithms = ["EdDSA"]\norganisations = ["*"]\n'
         )
         text += "\n".join(f"[{name}]\n{body}" for name, body in changes.items())
         file = self.directory / "site.toml"

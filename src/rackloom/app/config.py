@@ -37,7 +37,14 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from rackloom.app.process import is_loopback
 from rackloom.carve.api.auth import CUSTOM_ROLE_NAME, DEFAULT_LIFETIME, Role
-from rackloom.carve.api.claim_mapping import DEFAULT_PATTERN, ClaimMapping, Grant, claim_path, make_grant
+from rackloom.carve.api.claim_mapping import (
+    DEFAULT_PATTERN,
+    ORG_NAME,
+    ClaimMapping,
+    Grant,
+    claim_path,
+    make_grant,
+)
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
 from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
@@ -172,6 +179,9 @@ class GrantConfig(Section):
 ClaimValue = StrictStr | StrictBool | StrictInt
 
 
+ALL_ORGANISATIONS = "*"
+
+
 class IssuerConfig(Section):
     """`[[auth.issuers]]`: an issuer of bearer tokens, its keys, and how its claims are read."""
 
@@ -184,6 +194,7 @@ class IssuerConfig(Section):
     subject_claim: str = "sub"
     required_claims: dict[str, tuple[ClaimValue, ...]] = {}
     grants: tuple[GrantConfig, ...] = ()
+    organisations: tuple[str, ...] | None = None
     algorithms: tuple[Literal["EdDSA", "ES256", "RS256"], ...] = Field(default=("RS256",), min_length=1)
     refresh: Duration = timedelta(minutes=5)
     max_token_lifetime: Duration = timedelta(seconds=DEFAULT_LIFETIME)
@@ -233,7 +244,18 @@ class IssuerConfig(Section):
             subject=claim_path(self.subject_claim),
             required={claim_path(name): values for name, values in self.required_claims.items()},
             grants=tuple(grant.grant for grant in self.grants),
+            organisations=self._own_organisations,
         )
+
+    @property
+    def _own_organisations(self) -> frozenset[str] | None:
+        """The only organisations that its tokens may name, in lower case; None: all."""
+        named = self.organisations
+        if named is None or named == (ALL_ORGANISATIONS,):
+            return None
+        if not named or not all(map(ORG_NAME.fullmatch, named)):
+            raise ValueError(f'organisations must name some, or be ["{ALL_ORGANISATIONS}"] for all')
+        return frozenset(name.lower() for name in named)
 
 
 def _is_plain_https(url: str) -> bool:
@@ -247,6 +269,15 @@ class AuthConfig(Section):
 
     issuers: tuple[IssuerConfig, ...] = ()
     auto_tenant: bool = False
+
+    @model_validator(mode="after")
+    def _each_has_its_own(self) -> "AuthConfig":
+        if len(self.issuers) > 1 and any(issuer.organisations is None for issuer in self.issuers):
+            raise ValueError(
+                "with several issuers each needs organisations, those that its tokens may name"
+                f' (["{ALL_ORGANISATIONS}"] for all): else a tenant\'s issuer could name the provider'
+            )
+        return self
 
 
 class AdminConfig(Section):

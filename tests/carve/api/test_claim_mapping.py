@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +67,17 @@ def test_what_matches_is_the_pattern_with_names_put_in(text: str, pattern: str) 
         assert pattern.format(**match.groupdict()) == text
         (separator,) = set(pattern.replace("{org}", "").replace("{role}", "").replace("x", ""))
         assert separator not in match["org"] + match["role"]
+
+
+@pytest.mark.parametrize("mapping", [granting("groups", pattern="/{org}/{role}"), ClaimMapping()])
+def test_an_issuer_names_no_organisation_of_others(mapping: ClaimMapping) -> None:
+    claims = {"groups": ["/provider/PROVIDER_ADMIN", "/acme/ADMIN"]}
+    claims |= {"orgs": {"provider": ["PROVIDER_ADMIN"], "acme": ["ADMIN"]}}
+    assert roles_in(claims, mapping, "provider") == ["PROVIDER_ADMIN"]
+    confined = msgspec.structs.replace(mapping, organisations=frozenset({"acme"}))
+    assert roles_in(claims, confined, "acme") == ["ADMIN"]
+    with pytest.raises(Rejected, match="membership"):
+        roles_in(claims, confined, "provider")
 
 
 @pytest.mark.parametrize("names", [["acme", "other"], "acme", {"acme": {"id": "7"}}])

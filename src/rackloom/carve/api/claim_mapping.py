@@ -67,6 +67,8 @@ class ClaimMapping(msgspec.Struct, frozen=True, kw_only=True):
     """Claim -> accepted values; without values it must only be there."""
     grants: Sequence[Grant] = ()
     """Empty: the claim `orgs`."""
+    organisations: frozenset[str] | None = None
+    """The only ones that the issuer may name, in lower case, whatever its claims say; None: all."""
 
 
 def claim_path(text: str) -> Path:
@@ -158,8 +160,10 @@ def subject_of(claims: Claims, mapping: ClaimMapping) -> str:
 def roles_in(claims: Claims, mapping: ClaimMapping, org: str) -> list[str]:
     """The names of the caller's roles in `org`, given in lower case; a member may have none.
 
-    Refused for an organisation that the token does not name.
+    Refused for an organisation that the token does not name, or its issuer may not name.
     """
+    if mapping.organisations is not None and org not in mapping.organisations:
+        raise _stranger(org)
     if not mapping.grants:
         orgs = claims.get("orgs")
         names = orgs.get(org) if isinstance(orgs, dict) else None
