@@ -9,7 +9,8 @@ When the readings under recorded statuses become outdated, nothing may be able t
 look at the outbox also looks for objects that are shown otherwise than recorded, and sends an event without
 a number for each, then another when the record holds again. The client's position is not changed by them.
 They are sent when the client has all older events, and again after an event that says otherwise: so the last
-event of an object is what a request for that object would answer.
+event of an object in a stream is what a request for that object would answer. A new stream does not know what
+was sent without a number before: who resumes lists the objects for which such an event came last.
 """
 
 import asyncio
