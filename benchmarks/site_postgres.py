@@ -250,10 +250,14 @@ def _cpu_seconds(pid: int) -> float:
 
 def _cpu_of_server(postmaster: int) -> float:
     """Of all its processes, those that have ended too."""
-    fields = _stat(postmaster)
-    total = sum(map(int, fields[11:15])) / _TICKS
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and int(_stat(int(entry.name))[1]) == postmaster:
-                total += _cpu_seconds(int(entry.name))
-    return total
+    while True:
+        ended = _stat(postmaster)[13:15]
+        running = 0.0
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and int(_stat(int(entry.name))[1]) == postmaster:
+                    running += _cpu_seconds(int(entry.name))
+        fields = _stat(postmaster)
+        # A process that ended meanwhile would be missing, or counted twice.
+        if fields[13:15] == ended:
+            return running + sum(map(int, fields[11:15])) / _TICKS

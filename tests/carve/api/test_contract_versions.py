@@ -80,6 +80,20 @@ def test_two_names_with_different_values_are_refused(api: Any, rename: Rename) -
     assert rename.new in why
 
 
+def test_the_same_id_is_the_same_in_capital_letters(api: Any) -> None:
+    requests = Requests(api)
+    rename = next(rename for rename in IN_BODIES if rename.old == "ResourceTypeID")
+    value, _ = requests.values(rename)
+    answer = requests.send(rename, {rename.old: value.upper(), rename.new: value})
+    assert answer.status_code in (200, 201), answer.text
+
+
+def test_a_number_is_not_the_same_as_a_truth_value(api: Any) -> None:
+    requests = Requests(api)
+    rename = next(rename for rename in IN_BODIES if rename.new == "flow")
+    assert requests.send(rename, {rename.old: 1, rename.new: True}).status_code == 400
+
+
 @pytest.mark.parametrize("rename", IN_BODIES, ids=lambda rename: rename.old)
 def test_null_is_not_given(api: Any, rename: Rename) -> None:
     requests = Requests(api)

@@ -136,9 +136,16 @@ def write_answer(model: type[BaseModel], answer: dict[str, Any]) -> dict[str, An
 
 
 def _chosen(rename: Rename, old: object, new: object) -> object:
-    if old is not None and new is not None and old != new:
+    if old is not None and new is not None and not _is_same(old, new):
         raise ValueError(f"{rename.new} and {rename.old} are two names of the same field, and differ")
     return old if new is None else new
+
+
+def _is_same(old: object, new: object) -> bool:
+    """Texts whatever their case, as ids are UUIDs; other values by type too: 1 is not true."""
+    if isinstance(old, str) and isinstance(new, str):
+        return old.casefold() == new.casefold()
+    return type(old) is type(new) and old == new
 
 
 def describe_renames(document: dict[str, Any]) -> None:
