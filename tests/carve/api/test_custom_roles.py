@@ -193,3 +193,11 @@ def test_related_objects_are_shown_to_who_may_read_them(
     answer = call(api, "GET", "vpc?includeRelation=NVLinkLogicalPartition", ["watcher"])
     assert answer.status_code == status, answer.text
     assert status == 200 or "needs the permission nvlink-logical-partitions:read" in answer.text
+
+
+@pytest.mark.parametrize(("side", "status"), [("TENANT", 403), ("PROVIDER", 200)])
+def test_what_a_tenant_may_read_shows_a_provider_nothing_more(api: Any, side: str, status: int) -> None:
+    define(api, "lister", "allocations:read", side="PROVIDER")
+    define(api, "reader", "sites:read", side=side)
+    answer = call(api, "GET", "allocation?includeRelation=Site", ["lister", "reader"])
+    assert answer.status_code == status, answer.text

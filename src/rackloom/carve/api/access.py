@@ -131,7 +131,7 @@ def check_call(
         admitted, caller = caller, acting(caller, roles, permission)
         caller.require(*roles)
         if admitted.roles.isdisjoint(roles):
-            _check_relations(admitted, query.getlist("includeRelation"))
+            _check_relations(admitted, permission, query.getlist("includeRelation"))
     if query:
         declared = _query_roles(route)
         for name in sorted(query.keys()):
@@ -139,9 +139,13 @@ def check_call(
     return caller
 
 
-def _check_relations(caller: Caller, relations: Sequence[str]) -> None:
-    """Refuse related objects that the custom roles of a caller do not let it read."""
-    readable = {permission for _, permission in caller.held}
+def _check_relations(caller: Caller, permission: str, relations: Sequence[str]) -> None:
+    """Refuse related objects that the custom roles of a caller, which has this permission, do not let it read.
+
+    What it may read as a tenant opens nothing of an operation that it calls as a provider.
+    """
+    sides = {side for side, held in caller.held if held == permission}
+    readable = {held for side, held in caller.held if side in sides}
     for relation in relations:
         needed = f"{_RESOURCE_OF_RELATION.get(relation)}:read"
         if relation in _RESOURCE_OF_RELATION and needed not in readable:
