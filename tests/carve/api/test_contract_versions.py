@@ -1,4 +1,4 @@
-"""Clients of both versions of the contract are served: every renamed name, and what is said to be served."""
+"""Clients of both versions of the contract are served: every renamed name, and what is reported as served."""
 
 from importlib.metadata import version
 from typing import Any

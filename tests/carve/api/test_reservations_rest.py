@@ -1,4 +1,4 @@
-"""Reserved trays over REST: who gets them, who is told, and what happens at their time."""
+"""Reserved trays over REST: who gets them, who reads of them, and what happens at their time."""
 
 from datetime import UTC, datetime
 from typing import Any

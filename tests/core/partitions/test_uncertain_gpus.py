@@ -177,7 +177,7 @@ def test_a_plan_is_safe_and_leaves_every_uncertain_gpu_alone(
     intent = wanting(assignments, *(own for own in ours if own[0] not in foreign), policy=policy)
     plan = make_plan(intent, seen)
     check_plan(plan, intent, seen)
-    members = {standing.id: standing.members for standing in partitions}
+    members = {held.id: held.members for held in partitions}
     for step in plan.operations:
         if not isinstance(step, CreatePartition):
             assert members[step.partition_id].isdisjoint(uncertain)
