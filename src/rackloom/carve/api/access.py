@@ -140,7 +140,7 @@ def check_call(
 
 
 def _check_relations(caller: Caller, permission: str, relations: Sequence[str]) -> None:
-    """Refuse related objects that the custom roles of a caller, which has this permission, do not let it read.
+    """Refuse related objects that the custom roles of a caller with this permission do not let it read.
 
     What it may read as a tenant opens nothing of an operation that it calls as a provider.
     """

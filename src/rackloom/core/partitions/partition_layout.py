@@ -239,7 +239,7 @@ def _partitions_left_for_trays(
 def doubtful_partitions(intent: DomainIntent, observation: DomainObservation) -> frozenset[str]:
     """The logical partitions that want an uncertain GPU; the policy's tray partitions count as well.
 
-    The partition of such a logical partition may exist already, in a list that omits it. What else is reported
+    The partition of such a logical partition may exist already, in a list that omits it. What else is known
     about the uncertain GPU, its health or who holds it, comes from the same lists and changes nothing.
     """
     assigned = {assignment.guid for assignment in intent.assignments}
