@@ -85,11 +85,15 @@ class ServedProcess:
 
     async def kill(self) -> None:
         """SIGKILL, and a new process in its place."""
+        await self.die()
+        self.start()
+        await self.wait_open()
+
+    async def die(self) -> None:
+        """SIGKILL."""
         self.process.kill()
         await asyncio.to_thread(self.process.wait)
         closing, self.http = self.http, None
-        self.start()
-        await self.wait_open()
         if closing is not None:
             await closing.aclose()
 

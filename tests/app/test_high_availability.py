@@ -146,9 +146,8 @@ def test_a_replica_and_the_primary_die_and_no_acknowledged_write_is_lost(ground,
     async def strike(writers, mover, switch):
         await asyncio.sleep(PHASE_SECONDS)
         met["move before"] = await mover.move_once(switch)
-        await asyncio.to_thread(processes[0].make_sure)
+        await processes[0].die()
         died = time.monotonic()
-        processes[0].http = None
         met["move after the replica died"] = await mover.move_once(switch)
         met["first write after the replica died"] = await acknowledged_after(writers, died)
         await asyncio.sleep(PHASE_SECONDS)
