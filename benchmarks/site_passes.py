@@ -4,11 +4,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 from site_figures import load
 from site_plant import Passes, Plant, plant, quiet
 
+from rackloom.carve.inventory.enrolment import DEMO_ORG
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.values import Status
+from rackloom.carve.tenancy import entitlements, quotas
+from rackloom.carve.tenancy.quotas import QuotaKind
 
 
 async def measured(domains: int, folder: Path) -> list[dict[str, Any]]:
@@ -30,6 +34,7 @@ async def fill(site: Plant, domains: int, trays: int = 18) -> int:
     """Give `trays` of every domain to one logical partition a domain; returns the number of machines."""
     where = (await site.ask("GET", "site"))[0]["id"]
     kind = (await site.ask("GET", f"instance/type?siteId={where}"))[0]["id"]
+    await site.store.run(_raise_quotas, domains * 100)
     for number in range(domains):
         partition = {"siteId": where, "name": f"partition-{number}"}
         partition_id = (await site.ask("POST", "nvlink-logical-partition", partition))["id"]
@@ -38,6 +43,13 @@ async def fill(site: Plant, domains: int, trays: int = 18) -> int:
         batch = {"vpcId": vpc_id, "instanceTypeId": kind, "namePrefix": f"batch-{number}", "count": trays}
         await site.ask("POST", "instance/batch", batch)
     return domains * trays
+
+
+def _raise_quotas(conn: sa.Connection, limit: int) -> None:
+    """Let the tenant have the whole site, which the defaults do not allow above 1,800 domains."""
+    tenant = entitlements.tenant_id_of(conn, DEMO_ORG)
+    limits = {kind: limit for kind in QuotaKind if quotas.DEFAULT_LIMITS[kind] < limit}
+    quotas.set_quotas(conn, tenant, limits, time.time())
 
 
 async def _idle_pass(reconciler: Reconciler, passes: Passes, domains: int, machines: int) -> dict[str, Any]:
