@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from rackloom.carve.api.app import ROUTES
-from rackloom.carve.api.operation import Operation, Plan
+from rackloom.carve.api.operation import OperationRoute, Plan
 
-PLANNED = [(route, route.plan) for route in ROUTES if isinstance(route, Operation) and route.plan is not None]
+PLANNED = [
+    (route, route.plan) for route in ROUTES if isinstance(route, OperationRoute) and route.plan is not None
+]
 NAMES = sorted({name for _, plan in PLANNED for model in plan.query for name, _ in model.names})
 VALUES = ["", "0", "1", "7", "true", "off", "Ready", "CREATED_DESC", "10.0.0.1", "a\x00", "ü", "x" * 300]
 IDS = ["11111111-1111-4111-8111-111111111111", "nowhere", "", "1"]
 
 
-def _request(route: Operation, object_id: str, query: list[tuple[str, str]]) -> Request:
+def _request(route: OperationRoute, object_id: str, query: list[tuple[str, str]]) -> Request:
     names = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
     return Request(
         {
@@ -30,7 +32,7 @@ def _request(route: Operation, object_id: str, query: list[tuple[str, str]]) -> 
     )
 
 
-def _by_framework(plan: Plan, route: Operation, request: Request) -> dict[str, Any] | None:
+def _by_framework(plan: Plan, route: OperationRoute, request: Request) -> dict[str, Any] | None:
     dependants = (route.dependant, *route.dependant.dependencies)
     (dependant,) = [dependant for dependant in dependants if dependant.call is plan.call]
     path, path_errors = request_params_to_args(dependant.path_params, request.path_params)
@@ -48,7 +50,7 @@ def _by_framework(plan: Plan, route: Operation, request: Request) -> dict[str, A
     st.lists(st.tuples(st.sampled_from([*NAMES, "unknown"]), st.sampled_from(VALUES + IDS)), max_size=4),
 )
 def test_the_values_are_those_of_the_framework(
-    planned: tuple[Operation, Plan], object_id: str, query: list[tuple[str, str]]
+    planned: tuple[OperationRoute, Plan], object_id: str, query: list[tuple[str, str]]
 ) -> None:
     route, whole = planned
     for plan in (whole, *whole.dependencies):

@@ -1,7 +1,7 @@
 """A REST operation as a route: what does not depend on the request is worked out once.
 
 The framework asks for each request which dependencies an operation has, which parameters, how each is named
-and which of them are lists. For a page of a listing that takes longer than the database. `Operation` answers
+and which of them are lists. For a page of a listing that takes longer than the database. `OperationRoute` answers
 these questions when the route is made. It does so for operations that read: without a body, with a caller and
 other dependencies of one level, parameters of the path, and a query model of ours.
 
@@ -32,7 +32,7 @@ Values = dict[str, Any]
 """The arguments of a call."""
 
 
-class Operation(APIRoute):
+class OperationRoute(APIRoute):
     """A route, with what it declares."""
 
     @cached_property
@@ -161,6 +161,6 @@ class Plan(msgspec.Struct, frozen=True):
         return found
 
 
-def _is_async_object(call: object) -> bool:
+def _is_async_object(call: Any) -> bool:
     """Whether this is an object whose call is a coroutine."""
-    return iscoroutinefunction(getattr(type(call), "__call__", None))
+    return iscoroutinefunction(type(call).__call__)

@@ -36,7 +36,7 @@ from rackloom.carve.api import access, wire
 from rackloom.carve.api.audit_middleware import begin_trail, complete_trail
 from rackloom.carve.api.auth import Caller, Role, TokenVerifier
 from rackloom.carve.api.domain_operations import DomainOperations
-from rackloom.carve.api.operation import Operation
+from rackloom.carve.api.operation import OperationRoute
 from rackloom.carve.api.wire import Because, Json, PageQuery, shape
 from rackloom.carve.store import journal, schema
 from rackloom.carve.store.audit_trail import AuditTrail, RequestAudit
@@ -66,7 +66,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def operations(prefix: str = "") -> APIRouter:
     """A router for operations below an organisation, whose paths begin with `prefix` there."""
-    return APIRouter(prefix=access.BASE + prefix, responses=ERRORS, route_class=Operation)
+    return APIRouter(prefix=access.BASE + prefix, responses=ERRORS, route_class=OperationRoute)
 
 
 # Dependencies of routes.
@@ -148,7 +148,7 @@ class CallerWith:
     async def __call__(self, request: Request, _org: Org) -> Caller:
         """The caller. Refused as `access.check_call` decides."""
         # `AuthenticationMiddleware` has verified it, for the org of the path.
-        route: Operation = request.scope["route"]
+        route: OperationRoute = request.scope["route"]
         permission = access.permission_of(route.path, request.method)
         caller = access.check_call(
             request.state.caller, self.roles, permission, route.query_roles, request.query_params
@@ -372,8 +372,8 @@ class _PreparedPages:
             PreparedStatement(pages.forwards),
             PreparedStatement(pages.backwards),
         )
-        record: Any = namedtuple("PageRow", pages.forwards.exported_columns.keys())
-        self._make = record._make
+        names = pages.forwards.exported_columns.keys()
+        self._make: Callable[[Any], Any] = namedtuple("PageRow", names)._make  # type: ignore[misc]
 
     def read(self, conn: sa.Connection, parameters: Mapping[str, object], *, backwards: bool) -> Rows:
         """The rows of a part, which the parameters describe."""
