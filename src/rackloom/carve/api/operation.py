@@ -1,8 +1,8 @@
 """A REST operation as a route: what does not depend on the request is worked out once.
 
 The framework asks for each request which dependencies an operation has, which parameters, how each is named
-and which of them are lists. For a page of a listing that takes longer than the database. `OperationRoute` answers
-these questions when the route is made. It does so for operations that read: without a body, with a caller and
+and which of them are lists. For a page of a listing that takes longer than the database. `OperationRoute`
+answers these questions when the route is made. It does so for operations without a body: with a caller and
 other dependencies of one level, parameters of the path, and a query model of ours.
 
 The values are those that the framework gives. Dependencies run first, in their order, so a caller is refused
