@@ -373,7 +373,7 @@ class _PreparedPages:
             PreparedStatement(pages.backwards),
         )
         names = pages.forwards.exported_columns.keys()
-        self._make: Callable[[Any], Any] = namedtuple("PageRow", names)._make  # type: ignore[misc, attr-defined]
+        self._make: Callable[[Any], Any] = namedtuple("PageRow", names)._make  # type: ignore[attr-defined]
 
     def read(self, conn: sa.Connection, parameters: Mapping[str, object], *, backwards: bool) -> Rows:
         """The rows of a part, which the parameters describe."""
