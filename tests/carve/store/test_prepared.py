@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from rackloom.carve.store.prepared import PreparedStatement
+from rackloom.carve.store.prepared import PreparedListing, PreparedStatement
 
 TABLE = sa.Table(
     "kinds",
@@ -72,3 +72,22 @@ def test_a_parameter_that_is_missing_is_an_error(conn: sa.Connection) -> None:
     only = sa.select(TABLE).where(TABLE.c.id == sa.bindparam("wanted"))
     with pytest.raises(KeyError):
         PreparedStatement(only).one_or_none(conn, {})
+
+
+def test_a_list_of_values_in_the_statement_is_filled_in(conn: sa.Connection) -> None:
+    PreparedStatement(sa.insert(TABLE), *TABLE.c.keys()).change_each(conn, ROWS)
+    statement = PreparedStatement(ALL.order_by(None).order_by(TABLE.c.id.in_(["a"]).asc()))
+    assert [row.id for row in statement.all(conn, {})] == ["b", "a"]
+    assert statement.records(conn, lambda row: row[0], {}) == ["b", "a"]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 5, 300])
+def test_a_listing_finds_the_rows_of_any_number_of_ids(conn: sa.Connection, number: int) -> None:
+    ids = [f"id-{n:03}" for n in range(310)]
+    rows = [{"id": row_id, "kept": {"n": n}} for n, row_id in enumerate(ids)]
+    PreparedStatement(sa.insert(TABLE), "id", "kept", "filled").change_each(
+        conn, [{**row, "filled": []} for row in rows]
+    )
+    listing = PreparedListing(sa.select(TABLE.c.id, TABLE.c.kept).order_by(TABLE.c.id.desc()), TABLE.c.id)
+    found = listing.records(conn, lambda row: {"id": row[0], "kept": row[1]}, ids[:number])
+    assert found == rows[:number][::-1]

@@ -124,16 +124,22 @@ def acting(caller: Caller, roles: Sequence[Role], permission: str) -> Caller:
 
 
 def check_call(
-    caller: Caller, roles: Sequence[Role], permission: str, route: Dependant, query: QueryParams
+    caller: Caller,
+    roles: Sequence[Role],
+    permission: str,
+    declared: Mapping[str, Sequence[Role]],
+    query: QueryParams,
 ) -> Caller:
-    """The caller of the operation. Refused if it may not call the operation, or not with this query."""
+    """The caller of the operation. Refused if it may not call the operation, or not with this query.
+
+    `declared` are the `query_roles` of the operation.
+    """
     if roles:
         admitted, caller = caller, acting(caller, roles, permission)
         caller.require(*roles)
         if admitted.roles.isdisjoint(roles):
             _check_relations(admitted, permission, query.getlist("includeRelation"))
     if query:
-        declared = _query_roles(route)
         for name in sorted(query.keys()):
             _check_parameter(caller, name, query.getlist(name), declared)
     return caller
@@ -167,7 +173,7 @@ def _require_for_parameter(caller: Caller, name: str, roles: Sequence[Role]) -> 
         raise forbidden(f"Only {titles(roles)} can specify query param `{name}`")
 
 
-def _query_roles(route: Dependant) -> dict[str, Sequence[Role]]:
+def query_roles(route: Dependant) -> dict[str, Sequence[Role]]:
     """The query parameters of an operation, each with the roles that it needs besides."""
     found: dict[str, Sequence[Role]] = {}
     for field in get_flat_params(route):

@@ -18,6 +18,7 @@ generated from the published description reject a whole response for an unknown 
 """
 
 import secrets
+from collections import namedtuple
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
@@ -35,11 +36,13 @@ from rackloom.carve.api import access, wire
 from rackloom.carve.api.audit_middleware import begin_trail, complete_trail
 from rackloom.carve.api.auth import Caller, Role, TokenVerifier
 from rackloom.carve.api.domain_operations import DomainOperations
+from rackloom.carve.api.operation import OperationRoute
 from rackloom.carve.api.wire import Because, Json, PageQuery, shape
 from rackloom.carve.store import journal, schema
 from rackloom.carve.store.audit_trail import AuditTrail, RequestAudit
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder, StatusRecord
+from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.values import Changed, IdFactory, Status, invalid
 from rackloom.carve.tenancy import entitlements
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
@@ -63,7 +66,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def operations(prefix: str = "") -> APIRouter:
     """A router for operations below an organisation, whose paths begin with `prefix` there."""
-    return APIRouter(prefix=access.BASE + prefix, responses=ERRORS)
+    return APIRouter(prefix=access.BASE + prefix, responses=ERRORS, route_class=OperationRoute)
 
 
 # Dependencies of routes.
@@ -145,10 +148,10 @@ class CallerWith:
     async def __call__(self, request: Request, _org: Org) -> Caller:
         """The caller. Refused as `access.check_call` decides."""
         # `AuthenticationMiddleware` has verified it, for the org of the path.
-        route = request.scope["route"]
+        route: OperationRoute = request.scope["route"]
         permission = access.permission_of(route.path, request.method)
         caller = access.check_call(
-            request.state.caller, self.roles, permission, route.dependant, request.query_params
+            request.state.caller, self.roles, permission, route.query_roles, request.query_params
         )
         if Role.TENANT_ADMIN in caller.roles and Role.TENANT_ADMIN in self.roles:
             await _ensure_tenant(request, caller)
@@ -325,8 +328,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Page:
         """The wanted page of the `visible` rows.
 
-        A select with parameters, whose values are `parameters`, can be built once for all callers. `total`
-        tells how many visible rows there are, where that is known without counting them.
+        A select with parameters, whose values are `parameters`, can be built once for all callers. Where it
+        is, `total` tells how many visible rows there are without counting them, and the pages are prepared.
         """
         rows = filter_rows(
             visible, *((column, getattr(query, name)) for name, column in self.filters.items())
@@ -335,46 +338,71 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
             found = (column.icontains(text.strip(), autoescape=True) for column in self.searched)
             rows = rows.where(sa.or_(*found))
         field, direction = _parse_order(query.order_by, self.order)
-        queries = _page_queries(rows, self.order[field], direction, self.order[TIE_BREAKER])
+        order = (self.order[field], direction, self.order[TIE_BREAKER])
+        pages: _Pages | _PreparedPages
         if total is not None and rows is visible:
-            count = total()
+            pages, count = _prepared_pages(rows, *order), total()
         else:
-            count = conn.execute(queries.counted, parameters).scalar_one()
-        return self.shapes(conn, _page_rows(conn, queries, query, count, parameters), query), count
+            counted = sa.select(sa.func.count()).select_from(rows.order_by(None).subquery())
+            pages, count = _Pages(rows, *order), conn.execute(counted, parameters).scalar_one()
+        return self.shapes(conn, _page_rows(conn, pages, query, count, parameters), query), count
 
 
-class _PageQueries(msgspec.Struct, frozen=True):
-    """How many rows there are; a part of them from the first one on; the same from the last one back."""
+class _Pages:
+    """Parts of some rows in an order: from the first row on, and from the last one back."""
 
-    counted: AnySelect
-    forwards: AnySelect
-    backwards: AnySelect
+    def __init__(
+        self, rows: AnySelect, by: sa.ColumnElement[Any], direction: str, tie: sa.ColumnElement[Any]
+    ) -> None:
+        size, start = (sa.bindparam(name, type_=sa.Integer) for name in ("page_size", "page_start"))
+        first, last = (by.desc(), by.asc()) if direction == "DESC" else (by.asc(), by.desc())
+        self.forwards = rows.order_by(first, tie.asc()).limit(size).offset(start)
+        self.backwards = rows.order_by(last, tie.desc()).limit(size).offset(start)
+
+    def read(self, conn: sa.Connection, parameters: Mapping[str, object], *, backwards: bool) -> Rows:
+        """The rows of a part, which the parameters describe."""
+        return conn.execute(self.backwards if backwards else self.forwards, parameters).all()
+
+
+class _PreparedPages:
+    """The same, prepared. Rows are named tuples."""
+
+    def __init__(self, pages: _Pages) -> None:
+        self._forwards, self._backwards = (
+            PreparedStatement(pages.forwards),
+            PreparedStatement(pages.backwards),
+        )
+        names = pages.forwards.exported_columns.keys()
+        self._make: Callable[[Any], Any] = namedtuple("PageRow", names)._make  # type: ignore[attr-defined]
+
+    def read(self, conn: sa.Connection, parameters: Mapping[str, object], *, backwards: bool) -> Rows:
+        """The rows of a part, which the parameters describe."""
+        statement = self._backwards if backwards else self._forwards
+        return statement.records(conn, self._make, parameters)
 
 
 @lru_cache(maxsize=64)
-def _page_queries(
+def _prepared_pages(
     rows: AnySelect, by: sa.ColumnElement[Any], direction: str, tie: sa.ColumnElement[Any]
-) -> _PageQueries:
-    """The queries of a page. Cached for selects that are the same object each time."""
-    size, start = (sa.bindparam(name, type_=sa.Integer) for name in ("page_size", "page_start"))
-    first, last = (by.desc(), by.asc()) if direction == "DESC" else (by.asc(), by.desc())
-    return _PageQueries(
-        sa.select(sa.func.count()).select_from(rows.order_by(None).subquery()),
-        rows.order_by(first, tie.asc()).limit(size).offset(start),
-        rows.order_by(last, tie.desc()).limit(size).offset(start),
-    )
+) -> _PreparedPages:
+    """Only for selects that are the same object each time."""
+    return _PreparedPages(_Pages(rows, by, direction, tie))
 
 
 def _page_rows(
-    conn: sa.Connection, queries: _PageQueries, query: PageQuery, count: int, parameters: Mapping[str, object]
+    conn: sa.Connection,
+    pages: _Pages | _PreparedPages,
+    query: PageQuery,
+    count: int,
+    parameters: Mapping[str, object],
 ) -> Rows:
     """The rows of a page. Databases walk over the rows before it: so begin at the nearer end."""
     start = min((query.page_number - 1) * query.page_size, count)
     size = min(query.page_size, count - start)
     after = count - start - size
     if start <= after:
-        return conn.execute(queries.forwards, {**parameters, "page_size": size, "page_start": start}).all()
-    rows = conn.execute(queries.backwards, {**parameters, "page_size": size, "page_start": after}).all()
+        return pages.read(conn, {**parameters, "page_size": size, "page_start": start}, backwards=False)
+    rows = pages.read(conn, {**parameters, "page_size": size, "page_start": after}, backwards=True)
     return rows[::-1]
 
 

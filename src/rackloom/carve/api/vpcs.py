@@ -5,7 +5,7 @@ lists.
 """
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import Deps, Page, Row, Rows, TenantAdmin
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
+from rackloom.carve.store.prepared import PreparedListing
 from rackloom.carve.store.schema import logical_partition, tenant
 from rackloom.carve.store.schema import vpc as table
 from rackloom.carve.store.values import invalid
@@ -110,8 +111,19 @@ RELATIONS = (
     "Site", "Tenant", "NVLinkLogicalPartition", "InfrastructureProvider", "NetworkSecurityGroup",
 )  # fmt: skip
 _OF_TENANT = sa.select(table).where(table.c.tenant_id == sa.bindparam("tenant"))
-_PARTITIONS = sa.select(logical_partition).where(
-    logical_partition.c.id.in_(sa.bindparam("ids", expanding=True))
+
+
+class _PartitionRow(NamedTuple):
+    """What a VPC shows of its default logical partition."""
+
+    id: str
+    name: str
+    site_id: str
+    status: str
+
+
+_PARTITIONS = PreparedListing(
+    sa.select(*(logical_partition.c[name] for name in _PartitionRow._fields)), logical_partition.c.id
 )
 VpcId = Annotated[UUID, Path(alias="vpcId")]
 
@@ -243,8 +255,8 @@ def _get(
 def _shapes(conn: sa.Connection, rows: Rows, query: wire.RelationQuery) -> list[Json]:
     histories = journal.status_histories(conn, [row.id for row in rows])
     defaults = {row.logical_partition_id for row in rows if row.logical_partition_id}
-    found = conn.execute(_PARTITIONS, {"ids": list(defaults)}).all() if defaults else ()
-    partitions = {row.id: routing.summary_shape(row) for row in found}
+    found = _PARTITIONS.records(conn, _PartitionRow._make, defaults)
+    partitions = {row.id: wire.shape(wire.Summary, row) for row in found}
     orgs = entitlements.orgs_by_id(conn, tenant, {row.tenant_id for row in rows})
     shapes = [
         row.extra

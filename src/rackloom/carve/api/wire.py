@@ -11,7 +11,7 @@ models validate nothing that is sent: responses are plain values.
 Model names appear in /openapi.json: renaming one changes the generated clients.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import datetime
 from functools import cache
 from math import isfinite
@@ -21,6 +21,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 from pydantic import model_validator as validator
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from rackloom.carve.api import renames
@@ -266,19 +267,15 @@ def shape(model: type[Answer], row: Any, **computed: object) -> Json:
     A field that the model does not require is left out unless it is computed. Times are seconds since the
     epoch in `row` and `computed`, and RFC 3339 on the wire. A renamed field has both names.
     """
-    fields, times = _conversion(model, tuple(computed))
-    shown = {key: computed[name] if name in computed else getattr(row, name) for name, key in fields}
-    for key in times:
-        if shown[key] is not None:
-            shown[key] = rfc3339(shown[key])
-    return renames.write_answer(model, shown)
+    return _conversion(model, tuple(computed))(row, computed)
 
 
 @cache
-def _conversion(model: type[Answer], computed: tuple[str, ...]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Fields of `model` with their names on the wire, and which of these are times.
+def _conversion(model: type[Answer], computed: tuple[str, ...]) -> Callable[[Any, dict[str, Any]], Json]:
+    """What makes the response `model` of a row and these computed fields.
 
-    Worked out once for a model and its computed fields: a page may have hundreds of rows.
+    A page may have hundreds of rows. So this is an expression that Python compiles once, as it compiles the
+    constructor of a data class: `{"siteId": row.site_id, "created": time(row.created), ...}`.
     """
     if unknown := set(computed) - model.model_fields.keys():
         raise TypeError(f"{model.__name__} has no field {', '.join(sorted(unknown))}")
@@ -287,6 +284,21 @@ def _conversion(model: type[Answer], computed: tuple[str, ...]) -> tuple[list[tu
     }
     # The times of creation and change are inherited, and come last on the wire.
     ordered = sorted(shown, key=lambda name: name in Timed.model_fields)
-    fields = [(name, str(shown[name].alias)) for name in ordered]
-    times = [key for name, key in fields if shown[name].annotation in (datetime, datetime | None)]
-    return fields, times
+    values = {str(shown[name].alias): _value_of(name, shown[name], name in computed) for name in ordered}
+    values |= {rename.old: values[rename.new] for rename in renames.renames_of(model, "answers")}
+    items = ", ".join(f"{key!r}: {value}" for key, value in values.items())
+    # Made of the names in our models only.
+    made: Callable[[Any, dict[str, Any]], Json] = eval(  # noqa: S307
+        f"lambda row, computed: {{{items}}}", {"time": _time}
+    )
+    return made
+
+
+def _value_of(name: str, field: FieldInfo, is_computed: bool) -> str:
+    """The expression for the value of a field."""
+    value = f"computed[{name!r}]" if is_computed else f"row.{name}"
+    return f"time({value})" if field.annotation in (datetime, datetime | None) else value
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else rfc3339(seconds)

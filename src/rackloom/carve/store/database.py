@@ -248,16 +248,24 @@ class SqliteBackend:
 
 
 class _ReadConnection:
-    """Another connection, which only reads, on a thread of its own."""
+    """Another connection, which only reads, on a thread of its own.
+
+    It stays checked out of SQLAlchemy's pool: to get it for each transaction costs more than most reads.
+    """
 
     def __init__(self, path: Path, name: str) -> None:
         self._engine = _create_engine(path)
+        self._conn: sa.Connection | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"site-{name}")
         self.submit = self._thread.submit
 
     def transact(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in a transaction, on the thread that calls."""
-        return _run_transaction(self._engine, work, write=False)
+        with _naming_faults(write=False):
+            if self._conn is None:
+                self._conn = self._engine.connect().execution_options(site_write=False)
+            with self._conn.begin():
+                return work(self._conn)
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in a transaction, after those that were submitted before."""
@@ -265,16 +273,27 @@ class _ReadConnection:
 
     async def close(self) -> None:
         """Close the connection, after the running read."""
-        await asyncio.wrap_future(self._thread.submit(self._engine.dispose))
+        await asyncio.wrap_future(self._thread.submit(self._dispose))
         self._thread.shutdown()
+
+    def _dispose(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+        self._engine.dispose()
 
 
 def _run_transaction(engine: sa.Engine, work: Callable[[sa.Connection], T], write: bool) -> T:
+    with _naming_faults(write), engine.connect() as base:
+        conn = base.execution_options(site_write=write)
+        with conn.begin():
+            return work(conn)
+
+
+@contextmanager
+def _naming_faults(write: bool) -> Iterator[None]:
+    """Say what an error of SQLite means for the caller."""
     try:
-        with engine.connect() as base:
-            conn = base.execution_options(site_write=write)
-            with conn.begin():
-                return work(conn)
+        yield
     except (sa.exc.DBAPIError, sqlite3.Error) as error:
         fault = sqlite_fault(error, write=write)
         if fault is None:

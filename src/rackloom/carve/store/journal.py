@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.store.prepared import PreparedStatement
+from rackloom.carve.store.prepared import PreparedListing, PreparedStatement
 from rackloom.carve.store.schema import (
     domain_revision,
     event_counter,
@@ -125,8 +125,7 @@ _NEWEST_ENTRIES = sa.select(status_history).where(status_history.c.id.in_(_last_
 _entries = sa.select(*(status_history.c[name] for name in StatusRecord._fields)).order_by(
     status_history.c.id.desc()
 )
-_ALL_ENTRIES = _entries.where(_of_objects)
-_ENTRIES_OF_OBJECT = PreparedStatement(_entries.where(status_history.c.object_id == sa.bindparam("object")))
+_ENTRIES_OF_OBJECTS = PreparedListing(_entries, status_history.c.object_id)
 _FULL_HISTORIES = (
     sa.select(status_history.c.object_id)
     .where(_of_objects)
@@ -195,13 +194,8 @@ def begin_histories(conn: sa.Connection, entries: Collection[StatusEntry], now: 
 def status_histories(conn: sa.Connection, object_ids: Collection[str]) -> dict[str, list[StatusRecord]]:
     """The histories of `object_ids`, each newest first."""
     histories: dict[str, list[StatusRecord]] = defaultdict(list)
-    if len(object_ids) == 1:
-        (only,) = object_ids
-        rows = _ENTRIES_OF_OBJECT.all(conn, {"object": only})
-    else:
-        rows = conn.execute(_ALL_ENTRIES, {"objects": list(object_ids)}).all()
-    for row in rows:
-        histories[row[0]].append(StatusRecord._make(row))
+    for entry in _ENTRIES_OF_OBJECTS.records(conn, StatusRecord._make, object_ids):
+        histories[entry.object_id].append(entry)
     return histories
 
 

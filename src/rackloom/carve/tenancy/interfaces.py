@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from rackloom.carve.store.prepared import PreparedStatement
+from rackloom.carve.store.prepared import PreparedListing
 from rackloom.carve.store.schema import instance, logical_partition, machine, machine_gpu, nvlink_interface
 from rackloom.carve.store.values import IdFactory, InterfaceSpec, Status, invalid
 from rackloom.core.partitions.status_rules import WAITING_REASON
@@ -93,28 +93,15 @@ def interface_listing() -> sa.Select[Any]:
 
 
 @cache
-def _listing_of_instances() -> sa.Select[Any]:
-    mine = interface_listing().where(
-        nvlink_interface.c.instance_id.in_(sa.bindparam("instances", expanding=True))
-    )
-    return mine.order_by(nvlink_interface.c.device_instance, nvlink_interface.c.created)
-
-
-@cache
-def _listing_of_instance() -> PreparedStatement:
-    mine = interface_listing().where(nvlink_interface.c.instance_id == sa.bindparam("instance"))
-    return PreparedStatement(mine.order_by(nvlink_interface.c.device_instance, nvlink_interface.c.created))
+def _listing_of_instances() -> PreparedListing:
+    by_device = interface_listing().order_by(nvlink_interface.c.device_instance, nvlink_interface.c.created)
+    return PreparedListing(by_device, nvlink_interface.c.instance_id)
 
 
 def interfaces_by_instance(conn: sa.Connection, instance_ids: Sequence[str]) -> dict[str, list[InterfaceRow]]:
     """The interfaces of each instance, by device."""
     found: defaultdict[str, list[InterfaceRow]] = defaultdict(list)
-    if len(instance_ids) == 1:
-        rows = _listing_of_instance().all(conn, {"instance": instance_ids[0]})
-    else:
-        rows = conn.execute(_listing_of_instances(), {"instances": list(instance_ids)}).all()
-    for row in rows:
-        interface = InterfaceRow._make(row)
+    for interface in _listing_of_instances().records(conn, InterfaceRow._make, instance_ids):
         found[interface.instance_id].append(interface)
     return found
 
