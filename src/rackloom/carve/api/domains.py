@@ -244,7 +244,7 @@ def _shapes(
     conn: sa.Connection, domains: list[str], provider_id: str, tenant_id: str, deps: ApiDeps
 ) -> list[Json]:
     now = deps.clock()
-    quota = entitlements.remaining_quota(conn, tenant_id) if tenant_id else None
+    quota = entitlements.allocation_uses(conn, tenant_id, now) if tenant_id else None
     capacities = placement.capacity_of_domains(conn, domains, tenant_id, quota, now, now - deps.valid_seconds)
     operated = (
         set(conn.execute(entitlements.operated_domains(provider_id)).scalars()) if provider_id else set()

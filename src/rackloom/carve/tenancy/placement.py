@@ -45,6 +45,7 @@ from rackloom.carve.tenancy.reserved_trays import (
     reserved_trays,
 )
 from rackloom.core.partitions.domain import GpuHealth
+from rackloom.core.place.allocations import AllocationUse
 from rackloom.core.place.instance_trays import (
     DomainFreeTrays,
     FreeTray,
@@ -349,11 +350,11 @@ def capacity_of_domains(
     conn: sa.Connection,
     domains: Collection[str],
     tenant_id: str,
-    quota: Mapping[str, int] | None,
+    quota: Mapping[str, AllocationUse] | None,
     now: float,
     valid_from: float = 0.0,
 ) -> dict[str, DomainCapacity]:
-    """The room in `domains` now for a tenant with `quota` (instance type -> machines left; None: a provider).
+    """The room in `domains` now for a tenant with `quota` (by instance type; None: a provider).
 
     Readings from before `valid_from` do not count.
     """
@@ -421,12 +422,12 @@ def _domain_capacity(
     known: LatestObservation,
     pause: str | None,
     tenant_id: str,
-    quota: Mapping[str, int] | None,
+    quota: Mapping[str, AllocationUse] | None,
     own: Mapping[str, int],
 ) -> DomainCapacity:
     empty = [row for row in rows if row.instance_id is None]
     open_trays = [row for row in empty if row.in_service]
-    allowed = [row for row in open_trays if quota is None or row.instance_type_id in quota]
+    allowed = [row for row in open_trays if quota is None or _is_allocated(quota, row.instance_type_id)]
     unheld = [row for row in allowed if row.id not in held]
     others = {tray.machine_id for tray in reserved.values() if tray.tenant_id != tenant_id}
     usable = [row for row in unheld if row.id not in others]
@@ -434,6 +435,7 @@ def _domain_capacity(
     unkept = [row for row in allowed if quota is None or row.id not in others]
     healthy = [row for row in usable if row.id not in unhealthy and row.instance_type_id]
     free = Counter(row.instance_type_id for row in healthy)
+    own_reserved = Counter(row.instance_type_id for row in healthy if row.id in reserved)
     return DomainCapacity(
         domain=domain,
         site_id=min((row.site_id for row in rows), default=None),
@@ -444,14 +446,20 @@ def _domain_capacity(
         unhealthy=sum(row.id in unhealthy for row in usable),
         foreign=tuple(tray for row in unkept for tray in held.get(row.id, ())),
         reserved=tuple(reserved[row.id] for row in unheld if row.id in others),
-        own_reserved=sum(row.id in reserved for row in healthy),
+        own_reserved=own_reserved.total(),
         closed=len(empty) - len(open_trays),
         types=tuple(
             InstanceTypeCapacity(
-                type_id, count, count if quota is None else max(0, min(count, quota[type_id]))
+                type_id,
+                count,
+                count if quota is None else quota[type_id].largest_request(count, own_reserved[type_id]),
             )
             for type_id, count in sorted(free.items())
         ),
         own_instances=sum(row.tenant_id == tenant_id for row in rows),
         own_gpus=own,
     )
+
+
+def _is_allocated(quota: Mapping[str, AllocationUse], type_id: str | None) -> bool:
+    return type_id is not None and type_id in quota and quota[type_id].allocated is not None
