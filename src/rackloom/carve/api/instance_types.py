@@ -195,14 +195,13 @@ def _add_allocation_stats(conn: sa.Connection, rows: Rows, shapes: dict[str, Jso
 
 
 def _allocation_stats_shape(stats: InstanceTypeStats, is_provided: bool) -> Json:
-    unused = stats.allocated - stats.used
     return {
         "assigned": stats.machines if is_provided else None,
         "total": stats.allocated,
         "used": stats.used,
-        "unused": unused,
-        "unusedUsable": min(unused, stats.usable),
-        "maxAllocatable": max(0, stats.machines - stats.allocated) if is_provided else None,
+        "unused": stats.promised,
+        "unusedUsable": min(stats.promised, stats.usable),
+        "maxAllocatable": max(0, stats.machines - stats.used - stats.promised) if is_provided else None,
     }
 
 
