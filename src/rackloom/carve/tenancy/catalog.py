@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.partitions.foreign import is_in_foreign_partition
 from rackloom.carve.store import journal
 from rackloom.carve.store.rows import count_rows, delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
@@ -48,6 +47,7 @@ from rackloom.carve.store.values import (
     require_unused,
 )
 from rackloom.carve.tenancy.reserved_trays import check_unreserved, reserved_trays
+from rackloom.carve.tenancy.shut_trays import is_shut
 from rackloom.core.place.allocations import still_promised
 
 # Sites.
@@ -229,8 +229,8 @@ class InstanceTypeStats(msgspec.Struct, frozen=True):
     promised: int
     """Allocated and not in use: the sum over the tenants, of whom none uses up what another was promised."""
     usable: int
-    """Empty, neither cordoned nor in maintenance, in no partition that the site did not make, and not
-    reserved for another tenant than the one."""
+    """Empty, neither cordoned nor in maintenance, not shut, and not reserved for another tenant than the
+    one."""
 
 
 def instance_type_stats(
@@ -254,10 +254,10 @@ def instance_type_stats(
     by_status: dict[str, Counter[str]] = {type_id: Counter() for type_id in type_ids}
     used: dict[str, Counter[str]] = {type_id: Counter() for type_id in type_ids}
     unusable = Counter[str]()
-    listed = machine_listing().add_columns(is_in_foreign_partition.label("foreign"))
+    listed = machine_listing().add_columns(is_shut.label("shut"))
     for row in conn.execute(listed.where(machine.c.instance_type_id.in_(type_ids))):
         by_status[row.instance_type_id][row.shown_status] += 1
-        is_unusable = row.foreign or row.id in others
+        is_unusable = row.shut or row.id in others
         unusable[row.instance_type_id] += row.shown_status == Status.READY and is_unusable
         if row.shown_status == MACHINE_IN_USE and tenant_id in (None, row.tenant_id):
             used[row.instance_type_id][row.tenant_id] += 1

@@ -46,6 +46,7 @@ from rackloom.carve.tenancy import (
     logical_partitions,
     placement,
     reserved_trays,
+    shut_trays,
     status,
 )
 from rackloom.carve.tenancy.quotas import QuotaKind, check_object_quota
@@ -398,6 +399,12 @@ def _chosen_machine(
     if kept is not None and kept.tenant_id != tenant.id:
         # For whom and until when is for those who operate the machine.
         raise conflict("Machine specified in request is not available")
+    if devices := shut_trays.unlisted_gpus(conn, [found.id]).get(found.id):
+        raise Rejected(
+            RefusalKind.CONFLICT,
+            f"Machine specified in request is not available: {shut_trays.unlisted_text(devices)}",
+            nearest_fix=shut_trays.UNLISTED_FIX,
+        )
     unhealthy = placement.unhealthy_gpus(conn, [found.id]).get(found.id)
     if unhealthy is not None and not request.allow_unhealthy:
         raise Rejected(
