@@ -21,7 +21,8 @@ switched off; a client may send its defaults. Other unknown parameters are ignor
 
 A caller may have roles as a tenant and as a provider. Its role then admits a parameter, and the route
 applies the parameter only to objects of its own provider. Who may call the operation only by a custom role
-sees related objects (`includeRelation`) of the kinds that it may read.
+sees related objects (`includeRelation`) of the kinds that it may read, and may use another parameter that
+shows objects of another kind only with the permission that `shows` declares for it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,6 +46,13 @@ MEMBER = "MEMBER"
 PROVIDER_ROLES = (Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
 PROVIDERS_ONLY: dict[str, JsonValue] = {ROLES_KEY: [str(role) for role in PROVIDER_ROLES]}
 """The `json_schema_extra` of a query parameter, or of the field of an answer, that only providers have."""
+
+
+def shows(permission: str, *, providers_only: bool = False) -> dict[str, JsonValue]:
+    """The `json_schema_extra` of a query parameter that adds what needs another permission to read."""
+    return {PERMISSION_KEY: permission, **(PROVIDERS_ONLY if providers_only else {})}
+
+
 _OFF = frozenset({"0", "f", "false", "n", "no", "off"})
 """How a flag is written that is switched off."""
 
@@ -127,26 +135,32 @@ def check_call(
     caller: Caller, roles: Sequence[Role], permission: str, route: Dependant, query: QueryParams
 ) -> Caller:
     """The caller of the operation. Refused if it may not call the operation, or not with this query."""
+    admitted = caller
     if roles:
-        admitted, caller = caller, acting(caller, roles, permission)
+        caller = acting(caller, roles, permission)
         caller.require(*roles)
-        if admitted.roles.isdisjoint(roles):
-            _check_relations(admitted, permission, query.getlist("includeRelation"))
     if query:
         declared = _query_roles(route)
         for name in sorted(query.keys()):
             _check_parameter(caller, name, query.getlist(name), declared)
+        if roles and admitted.roles.isdisjoint(roles):
+            _check_included(admitted, permission, route, query)
     return caller
 
 
-def _check_relations(caller: Caller, permission: str, relations: Sequence[str]) -> None:
-    """Refuse related objects that the custom roles of a caller with this permission do not let it read.
+def _check_included(caller: Caller, permission: str, route: Dependant, query: QueryParams) -> None:
+    """Refuse other objects in the answer, unless the custom roles of a caller with this permission show them.
 
     What it may read as a tenant opens nothing of an operation that it calls as a provider.
     """
     sides = {side for side, held in caller.held if held == permission}
     readable = {held for side, held in caller.held if side in sides}
-    for relation in relations:
+    for field in get_flat_params(route):
+        extra = field.field_info.json_schema_extra
+        wanted = extra.get(PERMISSION_KEY) if isinstance(extra, dict) else None
+        if wanted and wanted not in readable and not _is_off(query.getlist(field.alias)):
+            raise forbidden(f"{field.alias} needs the permission {wanted}")
+    for relation in query.getlist("includeRelation"):
         needed = f"{_RESOURCE_OF_RELATION.get(relation)}:read"
         if relation in _RESOURCE_OF_RELATION and needed not in readable:
             raise forbidden(f"includeRelation={relation} needs the permission {needed}")
@@ -158,8 +172,12 @@ def _check_parameter(
     if name not in declared:
         if name.casefold().startswith("include"):
             raise invalid("Unknown parameter in query", **{name: "is not a parameter of this operation"})
-    elif declared[name] and not _OFF.issuperset(value.strip().lower() for value in values):
+    elif declared[name] and not _is_off(values):
         _require_for_parameter(caller, name, declared[name])
+
+
+def _is_off(values: Sequence[str]) -> bool:
+    return _OFF.issuperset(value.strip().lower() for value in values)
 
 
 def _require_for_parameter(caller: Caller, name: str, roles: Sequence[Role]) -> None:

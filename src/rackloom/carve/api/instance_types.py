@@ -70,12 +70,19 @@ class MachineAssociation(wire.Body):
 TypeStatus = Literal["Pending", "Registering", "Ready", "Deleting", "Error"]
 
 
+MachinesFlag = Annotated[
+    bool | None, Field(json_schema_extra=access.shows("machines:read", providers_only=True))
+]
+
+
 class InstanceTypeIncludes(wire.RelationQuery):
     """What to add to an instance type."""
 
-    include_machine_assignment: Annotated[bool | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = None
-    include_machine_association: Annotated[bool | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = None
-    include_allocation_stats: bool = False
+    include_machine_assignment: MachinesFlag = None
+    include_machine_association: MachinesFlag = None
+    include_allocation_stats: Annotated[bool, Field(json_schema_extra=access.shows("allocations:read"))] = (
+        False
+    )
 
 
 NOTHING_MORE = InstanceTypeIncludes()
