@@ -231,6 +231,17 @@ def refused(api: Any, audited: RequestAudit) -> list[Any]:
     return [(due.sample, due.requests) for due in audited.due(api.site.now)]
 
 
+def test_a_refused_request_of_a_custom_role_of_the_provider_is_one_of_the_site(
+    api: Any, audited: RequestAudit
+) -> None:
+    api.new("role", {"name": "repair", "side": "PROVIDER", "permissions": ["quotas:write"]}, **PROVIDER)
+    headers = {"Authorization": f"Bearer {api.issuer.mint('demo', ['repair'], api.site.now, 60)}"}
+    for method, path in (("POST", "machine/m/cordon"), ("GET", "machine"), ("POST", "nowhere")):
+        api.client.request(method, f"/v2/org/demo/nico/{path}", json={"reason": "x"}, headers=headers)
+    found = [(entry.by_operator, entry.tenant_org) for entry, _ in refused(api, audited)]
+    assert found == [(True, None)] * 3
+
+
 def test_refused_requests_are_counted_in_groups(api: Any, audited: RequestAudit) -> None:
     for name in ("x", "y", "z"):
         assert api.post("vpc", {"name": name}).status_code == 400

@@ -201,3 +201,42 @@ def test_what_a_tenant_may_read_shows_a_provider_nothing_more(api: Any, side: st
     define(api, "reader", "sites:read", side=side)
     answer = call(api, "GET", "allocation?includeRelation=Site", ["lister", "reader"])
     assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize(
+    ("side", "path", "permission"),
+    [
+        ("TENANT", "nvlink-logical-partition?includeVpcs=true", "vpcs:read"),
+        ("TENANT", "nvlink-logical-partition?includeInterfaces=true", "nvlink-interfaces:read"),
+        ("TENANT", "nvlink-logical-partition?includeStats=true", "nvlink-interfaces:read"),
+        ("TENANT", "instance/type?includeAllocationStats=true", "allocations:read"),
+        ("PROVIDER", "instance/type?includeMachineAssignment=true", "machines:read"),
+        ("PROVIDER", "site?includeMachineStats=true", "machines:read"),
+        ("PROVIDER", "site?includeGpuStats=true", "machines:read"),
+    ],
+)
+def test_what_an_answer_includes_needs_its_own_permission(
+    api: Any, side: str, path: str, permission: str
+) -> None:
+    resource = {"site": "sites", "instance/type": "instance-types"}.get(path.partition("?")[0])
+    own = f"{resource or 'nvlink-logical-partitions'}:read"
+    define(api, "reader", own, side=side)
+    define(api, "both", own, permission, side=side)
+    refused = call(api, "GET", path, ["reader"])
+    assert (refused.status_code, f"needs the permission {permission}" in refused.text) == (403, True)
+    assert call(api, "GET", path.replace("=true", "=false"), ["reader"]).status_code == 200
+    assert call(api, "GET", path, ["both"]).status_code == 200
+    role = TENANT if side == "TENANT" else VIEWER
+    assert api.get(path, role=role).status_code == 200
+
+
+def test_every_parameter_names_a_permission_that_some_role_has(api: Any) -> None:
+    readable = {permission for held in BUILT_IN.values() for _, permission in held}
+    named = {
+        schema[access.PERMISSION_KEY]
+        for operation in operations(api.client.get("/openapi.json").json())
+        for schema in operation.parameters.values()
+        if access.PERMISSION_KEY in schema
+    }
+    assert named
+    assert named <= readable

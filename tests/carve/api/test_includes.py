@@ -238,3 +238,29 @@ def test_sites_and_allocations_of_a_tenant(api: Any) -> None:
 def test_relations_of_networks_are_those_of_the_contract(api: Any, kind: str) -> None:
     assert api.get(f"{kind}?includeRelation=VPC&includeUsageStats=true").json() == []
     assert api.get(f"{kind}?includeRelation=Moon").status_code == 400
+
+
+def test_who_uses_too_much_takes_nothing_from_what_another_was_promised(api: Any) -> None:
+    api.site.observe_all()
+    rival = api.site.other_tenant()
+    body = {"vpcId": api.vpc(org="rival"), "instanceTypeId": api.site.type_id}
+    for number in range(3):
+        api.new("instance", body | {"name": f"vm {number}"}, org="rival")
+    api.patch(entitlements_of(api, "demo"), {"constraintValue": 2}, role=Role.PROVIDER_ADMIN)
+    of_rival = sa.select(schema.allocation.c.id).where(schema.allocation.c.tenant_id == rival.id)
+    # An older version let a tenant use more than it was allocated.
+    less = sa.update(schema.allocation_constraint).values(value=1)
+    less = less.where(schema.allocation_constraint.c.allocation_id.in_(of_rival))
+    api.site.run(lambda conn: conn.execute(less))
+    assert machine_stats(api)["totalByAllocation"] == {
+        "allocatedInUse": 3,
+        "allocatedNotInUse": 2,
+        "unallocated": 1,
+    }
+    (kind,) = api.get("machine/instance-type/stats", role=VIEWER).json()
+    assert kind["maxAllocatable"] == 1
+    shown = [tenant["instanceTypes"] for tenant in api.get("tenant/instance-type/stats", role=VIEWER).json()]
+    assert [types[0]["maxAllocatable"] for types in shown] == [1, 1]
+    (kind,) = api.get("instance/type?includeAllocationStats=true", role=VIEWER).json()
+    numbers = kind["allocationStats"]
+    assert (numbers["used"], numbers["unused"], numbers["maxAllocatable"]) == (3, 2, 1)

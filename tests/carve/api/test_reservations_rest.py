@@ -371,3 +371,87 @@ def test_another_provider_neither_reads_nor_changes_a_reservation(provider: Prov
     assert provider.api.patch(path, {"reason": "mine", "count": 1}, **options).status_code == 404
     assert provider.api.delete(path, **options).status_code == 404
     assert provider.api.post(PATH, {}, org="demo").status_code == 403
+
+
+def allot(provider: Provider, machines: int) -> None:
+    """Let the first tenant use so many machines."""
+    (allocation,) = provider.api.get("allocation").json()
+    (constraint,) = allocation["allocationConstraints"]
+    path = f"allocation/{allocation['id']}/constraint/{constraint['id']}"
+    assert provider.call("PATCH", path, {"constraintValue": machines}).status_code == 200
+
+
+def test_instances_beside_idle_reserved_trays_stay_within_the_allocation(provider: Provider) -> None:
+    allot(provider, 3)
+    second = sorted(provider.api.site.partitions)[1]
+    reservation = provider.reserve(count=2, nvLinkDomainId=second)
+    batches = {view["id"]: view["largestBatch"] for view in provider.api.get("nvlink-domain").json()}
+    assert batches == {min(batches): 1, second: 3}
+    (tray, _) = sorted(machines_of(reservation))
+    assert provider.call("POST", f"machine/{tray}/cordon", {"reason": "repair"}).status_code == 200
+    body = {
+        "namePrefix": "job", "count": 3, "vpcId": provider.api.vpc(),
+        "instanceTypeId": provider.api.site.type_id,
+    }  # fmt: skip
+    refused = provider.api.post("instance/batch?dryRun=true", body)
+    assert refused.status_code == 403
+    assert refused.json()["message"] == (
+        "Tenant has reached the maximum number of Instances for Instance Type."
+        " Current: 0, Requested: 3, Max: 3, Reserved: 2"
+    )
+    assert refused.json()["data"]["nearestFix"].startswith("use the machines that are reserved")
+    assert provider.api.post("instance/batch?dryRun=true", body | {"count": 2}).status_code == 200
+    assert provider.call("DELETE", f"{PATH}/{reservation['id']}").status_code == 202
+    assert provider.api.post("instance/batch?dryRun=true", body).status_code == 200
+
+
+def test_a_chosen_machine_counts_as_any_other(provider: Provider) -> None:
+    site = provider.api.site
+    site.run(lambda conn: conn.exec_driver_sql("UPDATE tenant SET targeted_instance_creation = true"))
+    allot(provider, 1)
+    (kept,) = machines_of(provider.reserve(machineIds=["chassis1-2"]))
+    net = provider.api.vpc()
+
+    def create(name: str, machine: str) -> Any:
+        return provider.api.post("instance", {"name": name, "vpcId": net, "machineId": machine})
+
+    refused = create("beside", "chassis0-0")
+    assert (refused.status_code, "Max: 1, Reserved: 1" in refused.text) == (403, True), refused.text
+    assert create("mine", kept).status_code == 201
+    refused = create("more", "chassis0-0")
+    assert (refused.status_code, refused.text.count("Reserved")) == (403, 0), refused.text
+
+
+def test_a_reserved_tray_that_others_use_for_now_still_waits(provider: Provider) -> None:
+    """An adoption may have put an instance of another tenant on it."""
+    site = provider.api.site
+    domain = min(site.partitions)
+    allot(provider, 1)
+    provider.reserve(machineIds=["chassis0-0"])
+    site.partitions[domain]["theirs"] = frozenset({site.guid(domain, 0, 0)})
+    site.observe_all()
+    owner = {"tenantOrg": "rival", "vpcName": "net", "nvLinkLogicalPartitionName": "train"}
+    body = {"nvLinkDomainId": domain, "name": "theirs", "reason": "it was there before", "owner": owner}
+    assert provider.call("POST", "nvlink-partition/adopt", body).status_code == 200
+    assert provider.place("mine").status_code == 403
+
+
+@pytest.mark.parametrize(("reserved", "allocated"), [(["chassis1-0"], 2), (["chassis0-0"], 1)])
+def test_an_adoption_leaves_room_for_what_is_reserved(
+    provider: Provider, reserved: list[str], allocated: int
+) -> None:
+    site = provider.api.site
+    domain = min(site.partitions)
+    allot(provider, 1)
+    provider.reserve(machineIds=reserved)
+    site.partitions[domain]["theirs"] = frozenset({site.guid(domain, 0, 0)})
+    site.observe_all()
+    owner = {"tenantOrg": "demo", "vpcName": "net", "nvLinkLogicalPartitionName": "train"}
+    body = {"nvLinkDomainId": domain, "name": "theirs", "reason": "it was there before", "owner": owner}
+    assert provider.call("POST", "nvlink-partition/adopt", body).status_code == 200
+    given = [
+        constraint["constraintValue"]
+        for allocation in provider.api.get("allocation").json()
+        for constraint in allocation["allocationConstraints"]
+    ]
+    assert sum(given) == allocated

@@ -32,6 +32,7 @@ from rackloom.carve.store.schema import (
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import catalog
 from rackloom.carve.tenancy.reserved_trays import ReservedTray, reserved_trays
+from rackloom.carve.tenancy.shut_trays import UNLISTED
 from rackloom.core.diagnosis.snapshot import (
     InstanceGpuRecord,
     LogicalPartitionRecord,
@@ -231,7 +232,7 @@ def _machines(rows: tuple[GroupRows, GroupRows]) -> tuple[MachineRecord, ...]:
 
 
 def _machine(row: Any, gpus: GroupRows) -> MachineRecord:
-    sick = [f"GPU {g.module_id} is {GpuHealth(g.health).name}" for g in gpus if g.health not in _NOT_SICK]
+    sick = [_sickness(gpu) for gpu in gpus if gpu.health not in _NOT_SICK]
     return MachineRecord(
         id=row.id,
         rack=row.rack,
@@ -249,6 +250,12 @@ def _machine(row: Any, gpus: GroupRows) -> MachineRecord:
         tenant=row.tenant_id,
         vpc=row.vpc_id,
     )
+
+
+def _sickness(gpu: Any) -> str:
+    if gpu.health == UNLISTED:
+        return f"GPU {gpu.module_id} is not listed by its switch controller"
+    return f"GPU {gpu.module_id} is {GpuHealth(gpu.health).name}"
 
 
 def _gpu_key(tray: Any, gpu: Any) -> GpuKey:

@@ -21,7 +21,8 @@ switched off; a client may send its defaults. Other unknown parameters are ignor
 
 A caller may have roles as a tenant and as a provider. Its role then admits a parameter, and the route
 applies the parameter only to objects of its own provider. Who may call the operation only by a custom role
-sees related objects (`includeRelation`) of the kinds that it may read.
+sees related objects (`includeRelation`) of the kinds that it may read, and may use another parameter that
+shows objects of another kind only with the permission that `shows` declares for it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,6 +46,13 @@ MEMBER = "MEMBER"
 PROVIDER_ROLES = (Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
 PROVIDERS_ONLY: dict[str, JsonValue] = {ROLES_KEY: [str(role) for role in PROVIDER_ROLES]}
 """The `json_schema_extra` of a query parameter, or of the field of an answer, that only providers have."""
+
+
+def shows(permission: str, *, providers_only: bool = False) -> dict[str, JsonValue]:
+    """The `json_schema_extra` of a query parameter that adds what needs another permission to read."""
+    return {PERMISSION_KEY: permission, **(PROVIDERS_ONLY if providers_only else {})}
+
+
 _OFF = frozenset({"0", "f", "false", "n", "no", "off"})
 """How a flag is written that is switched off."""
 
@@ -123,49 +131,68 @@ def acting(caller: Caller, roles: Sequence[Role], permission: str) -> Caller:
 # Calls.
 
 
+class QueryRule(msgspec.Struct, frozen=True):
+    """What a query parameter needs besides what its operation needs."""
+
+    roles: Sequence[Role]
+    permission: str | None
+    """What a custom role must hold to read the objects that the parameter adds."""
+
+
 def check_call(
     caller: Caller,
     roles: Sequence[Role],
     permission: str,
-    declared: Mapping[str, Sequence[Role]],
+    declared: Mapping[str, QueryRule],
     query: QueryParams,
 ) -> Caller:
     """The caller of the operation. Refused if it may not call the operation, or not with this query.
 
-    `declared` are the `query_roles` of the operation.
+    `declared` are the `query_rules` of the operation.
     """
+    admitted = caller
     if roles:
-        admitted, caller = caller, acting(caller, roles, permission)
+        caller = acting(caller, roles, permission)
         caller.require(*roles)
-        if admitted.roles.isdisjoint(roles):
-            _check_relations(admitted, permission, query.getlist("includeRelation"))
     if query:
         for name in sorted(query.keys()):
             _check_parameter(caller, name, query.getlist(name), declared)
+        if roles and admitted.roles.isdisjoint(roles):
+            _check_included(admitted, permission, declared, query)
     return caller
 
 
-def _check_relations(caller: Caller, permission: str, relations: Sequence[str]) -> None:
-    """Refuse related objects that the custom roles of a caller with this permission do not let it read.
+def _check_included(
+    caller: Caller, permission: str, declared: Mapping[str, QueryRule], query: QueryParams
+) -> None:
+    """Refuse other objects in the answer, unless the custom roles of a caller with this permission show them.
 
     What it may read as a tenant opens nothing of an operation that it calls as a provider.
     """
     sides = {side for side, held in caller.held if held == permission}
     readable = {held for side, held in caller.held if side in sides}
-    for relation in relations:
+    for name in sorted(query.keys() & declared.keys()):
+        wanted = declared[name].permission
+        if wanted and wanted not in readable and not _is_off(query.getlist(name)):
+            raise forbidden(f"{name} needs the permission {wanted}")
+    for relation in query.getlist("includeRelation"):
         needed = f"{_RESOURCE_OF_RELATION.get(relation)}:read"
         if relation in _RESOURCE_OF_RELATION and needed not in readable:
             raise forbidden(f"includeRelation={relation} needs the permission {needed}")
 
 
 def _check_parameter(
-    caller: Caller, name: str, values: Sequence[str], declared: Mapping[str, Sequence[Role]]
+    caller: Caller, name: str, values: Sequence[str], declared: Mapping[str, QueryRule]
 ) -> None:
     if name not in declared:
         if name.casefold().startswith("include"):
             raise invalid("Unknown parameter in query", **{name: "is not a parameter of this operation"})
-    elif declared[name] and not _OFF.issuperset(value.strip().lower() for value in values):
-        _require_for_parameter(caller, name, declared[name])
+    elif declared[name].roles and not _is_off(values):
+        _require_for_parameter(caller, name, declared[name].roles)
+
+
+def _is_off(values: Sequence[str]) -> bool:
+    return _OFF.issuperset(value.strip().lower() for value in values)
 
 
 def _require_for_parameter(caller: Caller, name: str, roles: Sequence[Role]) -> None:
@@ -173,11 +200,13 @@ def _require_for_parameter(caller: Caller, name: str, roles: Sequence[Role]) -> 
         raise forbidden(f"Only {titles(roles)} can specify query param `{name}`")
 
 
-def query_roles(route: Dependant) -> dict[str, Sequence[Role]]:
-    """The query parameters of an operation, each with the roles that it needs besides."""
-    found: dict[str, Sequence[Role]] = {}
+def query_rules(route: Dependant) -> dict[str, QueryRule]:
+    """The query parameters of an operation, and what each needs besides."""
+    found: dict[str, QueryRule] = {}
     for field in get_flat_params(route):
         extra = field.field_info.json_schema_extra
-        needed = extra.get(ROLES_KEY) if isinstance(extra, dict) else None
-        found[field.alias] = [role for role in Role if isinstance(needed, list) and role in needed]
+        declared = extra if isinstance(extra, dict) else {}
+        needed, permission = declared.get(ROLES_KEY), declared.get(PERMISSION_KEY)
+        roles = [role for role in Role if isinstance(needed, list) and role in needed]
+        found[field.alias] = QueryRule(roles, permission if isinstance(permission, str) else None)
     return found

@@ -11,7 +11,8 @@ connection comes from a proxy that the configuration trusts: then it is the last
 that is no such proxy.
 
 Whose request: a caller with a provider's role acts as an operator, unless the operation is one for tenants
-and the caller is one. Only the tenant's own requests, and those at its objects, are for the tenant to read.
+and the caller is one. Of a refused request the custom roles decide by their side. Only the tenant's own
+requests, and those at its objects, are for the tenant to read.
 """
 
 import heapq
@@ -27,7 +28,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackloom.carve.api.access import PROVIDER_ROLES
-from rackloom.carve.api.auth import Caller, Role
+from rackloom.carve.api.auth import Caller, Role, Side
 from rackloom.carve.store.audit import FIELD_LIMIT, MAX_FIELDS, REST, AuditRecord, stored_text
 from rackloom.carve.store.audit_trail import AuditTrail, RequestAudit
 from rackloom.fair_share import plain_address
@@ -114,7 +115,7 @@ def begin_trail(scope: Scope) -> AuditTrail:
     """The trail of a request with a caller, with what is known before its operation is."""
     deps, caller = scope["app"].state.deps, scope["state"]["caller"]
     audit: RequestAudit = deps.audit
-    is_operator = Role.PROVIDER_ADMIN in caller.roles
+    is_operator = _is_operator(caller, ())
     peer = scope["client"][0] if scope.get("client") else ""
     entry = AuditRecord(
         channel=REST,
@@ -129,6 +130,16 @@ def begin_trail(scope: Scope) -> AuditTrail:
         path=scope["path"],
     )
     return AuditTrail(entry, deps.clock, deps.clock())
+
+
+def _is_operator(caller: Caller, declared: Sequence[Role]) -> bool:
+    """Whether a caller acts as a provider in an operation that declares these roles; none: it is unknown."""
+    is_tenant = Role.TENANT_ADMIN in caller.roles
+    is_provider = not caller.roles.isdisjoint(PROVIDER_ROLES)
+    if caller.roles.isdisjoint(declared):
+        sides = {side for side, _ in caller.held}
+        is_tenant, is_provider = is_tenant or Side.TENANT in sides, is_provider or Side.PROVIDER in sides
+    return is_provider and not (is_tenant and Role.TENANT_ADMIN in declared)
 
 
 class _Watch:
@@ -204,8 +215,7 @@ async def complete_trail(request: Request, trail: AuditTrail, roles: Sequence[Ro
     `caller` has the built-in roles that its custom roles stand for in this operation.
     """
     route: APIRoute = request.scope["route"]
-    is_tenant = Role.TENANT_ADMIN in caller.roles and Role.TENANT_ADMIN in roles
-    by_operator = not is_tenant and not caller.roles.isdisjoint(PROVIDER_ROLES)
+    by_operator = _is_operator(caller, roles)
     known: dict[str, Any] = {
         "operation": route.operation_id or "",
         "by_operator": by_operator,

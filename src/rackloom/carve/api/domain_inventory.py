@@ -24,11 +24,11 @@ from uuid import UUID
 import sqlalchemy as sa
 from fastapi import Path
 from fastapi import Query as Param
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from rackloom.carve.api import routing, wire
+from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.domain_operations import (
     BatchFirmwareUpdate,
@@ -57,7 +57,7 @@ class DomainRead(wire.Query):
     model_config = ConfigDict(extra="forbid")
 
     site_id: UUID
-    include_components: bool = False
+    include_components: Annotated[bool, Field(json_schema_extra=access.shows("machines:read"))] = False
 
 
 class DomainsQuery(PageQuery, DomainRead):

@@ -61,6 +61,13 @@ class TrayInForeignPartition(Answer):
     partition_name: str
 
 
+class TrayWithUnlistedGpus(Answer):
+    """A tray with GPUs that its controller does not list."""
+
+    machine_id: str
+    device_instances: list[int]
+
+
 class TrayReservedForOthers(Answer):
     """A tray that is kept for an organisation."""
 
@@ -97,6 +104,12 @@ class NVLinkDomain(Answer):
     unhealthy_trays: int
     foreign_trays: int
     trays_in_foreign_partitions: list[TrayInForeignPartition] | None
+    """For whoever operates the domain; null for its tenants."""
+    unlisted_trays: int
+    """Empty trays of whose GPUs the controller lists only some."""
+    trays_with_unlisted_gpus: Annotated[
+        list[TrayWithUnlistedGpus] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)
+    ]
     """For whoever operates the domain; null for its tenants."""
     trays_reserved_for_others: Annotated[
         list[TrayReservedForOthers] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)
@@ -143,6 +156,13 @@ def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | 
         trays_in_foreign_partitions=None
         if blocked is None
         else [shape(TrayInForeignPartition, tray, partition_name=tray.name) for tray in capacity.foreign],
+        unlisted_trays=len(capacity.unlisted),
+        trays_with_unlisted_gpus=None
+        if blocked is None
+        else [
+            {"machineId": machine_id, "deviceInstances": devices}
+            for machine_id, devices in capacity.unlisted.items()
+        ],
         trays_reserved_for_others=None
         if blocked is None
         else [shape(TrayReservedForOthers, tray) for tray in capacity.reserved],
@@ -244,7 +264,7 @@ def _shapes(
     conn: sa.Connection, domains: list[str], provider_id: str, tenant_id: str, deps: ApiDeps
 ) -> list[Json]:
     now = deps.clock()
-    quota = entitlements.remaining_quota(conn, tenant_id) if tenant_id else None
+    quota = entitlements.allocation_uses(conn, tenant_id, now) if tenant_id else None
     capacities = placement.capacity_of_domains(conn, domains, tenant_id, quota, now, now - deps.valid_seconds)
     operated = (
         set(conn.execute(entitlements.operated_domains(provider_id)).scalars()) if provider_id else set()

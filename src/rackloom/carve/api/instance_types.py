@@ -70,12 +70,19 @@ class MachineAssociation(wire.Body):
 TypeStatus = Literal["Pending", "Registering", "Ready", "Deleting", "Error"]
 
 
+MachinesFlag = Annotated[
+    bool | None, Field(json_schema_extra=access.shows("machines:read", providers_only=True))
+]
+
+
 class InstanceTypeIncludes(wire.RelationQuery):
     """What to add to an instance type."""
 
-    include_machine_assignment: Annotated[bool | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = None
-    include_machine_association: Annotated[bool | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = None
-    include_allocation_stats: bool = False
+    include_machine_assignment: MachinesFlag = None
+    include_machine_association: MachinesFlag = None
+    include_allocation_stats: Annotated[bool, Field(json_schema_extra=access.shows("allocations:read"))] = (
+        False
+    )
 
 
 NOTHING_MORE = InstanceTypeIncludes()
@@ -195,14 +202,13 @@ def _add_allocation_stats(conn: sa.Connection, rows: Rows, shapes: dict[str, Jso
 
 
 def _allocation_stats_shape(stats: InstanceTypeStats, is_provided: bool) -> Json:
-    unused = stats.allocated - stats.used
     return {
         "assigned": stats.machines if is_provided else None,
         "total": stats.allocated,
         "used": stats.used,
-        "unused": unused,
-        "unusedUsable": min(unused, stats.usable),
-        "maxAllocatable": max(0, stats.machines - stats.allocated) if is_provided else None,
+        "unused": stats.promised,
+        "unusedUsable": min(stats.promised, stats.usable),
+        "maxAllocatable": max(0, stats.machines - stats.used - stats.promised) if is_provided else None,
     }
 
 

@@ -11,7 +11,7 @@ from fastapi import Query as Param
 from pydantic import Field
 from starlette.responses import Response
 
-from rackloom.carve.api import routing, wire
+from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_wire import InterfaceSummary, interface_summary
 from rackloom.carve.api.routing import Deps, Page, Row, Rows, TenantAdmin
@@ -50,9 +50,11 @@ class LogicalPartitionUpdate(wire.Body):
 class PartitionIncludes(wire.RelationQuery):
     """What to add to a logical partition."""
 
-    include_interfaces: bool = False
-    include_vpcs: bool = False
-    include_stats: bool = False
+    include_interfaces: Annotated[bool, Field(json_schema_extra=access.shows("nvlink-interfaces:read"))] = (
+        False
+    )
+    include_vpcs: Annotated[bool, Field(json_schema_extra=access.shows("vpcs:read"))] = False
+    include_stats: Annotated[bool, Field(json_schema_extra=access.shows("nvlink-interfaces:read"))] = False
 
 
 NOTHING_MORE = PartitionIncludes()

@@ -30,6 +30,7 @@ from rackloom.carve.store.values import Status, invalid, require
 from rackloom.carve.tenancy import catalog
 from rackloom.carve.tenancy.gpu_health import shown_gpu_healths
 from rackloom.carve.tenancy.reserved_trays import reserved_trays
+from rackloom.carve.tenancy.shut_trays import shut_trays
 from rackloom.core.partitions.domain import GpuHealth
 
 # Query parameters.
@@ -163,6 +164,7 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes, dep
     histories = journal.status_histories(conn, ids)
     gpus = catalog.gpus_of_machines(conn, ids)
     held = foreign.foreign_trays(conn, ids)
+    shut = shut_trays(conn, ids)
     types = sa.select(instance_type).where(instance_type.c.id.in_({row.instance_type_id for row in rows}))
     capabilities = {row.id: row.capabilities for row in conn.execute(types)}
     shapes = [
@@ -176,7 +178,7 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes, dep
             machine_capabilities=capabilities.get(row.instance_type_id, []),
             maintenance_message=row.cordon_reason,
             is_missing_on_site=row.missing_since is not None,
-            is_usable_by_tenant=row.shown_status == Status.READY and row.id not in held,
+            is_usable_by_tenant=row.shown_status == Status.READY and row.id not in shut,
             foreign_partition_ids=[tray.partition_id for tray in held.get(row.id, ())],
             labels=row.labels if row.is_provided else None,
             status=row.shown_status,

@@ -25,7 +25,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rackloom.carve.api import access, wire
-from rackloom.carve.api.auth import Role
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Values = dict[str, Any]
@@ -36,9 +35,9 @@ class OperationRoute(APIRoute):
     """A route, with what it declares."""
 
     @cached_property
-    def query_roles(self) -> Mapping[str, Sequence[Role]]:
+    def query_rules(self) -> Mapping[str, access.QueryRule]:
         """Its query parameters, each with the roles that it needs besides."""
-        return access.query_roles(self.dependant)
+        return access.query_rules(self.dependant)
 
     @cached_property
     def plan(self) -> "Plan | None":

@@ -27,6 +27,7 @@ from rackloom.carve.store.values import Status, require
 from rackloom.carve.tenancy import catalog, entitlements, placement, reservations
 from rackloom.carve.tenancy.reservations import ReservationRequest
 from rackloom.carve.tenancy.reserved_trays import reservations_in_force
+from rackloom.carve.tenancy.shut_trays import unlisted_gpus
 
 MAX_TRAYS = 4096
 """Of one reservation."""
@@ -132,6 +133,7 @@ def _machines(conn: sa.Connection, machine_ids: list[str]) -> tuple[dict[str, Js
     """The machines as shown, and the tenant that uses each."""
     listed = catalog.machine_listing().add_columns(placement.is_in_service.label("in_service"))
     held = foreign.foreign_trays(conn, machine_ids)
+    unlisted = unlisted_gpus(conn, machine_ids)
     unhealthy = placement.unhealthy_gpus(conn, machine_ids)
 
     def state(row: Row) -> str:
@@ -141,7 +143,8 @@ def _machines(conn: sa.Connection, machine_ids: list[str]) -> tuple[dict[str, Js
             return str(row.shown_status)
         if not row.in_service:
             return "DomainClosed"
-        return "Foreign" if row.id in held else "Unhealthy" if row.id in unhealthy else Status.READY
+        states = (("Foreign", held), ("Unlisted", unlisted), ("Unhealthy", unhealthy))
+        return next((name for name, trays in states if row.id in trays), Status.READY)
 
     rows = conn.execute(listed.where(machine.c.id.in_(machine_ids))).all()
     shown = {

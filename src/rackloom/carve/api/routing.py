@@ -151,7 +151,7 @@ class CallerWith:
         route: OperationRoute = request.scope["route"]
         permission = access.permission_of(route.path, request.method)
         caller = access.check_call(
-            request.state.caller, self.roles, permission, route.query_roles, request.query_params
+            request.state.caller, self.roles, permission, route.query_rules, request.query_params
         )
         if Role.TENANT_ADMIN in caller.roles and Role.TENANT_ADMIN in self.roles:
             await _ensure_tenant(request, caller)

@@ -5,8 +5,8 @@ as unhealthy when it lists one of them as one that placement avoids. A machine o
 counts in neither: a missing one, or one with an unlisted GPU. So these two numbers may add up to less than
 the total.
 
-The allocations of a site are sums of all tenants, and may promise more machines than there are. What is
-allocated beyond the machines of the site is left out.
+The allocations of a site may promise more machines than there are. What is promised to tenants beyond the
+machines that are not in use is left out.
 """
 
 from collections import Counter
@@ -16,11 +16,12 @@ import sqlalchemy as sa
 
 from rackloom.carve.api import wire
 from rackloom.carve.api.wire import Json
-from rackloom.carve.store.schema import allocation, allocation_constraint, machine
-from rackloom.carve.tenancy import catalog
+from rackloom.carve.store.schema import machine
+from rackloom.carve.tenancy import catalog, statistics
 from rackloom.carve.tenancy.gpu_health import shown_gpu_healths
 from rackloom.carve.tenancy.placement import UNHEALTHY_STATES
 from rackloom.core.partitions.domain import GpuHealth
+from rackloom.core.place.allocations import still_promised
 
 
 class HealthCounts(wire.Answer):
@@ -54,13 +55,17 @@ def machine_stats(conn: sa.Connection, site_ids: Collection[str], valid_from: fl
     gpus = shown_gpu_healths(conn, rows, valid_from)
     statuses: dict[str, Counter[str]] = {site_id: Counter() for site_id in site_ids}
     healths: dict[str, dict[str, Counter[str]]] = {site_id: {} for site_id in site_ids}
-    used = Counter[str]()
+    used: dict[str, Counter[tuple[str, str]]] = {site_id: Counter() for site_id in site_ids}
+    """By tenant and instance type."""
     for row in rows:
         statuses[row.site_id][row.shown_status] += 1
         by_health = healths[row.site_id].setdefault(row.shown_status, Counter())
         by_health[_judged_health(gpus[row.id].values())] += 1
-        used[row.site_id] += row.instance_id is not None
-    allocated = _allocated_machines(conn, site_ids)
+        if row.instance_id is not None:
+            used[row.site_id][row.tenant_id, row.instance_type_id] += 1
+    allocated: dict[str, Counter[tuple[str, str]]] = {site_id: Counter() for site_id in site_ids}
+    for given in statistics.allocated_machines(conn, site_ids):
+        allocated[given.site_id][given.tenant_id, given.type_id] += given.machines
     return {
         site_id: {
             "total": by_status.total(),
@@ -82,24 +87,17 @@ def _judged_health(gpus: Collection[GpuHealth]) -> str:
     return "healthy" if gpus and set(gpus) == {GpuHealth.HEALTHY} else "unknown"
 
 
-def _allocated_machines(conn: sa.Connection, site_ids: Collection[str]) -> dict[str, int]:
-    sums = (
-        sa.select(allocation.c.site_id, sa.func.sum(allocation_constraint.c.value).label("value"))
-        .join(allocation_constraint, allocation_constraint.c.allocation_id == allocation.c.id)
-        .where(allocation.c.site_id.in_(site_ids))
-        .group_by(allocation.c.site_id)
-    )
-    return dict.fromkeys(site_ids, 0) | {row.site_id: int(row.value) for row in conn.execute(sums)}
-
-
 def _health_shape(counts: Counter[str]) -> Json:
     return {"healthy": counts["healthy"], "unhealthy": counts["unhealthy"]}
 
 
-def _allocation_shape(total: int, used: int, allocated: int) -> Json:
-    promised = min(max(allocated, used), total)
+def _allocation_shape(
+    total: int, used: Counter[tuple[str, str]], allocated: Counter[tuple[str, str]]
+) -> Json:
+    unused = total - used.total()
+    promised = min(still_promised(allocated, used), unused)
     return {
-        "allocatedInUse": used,
-        "allocatedNotInUse": promised - used,
-        "unallocated": total - promised,
+        "allocatedInUse": used.total(),
+        "allocatedNotInUse": promised,
+        "unallocated": unused - promised,
     }

@@ -97,8 +97,12 @@ class SiteQuery(wire.PageQuery, wire.RelationQuery):
     tenant_id: wire.UuidFilter = []
     status: list[wire.SiteStatus] = []
     query: wire.Text | None = None
-    include_machine_stats: Annotated[bool, Field(json_schema_extra=access.PROVIDERS_ONLY)] = False
-    include_gpu_stats: Annotated[bool, Field(json_schema_extra=access.PROVIDERS_ONLY)] = False
+    include_machine_stats: Annotated[
+        bool, Field(json_schema_extra=access.shows("machines:read", providers_only=True))
+    ] = False
+    include_gpu_stats: Annotated[
+        bool, Field(json_schema_extra=access.shows("machines:read", providers_only=True))
+    ] = False
 
 
 # Response models.

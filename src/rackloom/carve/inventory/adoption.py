@@ -5,9 +5,9 @@ through an instance on its machine. Where somebody made partitions by hand, befo
 none of these records exist. An operator who names the owner gets them in one step, `adopt_for_owner`:
 
 1. The partition must be adoptable, and all its machines must be of one site.
-2. What does not exist is created: the tenant of the organisation, an allocation for machines beyond its
-   quota, its logical partition, its VPC (without a default logical partition), and an instance on each
-   machine without one, with an interface for each GPU that the partition holds.
+2. What does not exist is created: the tenant of the organisation, an allocation for machines that its
+   allocations lack, its logical partition, its VPC (without a default logical partition), and an instance on
+   each machine without one, with an interface for each GPU that the partition holds.
 3. `found.adopt_partition` adopts the partition by its own rules: it refuses if a GPU is not wanted, for
    example because its machine carries an instance of somebody else.
 
@@ -28,9 +28,17 @@ from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.rows import find_row, has_row
 from rackloom.carve.store.schema import allocation, instance, logical_partition, machine, machine_gpu, vpc
 from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, check_name, conflict
-from rackloom.carve.tenancy import catalog, entitlements, instances, interfaces, logical_partitions
+from rackloom.carve.tenancy import (
+    catalog,
+    entitlements,
+    instances,
+    interfaces,
+    logical_partitions,
+    reserved_trays,
+)
 from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest, MachineAssignment
 from rackloom.core.partitions.domain import ObservedPartition
+from rackloom.core.place.allocations import AllocationUse
 
 
 class PartitionOwner(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,12 +127,15 @@ class _OwnerMaker:
 
     def ensure_allocation(self, name: str, trays: Sequence[_Tray]) -> None:
         """Let the tenant have the machines at the site, where its allocations do not hold them."""
-        left = entitlements.remaining_quota(self._conn, self._tenant_id)
+        uses = entitlements.allocation_uses(self._conn, self._tenant_id, self._now)
+        kept = reserved_trays.reserved_trays(self._conn, self._now, [tray.machine_id for tray in trays])
+        own = {tray.machine_id for tray in kept.values() if tray.tenant_id == self._tenant_id}
         wanted = Counter(tray.type_id for tray in trays if tray.type_id is not None)
+        reserved = Counter(tray.type_id for tray in trays if tray.machine_id in own)
         lacking = {
-            type_id: count - max(0, left.get(type_id, 0))
+            type_id: more
             for type_id, count in wanted.items()
-            if count > max(0, left.get(type_id, 0))
+            if (more := uses.get(type_id, AllocationUse(None, 0, 0)).lacking(count, reserved[type_id]))
         }
         allowed = has_row(self._conn, allocation, tenant_id=self._tenant_id, site_id=self._site.id)
         if allowed and not lacking:

@@ -1,12 +1,12 @@
 """Inventory sync: how a valid observation updates machines, GPUs, ownership and statuses.
 
-The key of a GPU is its place (chassis serial, slot, module id), because a place survives the swap of a
-tray and the GUID does not. `sync_gpu_mapping` writes the domain of each observed machine and the GUID
-and health of each GPU, and marks machines of the domain without any listed GPU as missing. A chassis
-stays in its domain while its registered controller can be read, answers for that domain and lists a GPU
-of it: a second domain that lists the chassis is not believed. A GUID is not taken from a machine of
-another domain that is present or carries an instance. GPUs that an instance lost (moved or swapped
-trays) are recorded until they return.
+The key of a GPU is its place (chassis serial, slot, module id), because a place survives the swap of a tray
+and the GUID does not. `sync_gpu_mapping` writes the domain of each observed machine and the GUID and health
+of each GPU, and marks GPUs of these machines that are not listed, and machines of the domain without any
+listed GPU as missing. A chassis stays in its domain while its registered controller can be read, answers
+for that domain and lists a GPU of it: a second domain that lists the chassis is not believed. A GUID is not
+taken from a machine of another domain that is present or carries an instance. GPUs that an instance lost
+(moved or swapped trays) are recorded until they return.
 
 `apply_observations` runs the sync, carries ownership and pauses over when a chassis reports another
 domain uuid, updates owned partitions and foreign trays, and then updates statuses.
@@ -26,6 +26,7 @@ from rackloom.carve.store import journal
 from rackloom.carve.store.schema import endpoint, endpoint_chassis, instance, machine, machine_gpu, moved_gpu
 from rackloom.carve.store.schema import observation as reading
 from rackloom.carve.tenancy import status
+from rackloom.carve.tenancy.shut_trays import UNLISTED
 from rackloom.core.partitions.domain import DomainObservation, ObservedGpu
 from rackloom.topology.join_key import Source
 
@@ -144,6 +145,14 @@ _claimed_by_observation = sa.and_(
 _CLAIMED_GPUS = sa.select(machine_gpu.c.machine_id, machine_gpu.c.module_id, machine_gpu.c.guid).where(
     _claimed_by_observation
 )
+_MARK_UNLISTED = (
+    sa.update(machine_gpu)
+    .where(
+        machine_gpu.c.machine_id == sa.bindparam("at_machine"),
+        machine_gpu.c.module_id == sa.bindparam("at_module"),
+    )
+    .values(health=UNLISTED)
+)
 _CLEAR_CLAIMED = sa.update(machine_gpu).where(_claimed_by_observation).values(guid=None, source=None)
 _MACHINES_IN_DOMAIN = sa.select(machine.c.id, machine.c.missing_since).where(
     machine.c.domain == sa.bindparam("domain")
@@ -173,6 +182,8 @@ def sync_gpu_mapping(conn: sa.Connection, observation: DomainObservation, now: f
             replaced[row.machine_id, row.module_id] = row.guid
         record_lost_gpus(conn, replaced, guids, now)
         _write_gpus(conn, observation.domain, changed, recorded)
+    # Last: a GPU that is listed elsewhere now is not listed where it was.
+    _mark_unlisted(conn, recorded, listed)
     _mark_missing(conn, observation, {row.id for row in machines.values()})
     rewired = any(recorded.get(place, (None, 0))[0] != str(gpu.guid) for place, gpu in changed.items())
     # Only a change of domain or GUID voids plans; a health is a measurement.
@@ -207,6 +218,21 @@ def _move_to_domain(
     )
     chosen = sa.or_(machine.c.id.in_([row.id for row in observed]), absent)
     conn.execute(sa.update(machine).where(chosen).values(domain=domain, updated=now))
+
+
+def _mark_unlisted(
+    conn: sa.Connection,
+    recorded: Mapping[GpuModule, tuple[str | None, int]],
+    listed: Collection[GpuModule],
+) -> None:
+    """What was reported of a GPU before says nothing of one that the controller does not list."""
+    places = [
+        {"at_machine": place[0], "at_module": place[1]}
+        for place, (_, health) in recorded.items()
+        if place not in listed and health != UNLISTED
+    ]
+    if places:
+        conn.execute(_MARK_UNLISTED, places)
 
 
 def _mark_missing(conn: sa.Connection, observation: DomainObservation, observed: set[str]) -> None:

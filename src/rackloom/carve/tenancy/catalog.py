@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.partitions.foreign import is_in_foreign_partition
 from rackloom.carve.store import journal
 from rackloom.carve.store.rows import count_rows, delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
@@ -48,6 +47,8 @@ from rackloom.carve.store.values import (
     require_unused,
 )
 from rackloom.carve.tenancy.reserved_trays import check_unreserved, reserved_trays
+from rackloom.carve.tenancy.shut_trays import is_shut
+from rackloom.core.place.allocations import still_promised
 
 # Sites.
 
@@ -225,9 +226,11 @@ class InstanceTypeStats(msgspec.Struct, frozen=True):
     machines: int
     allocated: int
     used: int
+    promised: int
+    """Allocated and not in use: the sum over the tenants, of whom none uses up what another was promised."""
     usable: int
-    """Empty, neither cordoned nor in maintenance, in no partition that the site did not make, and not
-    reserved for another tenant than the one."""
+    """Empty, neither cordoned nor in maintenance, not shut, and not reserved for another tenant than the
+    one."""
 
 
 def instance_type_stats(
@@ -237,26 +240,33 @@ def instance_type_stats(
     kept = {} if tenant_id is None else reserved_trays(conn, now, None)
     others = {tray.machine_id for tray in kept.values() if tray.tenant_id != tenant_id}
     type_id_column = allocation_constraint.c.instance_type_id
-    reserved = sa.select(type_id_column, sa.func.sum(allocation_constraint.c.value))
-    reserved = reserved.where(type_id_column.in_(type_ids)).group_by(type_id_column)
+    summed = (
+        sa.select(type_id_column, allocation.c.tenant_id, sa.func.sum(allocation_constraint.c.value))
+        .join(allocation, allocation.c.id == allocation_constraint.c.allocation_id)
+        .where(type_id_column.in_(type_ids))
+        .group_by(type_id_column, allocation.c.tenant_id)
+    )
     if tenant_id is not None:
-        given = sa.select(allocation.c.id).where(allocation.c.tenant_id == tenant_id)
-        reserved = reserved.where(allocation_constraint.c.allocation_id.in_(given))
-    allocated: dict[str, int] = {row[0]: row[1] for row in conn.execute(reserved)}
+        summed = summed.where(allocation.c.tenant_id == tenant_id)
+    allocated: dict[str, dict[str, int]] = {type_id: {} for type_id in type_ids}
+    for type_id, holder, machines in conn.execute(summed):
+        allocated[type_id][holder] = machines
     by_status: dict[str, Counter[str]] = {type_id: Counter() for type_id in type_ids}
-    used, unusable = Counter[str](), Counter[str]()
-    listed = machine_listing().add_columns(is_in_foreign_partition.label("foreign"))
+    used: dict[str, Counter[str]] = {type_id: Counter() for type_id in type_ids}
+    unusable = Counter[str]()
+    listed = machine_listing().add_columns(is_shut.label("shut"))
     for row in conn.execute(listed.where(machine.c.instance_type_id.in_(type_ids))):
         by_status[row.instance_type_id][row.shown_status] += 1
-        is_unusable = row.foreign or row.id in others
+        is_unusable = row.shut or row.id in others
         unusable[row.instance_type_id] += row.shown_status == Status.READY and is_unusable
         if row.shown_status == MACHINE_IN_USE and tenant_id in (None, row.tenant_id):
-            used[row.instance_type_id] += 1
+            used[row.instance_type_id][row.tenant_id] += 1
     return {
         type_id: InstanceTypeStats(
             count.total(),
-            allocated.get(type_id, 0),
-            used[type_id],
+            sum(allocated[type_id].values()),
+            used[type_id].total(),
+            still_promised(allocated[type_id], used[type_id]),
             count[Status.READY] - unusable[type_id],
         )
         for type_id, count in by_status.items()

@@ -1,8 +1,9 @@
 """Who may use and operate what: tenants, providers, allocations with quotas, and operated hardware.
 
 An organization can be a tenant, an infrastructure provider, or both. An allocation lets a tenant use a
-number of machines of an instance type at a site. `check_quota` refuses more instances than the
-allocations of that type hold; a constraint can never shrink below what the tenant uses or has reserved.
+number of machines of an instance type at a site. `core.place.allocations` says what they hold, beside the
+trays that are reserved for the tenant and idle. `check_quota` refuses more instances than that; a
+constraint can never shrink below what the tenant uses or has reserved.
 `grant_everything` gives a tenant every machine of every type, for an embedded site.
 
 A provider operates the machines of its sites, and the domains and chassis that they are wired to. A
@@ -43,6 +44,7 @@ from rackloom.carve.store.values import (
 )
 from rackloom.carve.tenancy import catalog
 from rackloom.carve.tenancy.reserved_trays import idle_reserved_machines
+from rackloom.core.place.allocations import AllocationUse
 
 # Organizations as tenants and providers.
 
@@ -191,30 +193,33 @@ def check_site_access(conn: sa.Connection, tenant_id: str, site_id: str) -> None
         raise forbidden("Tenant does not have access to Site")
 
 
-def check_quota(conn: sa.Connection, tenant_id: str, type_id: str, requested: int) -> None:
-    """Refuse `requested` more machines of the type when the tenant's allocations do not hold them."""
-    if (limit := _allocated_machines(conn, tenant_id).get(type_id)) is None:
-        raise forbidden("Tenant does not have an Allocation for Instance Type")
-    current = _used_machines(conn, tenant_id).get(type_id, 0)
-    if current + requested > limit:
-        raise forbidden(
-            "Tenant has reached the maximum number of Instances for Instance Type."
-            f" Current: {current}, Requested: {requested}, Max: {limit}"
-        )
-
-
-def remaining_quota(conn: sa.Connection, tenant_id: str) -> dict[str, int]:
-    """Instance type -> how many more machines of it the tenant's allocations hold."""
-    used = _used_machines(conn, tenant_id)
+def allocation_uses(conn: sa.Connection, tenant_id: str, now: float) -> dict[str, AllocationUse]:
+    """What the tenant may use, by the instance types that it uses, or has allocated or reserved."""
     allocated = _allocated_machines(conn, tenant_id)
-    return {type_id: machines - used.get(type_id, 0) for type_id, machines in allocated.items()}
-
-
-def unreserved_quota(conn: sa.Connection, tenant_id: str, now: float) -> dict[str, int]:
-    """Instance type -> how many more machines the allocations hold than are used, or idle and reserved."""
+    used = _used_machines(conn, tenant_id)
     idle = idle_reserved_machines(conn, tenant_id, now)
-    left = remaining_quota(conn, tenant_id)
-    return {type_id: machines - idle.get(type_id, 0) for type_id, machines in left.items()}
+    return {
+        type_id: AllocationUse(allocated.get(type_id), used.get(type_id, 0), idle.get(type_id, 0))
+        for type_id in {**allocated, **used, **idle}
+    }
+
+
+def check_quota(use: AllocationUse, requested: int, reserved: int) -> None:
+    """Refuse `requested` more machines, of which `reserved` wait for the tenant, beyond what it may use."""
+    if use.allocated is None:
+        raise forbidden("Tenant does not have an Allocation for Instance Type")
+    if not use.lacking(requested, reserved):
+        return
+    numbers = f"Current: {use.used}, Requested: {requested}, Max: {use.allocated}"
+    reason = f"Tenant has reached the maximum number of Instances for Instance Type. {numbers}"
+    if use.lacking(requested, requested):
+        raise forbidden(reason)
+    raise Rejected(
+        RefusalKind.FORBIDDEN,
+        f"{reason}, Reserved: {use.idle}",
+        nearest_fix="use the machines that are reserved for the organisation, or have the provider of the"
+        " site shrink the reservation or allocate more",
+    )
 
 
 def _allocated_machines(conn: sa.Connection, tenant_id: str) -> dict[str, int]:
@@ -347,21 +352,20 @@ def _check_allocation_name(conn: sa.Connection, tenant_id: str, site_id: str, na
 
 
 def _check_unused_quota(conn: sa.Connection, tenant_id: str, less: Mapping[str, int], now: float) -> None:
-    left = remaining_quota(conn, tenant_id)
-    unreserved = unreserved_quota(conn, tenant_id, now)
+    uses = allocation_uses(conn, tenant_id, now)
     for type_id, value in sorted(less.items()):
-        if value > left.get(type_id, 0):
+        use = uses[type_id]
+        # A constraint may always grow, also where more is in use or reserved than allocated.
+        if value > max(0, use.unused):
             raise Rejected(
                 RefusalKind.CONFLICT,
-                f"{value - left.get(type_id, 0)} machines of Instance Type {type_id} are in use",
+                f"{value - use.unused} machines of Instance Type {type_id} are in use",
                 nearest_fix="release Instances of that Instance Type first",
             )
-        # A constraint may always grow, also where more is reserved than allocated.
-        if value > max(0, unreserved.get(type_id, 0)):
+        if value > max(0, use.unreserved):
             raise Rejected(
                 RefusalKind.CONFLICT,
-                f"{value - unreserved.get(type_id, 0)} machines of Instance Type {type_id} are in use or"
-                " reserved",
+                f"{value - use.unreserved} machines of Instance Type {type_id} are in use or reserved",
                 nearest_fix="shrink the Tray Reservations of the Tenant first",
             )
 

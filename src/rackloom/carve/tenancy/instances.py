@@ -46,9 +46,11 @@ from rackloom.carve.tenancy import (
     logical_partitions,
     placement,
     reserved_trays,
+    shut_trays,
     status,
 )
 from rackloom.carve.tenancy.quotas import QuotaKind, check_object_quota
+from rackloom.core.place.allocations import AllocationUse
 from rackloom.core.place.instance_trays import TrayChoice, TrayRequest
 
 # Warnings.
@@ -332,7 +334,13 @@ def plan_creation(
         catalog.check_nvlink_enabled(site)
     check_object_quota(conn, tenant.id, QuotaKind.INSTANCES, len(request.names), now)
     check_object_quota(conn, tenant.id, QuotaKind.INTERFACES, len(request.names) * len(wanted), now)
+    use = None if type_id is None else _checked_use(conn, tenant.id, type_id, len(request.names), now)
     placement = _choose_machines(conn, tenant, request, type_id, wanted, now)
+    if use is not None and use.idle:
+        # Which of the reserved trays are used is known only now.
+        kept = reserved_trays.reserved_trays(conn, now, placement.trays).values()
+        own = sum(tray.tenant_id == tenant.id for tray in kept)
+        entitlements.check_quota(use, len(placement.trays), own)
     domains = catalog.domains_of_machines(conn, placement.trays)
     if target is not None and request.same_domain:
         _check_same_domain(conn, target, wanted)
@@ -391,6 +399,12 @@ def _chosen_machine(
     if kept is not None and kept.tenant_id != tenant.id:
         # For whom and until when is for those who operate the machine.
         raise conflict("Machine specified in request is not available")
+    if devices := shut_trays.unlisted_gpus(conn, [found.id]).get(found.id):
+        raise Rejected(
+            RefusalKind.CONFLICT,
+            f"Machine specified in request is not available: {shut_trays.unlisted_text(devices)}",
+            nearest_fix=shut_trays.UNLISTED_FIX,
+        )
     unhealthy = placement.unhealthy_gpus(conn, [found.id]).get(found.id)
     if unhealthy is not None and not request.allow_unhealthy:
         raise Rejected(
@@ -427,7 +441,6 @@ def _choose_machines(
         raise invalid(
             "Exactly one of instanceTypeId and machineId must be specified", instanceTypeId="is missing"
         )
-    entitlements.check_quota(conn, tenant.id, type_id, len(request.names))
     return placement.place_instances(
         conn,
         TrayRequest(
@@ -441,6 +454,15 @@ def _choose_machines(
         logical_partitions={spec.logical_partition_id for spec in wanted},
         now=now,
     )
+
+
+def _checked_use(
+    conn: sa.Connection, tenant_id: str, type_id: str, requested: int, now: float
+) -> AllocationUse:
+    """What the tenant may use of a type; refused where that is not enough even on its reserved trays."""
+    use = entitlements.allocation_uses(conn, tenant_id, now).get(type_id, AllocationUse(None, 0, 0))
+    entitlements.check_quota(use, requested, reserved=requested)
+    return use
 
 
 def _insert_instance(

@@ -1,17 +1,17 @@
 """Placement of new instances on free machines, and the free capacity of each NVLink domain.
 
-`place_instances` builds the input of the placement search: for each domain, the empty machines of the
-type that are in service. Not in service are machines that are cordoned, missing, not Ready, or in a
-domain that is paused or has a conflict. Trays with GPUs in a partition that the site did not make are
-not free. Few machines are unhealthy or foreign, so only these are named; the others are counted in the
-database and stand in the search as interchangeable slots, those of each reservation by themselves. After the
-search each slot becomes the next machine in rack, chassis and slot order. A request that the site cannot
-place is refused as a conflict, with the nearest fix. `choose_unreserved_trays` chooses trays for a new
-reservation by the same rules.
+`place_instances` builds the input of the placement search: for each domain, the empty machines of the type
+that are in service. Not in service are machines that are cordoned, missing, not Ready, or in a domain that
+is paused or has a conflict. Trays with GPUs in a partition that the site did not make, or with GPUs that
+their controller does not list, are shut (`shut_trays`). Few machines are unhealthy or shut, so only these
+are named; the others are counted in the database and stand in the search as interchangeable slots, those of
+each reservation by themselves. After the search each slot becomes the next machine in rack, chassis and
+slot order. A request that the site cannot place is refused as a conflict, with the nearest fix.
+`choose_unreserved_trays` chooses trays for a new reservation by the same rules.
 
-`capacity_of_domains` counts free, reserved, unhealthy, foreign and closed trays, and the largest batch
-that one request can get. Fragmentation is the share of free trays that no single request can get. Of other
-tenants it shows only numbers of trays, and to operators for whom trays are reserved.
+`capacity_of_domains` counts free, reserved, unhealthy, foreign, unlisted and closed trays, and the largest
+batch that one request can get. Fragmentation is the share of free trays that no single request can get. Of
+other tenants it shows only numbers of trays, and to operators for whom trays are reserved.
 """
 
 from collections import Counter, defaultdict
@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import LatestObservation
 from rackloom.carve.partitions import foreign
-from rackloom.carve.partitions.foreign import ForeignTray, foreign_partition_text, is_in_foreign_partition
+from rackloom.carve.partitions.foreign import ForeignTray
 from rackloom.carve.store.schema import (
     domain_dispute,
     domain_pause,
@@ -44,7 +44,9 @@ from rackloom.carve.tenancy.reserved_trays import (
     reservations_in_force,
     reserved_trays,
 )
+from rackloom.carve.tenancy.shut_trays import is_shut, shut_trays, unlisted_gpus
 from rackloom.core.partitions.domain import GpuHealth
+from rackloom.core.place.allocations import AllocationUse
 from rackloom.core.place.instance_trays import (
     DomainFreeTrays,
     FreeTray,
@@ -77,7 +79,7 @@ _empty_and_in_service = sa.and_(
     is_in_service,
     machine.c.id.not_in(sa.select(instance.c.machine_id)),
 )
-"""Empty machines of a type that are in service: healthy or not, foreign or not."""
+"""Empty machines of a type that are in service: healthy or not, shut or not."""
 _empty_and_healthy = sa.and_(_empty_and_in_service, machine.c.id.not_in(_unhealthy_param))
 _rack_order = (machine.c.rack, machine.c.chassis_serial, machine.c.slot)
 _HEALTHY_BY_DOMAIN = (
@@ -88,21 +90,17 @@ _UNHEALTHY_MACHINES = (
     .where(_empty_and_in_service, machine.c.id.in_(_unhealthy_param))
     .order_by(*_rack_order)
 )
-_FOREIGN_MACHINES = (
-    sa.select(machine.c.id, machine.c.domain)
-    .where(_empty_and_in_service, is_in_foreign_partition)
-    .order_by(*_rack_order)
+_SHUT_MACHINES = (
+    sa.select(machine.c.id, machine.c.domain).where(_empty_and_in_service, is_shut).order_by(*_rack_order)
 )
 _RESERVED_BY_DOMAIN = (
     sa.select(machine.c.domain, reserved_tray.c.reservation_id, sa.func.count())
     .join(reserved_tray, reserved_tray.c.machine_id == machine.c.id)
-    .where(_empty_and_healthy, ~is_in_foreign_partition, is_in_reservations)
+    .where(_empty_and_healthy, ~is_shut, is_in_reservations)
     .group_by(machine.c.domain, reserved_tray.c.reservation_id)
 )
 _EMPTY_AND_USABLE = (
-    sa.select(machine.c.id, machine.c.domain)
-    .where(_empty_and_healthy, ~is_in_foreign_partition)
-    .order_by(*_rack_order)
+    sa.select(machine.c.id, machine.c.domain).where(_empty_and_healthy, ~is_shut).order_by(*_rack_order)
 )
 _UNRESERVED = _EMPTY_AND_USABLE.where(~is_in_reservations)
 _FIRST_MACHINES = {
@@ -125,9 +123,7 @@ class MachineSlot(msgspec.Struct, frozen=True):
 
 
 MachineOrSlot = str | MachineSlot
-"""An unhealthy or foreign machine by its id, or a slot for any other."""
-
-OPERATOR_FIX = "have the operator of the site adopt or release the partitions that it did not make"
+"""An unhealthy or shut machine by its id, or a slot for any other."""
 
 
 def place_instances(
@@ -146,7 +142,7 @@ def place_instances(
     unhealthy = unhealthy_gpus(conn, None)
     reservations = reservations_in_force(conn, now)
     rooms = domain_rooms(conn, type_id, placed_by_domain, unhealthy, reservations)
-    chosen = _choose_or_reject(request, rooms)
+    chosen = _choose_or_reject(conn, request, rooms)
     machines = _machines_of_slots(conn, type_id, chosen.trays, unhealthy, reservations)
     return TrayChoice(machines, chosen.reason)
 
@@ -174,17 +170,19 @@ def choose_unreserved_trays(
     for row in conn.execute(unreserved, parameters):
         by_domain[row.domain].append(FreeTray(row.id))
     rooms = [DomainFreeTrays(name, tuple(trays), 0) for name, trays in by_domain.items()]
-    return _choose_or_reject(request, rooms)
+    return _choose_or_reject(conn, request, rooms)
 
 
-def _choose_or_reject(request: TrayRequest, rooms: Sequence[DomainFreeTrays[TrayId]]) -> TrayChoice[TrayId]:
+def _choose_or_reject(
+    conn: sa.Connection, request: TrayRequest, rooms: Sequence[DomainFreeTrays[TrayId]]
+) -> TrayChoice[TrayId]:
     try:
         return choose_trays(request, rooms)
     except Refused as refusal:
-        any_foreign = any(
-            tray.shut is not None and tray.is_open_to(request.tenant) for room in rooms for tray in room.trays
-        )
-        fix = refusal.nearest_fix or (OPERATOR_FIX if any_foreign else None)
+        trays = [tray for room in rooms for tray in room.trays if tray.is_open_to(request.tenant)]
+        shut = [str(tray.tray) for tray in trays if tray.shut is not None]
+        fixes = sorted({tray.fix for tray in shut_trays(conn, shut).values()}) if shut else []
+        fix = refusal.nearest_fix or " and ".join(fixes) or None
         raise Rejected(RefusalKind.CONFLICT, refusal.reason, nearest_fix=fix) from None
 
 
@@ -195,18 +193,18 @@ def domain_rooms(
     unhealthy: Mapping[str, str],
     reservations: Mapping[str, Reservation],
 ) -> list[DomainFreeTrays[MachineOrSlot]]:
-    """The empty machines of a type by domain: a slot for each, but unhealthy and foreign ones by id.
+    """The empty machines of a type by domain: a slot for each, but unhealthy and shut ones by id.
 
     A domain with members is listed even without room: where a request must join the members of its logical
     partitions, no other domain will do.
     """
     parameters = {"type": type_id, "unhealthy": list(unhealthy)}
-    held = foreign.foreign_trays(conn, None)
-    foreign_machines = conn.execute(_FOREIGN_MACHINES, {"type": type_id}).all() if held else ()
+    shut = shut_trays(conn, None)
+    shut_machines = conn.execute(_SHUT_MACHINES, {"type": type_id}).all() if shut else ()
     unhealthy_machines = conn.execute(_UNHEALTHY_MACHINES, parameters).all() if unhealthy else ()
-    owners = _owners(conn, reservations, [row.id for row in (*foreign_machines, *unhealthy_machines)])
-    # To subtract the few foreign ones costs less than to look each machine up in their table.
-    special = Counter(domain for machine_id, domain in foreign_machines if machine_id not in unhealthy)
+    owners = _owners(conn, reservations, [row.id for row in (*shut_machines, *unhealthy_machines)])
+    # To subtract the few shut ones costs less than to look each machine up in their table.
+    special = Counter(domain for machine_id, domain in shut_machines if machine_id not in unhealthy)
     listed: dict[str | None, list[FreeTray[MachineOrSlot]]] = defaultdict(list)
     for domain, reservation_id, count in (
         conn.execute(_RESERVED_BY_DOMAIN, {**parameters, "reservations": list(reservations)})
@@ -216,11 +214,10 @@ def domain_rooms(
         special[domain] += count
         listed[domain] += _machine_slots(domain, count, reservation_id, reservations[reservation_id].owner)
     for machine_id, domain in unhealthy_machines:
-        if machine_id not in held:
+        if machine_id not in shut:
             listed[domain].append(FreeTray(machine_id, unhealthy[machine_id], owner=owners.get(machine_id)))
-    for machine_id, domain in foreign_machines:
-        numbers = [tray.partition_id for tray in held[machine_id]]
-        why = foreign_partition_text(numbers)
+    for machine_id, domain in shut_machines:
+        why = shut[machine_id].why
         listed[domain].append(FreeTray(machine_id, shut=why, owner=owners.get(machine_id)))
     slots = {
         domain: _machine_slots(domain, count - special[domain])
@@ -318,6 +315,8 @@ class DomainCapacity(msgspec.Struct, frozen=True, kw_only=True):
     foreign: tuple[ForeignTray, ...]
     """Empty, and not used because a partition that the site did not make holds GPUs of theirs. A tray in
     several such partitions is listed with each of them."""
+    unlisted: Mapping[str, Sequence[int]]
+    """Empty, not foreign, and not used because their controller does not list these device instances."""
     reserved: tuple[ReservedTray, ...]
     """Empty and in service, and reserved for other organisations than the viewer's."""
     own_reserved: int
@@ -349,11 +348,11 @@ def capacity_of_domains(
     conn: sa.Connection,
     domains: Collection[str],
     tenant_id: str,
-    quota: Mapping[str, int] | None,
+    quota: Mapping[str, AllocationUse] | None,
     now: float,
     valid_from: float = 0.0,
 ) -> dict[str, DomainCapacity]:
-    """The room in `domains` now for a tenant with `quota` (instance type -> machines left; None: a provider).
+    """The room in `domains` now for a tenant with `quota` (by instance type; None: a provider).
 
     Readings from before `valid_from` do not count.
     """
@@ -363,6 +362,7 @@ def capacity_of_domains(
     machine_ids = [row.id for rows in by_domain.values() for row in rows]
     unhealthy = unhealthy_gpus(conn, machine_ids)
     held = foreign.foreign_trays(conn, machine_ids)
+    unlisted = unlisted_gpus(conn, machine_ids)
     reserved = reserved_trays(conn, now, machine_ids)
     known = latest.latest_of_domains(conn, domains, valid_from)
     pauses = {row.domain: row.reason for row in conn.execute(sa.select(domain_pause))}
@@ -373,6 +373,7 @@ def capacity_of_domains(
             by_domain[domain],
             unhealthy,
             held,
+            unlisted,
             reserved,
             known[domain],
             pauses.get(domain),
@@ -417,23 +418,25 @@ def _domain_capacity(
     rows: list[sa.Row[Any]],
     unhealthy: Mapping[str, str],
     held: Mapping[str, Sequence[ForeignTray]],
+    unlisted: Mapping[str, Sequence[int]],
     reserved: Mapping[str, ReservedTray],
     known: LatestObservation,
     pause: str | None,
     tenant_id: str,
-    quota: Mapping[str, int] | None,
+    quota: Mapping[str, AllocationUse] | None,
     own: Mapping[str, int],
 ) -> DomainCapacity:
     empty = [row for row in rows if row.instance_id is None]
     open_trays = [row for row in empty if row.in_service]
-    allowed = [row for row in open_trays if quota is None or row.instance_type_id in quota]
-    unheld = [row for row in allowed if row.id not in held]
+    allowed = [row for row in open_trays if quota is None or _is_allocated(quota, row.instance_type_id)]
+    unshut = [row for row in allowed if row.id not in held and row.id not in unlisted]
     others = {tray.machine_id for tray in reserved.values() if tray.tenant_id != tenant_id}
-    usable = [row for row in unheld if row.id not in others]
+    usable = [row for row in unshut if row.id not in others]
     # A tenant learns nothing of a tray that is kept for others; a provider learns of its partition.
     unkept = [row for row in allowed if quota is None or row.id not in others]
     healthy = [row for row in usable if row.id not in unhealthy and row.instance_type_id]
     free = Counter(row.instance_type_id for row in healthy)
+    own_reserved = Counter(row.instance_type_id for row in healthy if row.id in reserved)
     return DomainCapacity(
         domain=domain,
         site_id=min((row.site_id for row in rows), default=None),
@@ -443,15 +446,22 @@ def _domain_capacity(
         free=free.total(),
         unhealthy=sum(row.id in unhealthy for row in usable),
         foreign=tuple(tray for row in unkept for tray in held.get(row.id, ())),
-        reserved=tuple(reserved[row.id] for row in unheld if row.id in others),
-        own_reserved=sum(row.id in reserved for row in healthy),
+        unlisted={row.id: unlisted[row.id] for row in unkept if row.id in unlisted and row.id not in held},
+        reserved=tuple(reserved[row.id] for row in unshut if row.id in others),
+        own_reserved=own_reserved.total(),
         closed=len(empty) - len(open_trays),
         types=tuple(
             InstanceTypeCapacity(
-                type_id, count, count if quota is None else max(0, min(count, quota[type_id]))
+                type_id,
+                count,
+                count if quota is None else quota[type_id].largest_request(count, own_reserved[type_id]),
             )
             for type_id, count in sorted(free.items())
         ),
         own_instances=sum(row.tenant_id == tenant_id for row in rows),
         own_gpus=own,
     )
+
+
+def _is_allocated(quota: Mapping[str, AllocationUse], type_id: str | None) -> bool:
+    return type_id is not None and type_id in quota and quota[type_id].allocated is not None

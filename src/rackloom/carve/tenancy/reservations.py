@@ -225,7 +225,8 @@ def _check_room(
     conn: sa.Connection, tenant_id: str, type_id: str, machine_ids: Collection[str], now: float
 ) -> None:
     """Refuse more trays than the tenant's allocations or its quota of reserved trays leave room for."""
-    left = max(0, entitlements.unreserved_quota(conn, tenant_id, now).get(type_id, 0))
+    uses = entitlements.allocation_uses(conn, tenant_id, now)
+    left = max(0, uses[type_id].unreserved) if type_id in uses else 0
     idle = len(machine_ids) - len(_carrying(conn, machine_ids))
     if idle > left:
         raise Rejected(

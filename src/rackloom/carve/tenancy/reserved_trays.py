@@ -79,8 +79,9 @@ def count_reserved_trays(conn: sa.Connection, tenant_id: str, now: float) -> int
 
 
 def idle_reserved_machines(conn: sa.Connection, tenant_id: str, now: float) -> Mapping[str, int]:
-    """Instance type -> machines that are reserved for the tenant now and carry no instance."""
-    return _of_tenant(conn, tenant_id, now, machine.c.id.not_in(sa.select(instance.c.machine_id)))
+    """Instance type -> machines that are reserved for the tenant now and carry none of its instances."""
+    own = sa.select(instance.c.machine_id).where(instance.c.tenant_id == tenant_id)
+    return _of_tenant(conn, tenant_id, now, machine.c.id.not_in(own))
 
 
 def check_unreserved(conn: sa.Connection, machine_ids: Collection[str], now: float) -> None:

@@ -22,6 +22,7 @@ from rackloom.carve.store.schema import (
     vpc,
 )
 from rackloom.carve.tenancy import catalog, outdated
+from rackloom.core.place.allocations import still_promised
 
 StatusCounts = Counter[str]
 """Status -> how many."""
@@ -31,6 +32,7 @@ class AllocatedMachines(msgspec.Struct, frozen=True):
     """Machines of an instance type that an allocation gives to a tenant."""
 
     allocation_id: str
+    site_id: str
     name: str
     tenant_id: str
     org: str
@@ -53,8 +55,14 @@ class MachineUse(msgspec.Struct, frozen=True):
 
     def max_allocatable(self, type_id: str) -> int:
         """Ready machines of a type that no allocation has promised yet."""
-        allocated = sum(given.machines for given in self.allocations if given.type_id == type_id)
-        promised = allocated - self.used_of_type(type_id).total()
+        allocated, used = Counter[str](), Counter[str]()
+        for given in self.allocations:
+            if given.type_id == type_id:
+                allocated[given.tenant_id] += given.machines
+        for (tenant_id, of), counts in self.used.items():
+            if of == type_id:
+                used[tenant_id] += counts.total()
+        promised = still_promised(allocated, used)
         return max(0, self.by_type.get(type_id, Counter())["Ready"] - promised)
 
 
@@ -84,7 +92,7 @@ def machine_use(conn: sa.Connection, site_ids: Collection[str]) -> MachineUse:
         .with_only_columns(machine.c.instance_type_id, instance.c.tenant_id, status, sa.func.count())
         .group_by(machine.c.instance_type_id, instance.c.tenant_id, status)
     )
-    use = MachineUse({}, {}, _allocated_machines(conn, site_ids))
+    use = MachineUse({}, {}, allocated_machines(conn, site_ids))
     for type_id, tenant_id, shown, machines in conn.execute(counted):
         use.by_type.setdefault(type_id, Counter())[shown] += machines
         if tenant_id is not None and type_id is not None:
@@ -97,10 +105,12 @@ def _count(conn: sa.Connection, counted: sa.Select[Any]) -> StatusCounts:
     return Counter(dict(map(tuple, conn.execute(counted.group_by(counted.selected_columns[0])))))
 
 
-def _allocated_machines(conn: sa.Connection, site_ids: Collection[str]) -> list[AllocatedMachines]:
+def allocated_machines(conn: sa.Connection, site_ids: Collection[str]) -> list[AllocatedMachines]:
+    """What the allocations at the sites give, by organisation, name and instance type."""
     given = (
         sa.select(
             allocation.c.id,
+            allocation.c.site_id,
             allocation.c.name,
             allocation.c.tenant_id,
             tenant.c.org,

@@ -9,5 +9,5 @@
   (several jobs on a site: what `rackloom place` answers).
 - Results: `plan_notes` (warnings), `pod_templates` and `rendering` (manifests for other schedulers).
 - `instance_trays`: the trays of a tenant's instances, for the site service.
-- `reservations`: for whom a tray is kept, and until when.
+- `reservations`: for whom a tray is kept, and until when. `allocations`: how many machines a tenant may use.
 """
