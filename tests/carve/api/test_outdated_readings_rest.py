@@ -188,11 +188,11 @@ def test_who_resumes_lists_again_where_something_was_shown_otherwise_than_record
     monkeypatch.setattr(stream, "POLL_SECONDS", 0.0)
     made, _ = ready(api)
     age(api)
-    told = follow(api, [api.site.now])
-    assert statuses_of(made["id"], told) == ["Unknown"]
+    shown = follow(api, [api.site.now])
+    assert statuses_of(made["id"], shown) == ["Unknown"]
     for domain in DOMAINS:
         api.site.observe(domain)
-    resumed = follow(api, [api.site.now] * 2, after=told[-1].id)
+    resumed = follow(api, [api.site.now] * 2, after=shown[-1].id)
     assert [event.event for event in resumed] == ["reset"]
     assert api.get(f"instance/{made['id']}").json()["status"] == "Ready"
     assert follow(api, [api.site.now] * 2, after=resumed[-1].id) == []
@@ -205,13 +205,13 @@ def test_who_resumes_while_it_lasts_is_told_of_it_after_the_reset(
     monkeypatch.setattr(stream, "BATCH", 2)
     ready(api)
     age(api)
-    told = follow(api, [api.site.now] * 40)
+    shown = follow(api, [api.site.now] * 40)
     for name in ("red", "green", "blue"):
         api.vpc(name)
-    resumed = follow(api, [api.site.now] * 40, after=told[-1].id)
+    resumed = follow(api, [api.site.now] * 40, after=shown[-1].id)
     kinds = [event.event for event in resumed]
     assert kinds == ["vpc"] * 3 + ["reset", "instance"] + ["nvlink-interface"] * 4
-    # Who is disconnected before the reset is told at the next attempt.
+    # Who is disconnected before the reset is shown at the next attempt.
     assert [stream.position_of(event.id).in_doubt for event in resumed] == [True] * 3 + [False] + [True] * 5
 
 
