@@ -1,7 +1,9 @@
 """The background job of the audit log, on a store on disk: refused requests, and what is too old."""
 
 import asyncio
+import threading
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -82,6 +84,33 @@ def test_what_is_left_at_the_end_is_written(tmp_path):
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
         assert len(await store.read(all_entries)) == 2
+
+    run(tmp_path, scenario)
+
+
+def test_a_stop_during_the_transaction_enters_nothing_twice(tmp_path):
+    """The transaction of the stopped job is committed all the same."""
+
+    async def scenario(store, audit, keeper, clock):
+        is_writing, may_commit = threading.Event(), threading.Event()
+
+        def clock_of_transactions():
+            if threading.current_thread() is not threading.main_thread():
+                is_writing.set()
+                may_commit.wait(10)
+            return clock[0]
+
+        keeper = msgspec.structs.replace(keeper, clock=clock_of_transactions)
+        audit.refuse(entry("create-vpc", status=409), 0.0)
+        working = asyncio.create_task(keeper.run())
+        await asyncio.to_thread(is_writing.wait, 10)
+        audit.refuse(entry("create-vpc", status=409), 0.0)
+        working.cancel()
+        await asyncio.sleep(0)
+        may_commit.set()
+        (stopped,) = await asyncio.gather(working, return_exceptions=True)
+        assert isinstance(stopped, asyncio.CancelledError)
+        assert [row.requests for row in await store.read(all_entries)] == [1, 1]
 
     run(tmp_path, scenario)
 

@@ -101,6 +101,7 @@ def test_upstreams_section_is_read_as_it_is(written):
         (ISSUER + "algorithms = ['HS256']", "auth.issuers.0.algorithms.0"),
         (ISSUER + "organisations = []", "organisations must name some"),
         (ISSUER + "organisations = ['*', 'acme']", "organisations must name some"),
+        ((ISSUER + "organisations = ['*']\n") * 2, "is configured twice"),
         (ISSUER + "organisations = ['*']\n" + ISSUER, "with several issuers each needs organisations"),
         (ISSUER + "subject_claim = 'a..b'", "'a..b' is no claim"),
         (ISSUER + "required_claims = { '' = [] }", "'' is no claim"),

@@ -16,6 +16,7 @@ settings; a test uses it to check that docs/operating.md documents each of them.
 
 import re
 import tomllib
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -277,6 +278,10 @@ class AuthConfig(Section):
                 "with several issuers each needs organisations, those that its tokens may name"
                 f' (["{ALL_ORGANISATIONS}"] for all): else a tenant\'s issuer could name the provider'
             )
+        names = Counter(issuer.issuer for issuer in self.issuers)
+        for name, times in names.items():
+            if times > 1:
+                raise ValueError(f"issuer {name} is configured twice: put all that it needs into one section")
         return self
 
 

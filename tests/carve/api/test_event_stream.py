@@ -6,7 +6,8 @@ import json
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 import httpx2
@@ -121,7 +122,7 @@ def follow(api: Any, after: int, newest: int) -> list[Any]:
     )
 
     async def collect() -> list[Any]:
-        source = stream.follow(deps, api.site.tenant.id, after, newest, until=10.0)
+        source = stream.follow(deps, api.site.tenant.id, stream.Position(after), newest, until=10.0)
         return [event async for event in source]
 
     found: list[Any] = api.site.runner.run(collect())
@@ -158,6 +159,7 @@ def test_a_stream_is_resumed_over_a_socket(api: Any, url: str) -> None:
         assert json.loads(later["data"]).keys() == {"kind", "id", "status", "message", "created"}
         refused = client.get(f"{url}/event", headers={"Last-Event-ID": "x"})
         assert refused.status_code == 400
+        assert client.get(f"{url}/event", headers={"Last-Event-ID": "1u1"}).status_code == 400
 
 
 def heard(client: Any, url: str, headers: dict[str, str], count: int) -> list[dict[str, str]]:
@@ -175,6 +177,93 @@ def heard(client: Any, url: str, headers: dict[str, str], count: int) -> list[di
             else:
                 found.append({})
     return found
+
+
+# The number of open streams.
+
+
+def test_requests_at_the_same_moment_do_not_exceed_the_limit(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "STREAMS_PER_ORG", 3)
+
+    async def ask() -> list[int]:
+        everybody_has_headers = asyncio.Barrier(8)
+        streams = [request_stream(api, everybody_has_headers.wait) for _ in range(8)]
+        return await asyncio.gather(*streams)
+
+    assert sorted(api.site.runner.run(ask())) == [200] * 3 + [503] * 5
+    assert open_streams(api) == 0
+
+
+def test_a_request_that_is_cancelled_before_its_first_byte_is_no_longer_counted(api: Any) -> None:
+    async def ask() -> None:
+        is_decided = asyncio.Event()
+
+        async def stuck() -> None:
+            is_decided.set()
+            await asyncio.Event().wait()
+
+        request = asyncio.create_task(request_stream(api, stuck))
+        await is_decided.wait()
+        assert open_streams(api) == 1
+        request.cancel()
+        await asyncio.wait([request])
+
+    api.site.runner.run(ask())
+    assert open_streams(api) == 0
+
+
+def test_a_client_that_goes_is_no_longer_counted(api: Any) -> None:
+    async def leave_at_once() -> None:
+        return None
+
+    assert api.site.runner.run(request_stream(api, leave_at_once)) == 200
+    assert open_streams(api) == 0
+
+
+def test_a_refused_request_is_not_counted(api: Any) -> None:
+    headers = {"Authorization": f"Bearer {api.token()}", "Last-Event-ID": "x"}
+    assert api.client.get("/v2/org/demo/nico/event", headers=headers).status_code == 400
+    assert open_streams(api) == 0
+
+
+def open_streams(api: Any) -> int:
+    streams: Counter[str] = api.client.app.state.event_streams
+    return streams.total()
+
+
+async def request_stream(api: Any, at_headers: Callable[[], Awaitable[object]]) -> int:
+    """Request a stream without a server between; the client goes when `at_headers` returns. The status."""
+    statuses: list[int] = []
+    is_gone = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await is_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+            await at_headers()
+            is_gone.set()
+
+    path = "/v2/org/demo/nico/event"
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"authorization", f"Bearer {api.token()}".encode())],
+        "client": ("127.0.0.1", 1),
+        "state": {},
+    }
+    await api.client.app(scope, receive, send)
+    (status,) = statuses
+    return status
 
 
 def test_a_body_that_never_ends_is_given_up(api: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,8 @@ def test_streams_say_so_and_say_when_it_is_over(api: Any, monkeypatch: pytest.Mo
         *["Pending"] * 4,
         *["Ready"] * 4,
     ]
-    assert {event.id for event in heard} == {None}
+    newest = api.site.read(journal.newest_event_number, api.site.tenant.id)
+    assert [event.id for event in heard] == [f"{newest}u"] * 9 + [str(newest)]
 
 
 def test_streams_do_not_say_ready_from_a_backlog_after_unknown(
@@ -176,7 +177,65 @@ def test_streams_do_not_say_ready_from_a_backlog_after_unknown(
     heard = follow(api, [api.site.now] * 40, after=0)
     assert statuses_of(made["id"], heard)[-2:] == ["Ready", "Unknown"]
     assert statuses_of(made["id"], heard).count("Unknown") == 1
-    assert heard[-1].id is None
+    newest = api.site.read(journal.newest_event_number, api.site.tenant.id)
+    assert heard[-1].id == f"{newest}u"
+
+
+def test_who_resumes_lists_again_where_something_was_shown_otherwise_than_recorded(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read again meanwhile, and nothing was written: the record was Ready all the time."""
+    monkeypatch.setattr(stream, "POLL_SECONDS", 0.0)
+    made, _ = ready(api)
+    age(api)
+    shown = follow(api, [api.site.now])
+    assert statuses_of(made["id"], shown) == ["Unknown"]
+    for domain in DOMAINS:
+        api.site.observe(domain)
+    resumed = follow(api, [api.site.now] * 2, after=shown[-1].id)
+    assert [event.event for event in resumed] == ["reset"]
+    assert api.get(f"instance/{made['id']}").json()["status"] == "Ready"
+    assert follow(api, [api.site.now] * 2, after=resumed[-1].id) == []
+
+
+def test_who_resumes_while_it_lasts_is_told_of_it_after_the_reset(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(stream, "BATCH", 2)
+    ready(api)
+    age(api)
+    shown = follow(api, [api.site.now] * 40)
+    for name in ("red", "green", "blue"):
+        api.vpc(name)
+    resumed = follow(api, [api.site.now] * 40, after=shown[-1].id)
+    kinds = [event.event for event in resumed]
+    assert kinds == ["vpc"] * 3 + ["reset", "instance"] + ["nvlink-interface"] * 4
+    # Who is disconnected before the reset is shown at the next attempt.
+    assert [stream.position_of(event.id).in_doubt for event in resumed] == [True] * 3 + [False] + [True] * 5
+
+
+def test_events_of_other_objects_keep_the_doubt_and_one_of_the_object_ends_it(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "POLL_SECONDS", 0.0)
+    ready(api)
+    age(api)
+    note = EventNote(EventKind.VPC, "another", "Ready")
+    heard = follow(
+        api, [api.site.now] * 3, late=(journal.publish_events, api.site.tenant.id, [note], api.site.now)
+    )
+    assert json.loads(heard[-1].data)["id"] == "another"
+    assert stream.position_of(heard[-1].id).in_doubt
+    ended = [
+        EventNote(EventKind(event.event), json.loads(event.data)["id"], "Terminating") for event in heard[:5]
+    ]
+    heard = follow(
+        api,
+        [api.site.now, *[api.site.now - 400.0] * 2],
+        late=(journal.publish_events, api.site.tenant.id, ended, api.site.now),
+    )
+    assert [stream.position_of(event.id).in_doubt for event in heard[:10]] == [True] * 9 + [False]
 
 
 def test_streams_say_again_that_it_is_unknown_after_an_event_says_ready(
@@ -198,7 +257,7 @@ def statuses_of(object_id: str, heard: list[Any]) -> list[str]:
 
 
 def follow(
-    api: Any, times: list[float], after: int | None = None, late: tuple[Any, ...] | None = None
+    api: Any, times: list[float], after: int | str | None = None, late: tuple[Any, ...] | None = None
 ) -> list[Any]:
     """What a stream sends that looks at these times; `late` is written after its first event."""
     at = itertools.chain(times, itertools.repeat(9e9))
@@ -206,7 +265,7 @@ def follow(
 
     async def collect() -> list[Any]:
         newest = (await deps.store.read(stream._start, "demo"))[1]
-        first = newest if after is None else after
+        first = stream.position_of(str(newest if after is None else after))
         source = stream.follow(deps, api.site.tenant.id, first, newest, until=8e9)
         found = []
         async for event in source:

@@ -1,6 +1,7 @@
 """Who may come in: each way in which a token can be wrong, and what it is told."""
 
 import base64
+import itertools
 import json
 import stat
 from pathlib import Path
@@ -162,6 +163,28 @@ def test_each_key_is_believed_for_its_own_algorithm_only() -> None:
         trusting.verify(signed(rsa_key, "RS512", "r"), "demo")
     with pytest.raises(UnauthenticatedCaller):
         trusting.verify(signed(ecdsa, "ES256", "r"), "demo")
+
+
+def test_keys_of_one_id_are_each_tried() -> None:
+    """In any order, whether or not they are for the same algorithm."""
+    rsa_key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    keys = [
+        TrustedKey("k", "EdDSA", KEY.public_key()),
+        TrustedKey("k", "EdDSA", Ed25519PrivateKey.generate().public_key()),
+        TrustedKey("k", "RS256", rsa_key.public_key()),
+    ]
+    for order in itertools.permutations(keys):
+        for token in signed(), signed(rsa_key, "RS256"):
+            assert verifier(*order).verify(token, "demo").org == "demo"
+        with pytest.raises(UnauthenticatedCaller):
+            verifier(*order).verify(signed(Ed25519PrivateKey.generate()), "demo")
+
+
+def test_a_token_for_a_key_that_its_algorithm_does_not_take_is_not_believed() -> None:
+    unusable = TrustedKey("k", "RS256", "no key")
+    token = jwt.encode({"sub": "x"}, rsa.generate_private_key(65537, 2048), "RS256", {"kid": "k"})
+    with pytest.raises(UnauthenticatedCaller):
+        verifier(unusable).verify(f"Bearer {token}", "demo")
 
 
 def test_the_local_key_is_private_stable_and_made_once(tmp_path: Path) -> None:

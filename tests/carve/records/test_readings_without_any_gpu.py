@@ -126,3 +126,24 @@ def test_a_standby_is_not_lost_while_another_one_has_listed_gpus(pair: Any) -> N
     assert pair.known().unknown_since == since
     lost = sa.select(schema.observation.c.endpoint_id).where(schema.observation.c.unknown_since.is_not(None))
     assert pair.site.read(lambda conn: conn.execute(lost).scalars().all()) == [pair.first]
+
+
+def test_what_is_outdated_is_found_without_decoding_what_was_read(pair: Any) -> None:
+    """In a domain with two controllers, one of which lists no GPU."""
+    outdated_from = pair.site.now + 1000.0
+    known = pair.site.read(latest.latest_of_domain, pair.domain, outdated_from)
+    assert known.observation is None
+    undecodable = sa.update(schema.observation).values(facts=sa.literal("x") + schema.observation.c.facts)
+    pair.site.run(lambda conn: conn.execute(undecodable) and None)
+    assert pair.site.read(latest.outdated_domains, outdated_from)[pair.domain] == known
+
+
+def test_a_reading_without_gpus_is_recognised_in_its_encoded_form(pair: Any) -> None:
+    """Also beside texts that look like it."""
+    listed = sa.select(latest.LISTS_GPUS).where(schema.observation.c.endpoint_id == pair.second)
+    for gpus, lists in ((), False), (pair.site.observation(pair.domain).gpus, True):
+        seen = msgspec.structs.replace(
+            pair.site.observation(pair.domain), domain='x "gpus":[] y', gpus=gpus, partitions=()
+        )
+        pair.site.run(latest.save_reading, pair.second, seen)
+        assert bool(pair.site.read(lambda conn: conn.execute(listed).scalar_one())) is lists

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from rackloom.carve.store import journal
-from rackloom.carve.store.database import Store
+from rackloom.carve.store import journal, postgres
+from rackloom.carve.store.database import Store, migrate_to_head
 from rackloom.carve.store.schema import domain_revision
 from rackloom.errors import Refused, Retry, Unknown
 
@@ -41,6 +41,38 @@ def test_replicas_that_start_together_migrate_once(postgres_server: Any) -> None
         assert asyncio.run(both()) == [0, 0, 0]
     finally:
         postgres_server.execute("DROP DATABASE fresh WITH (FORCE)")
+
+
+def test_a_migration_may_take_longer_than_any_other_statement(
+    postgres_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large table is rewritten; the replica that waits for it waits as long."""
+    monkeypatch.setattr(postgres, "COMMAND_SECONDS", 0.2)
+    for session in (postgres._SESSION, postgres._SURVEY_SESSION):
+        monkeypatch.setitem(session, "lock_timeout", "100")
+    monkeypatch.setattr(postgres, "MAX_ATTEMPTS", 1)
+    steps: list[str] = []
+
+    def slow_migration(conn: sa.Connection) -> None:
+        steps.append("begins")
+        assert conn.exec_driver_sql("SHOW lock_timeout").scalar_one() == "100ms"
+        conn.exec_driver_sql("SELECT pg_sleep(0.5)")
+        migrate_to_head(conn)
+        steps.append("ends")
+
+    monkeypatch.setattr(postgres, "migrate_to_head", slow_migration)
+
+    async def start() -> None:
+        stores = await asyncio.gather(*(Store.connect(postgres_server.url("large")) for _ in range(2)))
+        for store in stores:
+            await store.close()
+
+    postgres_server.execute("CREATE DATABASE large")
+    try:
+        asyncio.run(start())
+    finally:
+        postgres_server.execute("DROP DATABASE large WITH (FORCE)")
+    assert steps == ["begins", "ends"] * 2
 
 
 def test_a_rule_holds_across_replicas(postgres_url: str) -> None:

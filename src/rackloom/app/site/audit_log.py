@@ -2,7 +2,7 @@
 
 Refused requests wait in `RequestAudit`; every `FLUSH_SECONDS` those that are due get entries, in one
 transaction. While the database takes no writes they stay there, counted. What is left when the service
-stops is written then.
+stops is written then, after the transaction that is running: nothing is entered twice.
 
 Retention: every `RETENTION_SECONDS` a survey finds the newest entry that is to go, by age or by number.
 Entries up to it are removed in transactions of `BATCH`, with a pause after each, so that no other write
@@ -10,14 +10,16 @@ waits long. Replicas do the same work side by side, and each removes what the ot
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import structlog
 
 from rackloom.carve.store import audit, audit_trail
+from rackloom.carve.store.audit import AuditRecord
 from rackloom.carve.store.audit_trail import RequestAudit
 from rackloom.carve.store.database import Store
+from rackloom.core.refusal_log import Emission
 from rackloom.errors import Retry, Unknown
 
 log = structlog.get_logger(__name__)
@@ -56,8 +58,17 @@ class AuditKeeper(msgspec.Struct, frozen=True, kw_only=True):
     async def write_refusals(self, *, all_of_it: bool = False) -> None:
         """Write the refused requests that are due, or all of them."""
         while due := self.audit.due(self.clock(), all_of_it=all_of_it):
-            await self.store.run(audit_trail.append_refusals, due, self.clock)
-            self.audit.written(due, self.clock())
+            writing = asyncio.create_task(self._write(due))
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                # The transaction goes on. Only its end says whether `due` is still to be written.
+                await asyncio.wait([writing])
+                raise
+
+    async def _write(self, due: Sequence[Emission[AuditRecord]]) -> None:
+        await self.store.run(audit_trail.append_refusals, due, self.clock)
+        self.audit.written(due, self.clock())
 
     async def remove_old(self) -> None:
         """Remove the entries that are too old or too many."""

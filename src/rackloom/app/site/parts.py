@@ -16,6 +16,7 @@ NMX-C endpoint keeps it, so that a site can move from one protocol to the other 
 
 import asyncio
 import errno
+import sqlite3
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -240,7 +241,7 @@ def open_home_store(home: Path) -> Store:
     """The records in a home directory. Raises Refused when they cannot be opened, or take no writes."""
     try:
         return Store.open(home)
-    except (OSError, StoreUnavailable, sa.exc.DatabaseError, CommandError) as error:
+    except (OSError, StoreUnavailable, sa.exc.DatabaseError, sqlite3.Error, CommandError) as error:
         raise _unopened_store(home, error) from error
 
 

@@ -137,8 +137,9 @@ def _with_contradiction(domain: NvlinkDomainRecord, reading: _DecodedReading | N
 def _readings(conn: sa.Connection) -> Mapping[str, list[_EndpointReading]]:
     """Readings by domain. A controller that never answered counts as a domain named by its address."""
     chassis = {known.id: known.chassis_serials for known in endpoints.all_endpoints(conn)}
+    named = (endpoint.c.id, endpoint.c.url, endpoint.c.domain.label("domain"))
     rows = conn.execute(
-        sa.select(endpoint.c.id, endpoint.c.url, endpoint.c.domain.label("domain"), observation)
+        sa.select(*named, observation, latest.LISTS_GPUS)
         .join(observation, observation.c.endpoint_id == endpoint.c.id, isouter=True)
         .order_by(endpoint.c.url)
     )

@@ -10,6 +10,7 @@ decides whether trying again may help (Retry) or not (Refused).
 """
 
 import fcntl
+import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -114,9 +115,10 @@ class SqliteRecordReader:
         try:
             with self._engine.connect() as conn:
                 return fn(conn)
-        except sa.exc.DatabaseError as error:
+        except (sa.exc.DatabaseError, sqlite3.Error) as error:
+            # Prepared statements go to the driver, whose errors nobody wraps.
             raise Refused(
-                f"{self._file} cannot be read: {error.orig}",
+                f"{self._file} cannot be read: {getattr(error, 'orig', error)}",
                 nearest_fix="start the site once with this version, which brings its tables up to date",
             ) from error
 

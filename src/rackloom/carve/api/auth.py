@@ -22,8 +22,9 @@ first of two creators wins.
 import os
 import re
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
@@ -115,6 +116,7 @@ DEFAULT_LIFETIME = 24 * 3600.0
 CLOCK_SKEW = 60.0
 """Seconds by which the clock of an issuer may be ahead, for `iat` and `nbf`."""
 INVALID_MESSAGE = "Invalid authorization token in request"
+_OTHER_KEY_MAY_FIT = (jwt.InvalidSignatureError, jwt.InvalidAlgorithmError, jwt.InvalidKeyError)
 _LATEST_TIME = 1e12
 """No plausible time is later: some 30,000 years after the epoch."""
 
@@ -166,7 +168,10 @@ class TokenVerifier:
         mapping: ClaimMapping | None = None,
         qualifier: str = "",
     ) -> None:
-        self._keys = {key.key_id: key for key in keys}
+        # A key set may have several keys of one id (RFC 7517, 4.5).
+        self._keys: defaultdict[str, list[TrustedKey]] = defaultdict(list)
+        for key in keys:
+            self._keys[key.key_id].append(key)
         self._issuer = issuer
         self._audience = audience
         self._clock = clock
@@ -205,29 +210,37 @@ class TokenVerifier:
 
     def _signed_claims(self, token: str) -> dict[str, Any]:
         try:
-            key = self._keys.get(jwt.get_unverified_header(token).get("kid", ""))
-            if key is None:
+            keys = self._keys.get(jwt.get_unverified_header(token).get("kid", ""))
+            if keys is None:
                 raise UnknownKey(INVALID_MESSAGE)
-            claims: dict[str, Any] = jwt.decode(
-                token,
-                key.public_key,
-                algorithms=[key.algorithm],
-                issuer=self._issuer,
-                audience=self._audience,
-                # `_check_times` compares the times: the library would use the machine's clock.
-                options={
-                    "require": ["exp", "iss", "aud", "sub"],
-                    "verify_exp": False,
-                    "verify_nbf": False,
-                    "verify_iat": False,
-                },
-            )
+            *others, last = keys
+            for key in others:
+                with suppress(*_OTHER_KEY_MAY_FIT):
+                    return self._decoded(token, key)
+            return self._decoded(token, last)
         except jwt.InvalidSignatureError as error:
             raise UnauthenticatedCaller(INVALID_MESSAGE) from error
         except jwt.DecodeError as error:
             raise UnauthenticatedCaller("Error parsing the token claims") from error
-        except jwt.InvalidTokenError as error:
+        except jwt.PyJWTError as error:
+            # Also a key that its algorithm does not take, which is no error of the token to the library.
             raise UnauthenticatedCaller(INVALID_MESSAGE) from error
+
+    def _decoded(self, token: str, key: TrustedKey) -> dict[str, Any]:
+        claims: dict[str, Any] = jwt.decode(
+            token,
+            key.public_key,
+            algorithms=[key.algorithm],
+            issuer=self._issuer,
+            audience=self._audience,
+            # `_check_times` compares the times: the library would use the machine's clock.
+            options={
+                "require": ["exp", "iss", "aud", "sub"],
+                "verify_exp": False,
+                "verify_nbf": False,
+                "verify_iat": False,
+            },
+        )
         return claims
 
     def _check_times(self, claims: dict[str, Any]) -> None:

@@ -3,14 +3,18 @@
 Events are read from the outbox, so it does not matter which replica wrote them. A client resumes with
 the `Last-Event-ID` header. When events were pruned, or the records are older than what the client has
 seen (a restored backup), a `reset` event makes it list the objects again. A stream ends when its
-token expires; an organization has at most `STREAMS_PER_ORG` streams.
+token expires; an organization has at most `STREAMS_PER_ORG` streams. A request is counted when it is
+admitted, and no longer counted when its response has ended, however it ends.
 
 When the readings under recorded statuses become outdated, nothing may be able to write an event. So each
 look at the outbox also looks for objects that are shown otherwise than recorded, and sends an event without
-a number for each, then another when the record holds again. The client's position is not changed by them.
-They are sent when the client has all older events, and again after an event that says otherwise: so the last
-event of an object in a stream is what a request for that object would answer. A new stream does not know what
-was sent without a number before: who resumes lists the objects for which such an event came last.
+a number of its own for each, then another when the record holds again. They are sent when the client has all
+older events, and again after an event that says otherwise: so the last event of an object in a stream is what
+a request for that object would answer.
+
+The id of an event is the client's position: the number of the newest event of the outbox that it has, and the
+suffix `u` while it was told of any object that is shown otherwise than recorded. The next stream does not
+know of which objects. So a client that resumes with the suffix first gets what is new, then a `reset`.
 """
 
 import asyncio
@@ -20,7 +24,7 @@ from typing import Annotated, Any
 
 import msgspec
 import sqlalchemy as sa
-from fastapi import Header
+from fastapi import Depends, Header
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 
@@ -42,9 +46,38 @@ KEEP_ALIVE_SECONDS = 15
 SEND_SECONDS = 20.0
 """A client that reads nothing for so long is disconnected; it may connect again."""
 RESET = "reset"
-"""Name of the event for a gap: the client must list the objects again."""
+"""Name of the event after which the client must list the objects again: it may have missed something."""
+DOUBT_SUFFIX = "u"
 
-LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^\d{1,15}$")]
+LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", pattern=rf"^\d{{1,15}}{DOUBT_SUFFIX}?$")]
+
+
+class Position(msgspec.Struct, frozen=True):
+    """What a client has: the outbox up to `number`, and perhaps events that the outbox does not have."""
+
+    number: int
+    in_doubt: bool = False
+    """Whether it was told of objects that are shown otherwise than recorded, and not yet that this ended."""
+
+    def __str__(self) -> str:
+        return f"{self.number}{DOUBT_SUFFIX if self.in_doubt else ''}"
+
+
+def position_of(event_id: str) -> Position:
+    """The position that an id of an event stands for."""
+    return Position(int(event_id.removesuffix(DOUBT_SUFFIX)), event_id.endswith(DOUBT_SUFFIX))
+
+
+async def _admitted(request: Request, caller: TenantAdmin) -> AsyncIterator[None]:
+    """Count a stream of the organisation from here until its response has ended. Retry beyond the limit."""
+    streams: Counter[str] = request.app.state.event_streams
+    if streams[caller.org] >= STREAMS_PER_ORG:
+        raise Retry(f"{STREAMS_PER_ORG} event streams of the org are open already", after=KEEP_ALIVE_SECONDS)
+    streams[caller.org] += 1
+    try:
+        yield
+    finally:
+        streams[caller.org] -= 1
 
 
 @router.get(
@@ -52,18 +85,14 @@ LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", pattern=r"^\d{
     operation_id="stream-event",
     response_class=EventSourceResponse,
     responses={200: {"description": "Server-sent events", "content": {"text/event-stream": {}}}},
+    dependencies=[Depends(_admitted)],
 )
-async def stream(
-    request: Request, deps: Deps, caller: TenantAdmin, last_event_id: LastEventId = None
-) -> EventSourceResponse:
+async def stream(deps: Deps, caller: TenantAdmin, last_event_id: LastEventId = None) -> EventSourceResponse:
     """The events after Last-Event-ID, then each as it happens; without the header, those from now on."""
     tenant_id, newest = await deps.store.read(_start, caller.org)
-    first = newest if last_event_id is None else int(last_event_id)
-    streams: Counter[str] = request.app.state.event_streams
-    if streams[caller.org] >= STREAMS_PER_ORG:
-        raise Retry(f"{STREAMS_PER_ORG} event streams of the org are open already", after=KEEP_ALIVE_SECONDS)
+    first = Position(newest) if last_event_id is None else position_of(last_event_id)
     return EventSourceResponse(
-        _counted(streams, caller.org, follow(deps, tenant_id, first, newest, caller.expires)),
+        follow(deps, tenant_id, first, newest, caller.expires),
         ping=KEEP_ALIVE_SECONDS,
         send_timeout=SEND_SECONDS,
         sep="\n",
@@ -71,35 +100,42 @@ async def stream(
 
 
 async def follow(
-    deps: ApiDeps, tenant_id: str, after: int, newest: int, until: float
+    deps: ApiDeps, tenant_id: str, first: Position, newest: int, until: float
 ) -> AsyncIterator[ServerSentEvent]:
-    """The tenant's events after number `after`, until the time `until`."""
-    if after > newest:
-        # The client has newer events than the records, which were restored from a backup.
-        yield _reset(newest)
-        after = newest
-    shown: Mapping[str, EventNote] = {}
+    """The tenant's events after the position `first`, until the time `until`."""
+    number = min(first.number, newest)
+    # A client that has newer events than the records saw them before a backup was restored.
+    unsettled = first.in_doubt or first.number > newest
+    shown: dict[str, EventNote] = {}
     while (now := deps.clock()) < until:
         try:
-            found, outdated_now = await deps.store.read(_look, tenant_id, after, now - deps.valid_seconds)
+            found, outdated_now = await deps.store.read(_look, tenant_id, number, now - deps.valid_seconds)
             is_behind = len(found) == BATCH
             back = [] if is_behind else await _recorded_again(deps, shown, outdated_now)
         except (Retry, Unknown):
-            # The client connects again with the number that it has, and is answered 503 with the reason.
+            # The client connects again with the position that it has, and is answered 503 with the reason.
             return
-        if found and found[0].number > after + 1:
-            yield _reset(found[0].number - 1)
+        if found and found[0].number > number + 1:
+            yield _reset(Position(found[0].number - 1, unsettled or bool(shown)))
         for event in found:
-            after = event.number
-            yield _sent_event(event)
-        reported = {event.note.object_id for event in found}
-        shown = {key: note for key, note in shown.items() if key not in reported}
+            number = event.number
+            shown.pop(event.note.object_id, None)
+            yield _event(Position(number, unsettled or bool(shown)), event.note, event.created)
         if is_behind:
             continue
-        new = [note for key, note in outdated_now.items() if shown.get(key) != note]
-        for note in [*back, *new]:
-            yield _unnumbered_event(note, now)
-        shown = outdated_now
+        if unsettled:
+            # Only now: what the client lists is then no older than what this stream knows as shown.
+            unsettled = False
+            yield _reset(Position(number))
+        recorded = {note.object_id for note in back}
+        shown = {key: note for key, note in shown.items() if key in outdated_now or key in recorded}
+        for note in back:
+            shown.pop(note.object_id, None)
+            yield _event(Position(number, bool(shown)), note, now)
+        for note in outdated_now.values():
+            if shown.get(note.object_id) != note:
+                shown[note.object_id] = note
+                yield _event(Position(number, in_doubt=True), note, now)
         await asyncio.sleep(POLL_SECONDS)
 
 
@@ -120,41 +156,19 @@ async def _recorded_again(
     return await deps.store.read(outdated.recorded_notes, ended) if ended else []
 
 
-async def _counted(
-    streams: Counter[str], org: str, source: AsyncIterator[ServerSentEvent]
-) -> AsyncIterator[ServerSentEvent]:
-    """`source`, counted in `streams` while it is read."""
-    streams[org] += 1
-    try:
-        async for event in source:
-            yield event
-    finally:
-        streams[org] -= 1
-
-
 def _start(conn: sa.Connection, org: str) -> tuple[str, int]:
     tenant_id: str = entitlements.tenant_id_of(conn, org)
     return tenant_id, journal.newest_event_number(conn, tenant_id)
 
 
-def _reset(number: int) -> ServerSentEvent:
-    return _message(number, RESET, {"message": "some events were missed: list the objects again"})
+def _reset(position: Position) -> ServerSentEvent:
+    return _message(position, RESET, {"message": "some events were missed: list the objects again"})
 
 
-def _sent_event(event: TenantEvent) -> ServerSentEvent:
-    return _message(event.number, event.note.kind, _event_data(event.note, event.created))
-
-
-def _unnumbered_event(note: EventNote, now: float) -> ServerSentEvent:
-    """An event that is not in the outbox; it leaves the client's position as it is."""
-    return _message(None, note.kind, _event_data(note, now))
-
-
-def _event_data(note: EventNote, created: float) -> dict[str, Any]:
+def _event(position: Position, note: EventNote, created: float) -> ServerSentEvent:
     data: dict[str, Any] = {"kind": note.kind, "id": note.object_id, "status": note.status}
-    return data | {"message": note.message, "created": rfc3339(created)}
+    return _message(position, note.kind, data | {"message": note.message, "created": rfc3339(created)})
 
 
-def _message(number: int | None, name: str, data: dict[str, Any]) -> ServerSentEvent:
-    position = None if number is None else str(number)
-    return ServerSentEvent(id=position, event=name, data=msgspec.json.encode(data).decode(), sep="\n")
+def _message(position: Position, name: str, data: dict[str, Any]) -> ServerSentEvent:
+    return ServerSentEvent(id=str(position), event=name, data=msgspec.json.encode(data).decode(), sep="\n")

@@ -48,13 +48,19 @@ _outdated = sa.and_(
 )
 """A reading from before the parameter `valid_from`, whose loss nobody recorded. Without the parameter none
 is: writers have just read the controller."""
-READING_COLUMNS: tuple[sa.ColumnElement[Any], ...] = (
+_NO_GPUS = '"gpus":[]'
+"""In encoded facts, of a reading that lists no GPU, and of no other: texts in JSON have no bare quotes."""
+_lists_gpus = sa.func.replace(observation.c.facts, _NO_GPUS, "") == observation.c.facts
+LISTS_GPUS: sa.ColumnElement[Any] = _lists_gpus.label("lists_gpus")
+"""Whether the reading lists a GPU, without decoding it; NULL without a reading."""
+_STATE_COLUMNS: tuple[sa.ColumnElement[Any], ...] = (
     observation.c.endpoint_id,
-    observation.c.facts,
     observation.c.observed_at,
+    LISTS_GPUS,
     sa.case((_outdated, observation.c.observed_at), else_=observation.c.unknown_since).label("unknown_since"),
     sa.case((_outdated, OUTDATED_REASON), else_=observation.c.unknown_reason).label("unknown_reason"),
 )
+READING_COLUMNS = (*_STATE_COLUMNS, observation.c.facts)
 """The columns of `observation`, in which an outdated reading is lost since it was made. Code that chooses
 among readings needs no second rule."""
 
@@ -65,28 +71,34 @@ _RECORDED_GPUS = (
     .where(machine.c.domain.in_(sa.bindparam("domains", expanding=True)))
     .group_by(machine.c.domain)
 )
-_READINGS_OF_DOMAINS = (
-    sa.select(
-        *READING_COLUMNS,
+
+
+def _of_domains(columns: Iterable[sa.ColumnElement[Any]]) -> sa.Select[Any]:
+    """These columns of all readings of the parameter `domains`, and the conflicts of the domains."""
+    wanted = sa.select(
+        *columns,
         endpoint.c.domain,
         domain_dispute.c.since.label("disputed_since"),
         domain_dispute.c.reason.label("dispute"),
     )
-    .join(endpoint, endpoint.c.id == observation.c.endpoint_id)
-    .join(domain_dispute, domain_dispute.c.domain == endpoint.c.domain, isouter=True)
-    .where(endpoint.c.domain.in_(sa.bindparam("domains", expanding=True)))
-)
+    joined = wanted.join(endpoint, endpoint.c.id == observation.c.endpoint_id)
+    joined = joined.join(domain_dispute, domain_dispute.c.domain == endpoint.c.domain, isouter=True)
+    return joined.where(endpoint.c.domain.in_(sa.bindparam("domains", expanding=True)))
+
+
+_READINGS_OF_DOMAINS = _of_domains(READING_COLUMNS)
+_STATES_OF_DOMAINS = _of_domains(_STATE_COLUMNS)
 _REPORTED_DOMAINS = sa.select(endpoint.c.domain).where(endpoint.c.domain.is_not(None)).distinct()
 _DOMAINS_WITH_OUTDATED_READINGS = PreparedStatement(
     _REPORTED_DOMAINS.join(observation, endpoint.c.id == observation.c.endpoint_id).where(_outdated)
 )
-_OTHER_READINGS = (
-    sa.select(observation.c.facts)
+_OTHERS_WITH_GPUS = (
+    sa.select(observation.c.endpoint_id)
     .join(endpoint, endpoint.c.id == observation.c.endpoint_id)
     .where(
         endpoint.c.domain == sa.bindparam("domain"),
         endpoint.c.id != sa.bindparam("of"),
-        observation.c.facts.is_not(None),
+        _lists_gpus,
     )
 )
 _of_endpoint = observation.c.endpoint_id == sa.bindparam("through")
@@ -97,12 +109,14 @@ _UPDATE_READING = sa.update(observation).where(_of_endpoint)
 # Empty-observation guard.
 
 
-def empty_reading_reasons(conn: sa.Connection, readings: Iterable[DomainObservation]) -> dict[str, str]:
-    """Domain -> why its reading is no evidence: it lists no GPU, but GPUs of the domain are recorded."""
-    empty = [reading.domain for reading in readings if not reading.gpus]
+def empty_reading_reasons(conn: sa.Connection, empty: Collection[str]) -> dict[str, str]:
+    """Domain -> why its reading is no evidence: it lists no GPU, but GPUs of the domain are recorded.
+
+    `empty` are the domains whose reading lists none.
+    """
     if not empty:
         return {}
-    recorded = conn.execute(_RECORDED_GPUS, {"domains": empty}).all()
+    recorded = conn.execute(_RECORDED_GPUS, {"domains": list(empty)}).all()
     return {
         domain: f"the switch controller lists no GPU where {count} are recorded"
         for domain, count in recorded
@@ -159,11 +173,9 @@ def latest_of_domains(
 
     Readings from before `valid_from` do not count.
     """
-    rows: dict[str, list[Any]] = {domain: [] for domain in domains}
-    for row in conn.execute(_READINGS_OF_DOMAINS, {"domains": list(rows), "valid_from": valid_from}):
-        rows[row.domain].append(row)
-    latest = {domain: _choose_reading(domain, readings) for domain, readings in rows.items()}
-    return latest | _unknown_behind_standbys(conn, latest)
+    rows = _rows_of_domains(conn, _READINGS_OF_DOMAINS, domains, valid_from)
+    unknown = _unknown_domains(conn, rows)
+    return {domain: unknown.get(domain) or _observed(readings) for domain, readings in rows.items()}
 
 
 def doubts_by_domain(conn: sa.Connection, valid_from: float) -> dict[str, str]:
@@ -176,28 +188,41 @@ def doubts_by_domain(conn: sa.Connection, valid_from: float) -> dict[str, str]:
 def outdated_domains(conn: sa.Connection, valid_from: float) -> dict[str, LatestObservation]:
     """The domains that are unknown because no reading of them was made since `valid_from`.
 
-    Their records still say otherwise. Mostly there is none, and this is one small query.
+    Their records still say otherwise. Mostly there is none, and this is one small query. What the readings
+    list is of no interest.
     """
     suspects = [row[0] for row in _DOMAINS_WITH_OUTDATED_READINGS.all(conn, {"valid_from": valid_from})]
-    known = latest_of_domains(conn, suspects, valid_from) if suspects else {}
-    return {domain: of_domain for domain, of_domain in known.items() if of_domain.observation is None}
+    if not suspects:
+        return {}
+    return _unknown_domains(conn, _rows_of_domains(conn, _STATES_OF_DOMAINS, suspects, valid_from))
 
 
-def _unknown_behind_standbys(
-    conn: sa.Connection, latest: Mapping[str, LatestObservation]
+def _rows_of_domains(
+    conn: sa.Connection, query: sa.Select[Any], domains: Collection[str], valid_from: float
+) -> dict[str, list[sa.Row[Any]]]:
+    rows: dict[str, list[sa.Row[Any]]] = {domain: [] for domain in domains}
+    for row in conn.execute(query, {"domains": list(rows), "valid_from": valid_from}):
+        rows[row.domain].append(row)
+    return rows
+
+
+def _unknown_domains(
+    conn: sa.Connection, rows: Mapping[str, Sequence[sa.Row[Any]]]
 ) -> dict[str, LatestObservation]:
-    """The domains whose only reading is that of a standby: the endpoint of their leader was deleted."""
-    readings = {
-        domain: known.observation for domain, known in latest.items() if known.observation is not None
-    }
-    reasons = empty_reading_reasons(conn, readings.values())
-    return {
-        domain: _unknown_domain(readings[domain].observed_at, UNREADABLE_REASON, cause)
+    """Of the domains with these readings, those that are unknown, and why."""
+    doubts = {domain: _why_unknown(domain, readings) for domain, readings in rows.items()}
+    unknown = {domain: doubt for domain, doubt in doubts.items() if doubt is not None}
+    newest = {domain: newest_valid_row(rows[domain]) for domain, doubt in doubts.items() if doubt is None}
+    # The only reading may be that of a standby: the endpoint of its leader was deleted.
+    reasons = empty_reading_reasons(conn, [domain for domain, row in newest.items() if not row.lists_gpus])
+    return unknown | {
+        domain: _unknown_domain(newest[domain].observed_at, UNREADABLE_REASON, cause)
         for domain, cause in reasons.items()
     }
 
 
-def _choose_reading(domain: str, rows: Sequence[sa.Row[Any]]) -> LatestObservation:
+def _why_unknown(domain: str, rows: Sequence[sa.Row[Any]]) -> LatestObservation | None:
+    """Why no reading of the domain counts; None when the newest valid one does."""
     # Every row of a domain carries the conflict of the domain. It counts while any controller can be read:
     # when all are lost, the domain is unknown since then, which is the older and simpler truth.
     readable = [row for row in rows if row.unknown_since is None]
@@ -205,23 +230,26 @@ def _choose_reading(domain: str, rows: Sequence[sa.Row[Any]]) -> LatestObservati
         return _unknown_domain(readable[0].disputed_since, CONFLICT_REASON, readable[0].dispute)
     if not rows:
         return LatestObservation(None, f"no switch controller reports domain {domain} any more")
-    newest, *others = valid_rows(rows)
+    newest = newest_valid_row(rows)
     if newest.unknown_since is None:
-        return LatestObservation(
-            observation_of_row(newest), "", others=tuple(observation_of_row(row) for row in others)
-        )
+        return None
     last = last_lost_row(rows) or newest
     reason = OUTDATED_REASON if last.unknown_reason == OUTDATED_REASON else UNREADABLE_REASON
     return _unknown_domain(last.unknown_since, reason, last.unknown_reason)
 
 
+def _observed(rows: Sequence[sa.Row[Any]]) -> LatestObservation:
+    newest, *others = map(observation_of_row, valid_rows(rows))
+    return LatestObservation(newest, "", others=tuple(others))
+
+
 def newest_valid_row(rows: Sequence[sa.Row[Any]]) -> sa.Row[Any]:
-    """Of rows of the table `observation`, at least one: the row with the latest state of the domain."""
+    """Of rows with `LISTS_GPUS`, at least one: the row with the latest state of the domain."""
     return valid_rows(rows)[0]
 
 
 def valid_rows(rows: Sequence[sa.Row[Any]]) -> list[sa.Row[Any]]:
-    """Of rows of the table `observation`, at least one: the valid readings, newest first.
+    """Of rows with `LISTS_GPUS`, at least one: the valid readings, newest first.
 
     These are all that list a GPU and are not lost. Where all that list a GPU are lost, it is the newest of
     these: what remains is the reading of a standby, which lists no GPU and is no evidence.
@@ -231,7 +259,7 @@ def valid_rows(rows: Sequence[sa.Row[Any]]) -> list[sa.Row[Any]]:
     best_first = sorted(
         rows, key=lambda row: (row.unknown_since is None, row.observed_at or 0.0), reverse=True
     )
-    with_gpus = [row for row in best_first if _lists_gpus(row)]
+    with_gpus = [row for row in best_first if row.lists_gpus]
     readable = [row for row in with_gpus if row.unknown_since is None]
     if readable:
         oldest = readable[0].observed_at - READING_VALID_SECONDS
@@ -241,22 +269,17 @@ def valid_rows(rows: Sequence[sa.Row[Any]]) -> list[sa.Row[Any]]:
 
 def is_standby(conn: sa.Connection, endpoint_id: str, domain: str) -> bool:
     """Whether another endpoint listed GPUs of `domain`, even if it is lost by now."""
-    readings = conn.execute(_OTHER_READINGS, {"domain": domain, "of": endpoint_id}).scalars()
-    return any(decode_facts(facts).gpus for facts in readings)
+    return conn.execute(_OTHERS_WITH_GPUS, {"domain": domain, "of": endpoint_id}).first() is not None
 
 
 def last_lost_row(rows: Iterable[sa.Row[Any]]) -> sa.Row[Any] | None:
-    """Of rows of the table `observation`: the one whose loss made the domain unknown; None if none is lost.
+    """Of rows with `LISTS_GPUS`: the one whose loss made the domain unknown; None if none is lost.
 
     The loss of a standby, which lists no GPU, makes nothing unknown, unless all lost ones list none.
     """
     lost = [row for row in rows if row.unknown_since is not None]
-    with_gpus = lost if len(lost) == 1 else [row for row in lost if _lists_gpus(row)] or lost
+    with_gpus = lost if len(lost) == 1 else [row for row in lost if row.lists_gpus] or lost
     return max(with_gpus, key=lambda row: row.unknown_since, default=None)
-
-
-def _lists_gpus(row: sa.Row[Any]) -> bool:
-    return row.facts is not None and bool(decode_facts(row.facts).gpus)
 
 
 def _unknown_domain(since: float, reason: str, cause: str) -> LatestObservation:

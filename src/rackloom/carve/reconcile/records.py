@@ -160,7 +160,8 @@ def record_observation(
     # The endpoint was deleted while it was read, or a reading that began later is recorded already.
     if state is None or observation.observed_at < (state.observed_at or 0.0):
         return None
-    empty_reason = latest.empty_reading_reasons(conn, [observation]).get(observation.domain)
+    empty = [] if observation.gpus else [observation.domain]
+    empty_reason = latest.empty_reading_reasons(conn, empty).get(observation.domain)
     if empty_reason is not None and not latest.is_standby(conn, endpoint_id, observation.domain):
         # A controller that has just started knows its domain before it knows the GPUs. Taken literally, this
         # reading would release every instance.

@@ -22,7 +22,9 @@ its own is rolled back to its savepoint, and harms no other. Replicas take turns
 order in which they asked for it, one group each. While the database is out of reach, what waits behind a
 group that gave up is refused with it. `postgres_hosts` chooses among several servers.
 
-Migrations: an advisory lock lets one replica migrate while the others wait.
+Migrations: an advisory lock lets one replica migrate while the others wait, however long it takes. Statements
+of a migration have no time limit either, because they may rewrite a large table; each waits only so long for
+the locks of others.
 
 Notifications: a change of intent notifies the other replicas when it commits. PostgreSQL drops
 notifications for a listener that is away, so `listen_for_intent_changes` yields None after each
@@ -327,7 +329,8 @@ _SESSION = {
     "lock_timeout": "5000",
 }
 _SURVEY_SESSION = {**_SESSION, "idle_in_transaction_session_timeout": "60000"}
-"""Between two statements a survey converts thousands of rows, and it holds no lock that writers need."""
+"""Between two statements a survey converts thousands of rows, and it holds no lock that writers need. A
+migration may convert as many."""
 
 
 class PostgresBackend:
@@ -346,13 +349,12 @@ class PostgresBackend:
     @classmethod
     async def connect(cls, url: str) -> "PostgresBackend":
         """Connect to `url` and migrate it. Raises Refused for another kind of URL, Retry if out of reach."""
-        engine = engine_of(url)
+        migrating = _engine(url, _SURVEY_SESSION, command_seconds=None)
         try:
-            await run_with_retries(engine, _migrate, MIGRATE_OPTIONS)
-        except BaseException:
-            await engine.dispose()
-            raise
-        return cls(engine, engine_of(url, _SURVEY_SESSION))
+            await run_with_retries(migrating, _migrate, MIGRATE_OPTIONS)
+        finally:
+            await migrating.dispose()
+        return cls(engine_of(url), engine_of(url, _SURVEY_SESSION))
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool, org: str = "") -> T:
         """Run `work` in one transaction, and again while PostgreSQL undoes it. Raises Retry in the end."""
@@ -414,13 +416,19 @@ class PostgresBackend:
 
 def engine_of(url: str, session: Mapping[str, str] = _SESSION) -> AsyncEngine:
     """Connections to `url`, each made when it is wanted. Raises Refused for another kind of URL."""
-    options = {"server_settings": dict(session), "command_timeout": COMMAND_SECONDS}
+    return _engine(url, session, command_seconds=COMMAND_SECONDS)
+
+
+def _engine(url: str, session: Mapping[str, str], command_seconds: float | None) -> AsyncEngine:
+    options = {"server_settings": dict(session), "command_timeout": command_seconds}
     servers = PostgresServers(url, options)
     return create_async_engine("postgresql+asyncpg://", async_creator=servers.connect)
 
 
 def _migrate(conn: sa.Connection) -> None:
+    conn.exec_driver_sql("SET LOCAL lock_timeout = 0")
     conn.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+    conn.exec_driver_sql("SET LOCAL lock_timeout TO DEFAULT")
     migrate_to_head(conn)
     # Writes a row even where nothing is to be migrated: a server that takes no writes is noticed here.
     conn.exec_driver_sql("UPDATE alembic_version SET version_num = version_num")
