@@ -1,6 +1,10 @@
 """Allocates the claims of scenario files one by one and prints how fast, one JSON object per scenario.
 
     python benchmarks/claims.py SCENARIO...
+    python benchmarks/claims.py --cluster NODES
+
+The second form places eight claims of one GPU for each of NODES nodes (azure-nd96isr-h100-v5), as `rackloom
+claim allocate` does, and prints the CPU time.
 
 A SCENARIO is a file, or a folder of *.json files. Each runs in a process of its own, for peak_mib's sake.
 A scenario with `nodes` is filled pod by pod (each claim is a pod, on the first node that can serve it): what
@@ -20,10 +24,13 @@ from typing import Any
 import msgspec
 
 from rackloom.core.allocate.allocator import allocate
+from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.allocate.fleet import Fleet
 from rackloom.core.allocate.inputs import Features
 from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.core.allocate.outcome import Allocation
+from rackloom.core.allocate.planning import PlacedClaim, allocate_each
+from rackloom.topology.profiles import load_machine
 
 
 def measured(scenario: dict[str, Any]) -> dict[str, Any]:
@@ -61,6 +68,23 @@ def measured(scenario: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def claims_on_cluster(count: int) -> dict[str, Any]:
+    """The CPU time of `allocate_each` for claims that fill `count` nodes."""
+    machine = load_machine("azure-nd96isr-h100-v5")
+    names = [f"node-{number}" for number in range(count)]
+    slices = [slice_ for name in names for slice_ in slices_of(machine, name)]
+    nodes = msgspec.convert([{"metadata": {"name": name}} for name in names], list[Node])
+    ask = {"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": 1}
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": ask}]}}
+    written = [{"metadata": {"name": f"claim-{number}"}, "spec": spec} for number in range(8 * count)]
+    claims = msgspec.convert(written, list[ResourceClaim])
+    start = time.process_time()
+    answers = allocate_each(nodes, device_classes(), slices, claims)
+    spent = time.process_time() - start
+    placed = sum(isinstance(answer, PlacedClaim) for answer in answers)
+    return {"nodes": count, "claims": len(claims), "placed": placed, "cpu_s": round(spent, 4)}
+
+
 def timed(call: Any) -> tuple[float, Any]:
     """Seconds, and what the call returned."""
     start = time.perf_counter()
@@ -80,6 +104,9 @@ def run(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--cluster"]:
+        print(json.dumps(claims_on_cluster(int(sys.argv[2]))))
+        sys.exit()
     for name in files(sys.argv[1:]):
         process = get_context("spawn").Process(target=run, args=(name,))
         process.start()

@@ -1,4 +1,4 @@
-"""Runs allocator cases (one JSON file each, see data/dra-allocator/README.md) through the public call.
+"""Runs allocator cases (one JSON file each, see data/dra-allocator/README.md) through one node and a fleet.
 
     python tests/conformance/run.py FOLDER
 
@@ -8,22 +8,32 @@ prints one line per failed case and ends with `N passed, N failed`.
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rackloom.core.allocate.allocator import allocate
+from rackloom.core.allocate.fleet import Fleet
 from rackloom.core.allocate.inputs import DeviceId, Features, InUse
-from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
-from rackloom.core.allocate.outcome import Allocation, Fault, Outcome
+from rackloom.core.allocate.objects import (
+    AllocationResult,
+    DeviceAllocationResult,
+    DeviceClass,
+    DeviceResult,
+    Node,
+    ResourceClaim,
+    ResourceSlice,
+)
+from rackloom.core.allocate.outcome import Allocation, Fault, Outcome, Refusal
 from rackloom.core.allocate.quantity import Quantity
 
 Case = dict[str, Any]
 
 
 def outcome_of(case: Case) -> Outcome:
-    """The library's answer to a case."""
+    """The answer of one node to a case."""
     return allocate(
         msgspec.convert(case["node"], Node),
         msgspec.convert(case["classes"], list[DeviceClass]),
@@ -34,9 +44,36 @@ def outcome_of(case: Case) -> Outcome:
     )
 
 
-def difference(case: Case) -> str | None:
+def outcome_of_fleet(case: Case) -> Outcome:
+    """The answer of a fleet that has the node: placed where it can be, else what that node says."""
+    node = msgspec.convert(case["node"], Node)
+    fleet = Fleet(
+        [node],
+        msgspec.convert(case["classes"], list[DeviceClass]),
+        msgspec.convert(case["slices"], list[ResourceSlice]),
+        features=msgspec.convert(case["features"], Features),
+    )
+    fleet.occupy([_as_result(_state(case.get("allocatedState") or {}))])
+    claims = msgspec.convert(case["claims"], list[ResourceClaim])
+    placed = fleet.find(claims)
+    return fleet.answer_on(node.metadata.name, claims) if isinstance(placed, Refusal) else placed
+
+
+def _as_result(state: InUse) -> AllocationResult:
+    """The devices in use as an allocation would list them."""
+    whole = [DeviceResult(request="", **device._asdict()) for device in state.dedicated]
+    shared = [
+        DeviceResult(
+            request="", **device._asdict(), share_id="any", consumed_capacity=state.consumed.get(device)
+        )
+        for device in state.shared | state.consumed.keys()
+    ]
+    return AllocationResult(devices=DeviceAllocationResult(results=(*whole, *shared)))
+
+
+def difference(case: Case, outcome: Callable[[Case], Outcome] = outcome_of) -> str | None:
     """How the library's answer differs from every accepted one; None if it does not."""
-    answer = outcome_of(case)
+    answer = outcome(case)
     accepted = [case["expect"], *_also(case)]
     differences = [
         _differs(answer, expect, case["expect"].get("compare", "unordered")) for expect in accepted
@@ -140,7 +177,7 @@ def main(folder: Path) -> int:
     passed = failed = 0
     for path in sorted(folder.rglob("*.json")):
         case = json.loads(path.read_text())
-        wrong = difference(case)
+        wrong = difference(case) or difference(case, outcome_of_fleet)
         if wrong is None:
             passed += 1
         else:

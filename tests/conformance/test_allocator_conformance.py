@@ -33,6 +33,11 @@ def test_case(path: Path) -> None:
     assert run.difference(json.loads(path.read_text())) is None
 
 
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_case_in_a_fleet(path: Path) -> None:
+    assert run.difference(json.loads(path.read_text()), run.outcome_of_fleet) is None
+
+
 def test_the_runner_counts_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = json.loads((DATA / "simple.json").read_text())
     (tmp_path / "right.json").write_text(json.dumps(case))

@@ -33,7 +33,12 @@ from rackloom.app.listeners import (
     serve_http,
     unavailable_response,
 )
-from rackloom.app.process import allow_open_files, run_until_stopped, stop_on_signals
+from rackloom.app.process import (
+    allow_open_files,
+    freeze_loaded_objects,
+    run_until_stopped,
+    stop_on_signals,
+)
 from rackloom.claim.cluster.domain_controller import DomainController
 from rackloom.claim.cluster.gang_controller import GangController, GangMetrics
 from rackloom.claim.kube.api import KubeApi
@@ -190,4 +195,5 @@ async def _run_controller(
             announce(f"rackloom: metrics on port {port}")
         rng = random.Random()  # noqa: S311
         election = LeaderElection(api, options.namespace, CONTROLLER_LEASE, identity, wall=time.time, rng=rng)
+        freeze_loaded_objects()
         await run_until_stopped(stopped, election.run(leadership.lead))

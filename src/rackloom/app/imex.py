@@ -19,7 +19,12 @@ from pathlib import Path
 
 import structlog
 
-from rackloom.app.process import allow_open_files, run_until_stopped, stop_on_signals
+from rackloom.app.process import (
+    allow_open_files,
+    freeze_loaded_objects,
+    run_until_stopped,
+    stop_on_signals,
+)
 from rackloom.claim.imex.config import (
     ImexConfig,
     ImexFiles,
@@ -107,6 +112,7 @@ async def _run_daemon(settings: ImexDaemonOptions, place: DaemonIdentity) -> Non
             entered=partial(files.write_boot, place.boot_id),
         )
         async with answer_probes(place.address, settings.probe_port, partial(_check_ready, control)):
+            freeze_loaded_objects()
             await run_until_stopped(stopped, daemon.run())
 
 

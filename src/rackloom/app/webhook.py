@@ -35,7 +35,7 @@ from starlette.routing import Route
 
 from rackloom.acceptor import END_REASONS
 from rackloom.app.listeners import metrics_response, ok_response, serve_http, unavailable_response
-from rackloom.app.process import allow_open_files, stop_on_signals
+from rackloom.app.process import allow_open_files, freeze_loaded_objects, stop_on_signals
 from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import (
     AdmissionVerdict,
@@ -287,6 +287,7 @@ async def _run_webhook(
     client.headers["User-Agent"] = WEBHOOK_NAME
     api = KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST))
     async with api, webhook(api, settings, options) as port:
+        freeze_loaded_objects()
         announce(f"rackloom: admission on port {port}")
         await stopped.wait()
 

@@ -1,7 +1,7 @@
 """A fleet gives the answers that asking every node in order would give, and keeps its books."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -9,6 +9,8 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from rackloom.core.allocate.allocator import allocate
+from rackloom.core.allocate.driver_slices import device_classes
+from rackloom.core.allocate.driver_slices import slices_of as slices_of_machine
 from rackloom.core.allocate.fleet import Fleet
 from rackloom.core.allocate.inputs import Features, in_use_by
 from rackloom.core.allocate.objects import (
@@ -18,11 +20,20 @@ from rackloom.core.allocate.objects import (
     ResourceClaimStatus,
     ResourceSlice,
 )
-from rackloom.core.allocate.outcome import Allocation, AllocationStopped, Fault, FaultScope, Outcome, Refusal
+from rackloom.core.allocate.outcome import Allocation, Fault, FaultScope, Outcome, Refusal
+from rackloom.core.allocate.planning import PlacedClaim, allocate_each
+from rackloom.topology import profiles
 
 CLASSES = msgspec.convert([{"metadata": {"name": "any"}, "spec": {}}], list[DeviceClass])
 FEATURES = Features()
-SELECTORS = [None, "device.attributes['d'].kind == 'a'", "device.attributes['d'].rare == 'x'"]
+SELECTORS = [
+    None,
+    "device.attributes['d'].kind == 'a'",
+    "device.attributes['d'].rare == 'x'",
+    "device.attributes['d'].uuid == 'n1-d0'",
+    "device.capacity['d'].memory.isGreaterThan(quantity('80Gi'))",
+    "!('rare' in device.attributes['d'])",
+]
 
 
 @st.composite
@@ -36,19 +47,28 @@ def machines(draw: st.DrawFn) -> list[dict[str, Any]]:
         }
         if draw(st.integers(0, 9)):
             attributes["rare"] = {"string": draw(st.sampled_from("xy"))}
-        device: dict[str, Any] = {"name": f"d{number}", "attributes": attributes}
-        fate = draw(st.sampled_from(["plain", "partition", "shared"]))
+        if not draw(st.integers(0, 30)):
+            attributes["firmware"] = {"version": "not a version"}
+        memory = {"value": draw(st.sampled_from(["80Gi", "141Gi"]))}
+        device: dict[str, Any] = {
+            "name": f"d{number}",
+            "attributes": attributes,
+            "capacity": {"memory": memory},
+        }
+        fate = draw(st.sampled_from(["plain", "partition", "shared", "tainted"]))
         if fate == "partition":
             use = {"counterSet": "x", "counters": {"m": {"value": str(draw(st.integers(1, 2)))}}}
             device["consumesCounters"] = [use]
         if fate == "shared":
-            device |= {"allowMultipleAllocations": True, "capacity": {"m": {"value": "2"}}}
+            device |= {"allowMultipleAllocations": True, "capacity": {"memory": memory, "m": {"value": "2"}}}
+        if fate == "tainted":
+            device["taints"] = [{"key": "t", "effect": "NoSchedule"}]
         made.append(device)
     return made
 
 
-def slices_of(node: str, devices: list[dict[str, Any]]) -> list[ResourceSlice]:
-    pool = {"name": node, "generation": 1, "resourceSliceCount": 2}
+def slices_of(node: str, devices: list[dict[str, Any]], pool_name: str) -> list[ResourceSlice]:
+    pool = {"name": pool_name, "generation": 1, "resourceSliceCount": 2}
     counters = [{"name": "x", "counters": {"m": {"value": "2"}}}]
     unique = [
         {**device, "attributes": {**device["attributes"], "uuid": {"string": f"{node}-{device['name']}"}}}
@@ -67,28 +87,88 @@ def slices_of(node: str, devices: list[dict[str, Any]]) -> list[ResourceSlice]:
     ]
 
 
+def common_slices(devices: list[dict[str, Any]], **reach: Any) -> list[ResourceSlice]:
+    """A pool whose devices, and the counters that they draw from, are not those of one node."""
+    pool = {"name": "common", "generation": 1, "resourceSliceCount": 2}
+    counters = [{"name": "x", "counters": {"m": {"value": "2"}}}]
+    specs = [{"sharedCounters": counters}, {"devices": devices}]
+    return [
+        msgspec.convert(
+            {
+                "metadata": {"name": f"common-{number}"},
+                "spec": {"driver": "d", "pool": pool, **reach, **spec},
+            },
+            ResourceSlice,
+        )
+        for number, spec in enumerate(specs)
+    ]
+
+
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[list[Node], list[ResourceSlice]]:
     types = draw(st.lists(machines(), min_size=1, max_size=2))
     nodes, slices = [], []
     for number in range(draw(st.integers(1, 4))):
         name = f"n{number}"
-        nodes.append(msgspec.convert({"metadata": {"name": name}}, Node))
-        slices += slices_of(name, draw(st.sampled_from(types)))
+        labels = {"zone": draw(st.sampled_from("ab"))}
+        nodes.append(msgspec.convert({"metadata": {"name": name, "labels": labels}}, Node))
+        slices += slices_of(name, draw(st.sampled_from(types)), name)
+    common = draw(st.sampled_from(["none", "none", "all", "zone", "each"]))
+    devices = draw(machines())
+    if common == "all":
+        slices += common_slices(devices, allNodes=True)
+    if common == "zone":
+        need = {"key": "zone", "operator": "In", "values": ["a"]}
+        slices += common_slices(devices, nodeSelector={"nodeSelectorTerms": [{"matchExpressions": [need]}]})
+    if common == "each":
+        placed = [
+            {**device, "nodeName": draw(st.sampled_from([node.metadata.name for node in nodes]))}
+            for device in devices
+        ]
+        slices += common_slices(placed, perDeviceNodeSelection=True)
     return nodes, slices
 
 
-def claim(name: str, shape: tuple[int, str | None, bool]) -> ResourceClaim:
-    count, selector, matched = shape
-    ask: dict[str, Any] = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": count}
-    if selector:
-        ask["selectors"] = [{"cel": {"expression": selector}}]
-    constraints = [{"matchAttribute": "d/root"}] if matched else []
-    devices = {"requests": [{"name": "r", "exactly": ask}], "constraints": constraints}
+class Shape(NamedTuple):
+    """What a claim asks for."""
+
+    count: int
+    selector: str | None
+    matched: bool
+    kind: str
+
+
+def claim(name: str, shape: Shape) -> ResourceClaim:
+    mode = "All" if shape.kind == "everything" else "ExactCount"
+    ask: dict[str, Any] = {"deviceClassName": "any", "allocationMode": mode}
+    if mode == "ExactCount":
+        ask["count"] = shape.count
+    if shape.selector:
+        ask["selectors"] = [{"cel": {"expression": shape.selector}}]
+    if shape.kind == "amount":
+        ask["capacity"] = {"requests": {"memory": "40Gi"}}
+    if shape.kind == "tolerant":
+        ask["tolerations"] = [{"key": "t", "operator": "Exists"}]
+    request: dict[str, Any] = {"name": "r", "exactly": ask}
+    if shape.kind == "admin":
+        ask["adminAccess"] = True
+    if shape.kind == "preferred":
+        other = {"name": "b", "deviceClassName": "any", "allocationMode": "ExactCount", "count": 1}
+        request = {"name": "r", "firstAvailable": [{"name": "a", **ask}, other]}
+    second = {"name": "s", "exactly": {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1}}
+    requests = [request, second] if shape.kind == "two" else [request]
+    constraints = [{"matchAttribute": "d/root"}] if shape.matched else []
+    devices = {"requests": requests, "constraints": constraints}
     return msgspec.convert({"metadata": {"name": name}, "spec": {"devices": devices}}, ResourceClaim)
 
 
-shapes = st.tuples(st.integers(1, 2), st.sampled_from(SELECTORS), st.booleans())
+shapes = st.builds(
+    Shape,
+    st.integers(1, 2),
+    st.sampled_from(SELECTORS),
+    st.booleans(),
+    st.sampled_from(["", "", "", "amount", "tolerant", "preferred", "everything", "admin", "two"]),
+)
 
 
 def one_by_one(
@@ -115,11 +195,11 @@ def summary_of(outcome: Outcome) -> object:
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(cluster=clusters(), wanted=st.lists(shapes, min_size=1, max_size=8), data=st.data())
 def test_the_fleet_answers_as_if_every_node_were_asked(
     cluster: tuple[list[Node], list[ResourceSlice]],
-    wanted: list[tuple[int, str | None, bool]],
+    wanted: list[Shape],
     data: st.DataObject,
 ) -> None:
     nodes, slices = cluster
@@ -140,22 +220,65 @@ def test_the_fleet_answers_as_if_every_node_were_asked(
             key = data.draw(st.sampled_from(sorted(held)))
             gone = held.pop(key).status.allocation
             assert gone is not None
-            fleet.release(key[:2], [gone])
+            fleet.release([gone])
+        if alone := data.draw(st.sampled_from([None, *nodes])):
+            # One node alone answers as it did in the order of all.
+            name = alone.metadata.name
+            asked = allocate(
+                alone,
+                CLASSES,
+                slices,
+                [resource_claim],
+                state=in_use_by(held.values()),
+                features=FEATURES,
+            )
+            assert summary_of(fleet.answer_on(name, [resource_claim])) == summary_of(asked)
+            among = fleet.find([resource_claim], among=[name])
+            if isinstance(asked, Allocation):
+                assert summary_of(among) == summary_of(asked)
 
 
 def test_what_was_allocated_elsewhere_counts(cluster: Any) -> None:
     slices = [cluster.slice([{"name": "d0"}])]
     first = cluster.allocate(slices, cluster.claim(cluster.request()))
     fleet = Fleet([cluster.node], cluster.classes, slices)
-    fleet.occupy("n", first.results)
+    fleet.occupy(first.results)
     assert isinstance(fleet.place([cluster.claim(cluster.request())]), Refusal)
-    fleet.release("n", first.results)
+    fleet.release(first.results)
     assert isinstance(fleet.place([cluster.claim(cluster.request())]), Allocation)
 
 
-def test_slices_that_several_nodes_reach_are_refused(cluster: Any) -> None:
-    with pytest.raises(AllocationStopped):
-        Fleet([cluster.node], cluster.classes, [cluster.slice([{"name": "d0"}], allNodes=True)])
+def named_nodes(count: int) -> list[Node]:
+    return [msgspec.convert({"metadata": {"name": f"n{number}"}}, Node) for number in range(count)]
+
+
+def test_a_device_that_several_nodes_reach_is_given_once(cluster: Any) -> None:
+    shared = cluster.slice([{"name": "d0"}], allNodes=True)
+    fleet = Fleet(named_nodes(2), cluster.classes, [shared])
+    first = fleet.place([cluster.claim(cluster.request())])
+    assert isinstance(first, Allocation)
+    assert isinstance(fleet.place([cluster.claim(cluster.request())]), Refusal)
+    fleet.release(first.results)
+    again = fleet.find([cluster.claim(cluster.request())], among=["n1", "n0"])
+    assert isinstance(again, Allocation)
+    assert again.node == "n1"
+
+
+def test_counters_of_a_pool_over_two_nodes_are_shared(cluster: Any) -> None:
+    draws = [{"counterSet": "x", "counters": {"m": {"value": "1"}}}]
+    pool = {"name": "p", "resourceSliceCount": 3}
+    slices = [
+        cluster.slice([], "c", sharedCounters=[{"name": "x", "counters": {"m": {"value": "1"}}}], pool=pool),
+        *(
+            cluster.slice(
+                [{"name": f"d{at}", "consumesCounters": draws}], f"s{at}", nodeName=f"n{at}", pool=pool
+            )
+            for at in range(2)
+        ),
+    ]
+    fleet = Fleet(named_nodes(2), cluster.classes, slices)
+    assert isinstance(fleet.place([cluster.claim(cluster.request())]), Allocation)
+    assert isinstance(fleet.place([cluster.claim(cluster.request())]), Refusal)
 
 
 def test_an_error_of_one_node_passes_it_over(cluster: Any) -> None:
@@ -191,3 +314,89 @@ def test_full_nodes_are_not_searched_again(cluster: Any) -> None:
     assert [answer.node for answer in placed[:200]] == [f"n{number // 4}" for number in range(200)]
     assert isinstance(placed[200], Refusal)
     assert steps < 50
+
+
+def test_eight_hundred_claims_cost_nine_searches() -> None:
+    # One for each number of GPUs in use on a node; the hundred nodes are copies of each other.
+    machine = profiles.load_machine("azure-nd96isr-h100-v5")
+    nodes = named_nodes(100)
+    slices = [slice_ for node in nodes for slice_ in slices_of_machine(machine, node.metadata.name)]
+    ask = {"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": 1}
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": ask}]}}
+    claims = [
+        msgspec.convert({"metadata": {"name": f"c{number}"}, "spec": spec}, ResourceClaim)
+        for number in range(800)
+    ]
+    steps = 0
+
+    def counted() -> bool:
+        nonlocal steps
+        steps += 1
+        return True
+
+    answers = allocate_each(nodes, device_classes(), slices, claims, proceed=counted)
+    assert [answer.node for answer in answers if isinstance(answer, PlacedClaim)] == [
+        f"n{number // 8}" for number in range(800)
+    ]
+    assert steps <= 9 * 4
+
+
+def test_a_new_specification_visits_nodes_until_it_fits(cluster: Any) -> None:
+    nodes = named_nodes(50)
+    slices = [
+        cluster.slice(
+            [{"name": "d0", "attributes": {"serial": {"int": number}}}],
+            f"s{number}",
+            nodeName=f"n{number}",
+            pool={"name": f"n{number}"},
+        )
+        for number in range(50)
+    ]
+    fleet = Fleet(nodes, cluster.classes, slices)
+    select = "device.attributes['d.example.com'].serial >= {}".format
+    for number in range(10):
+        answer = fleet.place([cluster.claim(cluster.request(select=select(number)))])
+        assert isinstance(answer, Allocation)
+        assert answer.node == f"n{number}"
+    assert fleet.visited == 10
+
+
+def test_what_no_claim_reads_tells_no_nodes_apart(cluster: Any) -> None:
+    nodes = named_nodes(50)
+    slices = [
+        cluster.slice(
+            [
+                {
+                    "name": "d0",
+                    "attributes": {"uuid": {"string": f"u{number}"}},
+                    "capacity": {"memory": {"value": f"{number}Gi"}},
+                }
+            ],
+            f"s{number}",
+            nodeName=f"n{number}",
+            pool={"name": f"n{number}"},
+        )
+        for number in range(50)
+    ]
+    fleet = Fleet(nodes, cluster.classes, slices)
+    steps = 0
+
+    def counted() -> bool:
+        nonlocal steps
+        steps += 1
+        return True
+
+    for _ in nodes:
+        assert isinstance(fleet.place([cluster.claim(cluster.request())], proceed=counted), Allocation)
+    assert steps < 10
+
+
+def test_best_takes_the_node_of_exact(cluster: Any) -> None:
+    taken = {"numa": {"int": 0}}
+    devices = [{"name": f"d{at}", "attributes": taken} for at in range(4)]
+    fleet = Fleet([cluster.node], cluster.classes, [cluster.slice(devices)])
+    best = fleet.place([cluster.claim(cluster.request(count=2))], mode="best")
+    assert isinstance(best, Allocation)
+    assert best.standing is not None
+    assert best.standing.proved
+    assert isinstance(fleet.place([cluster.claim(cluster.request(count=3))]), Refusal)

@@ -26,7 +26,7 @@ from rackloom.app.listeners import (
     serve_http,
     unavailable_response,
 )
-from rackloom.app.process import allow_open_files, stop_on_signals
+from rackloom.app.process import allow_open_files, freeze_loaded_objects, stop_on_signals
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.client import connect
 from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess, probe_handler
@@ -65,6 +65,7 @@ async def serve_plugin(
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(connect(common.kubeconfig, user_agent=f"rackloom-{driver}"))
         plugin_process = await stack.enter_async_context(serve(api))
+        freeze_loaded_objects()
         announce(f"rackloom: serving {driver} on node {common.node}")
         async with beside(_stop_on_failure(plugin_process, stopped)):
             await stopped.wait()

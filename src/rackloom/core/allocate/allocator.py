@@ -67,12 +67,15 @@ def allocate(
         devices = devices_on_node(node, index, features)
         named = {klass.metadata.name: klass for klass in classes}
         problem = AllocationProblem(devices, named, claims, state, features, selectors or SelectorCache())
-        return _solve(problem, proceed, mode)
+        return solved(problem, proceed, mode, numbered_ids())
     except AllocationStopped as stop:
         return fault_of(node, stop, 0)
 
 
-def _solve(problem: AllocationProblem, proceed: Callable[[], bool], mode: SearchMode) -> Outcome:
+def solved(
+    problem: AllocationProblem, proceed: Callable[[], bool], mode: SearchMode, new_id: Callable[[], str]
+) -> Outcome:
+    """The answer to one problem; in mode best the best one that was found."""
     search = FirstFitSearch(problem, proceed)
     try:
         if not search.run():
@@ -81,7 +84,7 @@ def _solve(problem: AllocationProblem, proceed: Callable[[], bool], mode: Search
         best = BranchAndBound(problem, found, proceed) if mode == "best" else None
         if best:
             best.run()
-        results = results_of(problem.node, problem.claims, best.found if best else found, numbered_ids())
+        results = results_of(problem.node, problem.claims, best.found if best else found, new_id)
     except AllocationStopped as stop:
         return fault_of(problem.node, stop, search.steps)
     return Allocation(

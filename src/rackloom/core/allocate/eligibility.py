@@ -6,20 +6,20 @@ selectors of the class, the selectors of the request, and the device's own node 
 this order, and the first reason counts. An error of a selector is a verdict too (`AllocationStopped`);
 it takes effect only when the search reaches that device.
 
-Running CEL dominates the cost, so three caches share verdicts:
+Running CEL dominates the cost, so two caches share verdicts:
 
 - by the request's `likeness`, within one allocation;
-- by the device's content without its name;
 - by the values that the expression can read (`Program.key`): real devices differ in UUID and address,
   and few expressions read those.
 
-`SelectorCache` keeps compiled expressions and their results across allocations, for as long as its
-owner keeps it. `blocking_taint` finds the first NoSchedule or NoExecute taint that a request does not
-tolerate. The ledger calls it.
+`SelectorCache` keeps the results of expressions across allocations, for as long as its owner keeps it.
+`blocking_taint` finds the first NoSchedule or NoExecute taint that a request does not tolerate. The
+ledger calls it.
 """
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
-from functools import cached_property
+from functools import lru_cache
 
 import msgspec
 
@@ -44,6 +44,8 @@ from rackloom.core.allocate.pools import MalformedNodeSelector, Pool, devices_of
 class CandidateDevice:
     """A device that a node may reach."""
 
+    __slots__ = ("_view", "device", "id", "pool", "position", "shareable", "source")
+
     def __init__(
         self, pool: Pool, source: ResourceSlice, device: Device, position: int, *, shareable: bool
     ) -> None:
@@ -55,21 +57,19 @@ class CandidateDevice:
         """Rank in the order of search."""
         self.shareable = shareable
         """Several requests may hold a share of it at once."""
+        self._view: DeviceView | None = None
 
-    @cached_property
+    @property
     def view(self) -> DeviceView:
-        """The device as CEL sees it."""
-        return DeviceView.of(
-            self.id.driver,
-            {name: msgspec.to_builtins(value) for name, value in self.device.attributes.items()},
-            {name: str(capacity.value) for name, capacity in self.device.capacity.items()},
-            bool(self.device.allow_multiple_allocations),
-        )
-
-    @cached_property
-    def content(self) -> bytes:
-        """The device without its name: equal contents are equal to every selector."""
-        return msgspec.json.encode((self.id.driver, msgspec.structs.replace(self.device, name="")))
+        """The device as CEL sees it, made when the first selector asks."""
+        if self._view is None:
+            self._view = DeviceView.of(
+                self.id.driver,
+                {name: msgspec.to_builtins(value) for name, value in self.device.attributes.items()},
+                {name: str(capacity.value) for name, capacity in self.device.capacity.items()},
+                bool(self.device.allow_multiple_allocations),
+            )
+        return self._view
 
     def attribute(self, name: str) -> DeviceAttribute | None:
         """The attribute of a fully qualified name: a name without a domain is in the driver's domain."""
@@ -123,42 +123,56 @@ Verdict = Cause | AllocationStopped | None
 """None: it matches. An AllocationStopped is an error that counts only if the search reaches the device."""
 
 
+_EXPRESSIONS_KEPT = 256
+_RESULTS_KEPT = 4096
+"""Of one expression: one for each set of values that it reads."""
+
+
 class SelectorCache:
-    """Compiled expressions and their results on devices. The caller decides how long it lives."""
+    """Compiled expressions and their results on devices. The caller decides how long it lives.
+
+    It keeps the results of the expressions that were used last, so that its memory has a bound.
+    """
 
     def __init__(self) -> None:
-        self._programs: dict[str, compiler.Program | errors.CompileError] = {}
-        self._results: dict[str, dict[Hashable, bool | errors.EvaluationError]] = {}
-        self._verdicts: dict[Hashable, dict[bytes, Verdict]] = {}
-
-    def verdicts(self, ask: RequestAlternative, features: Features) -> dict[bytes, Verdict]:
-        """The verdicts on devices, by their content. The caller adds to it."""
-        key = features, ask.device_class.spec.selectors, ask.selectors
-        return self._verdicts.setdefault(key, {})
+        self._results: OrderedDict[str, dict[Hashable, bool | errors.EvaluationError]] = OrderedDict()
 
     def evaluate(
         self, expression: str, candidate: CandidateDevice
     ) -> bool | errors.CompileError | errors.EvaluationError:
         """Whether the expression holds for the device; errors come back as values."""
-        program = self._program(expression)
+        program = compiled(expression)
         if isinstance(program, errors.CompileError):
             return program
         view = candidate.view
         if view.problem is not None:
             return _run_program(program, candidate)
-        known = self._results.setdefault(expression, {})
+        known = self._known_results(expression)
         key = program.key(view)
         if key not in known:
+            if len(known) == _RESULTS_KEPT:
+                known.clear()
             known[key] = _run_program(program, candidate)
         return known[key]
 
-    def _program(self, expression: str) -> compiler.Program | errors.CompileError:
-        if expression not in self._programs:
-            try:
-                self._programs[expression] = compiler.compile_selector(expression)
-            except errors.CompileError as error:
-                self._programs[expression] = error
-        return self._programs[expression]
+    def _known_results(self, expression: str) -> dict[Hashable, bool | errors.EvaluationError]:
+        known = self._results.get(expression)
+        if known is None:
+            known = self._results[expression] = {}
+            if len(self._results) > _EXPRESSIONS_KEPT:
+                self._results.popitem(last=False)
+        else:
+            self._results.move_to_end(expression)
+        return known
+
+
+@lru_cache(maxsize=_EXPRESSIONS_KEPT)
+def compiled(expression: str) -> compiler.Program | errors.CompileError:
+    """The compiled expression, or why it does not compile."""
+    try:
+        return compiler.compile_selector(expression)
+    except errors.CompileError as error:
+        return error
 
 
 def _run_program(program: compiler.Program, candidate: CandidateDevice) -> bool | errors.EvaluationError:
@@ -176,13 +190,12 @@ class Eligibility:
         self._features = features
         self._selectors = selectors
         self._known: dict[Hashable, dict[CandidateDevice, Verdict]] = {}
-        self._by_content: dict[Hashable, dict[bytes, Verdict]] = {}
 
     def verdict(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
         """The verdict of selectors and node selection; an error is returned, not raised."""
         known = self._known.setdefault(ask.likeness, {})
         if candidate not in known:
-            known[candidate] = self._found(ask, candidate)
+            known[candidate] = self._judge(ask, candidate)
         # The text of an error names the request, so errors are not shared between like requests.
         found = known[candidate]
         return self._judge(ask, candidate) if isinstance(found, AllocationStopped) else found
@@ -193,18 +206,6 @@ class Eligibility:
         if isinstance(verdict, AllocationStopped):
             raise verdict
         return verdict is None
-
-    def _found(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
-        """The verdict on a device of the same content, unless devices differ in the nodes they reach."""
-        # Content includes everything a selector can read except the name, which no selector sees.
-        if candidate.source.spec.per_device_node_selection:
-            return self._judge(ask, candidate)
-        if ask.likeness not in self._by_content:
-            self._by_content[ask.likeness] = self._selectors.verdicts(ask, self._features)
-        known = self._by_content[ask.likeness]
-        if candidate.content not in known:
-            known[candidate.content] = self._judge(ask, candidate)
-        return known[candidate.content]
 
     def _judge(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
         device = candidate.device

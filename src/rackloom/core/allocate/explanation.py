@@ -98,13 +98,14 @@ def explain(
     state: InUse = InUse(),  # noqa: B008 (a frozen value)
     features: Features = Features(),  # noqa: B008
     proceed: Callable[[], bool] = unbounded,
+    selectors: SelectorCache | None = None,
 ) -> Explanation:
     """The accounts of `claims` on `node`, whether they can be met or not. Takes what `allocate` takes."""
     index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
     named = {klass.metadata.name: klass for klass in classes}
     try:
         devices = devices_on_node(node, index, features)
-        problem = AllocationProblem(devices, named, claims, state, features, SelectorCache())
+        problem = AllocationProblem(devices, named, claims, state, features, selectors or SelectorCache())
     except AllocationStopped as stop:
         nothing = {"requests": (), "constraints": (), "unusable_pools": (), "conflict": ()}
         return Explanation(node=node.metadata.name, fault=stop.reason, **nothing)

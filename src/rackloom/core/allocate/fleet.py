@@ -1,322 +1,228 @@
-"""Allocation over many nodes at a cost that does not grow with their number.
+"""The allocator: claims of a pod, on the first of many nodes that can serve them.
 
-kube-scheduler searches on every node again for every pod. Nodes of one machine type differ in names,
-addresses and UUIDs, which few claims read. To one kind of claim, most nodes are therefore copies of
-each other: the same devices, position by position. What is found for one holds for all of them.
+`Fleet.place` gives the answer of upstream's allocator, in upstream's order: the first node that can serve
+the claims, and there the devices that its first-fit search takes. It is as if each node were asked in
+turn. Mode best takes the same node, and there the valid choice of least `Cost`.
 
-- `NodeSignatures` computes what the claims can see of a node without its names. Equal signatures mean
-  equal answers.
-- `NodeOccupancy` records what is in use on a node by device position, as a small hashable key.
-- `NodeEquivalenceClasses` keeps nodes by condition (signature and occupancy), with one heap per
-  condition. A node whose occupancy changes is pushed under its new condition, and stale heap entries
-  are dropped when they surface.
+kube-scheduler searches on every node again for every pod. A fleet keeps what it found out:
 
-`Fleet.place` searches once per condition and reuses the answer on every node of that condition.
-The chosen node is the first in order that can serve, as if each had been asked.
+- `fleet_nodes`: what each node reaches, gathered when a search first comes to it, and what is in use;
+- `node_kinds`: nodes that differ only in what the claims do not read are of one kind;
+- `spec_view`: for each specification of claims, the nodes that may still serve, and one answer for each
+  kind of node with the same positions in use.
 
-Slices must name their node. Devices that several nodes reach tie nodes together; `allocate` is for
-those.
+A node is visited only if it comes before the one that serves, and has changed since it last refused.
+Views and kinds are kept for the specifications that were used last, up to a bound, so memory has one.
+
+`find` answers and notes nothing; `answer_on` asks one node. A claim that a cluster allocated is noted
+with `occupy`. The state is in memory only: whoever restarts builds a fleet from slices and claims again.
 """
 
-import heapq
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from fractions import Fraction
-from itertools import chain
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.allocate.allocator import fault_of, numbered_ids, refusal_of, results_of, unbounded
-from rackloom.core.allocate.capacity import counter_draws
-from rackloom.core.allocate.eligibility import CandidateDevice, SelectorCache
-from rackloom.core.allocate.inputs import DeviceId, Features, InUse
+from rackloom.core.allocate.allocator import (
+    SearchMode,
+    fault_of,
+    numbered_ids,
+    refusal_of,
+    results_of,
+    solved,
+    unbounded,
+)
+from rackloom.core.allocate.eligibility import SelectorCache
+from rackloom.core.allocate.fleet_nodes import FleetNodes
+from rackloom.core.allocate.inputs import Alternatives, Features, InUse
+from rackloom.core.allocate.node_kinds import DeviceReads, NodeKinds, reads_of
 from rackloom.core.allocate.objects import (
     AllocationResult,
     DeviceClass,
-    DeviceResult,
     Node,
+    ObjectMeta,
     ResourceClaim,
     ResourceSlice,
 )
 from rackloom.core.allocate.outcome import Allocation, AllocationStopped, Fault, FaultScope, Outcome, Refusal
-from rackloom.core.allocate.pools import Pool, SliceIndex
-from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer, NodeDevices, devices_on_node
-from rackloom.core.allocate.quantity import Quantity, exact_value
+from rackloom.core.allocate.pools import SliceIndex
+from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer, NodeDevices
 from rackloom.core.allocate.search import FirstFitSearch
-from rackloom.core.allocate.symmetry import numbered, request_outcome
+from rackloom.core.allocate.spec_view import NodeAnswer, SpecView
 
-# What is in use on one node, by device position.
-
-
-class NodeOccupancy:
-    """Dedicated devices as bits; of shared ones how many shares, and what these took."""
-
-    def __init__(self) -> None:
-        self._dedicated = 0
-        self._shares: dict[int, int] = {}
-        self._taken: dict[tuple[int, str], Fraction] = {}
-
-    def key(self) -> Hashable:
-        """Equal where the same positions are used the same way."""
-        return self._dedicated, frozenset(self._shares.items()), frozenset(self._taken.items())
-
-    def add(self, devices: NodeDevices, results: Iterable[AllocationResult]) -> None:
-        """Note what was given. Admin access holds nothing."""
-        for at, device in _positions_held(devices, results):
-            if device.share_id is None:
-                self._dedicated |= 1 << at
-                continue
-            self._shares[at] = self._shares.get(at, 0) + 1
-            for name, amount in (device.consumed_capacity or {}).items():
-                self._taken[at, name] = self._taken.get((at, name), Fraction(0)) + exact_value(amount)
-
-    def remove(self, devices: NodeDevices, results: Iterable[AllocationResult]) -> None:
-        """Note what was given back."""
-        for at, device in _positions_held(devices, results):
-            if device.share_id is None:
-                self._dedicated &= ~(1 << at)
-            else:
-                self._return(at, device)
-
-    def _return(self, at: int, device_result: DeviceResult) -> None:
-        self._shares[at] -= 1
-        for name, amount in (device_result.consumed_capacity or {}).items():
-            self._taken[at, name] -= exact_value(amount)
-        if not self._shares[at]:
-            del self._shares[at]
-            self._taken = {key: amount for key, amount in self._taken.items() if key[0] != at}
-
-    def as_in_use(self, devices: NodeDevices) -> InUse:
-        """The same as books of devices."""
-        candidates = devices.candidates
-        dedicated = (device.id for device in candidates if self._dedicated >> device.position & 1)
-        consumed: dict[DeviceId, dict[str, str]] = {}
-        for (at, name), amount in self._taken.items():
-            # Quantities have no more than nine decimals, and so have their sums.
-            consumed.setdefault(candidates[at].id, {})[name] = str(Quantity(int(amount * 10**9), -9))
-        return InUse(
-            dedicated=frozenset(dedicated),
-            shared=frozenset(candidates[at].id for at in self._shares),
-            consumed=consumed,
-        )
-
-
-def _positions_held(
-    devices: NodeDevices, results: Iterable[AllocationResult]
-) -> Iterator[tuple[int, DeviceResult]]:
-    """The devices of results that hold one, with their positions; those that are gone are left out."""
-    for result in chain.from_iterable(allocation.devices.results for allocation in results):
-        position = devices.positions.get(DeviceId.of(result))
-        if position is not None and not result.admin_access:
-            yield position, result
-
-
-# Signatures and equivalence classes of nodes.
-
-
-NodeCondition = tuple[int, Hashable]
-"""Kind of a node, and what is in use on it."""
-
-
-class NodeSignatures:
-    """Nodes as one kind of claim sees them. Devices of equal content are looked at once for all nodes."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
-        self._known: dict[Hashable, int] = {}
-
-    def of(self, problem: AllocationProblem) -> Hashable:
-        """All that the claims can see of a node, without its names: equal kinds, equal answers."""
-        pools = {pool.key: number for number, pool in enumerate(problem.pools)}
-        devices = tuple(
-            self._device(problem, candidate, pools[candidate.pool.key]) for candidate in problem.candidates
-        )
-        return devices, tuple(map(_pool_signature, problem.pools))
-
-    def _device(self, problem: AllocationProblem, candidate: CandidateDevice, pool: int) -> int:
-        # A device that selects its nodes itself may be reachable or not, which its content does not show.
-        key = candidate if candidate.source.spec.per_device_node_selection else (candidate.content, pool)
-        if key not in self._known:
-            self._known[key] = self._numbers.setdefault(
-                _device_signature(problem, candidate, pool), len(self._numbers)
-            )
-        return self._known[key]
-
-
-def _device_signature(problem: AllocationProblem, candidate: CandidateDevice, pool: int) -> Hashable:
-    asks = chain.from_iterable(problem.plan)
-    return (
-        tuple(request_outcome(problem, ask, candidate) for ask in asks),
-        tuple(constraint.values(candidate) for constraint in chain.from_iterable(problem.constraints)),
-        _book_signature(candidate, pool),
-    )
-
-
-def _book_signature(candidate: CandidateDevice, pool: int) -> Hashable:
-    counters = frozenset(counter_draws(candidate.device)) if candidate.device.consumes_counters else None
-    if not candidate.shareable:
-        return pool if counters is None else (pool, counters)
-    return (
-        pool,
-        counters,
-        frozenset((name, has.value) for name, has in candidate.device.capacity.items()),
-    )
-
-
-def _pool_signature(pool: Pool) -> Hashable:
-    counters = frozenset(
-        (name, counter, total.value)
-        for name, of in pool.counter_sets.items()
-        for counter, total in of.counters.items()
-    )
-    return pool.driver, pool.trouble, counters
-
-
-class NodeEquivalenceClasses:
-    """The nodes as one kind of claim sees them: by condition, in order."""
-
-    def __init__(self, kinds: Iterable[Hashable], used: Sequence[Hashable]) -> None:
-        self._kinds = numbered(kinds)
-        self._conditions: list[NodeCondition] = list(zip(self._kinds, used, strict=True))
-        self._open: dict[NodeCondition, list[int]] = {}
-        self._closed: set[NodeCondition] = set()
-        self.answers: dict[NodeCondition, ClassAnswer] = {}
-        """What was found for a condition."""
-        for number, condition in enumerate(self._conditions):
-            self._open.setdefault(condition, []).append(number)
-
-    def first(self) -> tuple[int, NodeCondition] | None:
-        """The first node of an open condition."""
-        tops = []
-        for condition, heap in list(self._open.items()):
-            # Lazy deletion: a node that changed its condition stays in its old heap until it surfaces.
-            while heap and self._conditions[heap[0]] != condition:
-                heapq.heappop(heap)
-            if heap:
-                tops.append((heap[0], condition))
-            else:
-                del self._open[condition]
-        return min(tops, key=lambda top: top[0], default=None)
-
-    def close(self, condition: NodeCondition) -> None:
-        """No node of this condition can serve."""
-        self._closed.add(condition)
-        self._open.pop(condition, None)
-
-    def moved(self, number: int, used: Hashable) -> None:
-        """What is in use on a node has changed."""
-        condition = (self._kinds[number], used)
-        self._conditions[number] = condition
-        if condition in self._closed:
-            return
-        heapq.heappush(self._open.setdefault(condition, []), number)
-
-
-# The fleet.
-
-
-ClassAnswer = FoundAnswer | Refusal | Fault
-"""What was found on one node of a condition. Of an answer, only asks, positions and amounts hold on every
-node of the condition; the devices are those of the node that was searched."""
+VIEWS_KEPT = 256
+"""Specifications that a fleet remembers; another one drops the one that was used longest ago."""
+_KINDS_KEPT = 16
+"""Sets of attributes by which nodes are told apart."""
 
 
 class Fleet:
-    """Nodes with devices of their own, and what is in use on them.
-
-    Slices must name their node. Devices that several nodes reach tie nodes together; `allocate` is for those.
-    """
+    """Nodes in order, their devices, and what is in use on them."""
 
     def __init__(
         self,
         nodes: Sequence[Node],
         classes: Iterable[DeviceClass],
-        slices: Iterable[ResourceSlice],
+        slices: Iterable[ResourceSlice] | SliceIndex,
         *,
         features: Features = Features(),  # noqa: B008 (a frozen value)
     ) -> None:
-        """Raises AllocationStopped for slices that do not name their node."""
-        index = SliceIndex(slices)
-        if index.unbound():
-            raise AllocationStopped("a fleet takes slices that name their node")
-        self._devices = [devices_on_node(node, index, features) for node in nodes]
-        self._number = {node.metadata.name: number for number, node in enumerate(nodes)}
-        self._used = [NodeOccupancy() for _ in nodes]
+        self._nodes = FleetNodes(nodes, slices, features)
         self._classes = {klass.metadata.name: klass for klass in classes}
         self._features = features
-        self._selectors = SelectorCache()
+        self.selectors = SelectorCache()
+        """Results of selectors, for those who explain what the fleet answered."""
         self._new_id = numbered_ids()
-        self._classes_of: dict[bytes, NodeEquivalenceClasses] = {}
+        self._views: OrderedDict[bytes, SpecView] = OrderedDict()
+        self._kinds: OrderedDict[DeviceReads, NodeKinds] = OrderedDict()
 
-    def place(self, claims: Sequence[ResourceClaim], *, proceed: Callable[[], bool] = unbounded) -> Outcome:
-        """Give the claims of one pod their devices on the first node that can serve them, and note the use.
+    @property
+    def index(self) -> SliceIndex:
+        """All slices."""
+        return self._nodes.index
+
+    @property
+    def visited(self) -> int:
+        """How many nodes a search has come to so far, or a device is in use on."""
+        return self._nodes.gathered
+
+    def place(
+        self,
+        claims: Sequence[ResourceClaim],
+        *,
+        mode: SearchMode = "exact",
+        proceed: Callable[[], bool] = unbounded,
+    ) -> Outcome:
+        """Give the claims of one pod their devices on the first node that serves them, and note the use."""
+        outcome = self.find(claims, mode=mode, proceed=proceed)
+        if isinstance(outcome, Allocation):
+            self._nodes.take(outcome.results)
+        return outcome
+
+    def find(
+        self,
+        claims: Sequence[ResourceClaim],
+        *,
+        among: Iterable[str] | None = None,
+        mode: SearchMode = "exact",
+        proceed: Callable[[], bool] = unbounded,
+    ) -> Outcome:
+        """What `place` would give, on the first of the nodes or of those `among` them, in that order.
 
         A refusal names no node. A fault of a node passes the node over, like upstream; one of the attempt, or
         a search that `proceed` stopped, is the outcome.
         """
-        nodes = self._node_classes(claims)
-        # One search per condition: each round either answers or closes a condition, so there are at most as
-        # many rounds as conditions, whatever the number of nodes.
-        while (found := nodes.first()) is not None:
-            number, condition = found
-            answer = nodes.answers.get(condition) or self._searched(number, claims, proceed)
-            if isinstance(answer, Fault) and answer.scope is FaultScope.ATTEMPT:
-                return answer
-            nodes.answers[condition] = answer
-            if isinstance(answer, FoundAnswer):
-                return self._taken(number, claims, answer)
-            nodes.close(condition)
+        view = self._view(claims)
+        if among is not None:
+            for name in among:
+                number = self._nodes.number[name]
+                answer = self._answer(view, number, claims, proceed)
+                if not _passes_over(answer):
+                    return self._outcome(number, claims, answer, mode, proceed)
+            return Refusal(node="", steps=0)
+        view.open.catch_up()
+        while (first := view.open.first()) is not None:
+            answer = self._answer(view, first, claims, proceed)
+            if not _passes_over(answer):
+                return self._outcome(first, claims, answer, mode, proceed)
+            view.open.close_first()
         return Refusal(node="", steps=0)
 
-    def occupy(self, node: str, results: Iterable[AllocationResult]) -> None:
-        """Note that claims that were allocated elsewhere hold devices of `node`."""
-        number = self._number[node]
-        self._used[number].add(self._devices[number], results)
-        self._moved(number)
+    def answer_on(
+        self, node: str, claims: Sequence[ResourceClaim], *, proceed: Callable[[], bool] = unbounded
+    ) -> Outcome:
+        """What one node gives to the claims, or why it does not. Nothing is noted."""
+        number = self._nodes.number[node]
+        return self._outcome(number, claims, self._searched(number, claims, proceed), "exact", proceed)
 
-    def release(self, node: str, results: Iterable[AllocationResult]) -> None:
-        """Note that devices of `node` are free again."""
-        number = self._number[node]
-        self._used[number].remove(self._devices[number], results)
-        self._moved(number)
+    def occupy(self, results: Sequence[AllocationResult]) -> None:
+        """Note that claims that were allocated elsewhere hold devices."""
+        self._nodes.take_outside(results)
 
-    def _node_classes(self, claims: Sequence[ResourceClaim]) -> NodeEquivalenceClasses:
+    def release(self, results: Sequence[AllocationResult]) -> None:
+        """Note that devices are free again."""
+        self._nodes.free(results)
+
+    def _view(self, claims: Sequence[ResourceClaim]) -> SpecView:
         key = msgspec.json.encode([claim.spec for claim in claims])
-        if key not in self._classes_of:
-            signatures = NodeSignatures()
-            kinds = [self._kind(devices, claims, signatures) for devices in self._devices]
-            self._classes_of[key] = NodeEquivalenceClasses(kinds, [used.key() for used in self._used])
-        return self._classes_of[key]
+        view = self._views.get(key)
+        if view is not None:
+            self._views.move_to_end(key)
+            return view
+        plan = self._plan(claims)
+        asks = [ask for alternatives in plan for ask in alternatives]
+        reads = reads_of(asks, claims)
+        kinds = self._kinds.setdefault(reads, NodeKinds(reads))
+        self._kinds.move_to_end(reads)
+        view = SpecView(self._nodes, kinds, plan, self._features, self.selectors)
+        self._views[key] = view
+        if len(self._views) > VIEWS_KEPT:
+            self._views.popitem(last=False)
+        if len(self._kinds) > _KINDS_KEPT:
+            self._kinds.popitem(last=False)
+        return view
 
-    def _kind(
-        self, devices: NodeDevices, claims: Sequence[ResourceClaim], signatures: NodeSignatures
-    ) -> Hashable:
+    def _plan(self, claims: Sequence[ResourceClaim]) -> list[Alternatives]:
+        """The requests; none for claims that no node can work on: the search then says why."""
+        nothing = NodeDevices(Node(metadata=_NO_NAME), (), (), (), {})
         try:
-            problem = self._problem(devices, claims, InUse())
-        except AllocationStopped as stop:
-            return stop.reason
-        return signatures.of(problem)
+            return self._problem(nothing, claims, InUse()).plan
+        except AllocationStopped:
+            return []
 
     def _problem(
         self, devices: NodeDevices, claims: Sequence[ResourceClaim], state: InUse
     ) -> AllocationProblem:
-        return AllocationProblem(devices, self._classes, claims, state, self._features, self._selectors)
+        return AllocationProblem(devices, self._classes, claims, state, self._features, self.selectors)
+
+    def _answer(
+        self, view: SpecView, number: int, claims: Sequence[ResourceClaim], proceed: Callable[[], bool]
+    ) -> NodeAnswer:
+        """What was found on nodes of the same kind and use, or is found now."""
+        try:
+            devices, occupancy = self._nodes.devices(number), self._nodes.occupancy(number)
+        except AllocationStopped as stop:
+            return fault_of(self._nodes.nodes[number], stop, 0)
+        kind = view.kinds.of(number, devices)
+        condition = kind, occupancy.key()
+        answer = view.answers.get(condition)
+        if answer is None:
+            if view.lacks_devices(devices, kind, occupancy):
+                return _REFUSED
+            answer = self._searched(number, claims, proceed)
+            if not (isinstance(answer, Fault) and answer.scope is FaultScope.ATTEMPT):
+                view.remember(condition, answer)
+        return answer
 
     def _searched(
         self, number: int, claims: Sequence[ResourceClaim], proceed: Callable[[], bool]
-    ) -> ClassAnswer:
-        devices = self._devices[number]
+    ) -> NodeAnswer:
         steps = 0
         try:
-            problem = self._problem(devices, claims, self._used[number].as_in_use(devices))
+            devices, occupancy = self._nodes.devices(number), self._nodes.occupancy(number)
+            problem = self._problem(devices, claims, occupancy.as_in_use())
             search = FirstFitSearch(problem, proceed)
             found = search.run()
             steps = search.steps
             return search.answer if found else refusal_of(problem, steps)
         except AllocationStopped as stop:
-            return fault_of(devices.node, stop, steps)
+            return fault_of(self._nodes.nodes[number], stop, steps)
 
-    def _taken(self, number: int, claims: Sequence[ResourceClaim], answer: FoundAnswer) -> Outcome:
-        devices = self._devices[number]
+    def _outcome(
+        self,
+        number: int,
+        claims: Sequence[ResourceClaim],
+        answer: NodeAnswer,
+        mode: SearchMode,
+        proceed: Callable[[], bool],
+    ) -> Outcome:
+        if not isinstance(answer, FoundAnswer):
+            return answer
+        devices = self._nodes.devices(number)
+        if mode == "best":
+            state = self._nodes.occupancy(number).as_in_use()
+            return solved(self._problem(devices, claims, state), proceed, mode, self._new_id)
         entries = tuple(
             replace(entry, candidate=devices.candidates[entry.candidate.position]) for entry in answer.entries
         )
@@ -324,10 +230,13 @@ class Fleet:
             results = results_of(devices.node, claims, replace(answer, entries=entries), self._new_id)
         except AllocationStopped as stop:
             return fault_of(devices.node, stop, answer.steps)
-        self.occupy(devices.node.metadata.name, results)
         return Allocation(node=devices.node.metadata.name, results=results, steps=answer.steps)
 
-    def _moved(self, number: int) -> None:
-        key = self._used[number].key()
-        for nodes in self._classes_of.values():
-            nodes.moved(number, key)
+
+_NO_NAME = ObjectMeta()
+_REFUSED = Refusal(node="", steps=0)
+
+
+def _passes_over(answer: NodeAnswer) -> bool:
+    """Whether the next node is to be asked: this one refused, or has a fault of its own."""
+    return isinstance(answer, Refusal) or (isinstance(answer, Fault) and answer.scope is FaultScope.NODE)

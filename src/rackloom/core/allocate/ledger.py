@@ -25,7 +25,7 @@ import msgspec
 from rackloom.core.allocate.capacity import Consumption, CounterBook, capacity_shortage, consumption_of
 from rackloom.core.allocate.eligibility import CandidateDevice, blocking_taint
 from rackloom.core.allocate.inputs import DeviceId, Features, InUse, RequestAlternative, claim_title
-from rackloom.core.allocate.objects import Amount, DeviceAttribute, DeviceConstraint, ResourceClaim
+from rackloom.core.allocate.objects import Amount, Device, DeviceAttribute, DeviceConstraint, ResourceClaim
 from rackloom.core.allocate.outcome import AllocationStopped, Cause, CauseKind
 from rackloom.core.allocate.pools import Pool, PoolKey
 from rackloom.core.allocate.quantity import exact_value
@@ -167,6 +167,22 @@ class DeviceAssignment(msgspec.Struct, frozen=True, eq=False):
     """Whether its counters were charged: a further share of a device is not charged again."""
 
 
+def static_share(ask: RequestAlternative, device: Device, features: Features) -> Consumption | Cause:
+    """What a device would give for `ask` if nobody held it, or why it never can."""
+    given: Consumption | Cause = {}
+    if features.consumable_capacity:
+        given = consumption_of(ask.amounts, device)
+    if isinstance(given, Cause):
+        return given
+    if device.consumes_counters and not features.partitionable_devices:
+        return Cause(CauseKind.COUNTERS, "the feature PartitionableDevices is off")
+    taint = blocking_taint(device, ask.tolerations) if features.device_taints else None
+    if taint is not None:
+        value = f"={taint.value}" if taint.value else ""
+        return Cause(CauseKind.TAINT, f"{taint.key}{value}:{taint.effect}")
+    return given
+
+
 class AllocationLedger:
     """All books of one allocation."""
 
@@ -230,23 +246,8 @@ class AllocationLedger:
         """What the device would give for `ask` if it were free, or why it never can: nothing here changes."""
         key = (ask.likeness, candidate)
         if key not in self._static:
-            self._static[key] = self._suits(ask, candidate)
+            self._static[key] = static_share(ask, candidate.device, self._features)
         return self._static[key]
-
-    def _suits(self, ask: RequestAlternative, candidate: CandidateDevice) -> Consumption | Cause:
-        device = candidate.device
-        given: Consumption | Cause = {}
-        if self._features.consumable_capacity:
-            given = consumption_of(ask.amounts, device)
-        if isinstance(given, Cause):
-            return given
-        if device.consumes_counters and not self._features.partitionable_devices:
-            return Cause(CauseKind.COUNTERS, "the feature PartitionableDevices is off")
-        taint = blocking_taint(device, ask.tolerations) if self._features.device_taints else None
-        if taint is not None:
-            value = f"={taint.value}" if taint.value else ""
-            return Cause(CauseKind.TAINT, f"{taint.key}{value}:{taint.effect}")
-        return given
 
     def has_capacity(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
         """Whether the device has the capacity that `ask` wants, as things stand."""

@@ -1,8 +1,9 @@
 """Claims placed one after the other on the first node that fits, with a nearest fix for each refusal.
 
-`allocate_each` treats every claim as that of a separate pod. Claims with an allocation keep it, and
-each new allocation counts as in use for the next claim. A fault of one node passes that node over; a
-fault of the attempt refuses the claim. A refused claim carries the explanation of every node.
+`allocate_each` treats every claim as that of a separate pod and places it with `Fleet`. Claims with an
+allocation keep it, and each new allocation counts as in use for the next claim. A fault of one node
+passes that node over; a fault of the attempt refuses the claim. A refused claim carries the explanation
+of every node.
 
 `nearest_fix` finds the first small change under which the allocator accepts the claims. It tries, in
 this order: free the devices of one other claim, tolerate one taint, ask for fewer devices in one
@@ -19,7 +20,8 @@ from msgspec.structs import replace
 from rackloom.core.allocate.allocator import SearchMode, allocate, unbounded
 from rackloom.core.allocate.eligibility import SelectorCache
 from rackloom.core.allocate.explanation import Explanation, explain
-from rackloom.core.allocate.inputs import MAX_RESULTS, Features, InUse, claim_title, in_use_by
+from rackloom.core.allocate.fleet import Fleet
+from rackloom.core.allocate.inputs import MAX_RESULTS, DeviceId, Features, InUse, claim_title, in_use_by
 from rackloom.core.allocate.objects import (
     AllocationResult,
     DeviceClass,
@@ -30,7 +32,7 @@ from rackloom.core.allocate.objects import (
     ResourceClaimStatus,
     ResourceSlice,
 )
-from rackloom.core.allocate.outcome import Allocation, Fault, FaultScope, Optimality
+from rackloom.core.allocate.outcome import Allocation, Fault, Optimality
 from rackloom.core.allocate.pools import SliceIndex
 
 # The nearest fix: single changes, each tried by allocating.
@@ -43,7 +45,7 @@ class AllocationFix(msgspec.Struct, frozen=True, kw_only=True):
     claims: tuple[ResourceClaim, ...]
     """The claims as they would have to be."""
     state: InUse
-    """What would have to be in use."""
+    """What would have to be in use of the pools that the node may reach."""
 
 
 def nearest_fix(
@@ -55,15 +57,39 @@ def nearest_fix(
     state: InUse = InUse(),  # noqa: B008 (a frozen value)
     features: Features = Features(),  # noqa: B008
     proceed: Callable[[], bool] = unbounded,
+    selectors: SelectorCache | None = None,
 ) -> AllocationFix | None:
     """The first change that helps, the smallest first; None where no single one does."""
-    for fix in _single_changes(slices, tuple(claims), state):
+    kept = selectors or SelectorCache()
+    for fix in _single_changes(slices, tuple(claims), _state_near(node, slices, state)):
         outcome = allocate(
-            node, classes, slices, fix.claims, state=fix.state, features=features, proceed=proceed
+            node,
+            classes,
+            slices,
+            fix.claims,
+            state=fix.state,
+            features=features,
+            proceed=proceed,
+            selectors=kept,
         )
         if isinstance(outcome, Allocation):
             return fix
     return None
+
+
+def _state_near(node: Node, slices: SliceIndex, state: InUse) -> InUse:
+    """What is in use of the pools that the node may reach: nothing else matters to it."""
+    pools = {(slice_.spec.driver, slice_.spec.pool.name) for slice_ in slices.near(node.metadata.name)}
+
+    def near(device: DeviceId) -> bool:
+        return (device.driver, device.pool) in pools
+
+    return InUse(
+        dedicated=frozenset(filter(near, state.dedicated)),
+        shared=frozenset(filter(near, state.shared)),
+        consumed={device: taken for device, taken in state.consumed.items() if near(device)},
+        holders={device: names for device, names in state.holders.items() if near(device)},
+    )
 
 
 def _single_changes(
@@ -180,42 +206,41 @@ def allocate_each(
     proceed: Callable[[], bool] = unbounded,
 ) -> tuple[PlacedClaim | RefusedClaim, ...]:
     """Place each claim as if each belonged to a separate pod. Claims that have an allocation keep it."""
-    index, selectors = SliceIndex(slices), SelectorCache()
+    known = tuple(classes)
+    fleet = Fleet(nodes, known, slices, features=features)
     holding = [claim for claim in claims if claim.status.allocation is not None]
+    fleet.occupy([claim.status.allocation for claim in holding if claim.status.allocation is not None])
     answers: list[PlacedClaim | RefusedClaim] = []
-    given: dict[str, Any] = {"classes": tuple(classes), "slices": index, "features": features}
     for claim in claims:
-        if claim.status.allocation is None:
-            state = in_use_by(holding, shares=features.consumable_capacity)
-            given |= {"claims": [claim], "state": state, "proceed": proceed}
-            answer = _place(nodes, claim, given, mode, selectors)
-            answers.append(answer)
-            if isinstance(answer, PlacedClaim):
-                holding.append(replace(claim, status=ResourceClaimStatus(allocation=answer.allocation)))
+        if claim.status.allocation is not None:
+            continue
+        outcome = fleet.place([claim], mode=mode, proceed=proceed)
+        if isinstance(outcome, Allocation):
+            answers.append(_placed(claim, outcome))
+            holding.append(replace(claim, status=ResourceClaimStatus(allocation=outcome.results[0])))
+            continue
+        reason = outcome.reason if isinstance(outcome, Fault) else "no node can serve it"
+        state = in_use_by(holding, shares=features.consumable_capacity)
+        given: dict[str, Any] = {"claims": [claim], "state": state, "features": features, "proceed": proceed}
+        given |= {"classes": known, "slices": fleet.index, "selectors": fleet.selectors}
+        answers.append(_refused(nodes, claim, reason, given))
     return tuple(answers)
 
 
-def _place(
-    nodes: Sequence[Node],
-    claim: ResourceClaim,
-    given: dict[str, Any],
-    mode: SearchMode,
-    selectors: SelectorCache,
-) -> PlacedClaim | RefusedClaim:
-    """The claim on the first node that serves it; `given` is what all questions about it share."""
-    title, reason = claim_title(claim), "no node can serve it"
-    for node in nodes:
-        outcome = allocate(node, mode=mode, selectors=selectors, **given)
-        if isinstance(outcome, Allocation):
-            return PlacedClaim(
-                claim=title, node=outcome.node, allocation=outcome.results[0], standing=outcome.standing
-            )
-        if isinstance(outcome, Fault) and outcome.scope is FaultScope.ATTEMPT:
-            reason = outcome.reason
-            break
+def _placed(claim: ResourceClaim, outcome: Allocation) -> PlacedClaim:
+    return PlacedClaim(
+        claim=claim_title(claim),
+        node=outcome.node,
+        allocation=outcome.results[0],
+        standing=outcome.standing,
+    )
+
+
+def _refused(nodes: Sequence[Node], claim: ResourceClaim, reason: str, given: dict[str, Any]) -> RefusedClaim:
+    """The accounts of every node; `given` is what all questions about the claim share."""
     fixes = ((node, nearest_fix(node, **given)) for node in nodes)
     return RefusedClaim(
-        claim=title,
+        claim=claim_title(claim),
         reason=reason,
         nodes=tuple(explain(node, **given) for node in nodes),
         nearest_fix=next(

@@ -60,7 +60,11 @@ class NodeDevices(msgspec.Struct, frozen=True, eq=False):
     node: Node
     pools: tuple[Pool, ...]
     candidates: tuple[CandidateDevice, ...]
+    """The devices that the node may reach, in the order in which they are tried."""
+    ids: tuple[DeviceId, ...]
+    """Theirs, and then those of other nodes' devices that draw from the counters of these pools."""
     positions: dict[DeviceId, int]
+    """Where each of `ids` stands."""
 
 
 def devices_on_node(node: Node, index: SliceIndex, features: Features) -> NodeDevices:
@@ -70,9 +74,16 @@ def devices_on_node(node: Node, index: SliceIndex, features: Features) -> NodeDe
     except MalformedNodeSelector as error:
         raise AllocationStopped(f"a node selector cannot be read: {error}") from error
     candidates = candidates_of(pools, features)
-    return NodeDevices(
-        node, pools, candidates, {candidate.id: candidate.position for candidate in candidates}
+    elsewhere = (
+        DeviceId(pool.driver, pool.name, device.name)
+        for pool in pools
+        for slice_ in pool.elsewhere
+        for device in slice_.spec.devices
+        if device.consumes_counters
     )
+    # A device of a pool that names it on several nodes counts once, where this node finds it.
+    ids = tuple(dict.fromkeys([*(candidate.id for candidate in candidates), *elsewhere]))
+    return NodeDevices(node, pools, candidates, ids, {device: at for at, device in enumerate(ids)})
 
 
 class AllocationProblem:

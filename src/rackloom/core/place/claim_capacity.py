@@ -61,7 +61,7 @@ def gpus_per_member(devices: DraDevices, claims: Sequence[ResourceClaim], labels
     given: dict[str, int] = {}
     while isinstance(found := fleet.place(claims), Allocation) and found.node not in given:
         given[found.node] = gpus_allocated(found.results, gpus)
-        fleet.occupy(found.node, [everything[found.node]] if found.node in everything else [])
+        fleet.occupy([everything[found.node]] if found.node in everything else [])
     return min(given.values(), default=0)
 
 
@@ -84,8 +84,9 @@ def _fleet_with(devices: DraDevices, in_use: AllocationsByNode) -> Fleet:
     """Slices that name no node (a clique's channels) are served wherever the clique is."""
     slices = [slice_ for slice_ in devices.slices if slice_.spec.node_name]
     fleet = Fleet(devices.nodes, devices.classes, slices)
-    for node, results in in_use.items():
-        fleet.occupy(node, results)
+    # An allocation over several nodes is listed for each of them.
+    held = {id(result): result for results in in_use.values() for result in results}
+    fleet.occupy(list(held.values()))
     return fleet
 
 
@@ -150,7 +151,7 @@ def _fill_fleet(
             raise Refused(f"claims {kind} take nothing of {found.node}", nearest_fix=fix)
         members[found.node] += 1
         if members[found.node] == MAX_MEMBERS_PER_TRAY:
-            fleet.occupy(found.node, [everything[found.node]])
+            fleet.occupy([everything[found.node]])
     if isinstance(found, Fault):
         raise Refused(f"claims {kind}: {found.reason}", nearest_fix="run `rackloom claim explain` on them")
     return members

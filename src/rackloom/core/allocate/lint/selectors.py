@@ -30,7 +30,6 @@ from itertools import islice, product
 
 import msgspec
 
-from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.cel import compiler, environment, errors
 from rackloom.core.allocate.cel.compiler import Read
 from rackloom.core.allocate.cel.parse import parse_expression
@@ -46,7 +45,7 @@ from rackloom.core.allocate.inputs import DeviceId
 from rackloom.core.allocate.objects import DeviceClass, DeviceSelector, ResourceClaim
 from rackloom.core.allocate.outcome import Allocation, Outcome
 from rackloom.core.allocate.templates.generate import attribute_access
-from rackloom.core.allocate.templates.inventory import HardwareInventory, inventory_of_slices
+from rackloom.core.allocate.templates.inventory import HardwareInventory, fleet_of, inventory_of_slices
 
 # Findings.
 
@@ -166,10 +165,9 @@ def lint_context(
 ) -> LintContext:
     """Evidence from given nodes, or from typical ones; `classes` win over those of the nodes."""
     base = stock or inventory_of_slices(typical_slices())
-    named = {klass.metadata.name: klass for klass in (*base.classes, *classes)}
-    merged = HardwareInventory(
-        base.kinds, tuple(named.values()), base.index, base.source, observed=base.observed
-    )
+    named = tuple({klass.metadata.name: klass for klass in (*base.classes, *classes)}.values())
+    fleet = fleet_of(base.kinds, named, base.fleet.index)
+    merged = HardwareInventory(base.kinds, named, fleet, base.source, observed=base.observed)
     return LintContext(merged, stock is not None, tuple(machines) if stock is None else ())
 
 
@@ -201,7 +199,7 @@ def allocation_outcomes(inventories: Iterable[HardwareInventory], claim: Resourc
     free = ResourceClaim(metadata=claim.metadata, spec=claim.spec)
     for stock in inventories:
         for kind in stock.kinds:
-            yield allocate(kind.nodes[0], stock.classes, stock.index, [free])
+            yield stock.fleet.answer_on(kind.nodes[0].metadata.name, [free])
 
 
 def can_be_served(inventories: Iterable[HardwareInventory], claim: ResourceClaim) -> bool:

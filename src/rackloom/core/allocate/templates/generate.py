@@ -22,7 +22,6 @@ from itertools import chain
 
 import msgspec
 
-from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.cel import compiler, errors
 from rackloom.core.allocate.driver_slices import GPU_DRIVER, NUMA_NODE, PCIE_ROOT
 from rackloom.core.allocate.eligibility import CandidateDevice
@@ -329,7 +328,7 @@ def _allocated_pairs(
     stock: HardwareInventory, kind: NodeType, claim: ResourceClaim, *, required: bool
 ) -> list[DevicePair] | None:
     """The devices of each pair of requests on a node of the kind; None where it cannot serve the claim."""
-    outcome = allocate(kind.nodes[0], stock.classes, stock.index, [claim])
+    outcome = stock.fleet.answer_on(kind.nodes[0].metadata.name, [claim])
     if isinstance(outcome, Fault) and (required or outcome.scope is FaultScope.ATTEMPT):
         raise Refused(f"the template fails on {outcome.node}: {outcome.reason}")
     if isinstance(outcome, Refusal) and required:

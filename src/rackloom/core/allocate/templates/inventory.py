@@ -32,6 +32,7 @@ from rackloom.core.allocate.driver_slices import (
     slices_of,
 )
 from rackloom.core.allocate.eligibility import CandidateDevice, candidates_of
+from rackloom.core.allocate.fleet import Fleet
 from rackloom.core.allocate.inputs import Features
 from rackloom.core.allocate.objects import DeviceClass, Node, ObjectMeta, ResourceSlice
 from rackloom.core.allocate.pools import SliceIndex, gather_pools
@@ -215,7 +216,8 @@ class HardwareInventory:
     kinds: tuple[NodeType, ...]
     """The most frequent kind of node first."""
     classes: tuple[DeviceClass, ...]
-    index: SliceIndex
+    fleet: Fleet
+    """The first node of each kind: the others answer alike."""
     source: str
     """What it was made from, in words."""
     observed: bool
@@ -229,7 +231,11 @@ def inventory_of_machine(machine: Machine) -> HardwareInventory:
     nodes = tuple(_node_named(name) for name in names)
     kind = NodeType(machine, nodes, _devices_of_node(nodes[0], index))
     return HardwareInventory(
-        (kind,), device_classes(), index, f"the machine profile {machine.name}", observed=False
+        (kind,),
+        device_classes(),
+        fleet_of((kind,), device_classes(), index),
+        f"the machine profile {machine.name}",
+        observed=False,
     )
 
 
@@ -252,11 +258,16 @@ def inventory_of_slices(
         alike.setdefault(_node_shape(_devices_of_node(node, index)), []).append(node)
     kinds = [_node_type(group, index, machine) for group in alike.values()]
     kinds.sort(key=lambda kind: (-len(kind.nodes), kind.nodes[0].metadata.name))
-    own = {klass.metadata.name: klass for klass in (*device_classes(), *classes)}
+    own = tuple({klass.metadata.name: klass for klass in (*device_classes(), *classes)}.values())
     with_profile = f" and the machine profile {machine.name}" if machine else ""
     return HardwareInventory(
-        tuple(kinds), tuple(own.values()), index, f"ResourceSlices{with_profile}", observed=True
+        tuple(kinds), own, fleet_of(kinds, own, index), f"ResourceSlices{with_profile}", observed=True
     )
+
+
+def fleet_of(kinds: Iterable[NodeType], classes: Iterable[DeviceClass], index: SliceIndex) -> Fleet:
+    """The first node of each kind, with all devices free."""
+    return Fleet([kind.nodes[0] for kind in kinds], classes, index)
 
 
 def _node_type(nodes: Sequence[Node], index: SliceIndex, machine: Machine | None) -> NodeType:

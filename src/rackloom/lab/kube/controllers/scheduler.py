@@ -3,15 +3,15 @@
 Pods are placed one at a time. A node is feasible when it matches the node selector and affinity, its
 taints are tolerated, required pod affinity is met, its free resources suffice (NodeResourcesFit: cpu,
 memory, extended resources and pods; init containers as in PodRequests), and the claims that are already
-allocated reach it. The least loaded feasible node comes first. For claims without an allocation the
-production allocator is asked on each node in turn.
+allocated reach it. The least loaded feasible node comes first. Claims without an allocation get their
+devices from the production allocator (`Fleet`), on the first of these nodes that serves them.
 
 The claims are then reserved for the pod, with the delete-protection finalizer written first, and the
 pod is bound. A pod that fits nowhere gets a PodScheduled condition and waits; all waiting pods are
 tried again a second after a node, slice, class or claim changed, or a bound pod went.
 
-Pods with scheduling gates or another scheduler's name are left alone. `DeviceInventory` keeps decoded
-slices, classes and allocations while nothing changes.
+Pods with scheduling gates or another scheduler's name are left alone. `DeviceInventory` keeps the
+allocator in step with the store.
 """
 
 import asyncio
@@ -24,9 +24,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rackloom.core.allocate.allocator import allocate
-from rackloom.core.allocate.eligibility import SelectorCache
-from rackloom.core.allocate.inputs import DeviceId, InUse, in_use_by
+from rackloom.core.allocate.fleet import Fleet
 from rackloom.core.allocate.objects import (
     AllocationResult,
     DeviceClass,
@@ -37,7 +35,7 @@ from rackloom.core.allocate.objects import (
     ResourceSlice,
 )
 from rackloom.core.allocate.outcome import Allocation
-from rackloom.core.allocate.pools import SliceIndex, node_selector_matches
+from rackloom.core.allocate.pools import node_selector_matches
 from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind, has_pod_ended
@@ -75,6 +73,7 @@ class SimulatedScheduler(Controller):
 
     async def run(self) -> None:
         """Work until cancelled."""
+        self._inventory.read_all()
         try:
             await super().run()
         finally:
@@ -153,24 +152,17 @@ class SimulatedScheduler(Controller):
         # Claims that are allocated already restrict the nodes; only the others go to the allocator.
         free = [claim for claim in claims if "allocation" not in (claim.get("status") or {})]
         wanted = [decode_as(claim, ResourceClaim) for claim in free]
-        used = self._inventory.in_use() if wanted else None
-        for node in self._nodes(pod, [claim for claim in claims if claim not in free]):
-            if used is None:
-                # Nothing to allocate: the least loaded feasible node is the answer.
-                return node["metadata"]["name"], [None] * len(claims)
-            inventory = self._inventory
-            outcome = allocate(
-                allocator_node(node),
-                inventory.classes,
-                inventory.index,
-                wanted,
-                state=used,
-                selectors=inventory.selectors,
-            )
-            if isinstance(outcome, Allocation):
-                given = dict(zip((claim["metadata"]["uid"] for claim in free), outcome.results, strict=True))
-                return outcome.node, [given.get(claim["metadata"]["uid"]) for claim in claims]
-        return None
+        nodes = self._nodes(pod, [claim for claim in claims if claim not in free])
+        names = (node["metadata"]["name"] for node in nodes)
+        if not wanted:
+            # Nothing to allocate: the least loaded feasible node is the answer.
+            name = next(names, None)
+            return None if name is None else (name, [None] * len(claims))
+        outcome = self._inventory.fleet.find(wanted, among=names)
+        if not isinstance(outcome, Allocation):
+            return None
+        given = dict(zip((claim["metadata"]["uid"] for claim in free), outcome.results, strict=True))
+        return outcome.node, [given.get(claim["metadata"]["uid"]) for claim in claims]
 
     def _nodes(self, pod: Object, allocated: list[Object]) -> Iterator[Object]:
         """The nodes that a pod may go to, the least loaded first."""
@@ -255,65 +247,75 @@ def decode_as(obj: Object, kind: type[T]) -> T:
 
 
 class DeviceInventory:
-    """Classes, slices, and the claims that hold devices."""
+    """The production allocator over the nodes, slices, classes and allocations of the store.
+
+    It follows the store: a claim changes what is in use; a slice, a class, or the name or labels of a node
+    make it anew when it is asked next.
+    """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._index: SliceIndex | None = None
-        self._classes: list[DeviceClass] | None = None
-        self._dedicated: dict[ObjectKey, frozenset[DeviceId]] = {}
-        self._shared: dict[ObjectKey, ResourceClaim] = {}
-        self.selectors = SelectorCache()
-        for claim in store.all(objects.RESOURCE_CLAIM):
-            self.note_change(objects.RESOURCE_CLAIM, claim)
+        self._fleet: Fleet | None = None
+        self._slices: dict[ObjectKey, ResourceSlice] = {}
+        self._nodes: dict[ObjectKey, Node] = {}
+        self._allocations: dict[ObjectKey, AllocationResult] = {}
+
+    def read_all(self) -> None:
+        """Take in what the store holds before its changes are followed."""
+        for kind in (objects.RESOURCE_SLICE, objects.NODE, objects.RESOURCE_CLAIM):
+            for obj in self._store.all(kind):
+                self.note_change(kind, obj)
 
     def note_change(self, kind: ResourceKind, obj: Object) -> None:
         """Take a change in."""
+        key = key_of(obj)
         if kind == objects.RESOURCE_SLICE:
-            self._index = None
+            found = self._store.find(kind, key)
+            self._note(self._slices, key, decode_as(found, ResourceSlice) if found else None)
+        elif kind == objects.NODE:
+            found = self._store.find(kind, key)
+            self._note(self._nodes, key, allocator_node(found) if found else None)
         elif kind == objects.DEVICE_CLASS:
-            self._classes = None
+            self._fleet = None
         elif kind == objects.RESOURCE_CLAIM:
-            self._note_claim(key_of(obj))
+            self._note_claim(key)
+
+    def _note(self, known: dict[ObjectKey, T], key: ObjectKey, value: T | None) -> None:
+        if known.get(key) == value:
+            return
+        self._fleet = None
+        if value is None:
+            del known[key]
+        else:
+            known[key] = value
 
     def _note_claim(self, key: ObjectKey) -> None:
-        self._dedicated.pop(key, None)
-        self._shared.pop(key, None)
         found = self._store.find(objects.RESOURCE_CLAIM, key)
-        if found is None or "allocation" not in (found.get("status") or {}):
+        written = ((found or {}).get("status") or {}).get("allocation")
+        given = msgspec.convert(written, AllocationResult) if written else None
+        before = self._allocations.get(key)
+        if given == before:
             return
-        claim = decode_as(found, ResourceClaim)
-        used = in_use_by([claim])
-        if used.shared:
-            self._shared[key] = claim
-        else:
-            self._dedicated[key] = used.dedicated
+        if before is not None:
+            del self._allocations[key]
+        if given is not None:
+            self._allocations[key] = given
+        if self._fleet is not None:
+            self._fleet.release([before] if before is not None else [])
+            self._fleet.occupy([given] if given is not None else [])
 
     @property
-    def index(self) -> SliceIndex:
-        """All slices."""
-        if self._index is None:
-            slices = self._store.all(objects.RESOURCE_SLICE)
-            self._index = SliceIndex(decode_as(slice_, ResourceSlice) for slice_ in slices)
-        return self._index
-
-    @property
-    def classes(self) -> list[DeviceClass]:
-        """All device classes."""
-        if self._classes is None:
-            self._classes = [
-                decode_as(device_class, DeviceClass) for device_class in self._store.all(objects.DEVICE_CLASS)
-            ]
-        return self._classes
-
-    def in_use(self) -> InUse:
-        """The devices that claims hold. Most claims share nothing: theirs are kept as they were read."""
-        used = in_use_by(self._shared.values())
-        return InUse(
-            dedicated=used.dedicated.union(*self._dedicated.values()),
-            shared=used.shared,
-            consumed=used.consumed,
-        )
+    def fleet(self) -> Fleet:
+        """The allocator, with all that is in use."""
+        if self._fleet is None:
+            classes = self._store.all(objects.DEVICE_CLASS)
+            self._fleet = Fleet(
+                list(self._nodes.values()),
+                [decode_as(device_class, DeviceClass) for device_class in classes],
+                self._slices.values(),
+            )
+            self._fleet.occupy(list(self._allocations.values()))
+        return self._fleet
 
 
 # Filters: labels, taints and pod affinity.

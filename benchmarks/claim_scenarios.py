@@ -1,0 +1,154 @@
+"""Claims on which remembering answers helps little. Prints pods per CPU second, one JSON object a row.
+
+    python benchmarks/claim_scenarios.py [NODES [PODS]]
+
+Each scenario places PODS pods on NODES nodes of eight GPUs (or four NICs) whose attributes all differ:
+
+- selectors: each pod has a selector that no pod had before;
+- uuid: each pod selects one GPU by its UUID, in random order;
+- sizes: each pod takes one of 199 bandwidths of a shared NIC, and after half of them pods also end;
+- memory: all pods ask for any GPU, the memory of GPUs differs within each node;
+- shapes: one of 40 selectors, nodes of two to ten GPUs, and after a third of them pods also end.
+
+The set-up of the fleet counts, reading the objects does not.
+"""
+
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from rackloom.core.allocate.fleet import Fleet
+from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
+from rackloom.core.allocate.outcome import Allocation
+
+GPU, NIC = "gpu.example.com", "nic.example.com"
+MODELS = ("h100", "h200", "b200", "gb200")
+NEVER = 1 << 30
+"""No pod ends."""
+Fields = dict[str, Any]
+
+
+def gpu(node: int, at: int, rng: random.Random) -> Fields:
+    """A GPU that differs from all others."""
+    return {
+        "name": f"d{at}",
+        "attributes": {
+            "uuid": {"string": f"GPU-{node}-{at}"},
+            "serial": {"int": rng.randrange(100_000)},
+            "model": {"string": rng.choice(MODELS)},
+        },
+        "capacity": {"memory": {"value": f"{rng.choice([80, 141, 180, 192])}Gi"}},
+    }
+
+
+def nic(_: int, at: int, rng: random.Random) -> Fields:
+    """A NIC of 400 Gbit/s that pods share."""
+    policy = {"default": "1G", "validRange": {"min": "1G", "step": "1G"}}
+    return {
+        "name": f"d{at}",
+        "allowMultipleAllocations": True,
+        "attributes": {"serial": {"int": rng.randrange(100_000)}},
+        "capacity": {"bandwidth": {"value": "400G", "requestPolicy": policy}},
+    }
+
+
+def selectors(nodes: int, pods: int, rng: random.Random) -> Iterator[Fields]:
+    """A selector for each pod."""
+    for _ in range(pods):
+        yield {"select": _serial_above(rng.randrange(100_000), rng.choice(MODELS))}
+
+
+def uuid(nodes: int, pods: int, rng: random.Random) -> Iterator[Fields]:
+    """A GPU for each pod."""
+    for number in rng.sample(range(nodes * 8), pods):
+        yield {"select": f"device.attributes['{GPU}'].uuid == 'GPU-{number // 8}-{number % 8}'"}
+
+
+def sizes(nodes: int, pods: int, rng: random.Random) -> Iterator[Fields]:
+    """A bandwidth for each pod."""
+    for _ in range(pods):
+        yield {"capacity": {"requests": {"bandwidth": f"{rng.randrange(1, 200)}G"}}}
+
+
+def memory(nodes: int, pods: int, rng: random.Random) -> Iterator[Fields]:
+    """Any GPU."""
+    for _ in range(pods):
+        yield {}
+
+
+def shapes(nodes: int, pods: int, rng: random.Random) -> Iterator[Fields]:
+    """One of 40 selectors."""
+    forty = [_serial_above(rng.randrange(60_000), rng.choice(MODELS)) for _ in range(40)]
+    for _ in range(pods):
+        yield {"select": rng.choice(forty)}
+
+
+def _serial_above(serial: int, model: str) -> str:
+    attributes = f"device.attributes['{GPU}']"
+    return f"{attributes}.serial > {serial} && {attributes}.model in ['{model}', 'b200']"
+
+
+SCENARIOS: dict[str, Any] = {
+    "selectors": (selectors, GPU, gpu, (8, 8), NEVER),
+    "uuid": (uuid, GPU, gpu, (8, 8), NEVER),
+    "sizes": (sizes, NIC, nic, (4, 4), 2),
+    "memory": (memory, GPU, gpu, (8, 8), NEVER),
+    "shapes": (shapes, GPU, gpu, (2, 10), 3),
+}
+
+
+def measured(name: str, nodes: int, pods: int) -> Fields:
+    """The row of one scenario."""
+    asks, driver, device, (fewest, most), churn = SCENARIOS[name]
+    rng = random.Random(7)  # noqa: S311
+    fleet_nodes = msgspec.convert([{"metadata": {"name": f"n{at:05d}"}} for at in range(nodes)], list[Node])
+    slices = []
+    for number, node in enumerate(fleet_nodes):
+        pool = {"name": node.metadata.name, "generation": 1, "resourceSliceCount": 1}
+        devices = [device(number, at, rng) for at in range(rng.randint(fewest, most))]
+        spec = {"driver": driver, "pool": pool, "nodeName": node.metadata.name, "devices": devices}
+        slices.append(msgspec.convert({"metadata": {"name": f"s{number}"}, "spec": spec}, ResourceSlice))
+    select = {"cel": {"expression": f"device.driver == '{driver}'"}}
+    klass = {"metadata": {"name": "any"}, "spec": {"selectors": [select]}}
+    claims = [claim(number, ask) for number, ask in enumerate(asks(nodes, pods, rng))]
+    start = time.process_time()
+    fleet = Fleet(fleet_nodes, [msgspec.convert(klass, DeviceClass)], slices)
+    live: list[Allocation] = []
+    placed = 0
+    for number, wanted in enumerate(claims):
+        if number > pods // churn and live:
+            fleet.release(live.pop(rng.randrange(len(live))).results)
+        outcome = fleet.place([wanted])
+        if isinstance(outcome, Allocation):
+            placed += 1
+            live.append(outcome)
+    spent = time.process_time() - start
+    return {
+        "scenario": name,
+        "nodes": nodes,
+        "pods": pods,
+        "placed": placed,
+        "pods_per_cpu_s": round(pods / spent, 1),
+    }
+
+
+def claim(number: int, ask: Fields) -> ResourceClaim:
+    """A claim of one device."""
+    wanted = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1, **ask}
+    if (selector := wanted.pop("select", None)) is not None:
+        wanted["selectors"] = [{"cel": {"expression": selector}}]
+    spec = {"devices": {"requests": [{"name": "r", "exactly": wanted}]}}
+    return msgspec.convert({"metadata": {"name": f"c{number}"}, "spec": spec}, ResourceClaim)
+
+
+if __name__ == "__main__":
+    sizes_given = [int(text) for text in sys.argv[1:]] + [1000, 500][len(sys.argv) - 1 :]
+    for each in SCENARIOS:
+        row = measured(each, sizes_given[0], sizes_given[1])
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,122 @@
+"""The nodes of a fleet: what each reaches, what is in use there, and what changed since somebody looked.
+
+The devices of a node are gathered when a search first comes to it. A device in use is noted on every
+node that reaches it or draws from the counters of its pool. Where slices name their node that is one
+node; where they select nodes by label, or are for all, it may be any.
+
+Searches remember which nodes refused (`spec_view`). `freed` lists the nodes where they must look again:
+a device came back, or somebody outside took one. `taken` lists those where the fleet itself gave devices
+away. That makes a refusing node serve only in mode All, whose list of devices leaves out those without
+capacity. Both are bounded, and who was away for too long starts afresh.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from rackloom.core.allocate.inputs import Features
+from rackloom.core.allocate.objects import AllocationResult, Node, ResourceSlice
+from rackloom.core.allocate.occupancy import NodeOccupancy
+from rackloom.core.allocate.outcome import AllocationStopped
+from rackloom.core.allocate.pools import PoolKey, SliceIndex
+from rackloom.core.allocate.problem import NodeDevices, devices_on_node
+
+FULL, NOT_FULL = 1, 0
+_CHANGES_KEPT = 1 << 16
+
+
+class ChangeLog:
+    """Numbers of nodes in the order in which they changed; only the latest are kept."""
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._numbers: list[int] = []
+
+    @property
+    def end(self) -> int:
+        """How many changes there were."""
+        return self._first + len(self._numbers)
+
+    def add(self, number: int) -> None:
+        """Note a change."""
+        if len(self._numbers) == _CHANGES_KEPT:
+            half = _CHANGES_KEPT // 2
+            self._first += half
+            del self._numbers[:half]
+        self._numbers.append(number)
+
+    def since(self, seen: int) -> list[int] | None:
+        """The changes after the first `seen`; None if some of them are no longer kept."""
+        return self._numbers[seen - self._first :] if seen >= self._first else None
+
+
+class FleetNodes:
+    """Nodes by number, in the order in which they are tried."""
+
+    def __init__(
+        self, nodes: Sequence[Node], slices: Iterable[ResourceSlice] | SliceIndex, features: Features
+    ) -> None:
+        self.index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
+        self.nodes = nodes
+        self.number = {node.metadata.name: number for number, node in enumerate(nodes)}
+        self.full = bytearray(len(nodes))
+        """Of each node, whether every device is held whole."""
+        self.freed = ChangeLog()
+        self.taken = ChangeLog()
+        self._features = features
+        self._devices: dict[int, NodeDevices] = {}
+        self._occupancy: dict[int, NodeOccupancy] = {}
+
+    @property
+    def gathered(self) -> int:
+        """Of how many nodes the devices were gathered."""
+        return len(self._devices)
+
+    def devices(self, number: int) -> NodeDevices:
+        """What a node reaches. Raises AllocationStopped where a node selector cannot be read."""
+        found = self._devices.get(number)
+        if found is None:
+            found = self._devices[number] = devices_on_node(self.nodes[number], self.index, self._features)
+        return found
+
+    def occupancy(self, number: int) -> NodeOccupancy:
+        """What is in use on a node. Raises AllocationStopped, as `devices` does."""
+        found = self._occupancy.get(number)
+        if found is None:
+            found = self._occupancy[number] = NodeOccupancy(self.devices(number))
+        return found
+
+    def take(self, results: Sequence[AllocationResult]) -> None:
+        """Note what a search of this fleet gave."""
+        self._change(results, self.taken, added=True)
+
+    def take_outside(self, results: Sequence[AllocationResult]) -> None:
+        """Note what was given elsewhere."""
+        self._change(results, self.freed, added=True)
+
+    def free(self, results: Sequence[AllocationResult]) -> None:
+        """Note what was given back."""
+        self._change(results, self.freed, added=False)
+
+    def _change(self, results: Sequence[AllocationResult], log: ChangeLog, *, added: bool) -> None:
+        pools = dict.fromkeys(
+            (device.driver, device.pool) for result in results for device in result.devices.results
+        )
+        shares = self._features.consumable_capacity
+        for number in dict.fromkeys(number for pool in pools for number in self._reaching(pool)):
+            try:
+                occupancy = self.occupancy(number)
+            except AllocationStopped:
+                # Its node selectors cannot be read: no search gets further on it.
+                continue
+            if added:
+                occupancy.add(results, shares=shares)
+            else:
+                occupancy.remove(results, shares=shares)
+            self.full[number] = FULL if occupancy.full else NOT_FULL
+            log.add(number)
+
+    def _reaching(self, pool: PoolKey) -> Iterable[int]:
+        """The nodes that a pool may matter to."""
+        names = {slice_.spec.node_name for slice_ in self.index.pool(pool)}
+        if not all(names):
+            return range(len(self.nodes))
+        return [self.number[name] for name in names if name in self.number]

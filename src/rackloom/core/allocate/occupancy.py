@@ -1,0 +1,108 @@
+"""What is in use on one node, by device position.
+
+Two nodes of one kind answer a claim alike if the same positions are used the same way: `key` is equal
+then. Dedicated devices are bits of one number, so a node without shared devices has a number for its
+key. Of shared devices it counts the shares and sums up what these took.
+
+Positions are those of the search. After them come the devices of other nodes that draw from the counters
+of this node's pools (`NodeDevices.elsewhere`): they change what is left here.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator
+from fractions import Fraction
+from itertools import chain
+
+from rackloom.core.allocate.inputs import DeviceId, InUse
+from rackloom.core.allocate.objects import AllocationResult, DeviceResult
+from rackloom.core.allocate.problem import NodeDevices
+from rackloom.core.allocate.quantity import Quantity, exact_value
+
+
+class NodeOccupancy:
+    """Dedicated devices as bits; of shared ones how many shares, and what these took."""
+
+    __slots__ = ("_devices", "_key", "_shares", "_taken", "dedicated")
+
+    def __init__(self, devices: NodeDevices) -> None:
+        self._devices = devices
+        self.dedicated = 0
+        """One bit per position: devices that one claim holds."""
+        self._shares: dict[int, int] = {}
+        self._taken: dict[tuple[int, str], Fraction] = {}
+        self._key: Hashable | None = 0
+
+    def key(self) -> Hashable:
+        """Equal where the same positions are used the same way."""
+        if self._key is None:
+            shared = frozenset(self._shares.items()), frozenset(self._taken.items())
+            self._key = (self.dedicated, *shared) if self._shares else self.dedicated
+        return self._key
+
+    @property
+    def full(self) -> bool:
+        """Whether every device of the node is held whole."""
+        everything = (1 << len(self._devices.candidates)) - 1
+        return self.dedicated & everything == everything
+
+    def add(self, results: Iterable[AllocationResult], *, shares: bool) -> None:
+        """Note what was given. Admin access holds nothing. Without `shares` each result is a whole device."""
+        self._key = None
+        for at, device in self._held(results):
+            if device.share_id is None or not shares:
+                self.dedicated |= 1 << at
+                continue
+            self._shares[at] = self._shares.get(at, 0) + 1
+            for name, amount in (device.consumed_capacity or {}).items():
+                self._taken[at, name] = self._taken.get((at, name), Fraction(0)) + exact_value(amount)
+
+    def remove(self, results: Iterable[AllocationResult], *, shares: bool) -> None:
+        """Note what was given back."""
+        self._key = None
+        for at, device in self._held(results):
+            if device.share_id is None or not shares:
+                self.dedicated &= ~(1 << at)
+            elif at in self._shares:
+                self._return(at, device)
+
+    def _return(self, at: int, device_result: DeviceResult) -> None:
+        self._shares[at] -= 1
+        for name, amount in (device_result.consumed_capacity or {}).items():
+            self._taken[at, name] = self._taken.get((at, name), Fraction(0)) - exact_value(amount)
+        if not self._shares[at]:
+            del self._shares[at]
+            self._taken = {key: amount for key, amount in self._taken.items() if key[0] != at}
+
+    def taken(self, at: int, name: str) -> Fraction:
+        """What shares took of a capacity of one device."""
+        return self._taken.get((at, name), _NOTHING)
+
+    def as_in_use(self) -> InUse:
+        """The same as books of devices."""
+        ids = self._devices.ids
+        consumed: dict[DeviceId, dict[str, str]] = {}
+        for (at, name), amount in self._taken.items():
+            # Quantities have no more than nine decimals, and so have their sums.
+            consumed.setdefault(ids[at], {})[name] = str(Quantity(int(amount * 10**9), -9))
+        return InUse(
+            dedicated=frozenset(ids[at] for at in _bits(self.dedicated)),
+            shared=frozenset(ids[at] for at in self._shares),
+            consumed=consumed,
+        )
+
+    def _held(self, results: Iterable[AllocationResult]) -> Iterator[tuple[int, DeviceResult]]:
+        """The devices of results that hold one, with their positions; those that are gone are left out."""
+        for result in chain.from_iterable(allocation.devices.results for allocation in results):
+            position = self._devices.positions.get(DeviceId.of(result))
+            if position is not None and not result.admin_access:
+                yield position, result
+
+
+_NOTHING = Fraction(0)
+
+
+def _bits(number: int) -> Iterator[int]:
+    """The positions of the bits that are set."""
+    while number:
+        lowest = number & -number
+        yield lowest.bit_length() - 1
+        number ^= lowest
