@@ -291,6 +291,63 @@ def test_an_error_of_one_node_passes_it_over(cluster: Any) -> None:
     assert outcome.node == "m"
 
 
+def test_of_two_nodes_of_one_name_there_is_one(cluster: Any) -> None:
+    """Dumps of a cluster that were joined have every node twice."""
+    fleet = Fleet(
+        [cluster.node, cluster.node], cluster.classes, [cluster.slice([{"name": "d0"}, {"name": "d1"}])]
+    )
+    given = [fleet.place([cluster.claim(cluster.request())]) for _ in range(3)]
+    assert [summary_of(outcome)[1][0][1] for outcome in given[:2]] == ["d0", "d1"]  # type: ignore[index]
+    assert isinstance(given[2], Refusal)
+
+
+def test_configuration_may_hold_what_json_cannot_say(cluster: Any) -> None:
+    ask = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1}
+    devices = {
+        "requests": [{"name": "r", "exactly": ask}],
+        "config": [{"opaque": {"driver": "d", "parameters": {True: 5}}}],
+    }
+    wanted = msgspec.convert({"metadata": {"name": "c"}, "spec": {"devices": devices}}, ResourceClaim)
+    fleet = Fleet([cluster.node], CLASSES, [cluster.slice([{"name": "d0"}])])
+    assert isinstance(fleet.place([wanted]), Allocation)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"consumesCounters": [{"counterSet": "x", "counters": {"m": {"value": "1 Gi"}}}]},
+        {"capacity": {"memory": {"value": "garb"}}, "allowMultipleAllocations": True},
+    ],
+)
+def test_what_cannot_be_read_is_answered_as_by_one_node(cluster: Any, broken: dict[str, Any]) -> None:
+    bad_version = {"attributes": {"firmware": {"version": "none"}}, "capacity": {"memory": {"value": "1"}}}
+    counters = [{"name": "x", "counters": {"m": {"value": "1Gi"}}}]
+    slices = []
+    for at, device in enumerate((bad_version, broken, {})):
+        where = {"nodeName": f"n{at}", "pool": {"name": f"p{at}", "resourceSliceCount": 2}}
+        slices.append(cluster.slice([{"name": "d0"} | device], f"s{at}", **where))
+        slices.append(cluster.slice([], f"c{at}", sharedCounters=counters, **where))
+    nodes, wanted = named_nodes(3), cluster.claim(cluster.request())
+    fleet = Fleet(nodes, cluster.classes, slices)
+    for node in nodes:
+        alone = allocate(node, cluster.classes, slices, [wanted])
+        passed_over = isinstance(alone, Fault) and alone.scope is FaultScope.NODE
+        found = fleet.find([wanted], among=[node.metadata.name])
+        assert summary_of(found) == ("refused" if passed_over else summary_of(alone))
+
+
+def test_a_device_that_two_hold_is_free_when_both_have_returned_it(cluster: Any) -> None:
+    slices = [cluster.slice([{"name": "d0"}])]
+    held = cluster.allocate(slices, cluster.claim(cluster.request())).results
+    fleet = Fleet([cluster.node], cluster.classes, slices)
+    for _ in range(2):
+        fleet.occupy(held)
+    fleet.release(held)
+    assert isinstance(fleet.find([cluster.claim(cluster.request())]), Refusal)
+    fleet.release(held)
+    assert isinstance(fleet.find([cluster.claim(cluster.request())]), Allocation)
+
+
 def test_full_nodes_are_not_searched_again(cluster: Any) -> None:
     nodes = [msgspec.convert({"metadata": {"name": f"n{number}"}}, Node) for number in range(50)]
     slices = [

@@ -145,7 +145,9 @@ class Fleet:
         self._nodes.free(results)
 
     def _view(self, claims: Sequence[ResourceClaim]) -> SpecView:
-        key = msgspec.json.encode([claim.spec for claim in claims])
+        # Configuration is for drivers: it has no part in the search, and may hold what JSON cannot say.
+        asked = [(claim.spec.devices.requests, claim.spec.devices.constraints) for claim in claims]
+        key = msgspec.json.encode(asked)
         view = self._views.get(key)
         if view is not None:
             self._views.move_to_end(key)

@@ -55,9 +55,13 @@ class FleetNodes:
         self, nodes: Sequence[Node], slices: Iterable[ResourceSlice] | SliceIndex, features: Features
     ) -> None:
         self.index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
-        self.nodes = nodes
-        self.number = {node.metadata.name: number for number, node in enumerate(nodes)}
-        self.full = bytearray(len(nodes))
+        first: dict[str, Node] = {}
+        for node in nodes:
+            first.setdefault(node.metadata.name, node)
+        self.nodes = tuple(first.values())
+        """Of several nodes of one name only the first: they would have the same devices."""
+        self.number = {name: number for number, name in enumerate(first)}
+        self.full = bytearray(len(first))
         """Of each node, whether every device is held whole."""
         self.freed = ChangeLog()
         self.taken = ChangeLog()

@@ -6,9 +6,9 @@ that it asks for. `reads_of` collects that. `NodeKinds` numbers the devices and 
 values alone, so that nodes which differ elsewhere are of one kind. Claims that read the same share it.
 
 Beside what is read, a device's kind has all that the allocator itself looks at: driver, pool, taints,
-counters, binding conditions, node selection, whether it can be shared, and whether it is malformed (every
-selector fails on it then). The capacities of a device that is never shared count only where a request
-policy or a request for capacity looks at them.
+counters, binding conditions, node selection, and whether it can be shared. A malformed device (every
+selector fails on it) counts with all of its content. The capacities of a device that is never shared
+count only where a request policy or a request for capacity looks at them.
 
 A node is looked at when a search first comes to it. Equal kinds and equal occupancy give equal answers,
 by position.
@@ -18,12 +18,11 @@ from collections.abc import Hashable, Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from rackloom.core.allocate.capacity import counter_draws
 from rackloom.core.allocate.cel import errors
 from rackloom.core.allocate.cel.values import SemanticVersion
 from rackloom.core.allocate.eligibility import CandidateDevice, compiled
 from rackloom.core.allocate.inputs import DeviceId, RequestAlternative
-from rackloom.core.allocate.objects import Amount, DeviceAttribute, ResourceClaim
+from rackloom.core.allocate.objects import Amount, Device, DeviceAttribute, ResourceClaim
 from rackloom.core.allocate.pools import MalformedNodeSelector, Pool, node_is_selected
 from rackloom.core.allocate.problem import NodeDevices
 from rackloom.core.allocate.quantity import Quantity
@@ -100,6 +99,8 @@ class NodeKinds:
         self._names: dict[str, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = {}
         self.device_kinds: list[tuple[int, ...]] = []
         """Of each kind of node, the kinds of its devices by position."""
+        self.malformed: set[int] = set()
+        """The kinds of nodes with a device or a counter that cannot be read."""
 
     def of(self, number: int, devices: NodeDevices) -> int:
         """The kind of a node. `number` is that of the node in its fleet."""
@@ -115,6 +116,8 @@ class NodeKinds:
         kind = self._nodes.setdefault(node, len(self._nodes))
         if kind == len(self.device_kinds):
             self.device_kinds.append(own)
+            if any(map(_is_malformed, devices.candidates)) or not _has_quantities(devices.pools):
+                self.malformed.add(kind)
         return kind
 
     def _device(self, devices: NodeDevices, candidate: CandidateDevice, pool: int) -> int:
@@ -171,14 +174,25 @@ def _rare_content(devices: NodeDevices, candidate: CandidateDevice) -> Hashable:
         device.allow_multiple_allocations,
         bool(device.binding_conditions),
         any(use.compatibility_groups for use in counters),
-        frozenset(counter_draws(device)) if counters else None,
+        _draws(device) if counters else None,
         reach,
-        _is_malformed(candidate),
+        (frozenset(device.attributes.items()), frozenset(device.capacity.items()))
+        if _is_malformed(candidate)
+        else None,
     )
     return None if rare == _ORDINARY else rare
 
 
-_ORDINARY = ((), False, None, False, False, None, None, False)
+_ORDINARY = ((), False, None, False, False, None, None, None)
+
+
+def _draws(device: Device) -> Hashable:
+    """What the device draws from counters, as text: what is no quantity is the search's to report."""
+    return tuple(
+        (use.counter_set, name, counter.value)
+        for use in device.consumes_counters
+        for name, counter in use.counters.items()
+    )
 
 
 def _reach(devices: NodeDevices, candidate: CandidateDevice) -> Hashable:
@@ -196,7 +210,7 @@ def _pool_content(devices: NodeDevices, pool: Pool) -> Hashable:
         for counter, total in of.counters.items()
     )
     elsewhere = tuple(
-        (devices.positions[DeviceId(pool.driver, pool.name, device.name)], frozenset(counter_draws(device)))
+        (devices.positions[DeviceId(pool.driver, pool.name, device.name)], _draws(device))
         for slice_ in pool.elsewhere
         for device in slice_.spec.devices
         if device.consumes_counters
@@ -221,6 +235,16 @@ def _is_plain(attribute: DeviceAttribute) -> bool:
         return attribute.versions is None and _is_version(attribute.version)
     return attribute.versions is None and not (
         attribute.string is None and attribute.int_ is None and attribute.bool_ is None
+    )
+
+
+def _has_quantities(pools: Iterable[Pool]) -> bool:
+    """Whether all counters of the pools can be read."""
+    return all(
+        _is_quantity(total.value)
+        for pool in pools
+        for counter_set in pool.counter_sets.values()
+        for total in counter_set.counters.values()
     )
 
 

@@ -21,14 +21,18 @@ from rackloom.core.allocate.quantity import Quantity, exact_value
 class NodeOccupancy:
     """Dedicated devices as bits; of shared ones how many shares, and what these took."""
 
-    __slots__ = ("_devices", "_key", "_shares", "_taken", "dedicated")
+    __slots__ = ("_again", "_devices", "_key", "_shares", "_taken", "_takers", "dedicated")
 
     def __init__(self, devices: NodeDevices) -> None:
         self._devices = devices
         self.dedicated = 0
-        """One bit per position: devices that one claim holds."""
+        """One bit per position: devices that are held whole."""
+        self._again: dict[int, int] = {}
+        """How many more hold such a device. No search gives that, but what clusters report may say so."""
         self._shares: dict[int, int] = {}
         self._taken: dict[tuple[int, str], Fraction] = {}
+        self._takers: dict[tuple[int, str], int] = {}
+        """How many shares took of a capacity: a share may take 0, and counts."""
         self._key: Hashable | None = 0
 
     def key(self) -> Hashable:
@@ -49,28 +53,45 @@ class NodeOccupancy:
         self._key = None
         for at, device in self._held(results):
             if device.share_id is None or not shares:
+                if self.dedicated >> at & 1:
+                    self._again[at] = self._again.get(at, 0) + 1
                 self.dedicated |= 1 << at
                 continue
             self._shares[at] = self._shares.get(at, 0) + 1
             for name, amount in (device.consumed_capacity or {}).items():
                 self._taken[at, name] = self._taken.get((at, name), Fraction(0)) + exact_value(amount)
+                self._takers[at, name] = self._takers.get((at, name), 0) + 1
 
     def remove(self, results: Iterable[AllocationResult], *, shares: bool) -> None:
         """Note what was given back."""
         self._key = None
         for at, device in self._held(results):
             if device.share_id is None or not shares:
-                self.dedicated &= ~(1 << at)
+                self._give_back(at)
             elif at in self._shares:
                 self._return(at, device)
+
+    def _give_back(self, at: int) -> None:
+        more = self._again.pop(at, 0)
+        if more > 1:
+            self._again[at] = more - 1
+        if not more:
+            self.dedicated &= ~(1 << at)
 
     def _return(self, at: int, device_result: DeviceResult) -> None:
         self._shares[at] -= 1
         for name, amount in (device_result.consumed_capacity or {}).items():
-            self._taken[at, name] = self._taken.get((at, name), Fraction(0)) - exact_value(amount)
+            key = at, name
+            if key not in self._takers:
+                continue
+            self._taken[key] -= exact_value(amount)
+            self._takers[key] -= 1
+            if not self._takers[key]:
+                del self._taken[key], self._takers[key]
         if not self._shares[at]:
             del self._shares[at]
-            self._taken = {key: amount for key, amount in self._taken.items() if key[0] != at}
+            for key in [key for key in self._taken if key[0] == at]:
+                del self._taken[key], self._takers[key]
 
     def taken(self, at: int, name: str) -> Fraction:
         """What shares took of a capacity of one device."""

@@ -144,6 +144,8 @@ class SpecView:
 
     def lacks_devices(self, devices: NodeDevices, kind: int, occupancy: NodeOccupancy) -> bool:
         """Whether too few free devices of the node suit any alternative of the first request, for sure."""
+        if kind in self.kinds.malformed:
+            return False
         eligibility = Eligibility(devices.node, self._features, self._selectors)
         of_devices = self.kinds.device_kinds[kind]
         for number, ask in enumerate(self._first_asks):

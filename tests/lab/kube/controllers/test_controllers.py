@@ -193,6 +193,20 @@ def test_pods_with_affinity_stay_where_the_first_of_them_went() -> None:
     event_loop.run_simulation(0, run)
 
 
+def test_a_slice_that_cannot_be_read_stops_nothing() -> None:
+    async def run() -> None:
+        async with cluster(nodes=1) as found:
+            pool = {"name": "n0", "generation": 1, "resourceSliceCount": 1}
+            spec = {"driver": DRIVER, "nodeName": "n0", "pool": pool}
+            await found.make(
+                objects.RESOURCE_SLICE, "odd", spec=spec | {"devices": [{"name": "d", "newField": 1}]}
+            )
+            await found.make(objects.POD, "a", spec={"containers": [{"name": "main", "image": "x"}]})
+            await found.wait(lambda: is_running(found.pod("a")))
+
+    event_loop.run_simulation(0, run)
+
+
 def test_a_gated_pod_waits() -> None:
     async def run() -> None:
         async with cluster() as found:

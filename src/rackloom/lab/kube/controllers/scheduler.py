@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
+import structlog
 
 from rackloom.core.allocate.fleet import Fleet
 from rackloom.core.allocate.objects import (
@@ -34,7 +35,7 @@ from rackloom.core.allocate.objects import (
     ResourceClaim,
     ResourceSlice,
 )
-from rackloom.core.allocate.outcome import Allocation
+from rackloom.core.allocate.outcome import Allocation, Fault
 from rackloom.core.allocate.pools import node_selector_matches
 from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.kubernetes import objects
@@ -46,7 +47,10 @@ from rackloom.lab.kube.managed_fields import clone
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.kube.store import ObjectKey, ObjectStore, key_of
 
+log = structlog.get_logger(__name__)
+
 RETRY_SECONDS = 1.0
+_NO_NODE = "no node fits"
 _SCHEDULER_NAME = "default-scheduler"
 """Pods that name another are left to it."""
 MAX_CLAIM_USERS = 256
@@ -118,11 +122,10 @@ class SimulatedScheduler(Controller):
         if pod is None or not _is_schedulable(pod):
             return
         claims = self._claims(pod)
-        found = None if claims is None else self._placement(pod, claims)
-        if claims is None or found is None:
+        found = "its claims are not there yet" if claims is None else self._placement(pod, claims)
+        if claims is None or isinstance(found, str):
             self._waiting.add(key)
-            message = "no node fits" if claims is not None else "its claims are not there yet"
-            await self._report_unschedulable(pod, message)
+            await self._report_unschedulable(pod, str(found))
             return
         node, results = found
         # Claims are reserved before the pod is bound: kubelet prepares only claims that name their pod. A
@@ -147,8 +150,8 @@ class SimulatedScheduler(Controller):
 
     def _placement(
         self, pod: Object, claims: list[Object]
-    ) -> tuple[str, list[AllocationResult | None]] | None:
-        """A node and what each claim gets there (None: it has its devices already)."""
+    ) -> tuple[str, list[AllocationResult | None]] | str:
+        """A node and what each claim gets there (None: it has its devices already), or why there is none."""
         # Claims that are allocated already restrict the nodes; only the others go to the allocator.
         free = [claim for claim in claims if "allocation" not in (claim.get("status") or {})]
         wanted = [decode_as(claim, ResourceClaim) for claim in free]
@@ -157,10 +160,11 @@ class SimulatedScheduler(Controller):
         if not wanted:
             # Nothing to allocate: the least loaded feasible node is the answer.
             name = next(names, None)
-            return None if name is None else (name, [None] * len(claims))
+            return _NO_NODE if name is None else (name, [None] * len(claims))
         outcome = self._inventory.fleet.find(wanted, among=names)
         if not isinstance(outcome, Allocation):
-            return None
+            # A fault of the attempt ends it, as upstream: other nodes are not asked.
+            return outcome.reason if isinstance(outcome, Fault) else _NO_NODE
         given = dict(zip((claim["metadata"]["uid"] for claim in free), outcome.results, strict=True))
         return outcome.node, [given.get(claim["metadata"]["uid"]) for claim in claims]
 
@@ -241,9 +245,22 @@ def _claim_reaches(claim: Object, node: Object) -> bool:
 T = TypeVar("T")
 
 
+def _readable(obj: Any, kind: type[T]) -> T | None:
+    """The value; None for what the allocator cannot read, which counts as if it were not there."""
+    try:
+        return msgspec.convert(obj, kind)
+    except msgspec.ValidationError as error:
+        log.warning("scheduler.unreadable", kind=kind.__name__, reason=str(error))
+        return None
+
+
 def decode_as(obj: Object, kind: type[T]) -> T:
     """An API object as the allocator takes it."""
-    return msgspec.convert({key: obj[key] for key in obj if key not in ("apiVersion", "kind")}, kind)
+    return msgspec.convert(_bare(obj), kind)
+
+
+def _bare(obj: Object) -> Object:
+    return {key: obj[key] for key in obj if key not in ("apiVersion", "kind")}
 
 
 class DeviceInventory:
@@ -271,7 +288,7 @@ class DeviceInventory:
         key = key_of(obj)
         if kind == objects.RESOURCE_SLICE:
             found = self._store.find(kind, key)
-            self._note(self._slices, key, decode_as(found, ResourceSlice) if found else None)
+            self._note(self._slices, key, _readable(_bare(found), ResourceSlice) if found else None)
         elif kind == objects.NODE:
             found = self._store.find(kind, key)
             self._note(self._nodes, key, allocator_node(found) if found else None)
@@ -292,7 +309,7 @@ class DeviceInventory:
     def _note_claim(self, key: ObjectKey) -> None:
         found = self._store.find(objects.RESOURCE_CLAIM, key)
         written = ((found or {}).get("status") or {}).get("allocation")
-        given = msgspec.convert(written, AllocationResult) if written else None
+        given = _readable(written, AllocationResult) if written else None
         before = self._allocations.get(key)
         if given == before:
             return
