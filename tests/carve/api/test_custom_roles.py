@@ -230,6 +230,19 @@ def test_what_an_answer_includes_needs_its_own_permission(
     assert api.get(path, role=role).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "path", ["site?includeMachineStats=true", "instance/type?includeMachineAssignment=true"]
+)
+def test_a_role_of_the_other_side_shows_nothing_more(api: Any, path: str) -> None:
+    """What the caller may read as a tenant, by any role, does not help it where it acts as a provider."""
+    permission = "sites:read" if path.startswith("site") else "instance-types:read"
+    define(api, "watch", permission, side="PROVIDER")
+    define(api, "tenant", permission, "machines:read")
+    for names in (["TENANT_ADMIN", "watch"], ["tenant", "watch"]):
+        answer = call(api, "GET", path, names)
+        assert (answer.status_code, "needs the permission machines:read" in answer.text) == (403, True)
+
+
 def test_every_parameter_names_a_permission_that_some_role_has(api: Any) -> None:
     readable = {permission for held in BUILT_IN.values() for _, permission in held}
     named = {

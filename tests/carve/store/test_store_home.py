@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -105,3 +107,18 @@ def test_an_acknowledged_write_survives_a_killed_process(tmp_path: Path) -> None
         return found
 
     assert asyncio.run(look()) == ["demo"]
+
+
+def test_a_broken_read_connection_is_replaced(tmp_path: Path) -> None:
+    async def scenario() -> int:
+        store = Store.open(tmp_path)
+        try:
+            connection: Any = await store.read(lambda conn: conn.connection.dbapi_connection)
+            connection.close()
+            with pytest.raises((sa.exc.ProgrammingError, sqlite3.ProgrammingError)):
+                await store.read(journal.current_revision, "d")
+            return await store.read(journal.current_revision, "d")
+        finally:
+            await store.close()
+
+    assert asyncio.run(scenario()) == 0

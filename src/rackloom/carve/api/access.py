@@ -157,27 +157,38 @@ def check_call(
     if query:
         for name in sorted(query.keys()):
             _check_parameter(caller, name, query.getlist(name), declared)
-        if roles and admitted.roles.isdisjoint(roles):
-            _check_included(admitted, permission, declared, query)
+        _check_included(admitted, roles, permission, declared, query)
     return caller
 
 
 def _check_included(
-    caller: Caller, permission: str, declared: Mapping[str, QueryRule], query: QueryParams
+    caller: Caller,
+    roles: Sequence[Role],
+    permission: str,
+    declared: Mapping[str, QueryRule],
+    query: QueryParams,
 ) -> None:
-    """Refuse other objects in the answer, unless the custom roles of a caller with this permission show them.
+    """Refuse other objects in the answer that the custom roles of the caller do not let it read.
 
-    What it may read as a tenant opens nothing of an operation that it calls as a provider.
+    Each side on which only a custom role admits the caller decides by itself: what may be read as a tenant
+    opens nothing of an operation that is called as a provider.
     """
-    sides = {side for side, held in caller.held if held == permission}
-    readable = {held for side, held in caller.held if side in sides}
+    built_in = {side_of(role) for role in caller.roles if role in roles}
+    sides = {side_of(role) for role in roles} - built_in
+    custom = [side for side in sides if (side, permission) in caller.held]
+    if not custom:
+        return
     for name in sorted(query.keys() & declared.keys()):
-        wanted = declared[name].permission
-        if wanted and wanted not in readable and not _is_off(query.getlist(name)):
-            raise forbidden(f"{name} needs the permission {wanted}")
+        rule = declared[name]
+        if rule.permission is None or _is_off(query.getlist(name)):
+            continue
+        # A parameter for certain roles applies on their side only.
+        concerned = {side_of(role) for role in rule.roles} or set(custom)
+        if any((side, rule.permission) not in caller.held for side in concerned.intersection(custom)):
+            raise forbidden(f"{name} needs the permission {rule.permission}")
     for relation in query.getlist("includeRelation"):
         needed = f"{_RESOURCE_OF_RELATION.get(relation)}:read"
-        if relation in _RESOURCE_OF_RELATION and needed not in readable:
+        if relation in _RESOURCE_OF_RELATION and any((side, needed) not in caller.held for side in custom):
             raise forbidden(f"includeRelation={relation} needs the permission {needed}")
 
 

@@ -126,7 +126,7 @@ async def follow(
         if unsettled:
             # Only now: what the client lists is then no older than what this stream knows as shown.
             unsettled = False
-            yield _reset(Position(number))
+            yield _reset(Position(number, in_doubt=bool(outdated_now)))
         recorded = {note.object_id for note in back}
         shown = {key: note for key, note in shown.items() if key in outdated_now or key in recorded}
         for note in back:

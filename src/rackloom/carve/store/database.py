@@ -32,7 +32,7 @@ import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -251,6 +251,7 @@ class _ReadConnection:
     """Another connection, which only reads, on a thread of its own.
 
     It stays checked out of SQLAlchemy's pool: to get it for each transaction costs more than most reads.
+    After an error of the database the next transaction has a new one, whatever became of the old.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -264,8 +265,12 @@ class _ReadConnection:
         with _naming_faults(write=False):
             if self._conn is None:
                 self._conn = self._engine.connect().execution_options(site_write=False)
-            with self._conn.begin():
-                return work(self._conn)
+            try:
+                with self._conn.begin():
+                    return work(self._conn)
+            except (sa.exc.DBAPIError, sqlite3.Error):
+                self._drop()
+                raise
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in a transaction, after those that were submitted before."""
@@ -275,6 +280,13 @@ class _ReadConnection:
         """Close the connection, after the running read."""
         await asyncio.wrap_future(self._thread.submit(self._dispose))
         self._thread.shutdown()
+
+    def _drop(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            with suppress(sa.exc.SQLAlchemyError, sqlite3.Error):
+                conn.invalidate()
+                conn.close()
 
     def _dispose(self) -> None:
         if self._conn is not None:
