@@ -1,9 +1,11 @@
 """What a site of a given size needs: memory, CPU, database, and time to start.
 
-In order: every rack is filled over REST, with 17 of its 18 trays in one logical partition, until all are
-Ready. Then the reconciler is replaced, as by a restart: `start_s` ends when every domain was read again.
-For `idle_seconds` only timers run; `idle_cpus` is how much of a CPU the whole process uses meanwhile. Last,
-instances come and go on the trays that are left, over HTTP as in `latency`, and a page of 20 is read.
+In order: every rack is filled over REST, with 17 of its 18 trays in one logical partition. Then the
+reconciler carves them until all are Ready; beside it, filling a large site would take several times as
+long, because passes and requests share one core. Then the reconciler is replaced, as by a restart:
+`start_s` ends when every domain was read again. For `idle_seconds` only timers run; `idle_cpus` is how
+much of a CPU the whole process uses meanwhile. Last, instances come and go on the trays that are left,
+over HTTP as in `latency`, and a page of 20 is read.
 """
 
 import asyncio
@@ -60,8 +62,10 @@ async def measured(domains: int, samples: int, idle_seconds: int, folder: Path) 
 
 async def _fill(site: Plant, domains: int) -> dict[str, Any]:
     before, began = spent(), time.perf_counter()
+    async with site.reconciling(acts=False):
+        pass  # the domains and the GUIDs of the machines are known now
+    await fill(site, domains, TRAYS_IN_USE)
     async with site.reconciling():
-        await fill(site, domains, TRAYS_IN_USE)
         # On a large site some domain is read at every moment: `quiet` would wait for ever.
         for status in (Status.PENDING, Status.PROVISIONING, Status.CONFIGURING):
             while await site.ask("GET", f"instance?status={status}&pageSize=1"):  # noqa: ASYNC110 (polls)
