@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: venv demo test test-all test-cluster test-node test-node-all test-image test-gpu image image-lock lint simulate mutate format proto pins clean
+.PHONY: venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel lint simulate mutate format proto pins clean
 
 venv: $(VENV)/.complete
 
@@ -54,6 +54,13 @@ image: venv
 # Whole images: built, started, compared with what a builder makes. Downloads what is not cached.
 test-image: venv
 	RACKLOOM_TEST_IMAGE=1 $(BIN)/python -m pytest tests/deploy/image
+
+# The wheel alone, in empty environments on each Python that is here; packages come from the configured index.
+test-install: venv
+	RACKLOOM_TEST_INSTALL=1 $(BIN)/python -m pytest -n0 tests/install
+
+wheel: venv
+	$(BIN)/python -m hatchling build -t wheel -d dist
 
 # When an archive no longer has a package of deploy/image/packages.lock: what it has now.
 image-lock: venv
@@ -113,7 +120,7 @@ proto: venv
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet
 pins: venv
 	$(UV_COMPILE) pyproject.toml -o requirements/runtime.txt
-	$(UV_COMPILE) --extra dev -c requirements/runtime.txt pyproject.toml -o requirements/dev.txt
+	$(UV_COMPILE) --group pyproject.toml:dev -c requirements/runtime.txt pyproject.toml -o requirements/dev.txt
 	$(UV_COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(UV_COMPILE) -c requirements/dev.txt requirements/mutate.in -o requirements/mutate.txt
 	$(UV_COMPILE) requirements/uv.in -o requirements/uv.txt
