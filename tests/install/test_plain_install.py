@@ -5,7 +5,6 @@ are not here, and other systems, are checked by resolving wheels for them: that 
 it runs.
 """
 
-import json
 import os
 import re
 import shutil
@@ -25,6 +24,7 @@ pytestmark = pytest.mark.skipif(
 UV = Path(sys.executable).with_name("uv")
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 PLATFORMS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin")
+WINDOWS = "x86_64-pc-windows-msvc"
 LIMIT = 300.0
 
 
@@ -55,11 +55,8 @@ def interpreters() -> dict[str, str]:
     """Each version that runs here, with its interpreter."""
     found = {}
     for version in VERSIONS:
-        candidates = [
-            shutil.which(f"python{version}"),
-            *Path.home().glob(f".pyenv/versions/{version}.*/bin/python"),
-        ]
-        for path in filter(None, map(str, filter(None, candidates))):
+        installed = Path.home().glob(f".pyenv/versions/{version}.*/bin/python")
+        for path in filter(None, (shutil.which(f"python{version}"), *map(str, installed))):
             shown = subprocess.run([path, "-V"], capture_output=True, text=True, check=False, timeout=LIMIT)
             if shown.returncode == 0 and shown.stdout.startswith(f"Python {version}."):
                 found[version] = path
@@ -75,9 +72,9 @@ def test_the_demo_runs_from_the_wheel_alone(version: str, wheel: Path, tmp_path:
     output_of(bin_ / "python", "-m", "pip", "install", "--quiet", wheel)
     home = tmp_path / "home"
     home.mkdir()
-    told = output_of(bin_ / "rackloom", "demo", home=home)
-    assert "14 of 14 steps verified" in told
-    assert "not NIXL (NIXL is not installed; `rackloom nixl install` adds it)" in told
+    printed = output_of(bin_ / "rackloom", "demo", home=home)
+    assert "14 of 14 steps verified" in printed
+    assert "not NIXL (NIXL is not installed; `rackloom nixl install` adds it)" in printed
     crds = list(yaml.safe_load_all(output_of(bin_ / "rackloom", "crds", home=home)))
     assert {crd["kind"] for crd in crds} == {"CustomResourceDefinition"}
     assert list(home.iterdir()) == []
@@ -90,58 +87,40 @@ def test_nixl_comes_with_one_command(wheel: Path, tmp_path: Path) -> None:
     output_of(UV, "pip", "install", "--quiet", "--python", python, wheel)
     assert "NIXL is not installed" in output_of(rackloom, "nixl", "status", rc=1)
     path = {"PATH": f"{UV.parent}:{os.environ['PATH']}"}
-    told = output_of("env", *(f"{name}={value}" for name, value in path.items()), rackloom, "nixl", "install")
-    assert re.search(r"NIXL [\d.]+ is installed", told)
-    frozen = json.loads(output_of(UV, "pip", "list", "--python", python, "--format", "json"))
-    assert "torch" not in {package["name"] for package in frozen}
+    printed = output_of(
+        "env", *(f"{name}={value}" for name, value in path.items()), rackloom, "nixl", "install"
+    )
+    assert re.search(r"NIXL [\d.]+ is installed", printed)
+    assert "torch" not in output_of(UV, "pip", "freeze", "--python", python)
     report = output_of(rackloom, "transfer", "run", "--block-size", "1MiB", home=tmp_path)
     assert "verified" in report
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("platform", [*PLATFORMS, WINDOWS])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_dependency_has_a_wheel(platform: str, version: str, wheel: Path) -> None:
-    """Resolved, not run."""
+    """Resolved, not run. On Windows the program itself says that it does not run there, not the resolver."""
     command = [UV, "pip", "compile", "-q", "--python-platform", platform, "--python-version", version]
-    subprocess.run(
+    done = subprocess.run(
         [*command, "--only-binary", ":all:", "-"],
         input=f"rackloom @ file://{wheel}",
         text=True,
-        check=True,
+        check=False,
         capture_output=True,
         timeout=LIMIT,
     )
+    assert done.returncode == 0, done.stderr
 
 
-def test_on_windows_it_installs_and_says_that_it_does_not_run(wheel: Path) -> None:
-    """The resolver finds wheels for all that is asked for there: the program itself says the rest."""
-    command = [
-        UV,
-        "pip",
-        "compile",
-        "-q",
-        "--python-platform",
-        "x86_64-pc-windows-msvc",
-        "--python-version",
-        "3.13",
-    ]
-    subprocess.run(
-        [*command, "--only-binary", ":all:", "-"],
-        input=f"rackloom @ file://{wheel}",
-        text=True,
-        check=True,
-        capture_output=True,
-        timeout=LIMIT,
-    )
-
-
-def test_an_old_python_gets_a_reason(wheel: Path, tmp_path: Path) -> None:
+def test_an_old_python_gets_one_line(wheel: Path, tmp_path: Path) -> None:
+    """Its installer finds nothing that contradicts: the program says what it needs."""
     found = list(Path.home().glob(".pyenv/versions/3.10.*/bin/python"))
     if not found:
         pytest.skip("NO PYTHON 3.10 here")
     output_of(found[0], "-m", "venv", tmp_path / "venv")
-    told = output_of(tmp_path / "venv/bin/python", "-m", "pip", "install", wheel, rc=1)
-    assert "requires a different Python: 3.10" in told
+    output_of(tmp_path / "venv/bin/python", "-m", "pip", "install", "--quiet", wheel)
+    printed = output_of(tmp_path / "venv/bin/rackloom", "demo", rc=1)
+    assert printed == "rackloom: needs Python 3.11 or newer; this is Python 3.10\n"
 
 
 def test_the_wheel_asks_for_ranges_and_takes_its_files_along(wheel: Path) -> None:

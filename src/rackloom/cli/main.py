@@ -68,8 +68,6 @@ for _place, (_name, _path, _help) in enumerate(COMMANDS):
 
 def main() -> None:
     """Entry point of the console script."""
-    if sys.platform == "win32":
-        sys.exit("rackloom: runs on Linux and macOS, not on Windows: use the Windows Subsystem for Linux")
     _open_missing_streams()
     _silence_grpc()
     _use_docstring_as_help(sys.argv[1:2])
