@@ -2,45 +2,51 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# uv trusts what the system trusts, as pip does: a proxy or an index may have a private certificate authority.
+SYSTEM_CERTIFICATES := $(wildcard /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem)
+export UV_SYSTEM_CERTS ?= $(if $(SYSTEM_CERTIFICATES),true,false)
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: venv demo test test-all test-cluster test-node test-node-all test-image test-gpu image image-lock lint simulate mutate format proto pins clean
+.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel lint simulate mutate format proto pins clean
 
-venv: $(VENV)/.complete
+help:
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+venv: $(VENV)/.complete  ## .venv, from the pins
 
 $(VENV)/.complete: $(PINS)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.txt -r requirements/build.txt
 	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --require-hashes -r requirements/nixl.txt \
-	  || echo "venv: no NIXL wheel for this platform; the transfer step of the demo will say so"
+	  || echo "venv: NIXL could not be installed (see above); the transfer step of the demo will say so"
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: venv
+demo: venv  ## the whole story on simulated racks
 	$(BIN)/rackloom demo
 
 # The quick tests of every area; properties with few examples.
-test: venv
+test: venv  ## the quick tests of every area
 	$(BIN)/python -m pytest -n auto -m "not slow" --hypothesis-profile quick
 
 # Then the rest: slow tests (PostgreSQL, containers, browsers, processes), and every property with all its examples.
-test-all: test
+test-all: test  ## all tests that need no cluster
 	$(BIN)/python -m pytest -n auto -m "slow or hypothesis"
 
 # A real control plane (etcd, kube-apiserver, kube-scheduler, kube-controller-manager): built once, then cached.
 # Two at a time, each with tests of its own: they wait for half of their time.
-test-cluster: venv
+test-cluster: venv  ## tests on a real Kubernetes control plane
 	$(BIN)/python tests/cluster/build.py
 	RACKLOOM_TEST_CLUSTER=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster
 
 # Two real nodes (kubelet, containerd, runc) with the image and deploy/kubernetes on them; needs root on Linux.
-test-node: venv
+test-node: venv  ## tests on two real kubelets; root on Linux
 	$(BIN)/python tests/node/run.py $(WORDS)
 
 # The same, and what takes longer than a change may wait for: deaths, reboots, an upgrade, other Kubernetes versions.
 # Then the core on cgroup v2, in a virtual machine; status 3: there is none here, and it says why.
-test-node-all: venv
+test-node-all: venv  ## the same with deaths, an upgrade and other Kubernetes versions
 	$(BIN)/python tests/node/run.py --all $(WORDS)
 	for minor in 1.34 1.35 1.37; do \
 	  RACKLOOM_KUBERNETES=$$minor $(BIN)/python tests/node/run.py $(WORDS) || exit; \
@@ -48,15 +54,22 @@ test-node-all: venv
 	$(BIN)/python tests/node/run.py --vm $(WORDS) || [ $$? = 3 ]
 
 # The container image as an OCI archive below build/image: ARCH=amd64 or arm64 (this machine's), TARGET=site or transfer.
-image: venv
+image: venv  ## the container image as an OCI archive
 	$(BIN)/python -m deploy.image.build $(if $(ARCH),--arch $(ARCH)) $(if $(TARGET),--target $(TARGET))
 
 # Whole images: built, started, compared with what a builder makes. Downloads what is not cached.
-test-image: venv
+test-image: venv  ## tests of whole images
 	RACKLOOM_TEST_IMAGE=1 $(BIN)/python -m pytest tests/deploy/image
 
+# The wheel alone, in empty environments on each Python that is here; packages come from the configured index.
+test-install: venv  ## the wheel alone, on each Python that is here
+	RACKLOOM_TEST_INSTALL=1 $(BIN)/python -m pytest -n0 tests/install
+
+wheel: venv  ## dist/rackloom-*.whl
+	$(BIN)/python -m hatchling build -t wheel -d dist
+
 # When an archive no longer has a package of deploy/image/packages.lock: what it has now.
-image-lock: venv
+image-lock: venv  ## new pins of the image's packages
 	$(BIN)/python -m deploy.image.build --lock
 
 # What one machine with an NVIDIA GPU can show; elsewhere each check is skipped and says why. With WHEELS=DIR all
@@ -69,7 +82,7 @@ else
 GPU_PYTHON := $(BIN)/python
 GPU_NEEDS := venv
 endif
-test-gpu: $(GPU_NEEDS)
+test-gpu: $(GPU_NEEDS)  ## what only a machine with an NVIDIA GPU shows
 	$(GPU_PYTHON) tests/gpu/run.py --report build/gpu-report.json
 
 OFFLINE = $(GPU_PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --find-links $(WHEELS) --require-hashes
@@ -79,7 +92,7 @@ $(GPU_VENV)/.complete: requirements/runtime.txt requirements/nixl.txt
 	@$(OFFLINE) --no-deps -r requirements/nixl.txt || echo "test-gpu: NO NIXL among $(WHEELS): the transfer is skipped"
 	@touch $@
 
-lint: venv
+lint: venv  ## ruff, mypy and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -87,37 +100,37 @@ lint: venv
 
 # In virtual time, one line each at the end: the carve plane under seeded faults, and a ComputeDomain's whole life
 # with every program of it dying at every EVERYth step.
-simulate: venv
+simulate: venv  ## seeded faults in virtual time
 	$(BIN)/python tests/simulation/run.py --seeds $(or $(SEEDS),1000) --deaths
 	PYTHONHASHSEED=0 $(BIN)/python tests/simulation/run_claims.py --every $(or $(EVERY),1)
 
 # Changes what decides over partitions and membership, one expression at a time, and runs the tests on each change:
 # which changes does no test notice (docs/mutation.md)? Goes on where it stopped. MODULE=core.partitions.planner: that
 # module alone; JOBS=1: one test run at a time. The same examples are drawn each time.
-mutate: venv
+mutate: venv  ## which changes does no test notice?
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/mutate.txt
 	CI=1 $(BIN)/python -m mutmut run --max-children $(or $(JOBS),2) $(if $(MODULE),"rackloom.$(MODULE).*")
 	$(BIN)/python benchmarks/mutation.py
 
-format: venv
+format: venv  ## fix what a program can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 # The generated code is checked in, so that nobody needs protoc to run; a test compares it with the proto.
-proto: venv
+proto: venv  ## generate code from .proto files
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc --proto_path=src \
 	  --python_out=src --grpc_python_out=src --mypy_out=src --mypy_grpc_out=src \
 	  $$(cd src && find rackloom -name '*.proto' | sed 's,^,src/,')
 
 # Pins name no index and no host: the installer's own configuration says where packages come from.
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet
-pins: venv
+pins: venv  ## resolve requirements/ again
 	$(UV_COMPILE) pyproject.toml -o requirements/runtime.txt
-	$(UV_COMPILE) --extra dev -c requirements/runtime.txt pyproject.toml -o requirements/dev.txt
+	$(UV_COMPILE) --group pyproject.toml:dev -c requirements/runtime.txt pyproject.toml -o requirements/dev.txt
 	$(UV_COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(UV_COMPILE) -c requirements/dev.txt requirements/mutate.in -o requirements/mutate.txt
 	$(UV_COMPILE) requirements/uv.in -o requirements/uv.txt
 	$(UV_COMPILE) --no-deps requirements/nixl.in -o requirements/nixl.txt
 
-clean:
+clean:  ## remove what was made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist mutants

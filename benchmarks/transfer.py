@@ -31,8 +31,8 @@ from pathlib import Path
 
 from rackloom.core.transfer.values import EndConfig, Promise, TransferSpec, UcxPins
 from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer.agent import nixl_missing_reason
 from rackloom.prove.transfer.fallback import run_over_sockets
+from rackloom.prove.transfer.installation import nixl_missing_reason
 from rackloom.prove.transfer.run import EndLocation, run_pair
 
 ENOUGH = 7

@@ -27,6 +27,7 @@ from rackloom.carve.store import schema as migrate_module
 from rackloom.carve.store.journal import OperatorOrder
 
 SITE = Path(__file__).parents[2] / "deploy" / "site"
+MONITORING = SITE.parent / "monitoring"
 BASE = SITE / "base"
 
 
@@ -121,8 +122,8 @@ def test_every_resource_that_is_named_is_there():
 
 
 def test_alerts_and_dashboard_ask_for_metrics_that_exist():
-    rules = yaml.safe_load((SITE / "alerts.yaml").read_text())["groups"][0]["rules"]
-    panels = json.loads((SITE / "dashboard.json").read_text())["panels"]
+    rules = yaml.safe_load((MONITORING / "site-alerts.yaml").read_text())["groups"][0]["rules"]
+    panels = json.loads((MONITORING / "site-dashboard.json").read_text())["panels"]
     expressions = [rule["expr"] for rule in rules]
     expressions += [target["expr"] for panel in panels for target in panel["targets"]]
     asked = {name for expression in expressions for name in re.findall(r"nico_\w+", expression)}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.prove.transfer.agent import nixl_missing_reason
+from rackloom.prove.transfer.installation import nixl_missing_reason
 
 TRANSFER = Path(__file__).parents[2] / "benchmarks" / "transfer.py"
 

@@ -13,7 +13,7 @@ from rackloom.cli.transfer_options import parse_address, parse_size, read_secret
 from rackloom.core.transfer.pairing import GpuNicPair
 from rackloom.core.transfer.values import AlignmentReport, Promise
 from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer.agent import nixl_missing_reason
+from rackloom.prove.transfer.installation import nixl_missing_reason
 from rackloom.prove.transfer.record_files import load_record, save_record
 from rackloom.prove.transfer.run import RunObserver
 from rackloom.topology.machine import Machine

@@ -258,9 +258,9 @@ def _contained(machine: Machine, given: Given) -> Figures:
 
 def transfer(machine: Machine) -> Figures:
     """GPU memory of two processes: verified, carried by cuda_ipc alone; without it, by other lanes."""
-    from rackloom.prove.transfer import agent
+    from rackloom.prove.transfer import installation
 
-    problem = agent.nixl_missing_reason()
+    problem = installation.nixl_missing_reason()
     if problem:
         raise Skipped(problem)
     shown = {}

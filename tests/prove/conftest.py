@@ -2,8 +2,8 @@
 
 import pytest
 
-from rackloom.prove.transfer.agent import nixl_missing_reason
 from rackloom.prove.transfer.emulation import can_emulate
+from rackloom.prove.transfer.installation import nixl_missing_reason
 
 
 @pytest.fixture(scope="session")

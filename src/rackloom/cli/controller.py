@@ -1,4 +1,4 @@
-"""`rackloom controller` and `rackloom webhook`: the control-plane processes on Kubernetes.
+"""`rackloom controller`, `webhook` and `crds`: the control-plane processes on Kubernetes, and their types.
 
 Almost every option may be set by an environment variable, which is how a Deployment configures them. The
 controller's options fall into four groups: where it runs, the IMEX daemons that it creates, how
@@ -205,3 +205,17 @@ def webhook(
     )
     options = WebhookOptions(identity=pod, listen=listen, dns_names=dns_name, kubeconfig=kubeconfig)
     run_webhook(settings, options, partial(print, flush=True))
+
+
+def crds() -> None:
+    """Print the CustomResourceDefinitions that the controller needs, as YAML.
+
+    `rackloom crds | kubectl apply --server-side -f -` installs or upgrades them. They are those of
+    deploy/kubernetes/base.
+    """
+    import yaml
+
+    from rackloom.core.domains.crds import domain_crds
+    from rackloom.core.gangs.crd import gang_crd
+
+    print(yaml.safe_dump_all((*domain_crds(), gang_crd()), sort_keys=False), end="")

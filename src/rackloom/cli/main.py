@@ -38,6 +38,7 @@ COMMANDS = (
     ("claim", "rackloom.cli.claim:app", "What device claims would get here, and why not."),
     ("place", "rackloom.cli.place:place", "Where whole jobs would go, or what blocks them."),
     ("transfer", "rackloom.cli.transfer:app", "Measure a KV-cache transfer and prove its path."),
+    ("nixl", "rackloom.cli.nixl:app", "Install NIXL, which transfers are measured with."),
     ("serve", "rackloom.cli.site:serve", "Run the site service on real switch controllers."),
     ("admin", "rackloom.cli.admin:app", "Operate a site: endpoints, machines, partitions, plans."),
     ("controller", "rackloom.cli.controller:controller", "Control the ComputeDomains of a cluster."),
@@ -45,6 +46,11 @@ COMMANDS = (
         "webhook",
         "rackloom.cli.controller:webhook",
         "Admit claims and pods: validate, keep together, hold back.",
+    ),
+    (
+        "crds",
+        "rackloom.cli.controller:crds",
+        "Print the CustomResourceDefinitions of the controller.",
     ),
     (
         "uninstall",

@@ -180,8 +180,8 @@ def serve(
         With --once: seconds to wait for it.
     """
     from rackloom.prove.transfer import endpoints
-    from rackloom.prove.transfer.agent import require_nixl
     from rackloom.prove.transfer.channel import check_secret
+    from rackloom.prove.transfer.installation import require_nixl
 
     require_nixl()
     secret = read_secret(secret_file)

@@ -9,13 +9,14 @@ from tests.prove.transfer.fake_cuda import ADDRESSES, FakeCuda
 
 from rackloom.core.transfer.values import EndConfig, TransferReport, TransferSpec, UcxPins
 from rackloom.errors import Refused
-from rackloom.prove.transfer import agent, buffers
+from rackloom.prove.transfer import buffers
 from rackloom.prove.transfer.buffers import (
     CudaDriver,
     DeviceBuffer,
     HostBuffer,
     allocate_buffer,
 )
+from rackloom.prove.transfer.installation import nixl_missing_reason
 from rackloom.prove.transfer.run import EndLocation, run_pair
 
 
@@ -109,7 +110,7 @@ def two_processes(device: str, transports: tuple[str, ...]) -> TransferReport:
 @pytest.mark.gpu
 @pytest.mark.nixl
 @pytest.mark.skipif(NO_GPU is not None, reason=f"needs a GPU: {NO_GPU}")
-@pytest.mark.skipif(agent.nixl_missing_reason() is not None, reason=str(agent.nixl_missing_reason()))
+@pytest.mark.skipif(nixl_missing_reason() is not None, reason=str(nixl_missing_reason()))
 def test_gpu_memory_of_two_processes_is_copied_by_cuda_ipc() -> None:
     report = two_processes("cuda:0", ("cuda_ipc", "cuda_copy", "tcp"))
     assert report.verified
@@ -122,7 +123,7 @@ def test_gpu_memory_of_two_processes_is_copied_by_cuda_ipc() -> None:
 @pytest.mark.gpu
 @pytest.mark.nixl
 @pytest.mark.skipif(NO_FABRIC is not None, reason=f"needs multi-node NVLink: {NO_FABRIC}")
-@pytest.mark.skipif(agent.nixl_missing_reason() is not None, reason=str(agent.nixl_missing_reason()))
+@pytest.mark.skipif(nixl_missing_reason() is not None, reason=str(nixl_missing_reason()))
 def test_fabric_memory_is_moved_by_cuda_ipc() -> None:
     report = two_processes("fabric:0", ("cuda_ipc", "cuda_copy", "tcp"))
     assert report.verified

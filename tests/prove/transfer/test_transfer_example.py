@@ -14,7 +14,7 @@ from tests.core.transfer.transfer_values import RESULT_FIELDS
 from tests.ports import reserved_ports
 from tests.waiting import PATIENCE
 
-from rackloom.prove.transfer.agent import nixl_missing_reason
+from rackloom.prove.transfer.installation import nixl_missing_reason
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 EXAMPLE = EXAMPLES / "nixl-kv-transfer"

@@ -11,14 +11,14 @@ from tests.waiting import PATIENCE
 from rackloom.core.transfer.pairing import GpuNicPair
 from rackloom.core.transfer.values import AllocatedDevices, EndConfig, TransferReport, TransferSpec, UcxPins
 from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer import agent, emulation, processes, run
+from rackloom.prove.transfer import emulation, installation, processes, run
 from rackloom.prove.transfer.processes import BeInitiator, Done, EndProcess
 from rackloom.prove.transfer.run import EndLocation, Lane, RemoteTarget, run_lanes
 
 SPEC = TransferSpec(block_size=1 << 20, iters=3, warmup_iters=1, timeout_seconds=PATIENCE)
 SABOTAGE = (sys.executable, str(Path(__file__).with_name("sabotage.py")))
 needs_nixl = pytest.mark.skipif(
-    agent.nixl_missing_reason() is not None, reason=str(agent.nixl_missing_reason())
+    installation.nixl_missing_reason() is not None, reason=str(installation.nixl_missing_reason())
 )
 
 
@@ -29,17 +29,17 @@ def test_a_nixl_that_cannot_be_imported_is_missing(tmp_path: Path, monkeypatch: 
         "raise ImportError('libfoo.so.1: cannot open shared object file')"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(agent, "find_spec", lambda _: True)
-    agent._import_problem.cache_clear()
+    monkeypatch.setattr(installation, "find_spec", lambda _: True)
+    installation._import_problem.cache_clear()
     try:
-        reason = agent.nixl_missing_reason()
+        reason = installation.nixl_missing_reason()
         assert reason is not None
         assert reason.startswith("NIXL is installed, but cannot be imported")
         assert "libfoo.so.1" in reason
         with pytest.raises(Refused, match="cannot be imported"):
             run.run_plain(SPEC)
     finally:
-        agent._import_problem.cache_clear()
+        installation._import_problem.cache_clear()
 
 
 def test_an_import_that_kills_its_process_is_missing_too(
@@ -48,12 +48,12 @@ def test_an_import_that_kills_its_process_is_missing_too(
     (tmp_path / "nixl").mkdir()
     (tmp_path / "nixl/__init__.py").write_text("import os; os.abort()")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(agent, "find_spec", lambda _: True)
-    agent._import_problem.cache_clear()
+    monkeypatch.setattr(installation, "find_spec", lambda _: True)
+    installation._import_problem.cache_clear()
     try:
-        assert "the import ended with -6" in str(agent.nixl_missing_reason())
+        assert "the import ended with -6" in str(installation.nixl_missing_reason())
     finally:
-        agent._import_problem.cache_clear()
+        installation._import_problem.cache_clear()
 
 
 @pytest.mark.slow

@@ -29,8 +29,8 @@ from rackloom.core.allocate.objects import DeviceResult, Node, ObjectMeta, Resou
 from rackloom.core.allocate.planning import PlacedClaim, RefusedClaim, allocate_each
 from rackloom.core.transfer.report import result_line
 from rackloom.core.transfer.values import Arm, TransferSpec
-from rackloom.prove.transfer.agent import nixl_missing_reason
 from rackloom.prove.transfer.fallback import FALLBACK_LABEL, run_over_sockets
+from rackloom.prove.transfer.installation import nixl_missing_reason
 from rackloom.prove.transfer.run import run_alignment
 from rackloom.topology.affinity import Cell, classes
 from rackloom.topology.machine import Machine, PathClass

@@ -4,8 +4,7 @@ A step returns the evidence that it saw, or raises `NotObserved` with what it sa
 fails the step too. After a failure, steps that build on it are reported as not attempted. `wait_until`
 polls the cluster until an observation holds, for a minute at most.
 
-`example_directory` finds the manifests under examples/: beside the installed package, or in the source
-tree.
+`example_directory` finds the manifests under examples/.
 """
 
 import asyncio
@@ -16,17 +15,14 @@ from typing import Any
 
 import msgspec
 
+from rackloom.shipped_files import shipped_path
+
 # Example manifests.
-
-
-_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def example_directory(name: str) -> Path:
     """The directory of one example."""
-    installed = _PACKAGE / "examples"
-    root = installed if installed.is_dir() else _PACKAGE.parents[1] / "examples"
-    return root / name
+    return shipped_path("examples") / name
 
 
 # Steps and their report.

@@ -11,7 +11,8 @@ not belong together is refused as damaged.
 
 `open_embedded_home` holds what outlives a restart of the service (store and switches); `embedded_service`
 is the service alone, which a scenario may stop and start. REST opens after each domain was observed once,
-because a batch that wants one domain needs to know the domains.
+because a batch that wants one domain needs to know the domains. `/metrics` shows what `serve` shows, on the
+same loopback address.
 """
 
 import asyncio
@@ -26,12 +27,14 @@ from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rackloom.app.config import AuditConfig
+from rackloom.app.config import AuditConfig, MetricsConfig
 from rackloom.app.home import Home
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import background_task, elapsed_seconds, log_to_file
 from rackloom.app.site.audit_log import AuditKeeper
+from rackloom.app.site.metrics import MetricsEndpoints, SiteMetrics
 from rackloom.app.site.parts import open_home_store
 from rackloom.app.site.rack_map import SiteSource, mount_rack_map
 from rackloom.carve.api.app import create_app
@@ -39,10 +42,12 @@ from rackloom.carve.api.auth import LocalIssuer
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.inventory.enrolment import seed_embedded_site
+from rackloom.carve.reconcile.domain_pass import ReconcileHooks
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import MonotonicSiteClock, newest_recorded_time
 from rackloom.carve.tenancy import catalog
+from rackloom.core.partitions.reading_age import valid_seconds
 from rackloom.durable_files import write_durably
 from rackloom.errors import Refused
 from rackloom.lab.scenario.stage import SimulatedRacks
@@ -214,7 +219,15 @@ async def embedded_service(
 ) -> AsyncIterator[EmbeddedSite]:
     """The site service alone, over racks that are served and a store that is open."""
     clock = MonotonicSiteClock(time.time, elapsed_seconds, await store.read(newest_recorded_time))
-    reconciler = Reconciler(store, lambda endpoint: NmxcDriver(endpoint.url, clock=clock), clock)
+    metrics = SiteMetrics(MetricsConfig().prefix)
+    reconciler = Reconciler(
+        store,
+        lambda endpoint: NmxcDriver(endpoint.url, clock=clock),
+        clock,
+        hooks=ReconcileHooks(metrics=metrics),
+    )
+    page = MetricsEndpoints(metrics, store, clock, valid_seconds(reconciler.interval))
+    await page.begin()
     issuer = LocalIssuer(home.keys)
     deps = ApiDeps(
         store=store,
@@ -239,9 +252,17 @@ async def embedded_service(
         mapped = mount_rack_map(
             app, source, deps.verifier, clock, switch_trays=twin.profile.switch_trays_per_domain
         )
-        async with serve_http(mapped, f"{LOOPBACK}:{port}", limits=SITE_REST) as bound:
+        async with serve_http(_with_metrics(mapped, page), f"{LOOPBACK}:{port}", limits=SITE_REST) as bound:
             url = f"http://{LOOPBACK}:{bound}"
             yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling)
+
+
+def _with_metrics(site: ASGIApp, page: ASGIApp) -> ASGIApp:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_metrics = scope["type"] == "http" and scope["path"] == "/metrics"
+        await (page if is_metrics else site)(scope, receive, send)
+
+    return answer
 
 
 def _new_uuid() -> str:

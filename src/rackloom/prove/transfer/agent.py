@@ -1,8 +1,6 @@
 """The NIXL agent of one end on the UCX backend: optional wheels, UCX settings and UCX's log.
 
-NIXL is imported when an end starts. `nixl_missing_reason` says why it cannot run here and tries the
-import in a process of its own, because native code built for another machine may kill the process.
-Nothing else of Rackloom depends on it.
+NIXL is imported when an end starts; nothing else of Rackloom depends on it (`installation`).
 
 Facts behind the UCX settings: NIXL's own device list spoils TCP device names (it appends a port), so
 devices are pinned with UCX_NET_DEVICES. NIXL asks for two RMA rails by default, and UCX then
@@ -17,13 +15,9 @@ it, and releases both on exit.
 import ctypes
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,6 +26,7 @@ from rackloom.core.transfer.values import EndConfig, TransferOp, TransferSpec, U
 from rackloom.errors import Refused
 from rackloom.prove.transfer.buffers import Buffer, MemoryKind, allocate_buffer
 from rackloom.prove.transfer.channel import BlockDescriptor
+from rackloom.prove.transfer.installation import require_nixl
 
 # UCX: environment variables in, log out.
 
@@ -86,42 +81,7 @@ def ucx_complaint(log: str) -> str | None:
 # NIXL.
 
 
-NOT_INSTALLED = "NIXL is not installed: no wheel for this platform"
-_INSTALL_NIXL = "install requirements/nixl.txt (Linux on x86-64 or arm64)"
-_NIXL_BACKENDS = ("nixl_cu13", "nixl_cu12", "nixl_rocm")
-_IMPORT_SECONDS = 60.0
 _UCX_LIBRARY = re.compile(r"\S*/libucp\S*\.so\S*")
-
-
-def nixl_missing_reason() -> str | None:
-    """Why no transfer can run here, or None. Imports nothing into this process."""
-    if sys.platform != "linux" or not find_spec("nixl") or not find_spec("numpy"):
-        return NOT_INSTALLED
-    if not any(find_spec(name) for name in _NIXL_BACKENDS):
-        return NOT_INSTALLED
-    return _import_problem()
-
-
-@cache
-def _import_problem() -> str | None:
-    """Why NIXL cannot be imported, tried in a separate process: native code for another machine may crash."""
-    command = (sys.executable, "-P", "-c", "import nixl._api")
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_IMPORT_SECONDS, errors="replace"
-        )
-    except subprocess.TimeoutExpired:
-        return f"NIXL is installed, but importing it takes more than {_IMPORT_SECONDS:g} s"
-    if done.returncode == 0:
-        return None
-    complaint = (done.stderr.strip().splitlines() or [f"the import ended with {done.returncode}"])[-1]
-    return f"NIXL is installed, but cannot be imported: {complaint}"
-
-
-def require_nixl() -> None:
-    """Raise Refused if no transfer can run here."""
-    if reason := nixl_missing_reason():
-        raise Refused(reason, nearest_fix=_INSTALL_NIXL)
 
 
 def nixl_version() -> str:
@@ -147,7 +107,7 @@ class NixlAgent:
         try:
             from nixl._api import nixl_agent, nixl_agent_config
         except (ImportError, OSError) as error:
-            raise Refused(f"{NOT_INSTALLED} ({error})", nearest_fix=_INSTALL_NIXL) from error
+            raise Refused(f"NIXL cannot be imported: {error}") from error
         self.buffer, self._log = buffer, log
         try:
             self.nixl: Any = nixl_agent(

@@ -29,7 +29,7 @@ import msgspec
 from rackloom.core.transfer.pairing import spread_cores
 from rackloom.core.transfer.values import EndConfig, Measurement, TransferSpec
 from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer.agent import require_nixl
+from rackloom.prove.transfer.installation import require_nixl
 
 # Orders and events.
 

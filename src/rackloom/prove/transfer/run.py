@@ -41,7 +41,7 @@ from rackloom.core.transfer.values import (
 )
 from rackloom.errors import Retry
 from rackloom.prove.transfer import emulation
-from rackloom.prove.transfer.agent import require_nixl
+from rackloom.prove.transfer.installation import require_nixl
 from rackloom.prove.transfer.processes import BeInitiator, BeTarget, Done, EndProcess, Failed, Listening, Warm
 
 # Lanes: pairs of ends that are measured at the same time.

@@ -1,0 +1,21 @@
+"""The console script: says in one line where Rackloom cannot run, before it imports what is not there.
+
+The wheel installs on an older Python and on Windows too, but without its dependencies: an installer that
+refused would name whichever of them it tried first. This file therefore runs on Python 3.8.
+"""
+
+import sys
+
+_OLDEST = (3, 11)
+
+
+def main() -> None:
+    """Run the command line, or say why not."""
+    if sys.version_info < _OLDEST:
+        found = ".".join(map(str, sys.version_info[:2]))
+        sys.exit("rackloom: needs Python 3.11 or newer; this is Python " + found)
+    if sys.platform == "win32":
+        sys.exit("rackloom: runs on Linux and macOS; on Windows use the Windows Subsystem for Linux")
+    from rackloom.cli.main import main as run_command_line
+
+    run_command_line()

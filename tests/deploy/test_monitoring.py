@@ -1,0 +1,86 @@
+"""Alerts and what the Prometheus operator reads: series exist, and each alert fires in a scenario."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.monitoring import write_rules
+
+ROOT = Path(__file__).parents[2]
+MONITORING = ROOT / "deploy/monitoring"
+SCENARIOS = sorted((ROOT / "tests/deploy/monitoring").glob("*.test.yaml"))
+LIMIT = 60.0
+SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="NO PROMTOOL: Debian's package prometheus has it"
+)
+each_scenario = pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name)
+
+
+def alerts(name: str) -> list[dict[str, Any]]:
+    groups = yaml.safe_load((MONITORING / f"{name}.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+@needs_promtool
+@each_scenario
+def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
+    command = ["promtool", "test", "rules", path.name]
+    done = subprocess.run(
+        command, cwd=path.parent, capture_output=True, text=True, check=False, timeout=LIMIT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@each_scenario
+def test_each_alert_fires_in_a_scenario(path: Path) -> None:
+    tests = yaml.safe_load(path.read_text())["tests"]
+    fired = {rule["alertname"] for test in tests for rule in test["alert_rule_test"] if rule["exp_alerts"]}
+    assert fired == {rule["alert"] for rule in alerts(path.name.replace(".test.yaml", "-alerts"))}
+
+
+def test_alerts_of_a_cluster_ask_for_series_that_the_programs_have() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "src/rackloom").rglob("*.py"))
+    made = {
+        name + suffix
+        for name in re.findall(r'"((?:rackloom|nvidia_dra)_\w+)"', sources)
+        for suffix in SUFFIXES
+    }
+    asked = {
+        name
+        for rule in alerts("cluster-alerts")
+        for name in re.findall(r"\b(?:rackloom|nvidia_dra)_\w+", rule["expr"])
+    }
+    assert len(asked) > 8
+    assert asked <= made
+
+
+@pytest.mark.parametrize("name", ["site-alerts", "cluster-alerts"])
+def test_alerts_say_what_to_do(name: str) -> None:
+    for rule in alerts(name):
+        assert set(rule["annotations"]) == {"summary", "action"}
+        assert rule["labels"]["severity"] in ("warning", "critical")
+
+
+def test_the_operator_gets_the_same_rules() -> None:
+    assert (MONITORING / "operator/rules.yaml").read_text() == write_rules.rules()
+
+
+def test_monitors_name_ports_and_jobs_that_exist() -> None:
+    """Ports are those of the pods; jobs are those that alerts ask for."""
+    monitors = list(yaml.safe_load_all((MONITORING / "operator/monitors.yaml").read_text()))
+    pods, service = monitors
+    manifests = "".join(path.read_text() for path in (ROOT / "deploy/kubernetes/base").glob("*.yaml"))
+    for endpoint in pods["spec"]["podMetricsEndpoints"]:
+        assert f"name: {endpoint['port']}, containerPort" in manifests
+    assert service["spec"]["endpoints"][0]["relabelings"][0]["replacement"] == "rackloom-site"
+    (components,) = (term["values"] for term in pods["spec"]["selector"]["matchExpressions"])
+    gone = next(rule["expr"] for rule in alerts("cluster-alerts") if rule["alert"] == "RackloomPodGone")
+    jobs = re.search(r"rackloom-\((.*?)\)", gone)
+    assert jobs is not None
+    assert set(components) <= set(jobs.group(1).split("|"))

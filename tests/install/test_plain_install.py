@@ -1,0 +1,134 @@
+"""The wheel alone, in an empty environment and an empty home, on each Python of this machine.
+
+Packages come from the configured index: `make test-install` sets RACKLOOM_TEST_INSTALL. Interpreters that
+are not here, and other systems, are checked by resolving wheels for them: that everything has one, not that
+it runs.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+ASKED_BY = "RACKLOOM_TEST_INSTALL"
+pytestmark = pytest.mark.skipif(
+    ASKED_BY not in os.environ, reason=f"NO PLAIN INSTALLATION: `make test-install` makes it ({ASKED_BY})"
+)
+UV = Path(sys.executable).with_name("uv")
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+PLATFORMS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin")
+WINDOWS = "x86_64-pc-windows-msvc"
+LIMIT = 300.0
+
+
+def output_of(*command: object, home: Path | None = None, rc: int = 0) -> str:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
+    env.pop("VIRTUAL_ENV", None)
+    if home is not None:
+        env["HOME"] = str(home)
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=LIMIT, env=env, cwd="/"
+    )
+    assert done.returncode == rc, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made of the files that git has, so that nothing of this working tree helps."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(["git", "clone", "--quiet", "--local", ROOT, folder / "clone"], check=True)
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(command, check=True, cwd=folder / "clone", capture_output=True, timeout=LIMIT)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def interpreters() -> dict[str, str]:
+    """Each version that runs here, with its interpreter."""
+    found = {}
+    for version in VERSIONS:
+        installed = Path.home().glob(f".pyenv/versions/{version}.*/bin/python")
+        for path in filter(None, (shutil.which(f"python{version}"), *map(str, installed))):
+            shown = subprocess.run([path, "-V"], capture_output=True, text=True, check=False, timeout=LIMIT)
+            if shown.returncode == 0 and shown.stdout.startswith(f"Python {version}."):
+                found[version] = path
+    return found
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_demo_runs_from_the_wheel_alone(version: str, wheel: Path, tmp_path: Path) -> None:
+    if (python := interpreters().get(version)) is None:
+        pytest.skip(f"NO PYTHON {version} here: its wheels are only resolved")
+    output_of(python, "-m", "venv", tmp_path / "venv")
+    bin_ = tmp_path / "venv/bin"
+    output_of(bin_ / "python", "-m", "pip", "install", "--quiet", wheel)
+    home = tmp_path / "home"
+    home.mkdir()
+    printed = output_of(bin_ / "rackloom", "demo", home=home)
+    assert "14 of 14 steps verified" in printed
+    assert "not NIXL (NIXL is not installed; `rackloom nixl install` adds it)" in printed
+    crds = list(yaml.safe_load_all(output_of(bin_ / "rackloom", "crds", home=home)))
+    assert {crd["kind"] for crd in crds} == {"CustomResourceDefinition"}
+    assert list(home.iterdir()) == []
+
+
+def test_nixl_comes_with_one_command(wheel: Path, tmp_path: Path) -> None:
+    """By pip, and by uv into an environment that has no pip."""
+    output_of(UV, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
+    python, rackloom = tmp_path / "venv/bin/python", tmp_path / "venv/bin/rackloom"
+    output_of(UV, "pip", "install", "--quiet", "--python", python, wheel)
+    assert "NIXL is not installed" in output_of(rackloom, "nixl", "status", rc=1)
+    path = {"PATH": f"{UV.parent}:{os.environ['PATH']}"}
+    printed = output_of(
+        "env", *(f"{name}={value}" for name, value in path.items()), rackloom, "nixl", "install"
+    )
+    assert re.search(r"NIXL [\d.]+ is installed", printed)
+    assert "torch" not in output_of(UV, "pip", "freeze", "--python", python)
+    report = output_of(rackloom, "transfer", "run", "--block-size", "1MiB", home=tmp_path)
+    assert "verified" in report
+
+
+@pytest.mark.parametrize("platform", [*PLATFORMS, WINDOWS])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_dependency_has_a_wheel(platform: str, version: str, wheel: Path) -> None:
+    """Resolved, not run. On Windows the program itself says that it does not run there, not the resolver."""
+    command = [UV, "pip", "compile", "-q", "--python-platform", platform, "--python-version", version]
+    done = subprocess.run(
+        [*command, "--only-binary", ":all:", "-"],
+        input=f"rackloom @ file://{wheel}",
+        text=True,
+        check=False,
+        capture_output=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_old_python_gets_one_line(wheel: Path, tmp_path: Path) -> None:
+    """Its installer finds nothing that contradicts: the program says what it needs."""
+    found = list(Path.home().glob(".pyenv/versions/3.10.*/bin/python"))
+    if not found:
+        pytest.skip("NO PYTHON 3.10 here")
+    output_of(found[0], "-m", "venv", tmp_path / "venv")
+    output_of(tmp_path / "venv/bin/python", "-m", "pip", "install", "--quiet", wheel)
+    printed = output_of(tmp_path / "venv/bin/rackloom", "demo", rc=1)
+    assert printed == "rackloom: needs Python 3.11 or newer; this is Python 3.10\n"
+
+
+def test_the_wheel_asks_for_ranges_and_takes_its_files_along(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (metadata,) = (name for name in names if name.endswith("METADATA"))
+        needs = re.findall(r"^Requires-Dist: (.*)$", archive.read(metadata).decode(), re.MULTILINE)
+    assert needs
+    assert not [need for need in needs if "==" in need or "<" not in need or ">=" not in need]
+    assert {"rackloom/py.typed", "rackloom/requirements/nixl.txt"} <= names
+    assert any(name.startswith("rackloom/examples/") for name in names)
