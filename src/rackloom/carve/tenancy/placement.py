@@ -241,10 +241,22 @@ def _owners(
     return owners_of_trays(reservations, dict(map(tuple, conn.execute(kept))))
 
 
-@lru_cache(maxsize=4096)
+_SLOTS_MADE = 32
+"""Slots are made for so many machines of a domain at once: an NVL72 rack has 18."""
+
+
 def _machine_slots(
     domain: str | None, count: int, reservation_id: str | None = None, owner: str | None = None
 ) -> tuple[FreeTray[MachineOrSlot], ...]:
+    made = -(-count // _SLOTS_MADE) * _SLOTS_MADE
+    return _new_slots(domain, made, reservation_id, owner)[:count]
+
+
+@lru_cache(maxsize=1 << 16)
+def _new_slots(
+    domain: str | None, count: int, reservation_id: str | None, owner: str | None
+) -> tuple[FreeTray[MachineOrSlot], ...]:
+    """Kept for all domains of the largest sites: each request lists the free machines of every domain."""
     return tuple(
         FreeTray(MachineSlot(domain, number, reservation_id), owner=owner) for number in range(count)
     )
