@@ -105,7 +105,7 @@ instance_type = _entity(
 
 machine = _entity(
     "machine",
-    _ref("site_id", "site"),
+    _ref("site_id", "site", index=False),
     _ref("instance_type_id", "instance_type", nullable=True),
     _text("status"),
     _text("chassis_serial"),
@@ -116,6 +116,8 @@ machine = _entity(
     _time("missing_since", nullable=True),
     sa.Column("labels", sa.JSON, nullable=False, default=dict, server_default="{}"),
     sa.UniqueConstraint("chassis_serial", "slot"),
+    # A batch asks for the size of the largest domain.
+    sa.Index("ix_machine_site_id_domain", "site_id", "domain"),
 )
 
 machine_gpu = _per_machine(
@@ -254,6 +256,8 @@ instance = _of_tenant(
     _time("intent_at"),
     _json("extra"),
     sa.UniqueConstraint("tenant_id", "site_id", "name"),
+    # Each creation counts what the tenant uses of each type.
+    sa.Index("ix_instance_tenant_id_instance_type_id", "tenant_id", "instance_type_id"),
 )
 
 nvlink_interface = _entity(
