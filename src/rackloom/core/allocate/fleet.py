@@ -8,6 +8,7 @@ kube-scheduler searches on every node again for every pod. A fleet keeps what it
 
 - `fleet_nodes`: what each node reaches, gathered when a search first comes to it, and what is in use;
 - `node_kinds`: nodes that differ only in what the claims do not read are of one kind;
+- `attribute_index`: which nodes have a device with a certain UUID, or another value that selectors pin;
 - `spec_view`: for each specification of claims, the nodes that may still serve, and one answer for each
   kind of node with the same positions in use.
 
@@ -33,6 +34,7 @@ from rackloom.core.allocate.allocator import (
     solved,
     unbounded,
 )
+from rackloom.core.allocate.attribute_index import AttributeIndexes
 from rackloom.core.allocate.eligibility import SelectorCache
 from rackloom.core.allocate.fleet_nodes import FleetNodes
 from rackloom.core.allocate.inputs import Alternatives, Features, InUse
@@ -73,6 +75,7 @@ class Fleet:
         self._features = features
         self.selectors = SelectorCache()
         """Results of selectors, for those who explain what the fleet answered."""
+        self._indexes = AttributeIndexes(self._nodes, self.selectors)
         self._new_id = numbered_ids()
         self._views: OrderedDict[bytes, SpecView] = OrderedDict()
         self._kinds: OrderedDict[DeviceReads, NodeKinds] = OrderedDict()
@@ -157,7 +160,7 @@ class Fleet:
         reads = reads_of(asks, claims)
         kinds = self._kinds.setdefault(reads, NodeKinds(reads))
         self._kinds.move_to_end(reads)
-        view = SpecView(self._nodes, kinds, plan, self._features, self.selectors)
+        view = SpecView(self._nodes, kinds, plan, self._features, self.selectors, self._indexes)
         self._views[key] = view
         if len(self._views) > VIEWS_KEPT:
             self._views.popitem(last=False)

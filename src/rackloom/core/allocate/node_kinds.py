@@ -46,20 +46,32 @@ class DeviceReads(NamedTuple):
 
 def reads_of(asks: Iterable[RequestAlternative], claims: Iterable[ResourceClaim]) -> DeviceReads:
     """What the requests and constraints of claims read. Selectors that do not compile read nothing."""
-    names: dict[str, set[QualifiedName] | None] = {"attribute": set(), "capacity": set()}
+    names: _Names = {"attribute": set(), "capacity": set()}
     amounts = False
     for ask in asks:
         amounts = amounts or bool(ask.amounts)
         for selector in (*ask.device_class.spec.selectors, *ask.selectors):
-            program = compiled(selector.cel.expression) if selector.cel is not None else None
-            if program is None or isinstance(program, errors.CompileError):
-                continue
-            for kind, domain, identifier in program.reads:
-                _add_read(names, kind, domain, identifier)
+            if selector.cel is not None:
+                _add_expression(names, selector.cel.expression)
     for claim in claims:
         for constraint in claim.spec.devices.constraints:
             compared = constraint.match_attribute or constraint.distinct_attribute or ""
             _add_read(names, "attribute", *_qualified(compared))
+    return _frozen(names, amounts=amounts)
+
+
+def reads_of_expressions(expressions: Iterable[str]) -> DeviceReads:
+    """What selectors read."""
+    names: _Names = {"attribute": set(), "capacity": set()}
+    for expression in expressions:
+        _add_expression(names, expression)
+    return _frozen(names, amounts=False)
+
+
+_Names = dict[str, set[QualifiedName] | None]
+
+
+def _frozen(names: _Names, *, amounts: bool) -> DeviceReads:
     attributes, capacities = names["attribute"], names["capacity"]
     return DeviceReads(
         None if attributes is None else frozenset(attributes),
@@ -68,14 +80,19 @@ def reads_of(asks: Iterable[RequestAlternative], claims: Iterable[ResourceClaim]
     )
 
 
+def _add_expression(names: _Names, expression: str) -> None:
+    program = compiled(expression)
+    if not isinstance(program, errors.CompileError):
+        for kind, domain, identifier in program.reads:
+            _add_read(names, kind, domain, identifier)
+
+
 def _qualified(name: str) -> QualifiedName:
     domain, slash, identifier = name.partition("/")
     return (domain, identifier) if slash else ("", name)
 
 
-def _add_read(
-    names: dict[str, set[QualifiedName] | None], kind: str, domain: str | None, identifier: str | None
-) -> None:
+def _add_read(names: _Names, kind: str, domain: str | None, identifier: str | None) -> None:
     known = names.get(kind)
     if known is None:
         return

@@ -5,6 +5,7 @@ node only when the view says that it may serve.
 
 - `OpenNodes` walks the nodes in order. It goes no further than the first node that serves, so a new
   specification costs what it must visit. A node that refused is closed until a device comes back there.
+  Where a selector pins an attribute, `attribute_index` says which nodes to visit.
 - `answers` has what was found for a kind of node (`node_kinds`) with certain positions in use. On a fleet
   of equal machines, one search answers for all of them.
 - `lacks_devices` refuses a node without a search where too few of its free devices suit the first request.
@@ -15,10 +16,11 @@ All of it is bounded: two bytes or less per node and kind of device, and the lat
 """
 
 import heapq
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 from itertools import chain
 
+from rackloom.core.allocate.attribute_index import AttributeIndexes
 from rackloom.core.allocate.eligibility import Eligibility, SelectorCache
 from rackloom.core.allocate.fleet_nodes import NOT_FULL, FleetNodes
 from rackloom.core.allocate.inputs import Alternatives, Features, RequestAlternative
@@ -38,12 +40,21 @@ _UNSEEN, _OPEN, _CLOSED = 0, 1, 2
 class OpenNodes:
     """The nodes that may serve, first to last."""
 
-    def __init__(self, nodes: FleetNodes, *, skips_full: bool, reopens_when_taken: bool) -> None:
-        """`skips_full`: a node without a free device cannot serve.
+    def __init__(
+        self,
+        nodes: FleetNodes,
+        *,
+        next_possible: Callable[[int], int] | None,
+        skips_full: bool,
+        reopens_when_taken: bool,
+    ) -> None:
+        """`next_possible`: the first node from a number on that may serve at all, whatever is in use.
 
+        `skips_full`: a node without a free device cannot serve.
         `reopens_when_taken`: a node that refused may serve after more was taken there.
         """
         self._nodes = nodes
+        self._next_possible = next_possible
         self._skips_full = skips_full
         self._logs = [nodes.freed, nodes.taken] if reopens_when_taken else [nodes.freed]
         self._restart()
@@ -76,8 +87,7 @@ class OpenNodes:
             if not (self._skips_full and full[heap[0]]):
                 return heap[0]
             self._state[heapq.heappop(heap)] = _CLOSED
-        if self._skips_full:
-            self._skip_full_nodes()
+        self._advance()
         number = self._frontier
         if number == len(self._state):
             return None
@@ -85,6 +95,19 @@ class OpenNodes:
         self._state[number] = _OPEN
         heapq.heappush(heap, number)
         return number
+
+    def _advance(self) -> None:
+        """Move the frontier to the next node that may serve."""
+        if self._next_possible is None:
+            if self._skips_full:
+                self._skip_full_nodes()
+            return
+        # A node that can never serve stays unseen, so that no change opens it.
+        number = self._next_possible(self._frontier)
+        while self._skips_full and number < len(self._state) and self._nodes.full[number]:
+            self._state[number] = _CLOSED
+            number = self._next_possible(number + 1)
+        self._frontier = number
 
     def _skip_full_nodes(self) -> None:
         start = self._frontier
@@ -119,6 +142,7 @@ class SpecView:
         plan: Sequence[Alternatives],
         features: Features,
         selectors: SelectorCache,
+        indexes: AttributeIndexes,
     ) -> None:
         """`plan` is empty for claims that cannot be worked on: then the search says why."""
         self.kinds = kinds
@@ -131,7 +155,12 @@ class SpecView:
         if counted and not any(ask.admin or ask.count < 1 for ask in plan[0]):
             self._first_asks = plan[0]
         self.skips_full = bool(self._first_asks)
-        self.open = OpenNodes(nodes, skips_full=self.skips_full, reopens_when_taken=not counted)
+        self.open = OpenNodes(
+            nodes,
+            next_possible=indexes.nodes_for(self._first_asks),
+            skips_full=self.skips_full,
+            reopens_when_taken=not counted,
+        )
         self.answers: dict[Hashable, NodeAnswer] = {}
         self._marks = [bytearray() for _ in self._first_asks]
         self._slack: dict[tuple[int, int], _Slack] = {}
