@@ -14,6 +14,7 @@ from rackloom.core.allocate.driver_slices import slices_of as slices_of_machine
 from rackloom.core.allocate.fleet import Fleet
 from rackloom.core.allocate.inputs import Features, in_use_by
 from rackloom.core.allocate.objects import (
+    AllocationResult,
     DeviceClass,
     Node,
     ResourceClaim,
@@ -457,3 +458,40 @@ def test_best_takes_the_node_of_exact(cluster: Any) -> None:
     assert best.standing is not None
     assert best.standing.proved
     assert isinstance(fleet.place([cluster.claim(cluster.request(count=3))]), Refusal)
+
+
+def test_counters_that_others_overdraw_give_nothing_until_they_recover(cluster: Any) -> None:
+    counters = [{"name": name, "counters": {"m": {"value": "2"}}} for name in ("x", "y")]
+    devices = [
+        {"name": name, "consumesCounters": [{"counterSet": name[0], "counters": {"m": {"value": amount}}}]}
+        for name, amount in [("x0", "2"), ("x1", "1"), ("y0", "1"), ("y1", "1")]
+    ]
+    pool = {"resourceSliceCount": 2}
+    slices = [
+        cluster.slice([], "counters", pool=pool, sharedCounters=counters),
+        cluster.slice(devices, "devices", pool=pool),
+    ]
+    fleet = Fleet([cluster.node], cluster.classes, slices)
+
+    def given() -> str | None:
+        wanted = [cluster.claim(cluster.request())]
+        answer, asked = fleet.find(wanted), fleet.answer_on(cluster.node.metadata.name, wanted)
+        assert type(answer) is type(asked)
+        if not isinstance(answer, Allocation) or not isinstance(asked, Allocation):
+            return None
+        assert answer.results == asked.results
+        return answer.results[0].devices.results[0].device
+
+    taken = fleet.place([cluster.claim(cluster.request())])
+    assert isinstance(taken, Allocation)
+    assert given() == "y0"
+    also = msgspec.convert(
+        {"devices": {"results": [{"request": "r", "driver": "d.example.com", "pool": "p", "device": "x1"}]}},
+        AllocationResult,
+    )
+    fleet.occupy([also])
+    assert given() is None
+    fleet.release(taken.results)
+    assert given() == "y0"
+    fleet.release([also])
+    assert given() == "x0"

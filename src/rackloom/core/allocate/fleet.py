@@ -51,7 +51,7 @@ from rackloom.core.allocate.outcome import Allocation, AllocationStopped, Fault,
 from rackloom.core.allocate.pools import SliceIndex
 from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer, NodeDevices
 from rackloom.core.allocate.search import FirstFitSearch
-from rackloom.core.allocate.spec_view import NodeAnswer, SpecView
+from rackloom.core.allocate.spec_view import REFUSED, NodeAnswer, SpecView
 
 VIEWS_KEPT = 256
 """Specifications that a fleet remembers; another one drops the one that was used longest ago."""
@@ -160,7 +160,8 @@ class Fleet:
         reads = reads_of(asks, claims)
         kinds = self._kinds.setdefault(reads, NodeKinds(reads))
         self._kinds.move_to_end(reads)
-        view = SpecView(self._nodes, kinds, plan, self._features, self.selectors, self._indexes)
+        constrained = any(claim.spec.devices.constraints for claim in claims)
+        view = SpecView(self._nodes, kinds, plan, constrained, self._features, self.selectors, self._indexes)
         self._views[key] = view
         if len(self._views) > VIEWS_KEPT:
             self._views.popitem(last=False)
@@ -193,9 +194,11 @@ class Fleet:
         condition = kind, occupancy.key()
         answer = view.answers.get(condition)
         if answer is None:
-            if view.lacks_devices(devices, kind, occupancy):
-                return _REFUSED
-            answer = self._searched(number, claims, proceed)
+            answer = view.without_search(devices, kind, occupancy)
+            if answer is REFUSED:
+                return REFUSED
+            if answer is None:
+                answer = self._searched(number, claims, proceed)
             if not (isinstance(answer, Fault) and answer.scope is FaultScope.ATTEMPT):
                 view.remember(condition, answer)
         return answer
@@ -239,7 +242,6 @@ class Fleet:
 
 
 _NO_NAME = ObjectMeta()
-_REFUSED = Refusal(node="", steps=0)
 
 
 def _passes_over(answer: NodeAnswer) -> bool:
