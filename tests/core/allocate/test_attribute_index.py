@@ -8,8 +8,12 @@ import msgspec
 import pytest
 
 from rackloom.core.allocate.allocator import allocate
+from rackloom.core.allocate.attribute_index import AttributeIndexes
+from rackloom.core.allocate.cel.compiler import compile_selector
+from rackloom.core.allocate.eligibility import SelectorCache
 from rackloom.core.allocate.fleet import Fleet
-from rackloom.core.allocate.inputs import in_use_by
+from rackloom.core.allocate.fleet_nodes import FleetNodes
+from rackloom.core.allocate.inputs import Features, alternatives_of, in_use_by
 from rackloom.core.allocate.objects import (
     DeviceClass,
     Node,
@@ -18,14 +22,16 @@ from rackloom.core.allocate.objects import (
     ResourceSlice,
 )
 from rackloom.core.allocate.outcome import Allocation, Fault, FaultScope, Outcome, Refusal
+from rackloom.core.allocate.pools import SliceIndex
 
 A, B = "device.attributes['d'].a", "device.attributes['d'].b"
 PINS = [
     *(f"{A} == 'x'", f"'y' == {A}", f"{A} in ['x', 'z']", f"({A} == 'x' || {A} == 'w')"),
-    *(f"{B} == 1", f"{B} in [1, 2]"),
+    *(f"{B} == 1", f"{B} in [1, 2]", f"{B} > 1", f"{B} <= 2", f"2 < {B}", f"{B} >= 3", f"1 >= {B}"),
+    *(f"({A} == 'x' || {B} == 1)", f"({A} == 'w' || {B} > 2)"),
 ]
 TERMS = [
-    *(*PINS, f"{A} == 7", f"{B} == true", f"{B} == 1.0", f"{B} > 1", f"{B} in [1, 'x']"),
+    *(*PINS, f"{A} == 7", f"{B} == true", f"{B} == 1.0", f"{B} > 1.5", f"{B} in [1, 'x']"),
     *("device.attributes['d']['a'] == 'z'", "device.attributes['e'].a == 'x'", "device.driver == 'd'"),
     *("'a' in device.attributes['d']", "has(device.attributes['d'].b)", f"!({A} == 'x')", f"{A} != 'y'"),
     *(f"{A}.isGreaterThan(semver('1.0.0'))", f"{A} == 'x' || {B} == 1", "device.attributes['f'].c == 'x'"),
@@ -155,41 +161,89 @@ def test_the_answer_is_that_of_asking_every_node() -> None:
         check_random_fleet(seed)
 
 
-def test_a_pinned_value_is_looked_up() -> None:
-    nodes = msgspec.convert([{"metadata": {"name": f"n{number}"}} for number in range(200)], list[Node])
+class CountingIndex(SliceIndex):
+    """Knows which nodes were asked for."""
+
+    def __init__(self, slices: Sequence[ResourceSlice]) -> None:
+        super().__init__(slices)
+        self.asked: set[str] = set()
+
+    def near(self, node: str) -> list[ResourceSlice]:
+        self.asked.add(node)
+        return super().near(node)
+
+
+def one_gpu_each(count: int) -> tuple[list[Node], CountingIndex]:
+    """Nodes whose only device has the number of its node as a text and as an integer."""
+    nodes = [{"metadata": {"name": f"n{number}"}} for number in range(count)]
     slices = [
-        msgspec.convert(
-            {
-                "metadata": {"name": name},
-                "spec": {
-                    "driver": "d",
-                    "nodeName": name,
-                    "pool": {"name": name, "generation": 1, "resourceSliceCount": 1},
-                    "devices": [{"name": "d0", "attributes": {"a": {"string": name}}}],
-                },
+        {
+            "metadata": {"name": f"n{number}"},
+            "spec": {
+                "driver": "d",
+                "nodeName": f"n{number}",
+                "pool": {"name": f"n{number}", "generation": 1, "resourceSliceCount": 1},
+                "devices": [
+                    {"name": "d0", "attributes": {"a": {"string": f"n{number}"}, "b": {"int": number}}}
+                ],
             },
-            ResourceSlice,
-        )
-        for name in (node.metadata.name for node in nodes)
+        }
+        for number in range(count)
     ]
-    classes = msgspec.convert([{"metadata": {"name": "any"}, "spec": {}}], list[DeviceClass])
-    fleet = Fleet(nodes, classes, slices)
-    steps = 0
+    return msgspec.convert(nodes, list[Node]), CountingIndex(msgspec.convert(slices, list[ResourceSlice]))
 
-    def counted() -> bool:
-        nonlocal steps
-        steps += 1
-        return True
 
-    for number in (170, 3, 199, 80):
-        selectors = [{"cel": {"expression": f"{A} == 'n{number}'"}}]
-        exactly = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1}
-        spec = {"devices": {"requests": [{"name": "r", "exactly": {**exactly, "selectors": selectors}}]}}
-        claim = msgspec.convert({"metadata": {"name": "c"}, "spec": spec}, ResourceClaim)
-        outcome = fleet.place([claim], proceed=counted)
-        assert isinstance(outcome, Allocation)
-        assert outcome.node == f"n{number}"
-    assert steps <= 4 * 4
+ANY = msgspec.convert({"metadata": {"name": "any"}, "spec": {}}, DeviceClass)
+
+
+def selecting(*expressions: str) -> ResourceClaim:
+    """A claim of the first expression that is met."""
+    asks = [
+        {
+            "name": f"a{number}",
+            "deviceClassName": "any",
+            "allocationMode": "ExactCount",
+            "count": 1,
+            "selectors": [{"cel": {"expression": expression}}],
+        }
+        for number, expression in enumerate(expressions)
+    ]
+    requests = [{"name": "r", "firstAvailable": asks}]
+    spec = {"devices": {"requests": requests}}
+    return msgspec.convert({"metadata": {"name": "c"}, "spec": spec}, ResourceClaim)
+
+
+@pytest.mark.parametrize(
+    ("expression", "node"),
+    [
+        (f"{A} == 'n170'", 170),
+        (f"{B} > 197", 198),
+        (f"{B} > 10 && {A} in ['n3', 'n150', 'n160']", 150),
+        (f"{A} == 'n199' || {B} == 80", 80),
+        (f"{B} >= 130 && {B} < 131", 130),
+    ],
+)
+def test_nodes_that_a_pin_rules_out_are_not_searched(expression: str, node: int) -> None:
+    nodes, index = one_gpu_each(200)
+    pins = compile_selector(expression).pins
+    fleet = Fleet(nodes, [ANY], index)
+    plan = alternatives_of([selecting(expression)], {"any": ANY}, Features())[0]
+    indexes = AttributeIndexes(FleetNodes(nodes, index, Features()), SelectorCache())
+    first = indexes.nodes_for(plan[0])
+    assert pins
+    assert first is not None
+    assert first(0) == node
+    outcome = fleet.place([selecting(expression)])
+    assert isinstance(outcome, Allocation)
+    assert outcome.node == f"n{node}"
+
+
+def test_an_alternative_that_is_met_soon_keeps_the_others_from_reading_on() -> None:
+    nodes, index = one_gpu_each(200)
+    outcome = Fleet(nodes, [ANY], index).place([selecting(f"{A} == 'n190'", f"{A} == 'n5'")])
+    assert isinstance(outcome, Allocation)
+    assert outcome.node == "n5"
+    assert len(index.asked) < 20
 
 
 @pytest.mark.slow

@@ -4,24 +4,25 @@ A selector that pins an attribute (`cel.pins`) is false, without an error, on ev
 value of the same type. So a search need not come to a node where that is the case for every device. All
 other nodes it must visit, because what it finds there counts:
 
-- a device has one of the values;
+- a device has one of the values, or a number in the range;
 - a device lacks the attribute or has it in another type, so that reading it may be an error;
 - a selector that is checked earlier, of the class or of the request, fails on a device;
 - a device or a counter is malformed, or the devices of the node cannot be gathered.
 
-Devices that an earlier selector refuses do not count. `PinnedNodes` joins all pins of the alternatives of a
-request: a node that one pin rules out is skipped.
+Devices that an earlier selector refuses do not count. `AttributeIndexes` joins the pins of a request: a node
+that a pin of each alternative rules out is skipped.
 
-An index reads nodes in order and only as far as a search has come, at most twice as far.
+An index reads nodes in order, and at most twice as far as the node that it finds. For ranges it keeps the
+least and the greatest number of each node, and of each block of nodes.
 """
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rackloom.core.allocate.cel import errors
-from rackloom.core.allocate.cel.pins import PinnedAttribute, Scalar
+from rackloom.core.allocate.cel.pins import Pin, PinnedName, Scalar
 from rackloom.core.allocate.eligibility import CandidateDevice, SelectorCache, compiled
 from rackloom.core.allocate.fleet_nodes import FleetNodes
 from rackloom.core.allocate.inputs import Alternatives, RequestAlternative
@@ -37,8 +38,12 @@ class _IndexKey(NamedTuple):
 
     earlier: tuple[str, ...]
     """Selectors that are checked before the one that pins."""
-    pin: PinnedAttribute
-    """Without values."""
+    name: PinnedName
+
+
+_BLOCK = 64
+"""Nodes whose least and greatest value are kept together."""
+_NumberRange = tuple[int, int]
 
 
 class AttributeIndex:
@@ -48,51 +53,67 @@ class AttributeIndex:
         self._nodes = nodes
         self._selectors = selectors
         self._earlier = key.earlier
-        self._pin = key.pin
+        self._name = key.name
         self._kinds = NodeKinds(reads_of_expressions(key.earlier))
         self._verdicts: dict[int, bool | None] = {}
-        self._read = 0
+        self.read = 0
+        """How many nodes were read, the first ones."""
         self._with_value: dict[Scalar, int | list[int]] = {}
         """Most values of a serial number or address are on one node alone."""
         self._odd: list[int] = []
         """Nodes that are visited whatever the value."""
+        self._ranges: list[_NumberRange | None] = []
+        """Of each node, the least and the greatest number."""
+        self._blocks: list[_NumberRange | None] = []
 
-    def first(self, values: Iterable[Scalar], start: int) -> int:
-        """The first node from `start` on where a device may have one of the values; past the end for none."""
-        while start < self._end:
-            found = min((self._first_with(value, start) for value in values), default=self._end)
-            found = min(found, _first_of(self._odd, start, self._end))
-            # What was not read yet comes later.
-            if found < self._end or self._read == self._end:
-                return found
-            for number in range(self._read, min(max(2 * self._read, start + 1), self._end)):
-                self._add(number)
-        return self._end
+    def first(self, pin: Pin, start: int, reach: int) -> int:
+        """The first node from `start` on that the pin does not rule out; `reach` where none comes before."""
+        for number in range(self.read, reach):
+            self._add(number)
+        found = min(reach, _first_of(self._odd, start, reach))
+        if pin.low is not None or pin.high is not None:
+            return self._first_between(pin.low, pin.high, start, found)
+        return min((self._first_with(value, start, found) for value in pin.values), default=found)
 
-    @property
-    def _end(self) -> int:
-        return len(self._nodes.nodes)
-
-    def _first_with(self, value: Scalar, start: int) -> int:
+    def _first_with(self, value: Scalar, start: int, reach: int) -> int:
         numbers = self._with_value.get(value, ())
         if isinstance(numbers, int):
-            return numbers if numbers >= start else self._end
-        return _first_of(numbers, start, self._end)
+            return numbers if start <= numbers < reach else reach
+        return min(reach, _first_of(numbers, start, reach))
+
+    def _first_between(self, low: int | None, high: int | None, start: int, reach: int) -> int:
+        number = start
+        while number < reach:
+            if number % _BLOCK == 0 and not _may_meet(self._blocks[number // _BLOCK], low, high):
+                number += _BLOCK
+            elif _may_meet(self._ranges[number], low, high):
+                return number
+            else:
+                number += 1
+        return reach
 
     def _add(self, number: int) -> None:
-        self._read = number + 1
+        self.read = number + 1
         values = self._values(number)
+        numbers = [value for value in values or () if isinstance(value, int)]
+        between = (min(numbers), max(numbers)) if numbers else None
+        self._ranges.append(between)
+        if number % _BLOCK == 0:
+            self._blocks.append(between)
+        elif between is not None:
+            known = self._blocks[-1] or between
+            self._blocks[-1] = min(known[0], between[0]), max(known[1], between[1])
         if values is None:
             self._odd.append(number)
             return
         for value in values:
-            known = self._with_value.get(value)
-            if known is None:
+            others = self._with_value.get(value)
+            if others is None:
                 self._with_value[value] = number
-            elif isinstance(known, int):
-                self._with_value[value] = [known, number]
+            elif isinstance(others, int):
+                self._with_value[value] = [others, number]
             else:
-                known.append(number)
+                others.append(number)
 
     def _values(self, number: int) -> set[Scalar] | None:
         """The values of a node's devices; None where it must be visited in any case."""
@@ -111,21 +132,21 @@ class AttributeIndex:
             if passes is None:
                 return None
             driver = candidate.id.driver
-            if not passes or self._pin.driver not in (None, driver):
+            if not passes or self._name.driver not in (None, driver):
                 continue
             attributes = candidate.device.attributes
             given = [attributes[name] for name in self._names(driver) if name in attributes]
-            if not given and self._pin.guarded:
+            if not given and self._name.guarded:
                 continue
             value = _scalar(given[0]) if len(given) == 1 else None
-            if type(value) is not self._pin.type:
+            if type(value) is not self._name.type:
                 return None
             found.add(value)
         return found
 
     def _names(self, driver: str) -> tuple[str, ...]:
         """A name without a domain is in the driver's domain."""
-        domain, identifier = self._pin.domain, self._pin.identifier
+        domain, identifier = self._name.domain, self._name.identifier
         qualified = f"{domain}/{identifier}"
         return (qualified, identifier) if domain == driver else (qualified,)
 
@@ -145,6 +166,13 @@ def _first_of(numbers: Sequence[int], start: int, end: int) -> int:
     return numbers[at] if at < len(numbers) else end
 
 
+def _may_meet(between: _NumberRange | None, low: int | None, high: int | None) -> bool:
+    """Whether a number from the least to the greatest may be from `low` to `high`."""
+    if between is None:
+        return False
+    return (low is None or between[1] >= low) and (high is None or between[0] <= high)
+
+
 def _scalar(attribute: DeviceAttribute) -> Scalar | None:
     """The value that a selector sees; None for lists, versions and what is malformed."""
     if not (attribute.ints is attribute.bools is attribute.strings is attribute.versions is None):
@@ -159,6 +187,8 @@ def _scalar(attribute: DeviceAttribute) -> Scalar | None:
 
 
 _INDEXES_KEPT = 16
+_IndexedPins = list[tuple[AttributeIndex, Pin]]
+"""Pins of which one must be met, with the index of each."""
 
 
 class AttributeIndexes:
@@ -174,21 +204,35 @@ class AttributeIndexes:
 
         It gives the number of nodes where there is none. None where no pin rules out any node.
         """
-        pinned = [self._pinned(ask) for ask in choice]
-        if not choice or not all(pinned):
+        choices = [self._pins(ask) for ask in choice]
+        if not choice or not all(choices):
             return None
-        return lambda start: min(_first_in_all(pins, start) for pins in pinned)
+        indexes = [index for terms in choices for pins in terms for index, _ in pins]
+        end = len(self._nodes.nodes)
 
-    def _pinned(self, ask: RequestAlternative) -> list[tuple[AttributeIndex, frozenset[Scalar]]]:
-        found = []
+        def first(start: int) -> int:
+            # To look at what was read costs little. Reading more goes in steps, so that no alternative
+            # reads on where another is met soon.
+            reach = min(max(start + 1, min(index.read for index in indexes)), end)
+            while True:
+                found = min(_first_in_all(terms, start, reach) for terms in choices)
+                if found < reach or reach == end:
+                    return found
+                reach = min(2 * reach, end)
+
+        return first
+
+    def _pins(self, ask: RequestAlternative) -> list[_IndexedPins]:
+        found: list[_IndexedPins] = []
         earlier: list[str] = []
         for selector in (*ask.device_class.spec.selectors, *ask.selectors):
             program = compiled(selector.cel.expression) if selector.cel is not None else None
             if program is None or isinstance(program, errors.CompileError):
                 break
-            for pin in program.pins:
-                key = _IndexKey(tuple(earlier), pin._replace(values=frozenset()))
-                found.append((self._index(key), pin.values))
+            before = tuple(earlier)
+            found += [
+                [(self._index(_IndexKey(before, pin.name)), pin) for pin in pins] for pins in program.pins
+            ]
             earlier.append(program.expression)
         return found
 
@@ -202,13 +246,13 @@ class AttributeIndexes:
         return index
 
 
-def _first_in_all(pins: Sequence[tuple[AttributeIndex, frozenset[Scalar]]], start: int) -> int:
-    """The first node from `start` on that no pin rules out."""
+def _first_in_all(terms: Sequence[_IndexedPins], start: int, reach: int) -> int:
+    """The first node from `start` on that no term rules out; `reach` where none comes before."""
     agreed = 0
-    while agreed < len(pins):
+    while agreed < len(terms) and start < reach:
         agreed = 0
-        for index, values in pins:
-            found = index.first(values, start)
+        for pins in terms:
+            found = min(index.first(pin, start, reach) for index, pin in pins)
             agreed += found == start
             start = found
-    return start
+    return min(start, reach)

@@ -85,11 +85,6 @@ class Fleet:
         """All slices."""
         return self._nodes.index
 
-    @property
-    def visited(self) -> int:
-        """How many nodes a search has come to so far, or a device is in use on."""
-        return self._nodes.gathered
-
     def place(
         self,
         claims: Sequence[ResourceClaim],

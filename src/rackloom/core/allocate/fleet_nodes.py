@@ -69,11 +69,6 @@ class FleetNodes:
         self._devices: dict[int, NodeDevices] = {}
         self._occupancy: dict[int, NodeOccupancy] = {}
 
-    @property
-    def gathered(self) -> int:
-        """Of how many nodes the devices were gathered."""
-        return len(self._devices)
-
     def devices(self, number: int) -> NodeDevices:
         """What a node reaches. Raises AllocationStopped where a node selector cannot be read."""
         found = self._devices.get(number)

@@ -26,7 +26,7 @@ from rackloom.core.allocate.cel.errors import CompileError, CostExceeded, Evalua
 from rackloom.core.allocate.cel.generate import FastFunction, fast_path
 from rackloom.core.allocate.cel.interpret import interpreter
 from rackloom.core.allocate.cel.parse import parse_expression
-from rackloom.core.allocate.cel.pins import PinnedAttribute, pins_of
+from rackloom.core.allocate.cel.pins import Pins, pins_of
 from rackloom.core.allocate.cel.runtime import COST_LIMIT, EvaluationFrame, Evaluator
 from rackloom.core.allocate.cel.syntax import Call, CelNode, Const, Fold, Ident, Select, children
 from rackloom.core.allocate.cel.values import SemanticVersion, type_name
@@ -204,8 +204,8 @@ class Program:
     run: Evaluator
     fast: FastFunction | None
     keys: Callable[[DeviceView], Hashable]
-    pins: tuple[PinnedAttribute, ...]
-    """Attributes that must have certain values."""
+    pins: tuple[Pins, ...]
+    """Values that attributes must have."""
 
     def matches(self, view: DeviceView) -> bool:
         """Whether the device satisfies the selector. Raises EvaluationError."""
