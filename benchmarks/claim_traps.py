@@ -22,6 +22,7 @@ not.
 - slices: a slice changes before each pod.
 """
 
+import gc
 import json
 import math
 import random
@@ -249,6 +250,8 @@ def measured(name: str, nodes: int, pods: int) -> Fields:
         for at in range(pods)
     ]
     changes = [rng.randrange(len(slices)) for _ in claims]
+    gc.collect()
+    gc.freeze()
     start = time.process_time()
     fleet = Fleet(fleet_nodes, classes, slices)
     live: list[Allocation] = []

@@ -120,6 +120,27 @@ class NodeOccupancy:
             if held and not self.holds(at):
                 self._draw(at, 1)
 
+    def take_over(self, other: "NodeOccupancy") -> bool:
+        """Copy what is in use of the same devices elsewhere; whether there is any."""
+        positions, ids = self._devices.positions, other._devices.ids
+        here = {at: positions[ids[at]] for at in other._in_use() if ids[at] in positions}
+        if not here:
+            return False
+        self._key = None
+        for before, at in here.items():
+            self.dedicated |= (other.dedicated >> before & 1) << at
+            for own, others in ((self._again, other._again), (self._shares, other._shares)):
+                if before in others:
+                    own[at] = others[before]
+        for key, amount in other._taken.items():
+            if key[0] in here:
+                self._taken[here[key[0]], key[1]] = amount
+                self._takers[here[key[0]], key[1]] = other._takers[key]
+        return True
+
+    def _in_use(self) -> Iterable[int]:
+        return {*_bits(self.dedicated), *self._shares}
+
     def holds(self, at: int) -> bool:
         """Whether anybody holds the device, or a share of it."""
         return bool(self.dedicated >> at & 1) or at in self._shares
