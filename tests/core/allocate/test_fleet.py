@@ -503,3 +503,25 @@ def test_counters_that_others_overdraw_give_nothing_until_they_recover(cluster: 
     assert given() == "y0"
     fleet.release([also])
     assert given() == "x0"
+
+
+def test_what_a_fleet_remembers_stays_within_its_bound(cluster: Any) -> None:
+    nodes = named_nodes(40)
+    slices = [
+        cluster.slice(
+            [{"name": "d0", "attributes": {"serial": {"int": number}}}],
+            f"s{number}",
+            nodeName=f"n{number}",
+            pool={"name": f"n{number}"},
+        )
+        for number in range(40)
+    ]
+    bounded = Fleet(nodes, cluster.classes, slices, kept_bytes=100_000)
+    free = Fleet(nodes, cluster.classes, slices)
+    for number in [*range(40), *range(40)]:
+        wanted = cluster.claim(
+            cluster.request(select=f"device.attributes['d.example.com'].serial != {number}")
+        )
+        assert summary_of(bounded.find([wanted])) == summary_of(free.find([wanted]))
+        assert bounded.kept_bytes <= 100_000
+    assert free.kept_bytes > 200_000

@@ -13,7 +13,7 @@ kube-scheduler searches on every node again for every pod. A fleet keeps what it
   kind of node with the same positions in use.
 
 A node is visited only if it comes before the one that serves, and has changed since it last refused.
-Views and kinds are kept for the specifications that were used last, up to a bound, so memory has one.
+Views and kinds are kept for the specifications that were used last, up to a bound on their memory.
 
 `find` answers and notes nothing; `answer_on` asks one node. A claim that a cluster allocated is noted
 with `occupy`. The state is in memory only: whoever restarts builds a fleet from slices and claims again.
@@ -53,10 +53,8 @@ from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer, NodeD
 from rackloom.core.allocate.search import FirstFitSearch
 from rackloom.core.allocate.spec_view import REFUSED, NodeAnswer, SpecView
 
-VIEWS_KEPT = 256
-"""Specifications that a fleet remembers; another one drops the one that was used longest ago."""
-_KINDS_KEPT = 16
-"""Sets of attributes by which nodes are told apart."""
+KEPT_BYTES = 64 << 20
+"""Memory for what a fleet remembers of specifications; the one that was used longest ago goes first."""
 
 
 class Fleet:
@@ -69,7 +67,9 @@ class Fleet:
         slices: Iterable[ResourceSlice] | SliceIndex,
         *,
         features: Features = Features(),  # noqa: B008 (a frozen value)
+        kept_bytes: int = KEPT_BYTES,
     ) -> None:
+        """`kept_bytes` bounds what is remembered between searches: the views and kinds of nodes."""
         self._nodes = FleetNodes(nodes, slices, features)
         self._classes = {klass.metadata.name: klass for klass in classes}
         self._features = features
@@ -78,7 +78,10 @@ class Fleet:
         self._indexes = AttributeIndexes(self._nodes, self.selectors)
         self._new_id = numbered_ids()
         self._views: OrderedDict[bytes, SpecView] = OrderedDict()
-        self._kinds: OrderedDict[DeviceReads, NodeKinds] = OrderedDict()
+        self._kinds: dict[DeviceReads, NodeKinds] = {}
+        self._most_bytes = kept_bytes
+        self.kept_bytes = 0
+        """About how much memory views and kinds of nodes take."""
 
     @property
     def index(self) -> SliceIndex:
@@ -112,6 +115,19 @@ class Fleet:
         a search that `proceed` stopped, is the outcome.
         """
         view = self._view(claims)
+        try:
+            return self._found(view, claims, among, mode, proceed)
+        finally:
+            self._count(view)
+
+    def _found(
+        self,
+        view: SpecView,
+        claims: Sequence[ResourceClaim],
+        among: Iterable[str] | None,
+        mode: SearchMode,
+        proceed: Callable[[], bool],
+    ) -> Outcome:
         if among is not None:
             for name in among:
                 number = self._nodes.number[name]
@@ -154,15 +170,26 @@ class Fleet:
         asks = [ask for alternatives in plan for ask in alternatives]
         reads = reads_of(asks, claims)
         kinds = self._kinds.setdefault(reads, NodeKinds(reads))
-        self._kinds.move_to_end(reads)
+        kinds.views += 1
         constrained = any(claim.spec.devices.constraints for claim in claims)
         view = SpecView(self._nodes, kinds, plan, constrained, self._features, self.selectors, self._indexes)
         self._views[key] = view
-        if len(self._views) > VIEWS_KEPT:
-            self._views.popitem(last=False)
-        if len(self._kinds) > _KINDS_KEPT:
-            self._kinds.popitem(last=False)
         return view
+
+    def _count(self, view: SpecView) -> None:
+        """Note how large a view has become; forget others if all of them have become too large."""
+        for holder in (view, view.kinds):
+            size = holder.size
+            self.kept_bytes += size - holder.counted
+            holder.counted = size
+        while self.kept_bytes > self._most_bytes and len(self._views) > 1:
+            _, oldest = self._views.popitem(last=False)
+            self.kept_bytes -= oldest.counted
+            kinds = oldest.kinds
+            kinds.views -= 1
+            if not kinds.views:
+                self.kept_bytes -= kinds.counted
+                del self._kinds[kinds.reads]
 
     def _plan(self, claims: Sequence[ResourceClaim]) -> list[Alternatives]:
         """The requests; none for claims that no node can work on: the search then says why."""

@@ -105,11 +105,15 @@ def _add_read(names: _Names, kind: str, domain: str | None, identifier: str | No
 # Kinds of devices and nodes.
 
 
+_NODE_BYTES, _DEVICE_KIND_BYTES, _NODE_KIND_BYTES = 100, 400, 700
+"""Measured for devices of which two attributes are read, eight of them on a node, and rounded up."""
+
+
 class NodeKinds:
     """The kinds of a fleet's nodes and devices, as numbers, for claims that read the same."""
 
     def __init__(self, reads: DeviceReads) -> None:
-        self._reads = reads
+        self.reads = reads
         self._devices: dict[Hashable, int] = {}
         self._nodes: dict[Hashable, int] = {}
         self._of_node: dict[int, int] = {}
@@ -118,6 +122,20 @@ class NodeKinds:
         """Of each kind of node, the kinds of its devices by position."""
         self.malformed: set[int] = set()
         """The kinds of nodes with a device or a counter that cannot be read."""
+
+        self.views = 0
+        """How many views of the fleet use them."""
+        self.counted = 0
+        """The size that the fleet has counted."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about."""
+        return (
+            _NODE_BYTES * len(self._of_node)
+            + _DEVICE_KIND_BYTES * len(self._devices)
+            + _NODE_KIND_BYTES * len(self._nodes)
+        )
 
     def of(self, number: int, devices: NodeDevices) -> int:
         """The kind of a node. `number` is that of the node in its fleet."""
@@ -152,7 +170,7 @@ class NodeKinds:
     def _looks_at_capacity(self, candidate: CandidateDevice) -> bool:
         return (
             candidate.shareable
-            or self._reads.amounts
+            or self.reads.amounts
             or any(capacity.request_policy is not None for capacity in candidate.device.capacity.values())
         )
 
@@ -160,8 +178,8 @@ class NodeKinds:
         """The names under which a driver's devices have what is read; None: all."""
         if driver not in self._names:
             self._names[driver] = (
-                _names_at(driver, self._reads.attributes),
-                _names_at(driver, self._reads.capacities),
+                _names_at(driver, self.reads.attributes),
+                _names_at(driver, self.reads.capacities),
             )
         return self._names[driver]
 

@@ -14,7 +14,8 @@ node only when the view says that it may serve.
   capacity, counters) by kind of device, once per kind. Where a selector fails, it leaves the node to the
   search, which reports that error if it gets there.
 
-All of it is bounded: two bytes or less per node and kind of device, and the latest answers.
+All of it is bounded: two bytes or less per node and kind of device, and the latest answers. `size` says how
+much that is, for the fleet to bound all views together.
 """
 
 import heapq
@@ -40,6 +41,8 @@ from rackloom.core.allocate.quantity import exact_value
 
 
 _UNSEEN, _OPEN, _CLOSED = 0, 1, 2
+_HEAP_BYTES = 36
+"""A number and the place in a list that it takes."""
 
 
 class OpenNodes:
@@ -84,6 +87,11 @@ class OpenNodes:
                 if self._state[number] == _CLOSED:
                     self._state[number] = _OPEN
                     heapq.heappush(self._heap, number)
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about."""
+        return len(self._state) + _HEAP_BYTES * len(self._heap)
 
     def first(self) -> int | None:
         """The first open node."""
@@ -132,6 +140,8 @@ NodeAnswer = FoundAnswer | Refusal | Fault
 """What was found on one node. Of a found answer, only asks, positions and amounts hold on other nodes of
 the kind; the devices are those of the node that was searched."""
 _ANSWERS_KEPT = 1024
+_VIEW_BYTES, _ANSWER_BYTES, _LIMITS_BYTES = 8000, 900, 400
+"""Of a view its requests and its key, of an answer its condition and devices. Measured, rounded up."""
 _UNKNOWN, _SUITS, _UNSUITED, _FAILS = 0, 1, 2, 3
 REFUSED = Refusal(node="", steps=0)
 """A refusal that no search was needed for."""
@@ -191,6 +201,15 @@ class SpecView:
         # What is taken in order, device by device, is the answer of the search where nothing else is asked.
         alone = self._first_asks[0] if len(plan) == 1 and self._first_asks else None
         self._is_plain = alone is not None and not constrained and alone.count <= MAX_RESULTS
+
+        self.counted = 0
+        """The size that the fleet has counted."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about; without the kinds, which views share."""
+        small = _ANSWER_BYTES * len(self.answers) + _LIMITS_BYTES * len(self._limits)
+        return _VIEW_BYTES + self.open.size + small + sum(map(len, self._marks))
 
     def remember(self, condition: Hashable, answer: NodeAnswer) -> None:
         """Keep what was found on a kind of node with certain positions in use."""
