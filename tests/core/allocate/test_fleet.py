@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from rackloom.cli.claim import allocate_claims
 from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.allocate.driver_slices import slices_of as slices_of_machine
-from rackloom.core.allocate.fleet import Fleet
+from rackloom.core.allocate.explanation import explain
+from rackloom.core.allocate.fleet import KEPT_BYTES, Fleet
 from rackloom.core.allocate.inputs import Features, in_use_by
 from rackloom.core.allocate.objects import (
     AllocationResult,
@@ -235,6 +237,9 @@ def test_the_fleet_answers_as_if_every_node_were_asked(
                 features=FEATURES,
             )
             assert summary_of(fleet.answer_on(name, [resource_claim])) == summary_of(asked)
+            in_use = in_use_by(held.values())
+            account = explain(alone, CLASSES, slices, [resource_claim], state=in_use, features=FEATURES)
+            assert fleet.explain_on(name, [resource_claim], holders=in_use.holders) == account
             among = fleet.find([resource_claim], among=[name])
             if isinstance(asked, Allocation):
                 assert summary_of(among) == summary_of(asked)
@@ -525,3 +530,39 @@ def test_what_a_fleet_remembers_stays_within_its_bound(cluster: Any) -> None:
         assert summary_of(bounded.find([wanted])) == summary_of(free.find([wanted]))
         assert bounded.kept_bytes <= 100_000
     assert free.kept_bytes > 200_000
+
+
+def test_nodes_of_one_kind_and_use_are_explained_like_each_alone(cluster: Any) -> None:
+    nodes = named_nodes(6)
+    devices = [{"name": f"d{number}"} for number in range(2)]
+    slices = [
+        cluster.slice(
+            devices, node.metadata.name, nodeName=node.metadata.name, pool={"name": node.metadata.name}
+        )
+        for node in nodes
+    ]
+    fleet = Fleet(nodes, cluster.classes, slices)
+    for _ in range(3):
+        assert isinstance(fleet.place([cluster.claim(cluster.request())]), Allocation)
+    steps = 0
+
+    def counted() -> bool:
+        nonlocal steps
+        steps += 1
+        return True
+
+    asked = [cluster.claim(cluster.request("a", 2), cluster.request("b", 1), name="too-many")]
+    accounts = [fleet.explain_on(node.metadata.name, asked, proceed=counted) for node in nodes]
+    searched = steps
+    again = [fleet.explain_on(node.metadata.name, asked, proceed=counted) for node in nodes]
+    assert accounts == again
+    assert steps == searched
+    assert [account.conflict for account in accounts] == [
+        ("too-many/b",),
+        ("too-many/a",),
+        *[("too-many/a", "too-many/b")] * 4,
+    ]
+
+
+def test_help_names_the_bound_on_memory() -> None:
+    assert f"{KEPT_BYTES >> 20} MiB" in (allocate_claims.__doc__ or "")

@@ -33,12 +33,12 @@ def test_a_shared_slice_is_equal_and_keeps_the_order_of_its_fields() -> None:
 def test_equal_parts_are_kept_once() -> None:
     parts = SharedParts()
     first, second = (parts.of(slice_of(number)).spec for number in range(2))
-    one, other = first.devices[0], second.devices[0]
-    assert one.attributes["model"] is other.attributes["model"]
-    assert one.attributes["uuid"] is not other.attributes["uuid"]
-    assert one.capacity is other.capacity
-    assert one.taints is other.taints
-    assert one.consumes_counters is other.consumes_counters
+    left, right = first.devices[0], second.devices[0]
+    assert left.attributes["model"] is right.attributes["model"]
+    assert left.attributes["uuid"] is not right.attributes["uuid"]
+    assert left.capacity is right.capacity
+    assert left.taints is right.taints
+    assert left.consumes_counters is right.consumes_counters
     assert first.shared_counters[0] is second.shared_counters[0]
 
 

@@ -175,7 +175,8 @@ def _may_meet(between: _NumberRange | None, low: int | None, high: int | None) -
 
 def _scalar(attribute: DeviceAttribute) -> Scalar | None:
     """The value that a selector sees; None for lists, versions and what is malformed."""
-    if not (attribute.ints is attribute.bools is attribute.strings is attribute.versions is None):
+    lists = (attribute.ints, attribute.bools, attribute.strings, attribute.versions)
+    if any(values is not None for values in lists):
         return None
     for value in (attribute.int_, attribute.bool_, attribute.string):
         if value is not None:

@@ -15,12 +15,13 @@ kube-scheduler searches on every node again for every pod. A fleet keeps what it
 A node is visited only if it comes before the one that serves, and has changed since it last refused.
 Views and kinds are kept for the specifications that were used last, up to a bound on their memory.
 
-`find` answers and notes nothing; `answer_on` asks one node. A claim that a cluster allocated is noted
-with `occupy`. The state is in memory only: whoever restarts builds a fleet from slices and claims again.
+`find` answers and notes nothing; `answer_on` asks one node, and `explain_on` says where its devices went.
+A claim that a cluster allocated is noted with `occupy`. The state is in memory only: whoever restarts
+builds a fleet from slices and claims again.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -36,8 +37,9 @@ from rackloom.core.allocate.allocator import (
 )
 from rackloom.core.allocate.attribute_index import AttributeIndexes
 from rackloom.core.allocate.eligibility import SelectorCache
+from rackloom.core.allocate.explanation import Explanation, accounts_of, conflict_of, fault_account
 from rackloom.core.allocate.fleet_nodes import FleetNodes
-from rackloom.core.allocate.inputs import Alternatives, Features, InUse
+from rackloom.core.allocate.inputs import Alternatives, DeviceId, Features, InUse
 from rackloom.core.allocate.node_kinds import DeviceReads, NodeKinds, reads_of
 from rackloom.core.allocate.objects import (
     AllocationResult,
@@ -55,6 +57,9 @@ from rackloom.core.allocate.spec_view import REFUSED, NodeAnswer, SpecView
 
 KEPT_BYTES = 64 << 20
 """Memory for what a fleet remembers of specifications; the one that was used longest ago goes first."""
+
+
+_NO_HOLDERS: Mapping[DeviceId, tuple[str, ...]] = {}
 
 
 class Fleet:
@@ -149,6 +154,35 @@ class Fleet:
         """What one node gives to the claims, or why it does not. Nothing is noted."""
         number = self._nodes.number[node]
         return self._outcome(number, claims, self._searched(number, claims, proceed), "exact", proceed)
+
+    def explain_on(
+        self,
+        node: str,
+        claims: Sequence[ResourceClaim],
+        *,
+        holders: Mapping[DeviceId, tuple[str, ...]] = _NO_HOLDERS,
+        proceed: Callable[[], bool] = unbounded,
+    ) -> Explanation:
+        """Where the devices of one node went. `holders` are the names of the claims that hold devices.
+
+        Which requests exclude each other is found out once for nodes of one kind and use.
+        """
+        number = self._nodes.number[node]
+        view = self._view(claims)
+        try:
+            devices, occupancy = self._nodes.devices(number), self._nodes.occupancy(number)
+            problem = self._problem(devices, claims, replace(occupancy.as_in_use(), holders=holders))
+        except AllocationStopped as stop:
+            return fault_account(self._nodes.nodes[number], stop)
+        condition = view.kinds.of(number, devices), occupancy.key()
+        conflict = view.conflicts.get(condition)
+        if conflict is None:
+            conflict = conflict_of(problem, proceed)
+            # A search that was cut short has shown nothing.
+            if proceed():
+                view.conflicts[condition] = conflict
+        self._count(view)
+        return accounts_of(problem, conflict)
 
     def occupy(self, results: Sequence[AllocationResult]) -> None:
         """Note that claims that were allocated elsewhere hold devices."""

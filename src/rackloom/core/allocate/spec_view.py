@@ -196,6 +196,8 @@ class SpecView:
             reopens_when_taken=not counted,
         )
         self.answers: dict[Hashable, NodeAnswer] = {}
+        self.conflicts: dict[Hashable, tuple[int, ...]] = {}
+        """Of kinds of nodes with certain positions in use, the requests that exclude each other."""
         self._marks = [bytearray() for _ in self._first_asks]
         self._limits: dict[tuple[int, int], _Limits] = {}
         # What is taken in order, device by device, is the answer of the search where nothing else is asked.
@@ -208,7 +210,7 @@ class SpecView:
     @property
     def size(self) -> int:
         """Bytes of memory, about; without the kinds, which views share."""
-        small = _ANSWER_BYTES * len(self.answers) + _LIMITS_BYTES * len(self._limits)
+        small = _ANSWER_BYTES * (len(self.answers) + len(self.conflicts)) + _LIMITS_BYTES * len(self._limits)
         return _VIEW_BYTES + self.open.size + small + sum(map(len, self._marks))
 
     def remember(self, condition: Hashable, answer: NodeAnswer) -> None:
