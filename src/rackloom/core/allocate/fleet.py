@@ -53,7 +53,7 @@ from rackloom.core.allocate.outcome import Allocation, AllocationStopped, Fault,
 from rackloom.core.allocate.pools import SliceIndex
 from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer, NodeDevices
 from rackloom.core.allocate.search import FirstFitSearch
-from rackloom.core.allocate.spec_view import REFUSED, NodeAnswer, SpecView
+from rackloom.core.allocate.spec_view import NodeAnswer, SpecView
 
 KEPT_BYTES = 64 << 20
 """Memory for what a fleet remembers of specifications; the one that was used longest ago goes first."""
@@ -120,19 +120,6 @@ class Fleet:
         a search that `proceed` stopped, is the outcome.
         """
         view = self._view(claims)
-        try:
-            return self._found(view, claims, among, mode, proceed)
-        finally:
-            self._count(view)
-
-    def _found(
-        self,
-        view: SpecView,
-        claims: Sequence[ResourceClaim],
-        among: Iterable[str] | None,
-        mode: SearchMode,
-        proceed: Callable[[], bool],
-    ) -> Outcome:
         if among is not None:
             for name in among:
                 number = self._nodes.number[name]
@@ -248,15 +235,14 @@ class Fleet:
             return fault_of(self._nodes.nodes[number], stop, 0)
         kind = view.kinds.of(number, devices)
         condition = kind, occupancy.key()
-        answer = view.answers.get(condition)
+        answer = view.known(condition)
         if answer is None:
             answer = view.without_search(devices, kind, occupancy)
-            if answer is REFUSED:
-                return REFUSED
             if answer is None:
                 answer = self._searched(number, claims, proceed)
             if not (isinstance(answer, Fault) and answer.scope is FaultScope.ATTEMPT):
                 view.remember(condition, answer)
+            self._count(view)
         return answer
 
     def _searched(

@@ -69,7 +69,8 @@ class FleetNodes:
         self._features = features
         self._devices: dict[int, NodeDevices] = {}
         self._occupancy: dict[int, NodeOccupancy] = {}
-        self._common = NodeOccupancy(_common_devices(self.index))
+        common = _common_devices(self.index)
+        self._common = NodeOccupancy(common) if common.ids else None
 
     def devices(self, number: int) -> NodeDevices:
         """What a node reaches. Raises AllocationStopped where a node selector cannot be read."""
@@ -83,7 +84,7 @@ class FleetNodes:
         found = self._occupancy.get(number)
         if found is None:
             found = self._occupancy[number] = NodeOccupancy(self.devices(number))
-            if found.take_over(self._common):
+            if self._common is not None and found.take_over(self._common):
                 self.full[number] = FULL if found.full else NOT_FULL
         return found
 
@@ -113,7 +114,8 @@ class FleetNodes:
             self.full[number] = FULL if occupancy.full else NOT_FULL
             log.add(number)
         # Last, because nodes that were gathered just now took over what was in use before.
-        self._update(self._common, results, added=added)
+        if self._common is not None:
+            self._update(self._common, results, added=added)
 
     def _update(self, occupancy: NodeOccupancy, results: Sequence[AllocationResult], *, added: bool) -> None:
         shares = self._features.consumable_capacity

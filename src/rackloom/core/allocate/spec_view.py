@@ -6,7 +6,7 @@ node only when the view says that it may serve.
 - `OpenNodes` walks the nodes in order. It goes no further than the first node that serves, so a new
   specification costs what it must visit. A node that refused is closed until a device comes back there.
   Where a selector pins an attribute, `attribute_index` says which nodes to visit.
-- `answers` has what was found for a kind of node (`node_kinds`) with certain positions in use. On a fleet
+- `known` has what was found for a kind of node (`node_kinds`) with certain positions in use. On a fleet
   of equal machines, one search answers for all of them.
 - `without_search` looks at the free devices of a node once. It refuses the node where too few of them suit
   the first request. If that request is all that is asked for, and nothing ties its devices together, the
@@ -140,6 +140,8 @@ NodeAnswer = FoundAnswer | Refusal | Fault
 """What was found on one node. Of a found answer, only asks, positions and amounts hold on other nodes of
 the kind; the devices are those of the node that was searched."""
 _ANSWERS_KEPT = 1024
+_REFUSALS_KEPT = 64
+"""Refusals that took no search. Nodes of few kinds refuse in few conditions."""
 _VIEW_BYTES, _ANSWER_BYTES, _LIMITS_BYTES = 8000, 900, 400
 """Of a view its requests and its key, of an answer its condition and devices. Measured, rounded up."""
 _UNKNOWN, _SUITS, _UNSUITED, _FAILS = 0, 1, 2, 3
@@ -195,7 +197,8 @@ class SpecView:
             skips_full=self.skips_full,
             reopens_when_taken=not counted,
         )
-        self.answers: dict[Hashable, NodeAnswer] = {}
+        self._answers: dict[Hashable, NodeAnswer] = {}
+        self._refused: dict[Hashable, NodeAnswer] = {}
         self.conflicts: dict[Hashable, tuple[int, ...]] = {}
         """Of kinds of nodes with certain positions in use, the requests that exclude each other."""
         self._marks = [bytearray() for _ in self._first_asks]
@@ -210,14 +213,22 @@ class SpecView:
     @property
     def size(self) -> int:
         """Bytes of memory, about; without the kinds, which views share."""
-        small = _ANSWER_BYTES * (len(self.answers) + len(self.conflicts)) + _LIMITS_BYTES * len(self._limits)
+        small = _ANSWER_BYTES * (len(self._answers) + len(self.conflicts)) + _LIMITS_BYTES * len(self._limits)
         return _VIEW_BYTES + self.open.size + small + sum(map(len, self._marks))
+
+    def known(self, condition: Hashable) -> NodeAnswer | None:
+        """What was found on a kind of node with certain positions in use, if it is still known."""
+        return self._refused.get(condition) or self._answers.get(condition)
 
     def remember(self, condition: Hashable, answer: NodeAnswer) -> None:
         """Keep what was found on a kind of node with certain positions in use."""
-        if len(self.answers) == _ANSWERS_KEPT:
-            self.answers.clear()
-        self.answers[condition] = answer
+        # Where nodes differ, each refuses in a condition of its own, and must not drive out what serves.
+        answers, most = (
+            (self._refused, _REFUSALS_KEPT) if answer is REFUSED else (self._answers, _ANSWERS_KEPT)
+        )
+        if len(answers) == most:
+            answers.clear()
+        answers[condition] = answer
 
     def without_search(
         self, devices: NodeDevices, kind: int, occupancy: NodeOccupancy
