@@ -16,13 +16,12 @@ from rackloom.claim.manifests.read import Manifests, read_manifests
 from rackloom.cli.common import columns
 from rackloom.cli.hardware import profile_slices, with_built_in_classes
 from rackloom.core.allocate.allocator import SearchMode
-from rackloom.core.allocate.eligibility import SelectorCache
-from rackloom.core.allocate.explanation import Explanation, explain, render_explanation
+from rackloom.core.allocate.explanation import Explanation, render_explanation
+from rackloom.core.allocate.fleet import Fleet
 from rackloom.core.allocate.inputs import in_use_by
 from rackloom.core.allocate.objects import DeviceAttribute, DeviceResult, Node, ObjectMeta, ResourceSlice
 from rackloom.core.allocate.outcome import Optimality
 from rackloom.core.allocate.planning import PlacedClaim, RefusedClaim, allocate_each
-from rackloom.core.allocate.pools import SliceIndex
 from rackloom.errors import Refused
 
 DeviceKey = tuple[str, str, str]
@@ -41,17 +40,11 @@ def allocate_all(found: Manifests, mode: SearchMode) -> tuple[PlacedClaim | Refu
 
 def explain_all(found: Manifests) -> list[Explanation]:
     """The accounts of each claim without an allocation, on every node."""
-    state, index, selectors = in_use_by(found.claims), SliceIndex(found.slices), SelectorCache()
+    fleet = Fleet(found.nodes, found.classes, found.slices)
+    fleet.occupy([claim.status.allocation for claim in found.claims if claim.status.allocation is not None])
+    holders = in_use_by(found.claims).holders
     return [
-        explain(
-            node,
-            found.classes,
-            index,
-            [claim],
-            state=state,
-            proceed=_deadline(),
-            selectors=selectors,
-        )
+        fleet.explain_on(node.metadata.name, [claim], holders=holders, proceed=_deadline())
         for claim in found.claims
         if claim.status.allocation is None
         for node in found.nodes

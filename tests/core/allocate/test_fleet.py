@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from rackloom.cli.claim import allocate_claims
 from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.allocate.driver_slices import slices_of as slices_of_machine
-from rackloom.core.allocate.fleet import Fleet
+from rackloom.core.allocate.explanation import explain
+from rackloom.core.allocate.fleet import KEPT_BYTES, Fleet
 from rackloom.core.allocate.inputs import Features, in_use_by
 from rackloom.core.allocate.objects import (
+    AllocationResult,
     DeviceClass,
     Node,
     ResourceClaim,
@@ -22,6 +25,7 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.outcome import Allocation, Fault, FaultScope, Outcome, Refusal
 from rackloom.core.allocate.planning import PlacedClaim, allocate_each
+from rackloom.core.allocate.pools import SliceIndex
 from rackloom.topology import profiles
 
 CLASSES = msgspec.convert([{"metadata": {"name": "any"}, "spec": {}}], list[DeviceClass])
@@ -233,6 +237,9 @@ def test_the_fleet_answers_as_if_every_node_were_asked(
                 features=FEATURES,
             )
             assert summary_of(fleet.answer_on(name, [resource_claim])) == summary_of(asked)
+            in_use = in_use_by(held.values())
+            account = explain(alone, CLASSES, slices, [resource_claim], state=in_use, features=FEATURES)
+            assert fleet.explain_on(name, [resource_claim], holders=in_use.holders) == account
             among = fleet.find([resource_claim], among=[name])
             if isinstance(asked, Allocation):
                 assert summary_of(among) == summary_of(asked)
@@ -409,13 +416,20 @@ def test_a_new_specification_visits_nodes_until_it_fits(cluster: Any) -> None:
         )
         for number in range(50)
     ]
-    fleet = Fleet(nodes, cluster.classes, slices)
-    select = "device.attributes['d.example.com'].serial >= {}".format
+    asked = set()
+
+    class CountingIndex(SliceIndex):
+        def near(self, node: str) -> list[ResourceSlice]:
+            asked.add(node)
+            return super().near(node)
+
+    fleet = Fleet(nodes, cluster.classes, CountingIndex(slices))
+    select = "int(device.attributes['d.example.com'].serial) >= {}".format
     for number in range(10):
         answer = fleet.place([cluster.claim(cluster.request(select=select(number)))])
         assert isinstance(answer, Allocation)
         assert answer.node == f"n{number}"
-    assert fleet.visited == 10
+    assert len(asked) == 10
 
 
 def test_what_no_claim_reads_tells_no_nodes_apart(cluster: Any) -> None:
@@ -457,3 +471,98 @@ def test_best_takes_the_node_of_exact(cluster: Any) -> None:
     assert best.standing is not None
     assert best.standing.proved
     assert isinstance(fleet.place([cluster.claim(cluster.request(count=3))]), Refusal)
+
+
+def test_counters_that_others_overdraw_give_nothing_until_they_recover(cluster: Any) -> None:
+    counters = [{"name": name, "counters": {"m": {"value": "2"}}} for name in ("x", "y")]
+    devices = [
+        {"name": name, "consumesCounters": [{"counterSet": name[0], "counters": {"m": {"value": amount}}}]}
+        for name, amount in [("x0", "2"), ("x1", "1"), ("y0", "1"), ("y1", "1")]
+    ]
+    pool = {"resourceSliceCount": 2}
+    slices = [
+        cluster.slice([], "counters", pool=pool, sharedCounters=counters),
+        cluster.slice(devices, "devices", pool=pool),
+    ]
+    fleet = Fleet([cluster.node], cluster.classes, slices)
+
+    def given() -> str | None:
+        wanted = [cluster.claim(cluster.request())]
+        answer, asked = fleet.find(wanted), fleet.answer_on(cluster.node.metadata.name, wanted)
+        assert type(answer) is type(asked)
+        if not isinstance(answer, Allocation) or not isinstance(asked, Allocation):
+            return None
+        assert answer.results == asked.results
+        return answer.results[0].devices.results[0].device
+
+    taken = fleet.place([cluster.claim(cluster.request())])
+    assert isinstance(taken, Allocation)
+    assert given() == "y0"
+    also = msgspec.convert(
+        {"devices": {"results": [{"request": "r", "driver": "d.example.com", "pool": "p", "device": "x1"}]}},
+        AllocationResult,
+    )
+    fleet.occupy([also])
+    assert given() is None
+    fleet.release(taken.results)
+    assert given() == "y0"
+    fleet.release([also])
+    assert given() == "x0"
+
+
+def test_what_a_fleet_remembers_stays_within_its_bound(cluster: Any) -> None:
+    nodes = named_nodes(40)
+    slices = [
+        cluster.slice(
+            [{"name": "d0", "attributes": {"serial": {"int": number}}}],
+            f"s{number}",
+            nodeName=f"n{number}",
+            pool={"name": f"n{number}"},
+        )
+        for number in range(40)
+    ]
+    bounded = Fleet(nodes, cluster.classes, slices, kept_bytes=100_000)
+    free = Fleet(nodes, cluster.classes, slices)
+    for number in [*range(40), *range(40)]:
+        wanted = cluster.claim(
+            cluster.request(select=f"device.attributes['d.example.com'].serial != {number}")
+        )
+        assert summary_of(bounded.find([wanted])) == summary_of(free.find([wanted]))
+        assert bounded.kept_bytes <= 100_000
+    assert free.kept_bytes > 200_000
+
+
+def test_nodes_of_one_kind_and_use_are_explained_like_each_alone(cluster: Any) -> None:
+    nodes = named_nodes(6)
+    devices = [{"name": f"d{number}"} for number in range(2)]
+    slices = [
+        cluster.slice(
+            devices, node.metadata.name, nodeName=node.metadata.name, pool={"name": node.metadata.name}
+        )
+        for node in nodes
+    ]
+    fleet = Fleet(nodes, cluster.classes, slices)
+    for _ in range(3):
+        assert isinstance(fleet.place([cluster.claim(cluster.request())]), Allocation)
+    steps = 0
+
+    def counted() -> bool:
+        nonlocal steps
+        steps += 1
+        return True
+
+    asked = [cluster.claim(cluster.request("a", 2), cluster.request("b", 1), name="too-many")]
+    accounts = [fleet.explain_on(node.metadata.name, asked, proceed=counted) for node in nodes]
+    searched = steps
+    again = [fleet.explain_on(node.metadata.name, asked, proceed=counted) for node in nodes]
+    assert accounts == again
+    assert steps == searched
+    assert [account.conflict for account in accounts] == [
+        ("too-many/b",),
+        ("too-many/a",),
+        *[("too-many/a", "too-many/b")] * 4,
+    ]
+
+
+def test_help_names_the_bound_on_memory() -> None:
+    assert f"{KEPT_BYTES >> 20} MiB" in (allocate_claims.__doc__ or "")

@@ -30,6 +30,7 @@ from rackloom.core.allocate.objects import (
     ResourceClaimTemplate,
     ResourceSlice,
 )
+from rackloom.core.allocate.sharing import SharedParts
 from rackloom.errors import Refused
 
 # API versions and server defaults.
@@ -186,6 +187,7 @@ def read_manifests(paths: Iterable[Path]) -> Manifests:
 def manifests_of(documents: Iterable[Document]) -> Manifests:
     """All objects of the documents. Refused with `file:line` and the path of the field."""
     found: dict[type[Any] | None, list[Any]] = {}
+    parts = SharedParts()
     for document in documents:
         value = decode_object(document)
         if value is None:
@@ -193,6 +195,8 @@ def manifests_of(documents: Iterable[Document]) -> Manifests:
             found.setdefault(None, []).append(f"{document.where()}: {kind}")
         elif isinstance(value, ResourceClaimTemplate):
             found.setdefault(ResourceClaim, []).append(claim_from_template(value))
+        elif isinstance(value, ResourceSlice):
+            found.setdefault(ResourceSlice, []).append(parts.of(value))
         else:
             found.setdefault(type(value), []).append(value)
     return Manifests(

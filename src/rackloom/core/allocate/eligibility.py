@@ -10,7 +10,7 @@ Running CEL dominates the cost, so two caches share verdicts:
 
 - by the request's `likeness`, within one allocation;
 - by the values that the expression can read (`Program.key`): real devices differ in UUID and address,
-  and few expressions read those.
+  and few expressions read those. An expression with generated code simply runs.
 
 `SelectorCache` keeps the results of expressions across allocations, for as long as its owner keeps it.
 `blocking_taint` finds the first NoSchedule or NoExecute taint that a request does not tolerate. The
@@ -147,6 +147,12 @@ class SelectorCache:
         view = candidate.view
         if view.problem is not None:
             return _run_program(program, candidate)
+        if program.fast is not None:
+            # To run generated code costs less than to look its result up.
+            try:
+                return program.fast(view)
+            except Exception:  # noqa: S110 (the exact evaluator says what it means)
+                pass
         known = self._known_results(expression)
         key = program.key(view)
         if key not in known:
@@ -195,10 +201,10 @@ class Eligibility:
         """The verdict of selectors and node selection; an error is returned, not raised."""
         known = self._known.setdefault(ask.likeness, {})
         if candidate not in known:
-            known[candidate] = self._judge(ask, candidate)
+            known[candidate] = self.judge(ask, candidate)
         # The text of an error names the request, so errors are not shared between like requests.
         found = known[candidate]
-        return self._judge(ask, candidate) if isinstance(found, AllocationStopped) else found
+        return self.judge(ask, candidate) if isinstance(found, AllocationStopped) else found
 
     def matches(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
         """Whether the device is selectable. Raises AllocationStopped where a selector fails."""
@@ -207,7 +213,8 @@ class Eligibility:
             raise verdict
         return verdict is None
 
-    def _judge(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
+    def judge(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
+        """The verdict, for callers who keep it themselves."""
         device = candidate.device
         if device.binding_conditions and not self._features.device_binding_and_status:
             return Cause(CauseKind.BINDING_CONDITIONS, "the feature DeviceBindingAndStatus is off")

@@ -107,14 +107,31 @@ def explain(
         devices = devices_on_node(node, index, features)
         problem = AllocationProblem(devices, named, claims, state, features, selectors or SelectorCache())
     except AllocationStopped as stop:
-        nothing = {"requests": (), "constraints": (), "unusable_pools": (), "conflict": ()}
-        return Explanation(node=node.metadata.name, fault=stop.reason, **nothing)
+        return fault_account(node, stop)
+    return accounts_of(problem, conflict_of(problem, proceed))
+
+
+def fault_account(node: Node, stop: AllocationStopped) -> Explanation:
+    """The account where the claims could not be worked on at all."""
+    return Explanation(
+        node=node.metadata.name,
+        fault=stop.reason,
+        requests=(),
+        constraints=(),
+        unusable_pools=(),
+        conflict=(),
+    )
+
+
+def accounts_of(problem: AllocationProblem, conflict: Sequence[int]) -> Explanation:
+    """The accounts of a problem; `conflict` has the places in its plan of what excludes each other."""
     asks = list(chain.from_iterable(problem.plan))
     accounts = {
         ask: [(device, _cause(problem, ask, device)) for device in problem.candidates] for ask in asks
     }
+    plan = problem.plan
     return Explanation(
-        node=node.metadata.name,
+        node=problem.node.metadata.name,
         requests=tuple(_request_account(problem, ask, accounts[ask]) for ask in asks),
         constraints=tuple(_constraint_accounts(problem, asks, accounts)),
         unusable_pools=tuple(
@@ -122,7 +139,7 @@ def explain(
             for pool in problem.pools
             if pool.trouble is not None
         ),
-        conflict=_conflict(problem, proceed),
+        conflict=tuple(f"{plan[at][0].claim_name}/{plan[at][0].request}" for at in conflict),
     )
 
 
@@ -189,16 +206,19 @@ def _by_value(
     )
 
 
-def _conflict(problem: AllocationProblem, proceed: Callable[[], bool]) -> tuple[str, ...]:
-    """Leaves out one request after the other for as long as the rest still cannot be met."""
-    plan = problem.plan
-    if _can_be_met(problem, plan, proceed) is not False:
+def conflict_of(problem: AllocationProblem, proceed: Callable[[], bool]) -> tuple[int, ...]:
+    """The requests of a smallest set that cannot be met, by their place in the plan.
+
+    Leaves out one request after the other for as long as the rest still cannot be met.
+    """
+    plan = dict(enumerate(problem.plan))
+    if _can_be_met(problem, list(plan.values()), proceed) is not False:
         return ()
-    for choice in list(plan):
-        rest = [kept for kept in plan if kept is not choice]
-        if _can_be_met(problem, rest, proceed) is False:
+    for at in list(plan):
+        rest = {kept: choice for kept, choice in plan.items() if kept != at}
+        if _can_be_met(problem, list(rest.values()), proceed) is False:
             plan = rest
-    return tuple(f"{choice[0].claim_name}/{choice[0].request}" for choice in plan)
+    return tuple(plan)
 
 
 def _can_be_met(

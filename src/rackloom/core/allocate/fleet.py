@@ -8,18 +8,20 @@ kube-scheduler searches on every node again for every pod. A fleet keeps what it
 
 - `fleet_nodes`: what each node reaches, gathered when a search first comes to it, and what is in use;
 - `node_kinds`: nodes that differ only in what the claims do not read are of one kind;
+- `attribute_index`: which nodes have a device with a certain UUID, or another value that selectors pin;
 - `spec_view`: for each specification of claims, the nodes that may still serve, and one answer for each
   kind of node with the same positions in use.
 
 A node is visited only if it comes before the one that serves, and has changed since it last refused.
-Views and kinds are kept for the specifications that were used last, up to a bound, so memory has one.
+Views and kinds are kept for the specifications that were used last, up to a bound on their memory.
 
-`find` answers and notes nothing; `answer_on` asks one node. A claim that a cluster allocated is noted
-with `occupy`. The state is in memory only: whoever restarts builds a fleet from slices and claims again.
+`find` answers and notes nothing; `answer_on` asks one node, and `explain_on` says where its devices went.
+A claim that a cluster allocated is noted with `occupy`. The state is in memory only: whoever restarts
+builds a fleet from slices and claims again.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -33,9 +35,11 @@ from rackloom.core.allocate.allocator import (
     solved,
     unbounded,
 )
+from rackloom.core.allocate.attribute_index import AttributeIndexes
 from rackloom.core.allocate.eligibility import SelectorCache
+from rackloom.core.allocate.explanation import Explanation, accounts_of, conflict_of, fault_account
 from rackloom.core.allocate.fleet_nodes import FleetNodes
-from rackloom.core.allocate.inputs import Alternatives, Features, InUse
+from rackloom.core.allocate.inputs import Alternatives, DeviceId, Features, InUse
 from rackloom.core.allocate.node_kinds import DeviceReads, NodeKinds, reads_of
 from rackloom.core.allocate.objects import (
     AllocationResult,
@@ -51,10 +55,11 @@ from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer, NodeD
 from rackloom.core.allocate.search import FirstFitSearch
 from rackloom.core.allocate.spec_view import NodeAnswer, SpecView
 
-VIEWS_KEPT = 256
-"""Specifications that a fleet remembers; another one drops the one that was used longest ago."""
-_KINDS_KEPT = 16
-"""Sets of attributes by which nodes are told apart."""
+KEPT_BYTES = 64 << 20
+"""Memory for what a fleet remembers of specifications; the one that was used longest ago goes first."""
+
+
+_NO_HOLDERS: Mapping[DeviceId, tuple[str, ...]] = {}
 
 
 class Fleet:
@@ -67,25 +72,26 @@ class Fleet:
         slices: Iterable[ResourceSlice] | SliceIndex,
         *,
         features: Features = Features(),  # noqa: B008 (a frozen value)
+        kept_bytes: int = KEPT_BYTES,
     ) -> None:
+        """`kept_bytes` bounds what is remembered between searches: the views and kinds of nodes."""
         self._nodes = FleetNodes(nodes, slices, features)
         self._classes = {klass.metadata.name: klass for klass in classes}
         self._features = features
         self.selectors = SelectorCache()
         """Results of selectors, for those who explain what the fleet answered."""
+        self._indexes = AttributeIndexes(self._nodes, self.selectors)
         self._new_id = numbered_ids()
         self._views: OrderedDict[bytes, SpecView] = OrderedDict()
-        self._kinds: OrderedDict[DeviceReads, NodeKinds] = OrderedDict()
+        self._kinds: dict[DeviceReads, NodeKinds] = {}
+        self._most_bytes = kept_bytes
+        self.kept_bytes = 0
+        """About how much memory views and kinds of nodes take."""
 
     @property
     def index(self) -> SliceIndex:
         """All slices."""
         return self._nodes.index
-
-    @property
-    def visited(self) -> int:
-        """How many nodes a search has come to so far, or a device is in use on."""
-        return self._nodes.gathered
 
     def place(
         self,
@@ -136,6 +142,35 @@ class Fleet:
         number = self._nodes.number[node]
         return self._outcome(number, claims, self._searched(number, claims, proceed), "exact", proceed)
 
+    def explain_on(
+        self,
+        node: str,
+        claims: Sequence[ResourceClaim],
+        *,
+        holders: Mapping[DeviceId, tuple[str, ...]] = _NO_HOLDERS,
+        proceed: Callable[[], bool] = unbounded,
+    ) -> Explanation:
+        """Where the devices of one node went. `holders` are the names of the claims that hold devices.
+
+        Which requests exclude each other is found out once for nodes of one kind and use.
+        """
+        number = self._nodes.number[node]
+        view = self._view(claims)
+        try:
+            devices, occupancy = self._nodes.devices(number), self._nodes.occupancy(number)
+            problem = self._problem(devices, claims, replace(occupancy.as_in_use(), holders=holders))
+        except AllocationStopped as stop:
+            return fault_account(self._nodes.nodes[number], stop)
+        condition = view.kinds.of(number, devices), occupancy.key()
+        conflict = view.conflicts.get(condition)
+        if conflict is None:
+            conflict = conflict_of(problem, proceed)
+            # A search that was cut short has shown nothing.
+            if proceed():
+                view.conflicts[condition] = conflict
+        self._count(view)
+        return accounts_of(problem, conflict)
+
     def occupy(self, results: Sequence[AllocationResult]) -> None:
         """Note that claims that were allocated elsewhere hold devices."""
         self._nodes.take_outside(results)
@@ -156,14 +191,26 @@ class Fleet:
         asks = [ask for alternatives in plan for ask in alternatives]
         reads = reads_of(asks, claims)
         kinds = self._kinds.setdefault(reads, NodeKinds(reads))
-        self._kinds.move_to_end(reads)
-        view = SpecView(self._nodes, kinds, plan, self._features, self.selectors)
+        kinds.views += 1
+        constrained = any(claim.spec.devices.constraints for claim in claims)
+        view = SpecView(self._nodes, kinds, plan, constrained, self._features, self.selectors, self._indexes)
         self._views[key] = view
-        if len(self._views) > VIEWS_KEPT:
-            self._views.popitem(last=False)
-        if len(self._kinds) > _KINDS_KEPT:
-            self._kinds.popitem(last=False)
         return view
+
+    def _count(self, view: SpecView) -> None:
+        """Note how large a view has become; forget others if all of them have become too large."""
+        for holder in (view, view.kinds):
+            size = holder.size
+            self.kept_bytes += size - holder.counted
+            holder.counted = size
+        while self.kept_bytes > self._most_bytes and len(self._views) > 1:
+            _, oldest = self._views.popitem(last=False)
+            self.kept_bytes -= oldest.counted
+            kinds = oldest.kinds
+            kinds.views -= 1
+            if not kinds.views:
+                self.kept_bytes -= kinds.counted
+                del self._kinds[kinds.reads]
 
     def _plan(self, claims: Sequence[ResourceClaim]) -> list[Alternatives]:
         """The requests; none for claims that no node can work on: the search then says why."""
@@ -188,13 +235,14 @@ class Fleet:
             return fault_of(self._nodes.nodes[number], stop, 0)
         kind = view.kinds.of(number, devices)
         condition = kind, occupancy.key()
-        answer = view.answers.get(condition)
+        answer = view.known(condition)
         if answer is None:
-            if view.lacks_devices(devices, kind, occupancy):
-                return _REFUSED
-            answer = self._searched(number, claims, proceed)
+            answer = view.without_search(devices, kind, occupancy)
+            if answer is None:
+                answer = self._searched(number, claims, proceed)
             if not (isinstance(answer, Fault) and answer.scope is FaultScope.ATTEMPT):
                 view.remember(condition, answer)
+            self._count(view)
         return answer
 
     def _searched(
@@ -236,7 +284,6 @@ class Fleet:
 
 
 _NO_NAME = ObjectMeta()
-_REFUSED = Refusal(node="", steps=0)
 
 
 def _passes_over(answer: NodeAnswer) -> bool:

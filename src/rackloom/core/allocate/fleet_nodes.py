@@ -2,7 +2,8 @@
 
 The devices of a node are gathered when a search first comes to it. A device in use is noted on every
 node that reaches it or draws from the counters of its pool. Where slices name their node that is one
-node; where they select nodes by label, or are for all, it may be any.
+node; where they select nodes by label, or are for all, it may be any. What is in use of such common pools
+is also kept once for all nodes: a node takes it over when a search first comes to it.
 
 Searches remember which nodes refused (`spec_view`). `freed` lists the nodes where they must look again:
 a device came back, or somebody outside took one. `taken` lists those where the fleet itself gave devices
@@ -12,8 +13,8 @@ capacity. Both are bounded, and who was away for too long starts afresh.
 
 from collections.abc import Iterable, Sequence
 
-from rackloom.core.allocate.inputs import Features
-from rackloom.core.allocate.objects import AllocationResult, Node, ResourceSlice
+from rackloom.core.allocate.inputs import DeviceId, Features
+from rackloom.core.allocate.objects import AllocationResult, Node, ObjectMeta, ResourceSlice
 from rackloom.core.allocate.occupancy import NodeOccupancy
 from rackloom.core.allocate.outcome import AllocationStopped
 from rackloom.core.allocate.pools import PoolKey, SliceIndex
@@ -68,11 +69,8 @@ class FleetNodes:
         self._features = features
         self._devices: dict[int, NodeDevices] = {}
         self._occupancy: dict[int, NodeOccupancy] = {}
-
-    @property
-    def gathered(self) -> int:
-        """Of how many nodes the devices were gathered."""
-        return len(self._devices)
+        common = _common_devices(self.index)
+        self._common = NodeOccupancy(common) if common.ids else None
 
     def devices(self, number: int) -> NodeDevices:
         """What a node reaches. Raises AllocationStopped where a node selector cannot be read."""
@@ -86,6 +84,8 @@ class FleetNodes:
         found = self._occupancy.get(number)
         if found is None:
             found = self._occupancy[number] = NodeOccupancy(self.devices(number))
+            if self._common is not None and found.take_over(self._common):
+                self.full[number] = FULL if found.full else NOT_FULL
         return found
 
     def take(self, results: Sequence[AllocationResult]) -> None:
@@ -104,23 +104,41 @@ class FleetNodes:
         pools = dict.fromkeys(
             (device.driver, device.pool) for result in results for device in result.devices.results
         )
-        shares = self._features.consumable_capacity
         for number in dict.fromkeys(number for pool in pools for number in self._reaching(pool)):
             try:
                 occupancy = self.occupancy(number)
             except AllocationStopped:
                 # Its node selectors cannot be read: no search gets further on it.
                 continue
-            if added:
-                occupancy.add(results, shares=shares)
-            else:
-                occupancy.remove(results, shares=shares)
+            self._update(occupancy, results, added=added)
             self.full[number] = FULL if occupancy.full else NOT_FULL
             log.add(number)
+        # Last, because nodes that were gathered just now took over what was in use before.
+        if self._common is not None:
+            self._update(self._common, results, added=added)
+
+    def _update(self, occupancy: NodeOccupancy, results: Sequence[AllocationResult], *, added: bool) -> None:
+        shares = self._features.consumable_capacity
+        if added:
+            occupancy.add(results, shares=shares)
+        else:
+            occupancy.remove(results, shares=shares)
 
     def _reaching(self, pool: PoolKey) -> Iterable[int]:
-        """The nodes that a pool may matter to."""
+        """The nodes that a pool may matter to; of a common pool those that a search came to."""
         names = {slice_.spec.node_name for slice_ in self.index.pool(pool)}
         if not all(names):
-            return range(len(self.nodes))
+            return list(self._occupancy)
         return [self.number[name] for name in names if name in self.number]
+
+
+def _common_devices(index: SliceIndex) -> NodeDevices:
+    """The devices of pools with slices that name no node."""
+    ids = tuple(
+        DeviceId(driver, pool, device.name)
+        for driver, pool in index.common_pools()
+        for slice_ in index.pool((driver, pool))
+        for device in slice_.spec.devices
+    )
+    positions = {device: at for at, device in enumerate(ids)}
+    return NodeDevices(Node(metadata=ObjectMeta()), (), (), ids, positions)

@@ -46,20 +46,32 @@ class DeviceReads(NamedTuple):
 
 def reads_of(asks: Iterable[RequestAlternative], claims: Iterable[ResourceClaim]) -> DeviceReads:
     """What the requests and constraints of claims read. Selectors that do not compile read nothing."""
-    names: dict[str, set[QualifiedName] | None] = {"attribute": set(), "capacity": set()}
+    names: _Names = {"attribute": set(), "capacity": set()}
     amounts = False
     for ask in asks:
         amounts = amounts or bool(ask.amounts)
         for selector in (*ask.device_class.spec.selectors, *ask.selectors):
-            program = compiled(selector.cel.expression) if selector.cel is not None else None
-            if program is None or isinstance(program, errors.CompileError):
-                continue
-            for kind, domain, identifier in program.reads:
-                _add_read(names, kind, domain, identifier)
+            if selector.cel is not None:
+                _add_expression(names, selector.cel.expression)
     for claim in claims:
         for constraint in claim.spec.devices.constraints:
             compared = constraint.match_attribute or constraint.distinct_attribute or ""
             _add_read(names, "attribute", *_qualified(compared))
+    return _frozen(names, amounts=amounts)
+
+
+def reads_of_expressions(expressions: Iterable[str]) -> DeviceReads:
+    """What selectors read."""
+    names: _Names = {"attribute": set(), "capacity": set()}
+    for expression in expressions:
+        _add_expression(names, expression)
+    return _frozen(names, amounts=False)
+
+
+_Names = dict[str, set[QualifiedName] | None]
+
+
+def _frozen(names: _Names, *, amounts: bool) -> DeviceReads:
     attributes, capacities = names["attribute"], names["capacity"]
     return DeviceReads(
         None if attributes is None else frozenset(attributes),
@@ -68,14 +80,19 @@ def reads_of(asks: Iterable[RequestAlternative], claims: Iterable[ResourceClaim]
     )
 
 
+def _add_expression(names: _Names, expression: str) -> None:
+    program = compiled(expression)
+    if not isinstance(program, errors.CompileError):
+        for kind, domain, identifier in program.reads:
+            _add_read(names, kind, domain, identifier)
+
+
 def _qualified(name: str) -> QualifiedName:
     domain, slash, identifier = name.partition("/")
     return (domain, identifier) if slash else ("", name)
 
 
-def _add_read(
-    names: dict[str, set[QualifiedName] | None], kind: str, domain: str | None, identifier: str | None
-) -> None:
+def _add_read(names: _Names, kind: str, domain: str | None, identifier: str | None) -> None:
     known = names.get(kind)
     if known is None:
         return
@@ -88,11 +105,15 @@ def _add_read(
 # Kinds of devices and nodes.
 
 
+_NODE_BYTES, _DEVICE_KIND_BYTES, _NODE_KIND_BYTES = 100, 400, 700
+"""Measured for devices of which two attributes are read, eight of them on a node, and rounded up."""
+
+
 class NodeKinds:
     """The kinds of a fleet's nodes and devices, as numbers, for claims that read the same."""
 
     def __init__(self, reads: DeviceReads) -> None:
-        self._reads = reads
+        self.reads = reads
         self._devices: dict[Hashable, int] = {}
         self._nodes: dict[Hashable, int] = {}
         self._of_node: dict[int, int] = {}
@@ -101,6 +122,20 @@ class NodeKinds:
         """Of each kind of node, the kinds of its devices by position."""
         self.malformed: set[int] = set()
         """The kinds of nodes with a device or a counter that cannot be read."""
+
+        self.views = 0
+        """How many views of the fleet use them."""
+        self.counted = 0
+        """The size that the fleet has counted."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about."""
+        return (
+            _NODE_BYTES * len(self._of_node)
+            + _DEVICE_KIND_BYTES * len(self._devices)
+            + _NODE_KIND_BYTES * len(self._nodes)
+        )
 
     def of(self, number: int, devices: NodeDevices) -> int:
         """The kind of a node. `number` is that of the node in its fleet."""
@@ -135,7 +170,7 @@ class NodeKinds:
     def _looks_at_capacity(self, candidate: CandidateDevice) -> bool:
         return (
             candidate.shareable
-            or self._reads.amounts
+            or self.reads.amounts
             or any(capacity.request_policy is not None for capacity in candidate.device.capacity.values())
         )
 
@@ -143,8 +178,8 @@ class NodeKinds:
         """The names under which a driver's devices have what is read; None: all."""
         if driver not in self._names:
             self._names[driver] = (
-                _names_at(driver, self._reads.attributes),
-                _names_at(driver, self._reads.capacities),
+                _names_at(driver, self.reads.attributes),
+                _names_at(driver, self.reads.capacities),
             )
         return self._names[driver]
 

@@ -4,24 +4,67 @@ Two nodes of one kind answer a claim alike if the same positions are used the sa
 then. Dedicated devices are bits of one number, so a node without shared devices has a number for its
 key. Of shared devices it counts the shares and sums up what these took.
 
+Of counters that devices draw from, it keeps what is left (`counters`), so that a search that would find
+too little is not begun.
+
 Positions are those of the search. After them come the devices of other nodes that draw from the counters
 of this node's pools (`NodeDevices.elsewhere`): they change what is left here.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
 
+from rackloom.core.allocate.capacity import CounterBook, CounterKey, counter_draws
 from rackloom.core.allocate.inputs import DeviceId, InUse
-from rackloom.core.allocate.objects import AllocationResult, DeviceResult
+from rackloom.core.allocate.objects import AllocationResult, Device, DeviceResult
+from rackloom.core.allocate.pools import Pool, PoolKey
 from rackloom.core.allocate.problem import NodeDevices
 from rackloom.core.allocate.quantity import Quantity, exact_value
+
+_BILLION = 10**9
+
+CounterDraws = tuple[tuple[CounterKey, int], ...]
+"""What a device draws, in billionths: quantities have no finer part."""
+
+
+def draws_of(device: Device) -> CounterDraws:
+    """What a device draws from each counter. Raises AllocationStopped for what is no quantity."""
+    return tuple((key, int(amount * _BILLION)) for key, amount in counter_draws(device))
+
+
+class CounterLevels:
+    """What is left of the counters of a pool, as `CounterBook` has it, kept while devices come and go."""
+
+    __slots__ = ("_left", "_overdrawn")
+
+    def __init__(self, book: CounterBook) -> None:
+        self._left = {key: int(amount * _BILLION) for key, amount in book.left.items()}
+        self._overdrawn = sum(left < 0 for left in self._left.values())
+
+    def suffice(self, draws: CounterDraws, also: Sequence[CounterDraws] = ()) -> bool:
+        """Whether there is enough for one more device, after others."""
+        if self._overdrawn:
+            return False
+        left = self._left
+        if also:
+            left = dict(left)
+            for key, amount in chain.from_iterable(also):
+                left[key] -= amount
+        return all(amount <= left[key] for key, amount in draws)
+
+    def move(self, draws: CounterDraws, sign: int) -> None:
+        """Take draws away (-1) or put them back (1)."""
+        for key, amount in draws:
+            before = self._left[key]
+            self._left[key] = after = before + sign * amount
+            self._overdrawn += (after < 0) - (before < 0)
 
 
 class NodeOccupancy:
     """Dedicated devices as bits; of shared ones how many shares, and what these took."""
 
-    __slots__ = ("_again", "_devices", "_key", "_shares", "_taken", "_takers", "dedicated")
+    __slots__ = ("_again", "_devices", "_key", "_levels", "_shares", "_taken", "_takers", "dedicated")
 
     def __init__(self, devices: NodeDevices) -> None:
         self._devices = devices
@@ -34,6 +77,7 @@ class NodeOccupancy:
         self._takers: dict[tuple[int, str], int] = {}
         """How many shares took of a capacity: a share may take 0, and counts."""
         self._key: Hashable | None = 0
+        self._levels: dict[PoolKey, CounterLevels] = {}
 
     def key(self) -> Hashable:
         """Equal where the same positions are used the same way."""
@@ -52,6 +96,8 @@ class NodeOccupancy:
         """Note what was given. Admin access holds nothing. Without `shares` each result is a whole device."""
         self._key = None
         for at, device in self._held(results):
+            if not self.holds(at):
+                self._draw(at, -1)
             if device.share_id is None or not shares:
                 if self.dedicated >> at & 1:
                     self._again[at] = self._again.get(at, 0) + 1
@@ -66,10 +112,63 @@ class NodeOccupancy:
         """Note what was given back."""
         self._key = None
         for at, device in self._held(results):
+            held = self.holds(at)
             if device.share_id is None or not shares:
                 self._give_back(at)
             elif at in self._shares:
                 self._return(at, device)
+            if held and not self.holds(at):
+                self._draw(at, 1)
+
+    def take_over(self, other: "NodeOccupancy") -> bool:
+        """Copy what is in use of the same devices elsewhere; whether there is any."""
+        positions, ids = self._devices.positions, other._devices.ids
+        here = {at: positions[ids[at]] for at in other._in_use() if ids[at] in positions}
+        if not here:
+            return False
+        self._key = None
+        for before, at in here.items():
+            self.dedicated |= (other.dedicated >> before & 1) << at
+            for own, others in ((self._again, other._again), (self._shares, other._shares)):
+                if before in others:
+                    own[at] = others[before]
+        for key, amount in other._taken.items():
+            if key[0] in here:
+                self._taken[here[key[0]], key[1]] = amount
+                self._takers[here[key[0]], key[1]] = other._takers[key]
+        return True
+
+    def _in_use(self) -> Iterable[int]:
+        return {*_bits(self.dedicated), *self._shares}
+
+    def holds(self, at: int) -> bool:
+        """Whether anybody holds the device, or a share of it."""
+        return bool(self.dedicated >> at & 1) or at in self._shares
+
+    def counters(self, pool: Pool) -> CounterLevels:
+        """What is left of a pool's counters. Raises AllocationStopped for what is no quantity."""
+        levels = self._levels.get(pool.key)
+        if levels is None:
+            positions = self._devices.positions
+            book = CounterBook(pool, lambda device: self.holds(positions[device]))
+            levels = self._levels[pool.key] = CounterLevels(book)
+        return levels
+
+    def _draw(self, at: int, sign: int) -> None:
+        """Note that a device came into use (-1), or is free again (1)."""
+        if not self._levels:
+            return
+        if at >= len(self._devices.candidates):
+            # A device of another node: which pools it draws from is for the next question to find out.
+            self._levels.clear()
+            return
+        candidate = self._devices.candidates[at]
+        if not candidate.device.consumes_counters:
+            return
+        if candidate.pool.elsewhere:
+            self._levels.pop(candidate.pool.key, None)
+        elif candidate.pool.key in self._levels:
+            self._levels[candidate.pool.key].move(draws_of(candidate.device), sign)
 
     def _give_back(self, at: int) -> None:
         more = self._again.pop(at, 0)
@@ -103,7 +202,7 @@ class NodeOccupancy:
         consumed: dict[DeviceId, dict[str, str]] = {}
         for (at, name), amount in self._taken.items():
             # Quantities have no more than nine decimals, and so have their sums.
-            consumed.setdefault(ids[at], {})[name] = str(Quantity(int(amount * 10**9), -9))
+            consumed.setdefault(ids[at], {})[name] = str(Quantity(int(amount * _BILLION), -9))
         return InUse(
             dedicated=frozenset(ids[at] for at in _bits(self.dedicated)),
             shared=frozenset(ids[at] for at in self._shares),

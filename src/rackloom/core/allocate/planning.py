@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.allocator import SearchMode, allocate, unbounded
 from rackloom.core.allocate.eligibility import SelectorCache
-from rackloom.core.allocate.explanation import Explanation, explain
+from rackloom.core.allocate.explanation import Explanation
 from rackloom.core.allocate.fleet import Fleet
 from rackloom.core.allocate.inputs import MAX_RESULTS, DeviceId, Features, InUse, claim_title, in_use_by
 from rackloom.core.allocate.objects import (
@@ -223,7 +223,11 @@ def allocate_each(
         state = in_use_by(holding, shares=features.consumable_capacity)
         given: dict[str, Any] = {"claims": [claim], "state": state, "features": features, "proceed": proceed}
         given |= {"classes": known, "slices": fleet.index, "selectors": fleet.selectors}
-        answers.append(_refused(nodes, claim, reason, given))
+        accounts = tuple(
+            fleet.explain_on(node.metadata.name, [claim], holders=state.holders, proceed=proceed)
+            for node in nodes
+        )
+        answers.append(_refused(nodes, claim, reason, accounts, given))
     return tuple(answers)
 
 
@@ -236,13 +240,19 @@ def _placed(claim: ResourceClaim, outcome: Allocation) -> PlacedClaim:
     )
 
 
-def _refused(nodes: Sequence[Node], claim: ResourceClaim, reason: str, given: dict[str, Any]) -> RefusedClaim:
-    """The accounts of every node; `given` is what all questions about the claim share."""
+def _refused(
+    nodes: Sequence[Node],
+    claim: ResourceClaim,
+    reason: str,
+    accounts: tuple[Explanation, ...],
+    given: dict[str, Any],
+) -> RefusedClaim:
+    """The accounts of every node; `given` is what all questions about a fix share."""
     fixes = ((node, nearest_fix(node, **given)) for node in nodes)
     return RefusedClaim(
         claim=claim_title(claim),
         reason=reason,
-        nodes=tuple(explain(node, **given) for node in nodes),
+        nodes=accounts,
         nearest_fix=next(
             (f"{fix.text} (then {node.metadata.name} can serve it)" for node, fix in fixes if fix), None
         ),

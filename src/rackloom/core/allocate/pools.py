@@ -205,6 +205,10 @@ class SliceIndex:
         """Whether any slice does not name its node."""
         return "" in self._of_node
 
+    def common_pools(self) -> set[PoolKey]:
+        """The pools with slices that name no node."""
+        return {_pool_key(slice_) for slice_ in self._of_node.get("", ())}
+
     def pool(self, key: PoolKey) -> Sequence[ResourceSlice]:
         """All slices of a pool, of every node and generation."""
         return self._of_pool.get(key, ())

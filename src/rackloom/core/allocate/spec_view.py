@@ -5,27 +5,35 @@ node only when the view says that it may serve.
 
 - `OpenNodes` walks the nodes in order. It goes no further than the first node that serves, so a new
   specification costs what it must visit. A node that refused is closed until a device comes back there.
-- `answers` has what was found for a kind of node (`node_kinds`) with certain positions in use. On a fleet
+  Where a selector pins an attribute, `attribute_index` says which nodes to visit.
+- `known` has what was found for a kind of node (`node_kinds`) with certain positions in use. On a fleet
   of equal machines, one search answers for all of them.
-- `lacks_devices` refuses a node without a search where too few of its free devices suit the first request.
-  It runs the same checks (selectors, taints, capacity) by kind of device, once per kind. Where a selector
-  fails, it leaves the node to the search, which reports that error if it gets there.
+- `without_search` looks at the free devices of a node once. It refuses the node where too few of them suit
+  the first request. If that request is all that is asked for, and nothing ties its devices together, the
+  first devices that fit are what a search would take. It runs the checks of a search (selectors, taints,
+  capacity, counters) by kind of device, once per kind. Where a selector fails, it leaves the node to the
+  search, which reports that error if it gets there.
 
-All of it is bounded: two bytes or less per node and kind of device, and the latest answers.
+All of it is bounded: two bytes or less per node and kind of device, and the latest answers. `size` says how
+much that is, for the fleet to bound all views together.
 """
 
 import heapq
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from fractions import Fraction
-from itertools import chain
+from itertools import chain, islice
+from typing import NamedTuple
 
-from rackloom.core.allocate.eligibility import Eligibility, SelectorCache
+from rackloom.core.allocate.attribute_index import AttributeIndexes
+from rackloom.core.allocate.capacity import capacity_shortage
+from rackloom.core.allocate.eligibility import CandidateDevice, Eligibility, SelectorCache
 from rackloom.core.allocate.fleet_nodes import NOT_FULL, FleetNodes
-from rackloom.core.allocate.inputs import Alternatives, Features, RequestAlternative
-from rackloom.core.allocate.ledger import static_share
+from rackloom.core.allocate.inputs import MAX_RESULTS, Alternatives, Features, RequestAlternative
+from rackloom.core.allocate.ledger import DeviceAssignment, static_share
 from rackloom.core.allocate.node_kinds import NodeKinds
-from rackloom.core.allocate.occupancy import NodeOccupancy
+from rackloom.core.allocate.occupancy import CounterDraws, NodeOccupancy, draws_of
 from rackloom.core.allocate.outcome import AllocationStopped, Cause, Fault, Refusal
+from rackloom.core.allocate.pools import PoolKey
 from rackloom.core.allocate.problem import FoundAnswer, NodeDevices
 from rackloom.core.allocate.quantity import exact_value
 
@@ -33,17 +41,28 @@ from rackloom.core.allocate.quantity import exact_value
 
 
 _UNSEEN, _OPEN, _CLOSED = 0, 1, 2
+_HEAP_BYTES = 36
+"""A number and the place in a list that it takes."""
 
 
 class OpenNodes:
     """The nodes that may serve, first to last."""
 
-    def __init__(self, nodes: FleetNodes, *, skips_full: bool, reopens_when_taken: bool) -> None:
-        """`skips_full`: a node without a free device cannot serve.
+    def __init__(
+        self,
+        nodes: FleetNodes,
+        *,
+        next_possible: Callable[[int], int] | None,
+        skips_full: bool,
+        reopens_when_taken: bool,
+    ) -> None:
+        """`next_possible`: the first node from a number on that may serve at all, whatever is in use.
 
+        `skips_full`: a node without a free device cannot serve.
         `reopens_when_taken`: a node that refused may serve after more was taken there.
         """
         self._nodes = nodes
+        self._next_possible = next_possible
         self._skips_full = skips_full
         self._logs = [nodes.freed, nodes.taken] if reopens_when_taken else [nodes.freed]
         self._restart()
@@ -69,6 +88,11 @@ class OpenNodes:
                     self._state[number] = _OPEN
                     heapq.heappush(self._heap, number)
 
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about."""
+        return len(self._state) + _HEAP_BYTES * len(self._heap)
+
     def first(self) -> int | None:
         """The first open node."""
         heap, full = self._heap, self._nodes.full
@@ -76,8 +100,7 @@ class OpenNodes:
             if not (self._skips_full and full[heap[0]]):
                 return heap[0]
             self._state[heapq.heappop(heap)] = _CLOSED
-        if self._skips_full:
-            self._skip_full_nodes()
+        self._advance()
         number = self._frontier
         if number == len(self._state):
             return None
@@ -85,6 +108,19 @@ class OpenNodes:
         self._state[number] = _OPEN
         heapq.heappush(heap, number)
         return number
+
+    def _advance(self) -> None:
+        """Move the frontier to the next node that may serve."""
+        if self._next_possible is None:
+            if self._skips_full:
+                self._skip_full_nodes()
+            return
+        # A node that can never serve stays unseen, so that no change opens it.
+        number = self._next_possible(self._frontier)
+        while self._skips_full and number < len(self._state) and self._nodes.full[number]:
+            self._state[number] = _CLOSED
+            number = self._next_possible(number + 1)
+        self._frontier = number
 
     def _skip_full_nodes(self) -> None:
         start = self._frontier
@@ -104,9 +140,31 @@ NodeAnswer = FoundAnswer | Refusal | Fault
 """What was found on one node. Of a found answer, only asks, positions and amounts hold on other nodes of
 the kind; the devices are those of the node that was searched."""
 _ANSWERS_KEPT = 1024
+_REFUSALS_KEPT = 64
+"""Refusals that took no search. Nodes of few kinds refuse in few conditions."""
+_VIEW_BYTES, _ANSWER_BYTES, _LIMITS_BYTES = 8000, 900, 400
+"""Of a view its requests and its key, of an answer its condition and devices. Measured, rounded up."""
 _UNKNOWN, _SUITS, _UNSUITED, _FAILS = 0, 1, 2, 3
+REFUSED = Refusal(node="", steps=0)
+"""A refusal that no search was needed for."""
 _Slack = tuple[tuple[str, Fraction], ...]
 """Of each capacity, how much others may have taken at most."""
+_STEPS_BESIDE = 3
+"""Steps of a search for one request beside those that take a device each."""
+
+
+class _Limits(NamedTuple):
+    """What must be left for a device that suits to serve."""
+
+    slack: _Slack
+    draws: CounterDraws
+
+
+_NO_LIMITS = _Limits((), ())
+
+
+class _NeedsSearch(Exception):
+    """One pass over the devices does not show what the node gives."""
 
 
 class SpecView:
@@ -117,8 +175,10 @@ class SpecView:
         nodes: FleetNodes,
         kinds: NodeKinds,
         plan: Sequence[Alternatives],
+        constrained: bool,
         features: Features,
         selectors: SelectorCache,
+        indexes: AttributeIndexes,
     ) -> None:
         """`plan` is empty for claims that cannot be worked on: then the search says why."""
         self.kinds = kinds
@@ -131,70 +191,174 @@ class SpecView:
         if counted and not any(ask.admin or ask.count < 1 for ask in plan[0]):
             self._first_asks = plan[0]
         self.skips_full = bool(self._first_asks)
-        self.open = OpenNodes(nodes, skips_full=self.skips_full, reopens_when_taken=not counted)
-        self.answers: dict[Hashable, NodeAnswer] = {}
+        self.open = OpenNodes(
+            nodes,
+            next_possible=indexes.nodes_for(self._first_asks),
+            skips_full=self.skips_full,
+            reopens_when_taken=not counted,
+        )
+        self._answers: dict[Hashable, NodeAnswer] = {}
+        self._refused: dict[Hashable, NodeAnswer] = {}
+        self.conflicts: dict[Hashable, tuple[int, ...]] = {}
+        """Of kinds of nodes with certain positions in use, the requests that exclude each other."""
         self._marks = [bytearray() for _ in self._first_asks]
-        self._slack: dict[tuple[int, int], _Slack] = {}
+        self._limits: dict[tuple[int, int], _Limits] = {}
+        # What is taken in order, device by device, is the answer of the search where nothing else is asked.
+        alone = self._first_asks[0] if len(plan) == 1 and self._first_asks else None
+        self._is_plain = alone is not None and not constrained and alone.count <= MAX_RESULTS
+
+        self.counted = 0
+        """The size that the fleet has counted."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about; without the kinds, which views share."""
+        small = _ANSWER_BYTES * (len(self._answers) + len(self.conflicts)) + _LIMITS_BYTES * len(self._limits)
+        return _VIEW_BYTES + self.open.size + small + sum(map(len, self._marks))
+
+    def known(self, condition: Hashable) -> NodeAnswer | None:
+        """What was found on a kind of node with certain positions in use, if it is still known."""
+        return self._refused.get(condition) or self._answers.get(condition)
 
     def remember(self, condition: Hashable, answer: NodeAnswer) -> None:
         """Keep what was found on a kind of node with certain positions in use."""
-        if len(self.answers) == _ANSWERS_KEPT:
-            self.answers.clear()
-        self.answers[condition] = answer
+        # Where nodes differ, each refuses in a condition of its own, and must not drive out what serves.
+        answers, most = (
+            (self._refused, _REFUSALS_KEPT) if answer is REFUSED else (self._answers, _ANSWERS_KEPT)
+        )
+        if len(answers) == most:
+            answers.clear()
+        answers[condition] = answer
 
-    def lacks_devices(self, devices: NodeDevices, kind: int, occupancy: NodeOccupancy) -> bool:
-        """Whether too few free devices of the node suit any alternative of the first request, for sure."""
-        if kind in self.kinds.malformed:
-            return False
+    def without_search(
+        self, devices: NodeDevices, kind: int, occupancy: NodeOccupancy
+    ) -> FoundAnswer | Refusal | None:
+        """What the node gives, where one pass over its devices shows it; None where a search must."""
+        if kind in self.kinds.malformed or not self._first_asks:
+            return None
+        try:
+            for number, ask in enumerate(self._first_asks):
+                fitting = self._fitting(number, devices, kind, occupancy)
+                if number == 0 and self._is_plain:
+                    taken, seen = _first_in_order(ask.count, fitting, occupancy)
+                    if len(taken) == ask.count:
+                        return self._answer(ask, taken)
+                else:
+                    seen = len(list(islice(fitting, ask.count)))
+                if seen >= ask.count:
+                    return None
+        except _NeedsSearch:
+            return None
+        return REFUSED
+
+    def _fitting(
+        self, number: int, devices: NodeDevices, kind: int, occupancy: NodeOccupancy
+    ) -> Iterator[tuple[CandidateDevice, _Limits]]:
+        """The devices that an ask could have as the only one, in order. Raises _NeedsSearch."""
+        ask, marks, limits = self._first_asks[number], self._marks[number], self._limits
         eligibility = Eligibility(devices.node, self._features, self._selectors)
-        of_devices = self.kinds.device_kinds[kind]
-        for number, ask in enumerate(self._first_asks):
-            marks, found = self._marks[number], 0
-            for position, device_kind in enumerate(of_devices):
-                if occupancy.dedicated >> position & 1:
-                    continue
-                mark = marks[device_kind] if device_kind < len(marks) else _UNKNOWN
-                if mark == _UNKNOWN:
-                    mark = self._mark(eligibility, devices, number, ask, position, device_kind)
-                if mark == _FAILS:
-                    return False
-                if mark == _SUITS and self._has_capacity(number, device_kind, position, occupancy):
-                    found += 1
-                    if found >= ask.count:
-                        return False
-        return bool(self._first_asks)
+        dedicated = occupancy.dedicated
+        for position, device_kind in enumerate(self.kinds.device_kinds[kind]):
+            if dedicated >> position & 1:
+                continue
+            mark = marks[device_kind] if device_kind < len(marks) else _UNKNOWN
+            if mark == _UNKNOWN:
+                mark = self._mark(eligibility, number, ask, devices.candidates[position], device_kind)
+            if mark == _FAILS:
+                raise _NeedsSearch
+            if mark == _UNSUITED:
+                continue
+            candidate = devices.candidates[position]
+            limit = limits.get((number, device_kind), _NO_LIMITS)
+            if _is_left(candidate, limit, occupancy):
+                yield candidate, limit
 
     def _mark(
         self,
         eligibility: Eligibility,
-        devices: NodeDevices,
         number: int,
         ask: RequestAlternative,
-        position: int,
+        candidate: CandidateDevice,
         device_kind: int,
     ) -> int:
-        candidate, marks = devices.candidates[position], self._marks[number]
-        mark = _UNSUITED
-        verdict = eligibility.verdict(ask, candidate)
-        if isinstance(verdict, AllocationStopped):
+        marks = self._marks[number]
+        try:
+            limits = self._limits_of(eligibility, ask, candidate)
+            mark = _UNSUITED if limits is None else _SUITS
+            if limits is not None and limits != _NO_LIMITS:
+                self._limits[number, device_kind] = limits
+        except AllocationStopped:
             mark = _FAILS
-        elif verdict is None:
-            try:
-                given = static_share(ask, candidate.device, self._features)
-                if not isinstance(given, Cause):
-                    mark = _SUITS
-                    if candidate.shareable:
-                        self._slack[number, device_kind] = tuple(
-                            (name, exact_value(candidate.device.capacity[name].value) - exact_value(amount))
-                            for name, amount in given.items()
-                        )
-            except AllocationStopped:
-                mark = _FAILS
         if device_kind >= len(marks):
             marks.extend(bytes(max(device_kind + 1 - len(marks), len(marks))))
         marks[device_kind] = mark
         return mark
 
-    def _has_capacity(self, number: int, device_kind: int, position: int, occupancy: NodeOccupancy) -> bool:
-        slack = self._slack.get((number, device_kind), ())
-        return all(occupancy.taken(position, name) <= room for name, room in slack)
+    def _limits_of(
+        self, eligibility: Eligibility, ask: RequestAlternative, candidate: CandidateDevice
+    ) -> _Limits | None:
+        """What must be left for the device to serve the ask; None where it never does.
+
+        Raises AllocationStopped where a selector fails or a quantity cannot be read.
+        """
+        device = candidate.device
+        verdict = eligibility.judge(ask, candidate)
+        if isinstance(verdict, AllocationStopped):
+            raise verdict
+        if verdict is not None:
+            return None
+        given = static_share(ask, device, self._features)
+        if isinstance(given, Cause) or capacity_shortage(device, {}, given) is not None:
+            return None
+        slack: _Slack = ()
+        if candidate.shareable:
+            slack = tuple(
+                (name, exact_value(device.capacity[name].value) - exact_value(amount))
+                for name, amount in given.items()
+            )
+        return _Limits(slack, draws_of(device))
+
+    def _answer(self, ask: RequestAlternative, taken: Sequence[CandidateDevice]) -> FoundAnswer:
+        """What a search gives that takes these devices and never turns back."""
+        entries = []
+        for candidate in taken:
+            given = static_share(ask, candidate.device, self._features)
+            # The devices suit, so there is no cause.
+            share = {} if isinstance(given, Cause) else given
+            entries.append(DeviceAssignment(ask, candidate, share, bool(candidate.device.consumes_counters)))
+        return FoundAnswer((ask,), tuple(entries), len(entries) + _STEPS_BESIDE)
+
+
+def _is_left(candidate: CandidateDevice, limit: _Limits, occupancy: NodeOccupancy) -> bool:
+    """Whether enough of a device is left that nobody holds whole. Raises _NeedsSearch."""
+    position = candidate.position
+    if not candidate.shareable:
+        if occupancy.holds(position):
+            return False
+        return not limit.draws or occupancy.counters(candidate.pool).suffice(limit.draws)
+    if any(occupancy.taken(position, name) > room for name, room in limit.slack):
+        return False
+    if limit.draws:
+        # Whether it draws depends on who has a share of it already.
+        raise _NeedsSearch
+    return True
+
+
+def _first_in_order(
+    count: int, fitting: Iterable[tuple[CandidateDevice, _Limits]], occupancy: NodeOccupancy
+) -> tuple[list[CandidateDevice], int]:
+    """The first devices that fit together, each taken as soon as it can be, and how many were seen."""
+    taken: list[CandidateDevice] = []
+    drawn: dict[PoolKey, list[CounterDraws]] = {}
+    seen = 0
+    for candidate, limit in fitting:
+        seen += 1
+        if limit.draws:
+            before = drawn.setdefault(candidate.pool.key, [])
+            if before and not occupancy.counters(candidate.pool).suffice(limit.draws, before):
+                continue
+            before.append(limit.draws)
+        taken.append(candidate)
+        if len(taken) == count:
+            break
+    return taken, seen

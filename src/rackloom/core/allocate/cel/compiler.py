@@ -26,6 +26,7 @@ from rackloom.core.allocate.cel.errors import CompileError, CostExceeded, Evalua
 from rackloom.core.allocate.cel.generate import FastFunction, fast_path
 from rackloom.core.allocate.cel.interpret import interpreter
 from rackloom.core.allocate.cel.parse import parse_expression
+from rackloom.core.allocate.cel.pins import Pins, pins_of
 from rackloom.core.allocate.cel.runtime import COST_LIMIT, EvaluationFrame, Evaluator
 from rackloom.core.allocate.cel.syntax import Call, CelNode, Const, Fold, Ident, Select, children
 from rackloom.core.allocate.cel.values import SemanticVersion, type_name
@@ -203,6 +204,8 @@ class Program:
     run: Evaluator
     fast: FastFunction | None
     keys: Callable[[DeviceView], Hashable]
+    pins: tuple[Pins, ...]
+    """Values that attributes must have."""
 
     def matches(self, view: DeviceView) -> bool:
         """Whether the device satisfies the selector. Raises EvaluationError."""
@@ -270,7 +273,8 @@ def _compile_uncached(expression: str, names: Any) -> Program:
     reads = reads_of(checked)
     cost = max_cost(checked)
     fast = fast_path(checked) if cost <= COST_LIMIT else None
-    return Program(expression, reads, str(checked.output), cost, run, fast, key_function(reads))
+    pins = pins_of(checked.root) if cost <= COST_LIMIT else ()
+    return Program(expression, reads, str(checked.output), cost, run, fast, key_function(reads), pins)
 
 
 def _truth_value(value: Any) -> bool | EvaluationError:
