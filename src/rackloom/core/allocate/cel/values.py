@@ -64,14 +64,17 @@ class SemanticVersion:
 
     def compare(self, other: "SemanticVersion") -> int:
         """-1, 0 or 1 by precedence; build metadata does not count."""
-        mine, theirs = self._precedence(), other._precedence()
+        numbers, others = (self.major, self.minor, self.patch), (other.major, other.minor, other.patch)
+        if numbers != others or not (self.prerelease or other.prerelease):
+            return (numbers > others) - (numbers < others)
+        mine, theirs = self._prerelease_order(), other._prerelease_order()
         return (mine > theirs) - (mine < theirs)
 
-    def _precedence(self) -> tuple[int, int, int, bool, tuple[tuple[bool, int, str], ...]]:
+    def _prerelease_order(self) -> tuple[bool, tuple[tuple[bool, int, str], ...]]:
         parts = tuple(
             (False, part, "") if isinstance(part, int) else (True, 0, part) for part in self.prerelease
         )
-        return self.major, self.minor, self.patch, not self.prerelease, parts
+        return not self.prerelease, parts
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SemanticVersion) and self.compare(other) == 0
