@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Literal
 
-from rackloom.core.allocate.best import BranchAndBound
 from rackloom.core.allocate.eligibility import SelectorCache
 from rackloom.core.allocate.inputs import Features, InUse
 from rackloom.core.allocate.objects import AllocationResult, DeviceClass, Node, ResourceClaim, ResourceSlice
@@ -80,9 +79,12 @@ def solved(
     try:
         if not search.run():
             return refusal_of(problem, search.steps)
-        found = search.answer
-        best = BranchAndBound(problem, found, proceed) if mode == "best" else None
-        if best:
+        found, best = search.answer, None
+        if mode == "best":
+            # Most searches are in mode exact: they do not load what ranks answers.
+            from rackloom.core.allocate.best import BranchAndBound
+
+            best = BranchAndBound(problem, found, proceed)
             best.run()
         results = results_of(problem.node, problem.claims, best.found if best else found, new_id)
     except AllocationStopped as stop:

@@ -15,8 +15,10 @@ durations, timestamps and format strings, and lists or maps with elements of mix
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from rackloom.core.allocate.cel import types
 from rackloom.core.allocate.cel.environment import CelEnvironment
@@ -68,8 +70,7 @@ _CONSTANTS: dict[type, CelType] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedExpression:
+class CheckedExpression(msgspec.Struct, frozen=True):
     """A checked expression. Functions are named in full: `optional.of` is a call without target."""
 
     parsed: ParsedExpression

@@ -13,8 +13,9 @@ that device.
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from rackloom.core.allocate.cel import library as _library  # noqa: F401 (declares the functions)
 from rackloom.core.allocate.cel import types
@@ -230,8 +231,7 @@ _ADVICE = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CelEnvironment:
+class CelEnvironment(msgspec.Struct, frozen=True, eq=False):
     """Names and what they mean. `attribute` is the static type of attribute values."""
 
     fields: Mapping[str, CelType]

@@ -13,8 +13,9 @@ parameters accept the values.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from rackloom.core.allocate.cel.errors import EvaluationError, no_such_overload
 from rackloom.core.allocate.cel.values import TYPE_NAMES
@@ -22,8 +23,7 @@ from rackloom.core.allocate.cel.values import TYPE_NAMES
 # Static types.
 
 
-@dataclass(frozen=True, slots=True)
-class CelType:
+class CelType(msgspec.Struct, frozen=True):
     """A type; `kind` decides the rules, `name` is what messages and `type()` show."""
 
     kind: str
@@ -245,8 +245,7 @@ Impl = Callable[..., Any]
 F = TypeVar("F", bound=Impl)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Overload:
+class Overload(msgspec.Struct, frozen=True, eq=False):
     """One form of a function: `params` start with the receiver if `member`."""
 
     id: str

@@ -27,6 +27,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from rackloom.core.allocate.cel.errors import EvaluationError, no_such_overload
 from rackloom.core.allocate.quantity import Quantity
 
@@ -150,22 +152,19 @@ class Uint(int):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Duration:
+class Duration(msgspec.Struct, frozen=True, order=True):
     """A signed length of time in nanoseconds."""
 
     nanos: int
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Timestamp:
+class Timestamp(msgspec.Struct, frozen=True, order=True):
     """A moment, in nanoseconds since 1970 in UTC."""
 
     nanos: int
 
 
-@dataclass(frozen=True, slots=True)
-class TypeName:
+class TypeName(msgspec.Struct, frozen=True):
     """A type as a value: what `type(x)` gives."""
 
     name: str
@@ -207,8 +206,7 @@ class DomainMap(dict[str, Mapping[str, Any]]):
 _NOTHING: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class BoolKey:
+class BoolKey(msgspec.Struct, frozen=True):
     """A boolean as a dict key: Python would take True for 1."""
 
     value: bool
