@@ -5,7 +5,8 @@ Results are cached by expression and environment. The type must be bool, or the 
 which is known only at run time.
 
 `Program.matches` runs the generated fast path, and the exact evaluator when that path does not apply or
-raises. `Program.evaluate` always runs the exact evaluator and reports the cost.
+raises; that one is built when it is first needed. `Program.evaluate` always runs the exact evaluator
+and reports the cost.
 
 `reads_of` traces which attributes and capacities the result can depend on, by following paths that
 start at `device` through selections, indexes and `cel.bind`. `Program.key` gives the values of these
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rackloom.core.allocate.cel import types
-from rackloom.core.allocate.cel.check import CheckedExpression, check_types, validate_literals
+from rackloom.core.allocate.cel.check import CONVERSIONS, CheckedExpression, check_types, validate_literals
 from rackloom.core.allocate.cel.cost import max_cost
 from rackloom.core.allocate.cel.environment import DeviceView, FieldValues
 from rackloom.core.allocate.cel.environment import environment as environment_of
@@ -276,14 +277,30 @@ def _compile_uncached(expression: str, names: Any) -> Program:
         raise CompileError(
             f"must evaluate to bool or the unknown type, not {checked.output}", source=expression
         )
-    try:
-        run = interpreter(checked)
-    except EvaluationError as error:
-        raise CompileError(f"program instantiation failed: {error.message}", source=expression) from None
+    run = _exact_evaluator(checked, expression)
     reads = reads_of(checked)
     cost = max_cost(checked)
     fast = fast_path(checked) if cost <= COST_LIMIT else None
     return Program(expression, reads, str(checked.output), cost, run, fast, key_function(reads))
+
+
+def _exact_evaluator(checked: CheckedExpression, expression: str) -> Evaluator:
+    """The exact evaluator. It is built when first needed, unless building it may fail."""
+    built: Evaluator | None = None
+
+    def run(frame: EvaluationFrame) -> Any:
+        nonlocal built
+        if built is None:
+            built = interpreter(checked)
+        return built(frame)
+
+    # Only a conversion of a constant can fail.
+    if any(overloads[0].function in CONVERSIONS for overloads in checked.overloads.values()):
+        try:
+            built = interpreter(checked)
+        except EvaluationError as error:
+            raise CompileError(f"program instantiation failed: {error.message}", source=expression) from None
+    return run
 
 
 def _truth_value(value: Any) -> bool | EvaluationError:

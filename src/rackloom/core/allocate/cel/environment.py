@@ -33,7 +33,7 @@ class FieldValues(dict[str, Any]):
     A domain with a slash is not of this form and is found in `by_domain` alone.
     """
 
-    __slots__ = ("_domains", "_driver", "_parse", "_raw")
+    __slots__ = ("_domains", "_driver", "_identifiers", "_parse", "_raw")
 
     def __init__(self, driver: str, raw: Mapping[str, Any], parse: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -41,6 +41,7 @@ class FieldValues(dict[str, Any]):
         self._raw = raw
         self._parse = parse
         self._domains: DomainMap | None = None
+        self._identifiers: dict[str, list[str]] = {}
 
     def __missing__(self, key: str) -> Any:
         found = self._raw.get(key)
@@ -72,14 +73,16 @@ class FieldValues(dict[str, Any]):
 
     def identifiers(self, domain: str) -> list[str]:
         """The identifiers in a domain, in order."""
-        prefix, own = f"{domain}/", domain == self._driver
-        return list(
-            dict.fromkeys(
+        known = self._identifiers.get(domain)
+        if known is None:
+            prefix, own = f"{domain}/", domain == self._driver
+            found = [
                 name.removeprefix(prefix)
                 for name in self._raw
                 if name.startswith(prefix) or (own and "/" not in name)
-            )
-        )
+            ]
+            known = self._identifiers[domain] = list(dict.fromkeys(found))
+        return known
 
     @property
     def by_domain(self) -> DomainMap:
