@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RACKLOOM = (sys.executable, "-m", "rackloom.cli.main")
+CLAIMS, HARDWARE = EXAMPLES / "nixl-kv-transfer", ("--profile", "gb200-nvl72")
 NOTHING = "python -c pass"
 COMMANDS: dict[str, tuple[str, ...]] = {
     NOTHING: (sys.executable, "-c", "pass"),
@@ -31,10 +32,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *RACKLOOM,
         *("place", str(EXAMPLES / "imex-mpijob" / "mpijob.yaml"), "--profile", "gb200-nvl72", "--racks", "2"),
     ),
-    "rackloom claim allocate": (
-        *RACKLOOM,
-        *("claim", "allocate", "--profile", "gb200-nvl72", "--file", str(EXAMPLES / "nixl-kv-transfer")),
-    ),
+    "rackloom claim --help": (*RACKLOOM, "claim", "--help"),
+    "rackloom claim allocate": (*RACKLOOM, "claim", "allocate", *HARDWARE, "--file", str(CLAIMS)),
+    "rackloom claim explain": (*RACKLOOM, "claim", "explain", *HARDWARE, "--file", str(CLAIMS)),
+    "rackloom claim check": (*RACKLOOM, "claim", "check", *HARDWARE, str(CLAIMS)),
 }
 
 

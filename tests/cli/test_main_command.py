@@ -146,6 +146,32 @@ def test_claims_without_patterns_load_nothing_that_reads_patterns():
     assert "'re2'" not in done.stdout
 
 
+def test_claims_load_what_they_use_and_no_more():
+    claims = Path(__file__).parents[2] / "examples" / "nixl-kv-transfer"
+    code = "import sys; from rackloom.cli.main import app; app(sys.argv[1:]); print(list(sys.modules))"
+
+    def loaded(*words: str) -> str:
+        command = [sys.executable, "-c", code, "claim", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    listed = loaded("--help")
+    for module in ("markdown_it", "pygments", "cel_expr_python", "rackloom.core", "yaml"):
+        assert f"'{module}" not in listed
+    allocated = loaded("allocate", "--profile", "gb200-nvl72", "--file", str(claims))
+    assert "'rackloom.core.allocate.fleet'" in allocated
+    for module in (
+        "core.allocate.lint",
+        "core.allocate.templates",
+        "core.allocate.best",
+        "core.allocate.checker",
+    ):
+        assert f"'rackloom.{module}" not in allocated
+    for module in ("markdown_it", "rich.markdown", "re2", "numpy", "grpc"):
+        assert f"'{module}'" not in allocated
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["in blocks", "at once"])
 def test_a_reader_that_has_seen_enough_is_no_error(unbuffered):
     process = subprocess.Popen(

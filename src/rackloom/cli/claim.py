@@ -126,17 +126,28 @@ def check(*file: Path, profile: str | None = None, slices: Slices = None, output
 # `rackloom claim allocate` and `explain`.
 
 
-app = App(name="claim", help="Claims for devices: what they would get here, and why not.")
-app.command("rackloom.cli.claim:template", name="template", help="A claim template for this hardware.")
+# The list of commands is plain text: to load what typesets Markdown takes longer than all the rest.
+app = App(
+    name="claim", help="Claims for devices: what they would get here, and why not.", help_format="plaintext"
+)
 app.command(
-    "rackloom.cli.claim:check", name="check", help="Find the traps in claims before they are applied."
+    "rackloom.cli.claim:template",
+    name="template",
+    help="A claim template for this hardware.",
+    help_format="markdown",
+)
+app.command(
+    "rackloom.cli.claim:check",
+    name="check",
+    help="Find the traps in claims before they are applied.",
+    help_format="markdown",
 )
 
 ClaimFiles = Annotated[list[Path], Parameter(name=["--file", "-f"], negative="", consume_multiple=True)]
 NodeCount = Annotated[int, Parameter(validator=Number(gte=1, lte=10_000))]
 
 
-@app.command(name="allocate")
+@app.command(name="allocate", help_format="markdown")
 def allocate_claims(
     *,
     file: ClaimFiles,
@@ -178,7 +189,7 @@ def allocate_claims(
     return claim_plan.exit_code(answers)
 
 
-@app.command(name="explain")
+@app.command(name="explain", help_format="markdown")
 def explain_claims(
     *,
     file: ClaimFiles,

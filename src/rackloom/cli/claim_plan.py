@@ -20,7 +20,7 @@ from rackloom.core.allocate.explanation import Explanation, render_explanation
 from rackloom.core.allocate.fleet import Fleet
 from rackloom.core.allocate.inputs import in_use_by
 from rackloom.core.allocate.objects import DeviceAttribute, DeviceResult, Node, ObjectMeta, ResourceSlice
-from rackloom.core.allocate.outcome import Optimality
+from rackloom.core.allocate.outcome import Cost, Optimality
 from rackloom.core.allocate.planning import PlacedClaim, RefusedClaim, allocate_each
 from rackloom.errors import Refused
 
@@ -131,10 +131,21 @@ def _table(placed: Sequence[PlacedClaim], slices: Sequence[ResourceSlice]) -> st
 
 
 def _cost_text(standing: Optimality) -> str:
-    """`broken 1, apart 2 (proved best)`; what costs nothing is not named."""
-    fields = msgspec.structs.asdict(standing.cost).items()
-    costs = ", ".join(f"{name} {value}" for name, value in fields if value) or "no cost"
-    return f"{costs} ({'proved best' if standing.proved else 'the best so far: the search was cut short'})"
+    """`broken 1, apart 2 (proved best)`."""
+    if standing.proved:
+        how_good = "proved best"
+    elif standing.at_least is None:
+        how_good = "the best so far: the search was cut short"
+    else:
+        least = _fields_text(standing.at_least)
+        how_good = f"the best so far: the search was cut short, and no other costs less than {least}"
+    return f"{_fields_text(standing.cost)} ({how_good})"
+
+
+def _fields_text(cost: Cost) -> str:
+    """What costs nothing is not named."""
+    fields = msgspec.structs.asdict(cost).items()
+    return ", ".join(f"{name} {value}" for name, value in fields if value) or "no cost"
 
 
 def _device_names(result: DeviceResult, known: Mapping[DeviceKey, Mapping[str, DeviceAttribute]]) -> str:

@@ -273,3 +273,9 @@ def test_whoever_cuts_the_search_short_gets_the_best_answer_so_far(problem: Prob
         assert not list(checker.violations(claims, best.results))
         assert best.standing is not None
         assert best.standing.cost == naive_cost(problem, best.results) <= naive_cost(problem, exact.results)
+        whole = allocate(NODE, CLASSES, slices, claims, state=state, features=FEATURES, mode="best")
+        assert isinstance(whole, Allocation)
+        assert whole.standing is not None
+        assert best.standing.at_least is not None
+        assert best.standing.at_least <= whole.standing.cost <= best.standing.cost
+        assert best.standing.proved is (best.standing.at_least == best.standing.cost)

@@ -462,7 +462,7 @@ def test_what_no_claim_reads_tells_no_nodes_apart(cluster: Any) -> None:
     assert steps < 10
 
 
-def test_best_takes_the_node_of_exact(cluster: Any) -> None:
+def test_what_best_took_is_in_use(cluster: Any) -> None:
     taken = {"numa": {"int": 0}}
     devices = [{"name": f"d{at}", "attributes": taken} for at in range(4)]
     fleet = Fleet([cluster.node], cluster.classes, [cluster.slice(devices)])

@@ -16,11 +16,18 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Literal
 
-from rackloom.core.allocate.best import BranchAndBound
 from rackloom.core.allocate.eligibility import SelectorCache
 from rackloom.core.allocate.inputs import Features, InUse
 from rackloom.core.allocate.objects import AllocationResult, DeviceClass, Node, ResourceClaim, ResourceSlice
-from rackloom.core.allocate.outcome import Allocation, AllocationStopped, Fault, FaultScope, Outcome, Refusal
+from rackloom.core.allocate.outcome import (
+    Allocation,
+    AllocationStopped,
+    Cost,
+    Fault,
+    FaultScope,
+    Outcome,
+    Refusal,
+)
 from rackloom.core.allocate.pools import MalformedNodeSelector, PoolProblem, SliceIndex
 from rackloom.core.allocate.problem import (
     AllocationProblem,
@@ -73,16 +80,26 @@ def allocate(
 
 
 def solved(
-    problem: AllocationProblem, proceed: Callable[[], bool], mode: SearchMode, new_id: Callable[[], str]
+    problem: AllocationProblem,
+    proceed: Callable[[], bool],
+    mode: SearchMode,
+    new_id: Callable[[], str],
+    below: Cost | None = None,
 ) -> Outcome:
-    """The answer to one problem; in mode best the best one that was found."""
+    """The answer to one problem; in mode best the best one that was found.
+
+    Mode best need not find what adds no less than `below` to the cost.
+    """
     search = FirstFitSearch(problem, proceed)
     try:
         if not search.run():
             return refusal_of(problem, search.steps)
-        found = search.answer
-        best = BranchAndBound(problem, found, proceed) if mode == "best" else None
-        if best:
+        found, best = search.answer, None
+        if mode == "best":
+            # Most searches are in mode exact: they do not load what ranks answers.
+            from rackloom.core.allocate.best import BranchAndBound
+
+            best = BranchAndBound(problem, found, proceed, below)
             best.run()
         results = results_of(problem.node, problem.claims, best.found if best else found, new_id)
     except AllocationStopped as stop:

@@ -3,8 +3,8 @@
 `CostModel` prices an answer by the fields of `Cost`: steps down the alternatives, locality groups (NUMA
 nodes, PCIe roots, NVLink cliques) left partly used, room in the counter sets that are drawn from,
 distance between devices of two requests, and pairs without a common NVLink clique. For an unfinished
-answer it gives a lower bound: `more` devices bring at most two allocation units each into use, so a
-group with more free units than that stays broken.
+answer it gives a lower bound: `more` devices bring only so many allocation units into use, so of the
+groups of a kind that are partly used, they complete the ones with the fewest free units at best.
 
 `BranchAndBound` starts with the first fit as the best known answer. It leaves a branch whose bound is
 not below the best cost. Within a request it tries devices cheapest first, and only one of each class of
@@ -13,7 +13,12 @@ selector that fails on a device is no error here: the device is not chosen. Wher
 is invented, because the first fit comes first.
 
 The search ends with a proof that nothing is cheaper, or is cut short by the caller or by MAX_TRIALS.
-Then the best answer so far counts, and `Optimality.proved` is false.
+Then the best answer so far counts. The least bound of all branches that were left open says how much
+less another answer may cost (`Optimality.at_least`); if that is the cost itself, it is proved after all.
+
+`best_of_nodes` takes the best answer of several nodes. They are compared by what the answer changes: a
+group that was broken before stays so, whatever is done on another node. `NodeLocalities` tells which
+nodes have the same locality, so that one search answers for all of them.
 
 Drivers publish locality under several names: the standard attributes of resource.kubernetes.io, and
 DRANET's own. NVLink cliques have no standard name; `clique` and `cliqueID` in the driver's domain are
@@ -21,11 +26,13 @@ read.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from itertools import chain, combinations
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.core.allocate.driver_slices import NIC_NUMA_NODE, NUMA_NODE, PCIE_ROOT
 from rackloom.core.allocate.eligibility import CandidateDevice
@@ -37,7 +44,7 @@ from rackloom.core.allocate.ledger import (
     DeviceAssignment,
     attribute_values,
 )
-from rackloom.core.allocate.outcome import Cause, Cost, Optimality
+from rackloom.core.allocate.outcome import Allocation, Cause, Cost, Fault, Optimality, Outcome, Refusal
 from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer
 from rackloom.core.allocate.quantity import exact_value
 from rackloom.core.allocate.symmetry import DeviceSymmetry
@@ -121,7 +128,11 @@ class CostModel:
         self._rooms = {
             unit: room for candidate in candidates for unit, room in _counter_room(candidate, ledger)
         }
-        self._broken_before: dict[int, int] = {}
+        self.broken_before = sum(map(bool, map(self._free_of_started, self._members)))
+        """Groups of which a part was in use and a part free before."""
+        self._reach = max(map(len, self._units), default=1)
+        """Units that one device brings into use at most."""
+        self._memberships = self._memberships_by_kind()
         self._distances: dict[tuple[int, int], int] = {}
 
     def cost(self, alternatives: int, entries: Sequence[DeviceAssignment], more: int = 0) -> Cost:
@@ -137,27 +148,41 @@ class CostModel:
             unlinked=sum(self._unlinked(a, b) for a, b in pairs),
         )
 
+    def _memberships_by_kind(self) -> dict[str, int]:
+        """How many groups of a kind one allocation unit is in at most."""
+        most: dict[str, int] = {kind: 1 for kind, _ in self._members}
+        for groups in self._groups.values():
+            for kind, count in Counter(kind for kind, _ in groups).items():
+                most[kind] = max(most[kind], count)
+        return most
+
     def _broken(self, taken: Iterable[AllocationUnit], more: int) -> int:
-        """Groups that are and stay partly in use: `more` devices cannot use up what is free of them.
+        """Groups that are and stay partly in use.
 
-        A device draws from two counter sets at most, so it brings at most two units into use.
+        `more` devices cannot use up more free units than they bring into use. At best they complete those of
+        the groups that have the fewest free units.
         """
-        # A group with more free units than that stays broken whatever is chosen: the bound may count it.
-        reach = 2 * more
         now = Counter(group for unit in taken for group in self._groups[unit])
-        changed = sum(
-            self._parted(group, count, reach) - self._parted(group, 0, reach) for group, count in now.items()
+        if not more:
+            changed = [
+                (self._free_of_started(group, count) > 0) - (self._free_of_started(group) > 0)
+                for group, count in now.items()
+            ]
+            return self.broken_before + sum(changed)
+        free: dict[str, list[int]] = defaultdict(list)
+        for group in self._members:
+            left = self._free_of_started(group, now[group])
+            if left:
+                free[group[0]].append(left)
+        return sum(
+            len(lefts) - _most_completed(lefts, more * self._reach * self._memberships[kind])
+            for kind, lefts in free.items()
         )
-        return self._parted_before(reach) + changed
 
-    def _parted_before(self, reach: int) -> int:
-        if reach not in self._broken_before:
-            self._broken_before[reach] = sum(self._parted(group, 0, reach) for group in self._members)
-        return self._broken_before[reach]
-
-    def _parted(self, group: LocalityGroup, count: int, reach: int) -> bool:
+    def _free_of_started(self, group: LocalityGroup, count: int = 0) -> int:
+        """The free units of a group of which `count` more are in use; 0 where none is in use at all."""
         taken = self._taken[group] + count
-        return taken > 0 and len(self._members[group]) - taken > reach
+        return len(self._members[group]) - taken if taken else 0
 
     def _distance(self, a: DeviceAssignment, b: DeviceAssignment) -> int:
         key = (a.candidate.position, b.candidate.position)
@@ -170,6 +195,17 @@ class CostModel:
     def _unlinked(self, a: DeviceAssignment, b: DeviceAssignment) -> bool:
         first, second = (self.localities[entry.candidate.position].cliques for entry in (a, b))
         return bool(first and second) and first.isdisjoint(second)
+
+
+def _most_completed(lefts: list[int], room: int) -> int:
+    """How many groups `room` units can complete, the smallest first."""
+    done = 0
+    for left in sorted(lefts):
+        room -= left
+        if room < 0:
+            break
+        done += 1
+    return done
 
 
 def _counter_room(
@@ -253,9 +289,15 @@ class _SearchCutShort(Exception):
 
 
 class BranchAndBound:
-    """One search for an answer that costs less than `first`."""
+    """One search for an answer that costs less than `first`, and adds less than `below` to the cost."""
 
-    def __init__(self, problem: AllocationProblem, first: FoundAnswer, proceed: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        problem: AllocationProblem,
+        first: FoundAnswer,
+        proceed: Callable[[], bool],
+        below: Cost | None = None,
+    ) -> None:
         self._problem = problem
         self._plan = problem.plan
         self._ledger = problem.ledger
@@ -270,21 +312,28 @@ class BranchAndBound:
         self._chosen: list[RequestAlternative] = []
         self.found = first
         self.cost = self._cost(first.chosen, first.entries)
-        self.proved = False
+        before = self._ranking.broken_before
+        self._limit = self.cost if below is None else min(self.cost, _with_broken(below, before))
+        """What costs as much is of no use."""
+        self._open: list[Cost] = []
+        """Bounds of the branches that a search left open when it was cut short."""
         self.trials = 0
 
     def run(self) -> None:
         """Search; `found` is then the best known answer."""
-        try:
+        with suppress(_SearchCutShort):
             self._choose(0)
-        except _SearchCutShort:
-            return
-        self.proved = True
 
     @property
     def standing(self) -> Optimality:
         """How good what was found is."""
-        return Optimality(cost=self.cost, proved=self.proved)
+        at_least = min([self._limit, *self._open])
+        return Optimality(
+            cost=self.cost,
+            proved=at_least == self.cost,
+            at_least=at_least,
+            broken_before=self._ranking.broken_before,
+        )
 
     def _could_serve(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
         """A device on which a selector fails is no error here: it is just not chosen."""
@@ -309,39 +358,63 @@ class BranchAndBound:
         if index == len(self._plan):
             self._keep_if_better()
             return
+        options = []
         for ask in self._plan[index]:
             self._chosen.append(ask)
-            need = self._problem.devices_needed(ask)
-            if self._problem.has_room(ask) and self._bound(need) < self.cost:
-                self._give(ask, index, need)
+            options.append((ask, self._bound(self._problem.devices_needed(ask))))
+            self._chosen.pop()
+        for number, (ask, bound) in enumerate(options):
+            self._chosen.append(ask)
+            if self._problem.has_room(ask) and bound < self._limit:
+                with self._leaves_open(other for _, other in options[number + 1 :]):
+                    self._give(ask, index, bound)
             self._chosen.pop()
 
-    def _give(self, ask: RequestAlternative, index: int, need: int) -> None:
+    def _give(self, ask: RequestAlternative, index: int, bound: Cost) -> None:
         if not ask.everything:
-            self._pick(ask, index, need, self._serving[ask])
+            self._pick(ask, index, self._problem.devices_needed(ask), self._serving[ask], bound)
             return
         before = len(self._ledger.entries)
         # Mode All has one way only: its whole list.
-        if all(self._entered(ask, candidate) for candidate in self._problem.everything[ask]):
+        with self._leaves_open([bound]):
+            entered = all(self._entered(ask, candidate) for candidate in self._problem.everything[ask])
+        if entered:
             self._choose(index + 1)
         self._ledger.clear(before)
 
     def _pick(
-        self, ask: RequestAlternative, index: int, left: int, allowed: Sequence[CandidateDevice]
+        self,
+        ask: RequestAlternative,
+        index: int,
+        left: int,
+        allowed: Sequence[CandidateDevice],
+        bound: Cost,
     ) -> None:
         """One more device of a request. A device that was tried is not offered to later branches again."""
         if left == 0:
             self._choose(index + 1)
             return
-        trials = self._trials(ask, left, allowed)
-        for number, (bound, copies) in enumerate(trials):
+        with self._leaves_open([bound]):
+            trials = self._trials(ask, left, allowed)
+        for number, (least, copies) in enumerate(trials):
             # Trials are sorted by bound: none of the rest can be cheaper either.
-            if bound >= self.cost:
+            if least >= self._limit:
                 return
             self._ledger.enter(ask, copies[0])
             rest = [device for _, more in trials[number:] for device in more if device is not copies[0]]
-            self._pick(ask, index, left - 1, rest)
+            # What is left open, if the search is cut short below, costs as much as the next trial at least.
+            with self._leaves_open(other for other, _ in trials[number + 1 : number + 2]):
+                self._pick(ask, index, left - 1, rest, least)
             self._ledger.strike()
+
+    @contextmanager
+    def _leaves_open(self, bounds: Iterable[Cost]) -> Iterator[None]:
+        """Note the bounds of branches that stay open where the search is cut short inside."""
+        try:
+            yield
+        except _SearchCutShort:
+            self._open.extend(bounds)
+            raise
 
     def _trials(
         self, ask: RequestAlternative, left: int, allowed: Sequence[CandidateDevice]
@@ -363,9 +436,66 @@ class BranchAndBound:
     def _keep_if_better(self) -> None:
         """A complete answer: keep it if it costs less. Within a request, devices are in order of position."""
         cost = self._cost(self._chosen, self._ledger.entries)
-        if cost >= self.cost:
+        if cost >= self._limit:
             return
         # Devices were entered cheapest first; results list them as mode exact does.
         order = {ask: number for number, ask in enumerate(self._chosen)}
         entries = sorted(self._ledger.entries, key=lambda entry: (order[entry.ask], entry.candidate.position))
-        self.cost, self.found = cost, FoundAnswer(tuple(self._chosen), tuple(entries))
+        self.cost = self._limit = cost
+        self.found = FoundAnswer(tuple(self._chosen), tuple(entries))
+
+
+# The best of several nodes.
+
+
+class NodeLocalities:
+    """Numbers the nodes of a fleet by the locality of their devices: equal numbers, equal costs."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[Hashable, int] = {}
+        self._of_node: dict[int, int] = {}
+
+    def of(self, number: int, candidates: Iterable[CandidateDevice]) -> int:
+        """The kind of a node. `number` is that of the node in its fleet."""
+        kind = self._of_node.get(number)
+        if kind is None:
+            found = tuple(map(locality_of, candidates))
+            kind = self._of_node[number] = self._kinds.setdefault(found, len(self._kinds))
+        return kind
+
+
+def best_of_nodes(searches: Iterable[Callable[[Cost | None], Outcome]]) -> Outcome:
+    """The allocation that adds the least cost; of equals the first. A refusal where there is none.
+
+    Each search is on one node. It is told the least cost so far and need not find what costs as much. A
+    fault counts only where no node before it serves.
+    """
+    found: Allocation | None = None
+    least: Cost | None = None
+    at_least: list[Cost] = []
+    decided = True
+    for search in searches:
+        outcome = search(least)
+        if isinstance(outcome, Fault):
+            if found is None:
+                return outcome
+            decided = decided and not outcome.undecided
+        if not isinstance(outcome, Allocation) or outcome.standing is None:
+            continue
+        before = outcome.standing.broken_before
+        added = _with_broken(outcome.standing.cost, -before)
+        if outcome.standing.at_least is not None:
+            at_least.append(_with_broken(outcome.standing.at_least, -before))
+        if least is None or added < least:
+            found, least = outcome, added
+    if found is None or found.standing is None:
+        return Refusal(node="", steps=0)
+    before = found.standing.broken_before
+    bound = _with_broken(min(at_least), before) if decided else None
+    standing = replace(found.standing, proved=bound == found.standing.cost, at_least=bound)
+    return replace(found, standing=standing)
+
+
+def _with_broken(cost: Cost, more: int) -> Cost:
+    """The cost with so many more groups that are partly in use."""
+    return replace(cost, broken=cost.broken + more)

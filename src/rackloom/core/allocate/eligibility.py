@@ -21,8 +21,6 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
 
-import msgspec
-
 from rackloom.core.allocate.cel import compiler, errors
 from rackloom.core.allocate.cel.environment import DeviceView
 from rackloom.core.allocate.inputs import DeviceId, Features, RequestAlternative
@@ -63,12 +61,7 @@ class CandidateDevice:
     def view(self) -> DeviceView:
         """The device as CEL sees it, made when the first selector asks."""
         if self._view is None:
-            self._view = DeviceView.of(
-                self.id.driver,
-                {name: msgspec.to_builtins(value) for name, value in self.device.attributes.items()},
-                {name: str(capacity.value) for name, capacity in self.device.capacity.items()},
-                bool(self.device.allow_multiple_allocations),
-            )
+            self._view = DeviceView.of_device(self.id.driver, self.device)
         return self._view
 
     def attribute(self, name: str) -> DeviceAttribute | None:

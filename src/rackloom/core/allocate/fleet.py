@@ -2,7 +2,7 @@
 
 `Fleet.place` gives the answer of upstream's allocator, in upstream's order: the first node that can serve
 the claims, and there the devices that its first-fit search takes. It is as if each node were asked in
-turn. Mode best takes the same node, and there the valid choice of least `Cost`.
+turn. Mode best asks every node, and takes the valid choice that adds the least `Cost`.
 
 kube-scheduler searches on every node again for every pod. A fleet keeps what it found out:
 
@@ -21,7 +21,9 @@ builds a fleet from slices and claims again.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -49,16 +51,25 @@ from rackloom.core.allocate.objects import (
     ResourceClaim,
     ResourceSlice,
 )
-from rackloom.core.allocate.outcome import Allocation, AllocationStopped, Fault, FaultScope, Outcome, Refusal
+from rackloom.core.allocate.outcome import (
+    Allocation,
+    AllocationStopped,
+    Cost,
+    Fault,
+    FaultScope,
+    Outcome,
+    Refusal,
+)
 from rackloom.core.allocate.pools import SliceIndex
 from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer, NodeDevices
 from rackloom.core.allocate.search import FirstFitSearch
 from rackloom.core.allocate.spec_view import NodeAnswer, SpecView
 
+if TYPE_CHECKING:
+    from rackloom.core.allocate.best import NodeLocalities
+
 KEPT_BYTES = 64 << 20
 """Memory for what a fleet remembers of specifications; the one that was used longest ago goes first."""
-
-
 _NO_HOLDERS: Mapping[DeviceId, tuple[str, ...]] = {}
 
 
@@ -87,6 +98,7 @@ class Fleet:
         self._most_bytes = kept_bytes
         self.kept_bytes = 0
         """About how much memory views and kinds of nodes take."""
+        self._localities: NodeLocalities | None = None
 
     @property
     def index(self) -> SliceIndex:
@@ -116,22 +128,24 @@ class Fleet:
     ) -> Outcome:
         """What `place` would give, on the first of the nodes or of those `among` them, in that order.
 
-        A refusal names no node. A fault of a node passes the node over, like upstream; one of the attempt, or
-        a search that `proceed` stopped, is the outcome.
+        In mode best: the best answer of them all. A refusal names no node. A fault of a node passes the node
+        over, like upstream; one of the attempt, or a search that `proceed` stopped, is the outcome.
         """
         view = self._view(claims)
+        if mode == "best":
+            return self._best(view, claims, among, proceed)
         if among is not None:
             for name in among:
                 number = self._nodes.number[name]
                 answer = self._answer(view, number, claims, proceed)
                 if not _passes_over(answer):
-                    return self._outcome(number, claims, answer, mode, proceed)
+                    return self._outcome(number, claims, answer)
             return Refusal(node="", steps=0)
         view.open.catch_up()
         while (first := view.open.first()) is not None:
             answer = self._answer(view, first, claims, proceed)
             if not _passes_over(answer):
-                return self._outcome(first, claims, answer, mode, proceed)
+                return self._outcome(first, claims, answer)
             view.open.close_first()
         return Refusal(node="", steps=0)
 
@@ -140,7 +154,7 @@ class Fleet:
     ) -> Outcome:
         """What one node gives to the claims, or why it does not. Nothing is noted."""
         number = self._nodes.number[node]
-        return self._outcome(number, claims, self._searched(number, claims, proceed), "exact", proceed)
+        return self._outcome(number, claims, self._searched(number, claims, proceed))
 
     def explain_on(
         self,
@@ -259,20 +273,42 @@ class Fleet:
         except AllocationStopped as stop:
             return fault_of(self._nodes.nodes[number], stop, steps)
 
-    def _outcome(
+    def _best(
         self,
-        number: int,
+        view: SpecView,
         claims: Sequence[ResourceClaim],
-        answer: NodeAnswer,
-        mode: SearchMode,
+        among: Iterable[str] | None,
         proceed: Callable[[], bool],
     ) -> Outcome:
+        """The best answer of all nodes, or of those among them. Nodes of equal cost are searched once."""
+        # Mode exact does not load what ranks answers.
+        from rackloom.core.allocate.best import NodeLocalities, best_of_nodes
+
+        localities = self._localities = self._localities or NodeLocalities()
+        seen: set[Hashable] = set()
+
+        def searches() -> Iterator[Callable[[Cost | None], Outcome]]:
+            everywhere = range(len(self._nodes.nodes))
+            for number in everywhere if among is None else map(self._nodes.number.__getitem__, among):
+                answer = self._answer(view, number, claims, proceed)
+                if _passes_over(answer):
+                    continue
+                if not isinstance(answer, FoundAnswer):
+                    yield partial(_as_found, answer)
+                    continue
+                devices, occupancy = self._nodes.devices(number), self._nodes.occupancy(number)
+                kind = view.kinds.of(number, devices), localities.of(number, devices.candidates)
+                if (condition := (kind, occupancy.key())) not in seen:
+                    seen.add(condition)
+                    problem = self._problem(devices, claims, occupancy.as_in_use())
+                    yield partial(solved, problem, proceed, "best", self._new_id)
+
+        return best_of_nodes(searches())
+
+    def _outcome(self, number: int, claims: Sequence[ResourceClaim], answer: NodeAnswer) -> Outcome:
         if not isinstance(answer, FoundAnswer):
             return answer
         devices = self._nodes.devices(number)
-        if mode == "best":
-            state = self._nodes.occupancy(number).as_in_use()
-            return solved(self._problem(devices, claims, state), proceed, mode, self._new_id)
         entries = tuple(
             replace(entry, candidate=devices.candidates[entry.candidate.position]) for entry in answer.entries
         )
@@ -284,6 +320,11 @@ class Fleet:
 
 
 _NO_NAME = ObjectMeta()
+
+
+def _as_found(answer: Outcome, below: Cost | None) -> Outcome:
+    """A search that is over already."""
+    return answer
 
 
 def _passes_over(answer: NodeAnswer) -> bool:

@@ -72,7 +72,14 @@ class Optimality(msgspec.Struct, frozen=True, kw_only=True):
 
     cost: Cost
     proved: bool
-    """Whether no valid answer costs less. False where the search was cut short."""
+    """Whether no valid answer costs less. False where the search was cut short before that was shown."""
+    at_least: Cost | None
+    """No valid answer costs less than this; `cost` itself where proved, None where nothing is known.
+
+    Fields are compared in order, so only the first that differs from `cost` says how much is open.
+    """
+    broken_before: int
+    """How many groups of the node were partly in use before. Nodes are compared without these."""
 
 
 # The three answers, and the exception that carries a fault to the entry point.

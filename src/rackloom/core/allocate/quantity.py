@@ -74,7 +74,9 @@ class Quantity:
 
     def compare(self, other: "Quantity") -> int:
         """-1, 0 or 1 as this is less than, equal to or greater than `other`."""
-        mine, theirs, _ = _aligned(self, other)
+        mine, theirs = self.unscaled, other.unscaled
+        if self.scale != other.scale:
+            mine, theirs, _ = _aligned(self, other)
         return (mine > theirs) - (mine < theirs)
 
     def sign(self) -> int:

@@ -1,8 +1,9 @@
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rackloom.core.allocate.cel import compiler, environment, errors
+from rackloom.core.allocate.objects import DeviceAttribute
 
 RDMA = 'device.attributes["dra.net"].rdma'
 NUMA = 'device.attributes["dra.net"].numaNode'
@@ -174,10 +175,8 @@ def settled(program: compiler.Program, view: environment.DeviceView) -> object:
         return str(error)
 
 
-@given(selectors, devices, devices)
-def test_fast_path_and_exact_evaluation_agree(
-    expression: str, view: environment.DeviceView, other: environment.DeviceView
-) -> None:
+def check_agreement(expression: str, view: environment.DeviceView, other: environment.DeviceView) -> None:
+    """Both evaluators give one answer, and devices of one key as well."""
     try:
         program = compiler.compile_selector(expression)
     except errors.CompileError:
@@ -186,3 +185,103 @@ def test_fast_path_and_exact_evaluation_agree(
     assert settled(program, view) == (exact.value if exact.error is None else str(exact.error))
     if program.key(view) == program.key(other):
         assert settled(program, view) == settled(program, other)
+
+
+@given(selectors, devices, devices)
+def test_fast_path_and_exact_evaluation_agree(
+    expression: str, view: environment.DeviceView, other: environment.DeviceView
+) -> None:
+    check_agreement(expression, view, other)
+
+
+attribute_names = st.sampled_from(["x", "y", "z", "d/x", "d/y", "e/x", "e/y/z"])
+api_devices = st.builds(
+    lambda values, amount: environment.DeviceView.of("d", values, {"m": amount, "e/m": "2"}),
+    st.dictionaries(attribute_names, st.one_of(scalars, st.just({"strings": ["a", "b"]})), max_size=7),
+    st.sampled_from(["1", "1Ki", "500m"]),
+)
+NAMES = ["v", "w"]
+operands = st.one_of(
+    fields,
+    st.sampled_from(
+        [
+            *NAMES,
+            *('"a"', '"x"', "1", "2u", "1.5", "[1, 2]", 'semver("1.0.0")', "device.driver"),
+            *('device.attributes["e"].x', 'device.capacity["d"].m', 'device.attributes["d"]'),
+            'device.attributes["e"].?x.orValue("a")',
+        ]
+    ),
+)
+ranges = st.sampled_from(
+    [
+        *('["a", "b", "x"]', "[1, 2, 3]", "[1, true]", "[]", 'device.attributes["d"]'),
+        *("device.attributes", 'device.attributes["d"].x', 'device.attributes["e"].x', "v", "w"),
+        *('["x", "y"].filter(v, v in device.attributes["d"])', "[3, 4].map(w, w * 2)"),
+    ]
+)
+leaves = st.one_of(
+    st.builds("{} == {}".format, operands, operands),
+    st.builds("{} != {}".format, operands, operands),
+    st.builds("{} {} {}".format, operands, st.sampled_from(["<", ">=", "<"]), operands),
+    st.builds("{} + 1 > {} % 2".format, operands, operands),
+    st.builds("{}.startsWith({})".format, operands, operands),
+    st.builds("{}.matches('^[a-x]$')".format, operands),
+    st.builds("{}.contains({}.lowerAscii())".format, operands, operands),
+    st.builds("{}.compareTo({}) > 0".format, operands, operands),
+    st.builds("{} in {}".format, operands, st.one_of(ranges, operands)),
+    st.builds("size({}) > 1".format, operands),
+    st.builds("{}[0] == {}".format, operands, operands),
+    st.builds("9223372036854775807 + {} > 0".format, operands),
+    st.sampled_from(
+        ['has(device.attributes["e"].x)', '"e" in device.attributes', "v", "w.x == v", "has(v.x)"]
+    ),
+)
+names = st.sampled_from([*NAMES, "device"])
+comprehensions = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.builds("({} {} {})".format, inner, st.sampled_from(["&&", "||"]), inner),
+        st.builds("!({})".format, inner),
+        st.builds("({} ? {} : {})".format, inner, inner, inner),
+        st.builds(
+            "{}.{}({}, {})".format, ranges, st.sampled_from(["all", "exists", "exists_one"]), names, inner
+        ),
+        st.builds("{}.exists(v, w, {})".format, ranges, inner),
+        st.builds("cel.bind({}, {}, {})".format, names, st.one_of(operands, ranges, inner), inner),
+        st.builds("{}.filter(v, {}).size() == {}".format, ranges, inner, st.integers(0, 2)),
+        st.builds("{}.map({}, {}, {}).exists(w, {})".format, ranges, names, inner, operands, inner),
+    ),
+    max_leaves=5,
+)
+closed = st.builds(
+    "cel.bind(v, {}, cel.bind(w, {}, {}))".format,
+    operands.filter(lambda text: text not in NAMES),
+    fields,
+    comprehensions,
+)
+
+
+@given(closed, api_devices, api_devices)
+def test_compiled_comprehensions_agree_with_exact_evaluation(
+    expression: str, view: environment.DeviceView, other: environment.DeviceView
+) -> None:
+    check_agreement(expression, view, other)
+
+
+texts = st.sampled_from(["", "d", "e", "x", "d/x", "e/x", "d/x/y", "/x", "x/", "e/"])
+
+
+@given(st.sampled_from(["d", "e", "", "d/x"]), st.dictionaries(texts, st.integers()), texts, texts)
+def test_fields_read_one_by_one_are_those_of_the_whole(
+    driver: str, written: dict[str, int], domain: str, identifier: str
+) -> None:
+    """Each is read by itself, and the map of all is made apart from that."""
+    raw = {name: DeviceAttribute(int_=value) for name, value in written.items()}
+    view = environment.DeviceView(driver, raw, {})
+    assume("/" not in domain)
+    key = f"{domain}/{identifier}"
+    of_domain = environment.DeviceView(driver, raw, {}).attributes.by_domain.get(domain, {})
+    assert view.attributes.has(key) is (identifier in of_domain)
+    assert view.attributes.value_or(key, None) == of_domain.get(identifier)
+    assert view.attributes.has(key) is (identifier in of_domain)
+    assert view.attributes.identifiers(domain) == list(of_domain)

@@ -17,8 +17,9 @@ build a list 11 units and more.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import msgspec
 
 from rackloom.core.allocate.cel import types
 from rackloom.core.allocate.cel.library.networks import CIDR, IP
@@ -89,8 +90,7 @@ class ElementSizes(NamedTuple):
 DevicePath = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SizeLimit:
+class SizeLimit(msgspec.Struct, frozen=True):
     """The largest size of a part of a device, and where its parts are."""
 
     size: int
@@ -144,8 +144,7 @@ _STRING, _REGEX = 0.1, 0.25
 FORMAT_REGEX_SIZE = 128
 
 
-@dataclass(frozen=True, slots=True)
-class CostOperand:
+class CostOperand(msgspec.Struct, frozen=True):
     """An argument as estimates see it."""
 
     node: CelNode

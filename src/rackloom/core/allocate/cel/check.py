@@ -15,8 +15,10 @@ durations, timestamps and format strings, and lists or maps with elements of mix
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from rackloom.core.allocate.cel import types
 from rackloom.core.allocate.cel.environment import CelEnvironment
@@ -68,8 +70,7 @@ _CONSTANTS: dict[type, CelType] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedExpression:
+class CheckedExpression(msgspec.Struct, frozen=True):
     """A checked expression. Functions are named in full: `optional.of` is a call without target."""
 
     parsed: ParsedExpression
@@ -253,7 +254,7 @@ class _TypeChecker:
         return call
 
     def overload_result(self, overload: Overload, call: Call, given: list[CelType]) -> CelType | None:
-        if overload.member != (call.target is not None):
+        if overload.member != (call.target is not None) or len(overload.params) != len(given):
             return None
         wanted, result = list(overload.params), overload.result
         if overload.variables:
@@ -357,9 +358,10 @@ def _dotted(node: CelNode) -> str | None:
 NOT_CONSTANT = object()
 """The value of everything that depends on the device."""
 
-_CONVERSIONS = frozenset(
+CONVERSIONS = frozenset(
     ("bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint")
 )
+"""Functions that are applied to constants beforehand, and may fail then."""
 _PRIMITIVES = (bool, int, Uint, float, str)
 
 
@@ -374,7 +376,7 @@ def constant_value(node: CelNode, checked: CheckedExpression) -> Any:
             return _constant_list(node, checked)
         case MapNode():
             return _constant_map(node, checked)
-        case Call(target=None, args=(arg,)) if node.function in _CONVERSIONS:
+        case Call(target=None, args=(arg,)) if node.function in CONVERSIONS:
             value = constant_value(arg, checked)
             return NOT_CONSTANT if value is NOT_CONSTANT else dispatch(checked.overloads[node.id], (value,))
     return NOT_CONSTANT

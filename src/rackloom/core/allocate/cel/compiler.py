@@ -5,7 +5,8 @@ Results are cached by expression and environment. The type must be bool, or the 
 which is known only at run time.
 
 `Program.matches` runs the generated fast path, and the exact evaluator when that path does not apply or
-raises. `Program.evaluate` always runs the exact evaluator and reports the cost.
+raises; that one is built when it is first needed. `Program.evaluate` always runs the exact evaluator
+and reports the cost.
 
 `reads_of` traces which attributes and capacities the result can depend on, by following paths that
 start at `device` through selections, indexes and `cel.bind`. `Program.key` gives the values of these
@@ -13,14 +14,15 @@ reads: devices with equal keys get equal answers, so one evaluation serves all o
 """
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from rackloom.core.allocate.cel import types
-from rackloom.core.allocate.cel.check import CheckedExpression, check_types, validate_literals
+from rackloom.core.allocate.cel.check import CONVERSIONS, CheckedExpression, check_types, validate_literals
 from rackloom.core.allocate.cel.cost import max_cost
-from rackloom.core.allocate.cel.environment import DeviceView
+from rackloom.core.allocate.cel.environment import DeviceView, FieldValues
 from rackloom.core.allocate.cel.environment import environment as environment_of
 from rackloom.core.allocate.cel.errors import CompileError, CostExceeded, EvaluationError
 from rackloom.core.allocate.cel.generate import FastFunction, fast_path
@@ -29,7 +31,7 @@ from rackloom.core.allocate.cel.parse import parse_expression
 from rackloom.core.allocate.cel.pins import Pins, pins_of
 from rackloom.core.allocate.cel.runtime import COST_LIMIT, EvaluationFrame, Evaluator
 from rackloom.core.allocate.cel.syntax import Call, CelNode, Const, Fold, Ident, Select, children
-from rackloom.core.allocate.cel.values import SemanticVersion, type_name
+from rackloom.core.allocate.cel.values import DomainMap, SemanticVersion, type_name
 from rackloom.core.allocate.quantity import Quantity
 
 # What a selector can read of a device.
@@ -137,19 +139,31 @@ class _ReadTracer:
 
 def key_function(reads: frozenset[Read]) -> Callable[[DeviceView], Hashable]:
     """A function from a device to the values that `reads` names."""
-    ordered = sorted(reads, key=str)
-    return lambda view: (view.problem, *(_value_read(view, read) for read in ordered))
+    readers = [_reader(*read) for read in sorted(reads, key=str)]
+
+    def key(view: DeviceView) -> Hashable:
+        # A malformed device gives one error to every selector.
+        return view.problem or tuple([read(view) for read in readers])
+
+    return key
 
 
-def _value_read(view: DeviceView, read: Read) -> Hashable:
-    kind, domain, identifier = read
-    if kind not in ("attribute", "capacity"):
-        return view.variable.get(kind)
-    domains: Mapping[str, Mapping[str, Any]] = view.attributes if kind == "attribute" else view.capacity
+def _reader(kind: str, domain: str | None, identifier: str | None) -> Callable[[DeviceView], Hashable]:
+    if kind == "driver":
+        return lambda view: view.driver
+    if kind == "allowMultipleAllocations":
+        return lambda view: view.allow_multiple_allocations
+    fields: Callable[[DeviceView], FieldValues] = operator.attrgetter(
+        "attributes" if kind == "attribute" else "capacity"
+    )
+    if domain is None or identifier is None or "/" in domain:
+        return lambda view: _values_read(fields(view).by_domain, domain, identifier)
+    name = f"{domain}/{identifier}"
+    return lambda view: _hashable(fields(view).value_or(name, None))
+
+
+def _values_read(domains: DomainMap, domain: str | None, identifier: str | None) -> Hashable:
     chosen = domains if domain is None else {domain: domains[domain]} if domain in domains else {}
-    if domain is not None and identifier is not None:
-        values = chosen.get(domain, {})
-        return _hashable(values[identifier]) if identifier in values else None
     return tuple(
         (where, name, _hashable(value))
         for where in sorted(chosen)
@@ -266,15 +280,31 @@ def _compile_uncached(expression: str, names: Any) -> Program:
         raise CompileError(
             f"must evaluate to bool or the unknown type, not {checked.output}", source=expression
         )
-    try:
-        run = interpreter(checked)
-    except EvaluationError as error:
-        raise CompileError(f"program instantiation failed: {error.message}", source=expression) from None
+    run = _exact_evaluator(checked, expression)
     reads = reads_of(checked)
     cost = max_cost(checked)
     fast = fast_path(checked) if cost <= COST_LIMIT else None
     pins = pins_of(checked.root) if cost <= COST_LIMIT else ()
     return Program(expression, reads, str(checked.output), cost, run, fast, key_function(reads), pins)
+
+
+def _exact_evaluator(checked: CheckedExpression, expression: str) -> Evaluator:
+    """The exact evaluator. It is built when first needed, unless building it may fail."""
+    built: Evaluator | None = None
+
+    def run(frame: EvaluationFrame) -> Any:
+        nonlocal built
+        if built is None:
+            built = interpreter(checked)
+        return built(frame)
+
+    # Only a conversion of a constant can fail.
+    if any(overloads[0].function in CONVERSIONS for overloads in checked.overloads.values()):
+        try:
+            built = interpreter(checked)
+        except EvaluationError as error:
+            raise CompileError(f"program instantiation failed: {error.message}", source=expression) from None
+    return run
 
 
 def _truth_value(value: Any) -> bool | EvaluationError:

@@ -8,7 +8,7 @@ Where several overloads fit, their ranges are united.
 `max_cost` is 2**64 - 1 where nothing bounds the cost.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from rackloom.core.allocate.cel import types
 from rackloom.core.allocate.cel.call_costs import (
@@ -44,8 +44,7 @@ _LIST, _MAP = 10, 30
 _STRING = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class LocalVariable:
+class LocalVariable(msgspec.Struct, frozen=True):
     """What is known of a local variable."""
 
     path: DevicePath | None

@@ -12,8 +12,9 @@ error.
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from rackloom.core.allocate.cel import check
 from rackloom.core.allocate.cel.call_costs import charge_of
@@ -53,8 +54,7 @@ from rackloom.core.allocate.cel.values import OptionalValue, equal, key_of, same
 _LIST_COST, _MAP_COST = 10, 30
 
 
-@dataclass(frozen=True, slots=True)
-class _AttributePath:
+class _AttributePath(msgspec.Struct, frozen=True):
     """Something that can be selected from: `root` charges what reaching the start costs when observed."""
 
     code: Evaluator

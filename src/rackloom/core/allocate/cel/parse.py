@@ -13,7 +13,7 @@ import functools
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from cel_expr_python import cel
@@ -107,28 +107,32 @@ def _syntax_error(text: str, source: str) -> CompileError:
 
 
 def _fields(data: bytes) -> Wire:
+    """The values of each field by number: an int for varints, bytes for everything else."""
     fields: Wire = {}
-    for number, value in _pairs(data):
-        fields.setdefault(number, []).append(value)
+    at, end = 0, len(data)
+    value: Any
+    while at < end:
+        tag = data[at]
+        at += 1
+        if tag > 0x7F:
+            tag, at = _varint(data, at - 1)
+        if tag & 7 == 1:
+            value = data[at : at + 8]
+            at += 8
+        else:
+            value = data[at]
+            at += 1
+            if value > 0x7F:
+                value, at = _varint(data, at - 1)
+            if tag & 7:
+                start, at = at, at + value
+                value = data[start:at]
+        known = fields.get(tag >> 3)
+        if known is None:
+            fields[tag >> 3] = [value]
+        else:
+            known.append(value)
     return fields
-
-
-def _pairs(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Field number and value of each field: an int for varints, bytes for everything else."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        match tag & 7:
-            case 0:
-                value, at = _varint(data, at)
-                yield tag >> 3, value
-            case 1:
-                yield tag >> 3, data[at : at + 8]
-                at += 8
-            case _:
-                size, at = _varint(data, at)
-                yield tag >> 3, data[at : at + size]
-                at += size
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -12,32 +12,31 @@ their macro.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from rackloom.core.allocate.cel.errors import CompileError
 
 # The tree.
 
 
-@dataclass(frozen=True, slots=True)
-class Const:
+class Const(msgspec.Struct, frozen=True):
     """A literal."""
 
     id: int
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Ident:
+class Ident(msgspec.Struct, frozen=True):
     """A variable or type name."""
 
     id: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Select:
+class Select(msgspec.Struct, frozen=True):
     """`operand.field`, or with `test_only` the presence test `has(operand.field)`."""
 
     id: int
@@ -46,8 +45,7 @@ class Select:
     test_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """A function or operator; `target` is what stands before the dot, if anything does."""
 
     id: int
@@ -61,8 +59,7 @@ class Call:
         return self.args if self.target is None else (self.target, *self.args)
 
 
-@dataclass(frozen=True, slots=True)
-class ListNode:
+class ListNode(msgspec.Struct, frozen=True):
     """`[a, ?b]`; `optional` holds the indices marked with a question mark."""
 
     id: int
@@ -70,8 +67,7 @@ class ListNode:
     optional: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class MapEntry:
+class MapEntry(msgspec.Struct, frozen=True):
     """One `key: value` of a map literal."""
 
     id: int
@@ -80,24 +76,21 @@ class MapEntry:
     optional: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MapNode:
+class MapNode(msgspec.Struct, frozen=True):
     """`{key: value}`."""
 
     id: int
     entries: tuple[MapEntry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StructNode:
+class StructNode(msgspec.Struct, frozen=True):
     """`type.name{field: value}`; no message type can be built in selectors, so only the name is kept."""
 
     id: int
     type_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
+class Fold(msgspec.Struct, frozen=True):
     """A comprehension: every macro over lists and maps ends up as one."""
 
     id: int
@@ -157,7 +150,7 @@ def with_children(node: CelNode, parts: Iterable[CelNode]) -> CelNode:
             return replace(node, entries=tuple(entries))
         case Fold():
             names = ("iter_range", "accu_init", "condition", "step", "result")
-            return replace(node, **dict(zip(names, new, strict=True)))  # type: ignore[arg-type]
+            return replace(node, **dict(zip(names, new, strict=True)))
     return node
 
 
@@ -165,8 +158,7 @@ RESULT = "@result"
 """The accumulator of a comprehension."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedExpression:
+class ParsedExpression(msgspec.Struct, frozen=True):
     """A parsed expression: its root, and where each node begins as an offset in characters."""
 
     source: str

@@ -13,8 +13,9 @@ parameters accept the values.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from rackloom.core.allocate.cel.errors import EvaluationError, no_such_overload
 from rackloom.core.allocate.cel.values import TYPE_NAMES
@@ -22,8 +23,7 @@ from rackloom.core.allocate.cel.values import TYPE_NAMES
 # Static types.
 
 
-@dataclass(frozen=True, slots=True)
-class CelType:
+class CelType(msgspec.Struct, frozen=True):
     """A type; `kind` decides the rules, `name` is what messages and `type()` show."""
 
     kind: str
@@ -162,10 +162,15 @@ def substitute(bindings: Bindings, type_: CelType, *, free_to_dyn: bool = False)
         if type_ in bindings:
             return substitute(bindings, bindings[type_], free_to_dyn=free_to_dyn)
         return DYN if free_to_dyn else type_
-    if not type_.params:
+    if not _has_variables(type_):
         return type_
     inner = tuple(substitute(bindings, part, free_to_dyn=free_to_dyn) for part in type_.params)
     return CelType(type_.kind, type_.name, inner)
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_variables(type_: CelType) -> bool:
+    return type_.kind == "param" or any(map(_has_variables, type_.params))
 
 
 def most_general(first: CelType, second: CelType) -> CelType:
@@ -180,6 +185,8 @@ def _all_assignable(bindings: Bindings, given: list[CelType], wanted: list[CelTy
 
 
 def _is_assignable(bindings: Bindings, first: CelType, second: CelType) -> bool:
+    if first is second and not first.params and first.kind != "param":
+        return True
     if second.kind == "param":
         valid, bound = _bind_variable(bindings, first, second)
         if valid or bound:
@@ -245,8 +252,7 @@ Impl = Callable[..., Any]
 F = TypeVar("F", bound=Impl)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Overload:
+class Overload(msgspec.Struct, frozen=True, eq=False):
     """One form of a function: `params` start with the receiver if `member`."""
 
     id: str

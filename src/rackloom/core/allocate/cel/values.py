@@ -27,6 +27,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from rackloom.core.allocate.cel.errors import EvaluationError, no_such_overload
 from rackloom.core.allocate.quantity import Quantity
 
@@ -64,14 +66,17 @@ class SemanticVersion:
 
     def compare(self, other: "SemanticVersion") -> int:
         """-1, 0 or 1 by precedence; build metadata does not count."""
-        mine, theirs = self._precedence(), other._precedence()
+        numbers, others = (self.major, self.minor, self.patch), (other.major, other.minor, other.patch)
+        if numbers != others or not (self.prerelease or other.prerelease):
+            return (numbers > others) - (numbers < others)
+        mine, theirs = self._prerelease_order(), other._prerelease_order()
         return (mine > theirs) - (mine < theirs)
 
-    def _precedence(self) -> tuple[int, int, int, bool, tuple[tuple[bool, int, str], ...]]:
+    def _prerelease_order(self) -> tuple[bool, tuple[tuple[bool, int, str], ...]]:
         parts = tuple(
             (False, part, "") if isinstance(part, int) else (True, 0, part) for part in self.prerelease
         )
-        return self.major, self.minor, self.patch, not self.prerelease, parts
+        return not self.prerelease, parts
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SemanticVersion) and self.compare(other) == 0
@@ -147,22 +152,19 @@ class Uint(int):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Duration:
+class Duration(msgspec.Struct, frozen=True, order=True):
     """A signed length of time in nanoseconds."""
 
     nanos: int
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Timestamp:
+class Timestamp(msgspec.Struct, frozen=True, order=True):
     """A moment, in nanoseconds since 1970 in UTC."""
 
     nanos: int
 
 
-@dataclass(frozen=True, slots=True)
-class TypeName:
+class TypeName(msgspec.Struct, frozen=True):
     """A type as a value: what `type(x)` gives."""
 
     name: str
@@ -204,8 +206,7 @@ class DomainMap(dict[str, Mapping[str, Any]]):
 _NOTHING: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class BoolKey:
+class BoolKey(msgspec.Struct, frozen=True):
     """A boolean as a dict key: Python would take True for 1."""
 
     value: bool

@@ -11,7 +11,6 @@ on.
 """
 
 import datetime as dt
-import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,10 +46,26 @@ declare_functions(
     ("quantity_sign", "sign(quantity) -> int", Quantity.sign),
     ("quantity_get_float", "quantity.asApproximateFloat() -> double", Quantity.as_float),
     ("quantity_is_integer", "quantity.isInteger() -> bool", Quantity.is_integer),
-    ("semver_is_greater_than", "semver.isGreaterThan(semver) -> bool", operator.gt),
-    ("quantity_is_greater_than", "quantity.isGreaterThan(quantity) -> bool", operator.gt),
-    ("semver_is_less_than", "semver.isLessThan(semver) -> bool", operator.lt),
-    ("quantity_is_less_than", "quantity.isLessThan(quantity) -> bool", operator.lt),
+    (
+        "semver_is_greater_than",
+        "semver.isGreaterThan(semver) -> bool",
+        lambda first, second: first.compare(second) > 0,
+    ),
+    (
+        "quantity_is_greater_than",
+        "quantity.isGreaterThan(quantity) -> bool",
+        lambda first, second: first.compare(second) > 0,
+    ),
+    (
+        "semver_is_less_than",
+        "semver.isLessThan(semver) -> bool",
+        lambda first, second: first.compare(second) < 0,
+    ),
+    (
+        "quantity_is_less_than",
+        "quantity.isLessThan(quantity) -> bool",
+        lambda first, second: first.compare(second) < 0,
+    ),
     ("semver_compare_to", "semver.compareTo(semver) -> int", SemanticVersion.compare),
     ("quantity_compare_to", "quantity.compareTo(quantity) -> int", Quantity.compare),
 )

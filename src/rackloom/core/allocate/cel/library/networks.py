@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
+import msgspec
+
 from rackloom.core.allocate.cel.errors import EvaluationError
 from rackloom.core.allocate.cel.types import accepts, cel_function, declare_functions
 from rackloom.core.allocate.cel.values import TYPE_NAMES, compare_strictly
@@ -154,8 +156,7 @@ _VALID_PATH = re.compile(r"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/\[\]]|%[0-9A-Fa-f]{2}
 _PLAIN_IN_PATH = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.~$&+,/:;=@")
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedUrl:
+class ParsedUrl(msgspec.Struct, frozen=True):
     """The parts of a URL; `path` is still escaped."""
 
     text: str

@@ -48,14 +48,22 @@ _ESCAPES = str.maketrans(
 )
 
 
+def _lower_ascii(text: str) -> str:
+    return text.lower() if text.isascii() else text.translate(_UPPER)
+
+
+def _upper_ascii(text: str) -> str:
+    return text.upper() if text.isascii() else text.translate(_LOWER)
+
+
 declare_functions(
     ("contains_string", "string.contains(string) -> bool", operator.contains),
     ("starts_with_string", "string.startsWith(string) -> bool", str.startswith),
     ("ends_with_string", "string.endsWith(string) -> bool", str.endswith),
     ("string_index_of_string", "string.indexOf(string) -> int", str.find),
     ("string_last_index_of_string", "string.lastIndexOf(string) -> int", str.rfind),
-    ("string_lower_ascii", "string.lowerAscii() -> string", lambda text: text.translate(_UPPER)),
-    ("string_upper_ascii", "string.upperAscii() -> string", lambda text: text.translate(_LOWER)),
+    ("string_lower_ascii", "string.lowerAscii() -> string", _lower_ascii),
+    ("string_upper_ascii", "string.upperAscii() -> string", _upper_ascii),
     ("string_replace_string_string", "string.replace(string, string) -> string", str.replace),
     ("string_replace_string_string_int", "string.replace(string, string, int) -> string", str.replace),
     ("string_trim", "string.trim() -> string", lambda text: text.strip(_SPACE)),
