@@ -30,17 +30,16 @@ import json
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cel_expressions
+import cel
 import claim_scenarios
 import msgspec
 from site_figures import load
 
-from rackloom.core.allocate.cel import compiler, environment
+from rackloom.core.allocate.objects import Device
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -49,7 +48,6 @@ from tests.cluster.build import NotBuilt, Tools, download, made  # noqa: E402
 
 PEER = Tools(HERE / "peers", {"upstream": "."})
 GOALS = {"first": 1.0, "sched": 10.0, "rotating": None}
-CEL_DEVICES = 100
 CEL_GOALS = {"with_view": 1.0, "without_view": None, "compile": 0.5}
 Row = dict[str, Any]
 
@@ -123,15 +121,16 @@ def answer_here(pods: int) -> None:
 
 
 def cel_rows(program: Path, asked: argparse.Namespace) -> Iterator[Row]:
-    """Each expression beside cel-go."""
-    devices = cel_expressions.devices(CEL_DEVICES)
-    for expression in cel_expressions.EXPRESSIONS:
-        question = {"driver": cel_expressions.DRIVER, "devices": devices, "expressions": [expression]}
-        words = [str(program), "cel", "-seconds", f"{asked.seconds}s"]
+    """Each expression of `cel.py` beside cel-go."""
+    devices = cel.devices(cel.DEVICES)
+    items = msgspec.convert(devices, list[Device])
+    for expression in cel.EXPRESSIONS:
+        question = {"driver": cel.DRIVER, "devices": devices, "expressions": [expression]}
+        words = [str(program), "cel", f"-seconds={asked.seconds}s"]
         ratios: dict[str, list[float]] = {kind: [] for kind in CEL_GOALS}
         for _ in range(asked.rounds):
             (theirs,) = _run(words, json.dumps(question))
-            ours = _cel_here(expression, devices, asked.seconds)
+            ours = cel.row(expression, items, asked.seconds)
             if ours["matches"] != theirs["matches"]:
                 sys.exit(f"{expression}: {ours['matches']} matches here, {theirs['matches']} in cel-go")
             for kind, found in ratios.items():
@@ -141,44 +140,8 @@ def cel_rows(program: Path, asked: argparse.Namespace) -> Iterator[Row]:
             row |= _ratios(f"{kind}_ratio", ratios[kind])
             if goal is not None:
                 row[f"{kind}_met"] = row[f"{kind}_ratio"] >= goal
-            row[f"{kind}_ns"] = round(ours[f"{kind}_ns"])
+            row[f"{kind}_ns"] = ours[f"{kind}_ns"]
         yield {**row, **load()}
-
-
-def _cel_here(expression: str, devices: list[Row], seconds: float) -> Row:
-    """As the Go program measures it."""
-    parts = [(device["attributes"], {"memory": device["capacity"]["memory"]["value"]}) for device in devices]
-    views = [environment.DeviceView.of(cel_expressions.DRIVER, *part) for part in parts]
-    matches = compiler.compile_selector(expression).matches
-    view_of, driver = environment.DeviceView.of, cel_expressions.DRIVER
-    return {
-        "matches": sum(matches(view) is True for view in views),
-        "with_view_ns": _cost(seconds, parts, lambda part: matches(view_of(driver, *part))),
-        "without_view_ns": _cost(seconds, views, matches),
-        # A text that was compiled before is remembered, so each has another space at its end.
-        "compile_ns": _cost(seconds, range(1), _Compiler(expression)),
-    }
-
-
-class _Compiler:
-    """Compiles an expression that was never seen, again and again."""
-
-    def __init__(self, expression: str) -> None:
-        self._expression = expression
-
-    def __call__(self, _: object) -> None:
-        self._expression += " "
-        compiler.compile_selector(self._expression)
-
-
-def _cost(least: float, arguments: Any, call: Callable[[Any], object]) -> float:
-    """The CPU time of one call in nanoseconds, over whole rounds that take `least` seconds together."""
-    began, calls, spent = time.process_time(), 0, 0.0
-    while spent < least:
-        for argument in arguments:
-            call(argument)
-        calls, spent = calls + len(arguments), time.process_time() - began
-    return spent / calls * 1e9
 
 
 def scenarios(asked: argparse.Namespace) -> Iterator[Row]:
