@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: venv demo test test-all test-cluster test-node test-node-all test-image test-gpu image image-lock lint simulate mutate format proto pins clean
+.PHONY: venv demo test test-all test-cluster test-node test-node-all test-image test-gpu image image-lock lint simulate mutate bench-quick format proto pins clean
 
 venv: $(VENV)/.complete
 
@@ -98,6 +98,10 @@ mutate: venv
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/mutate.txt
 	CI=1 $(BIN)/python -m mutmut run --max-children $(or $(JOBS),2) $(if $(MODULE),"rackloom.$(MODULE).*")
 	$(BIN)/python benchmarks/mutation.py
+
+# Every benchmark in its short form, and the ratios of docs/speed.md that a busy machine does not move.
+bench-quick: venv
+	$(BIN)/python benchmarks/quick.py $(WORDS)
 
 format: venv
 	$(BIN)/ruff check --fix .

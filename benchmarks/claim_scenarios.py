@@ -1,6 +1,6 @@
 """Claims on which remembering answers helps little. Prints pods per CPU second, one JSON object a row.
 
-    python benchmarks/claim_scenarios.py [NODES [PODS]]
+    python benchmarks/claim_scenarios.py [NODES [PODS]] [--quick]
 
 Each scenario places PODS pods on NODES nodes of eight GPUs (or four NICs) whose attributes all differ:
 
@@ -13,9 +13,9 @@ Each scenario places PODS pods on NODES nodes of eight GPUs (or four NICs) whose
 The set-up of the fleet counts, reading the objects does not.
 """
 
+import argparse
 import json
 import random
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -189,9 +189,19 @@ def measured(name: str, nodes: int, pods: int) -> Fields:
     }
 
 
+def main() -> None:
+    """Print a row for each scenario."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("nodes", nargs="?", type=int, default=1000)
+    parser.add_argument("pods", nargs="?", type=int, default=500)
+    parser.add_argument("--quick", action="store_true", help="50 nodes and pods: shows that it works")
+    asked = parser.parse_args()
+    nodes, pods = (50, 50) if asked.quick else (asked.nodes, asked.pods)
+    for name in SCENARIOS:
+        print(json.dumps(measured(name, nodes, pods)), flush=True)
+
+
 if __name__ == "__main__":
-    sizes_given = [int(text) for text in sys.argv[1:]] + [1000, 500][len(sys.argv) - 1 :]
-    for each in SCENARIOS:
-        row = measured(each, sizes_given[0], sizes_given[1])
-        sys.stdout.write(json.dumps(row) + "\n")
-        sys.stdout.flush()
+    main()
