@@ -7,7 +7,7 @@ SYSTEM_CERTIFICATES := $(wildcard /etc/ssl/certs/ca-certificates.crt /etc/pki/tl
 export UV_SYSTEM_CERTS ?= $(if $(SYSTEM_CERTIFICATES),true,false)
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel lint simulate mutate format proto pins clean
+.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel lint simulate mutate bench-quick format proto pins clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -111,6 +111,10 @@ mutate: venv  ## which changes does no test notice?
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/mutate.txt
 	CI=1 $(BIN)/python -m mutmut run --max-children $(or $(JOBS),2) $(if $(MODULE),"rackloom.$(MODULE).*")
 	$(BIN)/python benchmarks/mutation.py
+
+# Every benchmark in its short form, and the ratios of docs/speed.md that a busy machine does not move.
+bench-quick: venv  ## every benchmark in its short form
+	$(BIN)/python benchmarks/quick.py $(WORDS)
 
 format: venv  ## fix what a program can fix
 	$(BIN)/ruff check --fix .

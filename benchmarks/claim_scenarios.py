@@ -1,6 +1,6 @@
 """Claims on which remembering answers helps little. Prints pods per CPU second, one JSON object a row.
 
-    python benchmarks/claim_scenarios.py [NODES [PODS]]
+    python benchmarks/claim_scenarios.py [NODES [PODS]] [--quick]
 
 Each scenario places PODS pods on NODES nodes of eight GPUs (or four NICs) whose attributes all differ:
 
@@ -13,9 +13,9 @@ Each scenario places PODS pods on NODES nodes of eight GPUs (or four NICs) whose
 The set-up of the fleet counts, reading the objects does not.
 """
 
+import argparse
 import json
 import random
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,8 +23,9 @@ from typing import Any
 import msgspec
 
 from rackloom.core.allocate.fleet import Fleet
+from rackloom.core.allocate.inputs import Features
 from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
-from rackloom.core.allocate.outcome import Allocation
+from rackloom.core.allocate.outcome import Allocation, Outcome
 
 GPU, NIC = "gpu.example.com", "nic.example.com"
 MODELS = ("h100", "h200", "b200", "gb200")
@@ -102,53 +103,105 @@ SCENARIOS: dict[str, Any] = {
 }
 
 
-def measured(name: str, nodes: int, pods: int) -> Fields:
-    """The row of one scenario."""
+def written(name: str, nodes: int, pods: int) -> Fields:
+    """A scenario as JSON values, in the form that `claims.py` reads.
+
+    `releases` has, for each claim, those that end before it.
+    """
     asks, driver, device, (fewest, most), churn = SCENARIOS[name]
     rng = random.Random(7)  # noqa: S311
-    fleet_nodes = msgspec.convert([{"metadata": {"name": f"n{at:05d}"}} for at in range(nodes)], list[Node])
+    names = [f"n{at:05d}" for at in range(nodes)]
     slices = []
-    for number, node in enumerate(fleet_nodes):
-        pool = {"name": node.metadata.name, "generation": 1, "resourceSliceCount": 1}
+    for number, node in enumerate(names):
+        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
         devices = [device(number, at, rng) for at in range(rng.randint(fewest, most))]
-        spec = {"driver": driver, "pool": pool, "nodeName": node.metadata.name, "devices": devices}
-        slices.append(msgspec.convert({"metadata": {"name": f"s{number}"}, "spec": spec}, ResourceSlice))
+        spec = {"driver": driver, "pool": pool, "nodeName": node, "devices": devices}
+        slices.append({"metadata": {"name": f"s{number}"}, "spec": spec})
     select = {"cel": {"expression": f"device.driver == '{driver}'"}}
-    klass = {"metadata": {"name": "any"}, "spec": {"selectors": [select]}}
     claims = [claim(number, ask) for number, ask in enumerate(asks(nodes, pods, rng))]
-    start = time.process_time()
-    fleet = Fleet(fleet_nodes, [msgspec.convert(klass, DeviceClass)], slices)
-    live: list[Allocation] = []
-    placed = 0
-    for number, wanted in enumerate(claims):
-        if number > pods // churn and live:
-            fleet.release(live.pop(rng.randrange(len(live))).results)
-        outcome = fleet.place([wanted])
-        if isinstance(outcome, Allocation):
-            placed += 1
-            live.append(outcome)
-    spent = time.process_time() - start
+    releases: list[list[int]] = []
+    live: list[int] = []
+    for number in range(pods):
+        ends = number > pods // churn and live
+        releases.append([live.pop(rng.randrange(len(live)))] if ends else [])
+        live.append(number)
     return {
-        "scenario": name,
-        "nodes": nodes,
-        "pods": pods,
-        "placed": placed,
-        "pods_per_cpu_s": round(pods / spent, 1),
+        "name": name,
+        "nodes": [{"metadata": {"name": node}} for node in names],
+        "classes": [{"metadata": {"name": "any"}, "spec": {"selectors": [select]}}],
+        "slices": slices,
+        "claims": claims,
+        "releases": releases,
+        "features": msgspec.to_builtins(Features()),
     }
 
 
-def claim(number: int, ask: Fields) -> ResourceClaim:
+def claim(number: int, ask: Fields) -> Fields:
     """A claim of one device."""
     wanted = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1, **ask}
     if (selector := wanted.pop("select", None)) is not None:
         wanted["selectors"] = [{"cel": {"expression": selector}}]
     spec = {"devices": {"requests": [{"name": "r", "exactly": wanted}]}}
-    return msgspec.convert({"metadata": {"name": f"c{number}"}, "spec": spec}, ResourceClaim)
+    return {"metadata": {"name": f"c{number}", "uid": f"c{number}"}, "spec": spec}
+
+
+def placed(scenario: Fields, pods: int | None = None) -> tuple[list[Fields | None], float, float]:
+    """Where the first `pods` claims go (None: nowhere), and the seconds of CPU and wall time that it took."""
+    nodes = msgspec.convert(scenario["nodes"], list[Node])
+    classes = msgspec.convert(scenario["classes"], list[DeviceClass])
+    slices = msgspec.convert(scenario["slices"], list[ResourceSlice])
+    claims = msgspec.convert(scenario["claims"][:pods], list[ResourceClaim])
+    features = msgspec.convert(scenario["features"], Features)
+    releases = scenario.get("releases") or [[]] * len(claims)
+    held: dict[int, Allocation] = {}
+    outcomes = []
+    cpu, wall = time.process_time(), time.perf_counter()
+    fleet = Fleet(nodes, classes, slices, features=features)
+    for number, wanted in enumerate(claims):
+        for earlier in releases[number]:
+            if earlier in held:
+                fleet.release(held.pop(earlier).results)
+        outcome = fleet.place([wanted])
+        outcomes.append(outcome)
+        if isinstance(outcome, Allocation):
+            held[number] = outcome
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    return [_place(outcome) for outcome in outcomes], cpu, wall
+
+
+def _place(outcome: Outcome) -> Fields | None:
+    if not isinstance(outcome, Allocation):
+        return None
+    given = [device for result in outcome.results for device in result.devices.results]
+    devices = [[device.request, device.driver, device.pool, device.device] for device in given]
+    return {"node": outcome.node, "devices": devices}
+
+
+def measured(name: str, nodes: int, pods: int) -> Fields:
+    """The row of one scenario."""
+    places, spent, _ = placed(written(name, nodes, pods))
+    return {
+        "scenario": name,
+        "nodes": nodes,
+        "pods": pods,
+        "placed": sum(place is not None for place in places),
+        "pods_per_cpu_s": round(pods / spent, 1),
+    }
+
+
+def main() -> None:
+    """Print a row for each scenario."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("nodes", nargs="?", type=int, default=1000)
+    parser.add_argument("pods", nargs="?", type=int, default=500)
+    parser.add_argument("--quick", action="store_true", help="50 nodes and pods: shows that it works")
+    asked = parser.parse_args()
+    nodes, pods = (50, 50) if asked.quick else (asked.nodes, asked.pods)
+    for name in SCENARIOS:
+        print(json.dumps(measured(name, nodes, pods)), flush=True)
 
 
 if __name__ == "__main__":
-    sizes_given = [int(text) for text in sys.argv[1:]] + [1000, 500][len(sys.argv) - 1 :]
-    for each in SCENARIOS:
-        row = measured(each, sizes_given[0], sizes_given[1])
-        sys.stdout.write(json.dumps(row) + "\n")
-        sys.stdout.flush()
+    main()

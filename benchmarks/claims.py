@@ -2,9 +2,11 @@
 
     python benchmarks/claims.py SCENARIO...
     python benchmarks/claims.py --cluster NODES
+    python benchmarks/claims.py --quick
 
 The second form places eight claims of one GPU for each of NODES nodes (azure-nd96isr-h100-v5), as `rackloom
-claim allocate` does, and prints the CPU time.
+claim allocate` does, and prints the CPU time. The third does so for 40 nodes and for 160 in turn, for the
+growth of a claim's cost, and runs one generated scenario.
 
 A SCENARIO is a file, or a folder of *.json files. Each runs in a process of its own, for peak_mib's sake.
 A scenario with `nodes` is filled pod by pod (each claim is a pod, on the first node that can serve it): what
@@ -21,6 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import claim_scenarios
 import msgspec
 
 from rackloom.core.allocate.allocator import allocate
@@ -98,17 +101,27 @@ def files(names: list[str]) -> list[Path]:
     return [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
 
 
-def run(path: Path) -> None:
+def run_file(path: Path) -> None:
     """Print the figures of one file."""
-    print(json.dumps(measured(json.loads(path.read_text()))), flush=True)
+    run(json.loads(path.read_text()))
+
+
+def run(scenario: dict[str, Any]) -> None:
+    """Print the figures of one scenario."""
+    print(json.dumps(measured(scenario)), flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--cluster"]:
         print(json.dumps(claims_on_cluster(int(sys.argv[2]))))
         sys.exit()
+    if sys.argv[1:2] == ["--quick"]:
+        for count in (40, 160) * 5:
+            print(json.dumps(claims_on_cluster(count)), flush=True)
+        run(claim_scenarios.written("memory", 20, 50))
+        sys.exit()
     for name in files(sys.argv[1:]):
-        process = get_context("spawn").Process(target=run, args=(name,))
+        process = get_context("spawn").Process(target=run_file, args=(name,))
         process.start()
         process.join()
         if process.exitcode:

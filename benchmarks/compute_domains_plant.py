@@ -166,7 +166,7 @@ class Kubernetes:
             claim = await self._share(pod, node)
         else:
             claim = await self._claim(pod, template, node, "daemon-0" if daemon else "channel-0")
-        await self._api.patch(objects.POD, meta["name"], meta["namespace"], {"spec": {"nodeName": node}})
+        await self._api.bind(meta["name"], meta["namespace"], node, uid=meta["uid"])
         asked = _now()
         await self._prepare(pod, node, claim)
         self.waited[meta["uid"]] = for_object + _now() - asked
@@ -239,7 +239,7 @@ class Kubernetes:
             pod=ObjectRef(meta["name"], meta["uid"]),
             max_nodes=names.MAX_NODES_PER_IMEX_DOMAIN,
         )
-        imex: Any = SimulatedImexProgram(IMEX_READY)
+        imex: Any = SimulatedImexProgram(IMEX_READY, lambda: None)
         await ImexDaemon(DirectApi(self._kube, "daemon"), place, imex, imex, self._random).run()
 
 

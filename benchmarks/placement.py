@@ -3,6 +3,7 @@
     python benchmarks/placement.py rules [--seeds 12] [--span 10]
     python benchmarks/placement.py speed [--nodes 5000] [--plans 1000]
     python benchmarks/placement.py optimum --racks 32 --gangs 80 [--seeds 5] [--limit 60]
+    python benchmarks/placement.py --quick        a short run of each: shows that it works
 
 One JSON object a row. `rules`: racks of 18 trays of which 1 % are down, requests for 1, 2, 4, 8 or 16 trays
 (40, 15, 20, 13, 12 %) that arrive at random, last for an exponential time of mean 1, and are lost where they
@@ -48,6 +49,11 @@ RACKS, TRAYS, GPUS = 32, 18, 4
 SIZES, WEIGHTS = (1, 2, 4, 8, 16), (40, 15, 20, 13, 12)
 WIDE = 16
 LOADS = (0.60, 0.75, 0.90)
+QUICK: dict[str, dict[str, Any]] = {
+    "rules": {"seeds": 1, "span": 0.2},
+    "speed": {"nodes": 200, "plans": 10},
+    "optimum": {"racks": 4, "gangs": 10, "seeds": 1, "limit": 0.0},
+}
 WARM_UP = 2.0
 """Mean lifetimes before anything is counted."""
 
@@ -348,7 +354,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser.add_argument("--quick", action="store_true", help="a short run of each: shows that it works")
+    commands = parser.add_subparsers(dest="command")
     command = commands.add_parser("rules")
     command.add_argument("--seeds", type=int, default=12)
     command.add_argument("--span", type=float, default=10.0)
@@ -363,9 +370,12 @@ def main() -> None:
         "--limit", type=float, default=60.0, help="seconds of HiGHS for a gap; 0: it is not asked"
     )
     given = vars(parser.parse_args())
-    rows = {"rules": rules, "speed": speed, "optimum": optimum}[given.pop("command")]
-    for row in rows(**given):
-        print(json.dumps(row), flush=True)
+    command, quick = given.pop("command"), given.pop("quick")
+    if quick == (command is not None):
+        parser.error("say one of rules, speed and optimum, or --quick")
+    for name, rows in {"rules": rules, "speed": speed, "optimum": optimum}.items():
+        for row in rows(**QUICK[name]) if quick else rows(**given) if name == command else ():
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 python benchmarks/rack_map.py                # 100 racks, 7,200 GPUs
 python benchmarks/rack_map.py --racks 10
+python benchmarks/rack_map.py --quick        # 2 racks: shows that it works
 """
 
 import argparse
@@ -51,7 +52,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--racks", type=int, default=100)
-    racks = parser.parse_args().racks
+    parser.add_argument("--quick", action="store_true", help="2 racks")
+    asked = parser.parse_args()
+    racks = 2 if asked.quick else asked.racks
     seen = snapshot(racks, 18, HOLDERS)
     # The templates are compiled once in the life of a process.
     Painter(None, ColourMode.PARTITION, 9).follow(

@@ -1,6 +1,6 @@
 """How long small local commands take, beside `python -c pass` in the same rounds.
 
-    .venv/bin/python benchmarks/start.py [--rounds 15]
+    .venv/bin/python benchmarks/start.py [--rounds 15] [--quick]
 
 One JSON object a row. Each round runs every command once, in a process of its own. A round before compiles
 what is imported, into a folder of its own. `cpu_ms` is the processor time of the process, `wall_ms` the time
@@ -96,7 +96,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=15)
-    for row in rows(parser.parse_args().rounds):
+    parser.add_argument("--quick", action="store_true", help="4 rounds: shows that it works")
+    asked = parser.parse_args()
+    for row in rows(4 if asked.quick else asked.rounds):
         print(json.dumps(row), flush=True)
 
 

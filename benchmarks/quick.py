@@ -1,0 +1,182 @@
+"""Runs every benchmark with `--quick`, and compares ratios with what docs/speed.md says. `make bench-quick`.
+
+    python benchmarks/quick.py [BENCHMARK ...]      all of them, or those named, such as `claims`
+
+It ends with 1 when a benchmark does not run, prints no row, or takes more than 15 minutes; or when a ratio
+falls below 90 % of the documented one. Those stand in docs/speed.md, "Ratios that CI checks"; this module
+says how each is computed from a benchmark's rows, and a test compares the two lists. A ratio is of CPU times
+of two sides that took turns in the same run, so that other work on the machine meets both. A benchmark whose
+ratio is too low runs once more, and the better ratio counts: code that became slower is slow twice.
+
+`BENCHMARKS` and `ELSEWHERE` name every program of this folder; a test compares them with its files.
+"""
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "speed.md"
+SECTION = "## Ratios that CI checks"
+ENOUGH = 0.9
+"""A ratio is too low below this share of the documented one."""
+SECONDS = 900
+"""The first run of `upstream` builds it."""
+Rows = list[dict[str, Any]]
+
+BENCHMARKS = (
+    *("cel", "claim_scenarios", "claims", "compute_domains", "files_read", "placement", "rack_map"),
+    *("site", "start", "transfer", "twin", "upstream"),
+)
+ENDS = {"transfer": (0, 1)}
+"""Exit statuses other than 0: one attempt of `transfer` is too few for a ratio, which it says by 1."""
+ELSEWHERE = {
+    "bare_site": "a process of site.py",
+    "mutation": "reads what `make mutate` left, which is not in CI",
+    "node": "tests/benchmarks/test_node_benchmark.py, in `make test-all`; its NICs need root",
+    "nodes": "needs real kubelets: `tests/node/run.py --benchmark`, a step of its own in CI",
+    "quick": "this program",
+    "site_server": "a process of site.py",
+    "site_tenants": "a process of site.py",
+}
+
+
+class Failed(Exception):
+    """A benchmark did not do what it should; the text says what."""
+
+
+def claims_growth(rows: Rows) -> float:
+    """What a claim costs on 40 nodes through what it costs on 160."""
+    costs = {
+        nodes: [row["cpu_s"] / row["claims"] for row in rows if row.get("nodes") == nodes]
+        for nodes in (40, 160)
+    }
+    return statistics.median(costs[40]) / statistics.median(costs[160])
+
+
+def start_of(command: str) -> Callable[[Rows], float]:
+    """What `python -c pass` costs through what the command costs."""
+    return lambda rows: next(1 / row["ratio"] for row in rows if row["command"] == command)
+
+
+def bare_peer(rows: Rows) -> float:
+    """The median over all requests of what each costs the bare application, through what it costs ours."""
+    return statistics.median(row["cpu_ratio"] for row in rows if row["measure"] == "peer")
+
+
+def upstream_first(scenario: str) -> Callable[[Rows], float]:
+    """What a pod costs upstream's allocator, through what it costs ours."""
+    return lambda rows: next(
+        row["cpu_ratio"] for row in rows if (row.get("scenario"), row.get("mode")) == (scenario, "first")
+    )
+
+
+def cel_go(kind: str) -> Callable[[Rows], float]:
+    """The median over all expressions."""
+    return lambda rows: statistics.median(row[f"{kind}_ratio"] for row in rows if row["measure"] == "cel")
+
+
+RATIOS: dict[str, tuple[str, Callable[[Rows], float]]] = {
+    "claims-growth": ("claims", claims_growth),
+    "start-place": ("start", start_of("rackloom place, 2 racks")),
+    "start-allocate": ("start", start_of("rackloom claim allocate")),
+    "site-bare-peer": ("site", bare_peer),
+    "upstream-selectors": ("upstream", upstream_first("selectors")),
+    "upstream-uuid": ("upstream", upstream_first("uuid")),
+    "upstream-memory": ("upstream", upstream_first("memory")),
+    "cel-with-view": ("upstream", cel_go("with_view")),
+    "cel-without-view": ("upstream", cel_go("without_view")),
+    "cel-compile": ("upstream", cel_go("compile")),
+}
+"""Name -> the benchmark that it is of, and how it is computed of its rows. Higher is better."""
+
+
+def documented(page: str) -> dict[str, float]:
+    """The ratios of the page: name and figure are the first two columns of the section's table."""
+    _, _, section = page.partition(SECTION)
+    section = section.partition("\n## ")[0]
+    return {
+        name: float(figure)
+        for name, figure in re.findall(r"^\| `([\w-]+)` \| ([\d.]+) \|", section, re.MULTILINE)
+    }
+
+
+def run(name: str) -> Rows:
+    """The rows of one benchmark, which print as they are on its standard output.
+
+    Raises:
+        Failed: it ended as it should not, or says nothing.
+    """
+    command = [sys.executable, str(HERE / f"{name}.py"), "--quick"]
+    began = time.monotonic()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"{name}: not finished after {SECONDS} s") from error
+    if done.returncode not in ENDS.get(name, (0,)):
+        raise Failed(f"{name}: ended with {done.returncode}\n{done.stderr[-3000:]}")
+    lines = done.stdout.splitlines()
+    if not lines:
+        raise Failed(f"{name}: printed nothing\n{done.stderr[-3000:]}")
+    say(f"{name}: {len(lines)} lines in {time.monotonic() - began:.0f} s")
+    rows: Rows = [json.loads(line) for line in lines if line.startswith("{")]
+    for row in rows:
+        if row.get("measure") == "skipped":
+            say(f"{name}: SKIPPED: {row['reason']}")
+    return rows
+
+
+def ratios_of(name: str, rows: Rows) -> dict[str, float]:
+    """The ratios of one benchmark; none where the peer is missing, which it has said."""
+    if any(row.get("measure") == "skipped" for row in rows):
+        return {}
+    return {ratio: compute(rows) for ratio, (of, compute) in RATIOS.items() if of == name}
+
+
+def too_low(found: dict[str, float], goals: dict[str, float]) -> list[str]:
+    """Those that fall below what is enough."""
+    return [name for name, ratio in found.items() if ratio < ENOUGH * goals[name]]
+
+
+def checked(name: str, goals: dict[str, float]) -> None:
+    """Run one benchmark, twice where its ratios are too low.
+
+    Raises:
+        Failed: it does not run, or its ratios are too low twice.
+    """
+    found = ratios_of(name, run(name))
+    if too_low(found, goals):
+        say(f"{name}: once more, for {', '.join(too_low(found, goals))}")
+        found = {ratio: max(found[ratio], again) for ratio, again in ratios_of(name, run(name)).items()}
+    for ratio, figure in found.items():
+        say(f"{name}: {ratio} {figure:.3g} (documented {goals[ratio]:.3g})")
+    if low := too_low(found, goals):
+        raise Failed(f"{name}: below {ENOUGH:.0%} of docs/speed.md: {', '.join(low)}")
+
+
+def say(text: str) -> None:
+    """A line, at once."""
+    print(text, flush=True)
+
+
+def main(names: list[str]) -> None:
+    """Run those named, or all, to the end; then fail for those that did."""
+    goals, failures = documented(PAGE.read_text()), []
+    for name in names or BENCHMARKS:
+        try:
+            checked(name, goals)
+        except Failed as error:
+            say(f"FAILED: {error}")
+            failures.append(name)
+    if failures:
+        sys.exit(f"bench-quick: {', '.join(failures)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
