@@ -405,6 +405,23 @@ def test_instances_beside_idle_reserved_trays_stay_within_the_allocation(provide
     assert provider.api.post("instance/batch?dryRun=true", body).status_code == 200
 
 
+def test_a_batch_gets_its_own_trays_of_several_domains_where_no_others_are_allowed(
+    provider: Provider,
+) -> None:
+    allot(provider, 2)
+    kept = machines_of(provider.reserve(machineIds=["chassis0-2", "chassis1-2"]))
+    body = {
+        "namePrefix": "job", "count": 2, "vpcId": provider.api.vpc(),
+        "instanceTypeId": provider.api.site.type_id,
+    }  # fmt: skip
+    # One domain has a tray of its own and another one, which it may not use beside the idle reserved tray.
+    refused = provider.api.post("instance/batch", body)
+    assert (refused.status_code, "Max: 2, Reserved: 2" in refused.text) == (403, True), refused.text
+    created = provider.api.post("instance/batch", body | {"topologyOptimized": False})
+    assert created.status_code == 201, created.text
+    assert {shown["machineId"] for shown in created.json()} == kept
+
+
 def test_a_chosen_machine_counts_as_any_other(provider: Provider) -> None:
     site = provider.api.site
     site.run(lambda conn: conn.exec_driver_sql("UPDATE tenant SET targeted_instance_creation = true"))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackloom.core.place.allocations import AllocationUse
 from rackloom.core.place.instance_trays import DomainFreeTrays, FreeTray, TrayRequest, choose_trays
 from rackloom.errors import Refused
 
@@ -104,6 +105,62 @@ def test_the_order_in_which_domains_are_named_does_not_matter(
     shuffled = list(rooms)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert outcome(request, rooms) == outcome(request, shuffled)
+
+
+@st.composite
+def partly_reserved_sites(draw: st.DrawFn) -> tuple[DomainFreeTrays, ...]:
+    """At most 9 trays; of each domain some wait for the tenant, some for another and some for nobody."""
+    owners = st.lists(st.sampled_from(["mine", "other", None, None]), max_size=3)
+    return tuple(
+        DomainFreeTrays(
+            f"d{number}",
+            tuple(
+                FreeTray(f"d{number}t{tray}", draw(ills), owner=owner)
+                for tray, owner in enumerate(draw(owners))
+            ),
+            draw(st.integers(0, 2)),
+        )
+        for number in range(draw(st.integers(0, 3)))
+    )
+
+
+@given(partly_reserved_sites(), requests, st.integers(0, 6), st.integers(0, 3), st.integers(0, 3))
+def test_a_choice_within_the_quota_is_found_whenever_there_is_one(
+    rooms: tuple[DomainFreeTrays, ...], asked: TrayRequest, allocated: int, used: int, elsewhere: int
+) -> None:
+    request = msgspec.structs.replace(asked, tenant="mine")
+    home = {tray: room for room in rooms for tray in room.free(tenant="mine", allow_sick=request.allow_sick)}
+    own = {tray.tray for room in rooms for tray in room.trays if tray.owner == "mine"}
+    use = AllocationUse(allocated, used, len(own) + elsewhere)
+
+    def keeps_to_the_request(trays: Sequence[str]) -> bool:
+        domains = {home[tray].domain for tray in trays}
+        if request.beside_members and any(room.members for room in rooms):
+            return len(domains) == 1 and home[trays[0]].members > 0
+        return len(domains) == 1 or not (request.one_domain or request.beside_members)
+
+    def lacking(trays: Sequence[str]) -> int:
+        return use.lacking(len(trays), len(own.intersection(trays)))
+
+    possible = [
+        trays
+        for trays in combinations(home, request.trays)
+        if keeps_to_the_request(trays) and not lacking(trays)
+    ]
+    # What is lacking even with reserved trays alone is refused before trays are chosen.
+    if use.lacking(request.trays, request.trays):
+        assert not possible
+        return
+    limited = msgspec.structs.replace(request, most_unreserved=max(0, use.unreserved))
+    try:
+        chosen = choose_trays(limited, rooms).trays
+    except Refused:
+        assert not possible
+        return
+    assert set(chosen) <= home.keys()
+    assert len(set(chosen)) == request.trays
+    assert keeps_to_the_request(chosen)
+    assert not lacking(chosen)
 
 
 def outcome(request: TrayRequest, rooms: Sequence[DomainFreeTrays]) -> object:

@@ -15,6 +15,7 @@ partition that the site did not make, because they join nothing until an operato
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -335,12 +336,7 @@ def plan_creation(
     check_object_quota(conn, tenant.id, QuotaKind.INSTANCES, len(request.names), now)
     check_object_quota(conn, tenant.id, QuotaKind.INTERFACES, len(request.names) * len(wanted), now)
     use = None if type_id is None else _checked_use(conn, tenant.id, type_id, len(request.names), now)
-    placement = _choose_machines(conn, tenant, request, type_id, wanted, now)
-    if use is not None and use.idle:
-        # Which of the reserved trays are used is known only now.
-        kept = reserved_trays.reserved_trays(conn, now, placement.trays).values()
-        own = sum(tray.tenant_id == tenant.id for tray in kept)
-        entitlements.check_quota(use, len(placement.trays), own)
+    placement = _choose_within_quota(conn, tenant, request, type_id, wanted, use, now)
     domains = catalog.domains_of_machines(conn, placement.trays)
     if target is not None and request.same_domain:
         _check_same_domain(conn, target, wanted)
@@ -427,6 +423,30 @@ def _check_same_domain(conn: sa.Connection, target: sa.Row[Any], wanted: Sequenc
             )
 
 
+def _choose_within_quota(
+    conn: sa.Connection,
+    tenant: sa.Row[Any],
+    request: InstanceRequest,
+    type_id: str | None,
+    wanted: Sequence[InterfaceSpec],
+    use: AllocationUse | None,
+    now: float,
+) -> TrayChoice[str]:
+    """The best machines; where the tenant may not use these, the best among those that it may use."""
+    best = _choose_machines(conn, tenant, request, type_id, wanted, now)
+    if use is None or not use.idle:
+        return best
+    count = len(best.trays)
+    # Which of the reserved trays are used is known only now.
+    kept = reserved_trays.reserved_trays(conn, now, best.trays).values()
+    own = sum(tray.tenant_id == tenant.id for tray in kept)
+    if use.lacking(count, own) and request.machine_id is None:
+        with suppress(Rejected):
+            return _choose_machines(conn, tenant, request, type_id, wanted, now, max(0, use.unreserved))
+    entitlements.check_quota(use, count, own)
+    return best
+
+
 def _choose_machines(
     conn: sa.Connection,
     tenant: sa.Row[Any],
@@ -434,6 +454,7 @@ def _choose_machines(
     type_id: str | None,
     wanted: Sequence[InterfaceSpec],
     now: float,
+    most_unreserved: int | None = None,
 ) -> TrayChoice[str]:
     if request.machine_id is not None:
         return TrayChoice((request.machine_id,), "on the machine that the request names")
@@ -449,6 +470,7 @@ def _choose_machines(
             beside_members=request.same_domain,
             allow_sick=request.allow_unhealthy,
             tenant=tenant.id,
+            most_unreserved=most_unreserved,
         ),
         type_id=type_id,
         logical_partitions={spec.logical_partition_id for spec in wanted},

@@ -5,9 +5,12 @@ yet observed, then most GPUs of the same logical partitions, then those with roo
 that are reserved for the tenant, then the fewest trays left over (best fit), which keeps the large free
 regions whole for the next tenant. Within a domain the tenant's reserved trays come first. A request may ask
 for one domain, or for the domain of the existing members; otherwise the instances spread over the domains
-in this order. Trays with unhealthy GPUs are skipped unless the request allows them, and trays
-that are shut are always skipped; the reason names both. Trays that are reserved for somebody else are skipped
-too; a refusal only counts those that are not shut, because a tenant does not learn of other tenants.
+in this order. A request may limit how many trays are not reserved for its tenant, where a quota allows no
+more: if any choice keeps to that limit, one is found.
+
+Trays with unhealthy GPUs are skipped unless the request allows them, and trays that are shut are always
+skipped; the reason names both. Trays that are reserved for somebody else are skipped too; a refusal only
+counts those that are not shut, because a tenant does not learn of other tenants.
 
 A refusal names the shortage, the trays that are shut, and the nearest fix. Fixes are tried before they
 are named: first every combination of relaxed options, smallest first, then fewer trays. They use the
@@ -83,6 +86,8 @@ class TrayRequest(msgspec.Struct, frozen=True):
     allow_sick: bool = False
     tenant: str | None = None
     """For whom; None: for a tenant without reserved trays."""
+    most_unreserved: int | None = None
+    """At most so many trays that are not reserved for the tenant; None: any number."""
 
 
 class TrayChoice(msgspec.Struct, Generic[TrayId], frozen=True):
@@ -108,11 +113,19 @@ class _Candidate(msgspec.Struct, Generic[TrayId], frozen=True):
     reserved: int
     """The first trays of `free` are reserved for the tenant: so many."""
     members: int
+    most_unreserved: int
+    """How many of the other trays the request may have."""
+
+    @property
+    def room(self) -> int:
+        """The most trays that the request may have here."""
+        return min(len(self.free), self.reserved + self.most_unreserved)
 
     def rank(self, trays: int) -> tuple[bool, int, bool, int, int, str]:
         """Less is better: known, most members, room for all, most reserved, fewest left (or most taken)."""
         left, reserved = len(self.free) - trays, min(self.reserved, trays)
-        return (self.domain is None, -self.members, left < 0, -reserved, abs(left), self.domain or "")
+        too_small = self.room < trays
+        return (self.domain is None, -self.members, too_small, -reserved, abs(left), self.domain or "")
 
     def choice(self, trays: int) -> TrayChoice[TrayId]:
         """All trays in this domain."""
@@ -165,16 +178,22 @@ def _choose(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) ->
     known = [candidate for candidate in candidates if candidate.domain is not None]
     if request.beside_members:
         return _beside_members(wanted, known)
-    free = sum(len(candidate.free) for candidate in candidates)
+    reserved = sum(candidate.reserved for candidate in candidates)
+    unreserved = sum(len(candidate.free) for candidate in candidates) - reserved
+    free = reserved + min(unreserved, _most_unreserved(request))
     if free < wanted:
         return f"Insufficient machines available: requested {wanted}, available {free}"
     if request.one_domain and wanted > 1:
-        best = max((len(candidate.free) for candidate in known), default=0)
+        best = max((candidate.room for candidate in known), default=0)
         return _in_first_that_fits(wanted, known) or (
             f"Topology optimization requires all {wanted} machines on same NVLink domain,"
             f" but best domain only has {best} available"
         )
-    return _spread(wanted, candidates)
+    return _spread(wanted, candidates, _most_unreserved(request))
+
+
+def _most_unreserved(request: TrayRequest) -> int:
+    return request.trays if request.most_unreserved is None else request.most_unreserved
 
 
 def _candidate(request: TrayRequest, domain: DomainFreeTrays[TrayId]) -> _Candidate[TrayId]:
@@ -183,6 +202,7 @@ def _candidate(request: TrayRequest, domain: DomainFreeTrays[TrayId]) -> _Candid
         domain.free(tenant=request.tenant, allow_sick=request.allow_sick),
         domain.reserved(request.tenant, allow_sick=request.allow_sick),
         domain.members,
+        _most_unreserved(request),
     )
 
 
@@ -202,7 +222,7 @@ def _nearest_fix(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]
 
 def _beside_members(trays: int, known: Sequence[_Candidate[TrayId]]) -> TrayChoice[TrayId] | str:
     homes = [candidate for candidate in known if candidate.members]
-    best = max((len(candidate.free) for candidate in homes or known), default=0)
+    best = max((candidate.room for candidate in homes or known), default=0)
     if chosen := _in_first_that_fits(trays, homes or known):
         return chosen
     if not homes:
@@ -213,16 +233,17 @@ def _beside_members(trays: int, known: Sequence[_Candidate[TrayId]]) -> TrayChoi
 
 
 def _in_first_that_fits(trays: int, candidates: Sequence[_Candidate[TrayId]]) -> TrayChoice[TrayId] | None:
-    return next((candidate.choice(trays) for candidate in candidates if len(candidate.free) >= trays), None)
+    return next((candidate.choice(trays) for candidate in candidates if candidate.room >= trays), None)
 
 
-def _spread(trays: int, candidates: Sequence[_Candidate[TrayId]]) -> TrayChoice[TrayId]:
-    """Fill the domains in order; their free trays together are known to be enough."""
+def _spread(trays: int, candidates: Sequence[_Candidate[TrayId]], most_unreserved: int) -> TrayChoice[TrayId]:
+    """Fill the domains in order; what the request may have of them together is known to be enough."""
     chosen: list[TrayId] = []
     used: list[_Candidate[TrayId]] = []
     for candidate in candidates:
-        if taken := candidate.free[: trays - len(chosen)]:
+        if taken := candidate.free[: candidate.reserved + most_unreserved][: trays - len(chosen)]:
             chosen += taken
+            most_unreserved -= max(0, len(taken) - candidate.reserved)
             used.append(candidate)
     if len(used) == 1:
         return used[0].choice(trays)
