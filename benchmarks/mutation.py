@@ -1,12 +1,13 @@
 """What `make mutate` found: the score of each module, and the mutants that no test kills.
 
-A mutant counts as killed if a test fails with it or does not end in time. One that no test calls counts as
-survived. `docs/mutation.md` has the score of each module and, in blocks of kind `diff`, every survivor with its
-change; the text below a block says why no test can notice it. A mutant is recognised by its function and its
-change, because its number moves with each edit of the function.
+A mutant counts as killed if a test fails with it or does not end in time. One that no test calls
+counts as survived. `docs/mutation.md` has the score of each module and, in blocks of kind `diff`,
+every survivor with its change; the text above a block says why no test can notice it. A mutant is
+recognised by its function and its change, because its number moves with each edit of the function.
 
-The report rewrites the scores on that page, for modules of which all mutants were run. It ends with status 1 if
-nothing was run or a mutant survives that the page does not have, and prints such mutants as they would stand there.
+The report rewrites the scores on that page, for modules of which all mutants were run. It ends with
+status 1 if nothing was run or a mutant survives that the page does not have, and prints such mutants
+as they would stand there.
 """
 
 import re

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 import benchmarks.mutation as report
+import pytest
 
 ROOT = Path(__file__).parents[2]
 LISTING = """
@@ -18,7 +17,6 @@ SHOWN = '''# rackloom.core.domains.membership.x_abandoned_nodes__mutmut_4: survi
 --- src/rackloom/core/domains/membership.py
 +++ src/rackloom/core/domains/membership.py
 @@ -3,7 +3,7 @@
- 
      None in channel mode, where the controller cannot see on which nodes a job runs.
      """
 -    now = epoch_seconds(snapshot.now) or 0.0
