@@ -72,7 +72,8 @@ def explained_mutants(page: str) -> set[Mutant]:
     """The mutants of which the page says why no test notices them."""
     found = set()
     for block in _BLOCK.findall(page):
-        function, lines = "", []
+        function = ""
+        lines: list[str] = []
         for line in [*block.splitlines(), "@@ "]:
             starts_another = line.startswith("-") and any(earlier.startswith("+") for earlier in lines)
             if lines and (starts_another or line.startswith("@@ ")):

@@ -72,8 +72,8 @@ def test_it_fails_for_a_survivor_that_the_page_does_not_have(
     monkeypatch.setattr(report, "PAGE", page)
     monkeypatch.setattr(report, "_mutmut", lambda *words: SHOWN if words[0] == "show" else LISTING)
     assert report.main() == (1 if also else 0)
-    told = capsys.readouterr().err
-    assert ("+now = epoch_seconds(snapshot.now) or 1.0" in told) is bool(also)
+    reported = capsys.readouterr().err
+    assert ("+now = epoch_seconds(snapshot.now) or 1.0" in reported) is bool(also)
     assert "66.7 %" in page.read_text()
 
 
