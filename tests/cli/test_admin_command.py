@@ -165,6 +165,10 @@ def test_an_operators_day(terminal):
     terminal.run(f"tray cordon {machine} --reason 'fan is loud'")
     terminal.run(f"tray drain {machine} --reason 'fan is replaced'")
     terminal.run(f"tray uncordon {machine}")
+    free = "--tenant acme --machine spare1-0"
+    terminal.run(f"reservation create {free} --until 2020-01-01 --reason 'a planned job'")
+    terminal.run("reservation list")
+    terminal.run("reservation delete none --reason 'it was cancelled'")
     Path("password").write_text("hush\n")
     terminal.run("credential add nmx-m --username root --password-file password")
     terminal.run("credential delete nmx-m")

@@ -5,14 +5,15 @@ variables. A call has 60 s. UNAVAILABLE becomes `Retry`; every other status beco
 nearest fix that the server sends as trailing metadata. The web proxy of the environment is not used for
 these calls.
 
-The commands themselves are in `admin_inventory`, `admin_partitions`, `admin_import` and `admin_audit`.
-They are named here by import path and imported when one is called, because the protobuf modules take
-time to load.
+The commands themselves are in `admin_inventory`, `admin_partitions`, `admin_reservations`, `admin_import`
+and `admin_audit`. They are named here by import path and imported when one is called, because the protobuf
+modules take time to load.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,6 +101,22 @@ def as_dict(message: Any) -> dict[str, Any]:
     return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
+def timestamp(at: datetime | None) -> Any:
+    """A time as a message; UTC without a zone. None stays None."""
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    if at is None:
+        return None
+    found = Timestamp()
+    found.FromDatetime(at if at.tzinfo else at.replace(tzinfo=UTC))
+    return found
+
+
+def utc_time(seconds: float) -> str:
+    """A time as tables show it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
 def id_pages(ids: Sequence[Any]) -> list[Sequence[Any]]:
     """`ids` in parts of the size that the server takes in a call."""
     return [ids[start : start + PAGE_SIZE] for start in range(0, len(ids), PAGE_SIZE)]
@@ -150,6 +167,7 @@ _COMMANDS = {
     "plan": ("admin_partitions:plan", "Show what would be done to a domain now."),
     "apply": ("admin_partitions:apply", "Carry out a plan."),
     "domain": ("admin_partitions:domain", "Show, pause and resume NVLink domains."),
+    "reservation": ("admin_reservations:app", "Trays that wait for an organisation until a time."),
     "tray": ("admin_partitions:tray", "Cordon and drain trays."),
     "import": ("admin_import:app", "Take over what another control plane has run."),
     "audit": ("admin_audit:app", "Who requested what, and what came of it."),

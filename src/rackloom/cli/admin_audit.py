@@ -7,14 +7,13 @@ entries.
 
 import sys
 import time
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated
 
 from cyclopts import App, Parameter
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from rackloom.carve.admin import operator_pb2 as ours
-from rackloom.cli.admin import DEFAULT_CONNECTION, ConnectionParameters, RpcCaller, connect
+from rackloom.cli.admin import DEFAULT_CONNECTION, ConnectionParameters, RpcCaller, connect, timestamp
 
 FOLLOW_SECONDS = 1.0
 
@@ -33,7 +32,7 @@ def export(
     at: ConnectionParameters = DEFAULT_CONNECTION,
 ) -> None:
     """Write the audit log to stdout: one JSON object a line, oldest first."""
-    request = ours.AuditExportRequest(after=after, since=_timestamp(since), until=_timestamp(until))
+    request = ours.AuditExportRequest(after=after, since=timestamp(since), until=timestamp(until))
     with connect(at) as call_rpc:
         _write_all(call_rpc, request)
         while follow:
@@ -47,11 +46,3 @@ def _write_all(call_rpc: RpcCaller, request: ours.AuditExportRequest) -> None:
         sys.stdout.write("".join(f"{entry.decode()}\n" for entry in reply.entries))
         sys.stdout.flush()
         request.after = reply.last
-
-
-def _timestamp(at: datetime | None) -> Timestamp | None:
-    if at is None:
-        return None
-    found = Timestamp()
-    found.FromDatetime(at if at.tzinfo else at.replace(tzinfo=UTC))
-    return found

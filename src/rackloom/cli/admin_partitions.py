@@ -8,7 +8,6 @@ changed since. A domain can be paused. A tray can be cordoned (nothing new is pl
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +31,7 @@ from rackloom.cli.admin import (
     emit_messages,
     id_pages,
     send_order,
+    utc_time,
 )
 from rackloom.cli.common import columns, emit, read_text
 from rackloom.errors import Refused
@@ -262,7 +262,7 @@ def tray_drain(
 
 def _plan_table(plan: dict[str, Any]) -> str:
     observed = plan["observation"]
-    lines = [f"domain {observed['domain']}, as observed at {_utc_time(observed['observed_at'])}"]
+    lines = [f"domain {observed['domain']}, as observed at {utc_time(observed['observed_at'])}"]
     rows = [
         (operation["type"], operation["name"], _guid_list(operation.get("guids", ())))
         for operation in plan["operations"]
@@ -276,7 +276,7 @@ def _domains_table(found: Sequence[Any]) -> str:
     rows = [
         (
             row.domain,
-            _utc_time(row.observed_at.seconds) if row.HasField("observed_at") else row.doubt,
+            utc_time(row.observed_at.seconds) if row.HasField("observed_at") else row.doubt,
             row.pause_reason if row.HasField("pause_reason") else "-",
             str(len(row.blocked)),
         )
@@ -285,12 +285,13 @@ def _domains_table(found: Sequence[Any]) -> str:
     table = columns(("DOMAIN", "OBSERVED", "PAUSED", "BLOCKED"), rows)
     lines = [table, *(_blocked_line(gpu) for row in found for gpu in row.blocked)]
     lines += [_foreign_line(tray) for row in found for tray in row.foreign_trays]
+    lines += [_unlisted_line(tray) for row in found for tray in row.unlisted_trays]
     return "\n".join(lines)
 
 
 def _blocked_line(gpu: Any) -> str:
     fix = f"; fix: {gpu.fix}" if gpu.HasField("fix") else ""
-    return f"blocked: GPU {gpu.guid:#x} since {_utc_time(gpu.since.seconds)}: {gpu.reason}{fix}"
+    return f"blocked: GPU {gpu.guid:#x} since {utc_time(gpu.since.seconds)}: {gpu.reason}{fix}"
 
 
 def _foreign_line(tray: Any) -> str:
@@ -298,9 +299,10 @@ def _foreign_line(tray: Any) -> str:
     return f"gets no instance: {tray.machine_id} is in {partition}, which the site did not make"
 
 
+def _unlisted_line(tray: Any) -> str:
+    devices = " and ".join(map(str, tray.device_instances))
+    return f"gets no instance: {tray.machine_id}: its switch controller does not list GPU {devices}"
+
+
 def _guid_list(guids: Sequence[int]) -> str:
     return " ".join(f"{guid:#x}" for guid in guids) or "-"
-
-
-def _utc_time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -42,6 +42,21 @@ def test_only_the_last_of_several_deadlines_counts():
     run_simulation(0, main)
 
 
+@pytest.mark.parametrize(("deadline", "cancelled_at"), [(5.0, 5.0), (1.0, 2.0)])
+def test_a_deadline_that_is_moved_later_counts_from_the_start(deadline, cancelled_at):
+    async def main():
+        task = asyncio.create_task(for_ever().wait())
+        guard = LeaseGuard(LEASE, 9.0)
+        guard.protect(task)
+        await asyncio.sleep(2.0)
+        guard.extend(deadline)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert asyncio.get_running_loop().time() == cancelled_at
+
+    run_simulation(0, main)
+
+
 def test_a_deadline_may_be_moved_before_there_is_any_work():
     async def main():
         guard = LeaseGuard(LEASE, 5.0)

@@ -65,6 +65,10 @@ def _adopted_partition(request: Any) -> AuditedObject:
     return msgspec.structs.replace(_partition(request), tenant_org=org)
 
 
+def _new_reservation(request: Any) -> AuditedObject:
+    return AuditedObject("tray-reservation", tenant_org=request.tenant_organization_id.lower() or None)
+
+
 def _takeover_step(request: Any) -> AuditedObject:
     """The object that a step creates or removes; nothing where it is no step."""
     try:
@@ -107,6 +111,8 @@ SUBJECTS: Mapping[str, Subject] = {
     "CordonTray": _tray,
     "UncordonTray": _tray,
     "DrainTray": _tray,
+    "CreateTrayReservation": _new_reservation,
+    "DeleteTrayReservation": lambda request: AuditedObject("tray-reservation", request.id),
     "AdoptPartition": _adopted_partition,
     "ReleasePartition": _partition,
     "RunTakeoverStep": _takeover_step,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#rackloom/carve/admin/operator.proto\x12\x11rackloom.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x1d\n\x0bPlanRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\"\x19\n\tPlanReply\x12\x0c\n\x04plan\x18\x01 \x01(\t\"\x1c\n\x0c\x41pplyRequest\x12\x0c\n\x04plan\x18\x01 \x01(\t\"C\n\nApplyReply\x12\x35\n\x08outcomes\x18\x01 \x03(\x0b\x32#.rackloom.admin.v1.OperationOutcome\"X\n\x10OperationOutcome\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x16\n\x0epartition_name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"C\n\rImportRequest\x12\x32\n\x08machines\x18\x01 \x03(\x0b\x32 .rackloom.admin.v1.MachineRecord\"q\n\rMachineRecord\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x63hassis_serial\x18\x02 \x01(\t\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x12\n\ntray_index\x18\x04 \x01(\r\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x0c\n\x04gpus\x18\x06 \x01(\r\"1\n\x0bImportReply\x12\x0f\n\x07\x63reated\x18\x01 \x03(\t\x12\x11\n\tunchanged\x18\x02 \x03(\t\" \n\x0e\x44omainsRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\"=\n\nDomainList\x12/\n\x07\x64omains\x18\x01 \x03(\x0b\x32\x1e.rackloom.admin.v1.DomainState\"\xf0\x01\n\x0b\x44omainState\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\x12/\n\x0bobserved_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x64oubt\x18\x03 \x01(\t\x12\x19\n\x0cpause_reason\x18\x04 \x01(\tH\x00\x88\x01\x01\x12.\n\x07\x62locked\x18\x05 \x03(\x0b\x32\x1d.rackloom.admin.v1.BlockedGpu\x12\x35\n\rforeign_trays\x18\x06 \x03(\x0b\x32\x1e.rackloom.admin.v1.ForeignTrayB\x0f\n\r_pause_reason\"O\n\x0b\x46oreignTray\x12\x12\n\nmachine_id\x18\x01 \x01(\t\x12\x14\n\x0cpartition_id\x18\x02 \x01(\r\x12\x16\n\x0epartition_name\x18\x03 \x01(\t\"o\n\nBlockedGpu\x12\x0c\n\x04guid\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x03\x66ix\x18\x03 \x01(\tH\x00\x88\x01\x01\x12)\n\x05since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\n\x04_fix\"/\n\rDomainRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"1\n\x0bTrayRequest\x12\x12\n\nmachine_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x96\x01\n\x0c\x41\x64optRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\x12\x16\n\x0epartition_name\x18\x02 \x01(\t\x12\x1c\n\x14logical_partition_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x30\n\x05owner\x18\x05 \x01(\x0b\x32!.rackloom.admin.v1.PartitionOwner\"X\n\x0ePartitionOwner\x12\x1e\n\x16tenant_organization_id\x18\x01 \x01(\t\x12\x0b\n\x03vpc\x18\x02 \x01(\t\x12\x19\n\x11logical_partition\x18\x03 \x01(\t\"H\n\x0eReleaseRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\x12\x16\n\x0epartition_name\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x17\n\x04\x44one\x12\x0f\n\x07message\x18\x01 \x01(\t\"\x15\n\x13TakeoverSiteRequest\"\x1f\n\x0cTakeoverSite\x12\x0f\n\x07reading\x18\x01 \x01(\t\"A\n\x13TakeoverStepRequest\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"3\n\x11TakeoverStepReply\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"y\n\x12\x41uditExportRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x03\x12)\n\x05since\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"1\n\x10\x41uditExportReply\x12\x0f\n\x07\x65ntries\x18\x01 \x03(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x03\x32\xed\x08\n\x08Operator\x12H\n\x08MakePlan\x12\x1e.rackloom.admin.v1.PlanRequest\x1a\x1c.rackloom.admin.v1.PlanReply\x12K\n\tApplyPlan\x12\x1f.rackloom.admin.v1.ApplyRequest\x1a\x1d.rackloom.admin.v1.ApplyReply\x12R\n\x0eImportMachines\x12 .rackloom.admin.v1.ImportRequest\x1a\x1e.rackloom.admin.v1.ImportReply\x12O\n\x0bShowDomains\x12!.rackloom.admin.v1.DomainsRequest\x1a\x1d.rackloom.admin.v1.DomainList\x12H\n\x0bPauseDomain\x12 .rackloom.admin.v1.DomainRequest\x1a\x17.rackloom.admin.v1.Done\x12I\n\x0cResumeDomain\x12 .rackloom.admin.v1.DomainRequest\x1a\x17.rackloom.admin.v1.Done\x12\x45\n\nCordonTray\x12\x1e.rackloom.admin.v1.TrayRequest\x1a\x17.rackloom.admin.v1.Done\x12G\n\x0cUncordonTray\x12\x1e.rackloom.admin.v1.TrayRequest\x1a\x17.rackloom.admin.v1.Done\x12\x44\n\tDrainTray\x12\x1e.rackloom.admin.v1.TrayRequest\x1a\x17.rackloom.admin.v1.Done\x12J\n\x0e\x41\x64optPartition\x12\x1f.rackloom.admin.v1.AdoptRequest\x1a\x17.rackloom.admin.v1.Done\x12N\n\x10ReleasePartition\x12!.rackloom.admin.v1.ReleaseRequest\x1a\x17.rackloom.admin.v1.Done\x12[\n\x10ShowTakeoverSite\x12&.rackloom.admin.v1.TakeoverSiteRequest\x1a\x1f.rackloom.admin.v1.TakeoverSite\x12_\n\x0fRunTakeoverStep\x12&.rackloom.admin.v1.TakeoverStepRequest\x1a$.rackloom.admin.v1.TakeoverStepReply\x12`\n\x12\x45xportAuditEntries\x12%.rackloom.admin.v1.AuditExportRequest\x1a#.rackloom.admin.v1.AuditExportReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#rackloom/carve/admin/operator.proto\x12\x11rackloom.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x1d\n\x0bPlanRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\"\x19\n\tPlanReply\x12\x0c\n\x04plan\x18\x01 \x01(\t\"\x1c\n\x0c\x41pplyRequest\x12\x0c\n\x04plan\x18\x01 \x01(\t\"C\n\nApplyReply\x12\x35\n\x08outcomes\x18\x01 \x03(\x0b\x32#.rackloom.admin.v1.OperationOutcome\"X\n\x10OperationOutcome\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x16\n\x0epartition_name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"C\n\rImportRequest\x12\x32\n\x08machines\x18\x01 \x03(\x0b\x32 .rackloom.admin.v1.MachineRecord\"q\n\rMachineRecord\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x63hassis_serial\x18\x02 \x01(\t\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x12\n\ntray_index\x18\x04 \x01(\r\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x0c\n\x04gpus\x18\x06 \x01(\r\"1\n\x0bImportReply\x12\x0f\n\x07\x63reated\x18\x01 \x03(\t\x12\x11\n\tunchanged\x18\x02 \x03(\t\" \n\x0e\x44omainsRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\"=\n\nDomainList\x12/\n\x07\x64omains\x18\x01 \x03(\x0b\x32\x1e.rackloom.admin.v1.DomainState\"\xa9\x02\n\x0b\x44omainState\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\x12/\n\x0bobserved_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x64oubt\x18\x03 \x01(\t\x12\x19\n\x0cpause_reason\x18\x04 \x01(\tH\x00\x88\x01\x01\x12.\n\x07\x62locked\x18\x05 \x03(\x0b\x32\x1d.rackloom.admin.v1.BlockedGpu\x12\x35\n\rforeign_trays\x18\x06 \x03(\x0b\x32\x1e.rackloom.admin.v1.ForeignTray\x12\x37\n\x0eunlisted_trays\x18\x07 \x03(\x0b\x32\x1f.rackloom.admin.v1.UnlistedTrayB\x0f\n\r_pause_reason\"<\n\x0cUnlistedTray\x12\x12\n\nmachine_id\x18\x01 \x01(\t\x12\x18\n\x10\x64\x65vice_instances\x18\x02 \x03(\r\"O\n\x0b\x46oreignTray\x12\x12\n\nmachine_id\x18\x01 \x01(\t\x12\x14\n\x0cpartition_id\x18\x02 \x01(\r\x12\x16\n\x0epartition_name\x18\x03 \x01(\t\"o\n\nBlockedGpu\x12\x0c\n\x04guid\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x03\x66ix\x18\x03 \x01(\tH\x00\x88\x01\x01\x12)\n\x05since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\n\x04_fix\"/\n\rDomainRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"1\n\x0bTrayRequest\x12\x12\n\nmachine_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"9\n\x17TrayReservationsRequest\x12\x1e\n\x16tenant_organization_id\x18\x01 \x01(\t\"\xe7\x01\n\x14TrayReservationOrder\x12\x1e\n\x16tenant_organization_id\x18\x01 \x01(\t\x12)\n\x05until\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x13\n\x0bmachine_ids\x18\x04 \x03(\t\x12\x18\n\x10instance_type_id\x18\x05 \x01(\t\x12\r\n\x05\x63ount\x18\x06 \x01(\r\x12\x0e\n\x06\x64omain\x18\x07 \x01(\t\x12\x0c\n\x04rack\x18\x08 \x01(\t\x12\x18\n\x10may_span_domains\x18\t \x01(\x08\"\xcc\x01\n\x0fTrayReservation\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1e\n\x16tenant_organization_id\x18\x02 \x01(\t\x12\x18\n\x10instance_type_id\x18\x03 \x01(\t\x12)\n\x05until\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tis_active\x18\x05 \x01(\x08\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x10\n\x08\x61sked_by\x18\x07 \x01(\t\x12\x13\n\x0bmachine_ids\x18\x08 \x03(\t\"O\n\x13TrayReservationList\x12\x38\n\x0creservations\x18\x01 \x03(\x0b\x32\".rackloom.admin.v1.TrayReservation\"5\n\x17TrayReservationDeletion\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x96\x01\n\x0c\x41\x64optRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\x12\x16\n\x0epartition_name\x18\x02 \x01(\t\x12\x1c\n\x14logical_partition_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x30\n\x05owner\x18\x05 \x01(\x0b\x32!.rackloom.admin.v1.PartitionOwner\"X\n\x0ePartitionOwner\x12\x1e\n\x16tenant_organization_id\x18\x01 \x01(\t\x12\x0b\n\x03vpc\x18\x02 \x01(\t\x12\x19\n\x11logical_partition\x18\x03 \x01(\t\"H\n\x0eReleaseRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\x12\x16\n\x0epartition_name\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x17\n\x04\x44one\x12\x0f\n\x07message\x18\x01 \x01(\t\"\x15\n\x13TakeoverSiteRequest\"\x1f\n\x0cTakeoverSite\x12\x0f\n\x07reading\x18\x01 \x01(\t\"A\n\x13TakeoverStepRequest\x12\x0c\n\x04step\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"3\n\x11TakeoverStepReply\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"y\n\x12\x41uditExportRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x03\x12)\n\x05since\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"1\n\x10\x41uditExportReply\x12\x0f\n\x07\x65ntries\x18\x01 \x03(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x03\x32\x9d\x0b\n\x08Operator\x12H\n\x08MakePlan\x12\x1e.rackloom.admin.v1.PlanRequest\x1a\x1c.rackloom.admin.v1.PlanReply\x12K\n\tApplyPlan\x12\x1f.rackloom.admin.v1.ApplyRequest\x1a\x1d.rackloom.admin.v1.ApplyReply\x12R\n\x0eImportMachines\x12 .rackloom.admin.v1.ImportRequest\x1a\x1e.rackloom.admin.v1.ImportReply\x12O\n\x0bShowDomains\x12!.rackloom.admin.v1.DomainsRequest\x1a\x1d.rackloom.admin.v1.DomainList\x12H\n\x0bPauseDomain\x12 .rackloom.admin.v1.DomainRequest\x1a\x17.rackloom.admin.v1.Done\x12I\n\x0cResumeDomain\x12 .rackloom.admin.v1.DomainRequest\x1a\x17.rackloom.admin.v1.Done\x12\x45\n\nCordonTray\x12\x1e.rackloom.admin.v1.TrayRequest\x1a\x17.rackloom.admin.v1.Done\x12G\n\x0cUncordonTray\x12\x1e.rackloom.admin.v1.TrayRequest\x1a\x17.rackloom.admin.v1.Done\x12\x44\n\tDrainTray\x12\x1e.rackloom.admin.v1.TrayRequest\x1a\x17.rackloom.admin.v1.Done\x12j\n\x14ListTrayReservations\x12*.rackloom.admin.v1.TrayReservationsRequest\x1a&.rackloom.admin.v1.TrayReservationList\x12\x64\n\x15\x43reateTrayReservation\x12\'.rackloom.admin.v1.TrayReservationOrder\x1a\".rackloom.admin.v1.TrayReservation\x12\\\n\x15\x44\x65leteTrayReservation\x12*.rackloom.admin.v1.TrayReservationDeletion\x1a\x17.rackloom.admin.v1.Done\x12J\n\x0e\x41\x64optPartition\x12\x1f.rackloom.admin.v1.AdoptRequest\x1a\x17.rackloom.admin.v1.Done\x12N\n\x10ReleasePartition\x12!.rackloom.admin.v1.ReleaseRequest\x1a\x17.rackloom.admin.v1.Done\x12[\n\x10ShowTakeoverSite\x12&.rackloom.admin.v1.TakeoverSiteRequest\x1a\x1f.rackloom.admin.v1.TakeoverSite\x12_\n\x0fRunTakeoverStep\x12&.rackloom.admin.v1.TakeoverStepRequest\x1a$.rackloom.admin.v1.TakeoverStepReply\x12`\n\x12\x45xportAuditEntries\x12%.rackloom.admin.v1.AuditExportRequest\x1a#.rackloom.admin.v1.AuditExportReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,35 +53,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DOMAINLIST']._serialized_start=607
   _globals['_DOMAINLIST']._serialized_end=668
   _globals['_DOMAINSTATE']._serialized_start=671
-  _globals['_DOMAINSTATE']._serialized_end=911
-  _globals['_FOREIGNTRAY']._serialized_start=913
-  _globals['_FOREIGNTRAY']._serialized_end=992
-  _globals['_BLOCKEDGPU']._serialized_start=994
-  _globals['_BLOCKEDGPU']._serialized_end=1105
-  _globals['_DOMAINREQUEST']._serialized_start=1107
-  _globals['_DOMAINREQUEST']._serialized_end=1154
-  _globals['_TRAYREQUEST']._serialized_start=1156
-  _globals['_TRAYREQUEST']._serialized_end=1205
-  _globals['_ADOPTREQUEST']._serialized_start=1208
-  _globals['_ADOPTREQUEST']._serialized_end=1358
-  _globals['_PARTITIONOWNER']._serialized_start=1360
-  _globals['_PARTITIONOWNER']._serialized_end=1448
-  _globals['_RELEASEREQUEST']._serialized_start=1450
-  _globals['_RELEASEREQUEST']._serialized_end=1522
-  _globals['_DONE']._serialized_start=1524
-  _globals['_DONE']._serialized_end=1547
-  _globals['_TAKEOVERSITEREQUEST']._serialized_start=1549
-  _globals['_TAKEOVERSITEREQUEST']._serialized_end=1570
-  _globals['_TAKEOVERSITE']._serialized_start=1572
-  _globals['_TAKEOVERSITE']._serialized_end=1603
-  _globals['_TAKEOVERSTEPREQUEST']._serialized_start=1605
-  _globals['_TAKEOVERSTEPREQUEST']._serialized_end=1670
-  _globals['_TAKEOVERSTEPREPLY']._serialized_start=1672
-  _globals['_TAKEOVERSTEPREPLY']._serialized_end=1723
-  _globals['_AUDITEXPORTREQUEST']._serialized_start=1725
-  _globals['_AUDITEXPORTREQUEST']._serialized_end=1846
-  _globals['_AUDITEXPORTREPLY']._serialized_start=1848
-  _globals['_AUDITEXPORTREPLY']._serialized_end=1897
-  _globals['_OPERATOR']._serialized_start=1900
-  _globals['_OPERATOR']._serialized_end=3033
+  _globals['_DOMAINSTATE']._serialized_end=968
+  _globals['_UNLISTEDTRAY']._serialized_start=970
+  _globals['_UNLISTEDTRAY']._serialized_end=1030
+  _globals['_FOREIGNTRAY']._serialized_start=1032
+  _globals['_FOREIGNTRAY']._serialized_end=1111
+  _globals['_BLOCKEDGPU']._serialized_start=1113
+  _globals['_BLOCKEDGPU']._serialized_end=1224
+  _globals['_DOMAINREQUEST']._serialized_start=1226
+  _globals['_DOMAINREQUEST']._serialized_end=1273
+  _globals['_TRAYREQUEST']._serialized_start=1275
+  _globals['_TRAYREQUEST']._serialized_end=1324
+  _globals['_TRAYRESERVATIONSREQUEST']._serialized_start=1326
+  _globals['_TRAYRESERVATIONSREQUEST']._serialized_end=1383
+  _globals['_TRAYRESERVATIONORDER']._serialized_start=1386
+  _globals['_TRAYRESERVATIONORDER']._serialized_end=1617
+  _globals['_TRAYRESERVATION']._serialized_start=1620
+  _globals['_TRAYRESERVATION']._serialized_end=1824
+  _globals['_TRAYRESERVATIONLIST']._serialized_start=1826
+  _globals['_TRAYRESERVATIONLIST']._serialized_end=1905
+  _globals['_TRAYRESERVATIONDELETION']._serialized_start=1907
+  _globals['_TRAYRESERVATIONDELETION']._serialized_end=1960
+  _globals['_ADOPTREQUEST']._serialized_start=1963
+  _globals['_ADOPTREQUEST']._serialized_end=2113
+  _globals['_PARTITIONOWNER']._serialized_start=2115
+  _globals['_PARTITIONOWNER']._serialized_end=2203
+  _globals['_RELEASEREQUEST']._serialized_start=2205
+  _globals['_RELEASEREQUEST']._serialized_end=2277
+  _globals['_DONE']._serialized_start=2279
+  _globals['_DONE']._serialized_end=2302
+  _globals['_TAKEOVERSITEREQUEST']._serialized_start=2304
+  _globals['_TAKEOVERSITEREQUEST']._serialized_end=2325
+  _globals['_TAKEOVERSITE']._serialized_start=2327
+  _globals['_TAKEOVERSITE']._serialized_end=2358
+  _globals['_TAKEOVERSTEPREQUEST']._serialized_start=2360
+  _globals['_TAKEOVERSTEPREQUEST']._serialized_end=2425
+  _globals['_TAKEOVERSTEPREPLY']._serialized_start=2427
+  _globals['_TAKEOVERSTEPREPLY']._serialized_end=2478
+  _globals['_AUDITEXPORTREQUEST']._serialized_start=2480
+  _globals['_AUDITEXPORTREQUEST']._serialized_end=2601
+  _globals['_AUDITEXPORTREPLY']._serialized_start=2603
+  _globals['_AUDITEXPORTREPLY']._serialized_end=2652
+  _globals['_OPERATOR']._serialized_start=2655
+  _globals['_OPERATOR']._serialized_end=4092
 # @@protoc_insertion_point(module_scope)

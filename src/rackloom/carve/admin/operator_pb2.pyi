@@ -3,8 +3,8 @@
 isort:skip_file
 SPDX-License-Identifier: Apache-2.0
 
-What an operator does that no upstream interface has: plans as files, pause, cordon, drain, adoption and
-the machine inventory. Served next to forge.Forge, behind the same certificates.
+What an operator does that no upstream interface has: plans as files, pause, cordon, drain, reserved trays,
+adoption and the machine inventory. Served next to forge.Forge, behind the same certificates.
 """
 
 from collections import abc as _abc
@@ -259,6 +259,7 @@ class DomainState(_message.Message):
     PAUSE_REASON_FIELD_NUMBER: _builtins.int
     BLOCKED_FIELD_NUMBER: _builtins.int
     FOREIGN_TRAYS_FIELD_NUMBER: _builtins.int
+    UNLISTED_TRAYS_FIELD_NUMBER: _builtins.int
     domain: _builtins.str
     doubt: _builtins.str
     """Why it cannot be read; empty when it can be."""
@@ -272,6 +273,8 @@ class DomainState(_message.Message):
     def blocked(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockedGpu]: ...
     @_builtins.property
     def foreign_trays(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForeignTray]: ...
+    @_builtins.property
+    def unlisted_trays(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnlistedTray]: ...
     def __init__(
         self,
         *,
@@ -281,16 +284,44 @@ class DomainState(_message.Message):
         pause_reason: _builtins.str | None = ...,
         blocked: _abc.Iterable[Global___BlockedGpu] | None = ...,
         foreign_trays: _abc.Iterable[Global___ForeignTray] | None = ...,
+        unlisted_trays: _abc.Iterable[Global___UnlistedTray] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason", "observed_at", b"observed_at", "pause_reason", b"pause_reason"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason", "blocked", b"blocked", "domain", b"domain", "doubt", b"doubt", "foreign_trays", b"foreign_trays", "observed_at", b"observed_at", "pause_reason", b"pause_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason", "blocked", b"blocked", "domain", b"domain", "doubt", b"doubt", "foreign_trays", b"foreign_trays", "observed_at", b"observed_at", "pause_reason", b"pause_reason", "unlisted_trays", b"unlisted_trays"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pause_reason: _TypeAlias = _typing.Literal["pause_reason"]  # noqa: Y015
     _WhichOneofArgType__pause_reason: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pause_reason) -> _WhichOneofReturnType__pause_reason | None: ...
 
 Global___DomainState: _TypeAlias = DomainState  # noqa: Y015
+
+@_typing.final
+class UnlistedTray(_message.Message):
+    """A tray that gets no instance, because its switch controller does not list all its GPUs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MACHINE_ID_FIELD_NUMBER: _builtins.int
+    DEVICE_INSTANCES_FIELD_NUMBER: _builtins.int
+    machine_id: _builtins.str
+    @_builtins.property
+    def device_instances(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """From 0."""
+
+    def __init__(
+        self,
+        *,
+        machine_id: _builtins.str = ...,
+        device_instances: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_instances", b"device_instances", "machine_id", b"machine_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnlistedTray: _TypeAlias = UnlistedTray  # noqa: Y015
 
 @_typing.final
 class ForeignTray(_message.Message):
@@ -396,6 +427,161 @@ class TrayRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrayRequest: _TypeAlias = TrayRequest  # noqa: Y015
+
+@_typing.final
+class TrayReservationsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ORGANIZATION_ID_FIELD_NUMBER: _builtins.int
+    tenant_organization_id: _builtins.str
+    """Empty: those for all organisations."""
+    def __init__(
+        self,
+        *,
+        tenant_organization_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant_organization_id", b"tenant_organization_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrayReservationsRequest: _TypeAlias = TrayReservationsRequest  # noqa: Y015
+
+@_typing.final
+class TrayReservationOrder(_message.Message):
+    """Either machine_ids, or the fields after it, by which trays are chosen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_ORGANIZATION_ID_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MACHINE_IDS_FIELD_NUMBER: _builtins.int
+    INSTANCE_TYPE_ID_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    DOMAIN_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
+    MAY_SPAN_DOMAINS_FIELD_NUMBER: _builtins.int
+    tenant_organization_id: _builtins.str
+    reason: _builtins.str
+    instance_type_id: _builtins.str
+    count: _builtins.int
+    domain: _builtins.str
+    """Empty: any."""
+    rack: _builtins.str
+    """Empty: any."""
+    may_span_domains: _builtins.bool
+    """Trays of several domains will do."""
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def machine_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        tenant_organization_id: _builtins.str = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+        reason: _builtins.str = ...,
+        machine_ids: _abc.Iterable[_builtins.str] | None = ...,
+        instance_type_id: _builtins.str = ...,
+        count: _builtins.int = ...,
+        domain: _builtins.str = ...,
+        rack: _builtins.str = ...,
+        may_span_domains: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "domain", b"domain", "instance_type_id", b"instance_type_id", "machine_ids", b"machine_ids", "may_span_domains", b"may_span_domains", "rack", b"rack", "reason", b"reason", "tenant_organization_id", b"tenant_organization_id", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrayReservationOrder: _TypeAlias = TrayReservationOrder  # noqa: Y015
+
+@_typing.final
+class TrayReservation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TENANT_ORGANIZATION_ID_FIELD_NUMBER: _builtins.int
+    INSTANCE_TYPE_ID_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    IS_ACTIVE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ASKED_BY_FIELD_NUMBER: _builtins.int
+    MACHINE_IDS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    tenant_organization_id: _builtins.str
+    instance_type_id: _builtins.str
+    is_active: _builtins.bool
+    """The time is not over."""
+    reason: _builtins.str
+    asked_by: _builtins.str
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def machine_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        tenant_organization_id: _builtins.str = ...,
+        instance_type_id: _builtins.str = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+        is_active: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        asked_by: _builtins.str = ...,
+        machine_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_by", b"asked_by", "id", b"id", "instance_type_id", b"instance_type_id", "is_active", b"is_active", "machine_ids", b"machine_ids", "reason", b"reason", "tenant_organization_id", b"tenant_organization_id", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrayReservation: _TypeAlias = TrayReservation  # noqa: Y015
+
+@_typing.final
+class TrayReservationList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def reservations(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrayReservation]: ...
+    def __init__(
+        self,
+        *,
+        reservations: _abc.Iterable[Global___TrayReservation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservations", b"reservations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrayReservationList: _TypeAlias = TrayReservationList  # noqa: Y015
+
+@_typing.final
+class TrayReservationDeletion(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrayReservationDeletion: _TypeAlias = TrayReservationDeletion  # noqa: Y015
 
 @_typing.final
 class AdoptRequest(_message.Message):

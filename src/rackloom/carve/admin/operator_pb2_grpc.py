@@ -79,6 +79,21 @@ class OperatorStub:
                 request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayRequest.SerializeToString,
                 response_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.Done.FromString,
                 _registered_method=True)
+        self.ListTrayReservations = channel.unary_unary(
+                '/rackloom.admin.v1.Operator/ListTrayReservations',
+                request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservationsRequest.SerializeToString,
+                response_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservationList.FromString,
+                _registered_method=True)
+        self.CreateTrayReservation = channel.unary_unary(
+                '/rackloom.admin.v1.Operator/CreateTrayReservation',
+                request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservationOrder.SerializeToString,
+                response_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservation.FromString,
+                _registered_method=True)
+        self.DeleteTrayReservation = channel.unary_unary(
+                '/rackloom.admin.v1.Operator/DeleteTrayReservation',
+                request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservationDeletion.SerializeToString,
+                response_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.Done.FromString,
+                _registered_method=True)
         self.AdoptPartition = channel.unary_unary(
                 '/rackloom.admin.v1.Operator/AdoptPartition',
                 request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.AdoptRequest.SerializeToString,
@@ -163,6 +178,24 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTrayReservations(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateTrayReservation(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteTrayReservation(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AdoptPartition(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -239,6 +272,21 @@ def add_OperatorServicer_to_server(servicer, server):
             'DrainTray': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainTray,
                     request_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayRequest.FromString,
+                    response_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.Done.SerializeToString,
+            ),
+            'ListTrayReservations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTrayReservations,
+                    request_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservationsRequest.FromString,
+                    response_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservationList.SerializeToString,
+            ),
+            'CreateTrayReservation': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateTrayReservation,
+                    request_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservationOrder.FromString,
+                    response_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservation.SerializeToString,
+            ),
+            'DeleteTrayReservation': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteTrayReservation,
+                    request_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservationDeletion.FromString,
                     response_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.Done.SerializeToString,
             ),
             'AdoptPartition': grpc.unary_unary_rpc_method_handler(
@@ -509,6 +557,87 @@ class Operator:
             target,
             '/rackloom.admin.v1.Operator/DrainTray',
             rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayRequest.SerializeToString,
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTrayReservations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rackloom.admin.v1.Operator/ListTrayReservations',
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservationsRequest.SerializeToString,
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservationList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateTrayReservation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rackloom.admin.v1.Operator/CreateTrayReservation',
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservationOrder.SerializeToString,
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteTrayReservation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rackloom.admin.v1.Operator/DeleteTrayReservation',
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.TrayReservationDeletion.SerializeToString,
             rackloom_dot_carve_dot_admin_dot_operator__pb2.Done.FromString,
             options,
             channel_credentials,

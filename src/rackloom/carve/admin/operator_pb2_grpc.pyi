@@ -3,8 +3,8 @@
 isort:skip_file
 SPDX-License-Identifier: Apache-2.0
 
-What an operator does that no upstream interface has: plans as files, pause, cordon, drain, adoption and
-the machine inventory. Served next to forge.Forge, behind the same certificates.
+What an operator does that no upstream interface has: plans as files, pause, cordon, drain, reserved trays,
+adoption and the machine inventory. Served next to forge.Forge, behind the same certificates.
 """
 
 from collections import abc as _abc
@@ -44,6 +44,9 @@ class OperatorStub:
     CordonTray: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TrayRequest, _operator_pb2.Done]
     UncordonTray: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TrayRequest, _operator_pb2.Done]
     DrainTray: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TrayRequest, _operator_pb2.Done]
+    ListTrayReservations: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TrayReservationsRequest, _operator_pb2.TrayReservationList]
+    CreateTrayReservation: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TrayReservationOrder, _operator_pb2.TrayReservation]
+    DeleteTrayReservation: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TrayReservationDeletion, _operator_pb2.Done]
     AdoptPartition: _grpc.UnaryUnaryMultiCallable[_operator_pb2.AdoptRequest, _operator_pb2.Done]
     ReleasePartition: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ReleaseRequest, _operator_pb2.Done]
     ShowTakeoverSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TakeoverSiteRequest, _operator_pb2.TakeoverSite]
@@ -62,6 +65,9 @@ class OperatorAsyncStub(OperatorStub):
     CordonTray: _aio.UnaryUnaryMultiCallable[_operator_pb2.TrayRequest, _operator_pb2.Done]  # type: ignore[assignment]
     UncordonTray: _aio.UnaryUnaryMultiCallable[_operator_pb2.TrayRequest, _operator_pb2.Done]  # type: ignore[assignment]
     DrainTray: _aio.UnaryUnaryMultiCallable[_operator_pb2.TrayRequest, _operator_pb2.Done]  # type: ignore[assignment]
+    ListTrayReservations: _aio.UnaryUnaryMultiCallable[_operator_pb2.TrayReservationsRequest, _operator_pb2.TrayReservationList]  # type: ignore[assignment]
+    CreateTrayReservation: _aio.UnaryUnaryMultiCallable[_operator_pb2.TrayReservationOrder, _operator_pb2.TrayReservation]  # type: ignore[assignment]
+    DeleteTrayReservation: _aio.UnaryUnaryMultiCallable[_operator_pb2.TrayReservationDeletion, _operator_pb2.Done]  # type: ignore[assignment]
     AdoptPartition: _aio.UnaryUnaryMultiCallable[_operator_pb2.AdoptRequest, _operator_pb2.Done]  # type: ignore[assignment]
     ReleasePartition: _aio.UnaryUnaryMultiCallable[_operator_pb2.ReleaseRequest, _operator_pb2.Done]  # type: ignore[assignment]
     ShowTakeoverSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.TakeoverSiteRequest, _operator_pb2.TakeoverSite]  # type: ignore[assignment]
@@ -129,6 +135,27 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
     def DrainTray(
         self,
         request: _operator_pb2.TrayRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.Done, _abc.Awaitable[_operator_pb2.Done]]: ...
+
+    @_abc_1.abstractmethod
+    def ListTrayReservations(
+        self,
+        request: _operator_pb2.TrayReservationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.TrayReservationList, _abc.Awaitable[_operator_pb2.TrayReservationList]]: ...
+
+    @_abc_1.abstractmethod
+    def CreateTrayReservation(
+        self,
+        request: _operator_pb2.TrayReservationOrder,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.TrayReservation, _abc.Awaitable[_operator_pb2.TrayReservation]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteTrayReservation(
+        self,
+        request: _operator_pb2.TrayReservationDeletion,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.Done, _abc.Awaitable[_operator_pb2.Done]]: ...
 

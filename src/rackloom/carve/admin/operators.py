@@ -4,10 +4,11 @@
 from; a paused domain is planned as well. `ApplyPlan` executes such a plan after a new observation, and
 refuses it when fabric or intent have changed. `ImportMachines` adds all machines of a file or none.
 `ShowDomains` returns for each domain the time of the observation or the doubt, the pause, the blocked
-GPUs, and the trays in partitions that the site did not make.
+GPUs, and the trays that get no instance: those in partitions that the site did not make, and those with
+GPUs that their switch controller does not list.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from rackloom.carve.reconcile.domain_pass import OperationOutcome
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import site
 from rackloom.carve.store.values import Changed, invalid, not_found
+from rackloom.carve.tenancy import catalog, shut_trays
 from rackloom.core.partitions.domain import PartitionPlan
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Source
@@ -186,6 +188,8 @@ def _domain_list(conn: sa.Connection, wanted: str, valid_from: float) -> pb.Doma
     chosen = sorted(reported & {wanted} if wanted else reported)
     known = latest.latest_of_domains(conn, chosen, valid_from)
     blocked = intent.blocked_gpus_of_domains(conn, chosen)
+    unlisted = shut_trays.unlisted_gpus(conn, None)
+    domain_of = catalog.domains_of_machines(conn, unlisted)
     return pb.DomainList(
         domains=[
             _domain_state(
@@ -194,6 +198,7 @@ def _domain_list(conn: sa.Connection, wanted: str, valid_from: float) -> pb.Doma
                 intent.pause_reason(conn, domain),
                 blocked[domain],
                 foreign.foreign_trays_in_domain(conn, domain),
+                {tray: devices for tray, devices in unlisted.items() if domain_of[tray] == domain},
             )
             for domain in chosen
         ]
@@ -206,6 +211,7 @@ def _domain_state(
     paused: str | None,
     blocked: list[sa.Row[Any]],
     trays: list[ForeignTray],
+    unlisted: Mapping[str, Sequence[int]],
 ) -> pb.DomainState:
     observation = known.observation
     return pb.DomainState(
@@ -222,5 +228,9 @@ def _domain_state(
                 machine_id=tray.machine_id, partition_id=tray.partition_id, partition_name=tray.name
             )
             for tray in trays
+        ],
+        unlisted_trays=[
+            pb.UnlistedTray(machine_id=machine_id, device_instances=devices)
+            for machine_id, devices in unlisted.items()
         ],
     )

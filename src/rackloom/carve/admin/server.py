@@ -29,6 +29,7 @@ from rackloom.carve.admin import (
     machines,
     operators,
     partitions,
+    reservations,
     takeover,
 )
 from rackloom.carve.admin import common_pb2 as ids_pb
@@ -185,6 +186,9 @@ RPCS: dict[str, dict[str, RpcMethod]] = {
         "AdoptPartition": _admin_rpc(ours.AdoptRequest, operators.adopt),
         "ReleasePartition": _admin_rpc(ours.ReleaseRequest, operators.release),
         "DrainTray": _admin_rpc(ours.TrayRequest, operators.drain),
+        "ListTrayReservations": _reader_rpc(ours.TrayReservationsRequest, reservations.list_all),
+        "CreateTrayReservation": _admin_rpc(ours.TrayReservationOrder, reservations.create),
+        "DeleteTrayReservation": _admin_rpc(ours.TrayReservationDeletion, reservations.delete),
         "ShowTakeoverSite": _reader_rpc(ours.TakeoverSiteRequest, takeover.show_site),
         "RunTakeoverStep": _admin_rpc(ours.TakeoverStepRequest, takeover.run_step),
         "ExportAuditEntries": _reader_rpc(ours.AuditExportRequest, audit.export_entries),

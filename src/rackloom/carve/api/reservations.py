@@ -25,12 +25,9 @@ from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import machine, site, tenant, tray_reservation
 from rackloom.carve.store.values import Status, require
 from rackloom.carve.tenancy import catalog, entitlements, placement, reservations
-from rackloom.carve.tenancy.reservations import ReservationRequest
+from rackloom.carve.tenancy.reservations import MAX_TRAYS, ReservationRequest
 from rackloom.carve.tenancy.reserved_trays import reservations_in_force
 from rackloom.carve.tenancy.shut_trays import unlisted_gpus
-
-MAX_TRAYS = 4096
-"""Of one reservation."""
 
 # Request models.
 

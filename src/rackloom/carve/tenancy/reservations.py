@@ -42,6 +42,9 @@ from rackloom.core.place.reservations import given_up
 MAX_SECONDS = 366 * 86_400.0
 """The longest time ahead: a forgotten reservation ends by itself within a year."""
 
+MAX_TRAYS = 4096
+"""Of one reservation."""
+
 
 class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Trays to keep for a tenant: either those of `machine_ids`, or `count` of an instance type."""
@@ -172,6 +175,8 @@ def _wanted_machines(
     conn: sa.Connection, provider_id: str, request: ReservationRequest, now: float
 ) -> Sequence[str]:
     """The machines that the request names, or those that the search chooses."""
+    if max(request.count, len(request.machine_ids or ())) > MAX_TRAYS:
+        raise invalid("Error validating Tray Reservation", count=f"must be at most {MAX_TRAYS}")
     if request.machine_ids is not None:
         return sorted(set(request.machine_ids))
     if request.type_id is None:
