@@ -93,6 +93,7 @@ WEBHOOK = HttpLimits(
     idle_seconds=120,
 )
 SIMULATED_API_SERVER = HttpLimits()
+SIMULATED_CONTROL = HttpLimits(connections=32, connections_of_an_address=24)
 SIMULATED_NMX_C = GrpcLimits(connections=32, connections_of_an_address=24)
 SIMULATED_NMX_M = HttpLimits()
 PLUGIN_SOCKET = GrpcLimits(
@@ -177,6 +178,14 @@ LISTENERS = (
         reachable=_THIS_MACHINE,
         requires="a bearer token",
         limits=SIMULATED_API_SERVER,
+    ),
+    Listener(
+        process=Process.UP,
+        name="control of the simulated site",
+        opener="app/listeners.py",
+        reachable=_THIS_MACHINE,
+        requires="the bearer token of `control.json`",
+        limits=SIMULATED_CONTROL,
     ),
     Listener(
         process=Process.UP,

@@ -7,7 +7,8 @@ from tests.lab.scenario.texts import CARVED, END, HEAD, READY
 
 from rackloom.app.twin.scenarios import play_scenario
 from rackloom.errors import Refused
-from rackloom.lab.scenario.reading import find_scenario, parse_scenario, read_scenario, shipped_scenarios
+from rackloom.lab.scenario.files import find_scenario
+from rackloom.lab.scenario.reading import parse_scenario, read_scenario, shipped_scenarios
 
 
 def ignore(_):

@@ -32,7 +32,7 @@ async def test_a_pod_gets_the_gpus_of_a_simulated_tray(api: KubeApi, namespace: 
         return bool(pod["status"].get("phase") == "Running")
 
     async with open_embedded_home(home, racks=1, profile="gb200-nvl72") as (_, twin):
-        async with twin_nodes(twin, home.twin / "cluster", api) as work:
+        async with twin_nodes(twin, home.twin / "cluster", api) as guests:
             await until(published, "every tray is published with its clique")
             await api.create(
                 RESOURCE_CLAIM, {"metadata": {"name": "gpus", "namespace": namespace}, "spec": CLAIM}
@@ -44,7 +44,7 @@ async def test_a_pod_gets_the_gpus_of_a_simulated_tray(api: KubeApi, namespace: 
             await api.create(POD, {"metadata": {"name": "work", "namespace": namespace}, "spec": spec})
             await until(runs, "the pod runs")
             await api.delete(POD, "work", namespace)
-            assert not work.done()
+            assert not guests.work.done()
         left = (await api.list(NODE, labels=f"{SIMULATED_LABEL}=true")).items
     assert not left
     await api.delete(DEVICE_CLASS, GPU_DRIVER)

@@ -4,12 +4,15 @@
 is reported at once.
 """
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
+
+from rackloom.errors import Refused
 
 # The site service.
 
@@ -39,7 +42,10 @@ def up(
     home: Path | None = None,
     racks: int = 2,
     profile: str = "gb200-nvl72",
+    seed: str | None = None,
     kubeconfig: Path | None = None,
+    context: str | None = None,
+    taint: bool = True,
 ) -> None:
     """Run a site on simulated racks, and a Kubernetes cluster of their trays, in one process, on loopback.
 
@@ -58,13 +64,24 @@ def up(
         How many racks the site has.
     profile
         Rack profile, as `rackloom topology list` names them.
+    seed
+        All names of a new home are drawn from this text; without it, from chance.
     kubeconfig
-        A real cluster: the trays become nodes of it, labelled rackloom.dev/simulated, until the end.
+        A cluster that others run: the trays become nodes of it, labelled and tainted as simulated, until the
+        end. docs/twin.md says what is made there, and when it is refused.
+    context
+        The context of that file; default: its current one.
+    taint
+        Taint those nodes (rackloom.dev/simulated=true:NoSchedule): only pods that tolerate it go there.
     """
     from rackloom.app.home import Home, default_home
+    from rackloom.app.twin.guest import GuestOptions
     from rackloom.app.twin.up import UpOptions, run_up
 
-    wanted = UpOptions(port=port, racks=racks, profile=profile, kubeconfig=kubeconfig)
+    if context is not None and kubeconfig is None:
+        raise Refused("--context names a context of a file", nearest_fix="give --kubeconfig FILE too")
+    guest = None if kubeconfig is None else GuestOptions(kubeconfig, context, taint=taint)
+    wanted = UpOptions(port=port, racks=racks, profile=profile, seed=seed, guest=guest)
     run_up(Home(home or default_home()), wanted, partial(print, flush=True))
 
 
@@ -122,6 +139,7 @@ def play(
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     speed: Literal["real", "virtual"] = "real",
     home: Path | None = None,
+    on: Path | None = None,
 ) -> int:
     """Play a scenario: exit 0 only if everything that it expects was observed.
 
@@ -135,16 +153,28 @@ def play(
         Real time, over sockets; or virtual time, in which an hour takes seconds.
     home
         Directory for records, keys and logs of the simulated site, kept afterwards; default: a temporary one.
+    on
+        Home of a `rackloom up` that runs: play it there, in real time, in place of a site of its own.
     """
-    from rackloom.lab.scenario.playing import render_step, render_summary
-    from rackloom.lab.scenario.reading import find_scenario, read_scenario
+    from rackloom.lab.scenario.files import find_scenario
+    from rackloom.lab.scenario.played import render_step, render_summary
+    from rackloom.lab.scenario.reading import read_scenario
 
-    # A mistake in the file is reported before a whole site is imported.
-    scenario = read_scenario(find_scenario(file))
-    from rackloom.app.twin.scenarios import play_scenario
-
+    if on is not None and (home is not None or speed != "real"):
+        raise Refused("a running site has its own home and clock", nearest_fix="leave --home and --speed out")
+    found = find_scenario(file)
     report = (lambda _: None) if as_json else (lambda played: print(render_step(played), flush=True))
-    played = play_scenario(scenario, speed=speed, home=home, report=report)
+    if on is not None:
+        from rackloom.app.twin.control_client import ControlClient
+
+        with closing(ControlClient(on)) as site:
+            played = site.play(found, report)
+    else:
+        # A mistake in the file is reported before a whole site is imported.
+        scenario = read_scenario(found)
+        from rackloom.app.twin.scenarios import play_scenario
+
+        played = play_scenario(scenario, speed=speed, home=home, report=report)
     if as_json:
         import msgspec
 
@@ -152,6 +182,48 @@ def play(
     else:
         print(render_summary(played))
     return 0 if played.ok else 1
+
+
+@twin_app.command
+def status(
+    *,
+    home: Path | None = None,
+    wait: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """Show the `rackloom up` that runs in HOME, a line `key=value` for each of its properties.
+
+    Parameters
+    ----------
+    home
+        Home of the site; default: the one that `rackloom up` uses.
+    wait
+        Wait up to so many seconds until it answers and all trays are nodes of its cluster.
+    as_json
+        Print one JSON object, which also lists the trays.
+    """
+    import msgspec
+
+    from rackloom.app.home import default_home
+    from rackloom.app.twin.control_client import wait_for_site
+
+    report = wait_for_site(home or default_home(), wait)
+    if as_json:
+        print(msgspec.json.encode(report).decode())
+        return
+    for key, value in msgspec.to_builtins(report).items():
+        if key != "trays":
+            print(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
+
+
+@twin_app.command
+def schema() -> None:
+    """Print the JSON schema of scenario files."""
+    import json
+
+    from rackloom.lab.scenario.schema import scenario_schema
+
+    print(json.dumps(scenario_schema(), indent=2))
 
 
 @twin_app.command(name="list")

@@ -10,7 +10,8 @@ from rackloom.errors import Refused
 from rackloom.lab.scenario import playing, site_expectations, tenants
 from rackloom.lab.scenario.every_layer import heal, invariants
 from rackloom.lab.scenario.model import NotObserved, Scenario
-from rackloom.lab.scenario.playing import describe_step, play_steps, render_step, render_summary
+from rackloom.lab.scenario.played import render_step, render_summary
+from rackloom.lab.scenario.playing import describe_step, play_steps
 from rackloom.lab.virtual import event_loop
 
 HEAL = heal()

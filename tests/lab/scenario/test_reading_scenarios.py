@@ -8,13 +8,8 @@ from tests.lab.scenario.texts import CARVED, END, HEAD
 
 from rackloom.errors import Refused
 from rackloom.lab.scenario import every_layer, model, tenants
-from rackloom.lab.scenario.reading import (
-    find_scenario,
-    parse_scenario,
-    read_scenario,
-    scenario_files,
-    shipped_scenarios,
-)
+from rackloom.lab.scenario.files import find_scenario, scenario_files
+from rackloom.lab.scenario.reading import parse_scenario, read_scenario, shipped_scenarios
 
 
 def refusal(text):

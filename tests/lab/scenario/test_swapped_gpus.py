@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from rackloom.app.twin.scenarios import play_scenario
-from rackloom.lab.scenario.reading import find_scenario, parse_scenario
+from rackloom.lab.scenario.files import find_scenario
+from rackloom.lab.scenario.reading import parse_scenario
 
 SWAPPED = 'expect = "gpus"\ntray = 2\nswapped = true\n'
 

@@ -6,7 +6,7 @@ controllers and scheduler, the MPI operator, kubelets, and nvidia-imex. Nothing 
 the process.
 
 `twin_cluster` runs all of it; with `elected` two replicas of the controllers compete for the Lease.
-`twin_nodes` joins the trays to a cluster that others run, and deletes their Node objects at the end.
+`twin_nodes` joins the trays to a cluster that others run (`guest`).
 
 The admission webhook is called inside the API server by a function call, in the order that the webhook
 configurations register: mutation first. Device classes are those that deploy/kubernetes installs.
@@ -17,11 +17,14 @@ looks only once a minute.
 import asyncio
 import random
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from rackloom.app.controller import Leadership
 from rackloom.app.process import background_task
@@ -30,15 +33,15 @@ from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import AdmissionVerdict, ReviewedResource, ReviewRequest
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME
 from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
-from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
+from rackloom.claim.kube.api import KubeApi, Rejected
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
 from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.core.domains import names
+from rackloom.core.domains.names import SIMULATED_LABEL
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings, ImexDaemonSettings
 from rackloom.core.kubernetes.objects import (
     DEVICE_CLASS,
-    NODE,
     POD,
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
@@ -59,7 +62,7 @@ from rackloom.lab.kube.server import AdmissionReview, FakeKube
 from rackloom.lab.nodes.dra_manager import DraManager
 from rackloom.lab.nodes.host_files import TrayHostFiles, declared_inventory, tray_machine
 from rackloom.lab.nodes.kubelets import SimulatedKubelets
-from rackloom.lab.nodes.trays import TrayEnvironment, TrayNodes, tray_nodes
+from rackloom.lab.nodes.trays import NodeRegistration, TrayEnvironment, TrayNodes, tray_nodes
 from rackloom.lab.scenario.controllers import (
     CONTROLLER_LEASE,
     ClockAndRandom,
@@ -215,24 +218,43 @@ async def twin_cluster(
         )
 
 
+class GuestNodes(msgspec.Struct, frozen=True, kw_only=True):
+    """The trays of a site as nodes of a cluster that others run."""
+
+    nodes: TrayNodes
+    imex: ImexNetwork
+    """Where the IMEX daemons truly are."""
+    work: "asyncio.Task[None]"
+    """Ends only when something is wrong."""
+
+
 @asynccontextmanager
 async def twin_nodes(
-    racks: SimulatedRacks, folder: Path, api: KubeApi
-) -> AsyncIterator["asyncio.Task[None]"]:
+    racks: SimulatedRacks,
+    folder: Path,
+    api: KubeApi,
+    *,
+    labels: Mapping[str, str] = MappingProxyType({}),
+    taint: bool = False,
+) -> AsyncIterator[GuestNodes]:
     """The trays of `racks` as nodes of an existing cluster, with their plugins and IMEX daemons.
 
-    They leave the cluster at the end. The task ends only when something is wrong.
+    `labels` come on top of those that every simulated node has; `taint` keeps pods away that do not tolerate
+    `rackloom.dev/simulated`. The Node objects stay at the end (`guest.remove_nodes` deletes them).
     """
+    imex = ImexNetwork()
+    taints = ({"key": SIMULATED_LABEL, "value": "true", "effect": "NoSchedule"},) if taint else ()
     nodes = _tray_nodes(
-        racks, folder, lambda user: api, ImexNetwork(), real_clock_and_random(), SimulatedKubelets
+        racks,
+        folder,
+        lambda user: api,
+        imex,
+        real_clock_and_random(),
+        SimulatedKubelets,
+        registration=NodeRegistration(labels, taints),
     )
-    try:
-        async with background_task(nodes.run()) as work:
-            yield work
-    finally:
-        for node in nodes:
-            with suppress(NotFound):
-                await api.delete(NODE, node.name)
+    async with background_task(nodes.run()) as work:
+        yield GuestNodes(nodes=nodes, imex=imex, work=work)
 
 
 def _controller_term(clock: ControllersClock, rng: random.Random) -> ControllerTerm:
@@ -248,6 +270,7 @@ def _tray_nodes(
     imex: ImexNetwork,
     chance: ClockAndRandom,
     make: Callable[..., SimulatedKubelets],
+    registration: NodeRegistration = NodeRegistration(),  # noqa: B008 (a frozen value)
 ) -> TrayNodes:
     shutil.rmtree(folder, ignore_errors=True)
     machine = tray_machine(racks.profile)
@@ -268,7 +291,7 @@ def _tray_nodes(
     )
     devices = DraManager(made.__getitem__)
     kubelets = make(api("kubelet"), chance.wall, chance.rng, devices=devices, containers=programs)
-    return TrayNodes(made.values(), kubelets, racks.fabrics, names, environment.plugins)
+    return TrayNodes(made.values(), kubelets, racks.fabrics, names, environment.plugins, registration)
 
 
 def _kubernetes_controllers(kube: FakeKube, chance: ClockAndRandom) -> Iterator[Coroutine[Any, Any, None]]:

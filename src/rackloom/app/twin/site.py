@@ -89,16 +89,19 @@ def simulated_site(racks: int, profile_name: str, seed: str = "") -> RackSite:
     return build_site(profiles.load_rack(profile_name), racks, SeededNames(seed))
 
 
-def rack_setup_of(home: Home, racks: int, profile_name: str, *, recorded: bool) -> RackSetup:
+def rack_setup_of(
+    home: Home, racks: int, profile_name: str, *, recorded: bool, seed: str | None = None
+) -> RackSetup:
     """The racks of `home`, made now if it is new. `recorded`: whether its store knows any machine.
 
     Refused when the home was made with others, or when its store and its racks do not belong together.
+    Without a `seed` a new home draws one, and an old one keeps its own.
     """
     file = home.twin / "racks.json"
     if not file.exists():
         if recorded:
             raise _torn_home(home, f"{file} is missing, though the store has machines")
-        made = RackSetup(profile_name, racks, secrets.token_hex(16))
+        made = RackSetup(profile_name, racks, secrets.token_hex(16) if seed is None else seed)
         write_durably(file, msgspec.json.encode(made))
         return made
     kept = _read_json(file, RackSetup)
@@ -108,6 +111,10 @@ def rack_setup_of(home: Home, racks: int, profile_name: str, *, recorded: bool) 
         raise Refused(
             f"{home.path} was made with {kept.racks} racks of {kept.profile}",
             nearest_fix=f"use --racks {kept.racks} --profile {kept.profile}, or another --home",
+        )
+    if seed not in (None, kept.seed):
+        raise Refused(
+            f"{home.path} was made with another seed", nearest_fix="leave --seed out, or use another --home"
         )
     return kept
 
@@ -193,16 +200,19 @@ async def embedded_site(home: Home, *, port: int, racks: int, profile: str) -> A
 
 @asynccontextmanager
 async def open_embedded_home(
-    home: Home, *, racks: int, profile: str
+    home: Home, *, racks: int, profile: str, seed: str | None = None
 ) -> AsyncIterator[tuple[Store, TwinSite]]:
-    """What outlives a service: the records of `home`, and its racks behind their switch controllers."""
+    """What outlives a service: the records of `home`, and its racks behind their switch controllers.
+
+    All names of a new home are drawn from `seed`; without it, from chance.
+    """
     simulated_site(racks, profile)
     home.create()
     store = open_home_store(home.path)
     try:
         log_to_file(home.log)
         recorded = await store.read(catalog.has_machines)
-        chosen = rack_setup_of(home, racks, profile, recorded=recorded)
+        chosen = rack_setup_of(home, racks, profile, recorded=recorded, seed=seed)
         async with run_switches(home, chosen) as twin:
             await store.run(
                 seed_embedded_site, twin.site, twin.profile, twin.endpoints, now=time.time(), ids=_new_uuid

@@ -7,7 +7,9 @@ map reads the cluster in the same process.
 The API server is served with TLS under an authority of its own, because client-go sends no token without
 TLS. The kubeconfig (mode 0600) exists for as long as the server does.
 
-With a kubeconfig of a real cluster, the trays join that cluster as nodes in place of a simulated one.
+`controlled_twin` also serves the control, over which steps of scenarios reach the running site
+(`app/twin/control.py`). With a kubeconfig of a real cluster, the trays join that cluster as nodes in place
+of a simulated one (`app/twin/guest.py`).
 
 `freeze_after_start` takes what a start has made out of later garbage collections: with 1,800 nodes each
 full collection would stop REST for half a second and find nothing.
@@ -15,12 +17,14 @@ full collection would stop REST for half a second and find nothing.
 
 import asyncio
 import base64
+import random
 import secrets
 import shlex
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -29,13 +33,18 @@ from rackloom.app.home import Home
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
     allow_open_files,
+    background_task,
     freeze_loaded_objects,
     shorten_switch_interval,
     stop_on_signals,
     wait_stopped_or_ended,
 )
-from rackloom.app.twin.cluster import ADMIN_USER, TwinCluster, twin_cluster, twin_nodes
-from rackloom.app.twin.site import EmbeddedSite, embedded_site
+from rackloom.app.twin.cluster import ADMIN_USER, TwinCluster, twin_cluster
+from rackloom.app.twin.control import ControlledSite, served_control, tray_reports
+from rackloom.app.twin.control_messages import ControlAccess, SiteReport
+from rackloom.app.twin.guest import GuestOptions, guest_racks
+from rackloom.app.twin.real_site import RealSite, real_site
+from rackloom.app.twin.site import EmbeddedSite
 from rackloom.app.webhook import load_identity
 from rackloom.claim.cluster.certificates import issue_certificate, new_authority
 from rackloom.claim.kube.api import KubeApi
@@ -47,6 +56,8 @@ from rackloom.lab.kube.direct import DirectApi, SharedReadApi
 from rackloom.lab.kube.kubectl.serving import KubeApplication
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.trays import TrayNodes
+from rackloom.lab.scenario.controllers import ClockAndRandom
+from rackloom.lab.scenario.stage import Stage
 from rackloom.lab.switches.fabric import SimulatedFabric
 from rackloom.limits import SIMULATED_API_SERVER, Process, files_needed
 
@@ -102,11 +113,16 @@ def _kubeconfig_content(cluster: dict[str, str], token: str, user: str) -> dict[
 class RunningTwin(msgspec.Struct, frozen=True, kw_only=True):
     """A running twin."""
 
-    site: EmbeddedSite
+    real: RealSite
     cluster: TwinCluster
     api: KubeApi
     """The API client of the administrator."""
     kubeconfig: Path
+
+    @property
+    def site(self) -> EmbeddedSite:
+        """The site service of the newest life, with REST, store and switches."""
+        return self.real.service
 
     @property
     def nodes(self) -> TrayNodes:
@@ -120,22 +136,67 @@ class RunningTwin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def running_twin(home: Home, *, port: int, racks: int, profile: str) -> AsyncIterator[RunningTwin]:
+async def running_twin(
+    home: Home, *, port: int, racks: int, profile: str, seed: str | None = None
+) -> AsyncIterator[RunningTwin]:
     """A twin that answers while the context is entered. Its nodes appear one after the other from then on.
 
-    `nodes.up` is set once all are there. The site is what `home` remembers; the cluster starts empty.
+    `nodes.up` is set once all are there. The site is what `home` remembers; the cluster starts empty. All
+    names of a new home, and what the cluster leaves to chance, are drawn from `seed`.
     """
     kubeconfig = home.path / "kubeconfig"
+    chance = None if seed is None else ClockAndRandom(time.time, random.Random(seed))  # noqa: S311 (a seed)
     async with (
-        embedded_site(home, port=port, racks=racks, profile=profile) as site,
-        twin_cluster(site.twin, home.twin / "cluster") as cluster,
+        real_site(home, port=port, racks=racks, profile=profile, seed=seed) as real,
+        twin_cluster(real.twin, home.twin / "cluster", chance) as cluster,
         served_api(cluster.kube, ADMIN_USER, kubeconfig),
     ):
-        site.source.cluster = SharedReadApi(cluster.kube, "rack-map")
-        site.source.cluster_version = _change_counter(cluster.kube)
+        shown, version = SharedReadApi(cluster.kube, "rack-map"), _change_counter(cluster.kube)
+
+        def show_cluster(site: EmbeddedSite) -> None:
+            site.source.cluster, site.source.cluster_version = shown, version
+
+        real.on_start(show_cluster)
+        real.api = cluster.api
         yield RunningTwin(
-            site=site, cluster=cluster, api=DirectApi(cluster.kube, ADMIN_USER), kubeconfig=kubeconfig
+            real=real, cluster=cluster, api=DirectApi(cluster.kube, ADMIN_USER), kubeconfig=kubeconfig
         )
+
+
+@asynccontextmanager
+async def controlled_twin(
+    home: Home, *, port: int, racks: int, profile: str, seed: str | None = None
+) -> AsyncIterator[tuple[RunningTwin, ControlAccess]]:
+    """A running twin, and the control that plays steps on it."""
+    async with running_twin(home, port=port, racks=racks, profile=profile, seed=seed) as whole:
+
+        async def nodes_settle() -> None:
+            await whole.nodes.up.wait()
+            await whole.nodes.settle()
+
+        site = ControlledSite(
+            make_stage=lambda: Stage(whole.real, whole.cluster),
+            report=partial(_report, whole, profile),
+            profile=whole.real.twin.profile,
+            profile_name=profile,
+            racks=len(whole.real.twin.site.domains),
+            nodes_settle=nodes_settle,
+        )
+        async with served_control(site, home.path) as access:
+            yield whole, access
+
+
+def _report(whole: RunningTwin, profile: str) -> SiteReport:
+    twin = whole.real.twin
+    return SiteReport(
+        url=whole.site.url,
+        kubeconfig=str(whole.kubeconfig),
+        profile=profile,
+        racks=len(twin.site.domains),
+        seed=twin.seed,
+        nodes_up=whole.nodes.up.is_set(),
+        trays=tray_reports(twin),
+    )
 
 
 def _change_counter(kube: FakeKube) -> Callable[[], int]:
@@ -164,8 +225,10 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     racks: int
     profile: str
-    kubeconfig: Path | None = None
-    """A real cluster for the trays; None: one of their own."""
+    seed: str | None = None
+    """All names of a new home are drawn from it; None: from chance."""
+    guest: GuestOptions | None = None
+    """The cluster of others that the trays join; None: one of their own."""
 
 
 def run_up(home: Home, options: UpOptions, announce: Announce) -> None:
@@ -181,8 +244,8 @@ async def _run_until_signal(home: Home, options: UpOptions, announce: Announce) 
     stopped = stop_on_signals()
     async with (
         _with_simulated_cluster(home, options, announce)
-        if options.kubeconfig is None
-        else _with_real_cluster(home, options, options.kubeconfig, announce) as work
+        if options.guest is None
+        else _with_real_cluster(home, options, options.guest, announce) as work
     ):
         await wait_stopped_or_ended(stopped, *work)
         for task in work:
@@ -194,29 +257,35 @@ async def _run_until_signal(home: Home, options: UpOptions, announce: Announce) 
 async def _with_simulated_cluster(
     home: Home, options: UpOptions, announce: Announce
 ) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
-    site = running_twin(home, port=options.port, racks=options.racks, profile=options.profile)
-    async with site as twin:
+    made = controlled_twin(
+        home, port=options.port, racks=options.racks, profile=options.profile, seed=options.seed
+    )
+    async with made as (twin, _), background_task(twin.real.fails()) as serving:
         _announce_site(home, options, twin.site, announce)
         announce(f"rackloom: its trays as nodes: kubectl --kubeconfig {twin.kubeconfig} get nodes")
         freezing = asyncio.create_task(freeze_after_start(twin.nodes))
-        yield twin.site.reconciling, twin.cluster.work
+        yield serving, twin.cluster.work
         freezing.cancel()
 
 
 @asynccontextmanager
 async def _with_real_cluster(
-    home: Home, options: UpOptions, kubeconfig: Path, announce: Announce
+    home: Home, options: UpOptions, guest: GuestOptions, announce: Announce
 ) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
-    client = http_client(kubeconfig, None)
+    client = http_client(guest.kubeconfig, guest.context)
     client.headers["User-Agent"] = "rackloom-twin"
     async with (
         KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST)) as api,
-        embedded_site(home, port=options.port, racks=options.racks, profile=options.profile) as site,
-        twin_nodes(site.twin, home.twin / "cluster", api) as work,
+        real_site(
+            home, port=options.port, racks=options.racks, profile=options.profile, seed=options.seed
+        ) as real,
+        background_task(real.fails()) as serving,
+        guest_racks(real.twin, home.twin / "cluster", api, announce, taint=guest.taint) as racks,
     ):
-        _announce_site(home, options, site, announce)
-        announce(f"rackloom: its trays join the cluster of {kubeconfig}")
-        yield site.reconciling, work
+        real.api = api
+        _announce_site(home, options, real.service, announce)
+        announce(f"rackloom: its trays join the cluster of {guest.kubeconfig}, at {client.base_url}")
+        yield serving, racks.nodes.work, racks.controlling
 
 
 async def freeze_after_start(nodes: TrayNodes) -> None:

@@ -58,6 +58,8 @@ class NodeSpec:
     address: str = "127.0.0.1"
     boot_id: str = "1"
     """Another one after each reboot."""
+    taints: tuple[Mapping[str, str], ...] = ()
+    """As it is registered with (kubelet's registerWithTaints)."""
 
 
 def node_object(spec: NodeSpec) -> Object:
@@ -71,6 +73,7 @@ def node_object(spec: NodeSpec) -> Object:
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": spec.name, "labels": {**standard, **spec.labels}},
+        **({"spec": {"taints": [dict(taint) for taint in spec.taints]}} if spec.taints else {}),
     }
 
 

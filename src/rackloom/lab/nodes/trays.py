@@ -12,7 +12,7 @@ when the API server answers again.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -202,6 +202,13 @@ async def _no_network() -> ClusterNetwork:
 _NODE_LABELS = {SIMULATED_LABEL: "true", "nvidia.com/gpu.present": "true"}
 
 
+class NodeRegistration(msgspec.Struct, frozen=True):
+    """What the Nodes are registered with, besides what all simulated ones have."""
+
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    taints: tuple[Mapping[str, str], ...] = ()
+
+
 _NO_SLICES = "spec.nodeName=none"
 """Selects no slice: the watch is there to break."""
 logger = structlog.get_logger(__name__)
@@ -221,7 +228,9 @@ class TrayNodes:
         fabrics: Iterable[SimulatedFabric],
         names: SeededNames,
         api: KubeApi,
+        registration: NodeRegistration = NodeRegistration(),  # noqa: B008 (a frozen value)
     ) -> None:
+        self._registration = registration
         self.kubelets = kubelets
         self.off: set[str] = set()
         self.up = asyncio.Event()
@@ -332,7 +341,13 @@ class TrayNodes:
 
     async def _register(self, node: TrayNode) -> None:
         await self.kubelets.register(
-            NodeSpec(node.name, labels=_NODE_LABELS, capacity=_capacity(node), boot_id=node.boot_id)
+            NodeSpec(
+                node.name,
+                labels={**_NODE_LABELS, **self._registration.labels},
+                capacity=_capacity(node),
+                boot_id=node.boot_id,
+                taints=self._registration.taints,
+            )
         )
 
     async def _until_accepted(self, act: Callable[[TrayNode], Awaitable[None]], node: TrayNode) -> None:

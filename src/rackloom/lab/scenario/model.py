@@ -24,9 +24,9 @@ from typing import Any, ClassVar, Literal, cast, get_args
 import msgspec
 
 from rackloom.lab.scenario.parameters import Check, Number, Seconds
+from rackloom.lab.scenario.played import Speed
 
 Layer = Literal["carve", "cluster", "doctor"]
-Speed = Literal["real", "virtual"]
 Controller = Literal["nmx-c", "nmx-m"]
 FaultVisibility = Literal["seen", "none"]
 Need = Literal["", "nmx-c", "election", "single process"]

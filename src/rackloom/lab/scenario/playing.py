@@ -5,12 +5,10 @@ time is over. The last check begins after the deadline, so that a slow check is 
 the first step that does not come about. After the last step `require_end` checks that every fault that
 was asked for has struck something.
 
-`play_while_running` ends the play when the site under it ends. `render_step` and `render_summary` print
-the transcript.
+`play_while_running` ends the play when the site under it ends. The transcript is in `played`.
 """
 
 import asyncio
-import textwrap
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -19,7 +17,8 @@ import msgspec
 from rackloom.claim.kube.api import KubeError
 from rackloom.errors import Refused
 from rackloom.lab.scenario.every_layer import require_end
-from rackloom.lab.scenario.model import Action, Expectation, NotObserved, Scenario, Speed, Step
+from rackloom.lab.scenario.model import Action, Expectation, NotObserved, Scenario, Step
+from rackloom.lab.scenario.played import PlayedScenario, PlayedStep, Speed
 from rackloom.lab.scenario.stage import Stage
 
 # The player.
@@ -29,31 +28,6 @@ POLL_SECONDS: dict[Speed, float] = {"real": 0.05, "virtual": 0.5}
 """Seconds between two checks of an expectation."""
 
 
-class PlayedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step that was played. Times are seconds since the site first answered."""
-
-    step: int
-    began: float
-    ended: float
-    what: str
-    ok: bool
-    seen: str
-
-
-class PlayedScenario(msgspec.Struct, frozen=True, kw_only=True):
-    """A scenario that was played; ok only if every step came about and every expectation was observed."""
-
-    scenario: str
-    title: str
-    speed: Speed
-    ok: bool
-    expected: int
-    """Expectations in the file."""
-    observed: int
-    """Of these, how many were seen."""
-    lines: tuple[PlayedStep, ...]
-
-
 async def play_steps(
     scenario: Scenario, speed: Speed, stage: Stage, report: Callable[[PlayedStep], None]
 ) -> PlayedScenario:
@@ -61,7 +35,7 @@ async def play_steps(
 
     An end that does not come about (a fault that struck nothing) has a line of its own.
     """
-    player = _Player(POLL_SECONDS[speed], stage)
+    player = StepPlayer(speed, stage)
     lines: list[PlayedStep] = []
     for number, step in enumerate(scenario.steps, 1):
         lines.append(await player.play(number, step))
@@ -100,9 +74,11 @@ async def play_while_running(
     return task.result()
 
 
-class _Player:
-    def __init__(self, pause: float, stage: Stage) -> None:
-        self._pause = pause
+class StepPlayer:
+    """Plays steps on a stage; times count from when it is made."""
+
+    def __init__(self, speed: Speed, stage: Stage) -> None:
+        self._pause = POLL_SECONDS[speed]
         self._stage = stage
         self._start = asyncio.get_running_loop().time()
 
@@ -110,6 +86,7 @@ class _Player:
         return asyncio.get_running_loop().time() - self._start
 
     async def play(self, number: int, step: Step) -> PlayedStep:
+        """Wait for the step's time, and play it."""
         if step.at is not None:
             await asyncio.sleep(max(0.0, step.at - self._now()))
         began = self._now()
@@ -124,6 +101,7 @@ class _Player:
         return self._line(number, began, describe_step(step), ok=ok, seen=seen)
 
     def play_end(self, number: int) -> PlayedStep | None:
+        """A line for an end that does not come about; None: it does."""
         try:
             require_end(self._stage)
         except NotObserved as missing:
@@ -184,27 +162,3 @@ def _one_line(value: object) -> str:
         return ",".join(map(_one_line, value))
     first, *others = str(value).strip().splitlines() or [""]
     return f"{first}..." if others else first
-
-
-# The transcript.
-
-
-TRANSCRIPT_WIDTH = 110
-_INDENT = " " * 17
-
-
-def render_step(played: PlayedStep) -> str:
-    """One step: when it began, how it went, what was seen."""
-    mark = "ok    " if played.ok else "FAILED"
-    seen = textwrap.fill(played.seen, TRANSCRIPT_WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
-    return f"{played.began:8.1f}s {mark} {played.what}\n{seen}"
-
-
-def render_summary(played: PlayedScenario) -> str:
-    """What came of it all."""
-    seconds = played.lines[-1].ended if played.lines else 0.0
-    verdict = "as it must be" if played.ok else "NOT as it must be"
-    return (
-        f"{played.scenario}: {played.observed} of {played.expected} expectations observed"
-        f" in {seconds:.1f} s of {played.speed} time: {verdict}"
-    )

@@ -5,8 +5,6 @@ and values are converted to the steps that they name. Last, each step is checked
 scenario: the checks that its parameters carry, times that go backwards, steps that the scenario's
 controller or number of candidates rules out, and an end without an expectation. The first problem is
 refused with its nearest fix.
-
-`scenario_files` lists the shipped scenarios, which lie in `lab/scenarios` beside this package.
 """
 
 import re
@@ -15,6 +13,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
@@ -27,39 +26,22 @@ from rackloom.lab.scenario import (  # noqa: F401 (a step is known once its modu
     tenants,
 )
 from rackloom.lab.scenario.every_layer import invariants
+from rackloom.lab.scenario.files import SCENARIO_DIRECTORY, scenario_files
 from rackloom.lab.scenario.model import ACTIONS, EXPECTATIONS, Expectation, Scenario, Step, StepKind
 from rackloom.lab.scenario.parameters import FileSoFar
 from rackloom.lab.switches.fabric import MOST_RACKS
 from rackloom.topology import profiles
-
-# The scenarios that ship with Rackloom.
-
-
-SCENARIO_DIRECTORY = Path(__file__).resolve().parents[1] / "scenarios"
-
-
-def scenario_files() -> list[Path]:
-    """Their files, by name."""
-    return sorted(SCENARIO_DIRECTORY.glob("*.toml"))
+from rackloom.topology.rack import RackProfile
 
 
 def shipped_scenarios() -> list[Scenario]:
-    """All of them, by name."""
+    """All that ship with Rackloom, by name."""
     return [read_scenario(file) for file in scenario_files()]
 
 
-def find_scenario(file: Path) -> Path:
-    """The file of that path, or of a shipped scenario of that name."""
-    if file.exists():
-        return file
-    named = SCENARIO_DIRECTORY / f"{file}.toml"
-    if file.parent == Path() and named.exists():
-        return named
-    names = ", ".join(scenario_file.stem for scenario_file in scenario_files())
-    raise Refused(f"there is no scenario {file}", nearest_fix=f"give a file, or one of {names}")
+class ScenarioHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What stands above the steps of a file."""
 
-
-class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: str
     seen: str
     faults: model.FaultVisibility = "seen"
@@ -83,19 +65,33 @@ def read_scenario(path: Path) -> Scenario:
     return parse_scenario(text, path.stem, str(path))
 
 
-def parse_scenario(text: str, name: str, where: str) -> Scenario:
-    """The scenario in a text; `where` is how errors call it."""
-    content = _parse_toml(text, where)
+KnownNames = Mapping[str, Iterable[str]]
+"""Names that steps may use before any step of a file made them, by what they name."""
+
+
+def parse_scenario(
+    text: str,
+    name: str,
+    where: str,
+    *,
+    known: KnownNames = MappingProxyType({}),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Scenario:
+    """The scenario in a text; `where` is how errors call it.
+
+    `known` names what is there before its first step, `defaults` the keys above the steps that it leaves out.
+    """
+    content = {**defaults, **_parse_toml(text, where)}
     tables = content.pop("step", None)
     if not isinstance(tables, list) or not tables:
         raise Refused(f"{where} has no steps", nearest_fix="write one [[step]] for each thing that happens")
-    head = _convert(content, _Head, where)
+    head = _convert(content, ScenarioHead, where)
     placed = [*_setup_tables(head.setup, where), *_placed(tables, text, where)]
-    steps = tuple(_read_step(table, place) for table, place in placed)
+    steps = tuple(read_step(table, place) for table, place in placed)
     fields = msgspec.structs.asdict(head)
     del fields["setup"]
     scenario = Scenario(name=name, steps=steps, **fields)
-    for problem in scenario_problems(scenario):
+    for problem in scenario_problems(scenario, known):
         place = placed[problem.step - 1][1] if problem.step else where
         raise Refused(f"{place}: {problem.reason}", nearest_fix=problem.fix)
     return scenario
@@ -137,7 +133,8 @@ def _placed(tables: list[Any], text: str, where: str) -> _Placed:
     ]
 
 
-def _read_step(table: Any, where: str) -> Step:
+def read_step(table: Any, where: str) -> Step:
+    """The step that a table is; `where` is how errors call it. Refused for what is no step."""
     if not isinstance(table, dict) or ("do" in table) == ("expect" in table):
         raise Refused(f"{where} has to say one of `do` and `expect`", nearest_fix='such as do = "heal"')
     key, kinds = ("do", ACTIONS) if "do" in table else ("expect", EXPECTATIONS)
@@ -159,7 +156,24 @@ class ScenarioProblem(msgspec.Struct, frozen=True):
     fix: str
 
 
-def scenario_problems(scenario: Scenario) -> Iterator[ScenarioProblem]:
+def file_so_far(racks: int, profile: RackProfile, known: KnownNames = MappingProxyType({})) -> FileSoFar:
+    """What is known before the first step of a scenario on such a site."""
+    file = FileSoFar(racks=racks, trays=profile.trays_per_domain, gpus=profile.gpus_per_tray)
+    for what, names in known.items():
+        file.made[what].update(names)
+    return file
+
+
+def step_problems(step: Step, file: FileSoFar) -> Iterator[tuple[str, str]]:
+    """What cannot be of a step that is played by itself, each with what to write instead."""
+    yield from _check_values(step, file)
+    if step.step_kind.needs == "election":
+        yield _NEEDS["election"]
+
+
+def scenario_problems(
+    scenario: Scenario, known: KnownNames = MappingProxyType({})
+) -> Iterator[ScenarioProblem]:
     """Everything that cannot be, in order of the steps."""
     try:
         profile = profiles.load_rack(scenario.profile)
@@ -167,7 +181,7 @@ def scenario_problems(scenario: Scenario) -> Iterator[ScenarioProblem]:
         yield ScenarioProblem(0, refused.reason, refused.nearest_fix or "name a rack profile")
         return
     yield from _check_whole(scenario)
-    file = FileSoFar(racks=scenario.racks, trays=profile.trays_per_domain, gpus=profile.gpus_per_tray)
+    file = file_so_far(scenario.racks, profile, known)
     clock = 0.0
     for number, step in enumerate(scenario.steps, 1):
         found = [

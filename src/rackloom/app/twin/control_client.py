@@ -1,0 +1,148 @@
+"""A client of the control of a running simulated site, in this process or in another one.
+
+It finds the control by the file that the site writes into its home. A home without the file, and a site
+that does not answer any more, are refused with what to do.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+import msgspec
+
+from rackloom.app.twin.control_messages import (
+    ClearedReport,
+    ControlAccess,
+    PlayRequest,
+    Refusal,
+    SiteReport,
+    control_file,
+)
+from rackloom.errors import Refused, file_error_text
+from rackloom.lab.scenario.played import PlayedScenario, PlayedStep
+
+CONNECT_SECONDS = 10.0
+T = TypeVar("T")
+
+
+class ControlClient:
+    """Plays on the site that runs in a home. Close it after use; it may be used by one thread at a time."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        access = read_access(home)
+        self._http = httpx2.Client(
+            base_url=access.url,
+            headers={"Authorization": f"Bearer {access.token}"},
+            # A step lasts as long as its file says.
+            timeout=httpx2.Timeout(CONNECT_SECONDS, read=None),
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        """Close the connection; the site goes on."""
+        self._http.close()
+
+    def site(self) -> SiteReport:
+        """The site now. Raises Refused where it does not answer."""
+        return self._ask("GET", "site", None, SiteReport)
+
+    def step(self, table: Mapping[str, Any]) -> PlayedStep:
+        """Play one step. Raises Refused for what is no step, or cannot be on this site."""
+        return self._ask("POST", "step", dict(table), PlayedStep)
+
+    def clear(self) -> str:
+        """Repair everything; returns what was done."""
+        return self._ask("POST", "clear", None, ClearedReport).seen
+
+    def play(self, file: Path, report: Callable[[PlayedStep], None]) -> PlayedScenario:
+        """Play a file; `report` gets each step as it is over. Raises Refused where the file is wrong."""
+        try:
+            text = file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Refused(
+                f"{file} cannot be read: {file_error_text(error)}", nearest_fix="give a scenario file"
+            ) from error
+        content = msgspec.json.encode(PlayRequest(text, file.stem, str(file)))
+        with self._reached(), self._http.stream("POST", "play", content=content) as answer:
+            if answer.status_code != httpx2.codes.OK:
+                raise self._refusal(answer.status_code, answer.read())
+            line = None
+            for text_line in answer.iter_lines():
+                if line is not None:
+                    report(msgspec.json.decode(line, type=PlayedStep))
+                line = text_line
+            try:
+                return msgspec.json.decode(line or "", type=PlayedScenario)
+            except msgspec.MsgspecError as error:
+                raise self._ended() from error
+
+    def _ask(self, method: str, path: str, body: object, kind: type[T]) -> T:
+        with self._reached():
+            content = None if body is None else msgspec.json.encode(body)
+            answer = self._http.request(method, path, content=content)
+        if answer.status_code != httpx2.codes.OK:
+            raise self._refusal(answer.status_code, answer.content)
+        return msgspec.json.decode(answer.content, type=kind)
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx2.TransportError as error:
+            raise self._ended() from error
+
+    def _ended(self) -> Refused:
+        return Refused(
+            f"the site in {self._home} does not answer: it has ended", nearest_fix=_start(self._home)
+        )
+
+    def _refusal(self, status: int, body: bytes) -> Refused:
+        try:
+            found = msgspec.json.decode(body, type=Refusal)
+        except msgspec.MsgspecError:
+            return Refused(f"the site in {self._home} answers {status}", nearest_fix="see its log")
+        return Refused(found.reason, nearest_fix=found.fix)
+
+
+def read_access(home: Path) -> ControlAccess:
+    """How the control of the site in a home is reached. Refused where none runs there."""
+    try:
+        return msgspec.json.decode(control_file(home).read_bytes(), type=ControlAccess)
+    except OSError as error:
+        why = f"no site runs in {home}: {control_file(home).name}: {file_error_text(error)}"
+        raise Refused(why, nearest_fix=_start(home)) from error
+    except msgspec.MsgspecError as error:
+        raise Refused(f"{control_file(home)} is damaged: {error}", nearest_fix=_start(home)) from error
+
+
+POLL_SECONDS = 0.1
+
+
+def wait_for_site(home: Path, seconds: float, has_ended: Callable[[], bool] = lambda: False) -> SiteReport:
+    """The site in a home, once it answers and its nodes are up; 0 seconds: as it is now.
+
+    Raises Refused if that takes longer, or as soon as `has_ended` says that it will not come about.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        is_over = has_ended() or time.monotonic() >= deadline
+        try:
+            with closing(ControlClient(home)) as client:
+                report = client.site()
+            if report.nodes_up or not seconds:
+                return report
+        except Refused:
+            if is_over:
+                raise
+        if is_over:
+            up = f"the site in {home} has not made all of its trays nodes within {seconds:g} s"
+            raise Refused(up, nearest_fix="wait longer, or look into its log")
+        time.sleep(POLL_SECONDS)
+
+
+def _start(home: Path) -> str:
+    return f"start one with: rackloom up --home {home}"
