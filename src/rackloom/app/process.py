@@ -28,8 +28,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +149,47 @@ def log_to_output() -> None:
     structlog.configure(processors=[RepeatedLines(time.monotonic), *structlog.get_config()["processors"]])
 
 
+LogSetup = Callable[[Path], None]
+"""Sends the events of a process to a log file."""
+
+
 def log_to_file(file: Path) -> None:
     """Send our events from INFO on, and those of the libraries from WARNING on, to `file`."""
+    logging.basicConfig(handlers=[_log_handler(file)], level=logging.WARNING, force=True)
+    logging.getLogger("rackloom").setLevel(logging.INFO)
+    _log_through_standard_library()
+
+
+@contextmanager
+def log_beside_host() -> Iterator[LogSetup]:
+    """A `LogSetup` for a process of somebody else: only our own events go to the file, until the end.
+
+    The handlers of the host stay as they are, and so does structlog where the host configured it.
+    """
+    logger, handlers = logging.getLogger("rackloom"), list[logging.Handler]()
+    before, is_ours = (logger.level, logger.propagate), not structlog.is_configured()
+
+    def set_up(file: Path) -> None:
+        handlers.append(_log_handler(file))
+        logger.addHandler(handlers[-1])
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        if is_ours:
+            _log_through_standard_library()
+
+    try:
+        yield set_up
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+        if is_ours:
+            structlog.reset_defaults()
+
+
+def _log_handler(file: Path) -> logging.Handler:
     handler = _LogFile(file)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -161,8 +200,10 @@ def log_to_file(file: Path) -> None:
             ],
         )
     )
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    logging.getLogger("rackloom").setLevel(logging.INFO)
+    return handler
+
+
+def _log_through_standard_library() -> None:
     structlog.configure(
         processors=[
             RepeatedLines(time.monotonic),

@@ -202,7 +202,7 @@ async def twin_cluster(
     controllers = ControllerProcess(lead, user) if candidates is None else candidates.first
     admission = InProcessAdmission(kube, api(WEBHOOK_NAME), chance.wall, chance.rng)
     control = (candidates or controllers).run()
-    together = _run_together(control, admission.run(), *_kubernetes_controllers(kube, chance), nodes.run())
+    together = run_together(control, admission.run(), *kubernetes_controllers(kube, chance), nodes.run())
     async with background_task(together) as work:
         yield TwinCluster(
             kube=kube,
@@ -294,7 +294,7 @@ def _tray_nodes(
     return TrayNodes(made.values(), kubelets, racks.fabrics, names, environment.plugins, registration)
 
 
-def _kubernetes_controllers(kube: FakeKube, chance: ClockAndRandom) -> Iterator[Coroutine[Any, Any, None]]:
+def kubernetes_controllers(kube: FakeKube, chance: ClockAndRandom) -> Iterator[Coroutine[Any, Any, None]]:
     """Kubernetes' own controllers, and the MPI operator."""
     kinds = (
         DaemonSetController,
@@ -308,7 +308,8 @@ def _kubernetes_controllers(kube: FakeKube, chance: ClockAndRandom) -> Iterator[
     yield NodeLifecycleController(kube, chance.wall).run()
 
 
-async def _run_together(*works: Coroutine[Any, Any, None]) -> None:
+async def run_together(*works: Coroutine[Any, Any, None]) -> None:
+    """Run all until cancelled. Raises the error of the first that fails."""
     async with asyncio.TaskGroup() as tasks:
         for work in works:
             tasks.create_task(work)

@@ -2,8 +2,9 @@
 
 `rackloom up` serves it beside REST, and writes its address and token into `control.json` in the home
 (mode 0600; gone at the end), so whoever may read the home may break the site. A client reads the site
-(`GET /site`), plays one step (`POST /step`, a table as JSON) or a whole file (`POST /play`, the answer is
-a line of JSON for each step and one for the whole), and clears every fault (`POST /clear`).
+(`GET /site`), plays one step (`POST /step`, a table as JSON; `POST /fault`: only one that breaks something)
+or a whole file (`POST /play`, the answer is a line of JSON for each step and one for the whole), and clears
+every fault (`POST /clear`).
 
 The steps are those of docs/scenarios.md, and a running site remembers what they made: a later step or
 file may use the names of earlier ones. Steps that name an instance also take `rack-R/T`, whatever is in
@@ -43,7 +44,7 @@ from rackloom.app.twin.scenarios import require_playable
 from rackloom.durable_files import write_durably
 from rackloom.errors import Refused
 from rackloom.lab.scenario.every_layer import clear
-from rackloom.lab.scenario.model import Scenario, Step
+from rackloom.lab.scenario.model import ACTIONS, Scenario, Step
 from rackloom.lab.scenario.played import PlayedScenario, PlayedStep
 from rackloom.lab.scenario.playing import StepPlayer, play_steps
 from rackloom.lab.scenario.reading import KnownNames, file_so_far, parse_scenario, read_step, step_problems
@@ -86,6 +87,8 @@ class ControlledSite(msgspec.Struct, frozen=True, kw_only=True):
     """Domains, each with a switch controller."""
     nodes_settle: Callable[[], Awaitable[None]]
     """Returns once every tray is a node and the cluster knows what the switches have."""
+    cluster_steps: frozenset[str] | None = None
+    """Steps of the layer `cluster` that can be played; None: all of them."""
 
 
 # Playing on a running site.
@@ -122,14 +125,18 @@ class SitePlayer:
         """The site now."""
         return self._site.report()
 
-    async def step(self, table: Any) -> PlayedStep:
-        """Play one step. Refused for what is no step, or cannot be on this site."""
+    async def step(self, table: Any, *, only_faults: bool = False) -> PlayedStep:
+        """Play one step. Refused for what is no step (`only_faults`: no fault), or cannot be on this site."""
         step = read_step(table, "the step")
+        if only_faults and not step.step_kind.breaks:
+            faults = ", ".join(sorted(name for name, kind in ACTIONS.items() if kind.breaks))
+            raise Refused(f"{step.step_kind.name} breaks nothing", nearest_fix=f"one of {faults}")
         file = file_so_far(self._site.racks, self._site.profile, self._known())
         for reason, fix in step_problems(step, file):
             raise Refused(reason, nearest_fix=fix)
         if "real" not in step.step_kind.speeds:
             raise Refused(f"{step.step_kind.name} can be played in virtual time only", nearest_fix=_VIRTUAL)
+        self._require_cluster(step)
         async with self._turn:
             await self._settle(step)
             played = await StepPlayer("real", self.stage).play(1, step)
@@ -156,6 +163,8 @@ class SitePlayer:
                 nearest_fix="play it on a site of its own: leave --on out",
             )
         require_playable(scenario, "real")
+        for step in scenario.steps:
+            self._require_cluster(step)
         return scenario
 
     async def play(self, scenario: Scenario, report: Callable[[PlayedStep], None]) -> PlayedScenario:
@@ -174,6 +183,14 @@ class SitePlayer:
         """A step of the cluster needs its nodes, which appear after REST answers."""
         if step.step_kind.layer == "cluster":
             await self._site.nodes_settle()
+
+    def _require_cluster(self, step: Step) -> None:
+        kind, steps = step.step_kind, self._site.cluster_steps
+        if steps is not None and kind.layer == "cluster" and kind.name not in steps:
+            raise Refused(
+                f"{kind.name} needs the simulated API server, and these trays are in a cluster of others",
+                nearest_fix="play it on a site without --kubeconfig",
+            )
 
     def _known(self) -> KnownNames:
         stage, known = self.stage, defaultdict[str, set[str]](set)
@@ -204,6 +221,7 @@ class ControlApplication:
         self._pages: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", "/site"): self._site,
             ("POST", "/step"): self._step,
+            ("POST", "/fault"): self._fault,
             ("POST", "/play"): self._play,
             ("POST", "/clear"): self._clear,
         }
@@ -236,6 +254,10 @@ class ControlApplication:
 
     async def _step(self, request: Request) -> Response:
         return _json(await self._player.step(msgspec.json.decode(await _body(request))))
+
+    async def _fault(self, request: Request) -> Response:
+        table = msgspec.json.decode(await _body(request))
+        return _json(await self._player.step(table, only_faults=True))
 
     async def _clear(self, _: Request) -> Response:
         return _json(ClearedReport(await self._player.clear()))

@@ -54,6 +54,10 @@ class ControlClient:
         """Play one step. Raises Refused for what is no step, or cannot be on this site."""
         return self._ask("POST", "step", dict(table), PlayedStep)
 
+    def fault(self, table: Mapping[str, Any]) -> PlayedStep:
+        """Play one step that breaks something. Raises Refused as `step` does, and for one that does not."""
+        return self._ask("POST", "fault", dict(table), PlayedStep)
+
     def clear(self) -> str:
         """Repair everything; returns what was done."""
         return self._ask("POST", "clear", None, ClearedReport).seen

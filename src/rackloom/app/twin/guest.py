@@ -59,8 +59,11 @@ from rackloom.core.kubernetes.objects import (
     ResourceKind,
 )
 from rackloom.errors import Refused, Retry
+from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.kubelets import LEASE_NAMESPACE
-from rackloom.lab.scenario.stage import SimulatedRacks
+from rackloom.lab.scenario.controllers import ControllerProcess, ControllersClock
+from rackloom.lab.scenario.feature_discovery import FeatureDiscovery
+from rackloom.lab.scenario.stage import ClusterControl, SimulatedRacks
 from rackloom.lab.switches.fabric import SeededNames
 
 SITE_LABEL = "rackloom.dev/simulated-site"
@@ -252,6 +255,39 @@ async def remove_nodes(api: KubeApi, names: set[str], site: str) -> None:
                     await api.delete(RESOURCE_SLICE, item["metadata"]["name"], uid=item["metadata"]["uid"])
         with suppress(NotFound):
             await api.delete(LEASE, name, LEASE_NAMESPACE)
+
+
+# Scenarios on it.
+
+
+GUEST_STEPS = frozenset(
+    {
+        *("submit", "delete-object", "object", "condition", "gone", "pods", "one-clique"),
+        *("node-lost", "node-back", "node-reboots", "node", "gpu-lost", "gpu-xid", "nic-link-down"),
+        *("fabric-state", "clique-label", "devices", "gpus", "imex-daemon-killed", "imex-mesh"),
+    }
+)
+"""Steps of the layer `cluster` that need nothing of the API server but what every one does."""
+
+
+def guest_control(guests: GuestNodes, api: KubeApi) -> ClusterControl:
+    """What `GUEST_STEPS` act on. What they do not use belongs to an empty API server that nobody asks."""
+    unused = FakeKube()
+
+    async def no_controllers(_: KubeApi) -> None:
+        await asyncio.Event().wait()
+
+    return ClusterControl(
+        kube=unused,
+        api=api,
+        nodes=guests.nodes,
+        imex=guests.imex,
+        controllers=ControllerProcess(no_controllers, api),
+        candidates=None,
+        clock=ControllersClock(time.time),
+        discovery=FeatureDiscovery(unused),
+        addresses={},
+    )
 
 
 # All of it.

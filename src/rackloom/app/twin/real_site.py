@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from rackloom.app.home import Home
+from rackloom.app.process import LogSetup, log_to_file
 from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.twin.site import EmbeddedSite, TwinSite, embedded_service, open_embedded_home
 from rackloom.carve.api.auth import Role
@@ -33,11 +34,17 @@ ServiceListener = Callable[[EmbeddedSite], None]
 
 @asynccontextmanager
 async def real_site(
-    home: Home, *, racks: int, profile: str, port: int = 0, seed: str | None = None
+    home: Home,
+    *,
+    racks: int,
+    profile: str,
+    port: int = 0,
+    seed: str | None = None,
+    log: LogSetup = log_to_file,
 ) -> "AsyncIterator[RealSite]":
     """A site that answers while the context is entered; `seed` as in `open_embedded_home`."""
     async with (
-        open_embedded_home(home, racks=racks, profile=profile, seed=seed) as (store, twin),
+        open_embedded_home(home, racks=racks, profile=profile, seed=seed, log=log) as (store, twin),
         httpx2.AsyncClient(timeout=REQUEST_SECONDS) as http,
         RealSite(home, store, twin, http, port) as site,
     ):

@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rackloom.app.config import AuditConfig, MetricsConfig
 from rackloom.app.home import Home
 from rackloom.app.listeners import serve_http
-from rackloom.app.process import background_task, elapsed_seconds, log_to_file
+from rackloom.app.process import LogSetup, background_task, elapsed_seconds, log_to_file
 from rackloom.app.site.audit_log import AuditKeeper
 from rackloom.app.site.metrics import MetricsEndpoints, SiteMetrics
 from rackloom.app.site.parts import open_home_store
@@ -200,7 +200,7 @@ async def embedded_site(home: Home, *, port: int, racks: int, profile: str) -> A
 
 @asynccontextmanager
 async def open_embedded_home(
-    home: Home, *, racks: int, profile: str, seed: str | None = None
+    home: Home, *, racks: int, profile: str, seed: str | None = None, log: LogSetup = log_to_file
 ) -> AsyncIterator[tuple[Store, TwinSite]]:
     """What outlives a service: the records of `home`, and its racks behind their switch controllers.
 
@@ -210,7 +210,7 @@ async def open_embedded_home(
     home.create()
     store = open_home_store(home.path)
     try:
-        log_to_file(home.log)
+        log(home.log)
         recorded = await store.read(catalog.has_machines)
         chosen = rack_setup_of(home, racks, profile, recorded=recorded, seed=seed)
         async with run_switches(home, chosen) as twin:

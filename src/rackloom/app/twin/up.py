@@ -24,7 +24,6 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -32,9 +31,11 @@ import msgspec
 from rackloom.app.home import Home
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
+    LogSetup,
     allow_open_files,
     background_task,
     freeze_loaded_objects,
+    log_to_file,
     shorten_switch_interval,
     stop_on_signals,
     wait_stopped_or_ended,
@@ -42,7 +43,7 @@ from rackloom.app.process import (
 from rackloom.app.twin.cluster import ADMIN_USER, TwinCluster, twin_cluster
 from rackloom.app.twin.control import ControlledSite, served_control, tray_reports
 from rackloom.app.twin.control_messages import ControlAccess, SiteReport
-from rackloom.app.twin.guest import GuestOptions, guest_racks
+from rackloom.app.twin.guest import GUEST_STEPS, GuestOptions, guest_control, guest_racks
 from rackloom.app.twin.real_site import RealSite, real_site
 from rackloom.app.twin.site import EmbeddedSite
 from rackloom.app.webhook import load_identity
@@ -137,7 +138,7 @@ class RunningTwin(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def running_twin(
-    home: Home, *, port: int, racks: int, profile: str, seed: str | None = None
+    home: Home, *, port: int, racks: int, profile: str, seed: str | None = None, log: LogSetup = log_to_file
 ) -> AsyncIterator[RunningTwin]:
     """A twin that answers while the context is entered. Its nodes appear one after the other from then on.
 
@@ -147,7 +148,7 @@ async def running_twin(
     kubeconfig = home.path / "kubeconfig"
     chance = None if seed is None else ClockAndRandom(time.time, random.Random(seed))  # noqa: S311 (a seed)
     async with (
-        real_site(home, port=port, racks=racks, profile=profile, seed=seed) as real,
+        real_site(home, port=port, racks=racks, profile=profile, seed=seed, log=log) as real,
         twin_cluster(real.twin, home.twin / "cluster", chance) as cluster,
         served_api(cluster.kube, ADMIN_USER, kubeconfig),
     ):
@@ -165,37 +166,53 @@ async def running_twin(
 
 @asynccontextmanager
 async def controlled_twin(
-    home: Home, *, port: int, racks: int, profile: str, seed: str | None = None
+    home: Home, *, port: int, racks: int, profile: str, seed: str | None = None, log: LogSetup = log_to_file
 ) -> AsyncIterator[tuple[RunningTwin, ControlAccess]]:
     """A running twin, and the control that plays steps on it."""
-    async with running_twin(home, port=port, racks=racks, profile=profile, seed=seed) as whole:
-
-        async def nodes_settle() -> None:
-            await whole.nodes.up.wait()
-            await whole.nodes.settle()
-
-        site = ControlledSite(
+    async with running_twin(home, port=port, racks=racks, profile=profile, seed=seed, log=log) as whole:
+        site = _controlled_site(
+            whole.real,
+            profile,
+            whole.kubeconfig,
+            whole.nodes,
             make_stage=lambda: Stage(whole.real, whole.cluster),
-            report=partial(_report, whole, profile),
-            profile=whole.real.twin.profile,
-            profile_name=profile,
-            racks=len(whole.real.twin.site.domains),
-            nodes_settle=nodes_settle,
         )
         async with served_control(site, home.path) as access:
             yield whole, access
 
 
-def _report(whole: RunningTwin, profile: str) -> SiteReport:
-    twin = whole.real.twin
-    return SiteReport(
-        url=whole.site.url,
-        kubeconfig=str(whole.kubeconfig),
-        profile=profile,
-        racks=len(twin.site.domains),
-        seed=twin.seed,
-        nodes_up=whole.nodes.up.is_set(),
-        trays=tray_reports(twin),
+def _controlled_site(
+    real: RealSite,
+    profile: str,
+    kubeconfig: Path,
+    nodes: TrayNodes,
+    *,
+    make_stage: Callable[[], Stage],
+    cluster_steps: frozenset[str] | None = None,
+) -> ControlledSite:
+    async def nodes_settle() -> None:
+        await nodes.up.wait()
+        await nodes.settle()
+
+    def report() -> SiteReport:
+        return SiteReport(
+            url=real.service.url,
+            kubeconfig=str(kubeconfig),
+            profile=profile,
+            racks=len(real.twin.site.domains),
+            seed=real.twin.seed,
+            nodes_up=nodes.up.is_set(),
+            trays=tray_reports(real.twin),
+        )
+
+    return ControlledSite(
+        make_stage=make_stage,
+        report=report,
+        profile=real.twin.profile,
+        profile_name=profile,
+        racks=len(real.twin.site.domains),
+        nodes_settle=nodes_settle,
+        cluster_steps=cluster_steps,
     )
 
 
@@ -229,6 +246,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     """All names of a new home are drawn from it; None: from chance."""
     guest: GuestOptions | None = None
     """The cluster of others that the trays join; None: one of their own."""
+    log: LogSetup = log_to_file
+    """Sends events to the log file of the home."""
 
 
 def run_up(home: Home, options: UpOptions, announce: Announce) -> None:
@@ -241,7 +260,11 @@ def run_up(home: Home, options: UpOptions, announce: Announce) -> None:
 
 
 async def _run_until_signal(home: Home, options: UpOptions, announce: Announce) -> None:
-    stopped = stop_on_signals()
+    await serve_up(home, options, announce, stop_on_signals())
+
+
+async def serve_up(home: Home, options: UpOptions, announce: Announce, stopped: asyncio.Event) -> None:
+    """Run a site until `stopped` is set. Raises the error with which a part of it ends."""
     async with (
         _with_simulated_cluster(home, options, announce)
         if options.guest is None
@@ -258,7 +281,12 @@ async def _with_simulated_cluster(
     home: Home, options: UpOptions, announce: Announce
 ) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
     made = controlled_twin(
-        home, port=options.port, racks=options.racks, profile=options.profile, seed=options.seed
+        home,
+        port=options.port,
+        racks=options.racks,
+        profile=options.profile,
+        seed=options.seed,
+        log=options.log,
     )
     async with made as (twin, _), background_task(twin.real.fails()) as serving:
         _announce_site(home, options, twin.site, announce)
@@ -283,9 +311,18 @@ async def _with_real_cluster(
         guest_racks(real.twin, home.twin / "cluster", api, announce, taint=guest.taint) as racks,
     ):
         real.api = api
-        _announce_site(home, options, real.service, announce)
-        announce(f"rackloom: its trays join the cluster of {guest.kubeconfig}, at {client.base_url}")
-        yield serving, racks.nodes.work, racks.controlling
+        site = _controlled_site(
+            real,
+            options.profile,
+            guest.kubeconfig.absolute(),
+            racks.nodes.nodes,
+            make_stage=lambda: Stage(real, guest_control(racks.nodes, api)),
+            cluster_steps=GUEST_STEPS,
+        )
+        async with served_control(site, home.path):
+            _announce_site(home, options, real.service, announce)
+            announce(f"rackloom: its trays join the cluster of {guest.kubeconfig}, at {client.base_url}")
+            yield serving, racks.nodes.work, racks.controlling
 
 
 async def freeze_after_start(nodes: TrayNodes) -> None:

@@ -1,0 +1,37 @@
+"""A simulated site for other people's tests: racks, switch controllers, DRA drivers, ComputeDomains, faults.
+
+`start_site` runs what `rackloom up` runs, in a child process or in a thread of this one, and gives a `Site`:
+REST address, tokens, kubeconfig, faults that can be injected and cleared, and what can be waited for.
+`start_site_async` gives the same for asyncio. docs/testing-with-rackloom.md has examples; the pytest plugin
+is `rackloom.pytest_plugin`.
+
+    with start_site(racks=1, seed="7") as site:
+        site.inject("gpu-lost", tray=3, gpu=1)
+        site.expect("devices", driver="gpu.nvidia.com", tray=3, count=3, within=30)
+        site.clear()
+
+A site is only what its home holds: it has a temporary home, ports that the kernel chose, and ends with its
+context, also after an exception or when the process that started it is killed.
+
+Importing this module imports nothing of a site.
+"""
+
+from rackloom.testing.sites import (
+    AsyncSite,
+    Site,
+    SiteFailed,
+    StepNotObserved,
+    TimedOut,
+    start_site,
+    start_site_async,
+)
+
+__all__ = [
+    "AsyncSite",
+    "Site",
+    "SiteFailed",
+    "StepNotObserved",
+    "TimedOut",
+    "start_site",
+    "start_site_async",
+]

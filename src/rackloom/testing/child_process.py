@@ -1,0 +1,127 @@
+"""A site in a child process, which ends with whoever started it.
+
+The child reads its standard input and ends in order when that is closed: at the end of the context, and also
+when the starting process is killed, because the kernel closes the pipe then. What it prints goes into a
+temporary file, whose end is part of the error where it fails.
+
+`python -m rackloom.testing.child_process` is the child.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rackloom.app.twin.control_client import ControlClient
+    from rackloom.app.twin.control_messages import SiteReport
+
+END_SECONDS = 30.0
+"""How long a site may take to end before it is killed."""
+SHOWN_CHARACTERS = 4000
+"""Of the output of a site that failed."""
+_REFUSED = 3
+"""The child's exit code for what is refused; the last line of its output is the reason and the fix."""
+
+
+@contextmanager
+def site_in_child(
+    home: Path, *, racks: int, profile: str, seed: str, within: float
+) -> "Iterator[tuple[SiteReport, ControlClient]]":
+    """A site in a child process, and a client of its control. Raises as `start_site` does."""
+    from rackloom.app.twin.control_client import ControlClient, wait_for_site
+    from rackloom.errors import Refused
+    from rackloom.testing.sites import SiteFailed
+
+    options = json.dumps({"home": str(home), "racks": racks, "profile": profile, "seed": seed})
+    with tempfile.TemporaryFile() as output:
+        # Safe path: a file of the tests beside the child must not stand in for a module.
+        command = [sys.executable, "-P", "-m", __name__, options]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            try:
+                report = wait_for_site(home, within, lambda: child.poll() is not None)
+            except Refused as refused:
+                raise _failure(child, output, refused.reason) from refused
+            with closing(ControlClient(home)) as client:
+                yield report, client
+            if child.poll() is not None:
+                raise SiteFailed(f"the site ended by itself ({child.returncode})\n{_tail(output)}")
+        finally:
+            _end(child)
+
+
+def _failure(child: "subprocess.Popen[bytes]", output: IO[bytes], reason: str) -> Exception:
+    from rackloom.errors import Refused
+    from rackloom.testing.sites import SiteFailed
+
+    text = _tail(output)
+    if child.poll() == _REFUSED:
+        found = json.loads(text.splitlines()[-1])
+        return Refused(found["reason"], nearest_fix=found["fix"])
+    if child.returncode is not None:
+        return SiteFailed(f"the site did not start: it ended with {child.returncode}\n{text}")
+    return SiteFailed(f"the site did not start: {reason}\n{text}")
+
+
+def _tail(output: IO[bytes]) -> str:
+    output.seek(0)
+    return output.read().decode(errors="replace").strip()[-SHOWN_CHARACTERS:]
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """Have the child end; kill it where it does not."""
+    assert child.stdin is not None  # noqa: S101 (a pipe was asked for)
+    child.stdin.close()
+    try:
+        child.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+# The child.
+
+
+def main() -> None:
+    """Run the site that the argument describes, until standard input is closed."""
+    import uvloop
+
+    from rackloom.app.process import allow_open_files, shorten_switch_interval
+    from rackloom.errors import Refused
+    from rackloom.limits import Process, files_needed
+
+    options = json.loads(sys.argv[1])
+    try:
+        allow_open_files(files_needed(Process.UP, racks=options["racks"]))
+        shorten_switch_interval()
+        uvloop.run(_run(options))
+    except Refused as refused:
+        print(json.dumps({"reason": refused.reason, "fix": refused.nearest_fix}))  # noqa: T201
+        sys.exit(_REFUSED)
+
+
+async def _run(options: dict[str, Any]) -> None:
+    from rackloom.app.home import Home
+    from rackloom.app.process import stop_on_signals
+    from rackloom.app.twin.up import UpOptions, serve_up
+
+    stopped, loop = stop_on_signals(), asyncio.get_running_loop()
+
+    def follow_parent() -> None:
+        sys.stdin.buffer.read()
+        loop.call_soon_threadsafe(stopped.set)
+
+    threading.Thread(target=follow_parent, daemon=True).start()
+    wanted = UpOptions(port=0, racks=options["racks"], profile=options["profile"], seed=options["seed"])
+    await serve_up(Home(Path(options["home"])), wanted, lambda _: None, stopped)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The pytest plugin, as a project of somebody else meets it."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from tests.waiting import PATIENCE
+
+HERS = """
+import pytest
+
+pytestmark = pytest.mark.rackloom(seed="7", in_process=True)
+
+
+@pytest.mark.rackloom(seed="7", faults=["switch-stops"], in_process=True)
+def test_own(rackloom_site):
+    assert rackloom_site.seed == "7"
+    assert rackloom_site.do("switch-answers")
+
+
+@pytest.mark.rackloom(scope="session", seed="8", faults=[{"do": "gpu-lost", "tray": 1, "gpu": 1}])
+def test_shared(rackloom_site):
+    rackloom_site.expect("devices", driver="gpu.nvidia.com", tray=1, count=3)
+    test_shared.url = rackloom_site.url
+
+
+@pytest.mark.rackloom(scope="session", seed="8")
+def test_the_same_site_healed(rackloom_site):
+    assert rackloom_site.url == test_shared.url
+    rackloom_site.expect("devices", driver="gpu.nvidia.com", tray=1, count=4)
+    assert False, "to see the report"
+
+
+@pytest.mark.rackloom(rack=2)
+def test_wrong_option(rackloom_site):
+    pass
+
+
+@pytest.mark.rackloom(scope="module")
+def test_wrong_scope(rackloom_site):
+    pass
+"""
+
+
+def run_pytest(folder, *arguments):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--strict-markers", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=5 * PATIENCE)
+
+
+@pytest.mark.slow
+def test_fixture_marker_and_scopes(tmp_path):
+    (tmp_path / "test_hers.py").write_text(HERS)
+    done = run_pytest(tmp_path)
+    assert "2 passed" in done.stdout
+    assert "1 failed, " in done.stdout
+    assert "2 errors" in done.stdout
+    assert "does not know rack: it takes racks, profile" in done.stdout
+    assert "scope='module'): it is one of function, session" in done.stdout
+    assert "- rackloom site -" in done.stdout
+    assert "seed '8', 1 x gb200-nvl72, at http://127.0.0.1:" in done.stdout
+
+
+def test_it_is_there_and_costs_nothing_where_nobody_uses_it(tmp_path):
+    (tmp_path / "conftest.py").write_text(
+        textwrap.dedent("""
+        import sys
+
+        def pytest_terminal_summary(terminalreporter):
+            loaded = sorted(name for name in sys.modules if name.startswith("rackloom"))
+            terminalreporter.write_line("loaded " + " ".join(loaded))
+    """)
+    )
+    (tmp_path / "test_none.py").write_text("def test_none():\n    pass\n")
+    done = run_pytest(tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "loaded rackloom rackloom.pytest_plugin\n" in done.stdout
+    assert "rackloom(racks=1" in run_pytest(tmp_path, "--markers").stdout
+    assert "rackloom_site" in run_pytest(tmp_path, "--fixtures").stdout
