@@ -147,7 +147,9 @@ def test_what_others_made_of_our_types_stays_and_is_named(tmp_path: Path) -> Non
             assert {item["metadata"]["name"] for item in (await api.list(NODE)).items} == {"theirs"}
 
     asyncio.run(run())
-    assert [line for line in announced if "computedomains.resource.nvidia.com stays: 1 of" in line]
+    assert [
+        line for line in announced if "computedomains.resource.nvidia.com stays: 1 computedomains" in line
+    ]
 
 
 @pytest.mark.slow

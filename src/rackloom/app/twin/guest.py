@@ -47,6 +47,7 @@ from rackloom.core.domains.settings import (
 from rackloom.core.gangs.crd import gang_crd
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
     CRD,
     DEVICE_CLASS,
     LEASE,
@@ -228,8 +229,10 @@ class GuestObjects:
                 spec["names"]["plural"],
                 namespaced=spec["scope"] == "Namespaced",
             )
-            left = len((await self._api.list(served)).items)
-            return f"{left} of its objects are there" if left else ""
+            # Cliques are records of IMEX daemons, and mean nothing without a ComputeDomain.
+            counted = COMPUTE_DOMAIN if served.plural == COMPUTE_DOMAIN_CLIQUE.plural else served
+            left = len((await self._api.list(counted)).items)
+            return f"{left} {counted.plural} are there" if left else ""
         if kind == NAMESPACE:
             left = len((await self._api.list(POD, name)).items)
             return f"{left} pods are in it" if left else ""
