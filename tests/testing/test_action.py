@@ -29,7 +29,8 @@ gpu = 1
 expect = "devices"
 driver = "gpu.nvidia.com"
 tray = 2
-count = 3
+count = 1
+tainted = true
 within = 300
 """
 
