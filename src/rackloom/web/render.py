@@ -152,3 +152,8 @@ def render_changes(parts: Iterable[tuple[str, str]]) -> str:
 def render_login(trouble: str) -> str:
     """The page that asks for a token."""
     return _render("login.html", trouble=trouble)
+
+
+def render_signed_in(org: str) -> str:
+    """The page that leads a browser, which a link has signed in, to the map."""
+    return _render("signed_in.html", org=org)
