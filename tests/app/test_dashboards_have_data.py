@@ -1,8 +1,8 @@
 """Every query of every dashboard, asked of a real Prometheus that scrapes Rackloom's programs at work.
 
-One site on simulated racks carries a whole-rack job, placed as a gang, whose pods hold GPUs and a channel. The
-metrics of the site, the leading controllers, two node plugins of a tray of the job, a NIC plugin and the webhook
-are scraped as the alerts name their jobs. A file of `transfer run --textfile` is served as the node
+One site on simulated racks carries a whole-rack job, placed as a gang, whose pods hold GPUs and a channel.
+The metrics of the site, the leading controllers, two node plugins of a tray of the job, a NIC plugin and the
+webhook are scraped as the alerts name their jobs. A file of `transfer run --textfile` is served as the node
 exporter would show it.
 """
 

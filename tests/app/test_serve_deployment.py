@@ -123,7 +123,7 @@ def test_every_resource_that_is_named_is_there():
 
 def test_alerts_and_dashboard_ask_for_metrics_that_exist():
     rules = yaml.safe_load((MONITORING / "site-alerts.yaml").read_text())["groups"][0]["rules"]
-    panels = json.loads((MONITORING / "site-dashboard.json").read_text())["panels"]
+    panels = json.loads((MONITORING / "dashboards/site.json").read_text())["panels"]
     expressions = [rule["expr"] for rule in rules]
     expressions += [target["expr"] for panel in panels for target in panel["targets"]]
     asked = {name for expression in expressions for name in re.findall(r"nico_\w+", expression)}
