@@ -59,6 +59,7 @@ def _metric_names():
     metrics = SiteMetrics("nico_")
     metrics.drifted("d", 1)
     metrics.watch_issuer("https://issuer", lambda: 0.0)
+    metrics.connections_ended("rest")
     page = metrics.page(counts, 0.0).decode()
     return {re.split(r"[{ ]", line)[0] for line in page.splitlines() if not line.startswith("#")}
 

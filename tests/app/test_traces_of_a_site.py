@@ -87,7 +87,7 @@ def test_a_request_is_followed_through_pass_driver_call_and_observation(tmp_path
     children = [
         span
         for span in collector.spans
-        if (span.trace_id, span.parent_span_id) in {(one.trace_id, one.span_id) for one in passes}
+        if (span.trace_id, span.parent_span_id) in {(parent.trace_id, parent.span_id) for parent in passes}
     ]
     names = [span.name for span in sorted(children, key=lambda span: span.start_time_unix_nano)]
     # What was observed before, the driver's call, and the observation that confirms it.
@@ -98,6 +98,14 @@ def test_a_request_is_followed_through_pass_driver_call_and_observation(tmp_path
     assert confirmed.start_time_unix_nano >= made.end_time_unix_nano
     assert attributes(passes[-1])["rackloom.converged"] is True
     assert collector.resources[0]["service.name"] == "rackloom-site"
+    # Libraries that could trace too do not: their spans would have paths and messages.
+    assert {span.name.partition(" ")[0] for span in collector.spans} == {
+        "GET",
+        "POST",
+        "reconcile",
+        "observe",
+        "execute",
+    }
     assert_nothing_secret(collector, token)
 
 

@@ -191,14 +191,14 @@ def test_panels_have_their_own_ids_and_places(path: Path) -> None:
     for panel in panels:
         assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
-    for one, other in combinations([panel["gridPos"] for panel in panels], 2):
+    for first, second in combinations([panel["gridPos"] for panel in panels], 2):
         apart = (
-            one["x"] + one["w"] <= other["x"]
-            or other["x"] + other["w"] <= one["x"]
-            or one["y"] + one["h"] <= other["y"]
-            or other["y"] + other["h"] <= one["y"]
+            first["x"] + first["w"] <= second["x"]
+            or second["x"] + second["w"] <= first["x"]
+            or first["y"] + first["h"] <= second["y"]
+            or second["y"] + second["h"] <= first["y"]
         )
-        assert apart, (one, other)
+        assert apart, (first, second)
 
 
 @each_file

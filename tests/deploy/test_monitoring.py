@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.waiting import PATIENCE
 
 from deploy.monitoring import write_rules
 from rackloom.claim.cluster.gang_controller import PLACED_REASONS
@@ -18,7 +19,6 @@ from rackloom.core.gangs.reconcile import API_REFUSED, WARNING_REASONS
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy/monitoring"
 SCENARIOS = sorted((ROOT / "tests/deploy/monitoring").glob("*.test.yaml"))
-LIMIT = 60.0
 SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="NO PROMTOOL: Debian's package prometheus has it"
@@ -36,7 +36,7 @@ def alerts(name: str) -> list[dict[str, Any]]:
 def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
     command = ["promtool", "test", "rules", path.name]
     done = subprocess.run(
-        command, cwd=path.parent, capture_output=True, text=True, check=False, timeout=LIMIT
+        command, cwd=path.parent, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -256,7 +256,11 @@ async def embedded_service(
         mapped = mount_rack_map(
             app, source, deps.verifier, clock, switch_trays=twin.profile.switch_trays_per_domain
         )
-        async with serve_http(_with_metrics(mapped, page), f"{LOOPBACK}:{port}", limits=SITE_REST) as bound:
+        ended = metrics.connections_ended("rest")
+        answering = serve_http(
+            _with_metrics(mapped, page), f"{LOOPBACK}:{port}", limits=SITE_REST, ended=ended
+        )
+        async with answering as bound:
             url = f"http://{LOOPBACK}:{bound}"
             yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling)
 
