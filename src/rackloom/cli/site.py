@@ -52,6 +52,7 @@ def up(
     kubeconfig: Annotated[Path | None, Parameter(group=_CLUSTER_GROUP)] = None,
     demo: Annotated[bool, Parameter(negative="", group=_CLUSTER_GROUP)] = False,
     browser: bool | None = None,
+    traces: str | None = None,
 ) -> None:
     """Run a site on simulated racks, and a Kubernetes cluster of their trays, in one process, on loopback.
 
@@ -76,6 +77,8 @@ def up(
         Two tenants, a whole-rack job, a measured transfer, and a GPU that is lost and comes back.
     browser
         Open the rack map, signed in; by default with --demo on a desktop.
+    traces
+        Send spans to the OpenTelemetry collector at this URL, such as http://127.0.0.1:4318.
     """
     from rackloom.app.home import Home, default_home
     from rackloom.app.twin.up import UpOptions, run_up
@@ -85,6 +88,7 @@ def up(
         racks=racks,
         profile=profile,
         kubeconfig=kubeconfig,
+        traces=traces,
         open_browser=demo and _has_desktop() if browser is None else browser,
     )
     at, announce = Home(home or default_home()), partial(print, flush=True)
