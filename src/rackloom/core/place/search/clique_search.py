@@ -455,6 +455,7 @@ class CliqueRanking:
         self._trial = trial
         self._capacity = trial.capacity
         self._groups = [group_shape(subgroup) for subgroup in subgroups]
+        self._waiting = _alike_from(self._groups)
         self._needs = tuple(members_by_need(subgroups))
         self._weight_bounds: Sequence[WeightBound] = ()
         self._spares = spares
@@ -490,8 +491,7 @@ class CliqueRanking:
         may_open = (len(self._capacity.cliques) if most is None else most) - len(self.inside)
         if not all(bound.allows(self.inside, number, may_open) for bound in self._weight_bounds):
             return
-        group = self._groups[number]
-        waiting = self._groups[number:].count(group)
+        group, waiting = self._groups[number], self._waiting[number]
         # Cliques in use come before all others, whatever they close: fewest cliques is the first aim.
         used = self._used_ranks(group, waiting)
         fits = -sum(rank.negative_fits for rank, _ in used)
@@ -612,6 +612,16 @@ class CliqueRanking:
 
     def _bounds(self, shape: CliqueShape) -> BoundsByNeed:
         return {need: shape.bounds(need) for need in self._needs}
+
+
+def _alike_from(groups: Sequence[GroupShape]) -> list[int]:
+    """By number: how many of this subgroup and those after it have its shape."""
+    seen = Counter[GroupShape]()
+    found = []
+    for group in reversed(groups):
+        seen[group] += 1
+        found.append(seen[group])
+    return found[::-1]
 
 
 _RankedCliques = tuple[_CliqueRank, Sequence[int]]

@@ -274,7 +274,7 @@ BoundsByNeed = Mapping[MemberNeed, CliqueBounds]
 
 
 def clique_bounds(trays: Iterable[tuple[int, bool, int]]) -> CliqueBounds:
-    """The bounds of a clique, from trays: members that each serves, whether it is empty, how many there are."""
+    """The bounds of a clique, from trays: members that each serves, whether it is empty, how many of them."""
     capacity = in_part = on_empty = most = 0
     least: int | None = None
     for slots, is_empty, count in trays:

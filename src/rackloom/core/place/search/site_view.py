@@ -24,10 +24,16 @@ shape remembers is bounded and changes no answer. A view is for one thread at a 
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from rackloom.core.place.placement_values import REGION_SIZES, PlacementSite, PlacementTray, TrayHold
+from rackloom.core.place.placement_values import (
+    REGION_SIZES,
+    ClaimCapacity,
+    PlacementSite,
+    PlacementTray,
+    TrayHold,
+)
 from rackloom.core.place.search.gang_needs import (
     CliqueBounds,
     MemberNeed,
@@ -40,6 +46,8 @@ T = TypeVar("T")
 
 _MORE_THAN_ANY = 1 << 20
 """More GPUs than a tray has."""
+_CACHED_STATES = 4096
+"""Trays whose state is remembered: those of a site are mostly alike."""
 _CLOSED = -1
 """Free GPUs of a tray where nothing may go, not even a member without GPUs."""
 MAX_REMEMBERED = 64
@@ -101,21 +109,38 @@ class CliqueTrays:
                 if hold.channel:
                     with_channel.add(hold.tray)
         return tuple(
-            [_tray_state(tray, left[tray.name], tray.name in with_channel, exclusive) for tray in self.trays]
+            [
+                _tray_state(
+                    tray.gpus,
+                    left[tray.name],
+                    tray.shut is None,
+                    tray.name not in with_channel if tray.gpus or tray.clique else None,
+                    exclusive,
+                    frozenset(tray.closed) if tray.closed else _NOTHING,
+                    frozenset(tray.rooms.items()) if tray.rooms else _NOTHING,
+                )
+                for tray in self.trays
+            ]
         )
 
 
-def _tray_state(tray: PlacementTray, left: int, channel_in_use: bool, exclusive: bool) -> TrayState:
-    untouched = left == tray.gpus and not channel_in_use
-    free = left if left >= 0 and tray.shut is None and (untouched or not exclusive) else _CLOSED
-    return TrayState(
-        free,
-        0 < tray.gpus == free and untouched,
-        untouched,
-        not channel_in_use and bool(tray.gpus or tray.clique),
-        frozenset(tray.closed) if tray.closed else frozenset(),
-        frozenset(tray.rooms.items()) if tray.rooms else frozenset(),
-    )
+_NOTHING: frozenset[Any] = frozenset()
+
+
+@lru_cache(_CACHED_STATES)
+def _tray_state(
+    gpus: int,
+    left: int,
+    is_open: bool,
+    channel: bool | None,
+    exclusive: bool,
+    closed: frozenset[str],
+    rooms: frozenset[tuple[str, ClaimCapacity]],
+) -> TrayState:
+    """`left`: GPUs that no hold has; `channel`: whether the IMEX channel is free, None where none is."""
+    untouched = left == gpus and channel is not False
+    free = left if left >= 0 and is_open and (untouched or not exclusive) else _CLOSED
+    return TrayState(free, 0 < gpus == free and untouched, untouched, bool(channel), closed, rooms)
 
 
 # One clique as a gang meets it.

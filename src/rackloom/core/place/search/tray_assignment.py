@@ -123,10 +123,12 @@ class TrialPlacement:
 
     def clique_slots(self, clique: str, need: MemberNeed) -> int:
         """Members that the clique can serve."""
-        total = self.capacity.shape(clique).bounds(need).capacity
+        state = self.capacity.cliques[clique]
+        total = state.shape.bounds(need).capacity
         if uses := self._uses.get(clique):
-            slots = self.capacity.cliques[clique].slots(need)
-            total += sum([self.slots(TrayPosition(clique, number), need) - slots[number] for number in uses])
+            slots = state.slots(need)
+            for number, use in uses.items():
+                total += self._slots_beside(clique, number, use, need) - slots[number]
         return total
 
     def empty(self, clique: str) -> int:
@@ -141,17 +143,20 @@ class TrialPlacement:
 
     def slots(self, at: TrayPosition, need: MemberNeed) -> int:
         """Members that the tray can serve."""
-        use, most = self._use(at), self.capacity.cliques[at.clique].slots(need)[at.number]
+        return self._slots_beside(at.clique, at.number, self._use(at), need)
+
+    def _slots_beside(self, clique: str, number: int, use: _TrayUse, need: MemberNeed) -> int:
+        state = self.capacity.cliques[clique]
+        most = state.slots(need)[number]
         if not use.members:
             return most
         # The allocator was not asked whether claims of two kinds fit on one tray.
-        if use.devices != need.devices or self._is_barred(at, need):
+        if use.devices != need.devices or self._is_barred(TrayPosition(clique, number), need):
             return 0
-        by_gpus = self.free(at) // need.gpus if need.gpus else most
-        by_devices = (
-            most if need.devices is None else need.device_slots(self.capacity.state(at)) - use.members
-        )
-        return min(most, by_gpus, by_devices)
+        tray = state.states[number]
+        if need.gpus:
+            most = min(most, (tray.free - use.gpus) // need.gpus)
+        return most if need.devices is None else min(most, need.device_slots(tray) - use.members)
 
     def free(self, at: TrayPosition) -> int:
         """Free GPUs of the tray."""
@@ -169,13 +174,12 @@ class TrialPlacement:
         state, uses = self.capacity.cliques[clique], self._uses.get(clique, {})
         ranked = []
         for number, (slots, tray) in enumerate(zip(state.slots(need), state.states, strict=True)):
-            if number in uses:
-                at = TrayPosition(clique, number)
-                ranked.append((self.slots(at, need), self.is_empty(at), self.free(at), number))
-            else:
-                ranked.append((slots, tray.is_empty, tray.free, number))
+            use = uses.get(number, _UNUSED)
+            left = slots and self._slots_beside(clique, number, use, need)
+            if left:
+                ranked.append((left, tray.is_empty and not use.gpus, tray.free - use.gpus, number))
         ranked.sort()
-        return [(slots, TrayPosition(clique, number)) for slots, _, _, number in ranked if slots]
+        return [(slots, TrayPosition(clique, number)) for slots, _, _, number in ranked]
 
     def take(self, at: TrayPosition, need: MemberNeed, members: int) -> None:
         """Put members on a tray, where they are known to fit."""
