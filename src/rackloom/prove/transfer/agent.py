@@ -126,15 +126,11 @@ class NixlAgent:
 
     def _not_started(self, error: Exception, pins: UcxPins) -> Refused:
         """UCX could not be started with what it was pinned to."""
-        if (
-            pins.transports
-            and _WITHIN_MEMORY.issuperset(pins.transports)
-            and _NO_MESSAGES in self._read_log()
-        ):
+        alone = bool(pins.transports) and _WITHIN_MEMORY.issuperset(pins.transports)
+        if alone and _NO_MESSAGES in self._read_log():
             return Refused(
-        within_memory = pins.transports and _WITHIN_MEMORY.issuperset(pins.transports)
-        if within_memory and _NO_MESSAGES in self._read_log():
-                " none of these carries messages and notices when the peer is gone",
+                f"UCX needs a companion for {', '.join(pins.transports)}: the ends also exchange messages,"
+                " and none of these carries messages and notices when the peer is gone",
                 nearest_fix="pin tcp too (--transport tcp); the report names what moved the data",
             )
         return Refused(
