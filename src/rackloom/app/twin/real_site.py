@@ -25,6 +25,7 @@ from rackloom.core.diagnosis.findings import Finding
 from rackloom.lab.scenario.rest_client import Json, RestAnswer
 from rackloom.lab.scenario.stage import SiteControl
 from rackloom.lab.switches.servers import NmxcServer
+from rackloom.traces import NO_TRACES, Traces
 
 TOKEN_SECONDS = 86_400.0
 REQUEST_SECONDS = 30.0
@@ -41,12 +42,13 @@ async def real_site(
     port: int = 0,
     seed: str | None = None,
     log: LogSetup = log_to_file,
+    traces: Traces = NO_TRACES,
 ) -> "AsyncIterator[RealSite]":
     """A site that answers while the context is entered; `seed` as in `open_embedded_home`."""
     async with (
         open_embedded_home(home, racks=racks, profile=profile, seed=seed, log=log) as (store, twin),
         httpx2.AsyncClient(timeout=REQUEST_SECONDS) as http,
-        RealSite(home, store, twin, http, port) as site,
+        RealSite(home, store, twin, http, port, traces) as site,
     ):
         yield site
 
@@ -55,7 +57,13 @@ class RealSite(SiteControl):
     """The embedded site on sockets, whose service can be ended and started again while its racks go on."""
 
     def __init__(
-        self, home: Home, store: Store, twin: TwinSite, http: httpx2.AsyncClient, port: int = 0
+        self,
+        home: Home,
+        store: Store,
+        twin: TwinSite,
+        http: httpx2.AsyncClient,
+        port: int = 0,
+        traces: Traces = NO_TRACES,
     ) -> None:
         self.switches: list[NmxcServer] = [twin.servers[domain.uuid] for domain in twin.site.domains]
         self._home = home
@@ -63,6 +71,7 @@ class RealSite(SiteControl):
         self.twin = twin
         self._http = http
         self._port = port
+        self._traces = traces
         self._running = AsyncExitStack()
         self._service: EmbeddedSite | None = None
         self._newest: EmbeddedSite | None = None
@@ -71,7 +80,7 @@ class RealSite(SiteControl):
 
     async def __aenter__(self) -> "RealSite":
         service = await self._running.enter_async_context(
-            embedded_service(self._home, self._store, self.twin, self._port)
+            embedded_service(self._home, self._store, self.twin, self._port, self._traces)
         )
         # The next life answers where this one did.
         self._port = urlsplit(service.url).port or 0

@@ -22,7 +22,8 @@ import secrets
 import shlex
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+import webbrowser
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -40,6 +41,7 @@ from rackloom.app.process import (
     stop_on_signals,
     wait_stopped_or_ended,
 )
+from rackloom.app.tracing import TraceSettings, open_traces
 from rackloom.app.twin.cluster import ADMIN_USER, TwinCluster, twin_cluster
 from rackloom.app.twin.control import ControlledSite, served_control, tray_reports
 from rackloom.app.twin.control_messages import ControlAccess, SiteReport
@@ -61,6 +63,8 @@ from rackloom.lab.scenario.controllers import ClockAndRandom
 from rackloom.lab.scenario.stage import Stage
 from rackloom.lab.switches.fabric import SimulatedFabric
 from rackloom.limits import SIMULATED_API_SERVER, Process, files_needed
+from rackloom.traces import NO_TRACES, Traces
+from rackloom.web.sign_in_codes import CODE_SECONDS
 
 # Access to the simulated API server for kubectl and the doctor.
 
@@ -138,7 +142,14 @@ class RunningTwin(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def running_twin(
-    home: Home, *, port: int, racks: int, profile: str, seed: str | None = None, log: LogSetup = log_to_file
+    home: Home,
+    *,
+    port: int,
+    racks: int,
+    profile: str,
+    seed: str | None = None,
+    log: LogSetup = log_to_file,
+    traces: Traces = NO_TRACES,
 ) -> AsyncIterator[RunningTwin]:
     """A twin that answers while the context is entered. Its nodes appear one after the other from then on.
 
@@ -147,8 +158,9 @@ async def running_twin(
     """
     kubeconfig = home.path / "kubeconfig"
     chance = None if seed is None else ClockAndRandom(time.time, random.Random(seed))  # noqa: S311 (a seed)
+    made = real_site(home, port=port, racks=racks, profile=profile, seed=seed, log=log, traces=traces)
     async with (
-        real_site(home, port=port, racks=racks, profile=profile, seed=seed, log=log) as real,
+        made as real,
         twin_cluster(real.twin, home.twin / "cluster", chance) as cluster,
         served_api(cluster.kube, ADMIN_USER, kubeconfig),
     ):
@@ -166,13 +178,22 @@ async def running_twin(
 
 @asynccontextmanager
 async def controlled_twin(
-    home: Home, *, port: int, racks: int, profile: str, seed: str | None = None, log: LogSetup = log_to_file
+    home: Home, options: "UpOptions", traces: Traces
 ) -> AsyncIterator[tuple[RunningTwin, ControlAccess]]:
     """A running twin, and the control that plays steps on it."""
-    async with running_twin(home, port=port, racks=racks, profile=profile, seed=seed, log=log) as whole:
+    made = running_twin(
+        home,
+        port=options.port,
+        racks=options.racks,
+        profile=options.profile,
+        seed=options.seed,
+        log=options.log,
+        traces=traces,
+    )
+    async with made as whole:
         site = _controlled_site(
             whole.real,
-            profile,
+            options.profile,
             whole.kubeconfig,
             whole.nodes,
             make_stage=lambda: Stage(whole.real, whole.cluster),
@@ -231,9 +252,13 @@ def _change_counter(kube: FakeKube) -> Callable[[], int]:
 # The process.
 
 
+PROVIDER_ORG, PROVIDER_ROLES = "demo", ("PROVIDER_ADMIN", "TENANT_ADMIN")
+"""The organisation that provides an embedded site."""
 REQUESTS_PER_SECOND, BURST = 400.0, 2000
 """Client-side limits at a real API server, where one process acts for all kubelets and plugins."""
 Announce = Callable[[str], None]
+Accompany = Callable[[RunningTwin], Coroutine[None, None, None]]
+"""Runs beside a simulated cluster, until it ends or the site does."""
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,27 +273,44 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster of others that the trays join; None: one of their own."""
     log: LogSetup = log_to_file
     """Sends events to the log file of the home."""
+    open_browser: bool = False
+    """Whether to show the rack map once it answers, signed in as the provider."""
+    traces: str | None = None
+    """URL of the collector of spans; None: no spans."""
 
 
-def run_up(home: Home, options: UpOptions, announce: Announce) -> None:
-    """Run a site in `home` until SIGTERM or SIGINT; `announce` gets its addresses once it answers."""
+def run_up(home: Home, options: UpOptions, announce: Announce, accompany: Accompany | None = None) -> None:
+    """Run a site in `home` until SIGTERM or SIGINT; `announce` gets its addresses once it answers.
+
+    `accompany` is for a simulated cluster only.
+    """
     import uvloop
 
     allow_open_files(files_needed(Process.UP, racks=options.racks))
     shorten_switch_interval()
-    uvloop.run(_run_until_signal(home, options, announce))
+    uvloop.run(_run_until_signal(home, options, announce, accompany))
 
 
-async def _run_until_signal(home: Home, options: UpOptions, announce: Announce) -> None:
-    await serve_up(home, options, announce, stop_on_signals())
+async def _run_until_signal(
+    home: Home, options: UpOptions, announce: Announce, accompany: Accompany | None
+) -> None:
+    await serve_up(home, options, announce, stop_on_signals(), accompany)
 
 
-async def serve_up(home: Home, options: UpOptions, announce: Announce, stopped: asyncio.Event) -> None:
+async def serve_up(
+    home: Home,
+    options: UpOptions,
+    announce: Announce,
+    stopped: asyncio.Event,
+    accompany: Accompany | None = None,
+) -> None:
     """Run a site until `stopped` is set. Raises the error with which a part of it ends."""
+    sent = None if options.traces is None else TraceSettings(endpoint=options.traces, instance=str(home.path))
     async with (
-        _with_simulated_cluster(home, options, announce)
+        open_traces(sent) as traces,
+        _with_simulated_cluster(home, options, traces, announce, accompany)
         if options.guest is None
-        else _with_real_cluster(home, options, options.guest, announce) as work
+        else _with_real_cluster(home, options, options.guest, traces, announce) as work,
     ):
         await wait_stopped_or_ended(stopped, *work)
         for task in work:
@@ -278,35 +320,40 @@ async def serve_up(home: Home, options: UpOptions, announce: Announce, stopped: 
 
 @asynccontextmanager
 async def _with_simulated_cluster(
-    home: Home, options: UpOptions, announce: Announce
+    home: Home, options: UpOptions, traces: Traces, announce: Announce, accompany: Accompany | None
 ) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
-    made = controlled_twin(
+    async with (
+        controlled_twin(home, options, traces) as (twin, _),
+        background_task(twin.real.fails()) as serving,
+    ):
+        _announce_site(home, options, twin.site, announce)
+        announce(f"rackloom: its trays as nodes: kubectl --kubeconfig {twin.kubeconfig} get nodes")
+        async with background_task(freeze_after_start(twin.nodes)):
+            if accompany is None:
+                yield serving, twin.cluster.work
+                return
+            async with background_task(accompany(twin)):
+                yield serving, twin.cluster.work
+
+
+@asynccontextmanager
+async def _with_real_cluster(
+    home: Home, options: UpOptions, guest: GuestOptions, traces: Traces, announce: Announce
+) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
+    client = http_client(guest.kubeconfig, guest.context)
+    client.headers["User-Agent"] = "rackloom-twin"
+    made = real_site(
         home,
         port=options.port,
         racks=options.racks,
         profile=options.profile,
         seed=options.seed,
         log=options.log,
+        traces=traces,
     )
-    async with made as (twin, _), background_task(twin.real.fails()) as serving:
-        _announce_site(home, options, twin.site, announce)
-        announce(f"rackloom: its trays as nodes: kubectl --kubeconfig {twin.kubeconfig} get nodes")
-        freezing = asyncio.create_task(freeze_after_start(twin.nodes))
-        yield serving, twin.cluster.work
-        freezing.cancel()
-
-
-@asynccontextmanager
-async def _with_real_cluster(
-    home: Home, options: UpOptions, guest: GuestOptions, announce: Announce
-) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
-    client = http_client(guest.kubeconfig, guest.context)
-    client.headers["User-Agent"] = "rackloom-twin"
     async with (
         KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST)) as api,
-        real_site(
-            home, port=options.port, racks=options.racks, profile=options.profile, seed=options.seed
-        ) as real,
+        made as real,
         background_task(real.fails()) as serving,
         guest_racks(real.twin, home.twin / "cluster", api, announce, taint=guest.taint) as racks,
     ):
@@ -338,6 +385,17 @@ async def freeze_after_start(nodes: TrayNodes) -> None:
 def _announce_site(home: Home, options: UpOptions, site: EmbeddedSite, announce: Announce) -> None:
     announce(f"rackloom: {options.racks} x {options.profile} (simulated) at {site.url}, home {home.path}")
     token = shlex.join(
-        ["rackloom", "token", "--home", str(home.path), "--org", "demo", "--role", "TENANT_ADMIN"]
+        ["rackloom", "token", "--home", str(home.path), "--org", PROVIDER_ORG, "--role", "TENANT_ADMIN"]
     )
     announce(f"rackloom: log {home.log}; for a token: {token}")
+    link = site.sign_in_link(PROVIDER_ORG, PROVIDER_ROLES)
+    announce(f"rackloom: the rack map, signed in (valid for {CODE_SECONDS / 60:.0f} minutes): {link}")
+    if options.open_browser:
+        _open_browser(home, link)
+
+
+def _open_browser(home: Home, link: str) -> None:
+    """Open the link by a file that only this user reads: arguments of a process are seen by all users."""
+    page = home.path / "open-map.html"
+    write_durably(page, f'<!doctype html><meta http-equiv="refresh" content="0; url={link}">'.encode())
+    webbrowser.open(page.as_uri())
