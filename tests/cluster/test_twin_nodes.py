@@ -1,26 +1,49 @@
-"""The trays of a twin in a real cluster: registered, published, scheduled onto, and gone at the end."""
+"""The trays of a twin as guests of a real cluster: marked, published, scheduled onto, and gone at the end."""
 
 from pathlib import Path
 
 import pytest
+from tests.cluster.custom import none_is_going
 from tests.waiting import until
 
 from rackloom.app.home import Home
-from rackloom.app.twin.cluster import installed_device_classes, twin_nodes
+from rackloom.app.twin.guest import SITE_LABEL, guest_racks, site_id
 from rackloom.app.twin.site import open_embedded_home
-from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL, GPU_DRIVER, SIMULATED_LABEL
-from rackloom.core.kubernetes.objects import DEVICE_CLASS, NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.core.kubernetes.objects import (
+    CRD,
+    DEVICE_CLASS,
+    LEASE,
+    NAMESPACE,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_SLICE,
+)
+from rackloom.lab.nodes.kubelets import LEASE_NAMESPACE
 
 pytestmark = pytest.mark.anyio
 TRAYS = 18
 CLAIM = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": GPU_DRIVER, "count": 4}}]}}
+SPEC = {
+    "containers": [{"name": "main", "image": "x", "resources": {"claims": [{"name": "gpus"}]}}],
+    "resourceClaims": [{"name": "gpus", "resourceClaimName": "gpus"}],
+    "tolerations": [{"key": SIMULATED_LABEL, "operator": "Exists", "effect": "NoSchedule"}],
+}
+
+
+async def everything(api: KubeApi) -> set[tuple[str, str]]:
+    """What a guest may make."""
+    kinds = (NODE, RESOURCE_SLICE, DEVICE_CLASS, CRD, NAMESPACE)
+    leases = (await api.list(LEASE, LEASE_NAMESPACE)).items
+    return {(LEASE.kind, item["metadata"]["name"]) for item in leases} | {
+        (kind.kind, item["metadata"]["name"]) for kind in kinds for item in (await api.list(kind)).items
+    }
 
 
 async def test_a_pod_gets_the_gpus_of_a_simulated_tray(api: KubeApi, namespace: str, tmp_path: Path) -> None:
-    (gpus,) = [klass for klass in installed_device_classes() if klass["metadata"]["name"] == GPU_DRIVER]
-    await api.create(DEVICE_CLASS, gpus)
-    home = Home(tmp_path)
+    announced: list[str] = []
 
     async def published() -> bool:
         nodes = (await api.list(NODE, labels=f"{SIMULATED_LABEL}=true,{GPU_CLIQUE_LABEL}")).items
@@ -31,20 +54,38 @@ async def test_a_pod_gets_the_gpus_of_a_simulated_tray(api: KubeApi, namespace: 
         pod = await api.get(POD, "work", namespace)
         return bool(pod["status"].get("phase") == "Running")
 
-    async with open_embedded_home(home, racks=1, profile="gb200-nvl72") as (_, twin):
-        async with twin_nodes(twin, home.twin / "cluster", api) as guests:
+    async def has_ended() -> bool:
+        try:
+            await api.get(POD, "work", namespace)
+        except NotFound:
+            return True
+        return False
+
+    async def no_slices() -> bool:
+        return not (await api.list(RESOURCE_SLICE)).items
+
+    await until(no_slices, "the devices of earlier tests are gone")
+    before = await everything(api)
+    opened = open_embedded_home(Home(tmp_path), racks=1, profile="gb200-nvl72")
+    async with opened as (_, twin):
+        async with guest_racks(twin, tmp_path / "cluster", api, announced.append) as guests:
             await until(published, "every tray is published with its clique")
+            nodes = (await api.list(NODE, labels=f"{SITE_LABEL}={site_id(twin)}")).items
+            assert len(nodes) == TRAYS
+            assert all(
+                SIMULATED_LABEL in {taint["key"] for taint in node["spec"]["taints"]} for node in nodes
+            )
             await api.create(
                 RESOURCE_CLAIM, {"metadata": {"name": "gpus", "namespace": namespace}, "spec": CLAIM}
             )
-            spec = {
-                "containers": [{"name": "main", "image": "x", "resources": {"claims": [{"name": "gpus"}]}}],
-                "resourceClaims": [{"name": "gpus", "resourceClaimName": "gpus"}],
-            }
-            await api.create(POD, {"metadata": {"name": "work", "namespace": namespace}, "spec": spec})
+            await api.create(POD, {"metadata": {"name": "work", "namespace": namespace}, "spec": SPEC})
             await until(runs, "the pod runs")
             await api.delete(POD, "work", namespace)
-            assert not guests.work.done()
-        left = (await api.list(NODE, labels=f"{SIMULATED_LABEL}=true")).items
-    assert not left
-    await api.delete(DEVICE_CLASS, GPU_DRIVER)
+            await until(has_ended, "the pod has ended")
+            assert not guests.nodes.work.done()
+            assert not guests.controlling.done()
+        # The server takes what is in a namespace, and objects of a type, away by and by.
+        for kind in (CRD, NAMESPACE):
+            await until(lambda kind=kind: none_is_going(api, kind), f"every deleted {kind.kind} is gone")  # type: ignore[misc]
+        assert await everything(api) == before
+    assert announced == []
