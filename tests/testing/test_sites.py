@@ -279,7 +279,7 @@ def test_for_asyncio():
             home = running.site.home
         ticking.cancel()
         # The loop was free during the start: a start that blocks it leaves a gap as long as itself.
-        gaps = [later - before for before, later in pairwise([begun_at, *ticks[:begun], started_at])]
+        gaps = [second - first for first, second in pairwise([begun_at, *ticks[:begun], started_at])]
         assert max(gaps) < (started_at - begun_at) / 2
         return home
 
