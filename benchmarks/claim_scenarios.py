@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.allocate.eligibility import compiled
 from rackloom.core.allocate.fleet import Fleet
 from rackloom.core.allocate.inputs import Features
 from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
@@ -165,6 +166,8 @@ def placed(scenario: Fields, pods: int | None = None) -> tuple[list[Fields | Non
     # As in a process that runs for long: what was read is no work for the garbage collector.
     gc.collect()
     gc.freeze()
+    # And CEL is loaded, as it is on the side of upstream.
+    compiled("true")
     cpu, wall = time.process_time(), time.perf_counter()
     fleet = Fleet(nodes, classes, slices, features=features)
     for number, wanted in enumerate(claims):
@@ -175,9 +178,7 @@ def placed(scenario: Fields, pods: int | None = None) -> tuple[list[Fields | Non
             changed = slices[shrinks[number]]
             spec = replace(changed.spec, devices=changed.spec.devices[:-1])
             slices[shrinks[number]] = replace(changed, spec=spec)
-            fleet = Fleet(nodes, classes, slices, features=features)
-            for holder in held.values():
-                fleet.occupy(holder.results)
+            fleet.replace_slice(changed, slices[shrinks[number]])
         outcome = fleet.place([wanted])
         outcomes.append(outcome)
         if isinstance(outcome, Allocation):

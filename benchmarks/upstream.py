@@ -21,8 +21,8 @@ Three ways in which Go searches the nodes, in this order:
 A ratio is what a pod costs upstream divided by what it costs Rackloom, above 1 where Rackloom is faster: in
 CPU time (`cpu_ratio`, which judges the goal) and in wall time, each the median of the rounds with `_min` and
 `_max` beside it. The first turn of upstream ends after `--limit` seconds; all turns of both sides then place
-as many pods as it had placed by then. Where that is none, one pod is one turn: `upstream_stopped` says so, and
-the ratio is at least that.
+as many pods as it had placed by then. Where that is none, `upstream_stopped` says so, and a pod's ratio is at
+least the one shown.
 
 The scenarios are files, or those of `claim_scenarios.py`; with `--traps` those of `claim_traps.py`. With
 several numbers of nodes, a row says how CPU time grows from the smallest to the largest (`growth`: 0 if it
@@ -171,7 +171,7 @@ def scenarios(asked: argparse.Namespace) -> Iterator[Row]:
 
 
 def growth(rows: list[Row]) -> Row | None:
-    """How what a pod costs Rackloom grows from the fewest to the most nodes; None where pods are not as many."""
+    """How what a pod costs Rackloom grows with the number of nodes; None where pods are not as many."""
     first, last = rows[0], rows[-1]
     if first["nodes"] >= last["nodes"] or first["pods"] != last["pods"]:
         return None
@@ -179,6 +179,21 @@ def growth(rows: list[Row]) -> Row | None:
     exponent = round(math.log(slower) / math.log(last["nodes"] / first["nodes"]), 2)
     row = {"measure": "growth", "scenario": last["scenario"], "mode": last["mode"], "pods": last["pods"]}
     return {**row, "growth": exponent, "goal": GROWTH, "met": exponent <= GROWTH}
+
+
+def allocations(program: Path, asked: argparse.Namespace) -> int:
+    """Print the rows of all scenarios; returns how many places differ."""
+    differences = 0
+    sizes: dict[tuple[str, str], list[Row]] = {}
+    for scenario in scenarios(asked):
+        for row in allocate_rows(scenario, program, asked):
+            print(json.dumps(row), flush=True)
+            differences += row.get("differences", 0)
+            sizes.setdefault((row["scenario"], row["mode"]), []).append(row)
+    for rows in sizes.values():
+        if grown := growth(rows):
+            print(json.dumps(grown), flush=True)
+    return differences
 
 
 def main() -> None:
@@ -217,16 +232,7 @@ def main() -> None:
             sys.exit(f"upstream: {error}")
         print(json.dumps({"measure": "skipped", "reason": f"upstream is not compared: {error}"}), flush=True)
         return
-    differences = 0
-    sizes: dict[tuple[str, str], list[Row]] = {}
-    for scenario in scenarios(asked) if asked.what in (None, "allocate") else ():
-        for row in allocate_rows(scenario, program, asked):
-            print(json.dumps(row), flush=True)
-            differences += row.get("differences", 0)
-            sizes.setdefault((row["scenario"], row["mode"]), []).append(row)
-    for rows in sizes.values():
-        if grown := growth(rows):
-            print(json.dumps(grown), flush=True)
+    differences = allocations(program, asked) if asked.what in (None, "allocate") else 0
     for row in cel_rows(program, asked) if asked.what in (None, "cel") else ():
         print(json.dumps(row), flush=True)
     if differences:

@@ -101,6 +101,7 @@ func allocate(input io.Reader, mode string, pods int, limit time.Duration) (*pla
 	if c.Node != nil {
 		c.Nodes = append(c.Nodes, c.Node)
 	}
+	cel.GetCompiler(features).CompileCELExpression("true", cel.Options{}) // loads CEL
 	answer := &placements{Places: []*place{}}
 	began, spent := time.Now(), cpuSeconds()
 	until, done := context.WithTimeout(context.Background(), limit)
