@@ -217,7 +217,9 @@ def _may_meet(between: _NumberRange | None, low: int | None, high: int | None) -
 
 def _scalar(attribute: DeviceAttribute) -> Scalar | None:
     """The value that a selector sees; None for lists, versions and what is malformed."""
-    if not (attribute.ints is attribute.bools is attribute.strings is attribute.versions is None):
+    if attribute.ints is not None or attribute.bools is not None:
+        return None
+    if attribute.strings is not None or attribute.versions is not None:
         return None
     if attribute.int_ is not None:
         return attribute.int_
@@ -233,7 +235,7 @@ _INDEXES_KEPT = 16
 class _Term(NamedTuple):
     """What rules nodes out, for one request."""
 
-    index: AttributeIndex | TaintIndex
+    of: AttributeIndex | TaintIndex
     first: Callable[[int, int], int]
     """The first node from a number on, below another one."""
 
@@ -271,7 +273,7 @@ class AttributeIndexes:
         choices = [self._terms(ask) for ask in choice]
         if not choice or not all(choices):
             return None
-        indexes = [term.index for terms in choices for either in terms for term in either]
+        indexes = [term.of for terms in choices for either in terms for term in either]
         end = len(self._nodes.nodes)
 
         def first(start: int) -> int:
@@ -307,7 +309,7 @@ class AttributeIndexes:
 
     @property
     def _has_taints(self) -> bool:
-        if not self._nodes.taints_count:
+        if not self._nodes.heeds_taints:
             return False
         if self._tainted is None:
             self._tainted = any(True for _ in self._nodes.index.taints())

@@ -70,7 +70,7 @@ class FleetNodes:
         self.taken = ChangeLog()
         self.reshaped = ChangeLog()
         """Nodes whose devices changed."""
-        self.taints_count = features.device_taints
+        self.heeds_taints = features.device_taints
         self._features = features
         self._devices: dict[int, NodeDevices] = {}
         self._occupancy: dict[int, NodeOccupancy] = {}
