@@ -1,11 +1,11 @@
 """`make client`: writes the generated part of `rackloom.client` from the document that the service serves.
 
-`models.py` comes from datamodel-code-generator, with a template for msgspec. `operations.py` has a function for
-each operation, which makes the request as a value. What a client has no use for is taken out of the document
-first: old names of fields and parameters, and limits that the service checks.
+`models.py` comes from datamodel-code-generator, with a template for msgspec. `operations.py` has a function
+for each operation, which makes the request as a value. What a client has no use for is taken out of the
+document first: old names of fields and parameters, and limits that the service checks.
 
-A field that need not be given becomes `T | None = None`: null and a missing field mean the same to the service,
-which then uses its own default.
+A field that need not be given becomes `T | None = None`: null and a missing field mean the same to the
+service, which then uses its own default.
 """
 
 import json
@@ -26,8 +26,8 @@ PACKAGE = ROOT / "src/rackloom/client"
 PREFIX = "/v2/org/{org}/nico/"
 STREAM = "text/event-stream"
 LIMITS = (
-    "title", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems", "maxProperties",
-    "propertyNames",
+    "title", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems",
+    "maxProperties", "propertyNames",
 )  # fmt: skip
 UNUSED = ("HTTPValidationError", "ValidationError")
 """The framework's own, which no operation answers with."""
@@ -120,7 +120,7 @@ def format_file(file: Path) -> None:
 # Operations.
 
 
-HEADER = '''"""Every operation of the service, as a function that makes its request. Written by `make client`."""
+HEADER = '''"""Every operation of the service: a function that makes its request. Written by `make client`."""
 
 from datetime import datetime
 from typing import Any, Literal

@@ -1,10 +1,11 @@
 """A request as a value: what `operations` makes and a client sends.
 
 `Call[T]` is one request and the type of its answer. `PagedCall[T]` is a list that the service gives in pages;
-`T` is an item. Neither does anything by itself, so that the synchronous and the asynchronous client share them.
+`T` is an item. Neither does anything by itself, so that the synchronous and the asynchronous client share
+them.
 
-`Model` is the base of all objects of the service (`models`). A field that is None and need not be given is not
-sent: to the service null and a missing field mean the same.
+`Model` is the base of all objects of the service (`models`). A field that is None and need not be given is
+not sent: to the service null and a missing field mean the same.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ import msgspec
 T = TypeVar("T")
 Many: TypeAlias = T | Sequence[T]
 """A parameter that may be given several values: any of them."""
+QueryPairs = tuple[tuple[str, str | int | float | bool | None], ...]
+"""As httpx2 takes them; the values are texts."""
 QueryValue = str | int | datetime | Sequence[str | int] | None
 
 
@@ -64,12 +67,12 @@ def path_of(*parts: str) -> str:
     return "/".join(quote(part, safe="") for part in parts)
 
 
-def query_pairs(query: Mapping[str, QueryValue]) -> list[tuple[str, str]]:
+def query_pairs(query: Mapping[str, QueryValue]) -> QueryPairs:
     """The parameters as they are sent: a list repeats its name, and None is left out.
 
     Raises ValueError for a time without a zone.
     """
-    return [(name, _text(name, value)) for name, given in query.items() for value in _values(given)]
+    return tuple((name, _text(name, value)) for name, given in query.items() for value in _values(given))
 
 
 def _values(given: QueryValue) -> Iterable[str | int | datetime]:

@@ -254,7 +254,11 @@ async def embedded_service(
         )
         async with serve_http(_with_metrics(mapped, page), f"{LOOPBACK}:{port}", limits=SITE_REST) as bound:
             url = f"http://{LOOPBACK}:{bound}"
-            yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling)
+            write_durably(home.address, url.encode())
+            try:
+                yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling)
+            finally:
+                home.address.unlink(missing_ok=True)
 
 
 def _with_metrics(site: ASGIApp, page: ASGIApp) -> ASGIApp:
