@@ -40,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSite]:
     thread.start()
     try:
         assert begun.wait(60)
-        url, loop, stop = running
+        url = running[0]
         yield RunningSite(home, url)
     finally:
         if running:
