@@ -74,6 +74,7 @@ def test_the_examples_of_the_page(site: Any, capsys: Any) -> None:
     values: dict[str, Any] = {}
     for example in examples():
         exec(compile(example.replace("./site", str(site.home)), str(PAGE), "exec"), values)  # noqa: S102
+    values["client"].close()
     printed = capsys.readouterr().out
     assert "worker" in printed
     assert "['train']" in printed

@@ -69,7 +69,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return ssl.create_default_context(cafile=str(self.ca))
         except OSError as error:
-            problem = error.strerror if error.errno else "it has no certificate"
+            problem = "it has no certificate" if isinstance(error, ssl.SSLError) else error.strerror
             raise Refused(
                 f"{self.ca} is no authority: {problem}", nearest_fix="give a file with PEM"
             ) from error
