@@ -10,7 +10,7 @@ from tests.client import generate
 
 from rackloom.client import models, operations
 from rackloom.client.call import Call, PagedCall
-from rackloom.client.exchange import Problem
+from rackloom.client.exchange import ErrorBody
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_every_object_has_the_fields_of_the_document(document: Any) -> None:
             fields = {field.encode_name: field for field in msgspec.structs.fields(model)}
             assert set(fields) == set(schema["properties"]), name
             assert {key for key, field in fields.items() if field.required} == set(schema["required"]), name
-    assert set(msgspec.structs.asdict(Problem("x"))) <= set(
+    assert set(msgspec.structs.asdict(ErrorBody("x"))) <= set(
         document["components"]["schemas"]["Problem"]["properties"]
     )
 

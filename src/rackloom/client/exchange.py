@@ -65,7 +65,7 @@ class Pause(NamedTuple):
     seconds: float
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ErrorBody(msgspec.Struct, frozen=True):
     """The body of an error."""
 
     message: str
@@ -220,9 +220,9 @@ def problem_text(answer: httpx2.Response) -> str:
     return _foreign_text(answer) if problem is None else problem.message
 
 
-def _own_problem(answer: httpx2.Response) -> Problem | None:
+def _own_problem(answer: httpx2.Response) -> ErrorBody | None:
     try:
-        return msgspec.json.decode(answer.content, type=Problem)
+        return msgspec.json.decode(answer.content, type=ErrorBody)
     except msgspec.DecodeError:
         return None
 
