@@ -1,4 +1,4 @@
-"""Every operation of the service, as a function that makes its request. Written by `make client`."""
+"""Every operation of the service: a function that makes its request. Written by `make client`."""
 
 from datetime import datetime
 from typing import Literal
