@@ -7,7 +7,7 @@ SYSTEM_CERTIFICATES := $(wildcard /etc/ssl/certs/ca-certificates.crt /etc/pki/tl
 export UV_SYSTEM_CERTS ?= $(if $(SYSTEM_CERTIFICATES),true,false)
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel lint simulate mutate bench-quick format proto pins clean
+.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel lint simulate mutate bench-quick format proto client pins clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -125,6 +125,10 @@ proto: venv  ## generate code from .proto files
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc --proto_path=src \
 	  --python_out=src --grpc_python_out=src --mypy_out=src --mypy_grpc_out=src \
 	  $$(cd src && find rackloom -name '*.proto' | sed 's,^,src/,')
+
+# The typed client of the REST service; also checked in, and a test compares it with the document that is served.
+client: venv  ## generate the Python client from the OpenAPI document
+	$(BIN)/python -m tests.client.generate
 
 # Pins name no index and no host: the installer's own configuration says where packages come from.
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet
