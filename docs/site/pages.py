@@ -14,16 +14,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from docs.site.diagrams import drawn
+from docs.site.diagrams import DRAWINGS, NotDrawn, drawn
 
 ROOT = Path(__file__).parents[2]
+__all__ = ["NotDrawn"]
+
 LIST = ROOT / "docs" / "README.md"
 FRONT = "README.md"
 """The page that the site begins with, as index.md."""
 PATTERNS = ("*.md", "docs/*.md", "deploy/*/*.md", "examples/*/*.md")
 KINDS = ("Tutorials", "How-to", "Reference", "Explanation")
 
-_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+_LINK = re.compile(r"\[(?P<label>[^]]*)\]\((?![a-z]+:|#)(?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 _FENCED = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -52,7 +54,7 @@ def kinds() -> list[Kind]:
 
 def _kind(section: str) -> Kind:
     name, _, text = section.partition("\n")
-    linked = (_resolved(LIST, match[1]) for match in _LINK.finditer(text))
+    linked = (_resolved(LIST, match["path"]) for match in _LINK.finditer(text))
     return Kind(name, text, tuple(dict.fromkeys(path for path in linked if path.endswith(".md"))))
 
 
@@ -68,7 +70,7 @@ def stage(folder: Path) -> None:
     for page in pages:
         text = drawn((ROOT / page).read_text(), page)
         _write(folder / _staged(page), "".join(_rewritten(text, page, pages, folder)))
-    shutil.copytree(ROOT / "docs" / "images", folder / "docs" / "images", ignore=shutil.ignore_patterns("*.py"))
+    shutil.copytree(DRAWINGS, folder / "docs" / "images" / DRAWINGS.name, dirs_exist_ok=True)
     for kind in kinds():
         _write(folder / f"{kind.landing}.md", _landing(kind, pages, folder))
 
@@ -97,18 +99,22 @@ def _from_top(target: str) -> str:
 def _rewritten(text: str, page: str, pages: list[str], folder: Path) -> Iterator[str]:
     """A page with the links of a site; code is left alone."""
     for part in _FENCED.split(text):
-        yield part if _FENCED.fullmatch(part) else _LINK.sub(
-            lambda match: _target(match[1], page, pages, folder) + (match[2] or ""), part
-        )
+        yield part if _FENCED.fullmatch(part) else _LINK.sub(lambda match: _link(match, page, pages, folder), part)
+
+
+def _link(match: re.Match[str], page: str, pages: list[str], folder: Path) -> str:
+    """What a link becomes: one to a folder without a page loses its target."""
+    label, path = match["label"], match["path"]
+    if (ROOT / _resolved(ROOT / page, path)).is_dir():
+        path = f"{path.rstrip('/')}/README.md"
+        if _resolved(ROOT / page, path) not in pages:
+            return label
+    return f"[{label}]({_target(path, page, pages, folder)}{match['anchor'] or ''})"
 
 
 def _target(target: str, page: str, pages: list[str], folder: Path) -> str:
-    """What a link to a path becomes. Raises ValueError if nothing is there."""
+    """The path of a link to a file. Raises ValueError if there is no such file."""
     path = _resolved(ROOT / page, target)
-    if (ROOT / path).is_dir():
-        if f"{path}/README.md" not in pages:
-            raise ValueError(f"{page}: {target} is a folder without a README")
-        return f"{target.rstrip('/')}/README.md"
     if path == FRONT:
         return f"{target.removesuffix(FRONT)}index.md"
     if path not in pages:
