@@ -22,7 +22,7 @@ __all__ = ["NotDrawn"]
 LIST = ROOT / "docs" / "README.md"
 FRONT = "README.md"
 """The page that the site begins with, as index.md."""
-PATTERNS = ("*.md", "docs/*.md", "deploy/*/*.md", "examples/*/*.md")
+PATTERNS = ("*.md", "docs/*.md", "deploy/*/*.md", "examples/*/*.md", "src/rackloom/**/README.md")
 KINDS = ("Tutorials", "How-to", "Reference", "Explanation")
 
 _LINK = re.compile(r"\[(?P<label>[^]]*)\]\((?![a-z]+:|#)(?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
@@ -79,7 +79,7 @@ def _landing(kind: Kind, pages: list[str], folder: Path) -> str:
     """The page of a kind: its section of docs/README.md, and the pages below it in the navigation."""
     text = "".join(_rewritten(kind.text, "docs/README.md", pages, folder))
     text = re.sub(r"(?<=\]\()([\w./-]+\.(md|html))", lambda match: _from_top(match[1]), text)
-    text = re.sub(r"\[([\w-]+)\.md\]", r"[\1]", text)  # in a site, pages are known by their titles
+    text = re.sub(r"\[([\w-]+)\.md\]", r"[\1]", text).replace("\n### ", "\n## ")
     generated = sorted(path.stem for path in (folder / "reference").glob("*.md")) if kind.name == "Reference" else []
     entries = [f"reference/{name}" for name in generated]
     entries += [_staged(page).removesuffix(".md") for page in kind.pages]
