@@ -1,11 +1,11 @@
 """Makes the site: `make docs-site`, or `python -m docs.site.build --version 1.2.0 --out build/site`.
 
 The sources are the pages of the repository (docs/site/pages.py) and the references that are generated from
-the code (docs/site/reference). Sphinx makes them into `<out>/<version>/`, and any warning of it is an error: a link
-that leads nowhere, a page that the navigation does not have, code that no lexer reads.
+the code (docs/site/reference). Sphinx makes them into `<out>/<version>/`. Any warning of it is an error: a
+link that leads nowhere, a page that the navigation does not have, code that no lexer reads.
 
-Other versions below `<out>` stay as they are. `<out>/index.html` lists all of them, the newest first, and each
-page links to it. To publish, copy `<out>` to any web server; nothing runs there, and no page asks another host.
+Other versions below `<out>` stay as they are. `<out>/index.html` lists all of them, the newest first, and
+each page links to it. To publish, copy `<out>` to any web server; no page asks another host.
 """
 
 import argparse
@@ -89,13 +89,17 @@ def build(version: str, out: Path) -> Path:
 def versions_page(out: Path) -> str:
     """The page that lists the versions below `out`, the newest first."""
     found = sorted((path.parent.name for path in out.glob("*/index.html")), key=_order, reverse=True)
-    items = "\n".join(f'<li><a href="{name}/index.html">Rackloom {name}</a></li>' for name in map(html.escape, found))
+    items = "\n".join(
+        f'<li><a href="{name}/index.html">Rackloom {name}</a></li>' for name in map(html.escape, found)
+    )
     return (
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<title>Rackloom documentation</title>\n'
-        "<style>body{font:1.1rem/1.6 system-ui,sans-serif;max-width:40rem;margin:3rem auto;padding:0 1rem}</style>\n"
-        f"<h1>Rackloom documentation</h1>\n<p>By version, the newest first:</p>\n<ul>\n{items}\n</ul>\n</html>\n"
+        "<style>body { font: 1.1rem/1.6 system-ui, sans-serif; max-width: 40rem; margin: 3rem auto;"
+        " padding: 0 1rem }</style>\n"
+        "<h1>Rackloom documentation</h1>\n<p>By version, the newest first:</p>\n"
+        f"<ul>\n{items}\n</ul>\n</html>\n"
     )
 
 
@@ -109,7 +113,9 @@ def main() -> None:
     """Build the version of this checkout."""
     project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--version", default=project["version"], help="name of the folder (default: %(default)s)")
+    parser.add_argument(
+        "--version", default=project["version"], help="name of the folder (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, default=OUT, help="where all versions are")
     given = parser.parse_args()
     try:

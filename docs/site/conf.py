@@ -20,7 +20,7 @@ copybutton_only_copy_prompt_lines = False
 highlight_language = "none"
 
 html_theme = "furo"
-html_title = f"Rackloom {version}"
+html_title = "Rackloom"
 html_static_path = [os.environ["RACKLOOM_SITE_STATIC"]]
 html_css_files = ["site.css"]
 templates_path = [os.environ["RACKLOOM_SITE_TEMPLATES"]]

@@ -11,7 +11,6 @@ below, and is no part of the site.
 
 import base64
 import hashlib
-import html
 import io
 import re
 import shutil
@@ -46,11 +45,11 @@ def drawn(text: str, page: str) -> str:
         name = _name(match[1])
         if not all(_file(name, theme).is_file() for theme in THEMES):
             raise NotDrawn(f"{page}: a diagram has no drawing: run `make diagrams`")
-        above = match.string.count("../", 0, 0)
-        folder = "../" * above + ("images/diagrams" if page.startswith("docs/") else "docs/images/diagrams")
-        words = html.escape(re.match(r"\w+", match[1])[0])
+        folder = "images/diagrams" if page.startswith("docs/") else "docs/images/diagrams"
+        words = match[1].split()[0]
         return "\n\n".join(
-            f"```{{image}} {folder}/{name}-{theme}.svg\n:alt: {words}, drawn\n:class: only-{theme} diagram\n```"
+            f"```{{image}} {folder}/{name}-{theme}.svg\n"
+            f":alt: {words}, drawn\n:class: only-{theme} diagram\n```"
             for theme in THEMES
         )
 
@@ -81,7 +80,8 @@ def mermaid() -> str:
         raise ValueError(f"{MERMAID} has the digest {found}, not {INTEGRITY}")
     with tarfile.open(fileobj=io.BytesIO(archive)) as members:
         program = members.extractfile("package/dist/mermaid.min.js")
-        assert program is not None
+        if program is None:
+            raise ValueError(f"{MERMAID} has no program for browsers")
         return program.read().decode()
 
 

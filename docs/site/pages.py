@@ -1,11 +1,11 @@
-"""The pages of the repository as sources of a site: which there are, of which kind, and what their links become.
+"""The pages of the repository as sources of a site: which there are, of which kind, and what links become.
 
 docs/README.md is the one list of pages. Its four sections are the four kinds; the order there is the order
 in the site's navigation. Every other page that is linked (examples, deployment, the README) is staged too.
 
 The staged tree is laid out as the repository is, so that links between pages stay as they are written. Only
 links that mean nothing in a site change: a folder becomes its README, a file that is no page is staged beside
-the pages and offered as a download, and a diagram in Mermaid becomes the drawing of it (docs/site/diagrams.py).
+the pages and offered as a download, and a diagram becomes the drawing of it (docs/site/diagrams.py).
 """
 
 import re
@@ -80,7 +80,9 @@ def _landing(kind: Kind, pages: list[str], folder: Path) -> str:
     text = "".join(_rewritten(kind.text, "docs/README.md", pages, folder))
     text = re.sub(r"(?<=\]\()([\w./-]+\.(md|html))", lambda match: _from_top(match[1]), text)
     text = re.sub(r"\[([\w-]+)\.md\]", r"[\1]", text).replace("\n### ", "\n## ")
-    generated = sorted(path.stem for path in (folder / "reference").glob("*.md")) if kind.name == "Reference" else []
+    generated = (
+        sorted(path.stem for path in (folder / "reference").glob("*.md")) if kind.name == "Reference" else []
+    )
     entries = [f"reference/{name}" for name in generated]
     entries += [_staged(page).removesuffix(".md") for page in kind.pages]
     return f"# {kind.name}\n\n{text.strip()}\n\n{toctree(entries)}"
@@ -99,7 +101,11 @@ def _from_top(target: str) -> str:
 def _rewritten(text: str, page: str, pages: list[str], folder: Path) -> Iterator[str]:
     """A page with the links of a site; code is left alone."""
     for part in _FENCED.split(text):
-        yield part if _FENCED.fullmatch(part) else _LINK.sub(lambda match: _link(match, page, pages, folder), part)
+        yield (
+            part
+            if _FENCED.fullmatch(part)
+            else _LINK.sub(lambda match: _link(match, page, pages, folder), part)
+        )
 
 
 def _link(match: re.Match[str], page: str, pages: list[str], folder: Path) -> str:

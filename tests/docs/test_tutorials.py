@@ -50,4 +50,9 @@ def test_a_lesson_goes_as_its_page_says(page: Path, tmp_path: Path) -> None:
 
 
 def _has_nixl() -> bool:
-    return subprocess.run([Path(sys.executable).with_name("rackloom"), "nixl", "status"], check=False, capture_output=True).returncode == 0
+    return (
+        subprocess.run(
+            [Path(sys.executable).with_name("rackloom"), "nixl", "status"], check=False, capture_output=True
+        ).returncode
+        == 0
+    )

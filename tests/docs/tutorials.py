@@ -1,8 +1,8 @@
 """Runs a tutorial: its commands as they stand on the page, in one shell, in a copy of the checkout.
 
-On a page, a block `sh` is run and must succeed; a block `sh refused` must end with another status than 0; a block
-`sh server` is started and stays until the end. A block `text` behind one is what it printed: its lines are found
-in the output in their order, and `...` stands for anything. The output of a server is waited for.
+On a page, a block `sh` is run and must succeed; a block `sh refused` must end with another status than 0; a
+block `sh server` is started and stays until the end. A block `text` behind one is what it printed: its lines
+are found in the output in their order, and `...` stands for anything. That of a server is waited for.
 
 The shell has a network of its own where it may (root), so that the ports on the page are free; otherwise
 they must be.
@@ -75,7 +75,11 @@ class Lesson:
         for name in LINKED:
             (folder / name).symlink_to(ROOT / name)
         environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("RACKLOOM_", "PYTEST_", "KUBE"))},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("RACKLOOM_", "PYTEST_", "KUBE"))
+            },
             "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": str(folder / "src"),
             "HOME": str(folder),
@@ -89,7 +93,8 @@ class Lesson:
         self._folder = folder
         self._servers = 0
         self._lines: Queue[str] = Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         if own_network:
             self._run("ip link set lo up\n")
 
@@ -116,10 +121,15 @@ class Lesson:
             except subprocess.TimeoutExpired:
                 continue
         self._shell.wait()
+        self._reader.join()
+        for end in (self._shell.stdin, self._shell.stdout):
+            assert end is not None
+            end.close()
 
     def _start(self, step: Step) -> None:
         self._servers += 1
         log = self._folder / f"server-{self._servers}.log"
+        log.touch()
         self._run(f"{{ {step.commands.strip()}\n}} > {log.name} 2>&1 &\n")
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (line := missing(step.printed, log.read_text())) is not None:
@@ -129,7 +139,9 @@ class Lesson:
     def _run(self, commands: str) -> tuple[str, int]:
         """Output and status of commands. The first that fails ends them, without ending the shell."""
         assert self._shell.stdin is not None
-        self._shell.stdin.write(f"failed=0; trap 'failed=1' ERR\n{commands}\ntrap - ERR; echo; echo __END__ $failed\n")
+        self._shell.stdin.write(
+            f"failed=0; trap 'failed=1' ERR\n{commands}\ntrap - ERR; echo; echo __END__ $failed\n"
+        )
         self._shell.stdin.flush()
         lines: list[str] = []
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -156,7 +168,7 @@ def may_have_a_network() -> bool:
 
 
 def taken_port() -> int | None:
-    """A port of the pages that somebody listens on; None when all are free, or the lesson has its own network."""
+    """A port of the pages that somebody listens on; None if all are free or a lesson has its own network."""
     if may_have_a_network():
         return None
     for port in PORTS:

@@ -1,8 +1,8 @@
 """The conditions and their reasons, read from the calls that make them.
 
-Where a reason is not written in the call itself, it is looked for where it comes from: a function whose result
-is passed on, a constant, or the names of the same function. A reason that cannot be found is an error, so the
-page cannot silently lack it.
+Where a reason is not written in the call itself, it is looked for where it comes from: a function whose
+result is passed on, a constant, or the names of the same function. A reason that cannot be found is an error,
+so the page cannot silently lack it.
 """
 
 import ast
@@ -30,7 +30,12 @@ class Subject:
 
 
 SUBJECTS = (
-    Subject("ComputeDomain", "[compute-domains.md](../docs/compute-domains.md#the-status)", "core.domains.conditions", "_new_condition"),
+    Subject(
+        "ComputeDomain",
+        "[compute-domains.md](../docs/compute-domains.md#the-status)",
+        "core.domains.conditions",
+        "_new_condition",
+    ),
     Subject("GangPlan", "[gangs.md](../docs/gangs.md)", "core.gangs.reconcile", "gang_condition"),
 )
 
@@ -49,25 +54,30 @@ def page() -> str:
     parts = [
         "# Conditions and reasons",
         made_from("the code that sets them"),
-        "A status is `True`, `False` or `Unknown`; a missing answer is never taken for a good one. The message of a condition "
-        "names what it is about and what helps. Where the status depends on more than the reason, each that the code can set is "
-        "listed.",
+        "A status is `True`, `False` or `Unknown`; a missing answer is never taken for a good one. The "
+        "message of a condition names what it is about and what helps. Where the status depends on more than the "
+        "reason, each that the code may set is listed.",
     ]
     for subject in SUBJECTS:
         found = sorted(set(reasons(subject)), key=lambda r: (r.type, STATUSES.index(r.status), r.reason))
         rows = [(code(r.type), code(r.status), code(r.reason)) for r in found]
-        parts += [f"## {subject.kind}", f"What each means: {subject.about}.", table(("condition", "status", "reason"), rows)]
+        parts += [
+            f"## {subject.kind}",
+            f"What each means: {subject.about}.",
+            table(("condition", "status", "reason"), rows),
+        ]
     lease = [(code(status), code(reason)) for status, reason in lease_reasons()]
     parts += [
         "## Address of a NIC by DHCP",
-        "On the device in the status of its ResourceClaim, and as an Event on the pod: [nics.md](../docs/nics.md).",
+        "On the device in the status of its ResourceClaim, and as an Event on the pod: "
+        "[nics.md](../docs/nics.md).",
         table(("holds", "reason"), lease),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def reasons(subject: Subject) -> Iterator[Reason]:
-    """Every combination that the code of a subject can make. Raises ValueError where a reason is not found."""
+    """Every combination that the code of a subject may set. ValueError where a reason is not found."""
     module = importlib.import_module(f"rackloom.{subject.module}")
     tree = ast.parse((SOURCE / f"{subject.module.replace('.', '/')}.py").read_text())
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
@@ -101,7 +111,9 @@ class _Call:
         value = self._value(node)
         if isinstance(value, str):
             return [value]
-        loops = (part.iter for part in ast.walk(self.function) if isinstance(part, ast.For | ast.comprehension))
+        loops = (
+            part.iter for part in ast.walk(self.function) if isinstance(part, ast.For | ast.comprehension)
+        )
         names = [item for loop in loops if isinstance(loop, ast.Tuple) for item in loop.elts]
         return [found for item in names if isinstance(found := self._value(item), str)]
 
@@ -147,14 +159,18 @@ class _Call:
             yield from (found for found in calls(function) if found[0] == name)
 
     def _answers(self, node: ast.expr) -> list[list[str]]:
-        """The leading constants of what a function of this module returns; of a name, of what it was set to."""
+        """The leading constants of what a function here returns; of a name, of what it was set to."""
         if isinstance(node, ast.Name):
             for part in ast.walk(self.function):
                 if isinstance(part, ast.Assign) and node.id in _targets(part):
                     return self._answers(part.value)
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions):
+        if not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions
+        ):
             return []
-        returned = (part.value for part in ast.walk(self.functions[node.func.id]) if isinstance(part, ast.Return))
+        returned = (
+            part.value for part in ast.walk(self.functions[node.func.id]) if isinstance(part, ast.Return)
+        )
         tuples = (value for value in returned if isinstance(value, ast.Tuple))
         return [[text for item in value.elts if (text := constant(item))] for value in tuples]
 

@@ -39,9 +39,10 @@ def page() -> str:
     ]
     return (
         f"# Log events\n\n{made_from('the calls that write the log')}\n"
-        "Each line is JSON where `log.file` is set, else text; `event` is the name below. Of equal warnings and errors one a "
-        "minute is written, with the number of those left out as `repeated`. `<...>` stands for what is known when the line "
-        "is written. Fields that a call takes from elsewhere (`...`) name the claim or the device. Simulators are left out.\n\n"
+        "Each line is JSON where `log.file` is set, else text; `event` is the name below. Of equal warnings "
+        "and errors one a minute is written, with the number of those left out as `repeated`. `<...>` stands for "
+        "what is known when the line is written. Fields that a call takes from elsewhere (`...`) name the "
+        "claim or the device. Simulators are left out.\n\n"
         + table(("event", "level", "fields", "written in"), rows)
     )
 
@@ -55,7 +56,11 @@ def events() -> Iterator[LogEvent]:
             logger = node.func.value
             if node.func.attr in LEVELS and isinstance(logger, ast.Name) and logger.id in LOGGERS:
                 for name in _names(module, node.args[0]):
-                    fields = tuple("..." if word.arg is None else word.arg for word in node.keywords if word.arg not in _ALSO)
+                    fields = tuple(
+                        "..." if word.arg is None else word.arg
+                        for word in node.keywords
+                        if word.arg not in _ALSO
+                    )
                     yield LogEvent(name, node.func.attr, fields, module)
 
 
@@ -64,7 +69,12 @@ def _names(module: str, node: ast.expr) -> tuple[str, ...]:
         case ast.Constant(value=str(text)):
             return (text,)
         case ast.JoinedStr(values=parts):
-            return ("".join(str(p.value) if isinstance(p, ast.Constant) else f"<{ast.unparse(p.value)}>" for p in parts),)
+            return (
+                "".join(
+                    str(p.value) if isinstance(p, ast.Constant) else f"<{ast.unparse(p.value)}>"
+                    for p in parts
+                ),
+            )
         case ast.IfExp(body=yes, orelse=no):
             return (*_names(module, yes), *_names(module, no))
     raise ValueError(f"{module}:{node.lineno}: the name of a log event cannot be read: {ast.unparse(node)}")

@@ -1,4 +1,4 @@
-"""The metrics: those of the site from its registry, those of the other processes from where the code makes them."""
+"""The metrics: those of the site from its registry, those of other processes from the code."""
 
 import ast
 from collections.abc import Iterator
@@ -47,8 +47,9 @@ def page() -> str:
     parts = [
         "# Metrics",
         made_from("the registries and declarations of the metrics"),
-        f"`{prefix}` is the default of `metrics.prefix`. A histogram also has `_bucket`, `_sum` and `_count`. "
-        "[operating.md](../docs/operating.md#metrics) says how to read those of a site, and which alerts use them.",
+        f"`{prefix}` is the default of `metrics.prefix`. A histogram also has `_bucket`, `_sum` and "
+        "`_count`. [operating.md](../docs/operating.md#metrics) says how to read those of a site, and which "
+        "alerts use them.",
     ]
     for process, found in by_process.items():
         rows = [(code(m.name), m.kind, ", ".join(map(code, m.labels)), cell(m.about)) for m in found]
@@ -67,13 +68,15 @@ def of_site(prefix: str) -> Iterator[Metric]:
 
 
 def of_code() -> Iterator[tuple[str, Metric]]:
-    """The metrics that other modules declare. Raises ValueError for a module that `PROCESSES` does not name."""
+    """The metrics that other modules declare. ValueError for a module that `PROCESSES` does not name."""
     for module, tree in modules():
         makers = _makers(tree)
         if not makers or module == SITE:
             continue
         if module not in PROCESSES:
-            raise ValueError(f"{module} has metrics, and docs/site/reference/metrics.py does not say of which process")
+            raise ValueError(
+                f"{module} has metrics, and docs/site/reference/metrics.py does not say of which process"
+            )
         functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
         for function in functions:
             for name, call in calls(function):
@@ -82,7 +85,7 @@ def of_code() -> Iterator[tuple[str, Metric]]:
 
 
 def _makers(tree: ast.Module) -> dict[str, str]:
-    """The names by which a module makes metrics, each with the kind: imported, or bound to one by `partial`."""
+    """The names by which a module makes metrics, with their kinds: imported, or bound by `partial`."""
     made = {
         alias.asname or alias.name: _KINDS[alias.name]
         for node in tree.body
@@ -97,7 +100,11 @@ def _makers(tree: ast.Module) -> dict[str, str]:
             for target, value in _pairs(node):
                 if isinstance(target, ast.Name) and isinstance(value, ast.Call) and value.args:
                     bound = value.args[0]
-                    if ast.unparse(value.func) == "partial" and isinstance(bound, ast.Name) and bound.id in made:
+                    if (
+                        ast.unparse(value.func) == "partial"
+                        and isinstance(bound, ast.Name)
+                        and bound.id in made
+                    ):
                         made[target.id] = made[bound.id]
     return made
 

@@ -27,8 +27,8 @@ def page() -> str:
         for version in spec["versions"]:
             parts += [
                 f"## {names['kind']}",
-                f"`{spec['group']}/{version['name']}`, {spec['scope'].lower()}; `kubectl get {names['plural']}`"
-                + (f", short {short}." if short else "."),
+                f"`{spec['group']}/{version['name']}`, {spec['scope'].lower()}; "
+                f"`kubectl get {names['plural']}`" + (f", short {short}." if short else "."),
                 table(
                     ("field", "type", "", "rules", "meaning"),
                     fields(version["schema"]["openAPIV3Schema"], ""),
@@ -71,8 +71,7 @@ def _rules(field: Mapping[str, Any]) -> str:
         found.append(" or ".join(map(code, field["enum"])))
     if "default" in field:
         found.append(f"default {code(field['default'])}")
-    for key in ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "pattern", "format"):
-        if key in field:
-            found.append(f"{key} {code(field[key])}")
+    limits = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "pattern", "format")
+    found += [f"{key} {code(field[key])}" for key in limits if key in field]
     found += [rule.get("message", rule["rule"]) for rule in field.get("x-kubernetes-validations", ())]
     return "; ".join(found)

@@ -59,21 +59,28 @@ def _common(paths: Iterable[str]) -> str:
 
 def _shared_errors(operations: list[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
     """The errors that every operation may answer."""
-    each = [{(s, r.get("description", "")) for s, r in operation["responses"].items()} for operation in operations]
-    return tuple(sorted(answer for answer in set.intersection(*each) if int(answer[0]) >= HTTPStatus.BAD_REQUEST))
+    each = [
+        {(s, r.get("description", "")) for s, r in operation["responses"].items()} for operation in operations
+    ]
+    return tuple(
+        sorted(answer for answer in set.intersection(*each) if int(answer[0]) >= HTTPStatus.BAD_REQUEST)
+    )
 
 
 def _operation(
     method: str, path: str, operation: Mapping[str, Any], base: str, shared: tuple[tuple[str, str], ...]
 ) -> str:
-    text = [f"### {method.upper()} {path.removeprefix(base)}", cell(operation.get("description") or operation.get("summary", ""))]
+    text = [
+        f"### {method.upper()} {path.removeprefix(base)}",
+        cell(operation.get("description") or operation.get("summary", "")),
+    ]
     facts = [("operation", code(operation["operationId"]))]
     if roles := operation.get("x-rackloom-roles"):
         facts.append(("roles", ", ".join(map(code, roles))))
     if permission := operation.get("x-rackloom-permission"):
         facts.append(("permission", code(permission)))
-    for media in operation.get("requestBody", {}).get("content", {}).values():
-        facts.append(("body", _type(media["schema"])))
+    bodies = operation.get("requestBody", {}).get("content", {}).values()
+    facts += [("body", _type(media["schema"])) for media in bodies]
     for status, response in operation["responses"].items():
         if (status, response.get("description", "")) in shared:
             continue
@@ -81,7 +88,12 @@ def _operation(
         facts.append((f"answer {status}", " ".join([cell(response.get("description", "")), *shapes])))
     text.append(table(("", ""), facts))
     parameters = [
-        (code(parameter["name"]), parameter["in"], _type(parameter["schema"]), cell(parameter.get("description", "")))
+        (
+            code(parameter["name"]),
+            parameter["in"],
+            _type(parameter["schema"]),
+            cell(parameter.get("description", "")),
+        )
         for parameter in operation.get("parameters", ())
         if parameter["name"] != "org"
     ]

@@ -1,4 +1,4 @@
-"""The settings of `rackloom serve`: names, types and defaults from `app/config.py`, meanings from docs/operating.md.
+"""The settings of `rackloom serve`: names, types and defaults from `app/config.py`.
 
 A meaning is written once, in the tables of docs/operating.md; a setting without one is refused here.
 """
@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from rackloom.app.config import Config, Section
 
+OPERATING = "[operating.md](../docs/operating.md#settings)"
 MEANINGS = Path(__file__).parents[2] / "operating.md"
 _ROW = re.compile(r"^\| `([a-z_.]+)` \| (.*?) \| ?(.*?) ?\|$", re.MULTILINE)
 
@@ -32,14 +33,20 @@ def page() -> str:
         if section.startswith("auth.issuers"):
             variable = ""  # an array of tables has no variable of its own
         rows.setdefault(section, []).append(
-            (code(name), cell(kind(field.annotation)), code(default(field)), _linked(meanings[name]), code(variable))
+            (
+                code(name),
+                cell(kind(field.annotation)),
+                code(default(field)),
+                _linked(meanings[name]),
+                code(variable),
+            )
         )
     head = ("setting", "type", "default", "meaning", "variable")
     sections = "\n".join(f"## `[{section}]`\n\n{table(head, found)}" for section, found in rows.items())
     return (
-        f"# Settings of `rackloom serve`\n\n{made_from('`app/config.py` and the tables of [operating.md](../docs/operating.md#settings)')}\n"
-        "A setting comes from the file that `--config` names or from its variable; the variable wins. An unknown key is "
-        "an error. Durations are `500ms`, `60s`, `10m`, `1h`, `7d`.\n\n"
+        f"# Settings of `rackloom serve`\n\n{made_from(f'`app/config.py` and the tables of {OPERATING}')}\n"
+        "A setting comes from the file that `--config` names or from its variable; the variable wins. An "
+        "unknown key is an error. Durations are `500ms`, `60s`, `10m`, `1h`, `7d`.\n\n"
         f"{sections}"
     )
 
@@ -92,14 +99,23 @@ def kind(annotation: Any) -> str:
     if origin is Annotated:
         return kind(get_args(annotation)[0])
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(kind(part) for part in get_args(annotation) if part is not type(None)))
+        return " or ".join(
+            dict.fromkeys(kind(part) for part in get_args(annotation) if part is not type(None))
+        )
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if origin in (tuple, list, frozenset, set):
         return f"list of {kind(get_args(annotation)[0])}"
     if origin is dict:
         return "table"
-    names = {timedelta: "duration", bool: "boolean", int: "number", float: "number", str: "text", Path: "path"}
+    names = {
+        timedelta: "duration",
+        bool: "boolean",
+        int: "number",
+        float: "number",
+        str: "text",
+        Path: "path",
+    }
     if annotation in names:
         return names[annotation]
     if hasattr(annotation, "__members__"):
@@ -119,4 +135,8 @@ def _is_section(part: Any) -> bool:
 
 def _linked(meaning: str) -> str:
     """A cell of docs/operating.md on a page of another folder."""
-    return re.sub(r"\]\((#|[\w-]+\.md)", lambda match: "](../docs/" + ("operating.md#" if match[1] == "#" else match[1]), meaning)
+    return re.sub(
+        r"\]\((#|[\w-]+\.md)",
+        lambda match: "](../docs/" + ("operating.md#" if match[1] == "#" else match[1]),
+        meaning,
+    )
