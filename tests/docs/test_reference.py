@@ -1,4 +1,4 @@
-"""The generated references say what the running program says: its help, its answers, its registries, its objects."""
+"""The generated references say what the running program says: its help, answers, registries and objects."""
 
 import json
 import re

@@ -55,8 +55,8 @@ def page() -> str:
         "# Conditions and reasons",
         made_from("the code that sets them"),
         "A status is `True`, `False` or `Unknown`; a missing answer is never taken for a good one. The "
-        "message of a condition names what it is about and what helps. Where the status depends on more than the "
-        "reason, each that the code may set is listed.",
+        "message of a condition names what it is about and what helps. Where the status depends on more than "
+        "the reason, each that the code may set is listed.",
     ]
     for subject in SUBJECTS:
         found = sorted(set(reasons(subject)), key=lambda r: (r.type, STATUSES.index(r.status), r.reason))

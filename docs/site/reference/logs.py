@@ -40,9 +40,9 @@ def page() -> str:
     return (
         f"# Log events\n\n{made_from('the calls that write the log')}\n"
         "Each line is JSON where `log.file` is set, else text; `event` is the name below. Of equal warnings "
-        "and errors one a minute is written, with the number of those left out as `repeated`. `<...>` stands for "
-        "what is known when the line is written. Fields that a call takes from elsewhere (`...`) name the "
-        "claim or the device. Simulators are left out.\n\n"
+        "and errors one a minute is written, with the number of those left out as `repeated`. `<...>` stands "
+        "for what is known when the line is written. Fields that a call takes from elsewhere (`...`) name "
+        "the claim or the device. Simulators are left out.\n\n"
         + table(("event", "level", "fields", "written in"), rows)
     )
 
