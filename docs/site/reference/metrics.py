@@ -77,7 +77,9 @@ def of_code() -> Iterator[tuple[str, Metric]]:
             raise ValueError(
                 f"{module} has metrics, and docs/site/reference/metrics.py does not say of which process"
             )
-        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+        functions = (
+            node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        )
         for function in functions:
             for name, call in calls(function):
                 if name in makers and call.args:
@@ -117,7 +119,7 @@ def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
         yield target, value
 
 
-def _texts(tree: ast.FunctionDef) -> dict[str, ast.expr]:
+def _texts(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, ast.expr]:
     """What the names of a function stand for: help texts and labels are sometimes given a name first."""
     found: dict[str, ast.expr] = {}
     for node in ast.walk(tree):
