@@ -70,7 +70,11 @@ def options(program: str) -> Iterator[Option]:
             variable=next(iter(argument.parameter.env_var or ()), None),
             schema=_schema(argument.hint)
             | {"description": " ".join(text.split())}
-            | ({} if default is argument.field_info.empty or default in (None, "", ()) else {"default": _plain(default)}),
+            | (
+                {}
+                if default is argument.field_info.empty or default in (None, "", ())
+                else {"default": _plain(default)}
+            ),
         )
 
 

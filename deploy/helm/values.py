@@ -12,7 +12,14 @@ import yaml
 from deploy.helm import options
 
 Values = dict[str, Any]
-_POD = {"options": {}, "nodeSelector": {}, "podAnnotations": {}, "extraEnv": [], "extraVolumes": [], "extraVolumeMounts": []}
+_POD = {
+    "options": {},
+    "nodeSelector": {},
+    "podAnnotations": {},
+    "extraEnv": [],
+    "extraVolumes": [],
+    "extraVolumeMounts": [],
+}
 _TEXTS = {
     "image": "One image is every program. Without a tag: the version of the chart; a digest is stronger than a tag.",
     "crds": "keep: `helm uninstall` leaves the definitions, and with them all objects of users.",

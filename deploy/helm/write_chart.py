@@ -1,4 +1,4 @@
-"""Writes the chart rackloom/ from deploy/kubernetes: `python deploy/helm/write_chart.py`.
+"""Writes the chart rackloom/ from deploy/kubernetes: `python -m deploy.helm.write_chart`.
 
 What the chart installs is what kustomize builds of the base and of the overlay `webhook`: this program reads
 the same files, and puts expressions of Helm in the places that values may change. The defaults of these
@@ -145,7 +145,9 @@ class ChartWriter:
 
     def _keep(self) -> str:
         return self.tokens.block(
-            lambda pad: f'{pad}{{{{- if .Values.crds.keep }}}}\n{pad}helm.sh/resource-policy: keep\n{pad}{{{{- end }}}}'
+            lambda pad: (
+                f"{pad}{{{{- if .Values.crds.keep }}}}\n{pad}helm.sh/resource-policy: keep\n{pad}{{{{- end }}}}"
+            )
         )
 
     def _put(self, name: str, text: str, opening: str | None) -> None:
@@ -259,7 +261,9 @@ class ChartWriter:
 
     def _include(self, name: str) -> str:
         return self.tokens.block(
-            lambda pad: f'{pad}{{{{- with include "{name}" $ }}}}{{{{- . | nindent {len(pad)} }}}}{{{{- end }}}}'
+            lambda pad: (
+                f'{pad}{{{{- with include "{name}" $ }}}}{{{{- . | nindent {len(pad)} }}}}{{{{- end }}}}'
+            )
         )
 
 

@@ -1,7 +1,7 @@
 """`make release VERSION=x.y.z`: everything that a release publishes, into one folder.
 
-It is built from the files that git has at a ref (the tag `vVERSION` unless another is named), never from the
-working tree; a tree with changes is refused all the same, since its owner might think that they are in.
+It is built from the files that git has at a ref (the tag `vVERSION` unless another is named), which must be
+checked out without changes: then the programs that build are those of the release, too.
 Times are that of the commit, so that a build of the same commit gives the same digests. `SHA256SUMS` has the
 digest of every file, the provenance's among them; who holds a key signs that one file. Images take minutes
 and downloads; `--no-images` leaves them out and says so.
@@ -45,14 +45,17 @@ def git(*words: str, tree: Path = ROOT) -> str:
 
 
 def commit_of(ref: str, tree: Path = ROOT) -> str:
-    """The commit that a ref names, in a tree without changes."""
+    """The commit that a ref names; it must be checked out, without changes."""
     changed = git("status", "--porcelain", tree=tree)
     if changed:
         raise ReleaseError(f"the working tree has changes: commit or stash them\n{changed}")
     try:
-        return git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", tree=tree)
+        commit = git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", tree=tree)
     except ReleaseError as error:
         raise ReleaseError(f"there is no {ref}: tag the commit, or name another by REF=") from error
+    if git("rev-parse", "HEAD", tree=tree) != commit:
+        raise ReleaseError(f"{ref} is not checked out: git switch --detach {ref}")
+    return commit
 
 
 def export(commit: str, folder: Path, tree: Path = ROOT) -> None:
@@ -92,7 +95,9 @@ def build(source: Path, version: str, commit: str, seconds: int, out: Path) -> N
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(seconds)}
     for kind in ("sdist", "wheel"):
         command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(out)]
-        done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=source, env=environment, capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             raise ReleaseError(f"the {kind} cannot be built:\n{done.stderr}")
     chart = list(files_below(source / "deploy/helm/rackloom", "rackloom"))
@@ -113,7 +118,9 @@ def build_images(source: Path, out: Path) -> None:
         for target in TARGETS:
             for arch in debian.ARCHITECTURES:
                 words = ("--arch", arch, "--target", target, "--out", scratch)
-                done = subprocess.run([sys.executable, "-m", "deploy.image.build", *words], cwd=source, check=False)
+                done = subprocess.run(
+                    [sys.executable, "-m", "deploy.image.build", *words], cwd=source, check=False
+                )
                 if done.returncode != 0:
                     raise ReleaseError(f"the image {target} for {arch} cannot be built, see above")
         for archive in Path(scratch).glob("*.tar"):
@@ -177,7 +184,9 @@ def main() -> int:
     parser.add_argument("--version", required=True)
     parser.add_argument("--ref", help="what to build: the tag vVERSION unless said otherwise")
     parser.add_argument("--key", type=Path, help="SSH key that signs SHA256SUMS")
-    parser.add_argument("--out", type=Path, help="the folder that is written: dist/VERSION unless said otherwise")
+    parser.add_argument(
+        "--out", type=Path, help="the folder that is written: dist/VERSION unless said otherwise"
+    )
     parser.add_argument("--builder", default=LOCAL_BUILDER, help="URI of who builds, for the provenance")
     parser.add_argument("--no-images", action="store_true")
     asked = parser.parse_args()

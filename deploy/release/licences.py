@@ -62,11 +62,7 @@ def page(found: Iterable[Part]) -> str:
         + "\n## Files in the wheel\n\n"
         + _table(files)
         + "\n## Python packages\n\nWhat `pip install rackloom` brings on Linux, and what both images have; NIXL and numpy only "
-        "`rackloom-transfer`.\n\n"
-        + _table(wheels)
-        + "\n"
-        + _DEBIAN
-        + _table(packages)
+        "`rackloom-transfer`.\n\n" + _table(wheels) + "\n" + _DEBIAN + _table(packages)
     )
 
 

@@ -21,7 +21,12 @@ ROOT = Path(__file__).parents[2]
 TABLE = tomllib.loads((Path(__file__).parent / "licences.toml").read_text())
 _PIN = re.compile(r"^([\w.-]+)==(\S+?)(?: ; (.+?))?(?: \\)?$")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-_LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "platform_machine": "x86_64"}
+_LINUX = {
+    "sys_platform": "linux",
+    "platform_system": "Linux",
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+}
 
 
 @dataclass(frozen=True)
@@ -112,5 +117,7 @@ def licence_of(name: str) -> str:
         return str(TABLE["python"][name])
     found = metadata.metadata(name).get("License-Expression")
     if not found:
-        raise LookupError(f"{name}: its metadata has no SPDX expression: add it to deploy/release/licences.toml")
+        raise LookupError(
+            f"{name}: its metadata has no SPDX expression: add it to deploy/release/licences.toml"
+        )
     return str(found)

@@ -35,12 +35,16 @@ def check_signature(folder: Path, signers: Path, identity: str) -> None:
         check=False,
     )
     if done.returncode != 0:
-        raise NotVerified(f"the signature is not of {identity}: {(done.stderr or done.stdout).decode().strip()}")
+        raise NotVerified(
+            f"the signature is not of {identity}: {(done.stderr or done.stdout).decode().strip()}"
+        )
 
 
 def check_digests(folder: Path) -> dict[str, str]:
     """Every file has the digest that the sums say, and there is no other; the digests by name."""
-    lines = [re.fullmatch(r"([0-9a-f]{64})  ([\w.+-]+)", line) for line in (folder / SUMS).read_text().splitlines()]
+    lines = [
+        re.fullmatch(r"([0-9a-f]{64})  ([\w.+-]+)", line) for line in (folder / SUMS).read_text().splitlines()
+    ]
     if not lines or not all(lines):
         raise NotVerified(f"{SUMS} has a line that is no digest and name")
     said = {line[2]: line[1] for line in lines if line}
@@ -85,7 +89,9 @@ def main() -> int:
     except (NotVerified, OSError) as error:
         print(f"verify: {error}", file=sys.stderr)
         return 1
-    print(f"{len(digests)} files of commit {commit}: {'UNSIGNED' if asked.unsigned else 'signed'}, digests hold")
+    print(
+        f"{len(digests)} files of commit {commit}: {'UNSIGNED' if asked.unsigned else 'signed'}, digests hold"
+    )
     return 0
 
 

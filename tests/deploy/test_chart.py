@@ -29,7 +29,7 @@ def helm() -> str:
         folder = None
     found = str(folder / "helm") if folder else shutil.which("helm")
     if found is None:
-        pytest.skip("NO HELM: `python tests/cluster/build.py helm` builds it, with Go")
+        pytest.skip("NO HELM: `make helm` builds it, with Go")
     return found
 
 
@@ -178,9 +178,7 @@ def plain(value: Any) -> Any:
 
 def container_of(found: list[Object], name: str) -> Object:
     (workload,) = (
-        obj
-        for obj in found
-        if obj["metadata"]["name"] == name and obj["kind"] in ("Deployment", "DaemonSet")
+        obj for obj in found if obj["metadata"]["name"] == name and obj["kind"] in ("Deployment", "DaemonSet")
     )
     (container,) = workload["spec"]["template"]["spec"]["containers"]
     assert isinstance(container, dict)
