@@ -65,16 +65,13 @@ def options(program: str) -> Iterator[Option]:
             continue
         default = argument.field_info.default
         text = argument.parameter.help or argument.field_info.help or ""
+        schema = _schema(argument.hint) | {"description": " ".join(text.split())}
+        if default is not argument.field_info.empty and default not in (None, "", ()):
+            schema["default"] = _plain(default)
         yield Option(
             name=argument.names[0].removeprefix("--"),
             variable=next(iter(argument.parameter.env_var or ()), None),
-            schema=_schema(argument.hint)
-            | {"description": " ".join(text.split())}
-            | (
-                {}
-                if default is argument.field_info.empty or default in (None, "", ())
-                else {"default": _plain(default)}
-            ),
+            schema=schema,
         )
 
 
@@ -112,7 +109,8 @@ def _argument(option: Option) -> str:
             f"{{{{- else }}}}\n- --empty-{option.name}\n{{{{- end }}}}\n"
         )
     else:
-        words = f'- {{{{ include "rackloom.scalar" $options.{option.key} | printf "--{option.name}=%s" | quote }}}}\n'
+        text = f'include "rackloom.scalar" $options.{option.key} | printf "--{option.name}=%s" | quote'
+        words = f"- {{{{ {text} }}}}\n"
     return f'{{{{- if hasKey $options "{option.key}" }}}}\n{words}{{{{- end }}}}\n'
 
 

@@ -8,7 +8,6 @@ import copy
 from typing import Any
 
 import yaml
-
 from deploy.helm import options
 
 Values = dict[str, Any]
@@ -21,14 +20,14 @@ _POD = {
     "extraVolumeMounts": [],
 }
 _TEXTS = {
-    "image": "One image is every program. Without a tag: the version of the chart; a digest is stronger than a tag.",
+    "image": "One image is every program. Without a tag: the version of the chart. A digest beats the tag.",
     "crds": "keep: `helm uninstall` leaves the definitions, and with them all objects of users.",
-    "namespaces": "rackloom-system and rackloom-imex. Without: make them first, with the labels of namespace.yaml.",
-    "imex": "What controller, webhook and IMEX plugin must be told alike. additionalNamespaces: where an earlier\n"
-    "release has left IMEX daemons.",
+    "namespaces": "rackloom-system and rackloom-imex. Without: make them, labelled as in namespace.yaml.",
+    "imex": "What controller, webhook and IMEX plugin must be told alike. additionalNamespaces: where\n"
+    "an earlier release has left IMEX daemons.",
     "controller": "Two replicas: one works, the other waits for its lease.",
     "webhook": "Admission, docs/admission.md. mode: warn or enforce.",
-    "node": "The kubelet plugins. kubeletRoot: kubelet's --root-dir; cdiRoot: where the runtime reads CDI specs.",
+    "node": "The kubelet plugins. kubeletRoot: kubelet's --root-dir; cdiRoot: where CDI specs are read.",
 }
 _CHOICES = {
     "image.pullPolicy": ["", "Always", "IfNotPresent", "Never"],

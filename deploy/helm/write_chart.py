@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from deploy.helm import options, values
 
 HERE = Path(__file__).parent
@@ -144,11 +143,8 @@ class ChartWriter:
         self._put(name, self.tokens.text_of(obj), f"if {condition}" if condition else None)
 
     def _keep(self) -> str:
-        return self.tokens.block(
-            lambda pad: (
-                f"{pad}{{{{- if .Values.crds.keep }}}}\n{pad}helm.sh/resource-policy: keep\n{pad}{{{{- end }}}}"
-            )
-        )
+        lines = ("{{- if .Values.crds.keep }}", "helm.sh/resource-policy: keep", "{{- end }}")
+        return self.tokens.block(lambda pad: "\n".join(f"{pad}{line}" for line in lines))
 
     def _put(self, name: str, text: str, opening: str | None) -> None:
         text = f"---\n{text}"
@@ -166,7 +162,7 @@ class ChartWriter:
         self._put(name, self.tokens.text_of(obj), "range .Values.imex.additionalNamespaces")
 
     def _workload(self, obj: Object) -> str | None:
-        """Put the values of a program into its Deployment or DaemonSet; the condition under which it is there."""
+        """Put a program's values into its Deployment or DaemonSet; the condition under which it is there."""
         program = obj["metadata"]["name"].removeprefix("rackloom-").replace("node-", "node.")
         path, mine = f".Values.{program}", values.at(self.defaults, program)
         spec, template = obj["spec"], obj["spec"]["template"]
@@ -230,7 +226,7 @@ class ChartWriter:
         container["env"].append(self._items(f".Values.{program}.extraEnv"))
 
     def _folders(self, pod: Object) -> None:
-        """kubelet's folder, and that of CDI specs, where the values say they are."""
+        """Kubelet's folder, and that of CDI specs, where the values say they are."""
         places = {
             "/var/lib/kubelet": self.tokens.inline(".Values.node.kubeletRoot"),
             "/var/run/cdi": self.tokens.inline(".Values.node.cdiRoot"),

@@ -17,11 +17,12 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from deploy.image import debian
 from deploy.release.archives import files_below, write_tar_gz
 from deploy.release.pins import parts
 from deploy.release.provenance import digest, statement
 from deploy.release.sbom import sbom
+
+from deploy.image import debian
 
 ROOT = Path(__file__).parents[2]
 SUMS = "SHA256SUMS"

@@ -30,21 +30,33 @@ EXCEPTIONS = {
 _INTRODUCTION = """\
 # Licences of what is shipped
 
-Rackloom is under Apache-2.0. This page lists what others made and a release has in it; the bill of materials of a
-release ([releasing.md](releasing.md)) has the same with versions of every file, for programs.
-`python -m deploy.release.licences` writes the page from the pins; a test compares, and refuses a Python package
-whose licence is not permissive.
+Rackloom is under Apache-2.0. This page lists what others made and a release has in it; the bill of materials
+of a release ([releasing.md](releasing.md)) has the same with the digest of every file, for programs.
+`python -m deploy.release.licences` writes the page from the pins; a test compares, and refuses a Python
+package whose licence is not permissive.
 
 Two need a word:
 
 """
-_DEBIAN = """\
+_FILES = """
+## Files in the wheel
+
+"""
+_WHEELS = """
+## Python packages
+
+What `pip install rackloom` brings on Linux, and what both images have; NIXL and numpy only `rackloom-transfer`.
+Libraries that a wheel has bundled are named by its own licence files, below its `.dist-info` folder.
+
+"""
+_DEBIAN = """
 ## Debian packages of the images
 
-They are the system that the programs run on: unchanged, as Debian publishes them, with their sources in Debian's archive. Each image
-has their licences in `/usr/share/doc/*/copyright`. Libraries of the C and C++ runtime are under LGPL-2.1, or GPL-3.0 with the exception for
-programs that are compiled with them. `coreutils` (`chroot`) is a program of its own under GPL-3.0. `readline` is loaded by
-nothing of ours: it belongs to the interactive prompt of Python.
+They are the system that the programs run on: unchanged, as Debian publishes them, with their sources in
+Debian's archive. Not all are permissive. Each image has their licences in `/usr/share/doc/*/copyright`. Libraries
+of the C and C++ runtime are under LGPL-2.1, or GPL-3.0 with the exception for programs that are compiled with
+them. `coreutils` (`chroot`) is a program of its own under GPL-3.0. `readline` is loaded by nothing of ours: it
+belongs to the interactive prompt of Python.
 
 """
 
@@ -56,14 +68,8 @@ def page(found: Iterable[Part]) -> str:
     wheels = [part for part in found if part.purl.startswith("pkg:pypi/")]
     files = [part for part in found if part.purl.startswith("pkg:npm/")]
     packages = [part for part in found if part.purl.startswith("pkg:deb/")]
-    return (
-        _INTRODUCTION
-        + "".join(words)
-        + "\n## Files in the wheel\n\n"
-        + _table(files)
-        + "\n## Python packages\n\nWhat `pip install rackloom` brings on Linux, and what both images have; NIXL and numpy only "
-        "`rackloom-transfer`.\n\n" + _table(wheels) + "\n" + _DEBIAN + _table(packages)
-    )
+    tables = (_FILES, _table(files), _WHEELS, _table(wheels), _DEBIAN, _table(packages))
+    return "".join([_INTRODUCTION, *words, *tables])
 
 
 def refused(found: Iterable[Part]) -> list[str]:

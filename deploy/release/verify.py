@@ -47,16 +47,16 @@ def check_digests(folder: Path) -> dict[str, str]:
     ]
     if not lines or not all(lines):
         raise NotVerified(f"{SUMS} has a line that is no digest and name")
-    said = {line[2]: line[1] for line in lines if line}
+    listed = {line[2]: line[1] for line in lines if line}
     there = {path.name for path in folder.iterdir()} - {SUMS, SIGNATURE}
-    if there != said.keys():
-        missing, more = sorted(said.keys() - there), sorted(there - said.keys())
+    if there != listed.keys():
+        missing, more = sorted(listed.keys() - there), sorted(there - listed.keys())
         raise NotVerified(f"missing: {missing or 'nothing'}; not in {SUMS}: {more or 'nothing'}")
-    for name, wanted in said.items():
+    for name, wanted in listed.items():
         with (folder / name).open("rb") as content:
             if hashlib.file_digest(content, "sha256").hexdigest() != wanted:
                 raise NotVerified(f"{name} is not the file that {SUMS} has the digest of")
-    return said
+    return listed
 
 
 def check_provenance(folder: Path, digests: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""The chart on a real control plane, as docs/helm.md has it: install, upgrade, go back, uninstall, take over."""
+"""The chart on a real control plane: install, upgrade, go back, uninstall, take over (docs/helm.md)."""
 
 import asyncio
 import os

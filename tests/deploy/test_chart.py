@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from deploy.helm import options, write_chart
 from tests.cluster.build import HELM, NotBuilt, at_hand
 
-from deploy.helm import options, write_chart
 from rackloom.cli.main import app
 
 CHART = write_chart.CHART
@@ -157,11 +157,11 @@ def test_a_program_is_told_every_option_as_it_stands_in_the_values(
         monkeypatch.setenv(variable["name"], variable.get("value", "given"))
     _, bound, _ = app.parse_args(container["args"], print_error=False, exit_on_error=False)
     found = flattened(bound.arguments)
-    told = {
+    parsed = {
         key: found[option.name.replace("-", "_")]
         for key, option in ((option.key, option) for option in options.values_of(program))
     }
-    assert {key: plain(value) for key, value in told.items()} == given
+    assert {key: plain(value) for key, value in parsed.items()} == given
 
 
 def flattened(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The newest release of an earlier minor version runs a site and is killed; this version goes on with it.
 
-Until there is such a release the test is skipped, and says so. `RACKLOOM_UPGRADE_FROM` names any commit instead.
+Until there is such a release the test is skipped, and says so. RACKLOOM_UPGRADE_FROM names a commit instead.
 Packages come from the configured index: `make test-install` sets RACKLOOM_TEST_INSTALL.
 """
 
