@@ -28,7 +28,7 @@ SYSTEM = "rackloom-system"
 Object = dict[str, Any]
 Block = Callable[[str], str]
 _WRITTEN = "{{/* Written by deploy/helm/write_chart.py; the reasons stand in deploy/kubernetes. */}}\n"
-_CLUSTER_KINDS = {
+CLUSTER_KINDS = {
     "ClusterRole",
     "ClusterRoleBinding",
     "CustomResourceDefinition",
@@ -124,7 +124,7 @@ class ChartWriter:
     def _add(self, name: str, obj: Object, condition: str | None = None) -> None:
         kind, meta = obj["kind"], obj["metadata"]
         meta.setdefault("labels", {})["app.kubernetes.io/part-of"] = "rackloom"
-        if kind not in _CLUSTER_KINDS:
+        if kind not in CLUSTER_KINDS:
             meta.setdefault("namespace", SYSTEM)
         if kind == "Namespace":
             condition = ".Values.namespaces.create"

@@ -45,18 +45,18 @@ _FILES = """
 _WHEELS = """
 ## Python packages
 
-What `pip install rackloom` brings on Linux, and what both images have; NIXL and numpy only `rackloom-transfer`.
-Libraries that a wheel has bundled are named by its own licence files, below its `.dist-info` folder.
+What `pip install rackloom` brings on Linux, and what both images have; NIXL and numpy are in `rackloom-transfer`
+alone. Libraries that a wheel has bundled are named by its own licence files, below its `.dist-info` folder.
 
 """
 _DEBIAN = """
 ## Debian packages of the images
 
 They are the system that the programs run on: unchanged, as Debian publishes them, with their sources in
-Debian's archive. Not all are permissive. Each image has their licences in `/usr/share/doc/*/copyright`. Libraries
-of the C and C++ runtime are under LGPL-2.1, or GPL-3.0 with the exception for programs that are compiled with
-them. `coreutils` (`chroot`) is a program of its own under GPL-3.0. `readline` is loaded by nothing of ours: it
-belongs to the interactive prompt of Python.
+Debian's archive. Not all are permissive. Each image has their licences in `/usr/share/doc/*/copyright`.
+Libraries of the C and C++ runtime are under LGPL-2.1, or GPL-3.0 with the exception for programs that are
+compiled with them. `coreutils` (`chroot`) is a program of its own under GPL-3.0. `readline` is loaded by
+nothing of ours: it belongs to the interactive prompt of Python.
 
 """
 
