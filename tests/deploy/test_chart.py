@@ -58,7 +58,8 @@ def built(*overlays: str) -> list[Object]:
 def by_name(found: list[Object]) -> dict[tuple[str, ...], Object]:
     """Objects by what identifies them, without what tells Helm alone something.
 
-    kustomize gives newer kinds of the whole cluster a namespace, since it does not know them; the API server has none.
+    kustomize gives newer kinds of the whole cluster a namespace, since it does not know them; the API server
+    has none.
     """
     named = {}
     for obj in found:
