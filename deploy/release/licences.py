@@ -46,7 +46,8 @@ _WHEELS = """
 ## Python packages
 
 What `pip install rackloom` brings on Linux, and what both images have; NIXL and numpy are in
-`rackloom-transfer` alone. Libraries that a wheel has bundled are named by its own licence files, below its `.dist-info` folder.
+`rackloom-transfer` alone. Libraries that a wheel has bundled are named by its own licence files, below its
+`.dist-info` folder.
 
 """
 _DEBIAN = """
