@@ -40,6 +40,7 @@ def up(
     racks: int = 2,
     profile: str = "gb200-nvl72",
     kubeconfig: Path | None = None,
+    traces: str | None = None,
 ) -> None:
     """Run a site on simulated racks, and a Kubernetes cluster of their trays, in one process, on loopback.
 
@@ -60,11 +61,13 @@ def up(
         Rack profile, as `rackloom topology list` names them.
     kubeconfig
         A real cluster: the trays become nodes of it, labelled rackloom.dev/simulated, until the end.
+    traces
+        Send spans to the OpenTelemetry collector at this URL, such as http://127.0.0.1:4318.
     """
     from rackloom.app.home import Home, default_home
     from rackloom.app.twin.up import UpOptions, run_up
 
-    wanted = UpOptions(port=port, racks=racks, profile=profile, kubeconfig=kubeconfig)
+    wanted = UpOptions(port=port, racks=racks, profile=profile, kubeconfig=kubeconfig, traces=traces)
     run_up(Home(home or default_home()), wanted, partial(print, flush=True))
 
 

@@ -56,6 +56,7 @@ from rackloom.lab.switches.servers import NmxcServer
 from rackloom.limits import SITE_REST
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackSite, build_site
+from rackloom.traces import NO_TRACES, Traces
 
 # The racks of a home, and the switch controllers that serve them.
 
@@ -184,10 +185,12 @@ class EmbeddedSite(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def embedded_site(home: Home, *, port: int, racks: int, profile: str) -> AsyncIterator[EmbeddedSite]:
+async def embedded_site(
+    home: Home, *, port: int, racks: int, profile: str, traces: Traces = NO_TRACES
+) -> AsyncIterator[EmbeddedSite]:
     """A site that answers while the context is entered. Refused before any file is written."""
     opened = open_embedded_home(home, racks=racks, profile=profile)
-    async with opened as (store, twin), embedded_service(home, store, twin, port) as running:
+    async with opened as (store, twin), embedded_service(home, store, twin, port, traces) as running:
         yield running
 
 
@@ -215,7 +218,7 @@ async def open_embedded_home(
 
 @asynccontextmanager
 async def embedded_service(
-    home: Home, store: Store, twin: TwinSite, port: int
+    home: Home, store: Store, twin: TwinSite, port: int, traces: Traces = NO_TRACES
 ) -> AsyncIterator[EmbeddedSite]:
     """The site service alone, over racks that are served and a store that is open."""
     clock = MonotonicSiteClock(time.time, elapsed_seconds, await store.read(newest_recorded_time))
@@ -224,7 +227,7 @@ async def embedded_service(
         store,
         lambda endpoint: NmxcDriver(endpoint.url, clock=clock),
         clock,
-        hooks=ReconcileHooks(metrics=metrics),
+        hooks=ReconcileHooks(metrics=metrics, traces=traces),
     )
     page = MetricsEndpoints(metrics, store, clock, valid_seconds(reconciler.interval))
     await page.begin()
@@ -236,6 +239,7 @@ async def embedded_service(
         wake=reconciler.wake,
         verifier=issuer.verifier(),
         auto_tenant=True,
+        traces=traces,
     )
     keeper = AuditKeeper(
         audit=deps.audit,
@@ -252,7 +256,11 @@ async def embedded_service(
         mapped = mount_rack_map(
             app, source, deps.verifier, clock, switch_trays=twin.profile.switch_trays_per_domain
         )
-        async with serve_http(_with_metrics(mapped, page), f"{LOOPBACK}:{port}", limits=SITE_REST) as bound:
+        ended = metrics.connections_ended("rest")
+        answering = serve_http(
+            _with_metrics(mapped, page), f"{LOOPBACK}:{port}", limits=SITE_REST, ended=ended
+        )
+        async with answering as bound:
             url = f"http://{LOOPBACK}:{bound}"
             yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling)
 

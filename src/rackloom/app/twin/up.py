@@ -34,6 +34,7 @@ from rackloom.app.process import (
     stop_on_signals,
     wait_stopped_or_ended,
 )
+from rackloom.app.tracing import TraceSettings, open_traces
 from rackloom.app.twin.cluster import ADMIN_USER, TwinCluster, twin_cluster, twin_nodes
 from rackloom.app.twin.site import EmbeddedSite, embedded_site
 from rackloom.app.webhook import load_identity
@@ -49,6 +50,7 @@ from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.trays import TrayNodes
 from rackloom.lab.switches.fabric import SimulatedFabric
 from rackloom.limits import SIMULATED_API_SERVER, Process, files_needed
+from rackloom.traces import NO_TRACES, Traces
 
 # Access to the simulated API server for kubectl and the doctor.
 
@@ -120,14 +122,16 @@ class RunningTwin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def running_twin(home: Home, *, port: int, racks: int, profile: str) -> AsyncIterator[RunningTwin]:
+async def running_twin(
+    home: Home, *, port: int, racks: int, profile: str, traces: Traces = NO_TRACES
+) -> AsyncIterator[RunningTwin]:
     """A twin that answers while the context is entered. Its nodes appear one after the other from then on.
 
     `nodes.up` is set once all are there. The site is what `home` remembers; the cluster starts empty.
     """
     kubeconfig = home.path / "kubeconfig"
     async with (
-        embedded_site(home, port=port, racks=racks, profile=profile) as site,
+        embedded_site(home, port=port, racks=racks, profile=profile, traces=traces) as site,
         twin_cluster(site.twin, home.twin / "cluster") as cluster,
         served_api(cluster.kube, ADMIN_USER, kubeconfig),
     ):
@@ -166,6 +170,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     profile: str
     kubeconfig: Path | None = None
     """A real cluster for the trays; None: one of their own."""
+    traces: str | None = None
+    """URL of the collector of spans; None: no spans."""
 
 
 def run_up(home: Home, options: UpOptions, announce: Announce) -> None:
@@ -179,10 +185,12 @@ def run_up(home: Home, options: UpOptions, announce: Announce) -> None:
 
 async def _run_until_signal(home: Home, options: UpOptions, announce: Announce) -> None:
     stopped = stop_on_signals()
+    sent = None if options.traces is None else TraceSettings(endpoint=options.traces, instance=str(home.path))
     async with (
-        _with_simulated_cluster(home, options, announce)
+        open_traces(sent) as traces,
+        _with_simulated_cluster(home, options, traces, announce)
         if options.kubeconfig is None
-        else _with_real_cluster(home, options, options.kubeconfig, announce) as work
+        else _with_real_cluster(home, options, options.kubeconfig, traces, announce) as work,
     ):
         await wait_stopped_or_ended(stopped, *work)
         for task in work:
@@ -192,9 +200,9 @@ async def _run_until_signal(home: Home, options: UpOptions, announce: Announce) 
 
 @asynccontextmanager
 async def _with_simulated_cluster(
-    home: Home, options: UpOptions, announce: Announce
+    home: Home, options: UpOptions, traces: Traces, announce: Announce
 ) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
-    site = running_twin(home, port=options.port, racks=options.racks, profile=options.profile)
+    site = running_twin(home, port=options.port, racks=options.racks, profile=options.profile, traces=traces)
     async with site as twin:
         _announce_site(home, options, twin.site, announce)
         announce(f"rackloom: its trays as nodes: kubectl --kubeconfig {twin.kubeconfig} get nodes")
@@ -205,13 +213,16 @@ async def _with_simulated_cluster(
 
 @asynccontextmanager
 async def _with_real_cluster(
-    home: Home, options: UpOptions, kubeconfig: Path, announce: Announce
+    home: Home, options: UpOptions, kubeconfig: Path, traces: Traces, announce: Announce
 ) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
     client = http_client(kubeconfig, None)
     client.headers["User-Agent"] = "rackloom-twin"
+    site_on = embedded_site(
+        home, port=options.port, racks=options.racks, profile=options.profile, traces=traces
+    )
     async with (
         KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST)) as api,
-        embedded_site(home, port=options.port, racks=options.racks, profile=options.profile) as site,
+        site_on as site,
         twin_nodes(site.twin, home.twin / "cluster", api) as work,
     ):
         _announce_site(home, options, site, announce)
