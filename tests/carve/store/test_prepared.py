@@ -162,8 +162,8 @@ def test_postgresql_gets_statements_without_a_detour(run: Run, monkeypatch: pyte
 
 def test_a_lost_connection_is_given_up(postgres_url: str) -> None:
     def end_it(conn: sa.Connection) -> None:
-        one = PreparedStatement(sa.select(sa.func.pg_backend_pid().label("pid")))
-        row = one.one_or_none(conn, {})
+        backend = PreparedStatement(sa.select(sa.func.pg_backend_pid().label("pid")))
+        row = backend.one_or_none(conn, {})
         assert row is not None
         end = sa.select(sa.func.pg_terminate_backend(sa.bindparam("pid", type_=sa.Integer)).label("ended"))
         with pytest.raises(sa.exc.DBAPIError) as found:
