@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import httpx2
 import pytest
-import structlog
 from tests.waiting import PATIENCE
 
 from rackloom.errors import Refused
@@ -169,19 +167,6 @@ def test_waiting(site):
     assert site.wait_until(lambda: next(counted) == 3, what="three") is True
     with pytest.raises(TimedOut, match=r"not within 0\.1 s: the moon"):
         site.wait_until(lambda: False, within=0.1, what="the moon")
-
-
-@pytest.mark.slow
-def test_a_thread_leaves_logging_and_files_of_its_host_alone(tmp_path):
-    root = list(logging.getLogger().handlers)
-    with start_site(in_process=True) as running:
-        assert logging.getLogger().handlers == root
-        assert running.log.read_text()
-        (tmp_path / "file").touch()
-        assert (tmp_path / "file").stat().st_mode & 0o044
-    assert not structlog.is_configured()
-    assert logging.getLogger("rackloom").handlers == []
-    assert not running.home.exists()
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Simulated trays in a cluster of others: marked, used, refused where not welcome, and gone at the end."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 import yaml
 from tests.waiting import until
 
@@ -128,7 +128,7 @@ def test_trays_work_in_the_cluster_and_leave_nothing(tmp_path: Path) -> None:
                 assert not guests.controlling.done()
             assert await everything(api) == before
 
-    asyncio.run(run())
+    uvloop.run(run())
     assert announced == []
 
 
@@ -146,7 +146,7 @@ def test_what_others_made_of_our_types_stays_and_is_named(tmp_path: Path) -> Non
             assert await api.get(COMPUTE_DOMAIN, domain["metadata"]["name"], "default")
             assert {item["metadata"]["name"] for item in (await api.list(NODE)).items} == {"theirs"}
 
-    asyncio.run(run())
+    uvloop.run(run())
     assert [
         line for line in announced if "computedomains.resource.nvidia.com stays: 1 computedomains" in line
     ]
@@ -164,7 +164,7 @@ def test_what_a_killed_guest_left_is_taken_over_and_removed(tmp_path: Path) -> N
                 await guests.nodes.nodes.up.wait()
             assert await everything(api) == before
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 Spoil = Callable[[FakeKube, KubeApi, TwinSite], Any]
@@ -205,4 +205,4 @@ def test_a_cluster_with_something_foreign_is_refused_untouched(
             assert kube.store.version == version
             kube.faults.clear()
 
-    asyncio.run(run())
+    uvloop.run(run())
