@@ -142,6 +142,7 @@ pins: venv  ## resolve requirements/ again
 	$(UV_COMPILE) pyproject.toml -o requirements/runtime.txt
 	$(UV_COMPILE) --group pyproject.toml:dev -c requirements/runtime.txt pyproject.toml -o requirements/dev.txt
 	$(UV_COMPILE) --group pyproject.toml:docs -c requirements/dev.txt -o requirements/docs.txt
+	$(UV_COMPILE) --extra otel -c requirements/dev.txt pyproject.toml -o requirements/otel.txt
 	$(UV_COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(UV_COMPILE) -c requirements/dev.txt requirements/mutate.in -o requirements/mutate.txt
 	$(UV_COMPILE) requirements/uv.in -o requirements/uv.txt

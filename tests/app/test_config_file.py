@@ -176,3 +176,25 @@ def test_no_setting_is_documented_that_does_not_exist():
     sections = {setting.partition(".")[0] for setting in setting_names()}
     documented = {name for name in table if "." in name and name.partition(".")[0] in sections}
     assert documented == set(setting_names())
+
+
+def test_traces_are_off_unless_a_collector_is_named(written):
+    assert load_config(written(LEAST)).tracing.endpoint is None
+    tracing = load_config(written(LEAST + "[tracing]\nendpoint = 'http://collector:4318'\n")).tracing
+    assert (tracing.endpoint, tracing.sample_ratio) == ("http://collector:4318", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("endpoint = 'collector:4318'", "no URL of a collector"),
+        ("endpoint = 'http://user:hunter2@collector'", "OTEL_EXPORTER_OTLP_HEADERS"),
+        ("ca_file = '/etc/ca'", "give both or neither"),
+        ("endpoint = 'http://collector'\nsample_ratio = 1.5", "sample_ratio"),
+        ("endpoint = 'http://collector'\nratio = 1", "unknown key tracing.ratio"),
+    ],
+)
+def test_traces_to_no_collector_are_refused(refused, lines, reason):
+    found = refused(f"{LEAST}[tracing]\n{lines}\n")
+    assert reason in found
+    assert "hunter2" not in found

@@ -59,6 +59,7 @@ def _metric_names():
     metrics = SiteMetrics("nico_")
     metrics.drifted("d", 1)
     metrics.watch_issuer("https://issuer", lambda: 0.0)
+    metrics.connections_ended("rest")
     page = metrics.page(counts, 0.0).decode()
     return {re.split(r"[{ ]", line)[0] for line in page.splitlines() if not line.startswith("#")}
 
@@ -123,7 +124,7 @@ def test_every_resource_that_is_named_is_there():
 
 def test_alerts_and_dashboard_ask_for_metrics_that_exist():
     rules = yaml.safe_load((MONITORING / "site-alerts.yaml").read_text())["groups"][0]["rules"]
-    panels = json.loads((MONITORING / "site-dashboard.json").read_text())["panels"]
+    panels = json.loads((MONITORING / "dashboards/site.json").read_text())["panels"]
     expressions = [rule["expr"] for rule in rules]
     expressions += [target["expr"] for panel in panels for target in panel["targets"]]
     asked = {name for expression in expressions for name in re.findall(r"nico_\w+", expression)}

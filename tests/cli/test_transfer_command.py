@@ -100,10 +100,12 @@ def test_a_host_that_cannot_be_discovered_is_measured_all_the_same(monkeypatch: 
     assert call("run", "--net-device", "lo") == 0
 
 
-def test_a_promise_that_breaks_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_promise_that_breaks_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = AlignmentReport(emulated=False, label="here", proved=False, verdict="swapped")
     monkeypatch.setattr("rackloom.prove.transfer.run.run_plain", lambda *_, **__: broken)
-    assert call("run", "--net-device", "lo") == 1
+    metrics = tmp_path / "run.prom"
+    assert call("run", "--net-device", "lo", "--textfile", str(metrics)) == 1
+    assert "rackloom_transfer_proved 0.0" in metrics.read_text()
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +188,10 @@ def test_runs_before_a_failure_are_saved(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("rackloom.prove.transfer.run.run_plain", breaks)
     kept = tmp_path / "run.json"
+    metrics = tmp_path / "run.prom"
     with pytest.raises(Retry, match="in the middle"):
-        call("run", "--save", str(kept))
+        call("run", "--save", str(kept), "--textfile", str(metrics))
+    assert "rackloom_transfer_proved 0.0" in metrics.read_text()
     assert load_record(kept).incomplete == "the target ended in the middle of the transfer"
     assert len(load_record(kept).report.runs) == 1
     with pytest.raises(Refused, match="incomplete"):

@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.waiting import PATIENCE
 
 from deploy.monitoring import write_rules
+from rackloom.claim.cluster.gang_controller import PLACED_REASONS
+from rackloom.claim.node.prepare import PREPARE_ERRORS, UNPREPARE_ERRORS
+from rackloom.core.domains.compute_domain import Readiness
+from rackloom.core.gangs.reconcile import API_REFUSED, WARNING_REASONS
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy/monitoring"
 SCENARIOS = sorted((ROOT / "tests/deploy/monitoring").glob("*.test.yaml"))
-LIMIT = 60.0
 SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="NO PROMTOOL: Debian's package prometheus has it"
@@ -32,7 +36,7 @@ def alerts(name: str) -> list[dict[str, Any]]:
 def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
     command = ["promtool", "test", "rules", path.name]
     done = subprocess.run(
-        command, cwd=path.parent, capture_output=True, text=True, check=False, timeout=LIMIT
+        command, cwd=path.parent, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -60,6 +64,37 @@ def test_alerts_of_a_cluster_ask_for_series_that_the_programs_have() -> None:
     assert asked <= made
 
 
+def test_alerts_name_values_of_labels_that_the_programs_have() -> None:
+    """A pattern that no value meets would never fire."""
+    values = {
+        "rackloom_gangs": PLACED_REASONS,
+        "rackloom_gang_refusals_total": (*WARNING_REASONS, API_REFUSED),
+        "nvidia_dra_compute_domain_info": tuple(Readiness),
+    }
+    for rule in alerts("cluster-alerts"):
+        for series, label, pattern in re.findall(r"(\w+){(\w+)=~?\"([^\"]*)\"", rule["expr"]):
+            if series in values:
+                for choice in pattern.split("|"):
+                    found = [value for value in values[series] if re.fullmatch(choice, value)]
+                    assert found, (rule["alert"], label, choice)
+
+
+def test_scenarios_use_values_of_labels_that_the_programs_have() -> None:
+    scenarios = "".join(path.read_text() for path in SCENARIOS)
+    kinds = set(re.findall(r'error_type="(\w+)"', scenarios))
+    assert kinds
+    assert kinds <= {*PREPARE_ERRORS, *UNPREPARE_ERRORS}
+    reasons = set(re.findall(r'reason="(\w+)"', scenarios))
+    assert reasons <= {*PLACED_REASONS, *WARNING_REASONS, API_REFUSED}
+
+
+@pytest.mark.parametrize("name", ["site-alerts", "cluster-alerts"])
+def test_the_page_lists_each_alert(name: str) -> None:
+    page = (ROOT / "docs/monitoring.md").read_text()
+    for rule in alerts(name):
+        assert page.count(f"| `{rule['alert']}` |") == 1, rule["alert"]
+
+
 @pytest.mark.parametrize("name", ["site-alerts", "cluster-alerts"])
 def test_alerts_say_what_to_do(name: str) -> None:
     for rule in alerts(name):
@@ -74,10 +109,15 @@ def test_the_operator_gets_the_same_rules() -> None:
 def test_monitors_name_ports_and_jobs_that_exist() -> None:
     """Ports are those of the pods; jobs are those that alerts ask for."""
     monitors = list(yaml.safe_load_all((MONITORING / "operator/monitors.yaml").read_text()))
-    pods, service = monitors
-    manifests = "".join(path.read_text() for path in (ROOT / "deploy/kubernetes/base").glob("*.yaml"))
-    for endpoint in pods["spec"]["podMetricsEndpoints"]:
+    pods, webhook, service = monitors
+    kubernetes = ROOT / "deploy/kubernetes"
+    manifests = "".join(
+        path.read_text() for part in ("base", "webhook") for path in (kubernetes / part).glob("*.yaml")
+    )
+    for endpoint in pods["spec"]["podMetricsEndpoints"] + webhook["spec"]["podMetricsEndpoints"]:
         assert f"name: {endpoint['port']}, containerPort" in manifests
+    (endpoint,) = webhook["spec"]["podMetricsEndpoints"]
+    assert (endpoint["scheme"], endpoint["relabelings"][0]["replacement"]) == ("https", "rackloom-webhook")
     assert service["spec"]["endpoints"][0]["relabelings"][0]["replacement"] == "rackloom-site"
     (components,) = (term["values"] for term in pods["spec"]["selector"]["matchExpressions"])
     gone = next(rule["expr"] for rule in alerts("cluster-alerts") if rule["alert"] == "RackloomPodGone")

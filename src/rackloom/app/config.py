@@ -37,6 +37,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rackloom.app.process import is_loopback
+from rackloom.app.tracing import collector_url_problem
 from rackloom.carve.api.auth import CUSTOM_ROLE_NAME, DEFAULT_LIFETIME, Role
 from rackloom.carve.api.claim_mapping import (
     DEFAULT_PATTERN,
@@ -425,6 +426,25 @@ class AuditConfig(Section):
     trusted_proxies: tuple[IPvAnyNetwork, ...] = ()
 
 
+class TracingConfig(Section):
+    """`[tracing]`: where spans are sent; none without `endpoint`."""
+
+    endpoint: str | None = None
+    sample_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+    ca_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _is_collector(self) -> "TracingConfig":
+        if self.endpoint is None:
+            if self.ca_file is not None:
+                raise ValueError("ca_file is for an endpoint: give both or neither")
+            return self
+        problem = collector_url_problem(self.endpoint)
+        if problem is not None:
+            raise ValueError(problem)
+        return self
+
+
 class LogConfig(Section):
     """`[log]`."""
 
@@ -453,6 +473,7 @@ class Config(BaseSettings):
     kubernetes: ClusterConfig | None = None
     map: MapConfig = MapConfig()
     audit: AuditConfig = AuditConfig()
+    tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()
 
     @classmethod

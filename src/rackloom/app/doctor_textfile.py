@@ -8,12 +8,12 @@ series. The file is replaced atomically. If the examination itself fails, `write
 from collections import Counter
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry, Gauge
 
+from rackloom.app.textfile import write_registry
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, Severity
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
-from rackloom.errors import Refused
 
 
 def write_textfile(file: Path, snapshot: SiteSnapshot, findings: tuple[Finding, ...]) -> None:
@@ -21,22 +21,12 @@ def write_textfile(file: Path, snapshot: SiteSnapshot, findings: tuple[Finding, 
 
     Every check has a series from the start, with zero, so that the first finding is a change.
     """
-    _write(file, registry_of(snapshot, findings))
+    write_registry(file, registry_of(snapshot, findings))
 
 
 def write_failed_textfile(file: Path, now: float) -> None:
     """Write to `file` that nothing could be examined at `now` (seconds since the epoch). Raises Refused."""
-    _write(file, _new_registry(False, now))
-
-
-def _write(file: Path, registry: CollectorRegistry) -> None:
-    try:
-        write_to_textfile(str(file), registry)
-    except OSError as error:
-        raise Refused(
-            f"{file} could not be written: {error.strerror}",
-            nearest_fix="name a .prom file in the collector's directory",
-        ) from error
+    write_registry(file, _new_registry(False, now))
 
 
 def registry_of(snapshot: SiteSnapshot, findings: tuple[Finding, ...]) -> CollectorRegistry:

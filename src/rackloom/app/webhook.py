@@ -98,6 +98,12 @@ class WebhookMetrics:
             registry=self._registry,
         ).set_function(expires)
 
+    def expect(self, page: str) -> None:
+        """Have the series of a page from zero, so that its first review is a change."""
+        self._seconds.labels(page)
+        for answer in ("allowed", "denied", "unanswered", "invalid"):
+            self._requests.labels(page, answer)
+
     def answered(self, page: str, verdict: AdmissionVerdict, seconds: float) -> None:
         """A review got its verdict."""
         answer = "allowed" if verdict.allowed else "unanswered" if verdict.code >= 500 else "denied"
@@ -161,6 +167,7 @@ def _review_endpoint(
     path: str, handle: ReviewHandler, metrics: WebhookMetrics, bodies: FairShare
 ) -> Callable[[Request], Awaitable[Response]]:
     name = path.removeprefix("/")
+    metrics.expect(name)
 
     async def review_response(review: ReviewRequest) -> bytes:
         began = time.perf_counter()

@@ -102,6 +102,7 @@ def run(
     target: str | None = None,
     secret_file: Path | None = None,
     save: Path | None = None,
+    textfile: Path | None = None,
     output: TableOrJson = "table",
 ) -> int:
     """Measure; exit 0 only if the data was verified and the promised device carried it.
@@ -128,6 +129,8 @@ def run(
         File with the secret shared with that target; else the variable RACKLOOM_TRANSFER_SECRET.
     save
         File for the record. Runs that were complete before one failed are kept there too.
+    textfile
+        Also write the result for the textfile collector of Prometheus' node exporter.
     output
         table prints RESULT lines as runs complete, and a verdict; json the whole report.
     """
@@ -144,12 +147,14 @@ def run(
         else:
             report = _run_measured(spec, devices, machine, target, secret_file, runs, log.watch())
     except (Refused, Retry) as trouble:
+        _write_textfile(textfile, None)
         if save is not None and log.runs:
             from rackloom.core.transfer.records import partial_report
 
             _save_record(save, spec, partial_report(log.runs, trouble.reason), machine, trouble.reason)
         raise
     emit(report, output, lambda: report_table(report))
+    _write_textfile(textfile, report)
     if save is not None:
         _save_record(save, spec, report, machine, None)
     return 0 if report.proved else 1
@@ -287,6 +292,13 @@ def _discover_machine() -> "Machine | None":
     with suppress(Refused, Retry):
         return discover_machine()
     return None
+
+
+def _write_textfile(file: Path | None, report: "AlignmentReport | None") -> None:
+    if file is not None:
+        from rackloom.app.transfer_textfile import write_transfer_textfile
+
+        write_transfer_textfile(file, report, time.time())
 
 
 def _save_record(

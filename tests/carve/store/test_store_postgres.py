@@ -230,3 +230,22 @@ def test_a_listener_that_was_cut_off_is_told_that_it_may_have_missed_something(
         return heard
 
     assert asyncio.run(main()) == [None, None, "d"]
+
+
+def test_which_traced_request_changed_a_domain_is_heard_after_the_change(postgres_url: str) -> None:
+    cause = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
+
+    def change(conn: sa.Connection) -> None:
+        journal.notify_cause(conn, journal.increment_revisions(conn, ["b", "a"]), cause)
+
+    async def main() -> list[str | None]:
+        here, there = await Store.connect(postgres_url), await Store.connect(postgres_url)
+        async with asyncio.timeout(PATIENCE), aclosing(here.changes()) as changes:
+            heard = [await anext(changes)]
+            await there.run(change)
+            heard += [await anext(changes) for _ in range(4)]
+        await here.close()
+        await there.close()
+        return heard
+
+    assert asyncio.run(main()) == [None, "a", "b", f"a {cause}", f"b {cause}"]

@@ -61,6 +61,7 @@ from rackloom.carve.store.values import IdFactory, Status
 from rackloom.core.partitions.domain import DomainObservation
 from rackloom.core.partitions.reading_age import READING_VALID_SECONDS
 from rackloom.errors import Refused, Retry, Unknown
+from rackloom.traces import NO_TRACES, Traces
 
 # Endpoints that the site's own NMX-M names.
 
@@ -161,11 +162,12 @@ class ServiceParts(msgspec.Struct, frozen=True, kw_only=True):
     issuers: IssuerVerifier
     page: MetricsEndpoints
     audit: RequestAudit
+    traces: Traces
 
 
 @asynccontextmanager
-async def assemble(config: Config) -> AsyncIterator[ServiceParts]:
-    """The parts as configured; their store is closed at the end.
+async def assemble(config: Config, traces: Traces = NO_TRACES) -> AsyncIterator[ServiceParts]:
+    """The parts as configured; their store is closed at the end. Their work opens spans in `traces`.
 
     Raises Refused for invalid ones, and for a database that cannot be opened or takes no writes.
     """
@@ -174,7 +176,7 @@ async def assemble(config: Config) -> AsyncIterator[ServiceParts]:
         try:
             store = await _open_store(config)
             stack.push_async_callback(store.close)
-            parts = await _assemble_on(store, config)
+            parts = await _assemble_on(store, config, traces)
         except StoreUnavailable as failure:
             raise Refused(
                 f"the site cannot start: {failure.problem} ({failure.detail})", nearest_fix=failure.fix
@@ -182,7 +184,7 @@ async def assemble(config: Config) -> AsyncIterator[ServiceParts]:
         yield parts
 
 
-async def _assemble_on(store: Store, config: Config) -> ServiceParts:
+async def _assemble_on(store: Store, config: Config, traces: Traces) -> ServiceParts:
     clock = MonotonicSiteClock(time.time, elapsed_seconds, await store.read(newest_recorded_time))
     secrets = secret_provider(config.secrets)
     switches = Switches(config.nvlink_config, secrets, clock)
@@ -192,7 +194,7 @@ async def _assemble_on(store: Store, config: Config) -> ServiceParts:
     site_id = await store.run(
         ensure_site, site.name, site.provider_org, site.default_partition, clock(), new_id
     )
-    reconciler = _reconciler(config, store, switches, metrics, site_id, clock)
+    reconciler = _reconciler(config, store, switches, metrics, traces, site_id, clock)
     issuers = IssuerVerifier(config.auth.issuers, clock)
     await issuers.load()
     for issuer in config.auth.issuers:
@@ -216,6 +218,7 @@ async def _assemble_on(store: Store, config: Config) -> ServiceParts:
             counted=metrics.audited_refusal,
             unauthenticated=metrics.unauthenticated_request,
         ),
+        traces=traces,
     )
 
 
@@ -272,6 +275,7 @@ def _reconciler(
     store: Store,
     switches: Switches,
     metrics: SiteMetrics,
+    traces: Traces,
     site_id: str,
     clock: Callable[[], float],
 ) -> Reconciler:
@@ -300,7 +304,7 @@ def _reconciler(
         clock,
         nvlink.monitor_run_interval.total_seconds(),
         holder=new_id(),
-        hooks=ReconcileHooks(record=record, metrics=metrics, read_only=not nvlink.enabled),
+        hooks=ReconcileHooks(record=record, metrics=metrics, traces=traces, read_only=not nvlink.enabled),
         slots=ConcurrencySlots(nvlink.partition_monitor_max_concurrent_groups),
         elapsed=elapsed_seconds,
     )

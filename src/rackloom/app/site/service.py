@@ -38,6 +38,7 @@ from rackloom.app.site.host_state import HostStatePoller
 from rackloom.app.site.parts import NmxmDiscovery, ServiceParts, assemble, initial_machine_status, new_id
 from rackloom.app.site.rack_map import SiteSource, mount_rack_map
 from rackloom.app.site.secrets import Secret, SecretProvider
+from rackloom.app.tracing import TraceSettings, open_traces
 from rackloom.carve.admin.deps import AdminDeps
 from rackloom.carve.admin.server import AdminServer, AdminTls, ClientIdentities
 from rackloom.carve.api.app import create_app
@@ -64,6 +65,7 @@ def serve_rest(parts: ServiceParts, source: SiteSource) -> AbstractAsyncContextM
             auto_tenant=parts.config.auth.auto_tenant,
             valid_seconds=parts.config.nvlink_config.reading_valid_seconds,
             audit=parts.audit,
+            traces=parts.traces,
         ),
         caller_limits(parts.config.limits, parts.metrics.refused_request),
     )
@@ -202,7 +204,8 @@ def run_serve(path: Path, announce: Callable[[str], None]) -> None:
 async def site_service(config: Config) -> AsyncIterator[SiteService]:
     """A service that answers while the context is entered. Raises Refused for an invalid configuration."""
     async with AsyncExitStack() as stack:
-        parts = await stack.enter_async_context(assemble(config))
+        traces = await stack.enter_async_context(open_traces(_trace_settings(config)))
+        parts = await stack.enter_async_context(assemble(config, traces))
         cluster = await stack.enter_async_context(_followed_cluster(parts))
         source = _map_source(parts, cluster)
         freeze_loaded_objects()
@@ -222,6 +225,18 @@ async def site_service(config: Config) -> AsyncIterator[SiteService]:
             reconciler=parts.reconciler,
             background=background,
         )
+
+
+def _trace_settings(config: Config) -> TraceSettings | None:
+    tracing = config.tracing
+    if tracing.endpoint is None:
+        return None
+    return TraceSettings(
+        endpoint=tracing.endpoint,
+        instance=new_id(),
+        sample_ratio=tracing.sample_ratio,
+        ca_file=tracing.ca_file,
+    )
 
 
 @asynccontextmanager

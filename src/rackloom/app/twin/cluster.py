@@ -170,6 +170,8 @@ ApiOfUser = Callable[[str], KubeApi]
 class TwinCluster(ClusterControl, frozen=True, kw_only=True):
     """A running cluster of the twin."""
 
+    terms: list[Leadership]
+    """Of every term of the controllers so far, the newest last."""
     work: "asyncio.Task[None]"
     """Ends only when something is wrong."""
 
@@ -194,7 +196,8 @@ async def twin_cluster(
     planned: dict[str, str] = {}
     kubelets = partial(AddressedKubelets, planned)
     nodes = _tray_nodes(racks, folder, api, imex, chance, kubelets)
-    lead, user = _controller_term(clock, chance.rng), api(CONTROLLER_LEASE)
+    terms: list[Leadership] = []
+    lead, user = _controller_term(clock, chance.rng, terms), api(CONTROLLER_LEASE)
     candidates = ControllerReplicas(lead, user, ClockAndRandom(clock, chance.rng)) if elected else None
     controllers = ControllerProcess(lead, user) if candidates is None else candidates.first
     admission = InProcessAdmission(kube, api(WEBHOOK_NAME), chance.wall, chance.rng)
@@ -211,6 +214,7 @@ async def twin_cluster(
             clock=clock,
             discovery=discovery,
             addresses=planned,
+            terms=terms,
             work=work,
         )
 
@@ -235,10 +239,15 @@ async def twin_nodes(
                 await api.delete(NODE, node.name)
 
 
-def _controller_term(clock: ControllersClock, rng: random.Random) -> ControllerTerm:
-    """The production controllers, as one term of a leader."""
+def _controller_term(clock: ControllersClock, rng: random.Random, terms: list[Leadership]) -> ControllerTerm:
+    """The production controllers, as one term of a leader; each is added to `terms`."""
     settings = ControllerSettings(daemon=ImexDaemonSettings(image="rackloom"))
-    return lambda api: Leadership(api, settings, "twin", clock, rng).lead()
+
+    def term(api: KubeApi) -> Coroutine[Any, Any, None]:
+        terms.append(Leadership(api, settings, "twin", clock, rng))
+        return terms[-1].lead()
+
+    return term
 
 
 def _tray_nodes(

@@ -19,7 +19,7 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -56,6 +56,8 @@ from rackloom.lab.switches.servers import NmxcServer
 from rackloom.limits import SITE_REST
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackSite, build_site
+from rackloom.traces import NO_TRACES, Traces
+from rackloom.web.sign_in_codes import SignInCodes
 
 # The racks of a home, and the switch controllers that serve them.
 
@@ -164,6 +166,7 @@ def _torn_home(home: Home, what: str) -> Refused:
 
 
 LOOPBACK = "127.0.0.1"
+SIGNED_IN_SECONDS = 86400.0
 
 
 class EmbeddedSite(msgspec.Struct, frozen=True):
@@ -181,13 +184,22 @@ class EmbeddedSite(msgspec.Struct, frozen=True):
     """The data of the rack map at `url`; the map shows a cluster once `source.cluster` is set."""
     reconciling: "asyncio.Task[None]"
     """Ends only when something is wrong."""
+    codes: SignInCodes
+    """Of the links that sign a browser in."""
+
+    def sign_in_link(self, org: str, roles: Sequence[str]) -> str:
+        """A link, valid for a quarter of an hour, that signs a browser in to the rack map for a day."""
+        token = self.issuer.mint(org, roles, now=time.time(), ttl=SIGNED_IN_SECONDS)
+        return self.url + self.codes.offer(org, token)
 
 
 @asynccontextmanager
-async def embedded_site(home: Home, *, port: int, racks: int, profile: str) -> AsyncIterator[EmbeddedSite]:
+async def embedded_site(
+    home: Home, *, port: int, racks: int, profile: str, traces: Traces = NO_TRACES
+) -> AsyncIterator[EmbeddedSite]:
     """A site that answers while the context is entered. Refused before any file is written."""
     opened = open_embedded_home(home, racks=racks, profile=profile)
-    async with opened as (store, twin), embedded_service(home, store, twin, port) as running:
+    async with opened as (store, twin), embedded_service(home, store, twin, port, traces) as running:
         yield running
 
 
@@ -215,7 +227,7 @@ async def open_embedded_home(
 
 @asynccontextmanager
 async def embedded_service(
-    home: Home, store: Store, twin: TwinSite, port: int
+    home: Home, store: Store, twin: TwinSite, port: int, traces: Traces = NO_TRACES
 ) -> AsyncIterator[EmbeddedSite]:
     """The site service alone, over racks that are served and a store that is open."""
     clock = MonotonicSiteClock(time.time, elapsed_seconds, await store.read(newest_recorded_time))
@@ -224,7 +236,7 @@ async def embedded_service(
         store,
         lambda endpoint: NmxcDriver(endpoint.url, clock=clock),
         clock,
-        hooks=ReconcileHooks(metrics=metrics),
+        hooks=ReconcileHooks(metrics=metrics, traces=traces),
     )
     page = MetricsEndpoints(metrics, store, clock, valid_seconds(reconciler.interval))
     await page.begin()
@@ -236,6 +248,7 @@ async def embedded_service(
         wake=reconciler.wake,
         verifier=issuer.verifier(),
         auto_tenant=True,
+        traces=traces,
     )
     keeper = AuditKeeper(
         audit=deps.audit,
@@ -249,12 +262,22 @@ async def embedded_service(
         await reconciler.first_passes()
         app = create_app(deps)
         source = SiteSource(store, clock, home.path / "transfers")
+        codes = SignInCodes(clock)
         mapped = mount_rack_map(
-            app, source, deps.verifier, clock, switch_trays=twin.profile.switch_trays_per_domain
+            app,
+            source,
+            deps.verifier,
+            clock,
+            switch_trays=twin.profile.switch_trays_per_domain,
+            codes=codes,
         )
-        async with serve_http(_with_metrics(mapped, page), f"{LOOPBACK}:{port}", limits=SITE_REST) as bound:
+        ended = metrics.connections_ended("rest")
+        answering = serve_http(
+            _with_metrics(mapped, page), f"{LOOPBACK}:{port}", limits=SITE_REST, ended=ended
+        )
+        async with answering as bound:
             url = f"http://{LOOPBACK}:{bound}"
-            yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling)
+            yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling, codes)
 
 
 def _with_metrics(site: ASGIApp, page: ASGIApp) -> ASGIApp:

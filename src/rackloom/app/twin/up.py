@@ -19,7 +19,8 @@ import secrets
 import shlex
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+import webbrowser
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -29,11 +30,13 @@ from rackloom.app.home import Home
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
     allow_open_files,
+    background_task,
     freeze_loaded_objects,
     shorten_switch_interval,
     stop_on_signals,
     wait_stopped_or_ended,
 )
+from rackloom.app.tracing import TraceSettings, open_traces
 from rackloom.app.twin.cluster import ADMIN_USER, TwinCluster, twin_cluster, twin_nodes
 from rackloom.app.twin.site import EmbeddedSite, embedded_site
 from rackloom.app.webhook import load_identity
@@ -49,6 +52,8 @@ from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.trays import TrayNodes
 from rackloom.lab.switches.fabric import SimulatedFabric
 from rackloom.limits import SIMULATED_API_SERVER, Process, files_needed
+from rackloom.traces import NO_TRACES, Traces
+from rackloom.web.sign_in_codes import CODE_SECONDS
 
 # Access to the simulated API server for kubectl and the doctor.
 
@@ -120,14 +125,16 @@ class RunningTwin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def running_twin(home: Home, *, port: int, racks: int, profile: str) -> AsyncIterator[RunningTwin]:
+async def running_twin(
+    home: Home, *, port: int, racks: int, profile: str, traces: Traces = NO_TRACES
+) -> AsyncIterator[RunningTwin]:
     """A twin that answers while the context is entered. Its nodes appear one after the other from then on.
 
     `nodes.up` is set once all are there. The site is what `home` remembers; the cluster starts empty.
     """
     kubeconfig = home.path / "kubeconfig"
     async with (
-        embedded_site(home, port=port, racks=racks, profile=profile) as site,
+        embedded_site(home, port=port, racks=racks, profile=profile, traces=traces) as site,
         twin_cluster(site.twin, home.twin / "cluster") as cluster,
         served_api(cluster.kube, ADMIN_USER, kubeconfig),
     ):
@@ -153,6 +160,8 @@ def _change_counter(kube: FakeKube) -> Callable[[], int]:
 # The process.
 
 
+PROVIDER_ORG, PROVIDER_ROLES = "demo", ("PROVIDER_ADMIN", "TENANT_ADMIN")
+"""The organisation that provides an embedded site."""
 REQUESTS_PER_SECOND, BURST = 400.0, 2000
 """Client-side limits at a real API server, where one process acts for all kubelets and plugins."""
 Announce = Callable[[str], None]
@@ -166,23 +175,42 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     profile: str
     kubeconfig: Path | None = None
     """A real cluster for the trays; None: one of their own."""
+    open_browser: bool = False
+    """Whether to show the rack map once it answers, signed in as the provider."""
+    traces: str | None = None
+    """URL of the collector of spans; None: no spans."""
 
 
-def run_up(home: Home, options: UpOptions, announce: Announce) -> None:
-    """Run a site in `home` until SIGTERM or SIGINT; `announce` gets its addresses once it answers."""
+def run_up(
+    home: Home,
+    options: UpOptions,
+    announce: Announce,
+    accompany: Callable[[RunningTwin], Coroutine[None, None, None]] | None = None,
+) -> None:
+    """Run a site in `home` until SIGTERM or SIGINT; `announce` gets its addresses once it answers.
+
+    `accompany` runs beside a simulated cluster, until it ends or the site does.
+    """
     import uvloop
 
     allow_open_files(files_needed(Process.UP, racks=options.racks))
     shorten_switch_interval()
-    uvloop.run(_run_until_signal(home, options, announce))
+    uvloop.run(_run_until_signal(home, options, announce, accompany))
 
 
-async def _run_until_signal(home: Home, options: UpOptions, announce: Announce) -> None:
+async def _run_until_signal(
+    home: Home,
+    options: UpOptions,
+    announce: Announce,
+    accompany: Callable[[RunningTwin], Coroutine[None, None, None]] | None,
+) -> None:
     stopped = stop_on_signals()
+    sent = None if options.traces is None else TraceSettings(endpoint=options.traces, instance=str(home.path))
     async with (
-        _with_simulated_cluster(home, options, announce)
+        open_traces(sent) as traces,
+        _with_simulated_cluster(home, options, traces, announce, accompany)
         if options.kubeconfig is None
-        else _with_real_cluster(home, options, options.kubeconfig, announce) as work
+        else _with_real_cluster(home, options, options.kubeconfig, traces, announce) as work,
     ):
         await wait_stopped_or_ended(stopped, *work)
         for task in work:
@@ -192,26 +220,36 @@ async def _run_until_signal(home: Home, options: UpOptions, announce: Announce) 
 
 @asynccontextmanager
 async def _with_simulated_cluster(
-    home: Home, options: UpOptions, announce: Announce
+    home: Home,
+    options: UpOptions,
+    traces: Traces,
+    announce: Announce,
+    accompany: Callable[[RunningTwin], Coroutine[None, None, None]] | None,
 ) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
-    site = running_twin(home, port=options.port, racks=options.racks, profile=options.profile)
+    site = running_twin(home, port=options.port, racks=options.racks, profile=options.profile, traces=traces)
     async with site as twin:
         _announce_site(home, options, twin.site, announce)
         announce(f"rackloom: its trays as nodes: kubectl --kubeconfig {twin.kubeconfig} get nodes")
-        freezing = asyncio.create_task(freeze_after_start(twin.nodes))
-        yield twin.site.reconciling, twin.cluster.work
-        freezing.cancel()
+        async with background_task(freeze_after_start(twin.nodes)):
+            if accompany is None:
+                yield twin.site.reconciling, twin.cluster.work
+                return
+            async with background_task(accompany(twin)):
+                yield twin.site.reconciling, twin.cluster.work
 
 
 @asynccontextmanager
 async def _with_real_cluster(
-    home: Home, options: UpOptions, kubeconfig: Path, announce: Announce
+    home: Home, options: UpOptions, kubeconfig: Path, traces: Traces, announce: Announce
 ) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
     client = http_client(kubeconfig, None)
     client.headers["User-Agent"] = "rackloom-twin"
+    site_on = embedded_site(
+        home, port=options.port, racks=options.racks, profile=options.profile, traces=traces
+    )
     async with (
         KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST)) as api,
-        embedded_site(home, port=options.port, racks=options.racks, profile=options.profile) as site,
+        site_on as site,
         twin_nodes(site.twin, home.twin / "cluster", api) as work,
     ):
         _announce_site(home, options, site, announce)
@@ -232,6 +270,17 @@ async def freeze_after_start(nodes: TrayNodes) -> None:
 def _announce_site(home: Home, options: UpOptions, site: EmbeddedSite, announce: Announce) -> None:
     announce(f"rackloom: {options.racks} x {options.profile} (simulated) at {site.url}, home {home.path}")
     token = shlex.join(
-        ["rackloom", "token", "--home", str(home.path), "--org", "demo", "--role", "TENANT_ADMIN"]
+        ["rackloom", "token", "--home", str(home.path), "--org", PROVIDER_ORG, "--role", "TENANT_ADMIN"]
     )
     announce(f"rackloom: log {home.log}; for a token: {token}")
+    link = site.sign_in_link(PROVIDER_ORG, PROVIDER_ROLES)
+    announce(f"rackloom: the rack map, signed in (valid for {CODE_SECONDS / 60:.0f} minutes): {link}")
+    if options.open_browser:
+        _open_browser(home, link)
+
+
+def _open_browser(home: Home, link: str) -> None:
+    """Open the link by a file that only this user reads: arguments of a process are seen by all users."""
+    page = home.path / "open-map.html"
+    write_durably(page, f'<!doctype html><meta http-equiv="refresh" content="0; url={link}">'.encode())
+    webbrowser.open(page.as_uri())

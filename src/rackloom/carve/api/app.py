@@ -63,9 +63,11 @@ from rackloom.carve.api.limits import CallerLimits, RequestLimitMiddleware, anno
 from rackloom.carve.api.renames import CONTRACTS, UNSERVED, describe_renames
 from rackloom.carve.api.route_index import RouteIndex
 from rackloom.carve.api.routing import ApiDeps
+from rackloom.carve.api.trace_middleware import TraceMiddleware
 from rackloom.carve.api.wire import PATTERN_RULES
 from rackloom.carve.store.values import RefusalKind, Rejected
 from rackloom.errors import Refused, Retry, Unknown
+from rackloom.traces import NO_TRACES
 
 # Size and time limits of bodies.
 
@@ -363,6 +365,8 @@ def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
         app.add_middleware(RequestLimitMiddleware, limits=limits)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(AuditMiddleware)
+    if deps.traces is not NO_TRACES:
+        app.add_middleware(TraceMiddleware, traces=deps.traces)
     app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier, directory=directory)
     install_error_handlers(app)
     app.router.routes += [

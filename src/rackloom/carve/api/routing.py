@@ -46,6 +46,7 @@ from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.values import Changed, IdFactory, Status, invalid
 from rackloom.carve.tenancy import entitlements
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+from rackloom.traces import NO_TRACES, Traces
 
 # Operations.
 
@@ -97,6 +98,7 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
     org: str = ""
     """The organisation whose request is answered."""
     audit: RequestAudit = msgspec.field(default_factory=RequestAudit)
+    traces: Traces = NO_TRACES
 
     def on_behalf_of(self, org: str) -> "ApiDeps":
         """The dependencies of a request of `org`, which waits in turns with other organisations."""
@@ -116,7 +118,15 @@ class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
         `work` reads the clock inside the transaction: an observation that began before the intent was known
         must not seem to answer it.
         """
-        changed = await self.store.run(work)
+        cause = self.traces.current()
+
+        def work_and_cause(conn: sa.Connection) -> Changed[T]:
+            changed = work(conn)
+            if cause is not None and self.store.is_shared:
+                journal.notify_cause(conn, changed.domains, cause)
+            return changed
+
+        changed = await self.store.run(work_and_cause)
         self.wake(changed.domains, self.org)
         return changed.value
 

@@ -58,8 +58,9 @@ from rackloom.core.partitions.planner import FailedOperations, make_plan
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 from rackloom.core.partitions.safety import check_plan
 from rackloom.errors import Refused
+from rackloom.traces import NO_TRACES, SpanSide, Traces
 
-# What a service adds: metrics, recording, read-only mode.
+# What a service adds: metrics, traces, recording, read-only mode.
 
 
 class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +112,7 @@ class ReconcileHooks(msgspec.Struct, frozen=True, kw_only=True):
     record: RecordObservation = records.record_observation
     """Records an observation, in one transaction."""
     metrics: ReconcileMetrics = ReconcileMetrics()
+    traces: Traces = NO_TRACES
     read_only: bool = False
     """Domains are observed, and no operation is requested."""
 
@@ -347,7 +349,7 @@ class DomainPass:
     async def _observe_or_record_loss(self) -> DomainObservation:
         began = self.clock()
         try:
-            observation = await read_again_in_doubt(self.driver)
+            observation = await self._observe()
         except FabricUnavailable as error:
             await self._record_unknown(str(error), began)
             raise
@@ -358,6 +360,19 @@ class DomainPass:
             raise ConflictingControllers(conflict)
         self._announced_conflict = None
         return observation
+
+    async def _observe(self) -> DomainObservation:
+        with self.hooks.traces.span("observe", SpanSide.CLIENT) as span:
+            observation = await read_again_in_doubt(self.driver)
+            span.note(
+                {
+                    "rackloom.domain": observation.domain,
+                    "rackloom.gpus": len(observation.gpus),
+                    "rackloom.partitions": len(observation.partitions),
+                    "rackloom.uncertain": len(observation.uncertain),
+                }
+            )
+            return observation
 
     async def _leads(self, observation: DomainObservation) -> bool:
         """Whether plans may be made from this reading: not from that of a standby, which lists no GPU."""
@@ -465,13 +480,18 @@ class DomainPass:
 
     async def _request(self, operation: PartitionOperation) -> tuple[str, str | None, str | None]:
         """State, code and message of the answer."""
-        try:
-            await self.driver.execute(operation)
-        except FabricRefused as refusal:
-            return "refused", refusal.code, str(refusal)
-        except FabricUnavailable as error:
-            return "unknown", None, str(error)
-        return "done", None, None
+        kind = str(operation.__struct_config__.tag)
+        about = {"rackloom.domain": self.domain or "", "rackloom.operation": kind}
+        with self.hooks.traces.span(f"execute {kind}", SpanSide.CLIENT, attributes=about) as span:
+            try:
+                await self.driver.execute(operation)
+            except FabricRefused as refusal:
+                span.fail(refusal.code)
+                return "refused", refusal.code, str(refusal)
+            except FabricUnavailable as error:
+                span.fail("unknown")
+                return "unknown", None, str(error)
+            return "done", None, None
 
     async def _finish(self, operation_id: str, state: str, code: str | None, message: str | None) -> None:
         log.info(

@@ -11,8 +11,9 @@ interval. The first
 rest differs by endpoint, so that loops that began together do not all wake together. A defect in one
 pass is logged and ends neither the loop nor any other domain.
 
-`Reconciler.wake` starts passes over given domains. `Reconciler.apply` executes an operator's plan
-through the first endpoint of its domain that leads.
+`Reconciler.wake` starts passes over given domains. Where requests are traced, it keeps the place of the one
+that calls, and every pass is linked to these places until one converges. `Reconciler.apply` executes an
+operator's plan through the first endpoint of its domain that leads.
 
 `ConcurrencySlots` bounds how many domains are worked on at once. A domain for which a caller waits goes
 before those that are only due, but one of `MAX_AWAITED_IN_A_ROW + 1` slots goes to the latter. Organisations
@@ -56,6 +57,7 @@ from rackloom.core.fair_queueing import FairQueue
 from rackloom.core.partitions.domain import PartitionPlan
 from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
 from rackloom.errors import Refused, Retry, Unknown
+from rackloom.traces import MAX_CAUSES, NO_TRACES, SpanSide, Traces
 
 # Bounded concurrency.
 
@@ -162,18 +164,29 @@ FIRST_RETRY_SECONDS = 0.5
 class EndpointLoop:
     """The passes over one endpoint, one after another."""
 
-    def __init__(self, work: DomainPass, interval: float, slots: ConcurrencySlots | None = None) -> None:
+    def __init__(
+        self,
+        work: DomainPass,
+        interval: float,
+        slots: ConcurrencySlots | None = None,
+        traces: Traces = NO_TRACES,
+    ) -> None:
         self.work = work
         self.interval = interval
         self.slots = slots
+        self.traces = traces
         self.woken = asyncio.Event()
         self.first_pass = asyncio.Event()
         self._awaited_by: set[str] = set()
         """The organisations that wait for the next pass; empty is the name of the site itself."""
+        self._causes: dict[str, None] = {}
+        """The places of the traced requests that no pass has carried out yet, oldest first."""
 
-    def wake(self, org: str = "") -> None:
-        """Start a pass for `org` now, before domains that are only due."""
+    def wake(self, org: str = "", cause: str | None = None) -> None:
+        """Start a pass for `org` now, before domains that are only due; `cause` is the place of its trace."""
         self.woken.set()
+        if cause is not None and len(self._causes) < MAX_CAUSES:
+            self._causes[cause] = None
         if org not in self._awaited_by:
             self._awaited_by.add(org)
             if self.slots is not None:
@@ -215,6 +228,16 @@ class EndpointLoop:
         return nullcontext() if self.slots is None else self.slots.acquire(self, orgs=self._awaited_by)
 
     async def _pass(self) -> bool:
+        causes, endpoint = tuple(self._causes), {"rackloom.endpoint": self.work.endpoint.id}
+        with self.traces.span("reconcile", SpanSide.CONSUMER, causes=causes, attributes=endpoint) as span:
+            converged = await self._run_pass()
+            span.note({"rackloom.converged": converged})
+        if converged:
+            for cause in causes:
+                del self._causes[cause]
+        return converged
+
+    async def _run_pass(self) -> bool:
         try:
             return await self.work.run()
         except (Retry, Unknown):
@@ -367,9 +390,10 @@ class Reconciler:
         if not domains:
             # What changed has no domain yet: it may be an endpoint.
             self.endpoints_changed()
+        cause = self.hooks.traces.current()
         for loop in self.loops:
             if loop.work.domain is None or loop.work.domain in domains:
-                loop.wake(org)
+                loop.wake(org, cause)
 
     def endpoints_changed(self) -> None:
         """Read the list of endpoints now; otherwise a change is noticed within `RENEW_SECONDS`."""
@@ -420,12 +444,13 @@ class Reconciler:
 
     async def _follow_changes(self) -> None:
         """Wake the domains that other processes changed; all of them when changes may have been missed."""
-        async for domain in self.store.changes():
+        async for change in self.store.changes():
+            domain, _, cause = (change or "").partition(" ")
             for loop in self.loops:
-                if domain is None:
+                if change is None:
                     loop.woken.set()
                 elif domain == loop.work.domain:
-                    loop.wake()
+                    loop.wake(cause=cause or None)
 
     async def _follow_share(self, tasks: asyncio.TaskGroup) -> None:
         deadline = self._elapsed() + self._lease_seconds
@@ -473,7 +498,7 @@ class Reconciler:
             wake,
             valid_seconds(self.interval),
         )
-        return EndpointLoop(work, self.interval, self.slots)
+        return EndpointLoop(work, self.interval, self.slots, self.hooks.traces)
 
     def _wake_others(self, endpoint_id: str, domains: frozenset[str]) -> None:
         for loop in self.loops:

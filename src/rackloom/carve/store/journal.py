@@ -2,7 +2,8 @@
 
 Intent revisions: each change of what the site wants of an NVLink domain increments the domain's
 revision in the same transaction. A plan names its revision, and is refused when the revision has
-changed. On PostgreSQL the increment also notifies the other replicas, when the transaction commits.
+changed. On PostgreSQL the increment also notifies the other replicas, when the transaction commits; a second
+notification says which traced request changed it.
 
 Clock: whether an observation answers a request is decided by their times. `MonotonicSiteClock` counts
 from the start of the process with the monotonic clock, and starts no earlier than the newest recorded
@@ -46,6 +47,8 @@ from rackloom.carve.store.schema import (
 
 INTENT_CHANNEL = "rackloom_intent"
 """PostgreSQL notification channel for domains whose intent changed."""
+CAUSE_CHANNEL = "rackloom_cause"
+"""For `DOMAIN TRACEPARENT`: apart, because replicas of versions without traces read the other."""
 
 _here = domain_revision.c.domain == sa.bindparam("here")
 _CURRENT = sa.select(domain_revision.c.revision).where(_here)
@@ -62,6 +65,15 @@ def increment_revisions(conn: sa.Connection, domains: Iterable[str | None]) -> f
         if conn.dialect.name == "postgresql":
             conn.execute(sa.select(sa.func.pg_notify(INTENT_CHANNEL, domain)))
     return known
+
+
+def notify_cause(conn: sa.Connection, domains: Iterable[str], cause: str) -> None:
+    """Tell the replicas on PostgreSQL which traced request changed the intent of `domains`.
+
+    `cause` is its `traceparent`.
+    """
+    for domain in sorted(domains):
+        conn.execute(sa.select(sa.func.pg_notify(CAUSE_CHANNEL, f"{domain} {cause}")))
 
 
 def current_revision(conn: sa.Connection, domain: str) -> int:

@@ -51,7 +51,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncTransaction, create_async_e
 from rackloom.carve.store.database import migrate_to_head
 from rackloom.carve.store.failures import StoreFault, StoreUnavailable, postgres_fault
 from rackloom.carve.store.group_commit import CommitGroup, Outcome, PendingTransaction, TransactionQueue
-from rackloom.carve.store.journal import INTENT_CHANNEL
+from rackloom.carve.store.journal import CAUSE_CHANNEL, INTENT_CHANNEL
 from rackloom.carve.store.postgres_hosts import PostgresServers
 from rackloom.errors import Retry, Unknown
 
@@ -164,7 +164,7 @@ vanished."""
 
 
 async def listen_for_intent_changes(engine: AsyncEngine) -> AsyncGenerator[str | None, None]:
-    """The domains that are notified; None after each (re)connection. Never ends."""
+    """The changes that are notified; None after each (re)connection. Never ends."""
     delay = FIRST_RECONNECT_DELAY
     while True:
         try:
@@ -181,14 +181,15 @@ async def listen_for_intent_changes(engine: AsyncEngine) -> AsyncGenerator[str |
 
 @asynccontextmanager
 async def _listening(engine: AsyncEngine) -> AsyncIterator[tuple[Any, "asyncio.Queue[str | None]"]]:
-    """A separate connection that listens, and the domains it is notified of; None when it is lost."""
+    """A separate connection that listens, and the changes it is notified of; None when it is lost."""
     notified: asyncio.Queue[str | None] = asyncio.Queue()
     async with engine.connect() as pooled:
         connection: Any = (await pooled.get_raw_connection()).driver_connection
         connection.add_termination_listener(lambda _: notified.put_nowait(None))
-        await connection.add_listener(
-            INTENT_CHANNEL, lambda _c, _pid, _channel, domain: notified.put_nowait(domain)
-        )
+        for channel in (INTENT_CHANNEL, CAUSE_CHANNEL):
+            await connection.add_listener(
+                channel, lambda _c, _pid, _channel, change: notified.put_nowait(change)
+            )
         try:
             yield connection, notified
         finally:
