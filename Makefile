@@ -7,7 +7,7 @@ SYSTEM_CERTIFICATES := $(wildcard /etc/ssl/certs/ca-certificates.crt /etc/pki/tl
 export UV_SYSTEM_CERTS ?= $(if $(SYSTEM_CERTIFICATES),true,false)
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel release verify-release helm lint simulate mutate bench-quick format proto pins clean
+.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel release verify-release helm docs-site diagrams lint simulate mutate bench-quick format proto client pins clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -64,6 +64,16 @@ test-image: venv  ## tests of whole images
 # The wheel alone, in empty environments on each Python that is here; packages come from the configured index.
 test-install: venv  ## the wheel alone, on each Python that is here
 	RACKLOOM_TEST_INSTALL=1 $(BIN)/python -m pytest -n0 tests/install
+
+# A site of the pages and of what is generated from the code, below build/site; VERSION=1.2.0 names its folder. Other
+# versions there stay. Nothing of it asks another host.
+docs-site: venv  ## the documentation as a site, in build/site
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/docs.txt
+	$(BIN)/python -m docs.site.build $(if $(VERSION),--version $(VERSION))
+
+# Drawings of the diagrams in the pages; only when one changed. Needs npm and Chromium.
+diagrams: venv  ## drawings of the diagrams, where one changed
+	$(BIN)/python -m docs.site.diagrams
 
 wheel: venv  ## dist/rackloom-*.whl
 	$(BIN)/python -m hatchling build -t wheel -d dist
@@ -140,12 +150,17 @@ proto: venv  ## generate code from .proto files
 	  --python_out=src --grpc_python_out=src --mypy_out=src --mypy_grpc_out=src \
 	  $$(cd src && find rackloom -name '*.proto' | sed 's,^,src/,')
 
+# The typed client of the REST service; also checked in, and a test compares it with the document that is served.
+client: venv  ## generate the Python client from the OpenAPI document
+	$(BIN)/python -m tests.client.generate
+
 # Pins name no index and no host: the installer's own configuration says where packages come from.
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet
 pins: venv  ## resolve requirements/ again
 	$(UV_COMPILE) pyproject.toml -o requirements/runtime.txt
 	$(UV_COMPILE) --group pyproject.toml:dev -c requirements/runtime.txt pyproject.toml -o requirements/dev.txt
 	$(UV_COMPILE) --extra otel -c requirements/dev.txt pyproject.toml -o requirements/otel.txt
+	$(UV_COMPILE) --group pyproject.toml:docs -c requirements/dev.txt -o requirements/docs.txt
 	$(UV_COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(UV_COMPILE) -c requirements/dev.txt requirements/mutate.in -o requirements/mutate.txt
 	$(UV_COMPILE) requirements/uv.in -o requirements/uv.txt

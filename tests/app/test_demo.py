@@ -8,8 +8,10 @@ import sys
 import pytest
 
 from rackloom.app.demo import run
-from rackloom.app.demo.story import DemoStory, NotObserved
+from rackloom.app.demo.running import check_demo_racks
+from rackloom.app.demo.story import DEGRADED, DemoReport, DemoStep, DemoStory, NotObserved, step_mark
 from rackloom.app.demo.tenants import DemoTenant
+from rackloom.errors import Refused
 
 STEPS = [
     "two tenants' logical partitions created",
@@ -92,12 +94,47 @@ def test_a_claim_that_got_the_wrong_nics_fails_the_step(monkeypatch):
     assert set(report.steps[0].evidence["claims"]) == set(wrong)
 
 
+async def _less():
+    return {DEGRADED: "no NIXL here", "label": "sockets"}
+
+
+def test_a_step_that_shows_less_is_verified_and_degraded():
+    report = story_of(_less)
+    assert (report.ok, report.degraded) == (True, True)
+    step = report.steps[0]
+    assert (step.degraded, step.evidence) == ("no NIXL here", {"label": "sockets"})
+    assert step_mark(step) == "degraded"
+
+
+def test_the_last_line_names_what_is_degraded():
+    whole, less = DemoStep("carve", True, None, 1.0, {}), DemoStep("transfer run", True, "no NIXL", 2.0, {})
+    healthy = run.report_summary(DemoReport(True, False, (whole,))).splitlines()
+    assert healthy == [
+        "A site that keeps running, with all of this on it: rackloom up --demo",
+        "1 of 1 steps verified by observation in 1.0 s",
+    ]
+    degraded = run.report_summary(DemoReport(True, True, (whole, less))).splitlines()
+    assert degraded[-1] == ("2 of 2 steps verified by observation in 3.0 s; degraded: transfer run: no NIXL")
+
+
+@pytest.mark.parametrize(("racks", "profile"), [(1, "gb200-nvl72"), (2, "gb200-nvl4")])
+def test_racks_without_room_for_the_demo_are_refused(racks, profile):
+    with pytest.raises(Refused):
+        check_demo_racks(racks, profile)
+
+
+@pytest.mark.parametrize("profile", ["gb200-nvl72", "gb300-nvl72"])
+def test_racks_with_room_for_the_demo_are_accepted(profile):
+    check_demo_racks(2, profile)
+
+
 @pytest.mark.slow
 def test_without_nixl_the_step_degrades_and_says_so(monkeypatch):
     monkeypatch.setattr(run, "nixl_missing_reason", lambda: "no wheel")
-    evidence = story_of(run.run_transfer).steps[0].evidence
-    assert evidence["label"] == "degraded: plain TCP socket, not NIXL (no wheel)"
-    assert evidence["dataVerified"] is True
+    report = story_of(run.run_transfer)
+    assert (report.ok, report.degraded) == (True, True)
+    assert report.steps[0].degraded == "plain TCP socket, not NIXL: no wheel"
+    assert report.steps[0].evidence["dataVerified"] is True
 
 
 @pytest.mark.slow

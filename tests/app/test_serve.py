@@ -336,6 +336,19 @@ def test_the_process_says_where_it_listens_and_ends_when_told(ground):
         process.communicate()
 
 
+def test_a_site_without_issuers_of_tokens_goes_on(ground):
+    """The first day of docs/operating.md: read-only, and nobody has tokens yet."""
+    config = load_config(ground.config())
+    config = config.model_copy(update={"auth": config.auth.model_copy(update={"issuers": ()})})
+
+    async def start():
+        async with site_service(config) as running:
+            ended, _ = await asyncio.wait(running.background, timeout=0.3)
+            return ended
+
+    assert asyncio.run(start()) == set()
+
+
 @pytest.mark.slow
 def test_time_never_runs_backwards_over_a_restart(ground):
     """The clock of the service starts after everything that is recorded."""

@@ -161,6 +161,42 @@ def test_any_other_org_becomes_a_tenant_and_sees_only_its_own(tmp_path):
             until_seen(lambda: ready(http), "18 instances are ready")
 
 
+def demo_lines(process, last):
+    """What a demonstration prints until a line that begins so."""
+    lines = [process.stdout.readline()]
+    while not lines[-1].startswith(last):
+        assert lines[-1], process.stderr.read()
+        assert not lines[-1].startswith("FAILED"), [*lines, process.stdout.readline()]
+        lines.append(process.stdout.readline())
+    return lines
+
+
+def test_a_demo_keeps_running_with_something_to_look_at(tmp_path):
+    lost = "ok     a GPU is lost under the job"
+    with up(tmp_path, "--demo") as (process, url):
+        lines = demo_lines(process, lost)
+        assert sum(line.startswith(("ok ", "degraded ")) for line in lines) == 7
+        link = next(line.split(": ")[-1].strip() for line in lines if "signed in" in line)
+        with httpx2.Client(timeout=PATIENCE) as browser:
+            assert browser.get(link).status_code == 200
+            assert "whole-rack" in browser.get(f"{url}/").text
+        found = json.loads(rackloom("doctor", "--home", str(tmp_path), "--json").stdout)["findings"]
+        assert "device untainted" in [finding["check"] for finding in found]
+        assert (tmp_path / "transfers" / "demo.json").is_file()
+    # The same home again: tenants keep what they have, and the job starts anew.
+    with up(tmp_path, "--demo") as (process, url), client(tmp_path, url, org="blue") as http:
+        demo_lines(process, lost)
+        assert len(http.get("nvlink-logical-partition").json()) == 1
+        assert len(ready(http)) == 18
+
+
+def test_a_demo_on_a_real_cluster_is_a_mistake_of_usage(tmp_path):
+    refused = rackloom("up", "--demo", "--kubeconfig", "k", "--home", str(tmp_path / "home"))
+    assert refused.returncode == 2
+    assert "leave out --kubeconfig" in refused.stdout + refused.stderr
+    assert not (tmp_path / "home").exists()
+
+
 def test_a_token_needs_a_site(tmp_path):
     refused = rackloom("token", "--home", str(tmp_path / "none"), "--org", "demo", "--role", "TENANT_ADMIN")
     assert refused.returncode == 1

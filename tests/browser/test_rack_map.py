@@ -324,7 +324,7 @@ def test_a_finding_leads_to_its_gpu_by_mouse_and_by_keys(open_map):
         served,
     ):
         links = page.locator("#findings a")
-        assert links.all_inner_texts() == ["rack-00, slot 6, GPU 1", "rack-01"]
+        assert links.all_inner_texts() == ["GPU 1 of rack-00 slot 6", "rack-01"]
         links.nth(0).click()
         page.wait_for_selector("#chain >> text=acme-machine-0-6")
         first = page.locator("[aria-selected=true]").get_attribute("id")

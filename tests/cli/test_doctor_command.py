@@ -113,11 +113,13 @@ examined:
   site (simulated): 18 machines, 0 logical partitions, read TIME
 what is simulated says nothing of real machines
 
-WARNING   partition owned: partition by-hand
-  it was made by somebody else: nobody asked for it; it keeps instances off 1 empty tray: serial-0
+WARNING   Somebody else made partition by-hand
+  partition owned: partition by-hand: it was made by somebody else: nobody asked for it; it keeps instances off 1 empty tray: serial-0
     switch controller: partition 9 of domain DOMAIN, with 4 GPUs
     records: nobody here made it
-  fix: rackloom token --home HOME --org demo --role PROVIDER_ADMIN  # rackloom up serves REST alone: with this token it does what elsewhere does rackloom admin partition release --domain DOMAIN --name by-hand --reason unknown; or adopt it
+  1. rackloom token --home HOME --org demo --role PROVIDER_ADMIN
+     safe: prints a token; keep it secret
+  note: rackloom up serves REST alone: with this token it does what elsewhere does rackloom admin partition release --domain DOMAIN --name by-hand --reason unknown; or adopt it
 
 1 finding: 1 warning
 """)  # noqa: E501 (a line as it is printed)
@@ -147,11 +149,12 @@ examined:
   site (simulated): 18 machines, 0 logical partitions, read TIME
 what is simulated says nothing of real machines
 
-UNKNOWN   layer readable: layer fabric  since TIME
-  the site service, which reads the switch controllers, is not running
+UNKNOWN   Layer fabric cannot be read  since TIME
+  layer readable: layer fabric: the site service, which reads the switch controllers, is not running
   and therefore:
     switch controller: domain DOMAIN
-  fix: rackloom up --home HOME
+  1. rackloom up --home HOME
+     disruptive: starts the site again
 
 1 finding: 1 unknown
 """)
@@ -268,4 +271,4 @@ def test_a_home_may_have_any_name(portal, capsys, tmp_path):
     assert doctor(home=home) == 1
     output = capsys.readouterr().out
     assert "site (simulated): 18 machines" in output
-    assert f"fix: rackloom up --home '{home}'" in output
+    assert f"1. rackloom up --home '{home}'" in output

@@ -15,7 +15,7 @@ from rackloom.web import painters, render
 from rackloom.web.frames import ColourMode, GpuState
 from rackloom.web.live import LiveReading
 from rackloom.web.model import SiteMapCache, SiteReading, TimelineEntry, site_map, update_site_map
-from rackloom.web.painters import Painter
+from rackloom.web.painters import Painter, PainterMemory
 
 RACKS, TRAYS = 3, 2
 HOLDERS = ("acme", None, "blue", "acme", "blue", None)
@@ -139,7 +139,7 @@ def test_following_gives_what_drawing_anew_gives(story, org, mode):
         whole, seated = update_site_map(reading, seated)
         anew = site_map(reading)
         assert whole == anew
-        forgetful._own, forgetful._drawn = {}, {}
+        forgetful.memory = PainterMemory()
         drawn = following.follow(LiveReading(number=number, whole=whole))
         again = forgetful.follow(LiveReading(number=number, whole=anew))
         assert drawn == again

@@ -13,17 +13,18 @@ from rackloom.app.listeners import serve_http
 from rackloom.web import live, pages
 from rackloom.web.model import SiteReading
 from rackloom.web.pages import create_pages
+from rackloom.web.sign_in_codes import CODE_SECONDS, MOST_CODES, SignInCodes
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 OPERATOR = {"org": "provider", "token": "operator-token"}
 
 
-def visit(scenario, reading=None):
+def visit(scenario, reading=None, codes=None):
     """Run `scenario(client, site)` on the pages of a site."""
 
     async def served():
         site = ShownSite(reading or SiteReading(snapshot=snapshot(2, 3, ("acme", None, "blue"))))
-        pages = create_pages(site, doorman, lambda: AT, switch_trays=9)
+        pages = create_pages(site, doorman, lambda: AT, switch_trays=9, codes=codes)
         async with (
             serve_http(pages, "127.0.0.1:0") as port,
             httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
@@ -103,6 +104,61 @@ def test_an_older_browser_proves_its_page_by_its_origin():
         return await client.post("/map/login", data=OPERATOR, headers={"Origin": origin})
 
     assert visit(scenario).status_code == 303
+
+
+@pytest.mark.parametrize("offers", [1, 64, 65])
+def test_a_link_signs_in_until_newer_ones_displace_it(offers):
+    codes = SignInCodes(lambda: AT)
+    links = [codes.offer(OPERATOR["org"], OPERATOR["token"]) for _ in range(offers)]
+
+    async def scenario(client, _):
+        return await client.get(links[0]), await client.get("/")
+
+    entered, page = visit(scenario, codes=codes)
+    if offers > MOST_CODES:
+        assert (entered.status_code, page.status_code) == (401, 303)
+        return
+    # A page of its own leads on: after a redirect from elsewhere a browser would not send a strict cookie.
+    assert entered.status_code == 200
+    assert 'content="0; url=/"' in entered.text
+    assert OPERATOR["token"] not in entered.text
+    assert page.status_code == 200
+
+
+@pytest.mark.parametrize("age", [0.0, CODE_SECONDS - 1, CODE_SECONDS])
+def test_a_link_ends_after_a_quarter_of_an_hour(age):
+    now = [AT - age]
+    codes = SignInCodes(lambda: now[0])
+    link = codes.offer(OPERATOR["org"], OPERATOR["token"])
+    now[0] = AT
+
+    async def scenario(client, _):
+        return await client.get(link)
+
+    answer = visit(scenario, codes=codes)
+    assert answer.status_code == (200 if age < CODE_SECONDS else 401)
+    assert ("set-cookie" in answer.headers) == (age < CODE_SECONDS)
+
+
+@pytest.mark.parametrize("query", ["code=", "code=x", "code=%00", "org=provider&token=operator-token"])
+def test_what_is_no_code_signs_nobody_in(query):
+    codes = SignInCodes(lambda: AT)
+    codes.offer(OPERATOR["org"], OPERATOR["token"])
+
+    async def scenario(client, _):
+        return await client.get(f"/map/login?{query}")
+
+    assert "set-cookie" not in visit(scenario, codes=codes).headers
+
+
+def test_the_token_behind_a_link_is_verified():
+    codes = SignInCodes(lambda: AT)
+    link = codes.offer("provider", "a-token-that-was-withdrawn")
+
+    async def scenario(client, _):
+        return await client.get(link)
+
+    assert visit(scenario, codes=codes).status_code == 401
 
 
 def test_signing_out_ends_it():

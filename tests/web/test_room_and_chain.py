@@ -13,7 +13,7 @@ from rackloom.web.model import SiteReading, site_map
 from rackloom.web.panels import FreeCapacity, rack_capacity, site_capacity
 from rackloom.web.racks import drawn_rack
 from rackloom.web.render import render_chain, render_findings, time_markup
-from rackloom.web.tenancy import tenant_map
+from rackloom.web.tenancy import TenantRacks, tenant_map
 
 
 def left(seen) -> FreeCapacity:
@@ -160,7 +160,7 @@ def test_a_domain_that_is_in_doubt_says_why_to_operators_alone():
         for domain in seen.domains
     )
     whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, domains=doubt)))
-    for shown, count in ((whole, 1), (tenant_map(whole, "acme", {})[0], 0)):
+    for shown, count in ((whole, 1), (tenant_map(whole, "acme", TenantRacks())[0], 0)):
         page = render_chain(shown.gpus[0], layer_reports(shown, shown.gpus[0]))
         assert page.count("A and B contradict") == count
         assert page.count("unknown since") == 1
@@ -200,7 +200,7 @@ def test_findings_say_of_which_moment_they_are():
     reading = SiteReading(snapshot=snapshot(1, 1, ("acme",)), findings=(), examined_at=AT - 7)
     whole = site_map(reading)
     assert f"as of {time_markup(AT - 7)}" in render_findings(whole, {})
-    assert "as of" not in render_findings(tenant_map(whole, "acme", {})[0], {})
+    assert "as of" not in render_findings(tenant_map(whole, "acme", TenantRacks())[0], {})
 
 
 def test_a_gpu_says_what_the_doctor_objects_to_there_and_what_follows_from_it():
@@ -224,7 +224,7 @@ def test_a_gpu_says_what_the_doctor_objects_to_there_and_what_follows_from_it():
     assert "and therefore" not in render_chain(
         elsewhere, layer_reports(whole, elsewhere), findings_on_gpu(whole, elsewhere)
     )
-    tenants = tenant_map(whole, "acme", {})[0]
+    tenants = tenant_map(whole, "acme", TenantRacks())[0]
     assert findings_on_gpu(tenants, tenants.gpus[0]) == ()
 
 

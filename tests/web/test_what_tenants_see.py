@@ -17,7 +17,7 @@ from rackloom.web.model import SiteReading, TimelineEntry, site_map
 from rackloom.web.painters import Painter
 from rackloom.web.panels import rack_capacity, site_capacity
 from rackloom.web.render import render_chain
-from rackloom.web.tenancy import tenant_map
+from rackloom.web.tenancy import TenantRacks, tenant_map
 
 MINE, THEIRS = "zulu", "xray"
 """Names that occur in no template."""
@@ -48,7 +48,7 @@ def reading(holders, swapped=False):
 
 
 def seen_by(whole, org):
-    return tenant_map(whole, org, {})[0]
+    return tenant_map(whole, org, TenantRacks())[0]
 
 
 def shown(whole, org, mode):

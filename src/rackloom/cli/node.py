@@ -1,4 +1,4 @@
-"""`rackloom node gpu|imex|nic`: the kubelet plugins of this node.
+"""`rackloom node gpu|imex|nic|all`: the kubelet plugins of this node.
 
 `PluginParameters` and `DriverParameters` are the options that all plugins share. Most of them may be set
 by environment variables. Each command builds the options of its process and imports the process when it
@@ -15,6 +15,9 @@ from cyclopts import App, Parameter
 from rackloom.cli.common import env_parameter, split_names
 
 if TYPE_CHECKING:
+    from rackloom.app.node.gpu import GpuOptions
+    from rackloom.app.node.imex import ImexOptions
+    from rackloom.app.node.nic import NicOptions
     from rackloom.app.node.process import NodeOptions
     from rackloom.topology.nics import ExclusionPolicy
 
@@ -76,173 +79,116 @@ class PluginParameters:
         )
 
 
-# `rackloom node imex`.
+@dataclass(frozen=True, kw_only=True)
+class ImexParameters:
+    """IMEX channels and daemons."""
+
+    daemon_namespace: Annotated[str, env_parameter("IMEX_NAMESPACE")] = "rackloom-imex"
+    "Where IMEX daemons run: the claims of daemons are prepared there and nowhere else."
+    additional_namespaces: Annotated[str, env_parameter("ADDITIONAL_NAMESPACES")] = ""
+    "Where daemons of earlier installations still run, separated by commas; as the controller has it."
+    mode: Annotated[Literal["driverManaged", "hostManaged"], env_parameter("IMEX_MODE")] = "driverManaged"
+    "Who runs nvidia-imex: the driver, one per ComputeDomain, or the host."
+    isolation: Annotated[Literal["domain", "channel"], env_parameter("IMEX_ISOLATION")] = "domain"
+    """What a job gets: the IMEX domain of its own (domain), or a channel of a shared one (channel). The
+    node's label rackloom.dev/imex-isolation is stronger."""
+    clique_label: Annotated[bool, env_parameter("GPU_CLIQUE_LABEL_ENABLED")] = False
+    "Write the node label nvidia.com/gpu.clique while nobody else does."
+    fabric_file: Path | None = None
+    "Take the fabric from this file instead of NVML: for nodes without GPUs."
+    host_socket: Annotated[str, env_parameter("IMEX_HOST_SOCKET_PATH")] = "/etc/nvidia-imex/imex_ctrl.sock"
+    "Command socket of the host's nvidia-imex, in mode hostManaged."
+
+    def options(self, driver: DriverParameters) -> "ImexOptions":
+        """The same, for the process."""
+        from rackloom.app.node.imex import ImexOptions
+        from rackloom.core.domains.names import ImexIsolation, ImexMode
+
+        return ImexOptions(
+            namespaces=(self.daemon_namespace, *split_names(self.additional_namespaces)),
+            mode=ImexMode(self.mode),
+            isolation=ImexIsolation(self.isolation),
+            clique_label=self.clique_label,
+            fabric_file=self.fabric_file,
+            driver_root=driver.driver_root,
+            host_driver_root=driver.host_driver_root,
+            proc_devices=driver.proc_devices,
+            host_socket=self.host_socket,
+        )
 
 
-app = App(name="node", help="Kubelet plugins: serve the devices of this node to pods.")
-app.command("rackloom.cli.node:nic", name="nic", help="Serve NICs and RDMA devices (driver dra.net).")
-app.command("rackloom.cli.node:gpu", name="gpu", help="Serve GPUs and MIG devices (driver gpu.nvidia.com).")
+@dataclass(frozen=True, kw_only=True)
+class GpuParameters:
+    """GPUs and MIG devices."""
+
+    inventory_file: Path | None = None
+    "Take the GPUs from this file instead of NVML: for nodes without GPUs."
+    nccl_topology: Annotated[Path | None, env_parameter("NCCL_TOPO_FILE")] = None
+    "The vendor's NCCL topology file, where a cloud hides the PCIe tree."
+    topology_file: Path | None = None
+    "What is known of the machine and cannot be read, as for `rackloom topology discover`."
+    vfio: Annotated[bool, env_parameter("VFIO_ENABLED")] = False
+    "Publish GPUs that are bound to vfio-pci, for virtual machines."
+    ignore_xid: tuple[int, ...] = ()
+    "XID that keeps nothing off a GPU, besides 13, 31, 43, 45, 68 and 109; may be repeated."
+    consumable_shares: Annotated[str, env_parameter("CONSUMABLE_SHARES")] = "disabled"
+    "How many claims may share a GPU: disabled, memory (as it is asked for), unlimited, or a number."
+
+    def options(self, driver: DriverParameters) -> "GpuOptions":
+        """The same, for the process."""
+        from rackloom.app.node.gpu import GpuOptions
+        from rackloom.claim.node.gpu.inventory import parse_shares
+
+        return GpuOptions(
+            inventory_file=self.inventory_file,
+            nccl_topology=self.nccl_topology,
+            topology_file=self.topology_file,
+            vfio=self.vfio,
+            ignored_xids=self.ignore_xid,
+            driver_root=driver.driver_root,
+            host_driver_root=driver.host_driver_root,
+            proc_devices=driver.proc_devices,
+            shares=parse_shares(self.consumable_shares),
+        )
 
 
-@app.command
-def imex(
-    *,
-    common: PluginParameters,
-    driver: DriverParameters = DriverParameters(),
-    daemon_namespace: Annotated[str, env_parameter("IMEX_NAMESPACE")] = "rackloom-imex",
-    additional_namespaces: Annotated[str, env_parameter("ADDITIONAL_NAMESPACES")] = "",
-    mode: Annotated[Literal["driverManaged", "hostManaged"], env_parameter("IMEX_MODE")] = "driverManaged",
-    isolation: Annotated[Literal["domain", "channel"], env_parameter("IMEX_ISOLATION")] = "domain",
-    clique_label: Annotated[bool, env_parameter("GPU_CLIQUE_LABEL_ENABLED")] = False,
-    fabric_file: Path | None = None,
-    host_socket: Annotated[str, env_parameter("IMEX_HOST_SOCKET_PATH")] = "/etc/nvidia-imex/imex_ctrl.sock",
-) -> None:
-    """Serve IMEX channels and daemons (driver compute-domain.nvidia.com) to the pods of this node.
+@dataclass(frozen=True, kw_only=True)
+class NicParameters:
+    """Network interfaces and RDMA devices."""
 
-    Parameters
-    ----------
-    common
-        What every plugin is told.
-    driver
-        Where NVIDIA's driver is.
-    daemon_namespace
-        Where IMEX daemons run: the claims of daemons are prepared there and nowhere else.
-    additional_namespaces
-        Where daemons of earlier installations still run, separated by commas; as the controller has it.
-    mode
-        Who runs nvidia-imex: the driver, one per ComputeDomain, or the host.
-    isolation
-        What a job gets: the IMEX domain of its own (domain), or a channel of a shared one (channel). The
-        node's label rackloom.dev/imex-isolation is stronger.
-    clique_label
-        Write the node label nvidia.com/gpu.clique while nobody else does.
-    fabric_file
-        Take the fabric from this file instead of NVML: for nodes without GPUs.
-    host_socket
-        Command socket of the host's nvidia-imex, in mode hostManaged.
-    """
-    from rackloom.app.node.imex import ImexOptions, run_imex
-    from rackloom.core.domains.names import ImexIsolation, ImexMode
+    nri_socket: Annotated[Path, env_parameter("NRI_SOCKET")] = Path("/var/run/nri/nri.sock")
+    "Where the container runtime listens for NRI plugins."
+    leave_out: tuple[str, ...] | None = None
+    """Kinds of interface (`ip -d link`) that are not offered, in place of the default: ends of pods'
+    interfaces, bridges, tunnels, and names of container networks (with a filter, all but the first). What
+    carries the node's or the pods' network is never offered."""
+    filter: str | None = None
+    "A CEL expression over `attributes`, as for DRANET: only devices for which it holds are offered."
+    move_ib_interfaces: bool = True
+    "Whether IPoIB interfaces go into the pod. Without it their RDMA devices alone are lent."
+    profiles: Path | None = None
+    "A file with the NetworkConfigs that claims may refer to by `profile`."
+    attributes: Path | None = None
+    "A file with attributes to publish beside those that are found."
+    nccl_topology: Path | None = None
+    "The vendor's NCCL topology file, where the kernel hides which GPU a NIC is near to."
+    declared: Path | None = None
+    "A file with corrections to what is discovered."
 
-    options = ImexOptions(
-        namespaces=(daemon_namespace, *split_names(additional_namespaces)),
-        mode=ImexMode(mode),
-        isolation=ImexIsolation(isolation),
-        clique_label=clique_label,
-        fabric_file=fabric_file,
-        driver_root=driver.driver_root,
-        host_driver_root=driver.host_driver_root,
-        proc_devices=driver.proc_devices,
-        host_socket=host_socket,
-    )
-    run_imex(common.options(), options, partial(print, flush=True))
+    def options(self) -> "NicOptions":
+        """The same, for the process."""
+        from rackloom.app.node.nic import NicOptions
 
-
-# `rackloom node gpu`.
-
-
-def gpu(
-    *,
-    common: PluginParameters,
-    driver: DriverParameters = DriverParameters(),
-    inventory_file: Path | None = None,
-    nccl_topology: Annotated[Path | None, env_parameter("NCCL_TOPO_FILE")] = None,
-    topology_file: Path | None = None,
-    vfio: Annotated[bool, env_parameter("VFIO_ENABLED")] = False,
-    ignore_xid: tuple[int, ...] = (),
-    consumable_shares: Annotated[str, env_parameter("CONSUMABLE_SHARES")] = "disabled",
-) -> None:
-    """Serve GPUs and MIG devices (driver gpu.nvidia.com) to the pods of this node.
-
-    Parameters
-    ----------
-    common
-        What every plugin is told.
-    driver
-        Where NVIDIA's driver is.
-    inventory_file
-        Take the GPUs from this file instead of NVML: for nodes without GPUs.
-    nccl_topology
-        The vendor's NCCL topology file, where a cloud hides the PCIe tree.
-    topology_file
-        What is known of the machine and cannot be read, as for `rackloom topology discover`.
-    vfio
-        Publish GPUs that are bound to vfio-pci, for virtual machines.
-    ignore_xid
-        XID that keeps nothing off a GPU, besides 13, 31, 43, 45, 68 and 109; may be repeated.
-    consumable_shares
-        How many claims may share a GPU: disabled, memory (as it is asked for), unlimited, or a number.
-    """
-    from rackloom.app.node.gpu import GpuOptions, run_gpu
-    from rackloom.claim.node.gpu.inventory import parse_shares
-
-    options = GpuOptions(
-        inventory_file=inventory_file,
-        nccl_topology=nccl_topology,
-        topology_file=topology_file,
-        vfio=vfio,
-        ignored_xids=ignore_xid,
-        driver_root=driver.driver_root,
-        host_driver_root=driver.host_driver_root,
-        proc_devices=driver.proc_devices,
-        shares=parse_shares(consumable_shares),
-    )
-    run_gpu(common.options(), options, partial(print, flush=True))
-
-
-# `rackloom node nic`.
-
-
-def nic(
-    *,
-    common: PluginParameters,
-    nri_socket: Annotated[Path, env_parameter("NRI_SOCKET")] = Path("/var/run/nri/nri.sock"),
-    leave_out: tuple[str, ...] | None = None,
-    filter: str | None = None,  # noqa: A002 - what DRANET calls it
-    move_ib_interfaces: bool = True,
-    profiles: Path | None = None,
-    attributes: Path | None = None,
-    nccl_topology: Path | None = None,
-    declared: Path | None = None,
-) -> None:
-    """Serve network interfaces and RDMA devices (driver dra.net) to the pods of this node.
-
-    Parameters
-    ----------
-    common
-        What every plugin is told.
-    nri_socket
-        Where the container runtime listens for NRI plugins.
-    leave_out
-        Kinds of interface (`ip -d link`) that are not offered, in place of the default: ends of pods'
-        interfaces, bridges, tunnels, and names of container networks (with a filter, all but the first). What
-        carries the node's or the pods' network is never offered.
-    filter
-        A CEL expression over `attributes`, as for DRANET: only devices for which it holds are offered.
-    move_ib_interfaces
-        Whether IPoIB interfaces go into the pod. Without it their RDMA devices alone are lent.
-    profiles
-        A file with the NetworkConfigs that claims may refer to by `profile`.
-    attributes
-        A file with attributes to publish beside those that are found.
-    nccl_topology
-        The vendor's NCCL topology file, where the kernel hides which GPU a NIC is near to.
-    declared
-        A file with corrections to what is discovered.
-    """
-    from rackloom.app.node.nic import NicOptions, run_nic
-
-    options = NicOptions(
-        nri_socket=nri_socket,
-        left_out=_excluded_interfaces(leave_out, filter),
-        filter=filter,
-        moves_ipoib=move_ib_interfaces,
-        profiles=profiles,
-        attributes=attributes,
-        nccl_topology=nccl_topology,
-        declared=declared,
-    )
-    run_nic(common.options(), options, partial(print, flush=True))
+        return NicOptions(
+            nri_socket=self.nri_socket,
+            left_out=_excluded_interfaces(self.leave_out, self.filter),
+            filter=self.filter,
+            moves_ipoib=self.move_ib_interfaces,
+            profiles=self.profiles,
+            attributes=self.attributes,
+            nccl_topology=self.nccl_topology,
+            declared=self.declared,
+        )
 
 
 def _excluded_interfaces(kinds: tuple[str, ...] | None, expression: str | None) -> "ExclusionPolicy":
@@ -255,4 +201,108 @@ def _excluded_interfaces(kinds: tuple[str, ...] | None, expression: str | None) 
         DEFAULT_EXCLUSION_POLICY
         if expression is None
         else ExclusionPolicy(kinds=DEFAULT_EXCLUSION_POLICY.kinds - POD_INTERFACE_KINDS)
+    )
+
+
+# The commands.
+
+
+app = App(name="node", help="Kubelet plugins: serve the devices of this node to pods.")
+app.command("rackloom.cli.node:nic", name="nic", help="Serve NICs and RDMA devices (driver dra.net).")
+app.command("rackloom.cli.node:gpu", name="gpu", help="Serve GPUs and MIG devices (driver gpu.nvidia.com).")
+app.command("rackloom.cli.node:together", name="all", help="Serve all three in one process, for less memory.")
+
+
+@app.command
+def imex(
+    *,
+    common: PluginParameters,
+    driver: DriverParameters = DriverParameters(),
+    imex: Annotated[ImexParameters, Parameter(name="*")] = ImexParameters(),
+) -> None:
+    """Serve IMEX channels and daemons (driver compute-domain.nvidia.com) to the pods of this node.
+
+    Parameters
+    ----------
+    common
+        What every plugin is told.
+    driver
+        Where NVIDIA's driver is.
+    imex
+        What only this plugin is told.
+    """
+    from rackloom.app.node.imex import run_imex
+
+    run_imex(common.options(), imex.options(driver), partial(print, flush=True))
+
+
+def gpu(
+    *,
+    common: PluginParameters,
+    driver: DriverParameters = DriverParameters(),
+    gpu: Annotated[GpuParameters, Parameter(name="*")] = GpuParameters(),
+) -> None:
+    """Serve GPUs and MIG devices (driver gpu.nvidia.com) to the pods of this node.
+
+    Parameters
+    ----------
+    common
+        What every plugin is told.
+    driver
+        Where NVIDIA's driver is.
+    gpu
+        What only this plugin is told.
+    """
+    from rackloom.app.node.gpu import run_gpu
+
+    run_gpu(common.options(), gpu.options(driver), partial(print, flush=True))
+
+
+def nic(
+    *, common: PluginParameters, nic: Annotated[NicParameters, Parameter(name="*")] = NicParameters()
+) -> None:
+    """Serve network interfaces and RDMA devices (driver dra.net) to the pods of this node.
+
+    Parameters
+    ----------
+    common
+        What every plugin is told.
+    nic
+        What only this plugin is told.
+    """
+    from rackloom.app.node.nic import run_nic
+
+    run_nic(common.options(), nic.options(), partial(print, flush=True))
+
+
+def together(
+    *,
+    common: PluginParameters,
+    driver: DriverParameters = DriverParameters(),
+    imex: Annotated[ImexParameters, Parameter(name="imex")] = ImexParameters(),
+    gpu: Annotated[GpuParameters, Parameter(name="gpu")] = GpuParameters(),
+    nic: Annotated[NicParameters, Parameter(name="nic")] = NicParameters(),
+) -> None:
+    """Serve IMEX channels, GPUs and NICs in one process, which takes less memory than three.
+
+    What only one plugin is told has its name in front (--imex.clique-label, --gpu.vfio, --nic.filter). When
+    one plugin fails, the process ends with all of them.
+
+    Parameters
+    ----------
+    common
+        What every plugin is told.
+    driver
+        Where NVIDIA's driver is.
+    imex
+        What only the IMEX plugin is told.
+    gpu
+        What only the GPU plugin is told.
+    nic
+        What only the NIC plugin is told.
+    """
+    from rackloom.app.node.together import run_together
+
+    run_together(
+        common.options(), imex.options(driver), gpu.options(driver), nic.options(), partial(print, flush=True)
     )

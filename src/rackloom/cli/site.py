@@ -4,11 +4,13 @@
 is reported at once.
 """
 
+import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, ArgumentCollection, Group, Parameter
 from cyclopts.validators import Number
 
 # The site service.
@@ -33,13 +35,23 @@ def serve(*, config: Path) -> None:
 TokenRole = Literal["TENANT_ADMIN", "PROVIDER_ADMIN", "PROVIDER_VIEWER"]
 
 
+def _require_simulated_cluster(named: ArgumentCollection) -> None:
+    if sum(source.has_tokens for source in named) > 1:
+        raise ValueError("--demo runs its job on the simulated cluster: leave out --kubeconfig")
+
+
+_CLUSTER_GROUP = Group(validator=_require_simulated_cluster)
+
+
 def up(
     *,
     port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8080,
     home: Path | None = None,
     racks: int = 2,
     profile: str = "gb200-nvl72",
-    kubeconfig: Path | None = None,
+    kubeconfig: Annotated[Path | None, Parameter(group=_CLUSTER_GROUP)] = None,
+    demo: Annotated[bool, Parameter(negative="", group=_CLUSTER_GROUP)] = False,
+    browser: bool | None = None,
     traces: str | None = None,
 ) -> None:
     """Run a site on simulated racks, and a Kubernetes cluster of their trays, in one process, on loopback.
@@ -61,14 +73,37 @@ def up(
         Rack profile, as `rackloom topology list` names them.
     kubeconfig
         A real cluster: the trays become nodes of it, labelled rackloom.dev/simulated, until the end.
+    demo
+        Two tenants, a whole-rack job, a measured transfer, and a GPU that is lost and comes back.
+    browser
+        Open the rack map, signed in; by default with --demo on a desktop.
     traces
         Send spans to the OpenTelemetry collector at this URL, such as http://127.0.0.1:4318.
     """
     from rackloom.app.home import Home, default_home
     from rackloom.app.twin.up import UpOptions, run_up
 
-    wanted = UpOptions(port=port, racks=racks, profile=profile, kubeconfig=kubeconfig, traces=traces)
-    run_up(Home(home or default_home()), wanted, partial(print, flush=True))
+    wanted = UpOptions(
+        port=port,
+        racks=racks,
+        profile=profile,
+        kubeconfig=kubeconfig,
+        traces=traces,
+        open_browser=demo and _has_desktop() if browser is None else browser,
+    )
+    at, announce = Home(home or default_home()), partial(print, flush=True)
+    if not demo:
+        run_up(at, wanted, announce)
+        return
+    from rackloom.app.demo.running import check_demo_racks, keep_demo
+
+    check_demo_racks(racks, profile)
+    run_up(at, wanted, announce, partial(keep_demo, at, announce))
+
+
+def _has_desktop() -> bool:
+    """Whether a browser could show a window: without one, a text browser would take the terminal."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def token(

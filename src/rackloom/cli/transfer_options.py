@@ -81,7 +81,7 @@ class Devices:
     device: str = "cpu"
     "Memory of the buffer: cpu, cuda:0, or fabric:0 for multi-node NVLink; a PCI address may stand for 0."
     transport: Words = ()
-    "UCX transport to pin, may be repeated."
+    "UCX transport to pin, may be repeated. cma and other memory transports need tcp beside them."
     net_device: Words = ()
     "UCX device to pin, may be repeated. A single one is a promise that the report checks."
     pair: Words = ()

@@ -13,10 +13,12 @@ one hue apart.
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
 from rackloom.core.diagnosis.findings import unique
+from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, NvlinkDomainRecord
 from rackloom.web.chain import clique_of, partition_hidden, use_hidden
 from rackloom.web.model import MapGpu, MapRack, SiteMap
@@ -56,31 +58,84 @@ class RackFrame(msgspec.Struct, frozen=True, kw_only=True):
     """The ComputeDomain of each of its nodes that is a member of one."""
 
 
+class _SiteFacts:
+    """What frames depend on beside their rack. Compared by address: equal facts are the same object."""
+
+    def __init__(self, whole: SiteMap, known: frozenset[Layer]) -> None:
+        self.known = known
+        self.operator = whole.operator
+        self.tenants = whole.tenants
+        self.compute_domains = whole.compute_domains
+        self.over: Mapping[str, DomainLabel] = {
+            node.name: (domain.uid, domain.key)
+            for domain in whole.compute_domains
+            for node in domain.status.nodes
+        }
+
+    def says(self, whole: SiteMap, known: frozenset[Layer]) -> bool:
+        """Whether they are those of this map."""
+        return (
+            self.known == known
+            and self.operator == whole.operator
+            and self.compute_domains == whole.compute_domains
+            and self.tenants == whole.tenants
+        )
+
+
+class _FrameInput(NamedTuple):
+    """Everything on which one frame depends."""
+
+    rack: MapRack
+    facts: _SiteFacts
+    domains: tuple[NvlinkDomainRecord, ...]
+    """Those of the rack, by UUID."""
+
+
+class RackFrames(msgspec.Struct, frozen=True):
+    """The frames of one map, and what the next map is compared with."""
+
+    facts: _SiteFacts | None = None
+    memo: Memo[str, _FrameInput, RackFrame] = {}
+
+    @property
+    def frames(self) -> dict[str, RackFrame]:
+        """Every rack of the map, by name and in order."""
+        return {name: frame for name, (_, frame) in self.memo.items()}
+
+
 def rack_frames(whole: SiteMap) -> dict[str, RackFrame]:
     """Every rack of a map, by name and in order."""
+    return update_rack_frames(whole, RackFrames()).frames
+
+
+def update_rack_frames(whole: SiteMap, before: RackFrames) -> RackFrames:
+    """The frames of a map; those whose input equals that of `before` are the same objects."""
     known = frozenset(layer for layer in Layer if whole.known(layer))
-    over = {
-        node.name: (domain.uid, domain.key)
-        for domain in whole.compute_domains
-        for node in domain.status.nodes
+    facts = before.facts
+    if facts is None or not facts.says(whole, known):
+        facts = _SiteFacts(whole, known)
+    records = whole.domains
+    inputs = {
+        rack.name: _FrameInput(
+            rack, facts, tuple([records[uuid] for uuid in sorted(rack.domains) if uuid in records])
+        )
+        for rack in whole.racks
     }
-    return {rack.name: _rack_frame(whole, known, over, rack) for rack in whole.racks}
+    return RackFrames(facts, recompute_changed(before.memo, inputs, _rack_frame))
 
 
-def _rack_frame(
-    whole: SiteMap, known: frozenset[Layer], over: Mapping[str, DomainLabel], rack: MapRack
-) -> RackFrame:
-    domains = [whole.domains[uuid] for uuid in sorted(rack.domains) if uuid in whole.domains]
+def _rack_frame(found: _FrameInput) -> RackFrame:
+    rack, facts, domains = found
     answering = frozenset(domain.uuid for domain in domains if domain.answers)
     return RackFrame(
         rack=rack,
-        known=known,
+        known=facts.known,
         answering=answering,
-        named=tuple(sorted(rack.domains - {""})) if whole.operator else (),
+        named=tuple(sorted(rack.domains - {""})) if facts.operator else (),
         fabric=_fabric_state(domains, all_answer=len(answering) == len(rack.domains)),
         problems=unique(*(domain.problem for domain in domains if domain.problem)),
-        tenants={id_: whole.tenants[id_] for id_ in rack.tenants if id_ in whole.tenants},
-        over={name: over[name] for name in rack.nodes if name in over},
+        tenants={id_: facts.tenants[id_] for id_ in rack.tenants if id_ in facts.tenants},
+        over={name: facts.over[name] for name in rack.nodes if name in facts.over},
     )
 
 

@@ -42,6 +42,7 @@ from rackloom.web.live import LiveMap
 from rackloom.web.model import ReadingSource
 from rackloom.web.painters import Painters, ViewerKind
 from rackloom.web.racks import GpuAddress, find_gpu
+from rackloom.web.sign_in_codes import SignInCodes
 
 # Headers of every answer.
 
@@ -192,13 +193,19 @@ ViewerPageHandler = Callable[[Request, Viewer], Awaitable[Response]]
 
 
 def create_pages(
-    source: ReadingSource, authenticate: Authenticator, clock: Callable[[], float], *, switch_trays: int = 0
+    source: ReadingSource,
+    authenticate: Authenticator,
+    clock: Callable[[], float],
+    *,
+    switch_trays: int = 0,
+    codes: SignInCodes | None = None,
 ) -> ASGIApp:
     """The ASGI application that answers `/` and `/map/`.
 
-    `switch_trays` is the number of switch trays in a rack, if known; `clock` gives seconds since the epoch.
+    `switch_trays` is the number of switch trays in a rack, if known; `clock` gives seconds since the epoch;
+    `codes` are those of the sign-in links that this process offers.
     """
-    pages = _MapPages(source, authenticate, clock, switch_trays)
+    pages = _MapPages(source, authenticate, clock, switch_trays, codes or SignInCodes(clock))
     return Starlette(
         routes=[
             Route("/", pages.signed_in(pages.map, pages.to_login), middleware=[Middleware(GZipMiddleware)]),
@@ -226,8 +233,10 @@ class _MapPages:
         authenticate: Authenticator,
         clock: Callable[[], float],
         switch_trays: int,
+        codes: SignInCodes,
     ) -> None:
         self._live = LiveMap(source, clock)
+        self._codes = codes
         self._authenticate = authenticate
         self._clock = clock
         self._painters = Painters(switch_trays)
@@ -256,6 +265,9 @@ class _MapPages:
     async def login(self, request: Request) -> Response:
         """Verify a token and keep it in the cookie."""
         if request.method == "GET":
+            code = request.query_params.get("code")
+            if code is not None:
+                return await self._by_code(code, request.url.scheme)
             return HTMLResponse(render.render_login(""))
         if not is_same_origin(request):
             return HTMLResponse(render.render_login("The form was sent from another site."), 403)
@@ -265,14 +277,28 @@ class _MapPages:
         if viewer is None:
             problem = "That token does not admit to this organisation, or it has expired."
             return HTMLResponse(render.render_login(problem), 401)
-        answer = RedirectResponse("/", 303)
+        return self._with_cookie(RedirectResponse("/", 303), org, token, viewer, request.url.scheme)
+
+    async def _by_code(self, code: str, scheme: str) -> Response:
+        """Sign in by a link. A page leads on: a redirect from elsewhere would carry no strict cookie."""
+        org, token = self._codes.find(code) or ("", "")
+        viewer = await verify_token(self._authenticate, org, token)
+        if viewer is None:
+            problem = (
+                "This link is no longer valid. Sign in with a token, or start the site again for a new link."
+            )
+            return HTMLResponse(render.render_login(problem), 401)
+        answer = HTMLResponse(render.render_signed_in(org))
+        return self._with_cookie(answer, org, token, viewer, scheme)
+
+    def _with_cookie(self, answer: Response, org: str, token: str, viewer: Viewer, scheme: str) -> Response:
         answer.set_cookie(
             COOKIE,
             f"{org}:{token}",
             max_age=max(0, int(viewer.expires - self._clock())),
             httponly=True,
             samesite="strict",
-            secure=request.url.scheme == "https",
+            secure=scheme == "https",
         )
         return answer
 

@@ -21,10 +21,18 @@ import msgspec
 
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.web import render
-from rackloom.web.frames import ColourGroup, ColourMode, MapColours, RackFrame, rack_frames
+from rackloom.web.frames import (
+    ColourGroup,
+    ColourMode,
+    MapColours,
+    RackFrame,
+    RackFrames,
+    update_rack_frames,
+)
 from rackloom.web.live import LiveReading
 from rackloom.web.model import SiteMap
 from rackloom.web.panels import (
+    FreeCapacity,
     PlacesByName,
     RackCapacity,
     places_named,
@@ -86,6 +94,17 @@ class FrameResult(msgspec.Struct, frozen=True):
     places: PlacesByName
 
 
+class PainterMemory(msgspec.Struct, kw_only=True):
+    """What a painter compares the next reading with; without it everything is made again."""
+
+    own: TenantRacks = TenantRacks()
+    frames: RackFrames = RackFrames()
+    drawn: Memo[str, RackFrame, FrameResult] = msgspec.field(default_factory=dict)
+    groups: Counter[ColourGroup] = msgspec.field(default_factory=Counter)
+    """GPUs of each group in all racks that are drawn."""
+    room: FreeCapacity = msgspec.field(default_factory=lambda: site_capacity([]))
+
+
 class Painter:
     """Draws what one kind of viewer sees in one mode; `org` None sees everything."""
 
@@ -95,8 +114,7 @@ class Painter:
         self._switch_trays = switch_trays
         # One palette per kind of viewer: gaps in the letters would reveal how many groups others have.
         self._colours = MapColours()
-        self._own: TenantRacks = {}
-        self._drawn: Memo[str, RackFrame, FrameResult] = {}
+        self.memory = PainterMemory()
         self.sheet = PageSheet()
 
     def follow(self, now: LiveReading) -> PageSheet:
@@ -104,9 +122,8 @@ class Painter:
         if now.number > self.sheet.number:
             whole = now.whole
             if self._org is not None:
-                whole, self._own = tenant_map(whole, self._org, self._own)
-            self._drawn = recompute_changed(self._drawn, rack_frames(whole), self._draw)
-            drawn = [result for _, result in self._drawn.values()]
+                whole, self.memory.own = tenant_map(whole, self._org, self.memory.own)
+            drawn = self._follow_racks(whole)
             racks = {result.rack.id: self._rack(result.rack, now.number) for result in drawn}
             texts = self._texts(now, whole, drawn)
             same = list(racks) == list(self.sheet.racks)
@@ -118,6 +135,27 @@ class Painter:
                 regrouped=self.sheet.regrouped if same else now.number,
             )
         return self.sheet
+
+    def _follow_racks(self, whole: SiteMap) -> list[FrameResult]:
+        """Draw the racks that changed; the sums over all racks follow from these."""
+        memory = self.memory
+        memory.frames = update_rack_frames(whole, memory.frames)
+        before, memory.drawn = (
+            memory.drawn,
+            recompute_changed(memory.drawn, memory.frames.frames, self._draw),
+        )
+        gone = [old for name, (_, old) in before.items() if not _keeps(memory.drawn.get(name), old)]
+        come = [new for name, (_, new) in memory.drawn.items() if not _keeps(before.get(name), new)]
+        for result in gone:
+            memory.groups.subtract(result.groups)
+        for result in come:
+            memory.groups.update(result.groups)
+        # Without the groups of which no GPU is left.
+        memory.groups = +memory.groups
+        drawn = [result for _, result in memory.drawn.values()]
+        if [result.room for result in gone] != [result.room for result in come]:
+            memory.room = site_capacity([result.room for result in drawn])
+        return drawn
 
     def _draw(self, frame: RackFrame) -> FrameResult:
         rack = drawn_rack(frame, self._mode, self._colours)
@@ -139,14 +177,18 @@ class Painter:
     def _texts(
         self, now: LiveReading, whole: SiteMap, drawn: Sequence[FrameResult]
     ) -> Iterator[tuple[str, str]]:
-        entries = legend_entries((result.groups for result in drawn), self._colours)
+        entries = legend_entries(self.memory.groups, self._colours)
         badges = domain_badges(whole, self._colours)
         yield "reading", render.render_reading(msgspec.structs.replace(now, whole=whole))
         yield "legend", render.render_legend(self._mode, entries, badges, operator=whole.operator)
-        yield "room", render.render_capacity(site_capacity([result.room for result in drawn]))
+        yield "room", render.render_capacity(self.memory.room)
         places = places_named([result.places for result in drawn], _names_wanted(whole))
         yield "findings", render.render_findings(whole, places)
         yield "timeline", render.render_timeline(whole, places)
+
+
+def _keeps(entry: tuple[RackFrame, FrameResult] | None, result: FrameResult) -> bool:
+    return entry is not None and entry[1] is result
 
 
 def _names_wanted(whole: SiteMap) -> set[str]:

@@ -177,7 +177,6 @@ def _place_links(spots: Sequence[MapSpot], fineness: int) -> list[PlaceLink]:
 
 def _tray_link(spots: Sequence[MapSpot], *, one_gpu: bool) -> PlaceLink:
     first = spots[0]
-    words = f"{first.rack}, {first.slot}"
-    return PlaceLink(
-        f"{first.rack_id}-{first.tray}-{first.gpu}", f"{words}, GPU {first.gpu + 1}" if one_gpu else words
-    )
+    tray = f"{first.rack} {first.slot}"
+    words = f"GPU {first.gpu + 1} of {tray}" if one_gpu else tray
+    return PlaceLink(f"{first.rack_id}-{first.tray}-{first.gpu}", words)

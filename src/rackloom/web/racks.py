@@ -11,7 +11,7 @@ which keeps the markup of a large site small.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 
@@ -292,11 +292,8 @@ def colour_groups(frame: RackFrame, mode: ColourMode) -> Counter[ColourGroup]:
     return Counter(shade.group for shade in shades if shade.group is not None)
 
 
-def legend_entries(found: Iterable[Counter[ColourGroup]], colours: MapColours) -> tuple[LegendEntry, ...]:
-    """The groups that are drawn in any rack, and how many GPUs each has."""
-    counts: Counter[ColourGroup] = Counter()
-    for groups in found:
-        counts.update(groups)
+def legend_entries(counts: Counter[ColourGroup], colours: MapColours) -> tuple[LegendEntry, ...]:
+    """The groups that are drawn in any rack; `counts`: how many GPUs each has."""
     return _legend(counts, colours.groups, letter_of)
 
 

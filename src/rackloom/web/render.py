@@ -12,7 +12,8 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from rackloom.core.diagnosis.findings import Finding
+from rackloom.core.diagnosis.findings import Finding, first_few
+from rackloom.core.diagnosis.repair_steps import repair_advice, repair_steps
 from rackloom.core.diagnosis.report import consequences_by_check
 from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.web.chain import LayerReport
@@ -79,6 +80,9 @@ def _templates() -> Environment:
         lasted=duration_text,
         short=shorten_uuids,
         by_check=consequences_by_check,
+        advice=repair_advice,
+        steps=repair_steps,
+        first_few=first_few,
     )
     found.globals.update(LEFT=LEFT, CELL=CELL, COLOURS=COLOURS, modes=tuple(ColourMode), layers=tuple(Layer))
     return found
@@ -152,3 +156,8 @@ def render_changes(parts: Iterable[tuple[str, str]]) -> str:
 def render_login(trouble: str) -> str:
     """The page that asks for a token."""
     return _render("login.html", trouble=trouble)
+
+
+def render_signed_in(org: str) -> str:
+    """The page that leads a browser, which a link has signed in, to the map."""
+    return _render("signed_in.html", org=org)

@@ -11,15 +11,28 @@ again at any time. A ComputeDomain is shown only if its namespace is the tenant'
 the tenant's: the owner of a claim writes which domain it asks for, and may name any.
 
 Node names that tell trays apart are replaced with numbers in the same order.
+
+Three memos make a reading cost what changed in it. Each rack passes them in turn, and each sees all that it
+depends on:
+
+1. `_own_rack`: the chains of others are dropped. This depends on the rack alone.
+2. `_held_rack`: what may be the previous tenant's is dropped. This depends on times, but only on how they
+   compare with those of the rack, which `_RackMoment` says.
+3. `_shown_rack`: ComputeDomains of others are dropped. Whether one is the tenant's is decided once for all
+   racks.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, NvlinkDomainRecord
+from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.web.model import NO_RACK, MapGpu, MapRack, SiteMap, rack_of_trays
+
+# What each step depends on, and what it makes.
 
 
 class _TenantRack(msgspec.Struct, frozen=True):
@@ -31,8 +44,84 @@ class _TenantRack(msgspec.Struct, frozen=True):
     """Numbers that replace node names in positions without a rack."""
 
 
-TenantRacks = Memo[str, _TenantRack, MapRack]
-"""The racks of a map with the chains of one tenant only."""
+class _OwnRack(msgspec.Struct, frozen=True, kw_only=True):
+    """A rack with the chains of the tenant only, and the names and times that decide which are shown."""
+
+    rack: MapRack
+    domains: tuple[str, ...] = ()
+    """NVLink domains of the machines, sorted."""
+    namespaces: tuple[str, ...] = ()
+    """Those of claims and of ComputeDomains, sorted."""
+    held_since: tuple[float, ...] = ()
+    """Since when GPUs are held, as recorded; sorted."""
+    undated: bool = False
+    """Whether a GPU has no such record; it counts as held since the reading."""
+    undated_transfers: tuple[float, ...] = ()
+    """Times of transfers from GPUs without a record; sorted."""
+
+
+class _RackMoment(msgspec.Struct, frozen=True):
+    """How the times of a reading compare with those of a rack."""
+
+    recorded_before: int
+    """How many of `_OwnRack.held_since` the cluster was read after; 0 where it was not read."""
+    read_since_reading: bool
+    """Whether the cluster counts as read after GPUs without a record were held."""
+    transfers_before: int
+    """How many of `_OwnRack.undated_transfers` came before the reading."""
+
+
+_DomainAnswer = tuple[bool, bool]
+"""Whether the controllers of an NVLink domain answer, and whether they are in dispute."""
+
+
+class _HeldInput(msgspec.Struct, frozen=True):
+    """Everything on which the second step depends."""
+
+    own: _OwnRack
+    moment: _RackMoment
+    answers: tuple[_DomainAnswer, ...]
+    """Of each of `own.domains`."""
+    namespaces: frozenset[str]
+    """Those of the rack that are the tenant's."""
+
+
+class _HeldRack(msgspec.Struct, frozen=True):
+    """A rack without what may be the previous tenant's."""
+
+    rack: MapRack
+    nodes: frozenset[str] = frozenset()
+    """The tenant's nodes, as far as the cluster was read since it has them."""
+    compute_domains: tuple[ComputeDomain, ...] = ()
+    """Those that its claims name, each once."""
+
+
+class _ShownInput(msgspec.Struct, frozen=True):
+    """Everything on which the third step depends."""
+
+    held: _HeldRack
+    shown: frozenset[str]
+    """UIDs of its ComputeDomains that are the tenant's."""
+
+
+class _ShownRack(msgspec.Struct, frozen=True):
+    """A rack as the tenant sees it, and the VPCs and ComputeDomains in it."""
+
+    rack: MapRack
+    vpcs: frozenset[str | None] = frozenset()
+    compute_domains: frozenset[str] = frozenset()
+
+
+class TenantRacks(msgspec.Struct, frozen=True, kw_only=True):
+    """The intermediate values of one tenant's part of a reading, for comparison with the next."""
+
+    own: Memo[str, _TenantRack, _OwnRack] = msgspec.field(default_factory=dict)
+    held: Memo[str, _HeldInput, _HeldRack] = msgspec.field(default_factory=dict)
+    shown: Memo[str, _ShownInput, _ShownRack] = msgspec.field(default_factory=dict)
+    domains: Memo[str, NvlinkDomainRecord, NvlinkDomainRecord] = msgspec.field(default_factory=dict)
+
+
+# The tenant's part.
 
 
 def tenant_map(whole: SiteMap, org: str, before: TenantRacks) -> tuple[SiteMap, TenantRacks]:
@@ -45,29 +134,32 @@ def tenant_map(whole: SiteMap, org: str, before: TenantRacks) -> tuple[SiteMap, 
     inputs = {
         rack.name: _TenantRack(rack, tenant, nodes if rack.name == NO_RACK else {}) for rack in whole.racks
     }
-    racks = recompute_changed(before, inputs, _own_rack)
-    since = [
-        _with_chains(rack, lambda chain: _since_held(whole, _without_controllers(whole, chain)))
-        for _, rack in racks.values()
-    ]
-    own = _own_nodes(whole, since)
-    shown = tuple(_with_chains(rack, lambda chain: _with_own_domain(whole, chain, own)) for rack in since)
-    chains = _chains_of(shown)
-    vpcs = {chain.machine.vpc for chain in chains if chain.machine is not None}
+    own = recompute_changed(before.own, inputs, _own_rack)
+    labelled = frozenset(name for name, owner in whole.namespaces.items() if owner == org)
+    read_at = whole.layer(Layer.CLUSTER).at
+    facts = {name: _held_input(whole, read_at, labelled, found) for name, (_, found) in own.items()}
+    held = recompute_changed(before.held, facts, _held_rack)
+    mine = _own_compute_domains([found for _, found in held.values()], labelled)
+    shown = recompute_changed(
+        before.shown, {name: _shown_input(found, mine) for name, (_, found) in held.items()}, _shown_rack
+    )
+    racks = [found for _, found in shown.values()]
+    vpcs = frozenset[str | None]().union(*[rack.vpcs for rack in racks])
     # Only domains of its own pods: its nodes may still carry a domain of the previous tenant.
-    domains = {chain.compute_domain.uid for chain in chains if chain.compute_domain is not None}
+    used = frozenset[str]().union(*[rack.compute_domains for rack in racks])
+    domains = recompute_changed(before.domains, whole.domains, _public_domain)
     own_map = SiteMap(
         at=whole.at,
         operator=False,
         layers=tuple(msgspec.structs.replace(layer, problem="") for layer in whole.layers),
-        domains={uuid: _public_domain(domain) for uuid, domain in whole.domains.items()},
-        racks=shown,
-        compute_domains=tuple(domain for domain in whole.compute_domains if domain.uid in domains),
+        domains={uuid: public for uuid, (_, public) in domains.items()},
+        racks=tuple([found.rack for found in racks]),
+        compute_domains=tuple(domain for domain in whole.compute_domains if domain.uid in used),
         tenants={} if tenant is None else {tenant: org},
         vpcs={uuid: name for uuid, name in whole.vpcs.items() if uuid in vpcs},
         happenings=tuple(happening for happening in whole.happenings if happening.tenant == org),
     )
-    return own_map, racks
+    return own_map, TenantRacks(own=own, held=held, shown=shown, domains=domains)
 
 
 def _node_numbers(whole: SiteMap) -> Mapping[str, str]:
@@ -78,8 +170,40 @@ def _node_numbers(whole: SiteMap) -> Mapping[str, str]:
     return {name: f"{number:06}" for number, name in enumerate(names)}
 
 
-def _own_rack(frame: _TenantRack) -> MapRack:
-    return rack_of_trays(tuple(tuple(_own_gpu(gpu, frame) for gpu in tray) for tray in frame.rack.trays))
+# Step 1: its own chains.
+
+
+def _own_rack(frame: _TenantRack) -> _OwnRack:
+    rack = rack_of_trays(tuple(tuple(_own_gpu(gpu, frame) for gpu in tray) for tray in frame.rack.trays))
+    chains = list(_chains_of(rack))
+    if not chains:
+        return _OwnRack(rack=rack)
+    undated = [chain for chain in chains if _recorded_since(chain) is None]
+    transfers = [chain.transfer.at for chain in undated if chain.transfer is not None]
+    return _OwnRack(
+        rack=rack,
+        domains=tuple(sorted({chain.machine.domain for chain in chains if chain.machine is not None})),
+        namespaces=tuple(sorted({name for chain in chains for name in _namespaces_of(chain)})),
+        held_since=tuple(sorted(since for chain in chains if (since := _recorded_since(chain)) is not None)),
+        undated=bool(undated),
+        undated_transfers=tuple(sorted(transfers)),
+    )
+
+
+def _namespaces_of(chain: GpuChain) -> Iterator[str]:
+    if chain.use is not None:
+        yield _namespace_of(chain.use.claim)
+    if chain.compute_domain is not None:
+        yield chain.compute_domain.namespace
+
+
+def _namespace_of(claim: str) -> str:
+    return claim.partition("/")[0]
+
+
+def _recorded_since(chain: GpuChain) -> float | None:
+    """Since when a GPU is recorded to belong to its tenant."""
+    return chain.wanted.since if chain.wanted is not None else None
 
 
 def _own_gpu(gpu: MapGpu, frame: _TenantRack) -> MapGpu:
@@ -94,11 +218,9 @@ def _own_gpu(gpu: MapGpu, frame: _TenantRack) -> MapGpu:
 
 
 def _with_chains(rack: MapRack, change: Callable[[GpuChain], GpuChain]) -> MapRack:
-    """The rack with every chain of the tenant changed; itself where the tenant has none."""
-    if not rack.tenants:
-        return rack
-    trays = tuple(tuple(_with_chain(gpu, change) for gpu in tray) for tray in rack.trays)
-    return msgspec.structs.replace(rack, trays=trays)
+    """The rack with every chain of the tenant changed; itself where nothing changes."""
+    trays = tuple(tuple([_with_chain(gpu, change) for gpu in tray]) for tray in rack.trays)
+    return rack if trays == rack.trays else msgspec.structs.replace(rack, trays=trays)
 
 
 def _with_chain(gpu: MapGpu, change: Callable[[GpuChain], GpuChain]) -> MapGpu:
@@ -107,14 +229,8 @@ def _with_chain(gpu: MapGpu, change: Callable[[GpuChain], GpuChain]) -> MapGpu:
     return msgspec.structs.replace(gpu, chain=chain)
 
 
-def _chains_of(racks: Iterable[MapRack]) -> list[GpuChain]:
-    trays = (tray for rack in racks if rack.tenants for tray in rack.trays)
-    return [gpu.chain for tray in trays for gpu in tray if gpu.chain is not None]
-
-
-def _own_nodes(whole: SiteMap, racks: Iterable[MapRack]) -> frozenset[str]:
-    held = (chain for chain in _chains_of(racks) if _cluster_read_since_held(whole, chain))
-    return frozenset(chain.node.name for chain in held if chain.node is not None)
+def _chains_of(rack: MapRack) -> Iterator[GpuChain]:
+    return (gpu.chain for tray in rack.trays for gpu in tray if gpu.chain is not None)
 
 
 def _own_chain(chain: GpuChain, tenant: str | None) -> GpuChain:
@@ -127,14 +243,46 @@ def _own_chain(chain: GpuChain, tenant: str | None) -> GpuChain:
     return msgspec.structs.replace(chain, machine=machine, logical=logical, partition=partition, conflicts=())
 
 
-def _without_controllers(whole: SiteMap, chain: GpuChain) -> GpuChain:
+# Step 2: what may be the previous tenant's, and what names controllers.
+
+
+def _held_input(whole: SiteMap, read_at: float | None, labelled: frozenset[str], own: _OwnRack) -> _HeldInput:
+    """`read_at`: when the cluster was read; `labelled`: namespaces that carry the tenant's organisation."""
+    if not own.rack.tenants:
+        return _HeldInput(own, _NO_MOMENT, (), frozenset())
+    moment = _RackMoment(
+        0 if read_at is None else bisect_right(own.held_since, read_at),
+        own.undated and read_at is not None and read_at >= whole.at,
+        bisect_left(own.undated_transfers, whole.at),
+    )
+    records = (whole.domains.get(uuid) for uuid in own.domains)
+    answers = [(False, False) if found is None else (found.answers, found.disputed) for found in records]
+    return _HeldInput(own, moment, tuple(answers), labelled.intersection(own.namespaces))
+
+
+_NO_MOMENT = _RackMoment(0, False, 0)
+
+
+def _held_rack(facts: _HeldInput) -> _HeldRack:
+    own = facts.own
+    if not own.rack.tenants:
+        return _HeldRack(own.rack)
+    answers = dict(zip(own.domains, facts.answers, strict=True))
+    rack = _with_chains(own.rack, lambda chain: _since_held(facts, _without_controllers(answers, chain)))
+    chains = list(_chains_of(rack))
+    domains = {chain.compute_domain.uid: chain.compute_domain for chain in chains if chain.compute_domain}
+    read = (chain.node for chain in chains if _cluster_read_since_held(facts, chain))
+    nodes = frozenset(node.name for node in read if node is not None)
+    return _HeldRack(rack, nodes, tuple(domains.values()))
+
+
+def _without_controllers(answers: Mapping[str, _DomainAnswer], chain: GpuChain) -> GpuChain:
     """The chain without problems that name controllers or other domains."""
     wanted = chain.wanted
-    domain = whole.domains.get(chain.machine.domain) if chain.machine is not None else None
-    known = domain is not None and domain.answers
+    known, disputed = answers[chain.machine.domain] if chain.machine is not None else (False, False)
     if wanted is None or not wanted.problem or (known and _ADDRESS not in wanted.problem):
         return chain
-    doubt = _DISPUTED if domain is not None and domain.disputed else _SILENT
+    doubt = _DISPUTED if disputed else _SILENT
     return msgspec.structs.replace(chain, wanted=msgspec.structs.replace(wanted, problem=doubt))
 
 
@@ -143,26 +291,20 @@ _DISPUTED = "the switch controllers of its domain contradict one another, or tho
 _SILENT = "the switch controllers of its domain cannot be read"
 
 
-def _since_held(whole: SiteMap, chain: GpuChain) -> GpuChain:
+def _since_held(facts: _HeldInput, chain: GpuChain) -> GpuChain:
     """The chain without what may belong to the previous tenant of the machine."""
-    if chain.transfer is not None and chain.transfer.at < _held_since(whole, chain):
+    if chain.transfer is not None and _is_transfer_older(facts, chain, chain.transfer.at):
         chain = msgspec.structs.replace(chain, transfer=None)
     if chain.use is None:
         return chain
-    if not _cluster_read_since_held(whole, chain):
+    if not _cluster_read_since_held(facts, chain):
         return msgspec.structs.replace(chain, use=None, compute_domain=None, channel=None)
     # The label of a namespace is the only statement of whose its pods are. The controllers of the previous
     # tenant may start its pods again at any time after the machine was given to this one.
-    if _is_own(whole, chain, chain.use.claim.partition("/")[0]) and _began_here(chain):
+    if _namespace_of(chain.use.claim) in facts.namespaces and _began_here(chain):
         return chain
     hidden = msgspec.structs.replace(chain.use, claim="", pods=(), since=None)
     return msgspec.structs.replace(chain, use=hidden, compute_domain=None, channel=None)
-
-
-def _is_own(whole: SiteMap, chain: GpuChain, namespace: str) -> bool:
-    """Whether a namespace is labelled as that of the tenant of a GPU."""
-    org = whole.tenants.get(chain.machine.tenant or "") if chain.machine is not None else None
-    return org is not None and whole.namespaces.get(namespace) == org
 
 
 def _began_here(chain: GpuChain) -> bool:
@@ -175,26 +317,63 @@ def _began_here(chain: GpuChain) -> bool:
     return held is not None and since is not None and since >= held
 
 
-def _cluster_read_since_held(whole: SiteMap, chain: GpuChain) -> bool:
-    """Whether the cluster was read after the tenant got the GPU."""
-    at = whole.layer(Layer.CLUSTER).at
-    return at is not None and at >= _held_since(whole, chain)
+def _is_transfer_older(facts: _HeldInput, chain: GpuChain, at: float) -> bool:
+    """Whether a transfer was before the GPU certainly belonged to its tenant."""
+    since = _recorded_since(chain)
+    if since is not None:
+        return at < since
+    return bisect_right(facts.own.undated_transfers, at) <= facts.moment.transfers_before
 
 
-def _held_since(whole: SiteMap, chain: GpuChain) -> float:
-    """Since when a GPU certainly belongs to its tenant; if nothing records it, since this reading."""
-    since = chain.wanted.since if chain.wanted is not None else None
-    return whole.at if since is None else since
+def _cluster_read_since_held(facts: _HeldInput, chain: GpuChain) -> bool:
+    """Whether the cluster was read after the tenant got the GPU; without a record, after this reading."""
+    since = _recorded_since(chain)
+    if since is None:
+        return facts.moment.read_since_reading
+    # The cluster was read after so many of the recorded times, the earliest first.
+    count = facts.moment.recorded_before
+    return count > 0 and since <= facts.own.held_since[count - 1]
 
 
-def _with_own_domain(whole: SiteMap, chain: GpuChain, nodes: frozenset[str]) -> GpuChain:
-    """The chain without a ComputeDomain that has other tenants' nodes, or is in another's namespace.
+# Step 3: ComputeDomains of others.
+
+
+def _own_compute_domains(racks: Collection[_HeldRack], labelled: frozenset[str]) -> frozenset[str]:
+    """The UIDs of the ComputeDomains of which namespace and all nodes are the tenant's.
 
     The owner of a claim writes the domain in it and may name any.
     """
-    domain = chain.compute_domain
-    members = {node.name for node in domain.status.nodes} if domain is not None else set()
-    if domain is None or (members and members <= nodes and _is_own(whole, chain, domain.namespace)):
+    domains = {domain.uid: domain for rack in racks for domain in rack.compute_domains}
+    able = [domain for domain in domains.values() if domain.namespace in labelled]
+    if not able:
+        return frozenset()
+    nodes = frozenset[str]().union(*[rack.nodes for rack in racks])
+    return frozenset(
+        domain.uid
+        for domain in able
+        if domain.status.nodes and nodes.issuperset([node.name for node in domain.status.nodes])
+    )
+
+
+def _shown_input(held: _HeldRack, mine: frozenset[str]) -> _ShownInput:
+    return _ShownInput(held, mine.intersection([domain.uid for domain in held.compute_domains]))
+
+
+def _shown_rack(facts: _ShownInput) -> _ShownRack:
+    if not facts.held.rack.tenants:
+        return _ShownRack(facts.held.rack)
+    rack = _with_chains(facts.held.rack, lambda chain: _with_own_domain(facts.shown, chain))
+    chains = list(_chains_of(rack))
+    return _ShownRack(
+        rack,
+        frozenset(chain.machine.vpc for chain in chains if chain.machine is not None),
+        frozenset(chain.compute_domain.uid for chain in chains if chain.compute_domain is not None),
+    )
+
+
+def _with_own_domain(shown: frozenset[str], chain: GpuChain) -> GpuChain:
+    """The chain without a ComputeDomain that is not shown."""
+    if chain.compute_domain is None or chain.compute_domain.uid in shown:
         return chain
     return msgspec.structs.replace(chain, compute_domain=None, channel=None)
 

@@ -27,21 +27,26 @@ examined:
   cluster: 4 nodes, 2 ComputeDomains, devices: 4 channel, 16 gpu, 16 nic, read 2027-01-15T08:00:00Z
   transfer: 4 transfers, read 2027-01-15T08:00:00Z
 
-CRITICAL  tenants apart: partition rl-0
-  GPUs of tenants org-0 and org-1 share memory in it
+CRITICAL  Two tenants share a partition: partition rl-0
+  affects pod team-0/worker-0, pod team-0/worker-1, tenant org-0, tenant org-1
+  tenants apart: partition rl-0: GPUs of tenants org-0 and org-1 share memory in it
     switch controller: partition 7 holds GPU 1 of m-0-0, GPU 2 of m-0-0, GPU 3 of m-0-0 and 1 more
     records: these are tenant org-0's
     switch controller: partition 7 holds GPU 1 of m-0-1, GPU 2 of m-0-1, GPU 3 of m-0-1 and 1 more
     records: these are tenant org-1's
-  fix: rackloom admin plan d0ma1n-0 --to plan.json  # read it, then: rackloom admin apply plan.json
+  1. rackloom admin plan d0ma1n-0 --to plan.json
+     safe: prints what would be done, and does none of it
+  note: read it, then: rackloom admin apply plan.json
 
-UNKNOWN   switch controller: domain d0ma1n-1  since 2027-01-15T07:58:30Z
-  GetPartitionInfoList: UNAVAILABLE
+UNKNOWN   The switch controller of rack-1 cannot be believed or read  since 2027-01-15T07:58:30Z
+  switch controller: domain d0ma1n-1: GetPartitionInfoList: UNAVAILABLE
     asked through https://switch-1:9370
     records: instances in it: 2
-  fix: rackloom admin domain show d0ma1n-1  # then see to the switch tray of https://switch-1:9370
+  1. rackloom admin domain show d0ma1n-1
+     safe: only reads
+  note: then see to the switch tray of https://switch-1:9370
 
-2 findings: 1 critical, 1 unknown; begin with tenants apart: partition rl-0\
+2 findings: 1 critical, 1 unknown; begin with: Two tenants share a partition: partition rl-0\
 """)
 
 
@@ -67,12 +72,12 @@ def test_of_very_many_findings_the_worst_are_told_and_the_rest_counted():
     )
     many = msgspec.structs.replace(site, fabric_gpus=sick)
     reported = render_findings(many, examine(many)).splitlines()
-    assert sum(line.startswith("  fix: ") for line in reported) == MOST_FINDINGS
+    assert sum(line.startswith("  1. ") for line in reported) == MOST_FINDINGS
     assert reported[-4:] == [
         f"and {len(sick) - MOST_FINDINGS} more, whole with --json:",
         f"  {len(sick) - MOST_FINDINGS} error  GPU health",
         "",
-        f"{len(sick)} findings: {len(sick)} error; begin with GPU health: GPU 1 of m-0-0",
+        f"{len(sick)} findings: {len(sick)} error; begin with: {examine(many)[0].title}",
     ]
 
 
@@ -82,7 +87,7 @@ def test_what_is_said_of_many_is_said_once():
     found = examine(quiet)
     reported = render_findings(quiet, found).splitlines()
     assert len(found) == 9
-    assert sum(line.startswith("  fix: ") for line in reported) == 1
+    assert sum(line.startswith("  1. ") for line in reported) == 1
     assert "  and the same of node host-92, node host-93, node host-94, node host-95 and 4 more" in reported
 
 
@@ -120,4 +125,4 @@ def test_of_many_fixes_the_first_are_told_and_the_others_counted():
     alike = with_changed(healthy(racks=1), "nodes", lambda record: True, other_writers=("me",))
     reported = render_findings(alike, examine(alike)).splitlines()
     assert sum("kubectl get node" in line for line in reported) == 1 + MOST_LINES
-    assert f"       and {TRAYS - 1 - MOST_LINES} more" in reported
+    assert f"    and {TRAYS - 1 - MOST_LINES} more" in reported

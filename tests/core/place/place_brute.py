@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 from rackloom.core.place.placement_values import Gang, GangGroup, PlacementSite, PlacementTray
 from rackloom.core.place.search.clique_search import regions_closed
-from rackloom.core.place.search.site_capacity import ColocationGroup, colocation_groups
+from rackloom.core.place.search.gang_needs import ColocationGroup, colocation_groups
 
 Load = tuple[int, ...]
 """Members of each group on one tray."""

@@ -10,7 +10,8 @@ from tests.core.place.place_sites import busy_sites, faults, held, site, workers
 
 from rackloom.core.place.gang_planner import plan_exclusive_cliques, shares_clique
 from rackloom.core.place.placement_values import Gang, GangGroup, PlacementSite
-from rackloom.core.place.search.site_capacity import capacity_for, colocation_groups
+from rackloom.core.place.search.gang_needs import colocation_groups
+from rackloom.core.place.search.site_capacity import capacity_for
 from rackloom.core.place.search.tray_assignment import SearchBudget
 
 
@@ -31,8 +32,8 @@ def can_be_alone(where: PlacementSite, gang: Gang) -> bool:
     """By trying every order of cliques."""
     capacity, blocks = capacity_for(where, gang), colocation_groups(gang)
     room = {
-        clique: [capacity.bounds(block[0].need)[clique].capacity >= block[0].members for block in blocks]
-        for clique in capacity.cliques
+        name: [clique.shape.bounds(block[0].need).capacity >= block[0].members for block in blocks]
+        for name, clique in capacity.cliques.items()
     }
     return any(
         all(room[clique][number] for number, clique in enumerate(some))

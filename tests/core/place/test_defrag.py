@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from tests.core.place.place_sites import busy_sites, held, outcome_of, site
 
 from rackloom.core.place.job_moves import plan_defragmentation, plan_drain
-from rackloom.core.place.placement_values import PlacementSite
-from rackloom.core.place.search.clique_search import REGION_SIZES
+from rackloom.core.place.placement_values import REGION_SIZES, PlacementSite
 from rackloom.errors import Refused
 
 

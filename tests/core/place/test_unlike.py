@@ -10,6 +10,7 @@ from tests.core.place.place_sites import faults, held, site
 from rackloom.core.place import gang_planner
 from rackloom.core.place.gang_planner import plan_gang, try_gang
 from rackloom.core.place.placement_values import (
+    REGION_SIZES,
     ClaimCapacity,
     Gang,
     GangGroup,
@@ -19,8 +20,7 @@ from rackloom.core.place.placement_values import (
     TrayHold,
 )
 from rackloom.core.place.search import tray_assignment
-from rackloom.core.place.search.clique_search import REGION_SIZES
-from rackloom.core.place.search.site_capacity import MAX_NEEDS, MemberNeed, TrayVacancy, colocation_groups
+from rackloom.core.place.search.gang_needs import MAX_NEEDS, MemberNeed, TrayVacancy, colocation_groups
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 

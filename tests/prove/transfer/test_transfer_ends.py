@@ -83,6 +83,19 @@ def test_a_device_that_does_not_exist_is_refused_with_what_ucx_said() -> None:
 
 
 @pytest.mark.nixl
+def test_a_transport_that_carries_no_messages_is_refused_with_its_companion() -> None:
+    alone, beside = (
+        EndLocation(config=EndConfig(ucx=UcxPins(names))) for names in (("cma",), ("cma", "tcp"))
+    )
+    with pytest.raises(Refused, match="UCX needs a companion for cma") as refused:
+        run_pair(SMALL, initiator=alone, target=alone)
+    assert "--transport tcp" in (refused.value.nearest_fix or "")
+    report = run_pair(SMALL, initiator=beside, target=beside)
+    assert report.verified
+    assert report.path.protocols == ("cma/memory",)
+
+
+@pytest.mark.nixl
 def test_more_memory_than_the_host_has_is_refused() -> None:
     with pytest.raises(Refused, match="are available"):
         run_pair(TransferSpec(block_size=1 << 40, iters=1, warmup_iters=0, timeout_seconds=PATIENCE))

@@ -1,8 +1,9 @@
 """Steps of the demonstration: run in order, timed, and verified by what they observed.
 
 A step returns the evidence that it saw, or raises `NotObserved` with what it saw instead; any other error
-fails the step too. After a failure, steps that build on it are reported as not attempted. `wait_until`
-polls the cluster until an observation holds, for a minute at most.
+fails the step too. After a failure, steps that build on it are reported as not attempted. A step that showed
+less than its name says, because something is missing here, is degraded: its evidence gives the reason and
+what would mend it. `wait_until` polls the cluster until an observation holds, for a minute at most.
 
 `example_directory` finds the manifests under examples/.
 """
@@ -29,6 +30,8 @@ def example_directory(name: str) -> Path:
 
 
 Evidence = dict[str, Any]
+DEGRADED = "degraded"
+"""The key of evidence under which a step says what it could not show, and why."""
 
 
 class NotObserved(Exception):
@@ -44,6 +47,9 @@ class DemoStep(msgspec.Struct, frozen=True):
 
     name: str
     ok: bool
+    """Whether what it did was verified; also true of a degraded step."""
+    degraded: str | None
+    """What a verified step could not show here, and why; None: nothing."""
     seconds: float
     evidence: Evidence
 
@@ -52,7 +58,14 @@ class DemoReport(msgspec.Struct, frozen=True):
     """The whole story; ok only if every step was verified by observation."""
 
     ok: bool
+    degraded: bool
+    """Whether a step could not show all that it should."""
     steps: tuple[DemoStep, ...]
+
+
+def step_mark(step: DemoStep) -> str:
+    """The word in front of a step that is printed, padded."""
+    return "FAILED" if not step.ok else "ok    " if step.degraded is None else DEGRADED
 
 
 class DemoStory:
@@ -76,7 +89,8 @@ class DemoStory:
             ok, evidence = False, missing.evidence
         except Exception as error:
             ok, evidence = False, {"reason": f"{type(error).__name__}: {error}"}
-        step = DemoStep(name, ok, round(time.perf_counter() - began, 3), evidence)
+        less = evidence.pop(DEGRADED, None) if ok else None
+        step = DemoStep(name, ok, less, round(time.perf_counter() - began, 3), evidence)
         self.steps.append(step)
         self._report(step)
 
@@ -86,7 +100,8 @@ class DemoStory:
 
     def report(self) -> DemoReport:
         """The story so far."""
-        return DemoReport(self.holds, tuple(self.steps))
+        degraded = any(step.degraded is not None for step in self.steps)
+        return DemoReport(self.holds, degraded, tuple(self.steps))
 
 
 async def _not_attempted() -> Evidence:

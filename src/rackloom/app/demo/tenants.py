@@ -39,6 +39,14 @@ class DemoTenants:
         """A batch for each tenant."""
         return {tenant.org: await tenant.create_instances() for tenant in self._tenants}
 
+    async def keep_partitions(self) -> Evidence:
+        """Those that an earlier run left, and new ones where there are none."""
+        return {tenant.org: await tenant.find_or_create_partition() for tenant in self._tenants}
+
+    async def keep_instances(self) -> Evidence:
+        """Those that an earlier run left, and a batch for a tenant that has none."""
+        return {tenant.org: await tenant.find_or_create_instances() for tenant in self._tenants}
+
     async def see_partitions(self) -> Evidence:
         """The partitions that hold GPUs are exactly the tenants', each with the GPUs of its own instances."""
         occupied = {members: (domain, name) for domain, name, members in await self._occupied()}
@@ -65,7 +73,7 @@ class DemoTenants:
             await tenant.release()
         left = await self._occupied()
         _require(not left, "the fabric still holds partitions", seen=[name for _, name, _ in left])
-        return {"instances": 0, "partitionsInFabric": 0, "logicalPartitions": "404"}
+        return {"instances": 0, "partitionsInFabric": 0, "logicalPartitions": 0}
 
     async def _occupied(self) -> list[OccupiedPartition]:
         """Every partition that holds a GPU, in any domain."""
@@ -106,6 +114,26 @@ class DemoTenant:
         seen = await self._get(f"nvlink-logical-partition/{self.partition}")
         _require(seen["status"] == "Ready", "the logical partition is not Ready", seen=seen)
         return {"logicalPartition": self.partition, "status": seen["status"], "defaultOfVpc": self.vpc}
+
+    async def find_or_create_partition(self) -> Evidence:
+        """The partition and the VPC of an earlier run on the same home, else new ones."""
+        partitions = [
+            item for item in await self._get("nvlink-logical-partition") if item["name"] == self.org
+        ]
+        vpcs = [item for item in await self._get("vpc") if item["name"] == self.org]
+        if not partitions or not vpcs:
+            return await self.create_partition()
+        self.partition, self.vpc = partitions[0]["id"], vpcs[0]["id"]
+        return {"logicalPartition": self.partition, "defaultOfVpc": self.vpc, "from": "an earlier run"}
+
+    async def find_or_create_instances(self) -> Evidence:
+        """The instances of an earlier run on the same home, else a new batch."""
+        found = await self._get(f"instance?vpcId={self.vpc}&pageSize=100")
+        if not found:
+            return await self.create_instances()
+        self.instances = [instance["id"] for instance in found]
+        ready = await _wait_until(self._all_ready, "not every instance became Ready")
+        return {"instances": ready, "from": "an earlier run"}
 
     async def create_instances(self) -> Evidence:
         """One batch, all in one NVLink domain, waited for until the service reports Ready."""

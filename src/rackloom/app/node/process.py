@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from starlette.responses import Response
@@ -29,7 +30,7 @@ from rackloom.app.listeners import (
 from rackloom.app.process import allow_open_files, freeze_loaded_objects, stop_on_signals
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.client import connect
-from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess, probe_handler
+from rackloom.claim.node.run import PluginDirectories, PluginHost, probe_handler
 from rackloom.claim.node.tasks import beside
 from rackloom.errors import Refused
 from rackloom.grpc_server import GrpcServer
@@ -53,10 +54,30 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """None: the cluster that this pod runs in."""
 
 
+class NodeService(Protocol):
+    """One plugin, or several, as probes and Prometheus see it."""
+
+    def metrics_page(self) -> bytes:
+        """The page that Prometheus reads."""
+        ...
+
+    def not_ready(self) -> str | None:
+        """Why pods with claims cannot be served here now; None: they can."""
+        ...
+
+    async def is_serving(self) -> bool:
+        """Whether kubelet would get an answer now."""
+        ...
+
+    async def fails(self) -> None:
+        """Wait until background work fails, and raise why."""
+        ...
+
+
 async def serve_plugin(
     common: NodeOptions,
     driver: str,
-    serve: Callable[[KubeApi], AbstractAsyncContextManager[PluginProcess]],
+    serve: Callable[[KubeApi], AbstractAsyncContextManager[NodeService]],
     announce: Callable[[str], None],
 ) -> None:
     """Serve one driver's plugin until SIGTERM or SIGINT, or until its own work fails."""
@@ -64,17 +85,17 @@ async def serve_plugin(
     stopped = stop_on_signals()
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(connect(common.kubeconfig, user_agent=f"rackloom-{driver}"))
-        plugin_process = await stack.enter_async_context(serve(api))
+        service = await stack.enter_async_context(serve(api))
         freeze_loaded_objects()
         announce(f"rackloom: serving {driver} on node {common.node}")
-        async with beside(_stop_on_failure(plugin_process, stopped)):
+        async with beside(_stop_on_failure(service, stopped)):
             await stopped.wait()
 
 
-async def _stop_on_failure(plugin_process: PluginProcess, stopped: asyncio.Event) -> None:
+async def _stop_on_failure(service: NodeService, stopped: asyncio.Event) -> None:
     """Stop when the plugin's own work fails; leaving it raises why."""
     with suppress(Exception):
-        await plugin_process.background.fails()
+        await service.fails()
     stopped.set()
 
 
@@ -85,7 +106,7 @@ def host_of(common: NodeOptions) -> PluginHost:
 
 
 @asynccontextmanager
-async def plugin_listeners(common: NodeOptions, plugin_process: PluginProcess) -> AsyncIterator[None]:
+async def plugin_listeners(common: NodeOptions, plugin_process: NodeService) -> AsyncIterator[None]:
     """Serve what probes and Prometheus ask for."""
     async with AsyncExitStack() as stack:
         if common.listen is not None:
@@ -98,7 +119,7 @@ async def plugin_listeners(common: NodeOptions, plugin_process: PluginProcess) -
 
 
 @asynccontextmanager
-async def _health_service(listen: str, plugin_process: PluginProcess) -> AsyncIterator[None]:
+async def _health_service(listen: str, plugin_process: NodeService) -> AsyncIterator[None]:
     server = GrpcServer((probe_handler(plugin_process.is_serving),), HEALTH)
     try:
         listener = bound_socket(*split_listen(listen))
@@ -116,7 +137,7 @@ async def _health_service(listen: str, plugin_process: PluginProcess) -> AsyncIt
 class PluginEndpoints(PlainEndpoints):
     """An ASGI application: /metrics, /readyz, and /healthz, which asks the plugin over its own sockets."""
 
-    def __init__(self, plugin_process: PluginProcess) -> None:
+    def __init__(self, plugin_process: NodeService) -> None:
         super().__init__({"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._ready})
         self._process = plugin_process
 

@@ -41,6 +41,7 @@ from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 from rackloom.errors import Retry
 from rackloom.web.model import SiteReading, TimelineEntry
 from rackloom.web.pages import Authenticator, Viewer, create_pages
+from rackloom.web.sign_in_codes import SignInCodes
 
 T = TypeVar("T")
 POLL_SECONDS = 0.1
@@ -215,10 +216,11 @@ def mount_rack_map(
     clock: Callable[[], float],
     *,
     switch_trays: int = 0,
+    codes: SignInCodes | None = None,
 ) -> ASGIApp:
-    """The map at `/` and below `/map/`, and REST at every other path."""
+    """The map at `/` and below `/map/`, and REST at every other path. `codes` sign browsers in by a link."""
     authenticate = authenticator_of(verifier, source.is_operated_by)
-    pages = create_pages(source, authenticate, clock, switch_trays=switch_trays)
+    pages = create_pages(source, authenticate, clock, switch_trays=switch_trays, codes=codes)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")

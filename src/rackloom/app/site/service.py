@@ -268,7 +268,8 @@ def _map_source(parts: ServiceParts, cluster: ClusterFollower | None) -> SiteSou
 
 def _background_jobs(parts: ServiceParts, cluster: ClusterFollower | None) -> Iterator[Job]:
     """The jobs that run beside the listeners."""
-    yield parts.issuers.refresh()
+    if parts.config.auth.issuers:  # without any it would end at once, and a job that ends stops the service
+        yield parts.issuers.refresh()
     yield AuditKeeper(
         audit=parts.audit,
         store=parts.store,

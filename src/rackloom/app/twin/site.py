@@ -19,7 +19,7 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -57,6 +57,7 @@ from rackloom.limits import SITE_REST
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackSite, build_site
 from rackloom.traces import NO_TRACES, Traces
+from rackloom.web.sign_in_codes import SignInCodes
 
 # The racks of a home, and the switch controllers that serve them.
 
@@ -165,6 +166,7 @@ def _torn_home(home: Home, what: str) -> Refused:
 
 
 LOOPBACK = "127.0.0.1"
+SIGNED_IN_SECONDS = 86400.0
 
 
 class EmbeddedSite(msgspec.Struct, frozen=True):
@@ -182,6 +184,13 @@ class EmbeddedSite(msgspec.Struct, frozen=True):
     """The data of the rack map at `url`; the map shows a cluster once `source.cluster` is set."""
     reconciling: "asyncio.Task[None]"
     """Ends only when something is wrong."""
+    codes: SignInCodes
+    """Of the links that sign a browser in."""
+
+    def sign_in_link(self, org: str, roles: Sequence[str]) -> str:
+        """A link, valid for a quarter of an hour, that signs a browser in to the rack map for a day."""
+        token = self.issuer.mint(org, roles, now=time.time(), ttl=SIGNED_IN_SECONDS)
+        return self.url + self.codes.offer(org, token)
 
 
 @asynccontextmanager
@@ -253,8 +262,14 @@ async def embedded_service(
         await reconciler.first_passes()
         app = create_app(deps)
         source = SiteSource(store, clock, home.path / "transfers")
+        codes = SignInCodes(clock)
         mapped = mount_rack_map(
-            app, source, deps.verifier, clock, switch_trays=twin.profile.switch_trays_per_domain
+            app,
+            source,
+            deps.verifier,
+            clock,
+            switch_trays=twin.profile.switch_trays_per_domain,
+            codes=codes,
         )
         ended = metrics.connections_ended("rest")
         answering = serve_http(
@@ -262,7 +277,11 @@ async def embedded_service(
         )
         async with answering as bound:
             url = f"http://{LOOPBACK}:{bound}"
-            yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling)
+            write_durably(home.address, url.encode())
+            try:
+                yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling, codes)
+            finally:
+                home.address.unlink(missing_ok=True)
 
 
 def _with_metrics(site: ASGIApp, page: ASGIApp) -> ASGIApp:

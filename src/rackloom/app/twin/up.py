@@ -19,7 +19,8 @@ import secrets
 import shlex
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+import webbrowser
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from rackloom.app.home import Home
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
     allow_open_files,
+    background_task,
     freeze_loaded_objects,
     shorten_switch_interval,
     stop_on_signals,
@@ -51,6 +53,7 @@ from rackloom.lab.nodes.trays import TrayNodes
 from rackloom.lab.switches.fabric import SimulatedFabric
 from rackloom.limits import SIMULATED_API_SERVER, Process, files_needed
 from rackloom.traces import NO_TRACES, Traces
+from rackloom.web.sign_in_codes import CODE_SECONDS
 
 # Access to the simulated API server for kubectl and the doctor.
 
@@ -157,6 +160,8 @@ def _change_counter(kube: FakeKube) -> Callable[[], int]:
 # The process.
 
 
+PROVIDER_ORG, PROVIDER_ROLES = "demo", ("PROVIDER_ADMIN", "TENANT_ADMIN")
+"""The organisation that provides an embedded site."""
 REQUESTS_PER_SECOND, BURST = 400.0, 2000
 """Client-side limits at a real API server, where one process acts for all kubelets and plugins."""
 Announce = Callable[[str], None]
@@ -170,25 +175,40 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     profile: str
     kubeconfig: Path | None = None
     """A real cluster for the trays; None: one of their own."""
+    open_browser: bool = False
+    """Whether to show the rack map once it answers, signed in as the provider."""
     traces: str | None = None
     """URL of the collector of spans; None: no spans."""
 
 
-def run_up(home: Home, options: UpOptions, announce: Announce) -> None:
-    """Run a site in `home` until SIGTERM or SIGINT; `announce` gets its addresses once it answers."""
+def run_up(
+    home: Home,
+    options: UpOptions,
+    announce: Announce,
+    accompany: Callable[[RunningTwin], Coroutine[None, None, None]] | None = None,
+) -> None:
+    """Run a site in `home` until SIGTERM or SIGINT; `announce` gets its addresses once it answers.
+
+    `accompany` runs beside a simulated cluster, until it ends or the site does.
+    """
     import uvloop
 
     allow_open_files(files_needed(Process.UP, racks=options.racks))
     shorten_switch_interval()
-    uvloop.run(_run_until_signal(home, options, announce))
+    uvloop.run(_run_until_signal(home, options, announce, accompany))
 
 
-async def _run_until_signal(home: Home, options: UpOptions, announce: Announce) -> None:
+async def _run_until_signal(
+    home: Home,
+    options: UpOptions,
+    announce: Announce,
+    accompany: Callable[[RunningTwin], Coroutine[None, None, None]] | None,
+) -> None:
     stopped = stop_on_signals()
     sent = None if options.traces is None else TraceSettings(endpoint=options.traces, instance=str(home.path))
     async with (
         open_traces(sent) as traces,
-        _with_simulated_cluster(home, options, traces, announce)
+        _with_simulated_cluster(home, options, traces, announce, accompany)
         if options.kubeconfig is None
         else _with_real_cluster(home, options, options.kubeconfig, traces, announce) as work,
     ):
@@ -200,15 +220,22 @@ async def _run_until_signal(home: Home, options: UpOptions, announce: Announce) 
 
 @asynccontextmanager
 async def _with_simulated_cluster(
-    home: Home, options: UpOptions, traces: Traces, announce: Announce
+    home: Home,
+    options: UpOptions,
+    traces: Traces,
+    announce: Announce,
+    accompany: Callable[[RunningTwin], Coroutine[None, None, None]] | None,
 ) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
     site = running_twin(home, port=options.port, racks=options.racks, profile=options.profile, traces=traces)
     async with site as twin:
         _announce_site(home, options, twin.site, announce)
         announce(f"rackloom: its trays as nodes: kubectl --kubeconfig {twin.kubeconfig} get nodes")
-        freezing = asyncio.create_task(freeze_after_start(twin.nodes))
-        yield twin.site.reconciling, twin.cluster.work
-        freezing.cancel()
+        async with background_task(freeze_after_start(twin.nodes)):
+            if accompany is None:
+                yield twin.site.reconciling, twin.cluster.work
+                return
+            async with background_task(accompany(twin)):
+                yield twin.site.reconciling, twin.cluster.work
 
 
 @asynccontextmanager
@@ -243,6 +270,17 @@ async def freeze_after_start(nodes: TrayNodes) -> None:
 def _announce_site(home: Home, options: UpOptions, site: EmbeddedSite, announce: Announce) -> None:
     announce(f"rackloom: {options.racks} x {options.profile} (simulated) at {site.url}, home {home.path}")
     token = shlex.join(
-        ["rackloom", "token", "--home", str(home.path), "--org", "demo", "--role", "TENANT_ADMIN"]
+        ["rackloom", "token", "--home", str(home.path), "--org", PROVIDER_ORG, "--role", "TENANT_ADMIN"]
     )
     announce(f"rackloom: log {home.log}; for a token: {token}")
+    link = site.sign_in_link(PROVIDER_ORG, PROVIDER_ROLES)
+    announce(f"rackloom: the rack map, signed in (valid for {CODE_SECONDS / 60:.0f} minutes): {link}")
+    if options.open_browser:
+        _open_browser(home, link)
+
+
+def _open_browser(home: Home, link: str) -> None:
+    """Open the link by a file that only this user reads: arguments of a process are seen by all users."""
+    page = home.path / "open-map.html"
+    write_durably(page, f'<!doctype html><meta http-equiv="refresh" content="0; url={link}">'.encode())
+    webbrowser.open(page.as_uri())

@@ -460,6 +460,10 @@ class PluginProcess:
         """The page that Prometheus reads."""
         return self.metrics.page(self.checkpoint.claims)
 
+    async def fails(self) -> None:
+        """Wait until background work fails, and raise why."""
+        await self.background.fails()
+
     def not_ready(self) -> str | None:
         """Why pods with claims cannot be served here yet, or any more; None once they can.
 

@@ -1,6 +1,6 @@
 """All checks of one snapshot: from values to a short list of causes, the worst first.
 
-`examine` takes three steps:
+`examine` takes four steps:
 
 1. Run every check. A layer that was not asked adds nothing; a layer that could not be read adds that it
    is unknown. Checks of the cluster run only where the cluster was read.
@@ -39,6 +39,7 @@ from rackloom.core.diagnosis.findings import (
 )
 from rackloom.core.diagnosis.index import SnapshotIndex
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, SiteSnapshot, grouped
+from rackloom.core.diagnosis.titles import explained
 
 # Consequences under their causes.
 
@@ -196,8 +197,11 @@ def examine(
     are the chains of `snapshot`, if the caller has them; `host` are the findings of one of its hosts, those
     that hold included. `between` is called before each check and may block, to yield the processor.
     """
-    found = merge_host_findings(unfolded(SnapshotIndex(snapshot, joined), between), host)
-    return fold_consequences(finding for finding in found if finding.state is not CheckState.HOLDS)
+    index = SnapshotIndex(snapshot, joined)
+    found = merge_host_findings(unfolded(index, between), host)
+    return explained(
+        fold_consequences(finding for finding in found if finding.state is not CheckState.HOLDS), index
+    )
 
 
 def unfolded(index: SnapshotIndex, between: Callable[[], object] = _do_nothing) -> tuple[Finding, ...]:

@@ -15,6 +15,7 @@ from enum import StrEnum
 import msgspec
 
 from rackloom.core.diagnosis.catalogue import HOST_CHECKS, SITE_CHECKS
+from rackloom.core.diagnosis.repair_steps import RepairStep
 
 
 def first_few(names: Sequence[str], most: int = 3) -> str:
@@ -80,6 +81,12 @@ class Finding(msgspec.Struct, frozen=True):
     """How many tenants' instances have an unknown state because of it."""
     consequences: tuple[str, ...] = ()
     """Findings that follow from it and are not listed separately, as `check: subject`."""
+    title: str = ""
+    """What is wrong and where, as the map names it: `GPU 3 of rack-02 slot 4 is lost`."""
+    affects: tuple[str, ...] = ()
+    """Jobs, pods and tenants that use what it concerns: `MPIJob team/train`, `tenant blue`."""
+    steps: tuple[RepairStep, ...] = ()
+    """The commands of `fix`, each with what it does and how much it disturbs."""
 
 
 def holds(

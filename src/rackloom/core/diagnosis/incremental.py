@@ -60,7 +60,10 @@ def recompute_changed(
     found = {}
     for name, value in inputs.items():
         known = before.get(name)
-        found[name] = known if known is not None and known[0] == value else (value, make(value))
+        if known is not None and (known[0] is value or known[0] == value):
+            found[name] = known
+        else:
+            found[name] = value, make(value)
     return found
 
 
@@ -97,6 +100,8 @@ class ShareContents:
     def __init__(self, snapshot: SiteSnapshot, before: ContentIndexes) -> None:
         fields = {field: _FieldRecords(field, getattr(snapshot, field)) for field in _INDEXES}
         self.indexes = recompute_changed(before, fields, lambda found: _INDEXES[found.field](found.records))
+        self.is_same = all(before.get(field) is entry for field, entry in self.indexes.items())
+        """Whether every index is that of `before`."""
 
     def of(
         self, share: SiteSnapshot, domains: Iterable[str], nodes: Collection[str], ties: Collection[JoinTies]
@@ -205,6 +210,16 @@ class _ShareInputs(NamedTuple):
     homes: Mapping[GroupName, GroupName]
 
 
+class _ShareParts(NamedTuple):
+    """What a share is made of beside the indexes of the whole snapshot."""
+
+    records: tuple[tuple[Any, ...], ...]
+    """Those of each kind."""
+    names: tuple[GroupName, ...]
+    ties: tuple[JoinTies, ...]
+    """Of each of the names."""
+
+
 class SnapshotShares(msgspec.Struct, frozen=True, kw_only=True):
     """The shares of one snapshot, and what the next snapshot is compared with."""
 
@@ -218,7 +233,7 @@ class SnapshotShares(msgspec.Struct, frozen=True, kw_only=True):
     )
     """The records of one kind in each share."""
     indexes: ContentIndexes = msgspec.field(default_factory=dict)
-    snapshots: Mapping[GroupName, SiteSnapshot] = msgspec.field(default_factory=dict)
+    snapshots: Memo[GroupName, _ShareParts, SiteSnapshot] = msgspec.field(default_factory=dict)
     """Each share as a snapshot, without layers, domains and time."""
 
 
@@ -235,19 +250,33 @@ def split_snapshot(snapshot: SiteSnapshot, before: SnapshotShares) -> SnapshotSh
     inputs = {kind: _ShareInputs(found, homes) for kind, (_, found) in kinds.items()}
     at_home = recompute_changed(before.at_home, inputs, _records_by_share)
     contents = ShareContents(snapshot, before.indexes)
-    snapshots = {}
-    for home, names in grouped((home, name) for name, home in homes.items()).items():
-        own: dict[str, Any] = {
-            _KINDS[kind].field: found.get(home, ()) for kind, (_, found) in at_home.items()
-        }
-        snapshots[home] = contents.of(
-            SiteSnapshot(at=0.0, layers=(), **own),
-            [name for kind, name in names if kind == "domain"],
-            [name for kind, name in names if kind == "node"],
-            [ties[name] for name in names],
+    made = {kind: found for kind, (_, found) in at_home.items()}
+    shares = {
+        home: _ShareParts(
+            tuple([found.get(home, ()) for found in made.values()]),
+            tuple(names),
+            tuple([ties[name] for name in names]),
         )
+        for home, names in grouped((home, name) for name, home in homes.items()).items()
+    }
+    # While all else is the same, a share differs only where its own records do.
+    snapshots = recompute_changed(
+        before.snapshots if contents.is_same else {}, shares, lambda parts: _share_snapshot(contents, parts)
+    )
     return SnapshotShares(
         kinds=kinds, parts=parts, homes=homes, at_home=at_home, indexes=contents.indexes, snapshots=snapshots
+    )
+
+
+def _share_snapshot(contents: ShareContents, parts: _ShareParts) -> SiteSnapshot:
+    own: dict[str, Any] = {
+        kind.field: records for kind, records in zip(_KINDS.values(), parts.records, strict=True)
+    }
+    return contents.of(
+        SiteSnapshot(at=0.0, layers=(), **own),
+        [name for kind, name in parts.names if kind == "domain"],
+        [name for kind, name in parts.names if kind == "node"],
+        parts.ties,
     )
 
 
@@ -344,4 +373,5 @@ def join_shares(snapshot: SiteSnapshot, before: JoinedShares) -> JoinedShares:
     `before` may be the join of any snapshot, or `JoinedShares()`: the result is the same.
     """
     found = split_snapshot(snapshot, before.shares)
-    return JoinedShares(shares=found, joined=recompute_changed(before.joined, found.snapshots, gpu_chains))
+    snapshots = {name: share for name, (_, share) in found.snapshots.items()}
+    return JoinedShares(shares=found, joined=recompute_changed(before.joined, snapshots, gpu_chains))

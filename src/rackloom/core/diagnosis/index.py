@@ -8,7 +8,7 @@ fresh.
 
 The functions `at_...` spell the entries of `Finding.where`. Two findings that share an entry concern the
 same thing, and `examination` folds one under the other by comparing these strings, so every check has to
-use them.
+use them. `tray_name` and `gpu_name` spell places for people.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -162,3 +162,13 @@ def at_pod(key: str) -> str:
 def at_gpu(domain: str, guid: int) -> str:
     """How `Finding.where` names a GPU."""
     return f"gpu {domain}/0x{guid:016x}"
+
+
+def tray_name(rack: str, slot: int) -> str:
+    """How people read a tray, on every page and in every command."""
+    return f"{rack} slot {slot}"
+
+
+def gpu_name(rack: str, slot: int, module: int) -> str:
+    """How people read a GPU; its module counts from 1."""
+    return f"GPU {module} of {tray_name(rack, slot)}"

@@ -1,9 +1,9 @@
 """Findings for people: the text page of `rackloom doctor`, and fix commands for the examined site.
 
-`render_findings` prints which layers were read and when, then the findings with the worst first: message,
-evidence, consequences by check, fixes. Findings with the same severity, check and message are shown as
-one. Long lists are cut and counted; JSON has them whole. Unprintable characters become `?`, so that
-nothing that somebody named can steer a terminal.
+`render_findings` prints which layers were read and when, then the findings with the worst first: title, who
+is affected, message, evidence, consequences by check, and the fix in numbered steps. Findings with the same
+severity, check and message are shown as one. Long lists are cut and counted; JSON has them whole.
+Unprintable characters become `?`, so that nothing that somebody named can steer a terminal.
 
 `with_site_commands` rewrites the fix of each finding: `kubectl` gets the options of the cluster,
 `rackloom admin` the variables that reach the operator's interface, or a replacement where the site serves
@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from rackloom.core.diagnosis.findings import Finding, Severity, first_few, unique
+from rackloom.core.diagnosis.repair_steps import repair_advice, repair_steps
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot, grouped
 
 # Fix commands with the options of the examined site.
@@ -45,9 +46,8 @@ class SiteCommands(msgspec.Struct, frozen=True, kw_only=True):
 
 def with_site_commands(findings: Iterable[Finding], commands: SiteCommands) -> tuple[Finding, ...]:
     """The findings, each with its fix as a command for this site."""
-    return tuple(
-        msgspec.structs.replace(finding, fix=_for_site(finding.fix, commands)) for finding in findings
-    )
+    fixes = ((finding, _for_site(finding.fix, commands)) for finding in findings)
+    return tuple(msgspec.structs.replace(finding, fix=fix, steps=repair_steps(fix)) for finding, fix in fixes)
 
 
 def _for_site(fix: str, commands: SiteCommands) -> str:
@@ -145,8 +145,11 @@ def _finding_lines(alike: list[Finding]) -> Iterator[str]:
     """The first of these in full, and the subjects of the others."""
     first = alike[0]
     since = "" if first.since is None else f"  since {rfc3339(first.since)}"
-    yield f"{first.severity.upper():{_WIDTH}}{first.check}: {first.subject}{since}"
-    yield f"  {first.message}"
+    yield f"{first.severity.upper():{_WIDTH}}{first.title or first.subject}{since}"
+    affected = unique(*(name for finding in alike for name in finding.affects))
+    if affected:
+        yield f"  affects {first_few(affected, MOST_SUBJECTS)}"
+    yield f"  {first.check}: {first.subject}: {first.message}"
     yield from _first_lines(first.evidence, "    ")
     if len(alike) > 1:
         yield f"  and the same of {first_few([finding.subject for finding in alike[1:]], MOST_SUBJECTS)}"
@@ -154,9 +157,19 @@ def _finding_lines(alike: list[Finding]) -> Iterator[str]:
     if consequences:
         yield "  and therefore:"
         yield from _first_lines(tuple(consequences_by_check(consequences)), "    ")
-    fixes = unique(*(finding.fix for finding in alike))
-    yield f"  fix: {fixes[0]}"
-    yield from _first_lines(fixes[1:], "       ")
+    yield from _fix_lines(unique(*(finding.fix for finding in alike)))
+
+
+def _fix_lines(fixes: tuple[str, ...]) -> Iterator[str]:
+    """The first fix step by step, with what each step does; of the others the commands."""
+    for number, step in enumerate(repair_steps(fixes[0]), start=1):
+        yield f"  {number}. {step.command}"
+        yield f"     {step.effect}: {step.does}"
+    if advice := repair_advice(fixes[0]):
+        yield f"  note: {advice}"
+    if len(fixes) > 1:
+        yield "  for the others:"
+        yield from _first_lines(fixes[1:], "    ")
 
 
 def consequences_by_check(consequences: Iterable[str]) -> Iterator[str]:
@@ -186,7 +199,7 @@ def _summary_line(findings: tuple[Finding, ...], groups: int) -> str:
         return "all holds"
     counts = Counter(finding.severity for finding in findings)
     by_severity = ", ".join(f"{count} {severity}" for severity, count in counts.items())
-    begin = f"; begin with {findings[0].check}: {findings[0].subject}" if groups > 1 else ""
+    begin = f"; begin with: {findings[0].title or findings[0].subject}" if groups > 1 else ""
     return f"{_counted(len(findings), 'finding')}: {by_severity}{begin}"
 
 

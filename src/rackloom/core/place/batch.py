@@ -13,7 +13,7 @@ counting trays does not describe them.
 from collections import Counter
 from collections.abc import Sequence
 
-from rackloom.core.place.gang_planner import plan_in_cliques, try_gang, with_plan_reserved
+from rackloom.core.place.gang_planner import plan_in_cliques, try_gang, view_with_plan_reserved
 from rackloom.core.place.packing import (
     PackingAssignment,
     PackingClique,
@@ -23,7 +23,9 @@ from rackloom.core.place.packing import (
     pack_exactly,
 )
 from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite
-from rackloom.core.place.search.site_capacity import SiteCapacity, colocation_groups
+from rackloom.core.place.search.gang_needs import colocation_groups
+from rackloom.core.place.search.site_capacity import SiteCapacity
+from rackloom.core.place.search.site_view import SiteView
 from rackloom.core.place.search.tray_assignment import SearchBudget
 
 
@@ -33,10 +35,11 @@ def plan_batch(site: PlacementSite, gangs: Sequence[Gang]) -> tuple[GangPlan, ..
     The gangs are planned in turn. If one is left over, gangs of whole trays are packed together, and the
     result that places more is kept. Gangs that do not fit have no plan.
     """
-    plans, _ = plan_in_turn(site, gangs)
+    view = SiteView.of(site)
+    plans, _ = plan_in_turn(view, gangs)
     if len(plans) < len(gangs):
         # max() keeps the first of equals: the plans in turn close fewer free regions.
-        plans = max(plans, plan_packed(site, gangs), key=lambda plans: _gpus_by_priority(plans, gangs))
+        plans = max(plans, plan_packed(view, gangs), key=lambda plans: _gpus_by_priority(plans, gangs))
     return tuple(plans[gang.name] for gang in gangs if gang.name in plans)
 
 
@@ -55,21 +58,21 @@ def _gpus_by_priority(plans: PlansByGang, gangs: Sequence[Gang]) -> list[int]:
     return [gpus[priority] for priority in sorted(gpus, reverse=True)]
 
 
-def plan_in_turn(site: PlacementSite, gangs: Sequence[Gang]) -> tuple[PlansByGang, PlacementSite]:
+def plan_in_turn(site: SiteView, gangs: Sequence[Gang]) -> tuple[PlansByGang, SiteView]:
     """A plan for each gang that fits beside those before it, the most urgent first; and the site then."""
     plans: PlansByGang = {}
     for gang in sorted(gangs, key=lambda gang: -gang.priority):
         plan = try_gang(site, gang, SearchBudget())
         if plan is not None:
             plans[gang.name] = plan
-            site = with_plan_reserved(site, gang, plan)
+            site = view_with_plan_reserved(site, gang, plan)
     return plans, site
 
 
 # Gangs of whole trays, packed together.
 
 
-def plan_packed(site: PlacementSite, gangs: Sequence[Gang]) -> PlansByGang:
+def plan_packed(site: SiteView, gangs: Sequence[Gang]) -> PlansByGang:
     """Gangs of whole trays are packed together; the others follow in turn.
 
     Priority by priority, unless all gangs are packed: a packing weighs the priorities itself, but a gang that
@@ -85,9 +88,9 @@ def plan_packed(site: PlacementSite, gangs: Sequence[Gang]) -> PlansByGang:
         cliques, items = packing_problem(site, whole)
         for gang, numbers in zip(whole, solve_packing(cliques, items), strict=True):
             if numbers is not None:
-                names = list(SiteCapacity(site).cliques)
-                plans[gang.name] = plan_in_cliques(site, gang, [names[number] for number in numbers])
-                site = with_plan_reserved(site, gang, plans[gang.name])
+                names = [site.clique_named(number) for number in numbers]
+                plans[gang.name] = plan_in_cliques(site, gang, names)
+                site = view_with_plan_reserved(site, gang, plans[gang.name])
         rest, site = plan_in_turn(site, [gang for gang in waiting if gang.name not in plans])
         plans |= rest
     return plans
@@ -101,15 +104,11 @@ def solve_packing(cliques: Sequence[PackingClique], items: Sequence[PackingItem]
     )
 
 
-def packing_problem(
-    site: PlacementSite, gangs: Sequence[Gang]
-) -> tuple[list[PackingClique], list[PackingItem]]:
+def packing_problem(site: SiteView, gangs: Sequence[Gang]) -> tuple[list[PackingClique], list[PackingItem]]:
     """Cliques and gangs of whole trays as the packing takes them, in their order."""
-    capacity = SiteCapacity(site)
-    held = {hold.tray for hold in site.holds}
     cliques = [
-        PackingClique(capacity.empty[clique], any(site.trays[at].name in held for at in trays))
-        for clique, trays in capacity.cliques.items()
+        PackingClique(state.shape.empty, bool(site.cliques[clique].holds))
+        for clique, state in SiteCapacity(site).cliques.items()
     ]
     sizes = [
         tuple(sum(part.members for part in subgroup) for subgroup in colocation_groups(gang))
@@ -131,9 +130,9 @@ def _priority_weights(gangs: Sequence[Gang], trays: Sequence[int]) -> dict[int, 
     return weights
 
 
-def _takes_whole_trays(site: PlacementSite, gang: Gang) -> bool:
+def _takes_whole_trays(site: SiteView, gang: Gang) -> bool:
     """Whether each member takes a tray whole, so that counting trays is enough."""
-    sizes = {tray.gpus for tray in site.trays}
+    sizes = {tray.gpus for inside in site.cliques.values() for tray in inside.trays}
     return gang.spares == 0 and all(
         group.devices is None and {group.gpus} == sizes and not (group.terms and group.terms.where)
         for group in gang.device_groups

@@ -17,6 +17,7 @@ spared. All searches share the search budget that the gang itself has left, so t
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import nlargest
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -36,11 +37,12 @@ from rackloom.core.place.placement_values import (
     PlacementSite,
     PlacementTray,
     SchedulerLabels,
-    TrayHold,
     list_names,
 )
 from rackloom.core.place.search.clique_search import can_choose_cliques
-from rackloom.core.place.search.site_capacity import MemberNeed, SiteCapacity, capacity_for, colocation_groups
+from rackloom.core.place.search.gang_needs import ColocationGroup, MemberNeed, colocation_groups
+from rackloom.core.place.search.site_capacity import SiteCapacity, TrayPosition, capacity_for
+from rackloom.core.place.search.site_view import CliqueShape, SiteView
 from rackloom.core.place.search.tray_assignment import SearchBudget, TrialPlacement
 
 # Why a gang does not fit, in one sentence.
@@ -59,54 +61,60 @@ def describe_shortage(
     asked = " and ".join(_group_text(group) for group in gang.device_groups)
     cliques = "one clique" if len(subgroups) == 1 else f"{len(subgroups)} segments, each in one clique"
     request = f"{gang.name} asks for {asked} in {cliques}"
-    # By clique, how many members of each part of the largest subgroup it can serve.
-    served = {
-        clique: [capacity.bounds(part.need)[clique].capacity for part in largest]
-        for clique in capacity.cliques
-    }
-    if not served:
+    if not capacity.cliques:
         return f"{request}, but the site has no tray with GPUs"
-    if all(tray.is_unfit for tray in capacity.trays):
-        why = ", ".join(dict.fromkeys(tray.shut or "" for tray in capacity.trays))
-        return f"{request}, but it may use none of the {len(capacity.trays)} nodes ({why})"
+    if all(tray.is_unfit for clique in capacity.cliques.values() for tray in clique.trays):
+        trays = [tray for clique in capacity.cliques.values() for tray in clique.trays]
+        why = ", ".join(dict.fromkeys(tray.shut or "" for tray in trays))
+        return f"{request}, but it may use none of the {len(trays)} nodes ({why})"
     wanted = [part.members for part in largest]
-    best = max(served, key=lambda clique: sum(map(min, served[clique], wanted)))
+    # The clique that can serve most members; of several, the first.
+    nearest = max(
+        capacity.states.shapes.values(),
+        key=lambda alike: (sum(map(min, _served(alike.shape, largest), wanted)), -alike.orders[0]),
+    )
+    best = capacity.view.clique_named(nearest.orders[0])
     room = " and ".join(
         f"{count} of {part.members} {part.group.name}"
-        for count, part in zip(served[best], largest, strict=True)
+        for count, part in zip(_served(nearest.shape, largest), largest, strict=True)
     )
     spare = f" and is to keep {gang.spares} spare" if gang.spares else ""
     blocking = ", ".join(blocking_trays(capacity, best, largest[0].need))
     alone = (
-        "" if has_cliques(capacity.site) else f"; no node carries {clique_label}, so each is a clique alone"
+        "" if has_cliques(capacity.view) else f"; no node carries {clique_label}, so each is a clique alone"
     )
     found = f"{request}; the nearest, clique {best}, has room for {room}{spare}"
     return found + (f": {blocking}" if blocking else "") + alone
 
 
-def has_cliques(site: PlacementSite) -> bool:
+def _served(shape: CliqueShape, subgroup: ColocationGroup) -> list[int]:
+    """How many members of each part a clique can serve."""
+    return [shape.bounds(part.need).capacity for part in subgroup]
+
+
+def has_cliques(site: SiteView) -> bool:
     """Whether any node has a clique label: without one, no GPUs on two nodes are known to share memory."""
-    return any(tray.clique is not None for tray in site.trays)
+    return any(tray.clique is not None for clique in site.cliques.values() for tray in clique.trays)
 
 
 def blocking_trays(capacity: SiteCapacity, clique: str, need: MemberNeed) -> Iterator[str]:
     """Trays of the clique that cannot serve a member, with the reason; the most common reason first."""
     owners: dict[str, set[str]] = {}
-    for hold in capacity.site.holds:
+    for hold in capacity.view.cliques[clique].holds:
         owners.setdefault(hold.tray, set()).add(hold.owner)
     names: dict[str, list[str]] = {}
-    slots = capacity.slots(need)
-    for at in capacity.cliques[clique]:
-        if not slots[at]:
-            tray = capacity.trays[at].name
+    for number, slots in enumerate(capacity.cliques[clique].slots(need)):
+        if not slots:
+            at = TrayPosition(clique, number)
+            tray = capacity.tray(at).name
             reason = _why_unusable(capacity, at, need, sorted(owners.get(tray, ())))
             names.setdefault(reason, []).append(tray)
     for reason, trays in sorted(names.items(), key=lambda item: -len(item[1])):
         yield f"{list_names(trays, MAX_NAMED_TRAYS)} ({reason})"
 
 
-def _why_unusable(capacity: SiteCapacity, at: int, need: MemberNeed, owners: Sequence[str]) -> str:
-    tray, terms, by = capacity.trays[at], need.terms, f" by {' and '.join(owners)}" if owners else ""
+def _why_unusable(capacity: SiteCapacity, at: TrayPosition, need: MemberNeed, owners: Sequence[str]) -> str:
+    tray, terms, by = capacity.tray(at), need.terms, f" by {' and '.join(owners)}" if owners else ""
     if tray.shut is not None:
         return tray.shut
     if terms is not None and terms.where in tray.closed:
@@ -138,21 +146,27 @@ class PlacementFix(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the request or of the site, with which the gang was found to fit."""
 
     text: str
-    site: PlacementSite
+    view: SiteView
+    """The site afterwards."""
     gang: Gang
     moves: tuple[JobMove, ...] = ()
+
+    @property
+    def site(self) -> PlacementSite:
+        """The site afterwards, as a value."""
+        return self.view.site
 
 
 class _RemediedSite(NamedTuple):
     """The site afterwards, what was done in words, and its moves."""
 
-    site: PlacementSite
+    site: SiteView
     text: str
     moves: tuple[JobMove, ...] = ()
 
 
-_Remedy = Callable[[PlacementSite, PlacementSite], _RemediedSite | None]
-"""Makes room for the largest subgroup in a clique of a site, given both as sites; None where it cannot."""
+_Remedy = Callable[[SiteView, str], _RemediedSite | None]
+"""Makes room for the largest subgroup in a clique of a site; None where it cannot."""
 _NewRequest = tuple[str, Gang]
 """A smaller demand: in words, and as a gang."""
 
@@ -161,12 +175,12 @@ def find_fixes(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> Iter
     """The nearest first; `budget`: what the search for the gang on the same capacity has left of it."""
     fixes = _FixSearch(capacity, gang, budget)
     yield from fixes.relaxed(fixes.fewer_spares())
-    cliques = cliques_by_shortfall(capacity.site, gang)
+    cliques = cliques_by_shortfall(capacity.view, gang)
     yield from fixes.remedied(cliques, fixes.return_trays)
     yield from fixes.remedied(cliques, fixes.move_jobs_away)
     # Where no node has a clique label, each is a clique by itself, and smaller segments would fit only
     # because of that: the fix would hide that the label is missing.
-    segmented = fixes.smaller_segments() if has_cliques(capacity.site) else ()
+    segmented = fixes.smaller_segments() if has_cliques(capacity.view) else ()
     yield from fixes.relaxed([*fixes.clique_per_group(), *segmented])
     yield from fixes.remedied(cliques, fixes.preempt_jobs)
     yield from fixes.relaxed(fixes.fewer_members())
@@ -180,13 +194,14 @@ class _FixSearch:
         self._capacity = capacity
         self._gang = gang
         self._budget = budget
-        self._largest_clique = max(map(len, capacity.cliques.values()), default=0)
+        self._shapes = list(capacity.states.shapes.values())
+        self._largest_clique = max([alike.shape.trays for alike in self._shapes], default=0)
 
     def relaxed(self, requests: Iterable[_NewRequest]) -> Iterator[PlacementFix]:
         """The first of the requests that fits."""
         for text, gang in requests:
             if gang_fits(self._capacity, gang, self._budget):
-                yield PlacementFix(text=text, site=self._capacity.site, gang=gang)
+                yield PlacementFix(text=text, view=self._capacity.view, gang=gang)
                 return
 
     def fewer_spares(self) -> Iterator[_NewRequest]:
@@ -223,11 +238,13 @@ class _FixSearch:
         if len(gang.device_groups) > 1:
             return
         only = gang.device_groups[0]
-        capacities = [bound.capacity for bound in self._capacity.bounds(MemberNeed.of(only)).values()]
+        capacities = [
+            (alike.shape.bounds(MemberNeed.of(only)).capacity, len(alike.orders)) for alike in self._shapes
+        ]
         if gang.segment is None:
-            most = max(capacities, default=0)
+            most = max([capacity for capacity, _ in capacities], default=0)
         else:
-            most = sum(capacity // gang.segment * gang.segment for capacity in capacities)
+            most = sum(capacity // gang.segment * gang.segment * cliques for capacity, cliques in capacities)
         # `most` ignores the spares. Each request is a search, so only spares + 1 of them are offered.
         least = max(0, most - min(gang.spares, self._largest_clique) - 1)
         for members in range(min(most, only.members - 1), least, -1):
@@ -238,9 +255,9 @@ class _FixSearch:
 
     # Remedies: each makes room in one clique.
 
-    def remedied(self, cliques: Sequence[PlacementSite], remedy: _Remedy) -> Iterator[PlacementFix]:
+    def remedied(self, cliques: Sequence[str], remedy: _Remedy) -> Iterator[PlacementFix]:
         """One of the cliques is remedied if that is enough, else several."""
-        site = self._capacity.site
+        site = self._capacity.view
         found = [result for clique in cliques if (result := remedy(site, clique)) is not None]
         fix = next((fix for result in found if (fix := self._fix_if_it_fits(result))), None)
         if fix is None and len(found) > 1:
@@ -250,13 +267,14 @@ class _FixSearch:
 
     def _remedied_in_several(self, remedy: _Remedy) -> PlacementFix | None:
         """Each segment may need a clique that is remedied."""
-        done = _RemediedSite(self._capacity.site, "")
+        done = _RemediedSite(self._capacity.view, "")
         for _ in range(MAX_REMEDIED_CLIQUES):
             step = next(
                 (
                     result
                     for clique in cliques_by_shortfall(done.site, self._gang)
-                    if not self._fits_in_clique(clique) and (result := remedy(done.site, clique)) is not None
+                    if not self._fits_in_clique(done.site.only(clique))
+                    and (result := remedy(done.site, clique)) is not None
                 ),
                 None,
             )
@@ -271,32 +289,33 @@ class _FixSearch:
     def _fix_if_it_fits(self, result: _RemediedSite) -> PlacementFix | None:
         if not gang_fits(capacity_for(result.site, self._gang), self._gang, self._budget):
             return None
-        return PlacementFix(text=result.text, site=result.site, gang=self._gang, moves=result.moves)
+        return PlacementFix(text=result.text, view=result.site, gang=self._gang, moves=result.moves)
 
-    def _fits_in_clique(self, clique: PlacementSite) -> bool:
+    def _fits_in_clique(self, clique: SiteView) -> bool:
         """Whether the largest subgroup fits in the clique that the site is."""
         trial = TrialPlacement(capacity_for(clique, self._gang))
         largest = colocation_groups(self._gang)[:1]
         return can_choose_cliques(trial, largest, self._gang.spares, self._budget)
 
-    def _units_to_free(self, clique: PlacementSite, units: Sequence[MovableUnit]) -> list[MovableUnit]:
+    def _units_to_free(self, clique: SiteView, units: Sequence[MovableUnit]) -> list[MovableUnit]:
         return minimal_subset(units, lambda some: self._fits_in_clique(without_units(clique, some)))
 
-    def return_trays(self, site: PlacementSite, clique: PlacementSite) -> _RemediedSite | None:
+    def return_trays(self, site: SiteView, clique: str) -> _RemediedSite | None:
         """Closed trays go back into service."""
-        closed = [tray for tray in clique.trays if tray.shut is not None and not tray.is_unfit]
-        chosen = minimal_subset(closed, lambda some: self._fits_in_clique(_with_trays_open(clique, some)))
+        alone = site.only(clique)
+        closed = [tray for tray in site.cliques[clique].trays if tray.shut is not None and not tray.is_unfit]
+        chosen = minimal_subset(closed, lambda some: self._fits_in_clique(_with_trays_open(alone, some)))
         if not chosen:
             return None
         why = list_names(sorted({tray.shut or "" for tray in chosen}))
         text = f"return {list_names([tray.name for tray in chosen])} to service (now: {why})"
         return _RemediedSite(_with_trays_open(site, chosen), text)
 
-    def move_jobs_away(self, site: PlacementSite, clique: PlacementSite) -> _RemediedSite | None:
+    def move_jobs_away(self, site: SiteView, clique: str) -> _RemediedSite | None:
         """Movable jobs go to other cliques."""
-        units = [unit for unit in movable_units(clique) if all(hold.movable for hold in unit.holds)]
-        chosen = self._units_to_free(clique, units)
-        here = {tray.name for tray in clique.trays}
+        units = [unit for unit in movable_units(site, [clique]) if all(hold.movable for hold in unit.holds)]
+        chosen = self._units_to_free(site.only(clique), units)
+        here = {tray.name for tray in site.cliques[clique].trays}
         moves: list[JobMove] = []
         # The largest first: they find a place the hardest.
         for unit in sorted(chosen, key=lambda unit: -unit.gpus):
@@ -309,29 +328,32 @@ class _FixSearch:
             _RemediedSite(site, "; ".join(move.describe() for move in moves), tuple(moves)) if moves else None
         )
 
-    def preempt_jobs(self, site: PlacementSite, clique: PlacementSite) -> _RemediedSite | None:
+    def preempt_jobs(self, site: SiteView, clique: str) -> _RemediedSite | None:
         """Jobs of lower priority make way, where the gang may preempt."""
         if not self._gang.preempts:
             return None
         priority = self._gang.priority
         lower = [
-            unit for unit in movable_units(clique) if all(hold.priority < priority for hold in unit.holds)
+            unit
+            for unit in movable_units(site, [clique])
+            if all(hold.priority < priority for hold in unit.holds)
         ]
         return self._end_jobs(site, clique, lower, "preempt {} (lower priority, {} GPUs)")
 
-    def await_jobs(self, site: PlacementSite, clique: PlacementSite) -> _RemediedSite | None:
+    def await_jobs(self, site: SiteView, clique: str) -> _RemediedSite | None:
         """Jobs end by themselves."""
-        return self._end_jobs(site, clique, movable_units(clique), "wait until {} ends ({} GPUs)")
+        return self._end_jobs(site, clique, movable_units(site, [clique]), "wait until {} ends ({} GPUs)")
 
     def _end_jobs(
-        self, site: PlacementSite, clique: PlacementSite, units: Sequence[MovableUnit], text: str
+        self, site: SiteView, clique: str, units: Sequence[MovableUnit], text: str
     ) -> _RemediedSite | None:
-        chosen = self._units_to_free(clique, units)
+        chosen = self._units_to_free(site.only(clique), units)
         if not chosen:
             return None
         owners = list(dict.fromkeys(unit.owner for unit in chosen))
         # A job ends everywhere, not only in this clique.
-        ended = [unit for unit in movable_units(site) if unit.owner in owners]
+        where = dict.fromkeys(name for owner in owners for name in site.cliques_of(owner))
+        ended = [unit for unit in movable_units(site, where) if unit.owner in owners]
         few = len(owners) <= MAX_NAMED_JOBS
         names = " and ".join(owners) if few else list_names(owners, most=MAX_NAMED_JOBS)
         return _RemediedSite(without_units(site, ended), text.format(names, sum(unit.gpus for unit in ended)))
@@ -361,29 +383,12 @@ def minimal_subset(items: Sequence[T], is_enough: Callable[[Sequence[T]], bool])
     return chosen
 
 
-def cliques_by_shortfall(site: PlacementSite, gang: Gang) -> list[PlacementSite]:
-    """The cliques that are large enough for the largest subgroup, as sites, those that lack least first."""
+def cliques_by_shortfall(site: SiteView, gang: Gang) -> list[str]:
+    """The cliques that are large enough for the largest subgroup, those that lack least first."""
     needed = sum(part.group.gpus * part.members for part in colocation_groups(gang)[0])
-    trays: dict[str, list[PlacementTray]] = {}
-    for tray in site.trays:
-        trays.setdefault(tray.sharing, []).append(tray)
-    clique_of = {tray.name: tray.sharing for tray in site.trays}
-    holds: dict[str | None, list[TrayHold]] = {}
-    for hold in site.holds:
-        holds.setdefault(clique_of.get(hold.tray), []).append(hold)
-    cliques = [
-        PlacementSite(tuple(here), tuple(holds.get(name, ())))
-        for name, here in trays.items()
-        if sum(tray.gpus for tray in here) >= needed
-    ]
-    return sorted(cliques, key=_free_gpus, reverse=True)[:MAX_REMEDIED_CLIQUES]
+    able = [(name, inside) for name, inside in site.cliques.items() if inside.gpus >= needed]
+    return [name for name, _ in nlargest(MAX_REMEDIED_CLIQUES, able, key=lambda clique: clique[1].free_gpus)]
 
 
-def _with_trays_open(site: PlacementSite, trays: Iterable[PlacementTray]) -> PlacementSite:
-    names = {tray.name for tray in trays}
-    return site.with_trays(lambda tray: replace(tray, shut=None) if tray.name in names else tray)
-
-
-def _free_gpus(clique: PlacementSite) -> int:
-    open_gpus = sum(tray.gpus for tray in clique.trays if tray.shut is None)
-    return open_gpus - sum(hold.gpus for hold in clique.holds)
+def _with_trays_open(site: SiteView, trays: Iterable[PlacementTray]) -> SiteView:
+    return site.changed(trays=[replace(tray, shut=None) for tray in trays])

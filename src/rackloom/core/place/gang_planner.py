@@ -14,18 +14,28 @@ because the allocator was not asked what is left on them.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment, PlacementSite, TrayHold
+from rackloom.core.place.placement_values import (
+    Gang,
+    GangPlan,
+    MemberAssignment,
+    PlacementSite,
+    PlacementTray,
+    TrayHold,
+)
 from rackloom.core.place.search.clique_search import (
     CliqueChoice,
     can_choose_cliques,
     choose_cliques,
     fragmentation_price,
+    regions_closed,
 )
-from rackloom.core.place.search.site_capacity import SiteCapacity, capacity_for, colocation_groups
+from rackloom.core.place.search.gang_needs import colocation_groups
+from rackloom.core.place.search.site_capacity import SiteCapacity, TrayPosition, capacity_for
+from rackloom.core.place.search.site_view import SiteView
 from rackloom.core.place.search.tray_assignment import (
     SearchBudget,
     TrialPlacement,
@@ -35,8 +45,11 @@ from rackloom.core.place.search.tray_assignment import (
 from rackloom.errors import Refused
 
 
-def plan_gang(site: PlacementSite, gang: Gang) -> GangPlan:
-    """A tray for every member. Raises Refused with the shortage, and with a fix that was planned, if any."""
+def plan_gang(site: PlacementSite | SiteView, gang: Gang) -> GangPlan:
+    """A tray for every member. Raises Refused with the shortage, and with a fix that was planned, if any.
+
+    Who plans again on the same site, or on one that changed a little, keeps its `SiteView`.
+    """
     capacity, budget = capacity_for(site, gang), SearchBudget()
     plan = try_gang_on(capacity, gang, budget)
     if plan is not None:
@@ -48,7 +61,7 @@ def plan_gang(site: PlacementSite, gang: Gang) -> GangPlan:
     raise Refused(describe_shortage(capacity, gang), nearest_fix=None if fix is None else fix.text)
 
 
-def try_gang(site: PlacementSite, gang: Gang, budget: SearchBudget) -> GangPlan | None:
+def try_gang(site: PlacementSite | SiteView, gang: Gang, budget: SearchBudget) -> GangPlan | None:
     """The plan, or None where the gang does not fit. Raises Refused for a gang that contradicts itself.
 
     All plans that are tried for one gang share a `budget`.
@@ -68,7 +81,7 @@ def gang_fits(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> bool:
     return can_choose_cliques(TrialPlacement(capacity), colocation_groups(gang), gang.spares, budget)
 
 
-def plan_in_cliques(site: PlacementSite, gang: Gang, cliques: Sequence[str]) -> GangPlan:
+def plan_in_cliques(site: PlacementSite | SiteView, gang: Gang, cliques: Sequence[str]) -> GangPlan:
     """The plan with a given clique for each subgroup. Raises Refused where one does not fit."""
     trial = TrialPlacement(capacity_for(site, gang))
     chosen = []
@@ -89,19 +102,23 @@ def _gang_plan(gang: Gang, trial: TrialPlacement, chosen: Sequence[CliqueChoice]
         (choice.subgroup[0].first, choice.subgroup[0].group.name): choice.clique for choice in chosen
     }
     cliques = tuple(dict.fromkeys(clique for _, clique in sorted(first_members.items())))
-    spares: list[int] = []
+    spares: list[TrayPosition] = []
     for clique in cliques:
         used = [choice.assignments for choice in chosen if choice.clique == clique]
         spares += spare_trays(trial, clique, used)[: gang.spares]
     # A spare is not empty for later gangs, so it counts in the price.
-    kept = Counter(capacity.clique[at] for at in spares if trial.is_empty(at))
-    after = [trial.empty(clique) - kept[clique] for clique in capacity.cliques]
+    kept = Counter(at.clique for at in spares if trial.is_empty(at))
+    after = list(capacity.states.regions)
+    for clique in cliques:
+        empty = capacity.shape(clique).empty
+        taken = empty - trial.empty(clique) + kept[clique]
+        after = [now - closed for now, closed in zip(after, regions_closed(empty, taken), strict=True)]
     return GangPlan(
         gang=gang.name,
         seats=_member_assignments(gang, trial, chosen),
         cliques=cliques,
-        spares=tuple(capacity.trays[at].name for at in spares),
-        price=fragmentation_price(list(capacity.empty.values()), after),
+        spares=tuple(capacity.tray(at).name for at in spares),
+        price=fragmentation_price(capacity.states.regions, after),
         reason=_plan_reason(trial, chosen, cliques),
     )
 
@@ -113,7 +130,7 @@ def _member_assignments(
     by_group: dict[str, list[MemberAssignment]] = {group.name: [] for group in gang.groups}
     for choice in chosen:
         for at, part, first, members in choice.assignments:
-            tray, group = trial.capacity.trays[at].name, part.group.name
+            tray, group = trial.capacity.tray(at).name, part.group.name
             by_group[group] += (
                 MemberAssignment(group, member, tray) for member in range(first, first + members)
             )
@@ -142,12 +159,25 @@ def _plan_reason(trial: TrialPlacement, chosen: Sequence[CliqueChoice], cliques:
 
 
 def with_plan_reserved(site: PlacementSite, gang: Gang, plan: GangPlan) -> PlacementSite:
-    """The site with holds for the members and the spare trays.
+    """The site with holds for the members and the spare trays."""
+    used = {*plan.trays, *plan.spares}
+    trays = (tray for tray in site.trays if tray.name in used)
+    return PlacementSite(site.trays, (*site.holds, *_holds_of_plan(trays, gang, plan)))
+
+
+def view_with_plan_reserved(view: SiteView, gang: Gang, plan: GangPlan) -> SiteView:
+    """`with_plan_reserved` for a view."""
+    trays = view.trays_named((*plan.trays, *plan.spares))
+    return view.changed(taken=_holds_of_plan(trays, gang, plan))
+
+
+def _holds_of_plan(trays: Iterable[PlacementTray], gang: Gang, plan: GangPlan) -> tuple[TrayHold, ...]:
+    """Holds for the members and the spare trays; `trays`: those of the plan.
 
     Trays with claimed devices are held whole, those without GPUs too: the allocator was not asked what is
     left of their NICs.
     """
-    whole = {tray.name: tray.gpus for tray in site.trays}
+    whole: Mapping[str, int] = {tray.name: tray.gpus for tray in trays}
     groups = {group.name: group for group in gang.groups}
     gpus = dict.fromkeys((*plan.trays, *plan.spares), 0)
     taken, with_channel = set(plan.spares), set[str]()
@@ -158,7 +188,7 @@ def with_plan_reserved(site: PlacementSite, gang: Gang, plan: GangPlan) -> Place
         taken |= {tray} if group.devices is not None else set()
         with_channel |= {tray} if group.has_channel else set()
     gpus |= {spare: whole[spare] for spare in plan.spares}
-    holds = tuple(
+    return tuple(
         TrayHold(
             owner=gang.name,
             tray=tray,
@@ -170,7 +200,6 @@ def with_plan_reserved(site: PlacementSite, gang: Gang, plan: GangPlan) -> Place
         for tray, count in gpus.items()
         if count or tray in taken or tray in with_channel
     )
-    return PlacementSite(site.trays, (*site.holds, *holds))
 
 
 # A clique for each group of the gang.
@@ -189,13 +218,16 @@ def exclusive_cliques(site: PlacementSite, gang: Gang, budget: SearchBudget) -> 
     takes a subgroup could take any smaller one too. So no choice costs a later subgroup its only clique.
     """
     cliques: list[str] = []
+    view = SiteView.of(site)
     for subgroup in colocation_groups(gang):
         groups = tuple(replace(part.group, members=part.members, share="") for part in subgroup)
         alone = replace(gang, groups=groups, segment=None)
-        plan = try_gang(with_cliques_closed(site, cliques), alone, budget)
+        plan = try_gang(view, alone, budget)
         if plan is None:
             break
         cliques += plan.cliques
+        closed = (_closed_tray(tray) for clique in plan.cliques for tray in view.cliques[clique].trays)
+        view = view.changed(trays=closed)
     return cliques
 
 
@@ -206,7 +238,9 @@ def shares_clique(gang: Gang, plan: GangPlan) -> bool:
 
 def with_cliques_closed(site: PlacementSite, cliques: Collection[str]) -> PlacementSite:
     """The site with nothing new in some of its cliques."""
+    return site.with_trays(lambda tray: _closed_tray(tray) if tray.sharing in cliques else tray)
+
+
+def _closed_tray(tray: PlacementTray) -> PlacementTray:
     why = "in a clique that another group has to itself"
-    return site.with_trays(
-        lambda tray: replace(tray, shut=tray.shut or why, is_unfit=True) if tray.sharing in cliques else tray
-    )
+    return replace(tray, shut=tray.shut or why, is_unfit=True)

@@ -34,8 +34,10 @@ from rackloom.core.place.placement_values import (
     TrayHold,
     list_names,
 )
-from rackloom.core.place.search.clique_search import REGION_SIZES, fragmentation_price
-from rackloom.core.place.search.site_capacity import MemberNeed, SiteCapacity
+from rackloom.core.place.search.clique_search import fragmentation_price
+from rackloom.core.place.search.gang_needs import MemberNeed
+from rackloom.core.place.search.site_capacity import SiteCapacity
+from rackloom.core.place.search.site_view import SiteView
 from rackloom.core.place.search.tray_assignment import SearchBudget, trays_that_carry
 from rackloom.errors import Refused
 
@@ -81,29 +83,28 @@ class JobMove(msgspec.Struct, frozen=True):
         return ", ".join(f"holes of {hole.trays} trays {hole.before} -> {hole.after}" for hole in self.holes)
 
 
-def movable_units(site: PlacementSite) -> list[MovableUnit]:
-    """All holds as units, cheapest to move first."""
-    clique = {tray.name: tray.sharing for tray in site.trays}
-    found: dict[tuple[str, str], list[TrayHold]] = {}
-    for hold in site.holds:
-        if hold.tray in clique:
-            found.setdefault((hold.owner, clique[hold.tray]), []).append(hold)
-    units = [MovableUnit(owner, tuple(holds)) for (owner, _), holds in found.items()]
+def movable_units(site: SiteView, cliques: Iterable[str] | None = None) -> list[MovableUnit]:
+    """The holds in some cliques (None: in all) as units, cheapest to move first."""
+    units = []
+    for clique in site.cliques if cliques is None else cliques:
+        found: dict[str, list[TrayHold]] = {}
+        for hold in site.cliques[clique].holds:
+            found.setdefault(hold.owner, []).append(hold)
+        units += [MovableUnit(owner, tuple(holds)) for owner, holds in found.items()]
     return sorted(units, key=lambda unit: (unit.gpus, unit.owner))
 
 
-def without_units(site: PlacementSite, units: Iterable[MovableUnit]) -> PlacementSite:
+def without_units(site: SiteView, units: Iterable[MovableUnit]) -> SiteView:
     """The site without the holds of the units."""
-    freed = {hold for unit in units for hold in unit.holds}
-    return PlacementSite(site.trays, tuple(hold for hold in site.holds if hold not in freed))
+    return site.changed(freed=[hold for unit in units for hold in unit.holds])
 
 
-MoveStep = tuple[PlacementSite, JobMove]
+MoveStep = tuple[SiteView, JobMove]
 """The site after one move."""
 
 
 def move_unit(
-    site: PlacementSite, unit: MovableUnit, avoid: Collection[str], budget: SearchBudget
+    site: SiteView, unit: MovableUnit, avoid: Collection[str], budget: SearchBudget
 ) -> MoveStep | None:
     """Move a unit to a clique where it fits beside what is there.
 
@@ -116,11 +117,16 @@ def move_unit(
     never_beside = frozenset[str]().union(*(hold.apart for hold in unit.holds))
     barred = frozenset(avoid).union(
         *(hold.kept_off for hold in unit.holds),
-        (hold.tray for hold in emptied.holds if hold.owner in never_beside),
+        (
+            hold.tray
+            for owner in never_beside
+            for clique in emptied.cliques_of(owner)
+            for hold in emptied.cliques[clique].holds
+            if hold.owner == owner
+        ),
     )
     gang = _unit_as_gang(unit)
-    rest = with_trays_closed(emptied, barred, "to be emptied, or not to be used by it")
-    plan = try_gang(rest, gang, budget)
+    plan = try_gang(_view_with_trays_closed(emptied, barred), gang, budget)
     if plan is None:
         return None
     groups = {group.name: group for group in gang.groups}
@@ -129,8 +135,12 @@ def move_unit(
         for member in plan.seats
         for group in [groups[member.group]]
     )
-    after = PlacementSite(site.trays, (*emptied.holds, *holds))
-    return after, JobMove(unit.owner, unit.trays, plan.trays, unit.gpus)
+    return emptied.changed(taken=holds), JobMove(unit.owner, unit.trays, plan.trays, unit.gpus)
+
+
+def _view_with_trays_closed(view: SiteView, trays: Collection[str]) -> SiteView:
+    why = "to be emptied, or not to be used by it"
+    return view.changed(trays=[replace(tray, shut=tray.shut or why) for tray in view.trays_named(trays)])
 
 
 def with_trays_closed(site: PlacementSite, trays: Collection[str], why: str) -> PlacementSite:
@@ -187,15 +197,15 @@ def plan_drain(site: PlacementSite, tray: str) -> Rearrangement:
     """
     check_tray_exists(site, tray)
     clique = {present.name: present.sharing for present in site.trays}
-    site = with_trays_closed(site, [tray], "drained")
     other_cliques = [name for name in clique if clique[name] != clique[tray]]
-    start, steps = site, list[MoveStep]()
-    for unit in movable_units(site):
+    start = view = SiteView.of(with_trays_closed(site, [tray], "drained"))
+    steps: list[MoveStep] = []
+    for unit in movable_units(view, [clique[tray]]):
         if tray not in unit.trays:
             continue
         here = MovableUnit(unit.owner, tuple(hold for hold in unit.holds if hold.tray == tray))
-        in_clique = move_unit(site, here, [*other_cliques, *unit.trays], SearchBudget())
-        step = in_clique or move_unit(site, unit, [tray], SearchBudget())
+        in_clique = move_unit(view, here, [*other_cliques, *unit.trays], SearchBudget())
+        step = in_clique or move_unit(view, unit, [tray], SearchBudget())
         if step is None:
             is_movable = all(hold.movable for hold in unit.holds)
             why = (
@@ -206,7 +216,7 @@ def plan_drain(site: PlacementSite, tray: str) -> Rearrangement:
             raise Refused(
                 f"{unit.owner} cannot leave {tray}: {why}", nearest_fix=f"wait until {unit.owner} ends"
             )
-        site, _ = step
+        view, _ = step
         steps.append(step)
     return _rearrangement(start, steps)
 
@@ -225,35 +235,34 @@ def plan_defragmentation(site: PlacementSite) -> Rearrangement:
     largest size down. So every round makes progress, and a cost of restarts buys something.
     """
     steps: list[MoveStep] = []
+    start = SiteView.of(site)
     for _ in range(MAX_EMPTIED_CLIQUES):
-        now = steps[-1][0] if steps else site
+        now = steps[-1][0] if steps else start
         regions = _free_regions(now)
         better = (moves for moves in _emptied_cliques(now) if moves and _free_regions(moves[-1][0]) > regions)
         if (found := next(better, None)) is None:
             break
         steps += found
-    return _rearrangement(site, steps)
+    return _rearrangement(start, steps)
 
 
-def _rearrangement(site: PlacementSite, steps: Sequence[MoveStep]) -> Rearrangement:
+def _rearrangement(site: SiteView, steps: Sequence[MoveStep]) -> Rearrangement:
     """The moves, each with the free regions before and after it."""
     sites = (site, *(after for after, _ in steps))
-    empty = [list(SiteCapacity(state).empty.values()) for state in sites]
     moves = (
         replace(move, holes=fragmentation_price(before, after))
-        for (_, move), (before, after) in zip(steps, pairwise(empty), strict=True)
+        for (_, move), (before, after) in zip(steps, pairwise(map(_free_regions, sites)), strict=True)
     )
-    return Rearrangement(sites[-1], tuple(moves))
+    return Rearrangement(sites[-1].site, tuple(moves))
 
 
-def _emptied_cliques(site: PlacementSite) -> Iterator[list[MoveStep]]:
+def _emptied_cliques(site: SiteView) -> Iterator[list[MoveStep]]:
     """For each clique the moves that empty it as far as possible, the cheapest clique first."""
-    clique = {tray.name: tray.sharing for tray in site.trays}
     units: dict[str, list[MovableUnit]] = {}
     for unit in movable_units(site):
-        units.setdefault(clique[unit.trays[0]], []).append(unit)
+        units.setdefault(site.clique_of(unit.trays[0]) or "", []).append(unit)
     for name, inside in sorted(units.items(), key=lambda item: sum(unit.gpus for unit in item[1])):
-        trays, now, steps = [tray for tray in clique if clique[tray] == name], site, list[MoveStep]()
+        trays, now, steps = [tray.name for tray in site.cliques[name].trays], site, list[MoveStep]()
         for unit in sorted(inside, key=lambda unit: -unit.gpus):
             if step := move_unit(now, unit, trays, SearchBudget()):
                 now = step[0]
@@ -261,9 +270,8 @@ def _emptied_cliques(site: PlacementSite) -> Iterator[list[MoveStep]]:
         yield steps
 
 
-def _free_regions(site: PlacementSite) -> tuple[int, ...]:
-    empty = SiteCapacity(site).empty.values()
-    return tuple(sum(trays // size for trays in empty) for size in REGION_SIZES)
+def _free_regions(site: SiteView) -> tuple[int, ...]:
+    return site.states().regions
 
 
 # A lost tray of a placed gang.
@@ -291,7 +299,7 @@ def replace_member(site: PlacementSite, gang: Gang, plan: GangPlan, lost: str) -
     able = [
         name
         for at in trays_that_carry(capacity, clique, [load])
-        if (name := capacity.trays[at].name) not in plan.trays
+        if (name := capacity.tray(at).name) not in plan.trays
     ]
     chosen = min(able, key=lambda name: name not in plan.spares, default=None)
     if chosen is None:

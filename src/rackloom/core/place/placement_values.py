@@ -181,6 +181,10 @@ class MemberAssignment(msgspec.Struct, frozen=True):
     tray: str
 
 
+REGION_SIZES = (16, 8, 4, 2, 1)
+"""Gang sizes in trays that are watched, largest first: the recommended segments (16 of an NVL72's 18)."""
+
+
 class FreeRegionCount(msgspec.Struct, frozen=True):
     """How many gangs of a size the empty trays of the site can take, each in one clique."""
 

@@ -22,7 +22,7 @@ from typing import Any
 from rackloom.core.place.jobs import Job, JobGroup, value_at
 from rackloom.core.place.placement_values import Gang, GangPlan, SchedulerLabels
 from rackloom.core.place.pod_constraints import REQUIRED_DURING_SCHEDULING
-from rackloom.core.place.search.site_capacity import colocation_groups
+from rackloom.core.place.search.gang_needs import colocation_groups
 from rackloom.errors import Refused
 
 JsonObject = dict[str, Any]

@@ -35,7 +35,7 @@ from rackloom.core.place.pod_templates import (
     pin_to_trays,
     render_affinity,
 )
-from rackloom.core.place.search.site_capacity import colocation_groups
+from rackloom.core.place.search.gang_needs import colocation_groups
 from rackloom.errors import Refused
 
 

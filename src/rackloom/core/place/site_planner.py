@@ -64,7 +64,7 @@ from rackloom.core.place.placement_values import (
 )
 from rackloom.core.place.plan_notes import plan_notes, usable_share
 from rackloom.core.place.pod_constraints import JsonMapping, NodeRule, Toleration
-from rackloom.core.place.search.site_capacity import colocation_groups
+from rackloom.core.place.search.gang_needs import colocation_groups
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
@@ -389,7 +389,7 @@ def _refused_answer(
     ground = capacity_for(_without_lower_priority(site, gang, plans, effort), gang)
     label = f"let the nodes carry {labels.clique}, or name what they carry with --label clique=KEY"
     ask = "change its nodeSelector or affinity: no node is what it asks for"
-    first = [ask] * all(tray.is_unfit for tray in site.trays) + [label] * (not has_cliques(site))
+    first = [ask] * all(tray.is_unfit for tray in site.trays) + [label] * (not has_cliques(ground.view))
     found = (*first, *(fix.text for fix in islice(find_fixes(ground, gang, effort), MAX_FIXES)))
     return JobAnswer(
         job=job.name, plan=None, blocked=describe_shortage(ground, gang, labels.clique), fixes=found

@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rackloom.core.transfer.proof import IN_MEMORY
 from rackloom.core.transfer.values import EndConfig, TransferOp, TransferSpec, UcxPins
 from rackloom.errors import Refused
 from rackloom.prove.transfer.buffers import Buffer, MemoryKind, allocate_buffer
@@ -36,6 +37,11 @@ _PROTOCOL_TITLE = re.compile(r"\| \S+ (?P<scope>self|intra-node|inter-node) cfg#
 _PROTOCOL_ROW = re.compile(r"\|\s*(?P<range>\d\S*)\s*\|(?P<description>[^|]*)\|(?P<config>[^|]*)\|\s*$")
 _LANE_NAME = re.compile(r"\b([a-z]\w*/[\w.:-]+)")
 _UCX_COMPLAINT = re.compile(r"\b(?:ERROR|WARN)\s+(.*)$", re.MULTILINE)
+_NO_MESSAGES = "no active messages transport"
+"""What UCX says where no pinned transport carries messages and has an error handler for the peer. cma carries
+no messages; posix, sysv and self have no such handler. NIXL asks for one."""
+_WITHIN_MEMORY = IN_MEMORY | {"sm", "shm"}
+"""Transports of one host; UCX's names for groups of them, too."""
 _MOST_RAILS = 2
 """NIXL's own limit; with one device pinned, one."""
 
@@ -103,7 +109,7 @@ def ucx_version() -> str | None:
 class NixlAgent:
     """A NIXL agent on the UCX backend with one registered buffer; made by `open_agent`."""
 
-    def __init__(self, role: str, buffer: Buffer, log: Path, *, progress_thread: bool) -> None:
+    def __init__(self, role: str, buffer: Buffer, log: Path, pins: UcxPins, *, progress_thread: bool) -> None:
         try:
             from nixl._api import nixl_agent, nixl_agent_config
         except (ImportError, OSError) as error:
@@ -116,10 +122,21 @@ class NixlAgent:
             whole = [(buffer.address, buffer.size, buffer.ordinal, "")]
             self._registered = self.nixl.register_memory(whole, buffer.memory)
         except Exception as error:
-            raise Refused(
-                self.explain(f"UCX could not be started: {error}"),
-                nearest_fix="check that the pinned devices and transports exist at this end",
-            ) from error
+            raise self._not_started(error, pins) from error
+
+    def _not_started(self, error: Exception, pins: UcxPins) -> Refused:
+        """UCX could not be started with what it was pinned to."""
+        alone = bool(pins.transports) and _WITHIN_MEMORY.issuperset(pins.transports)
+        if alone and _NO_MESSAGES in self._read_log():
+            return Refused(
+                f"UCX needs a companion for {', '.join(pins.transports)}: the ends also exchange messages,"
+                " and none of these carries messages and notices when the peer is gone",
+                nearest_fix="pin tcp too (--transport tcp); the report names what moved the data",
+            )
+        return Refused(
+            self.explain(f"UCX could not be started: {error}"),
+            nearest_fix="check that the pinned devices and transports exist at this end",
+        )
 
     def explain(self, problem: str) -> str:
         """`problem` with what UCX itself logged about it."""
@@ -164,7 +181,7 @@ def open_agent(
         # Before UCX starts: it looks for a CUDA context then.
         buffer = allocate_buffer(config.device, spec.total_bytes)
         try:
-            agent = NixlAgent(role, buffer, log, progress_thread=progress_thread)
+            agent = NixlAgent(role, buffer, log, config.ucx, progress_thread=progress_thread)
             try:
                 yield agent
             finally:

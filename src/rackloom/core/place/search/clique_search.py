@@ -26,21 +26,22 @@ gives up, they are assigned in turn. Each search may run into 400 dead ends; fur
 budget of the gang. A search that exhausts both ends without a solution, although there may be one.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import NamedTuple
 
-from rackloom.core.place.placement_values import FreeRegionCount
-from rackloom.core.place.search.site_capacity import (
+from rackloom.core.place.placement_values import REGION_SIZES, FreeRegionCount
+from rackloom.core.place.search.gang_needs import (
     MAX_NEEDS,
+    BoundsByNeed,
     ColocationGroup,
     GroupShape,
     MemberNeed,
     MembersByClique,
     MembersByNeed,
-    SiteCapacity,
     add_members,
     group_shape,
     is_counting_exact,
@@ -49,6 +50,8 @@ from rackloom.core.place.search.site_capacity import (
     min_opened_trays,
     ordered_needs,
 )
+from rackloom.core.place.search.site_capacity import SiteCapacity
+from rackloom.core.place.search.site_view import CliqueShape, ShapeMembers, remembered
 from rackloom.core.place.search.tray_assignment import (
     SearchBudget,
     TrayAssignments,
@@ -73,14 +76,20 @@ class WeightBound:
 
     def __init__(
         self,
-        strengths: Mapping[str, int],
+        capacity: SiteCapacity,
+        strength: Callable[[CliqueShape], int],
         weights: Mapping[MemberNeed, int],
         subgroups: Sequence[ColocationGroup],
     ) -> None:
-        """`strengths` by clique, `weights` of one member; a need without a weight weighs nothing."""
-        self._strengths = strengths
+        """`strength` of the cliques of a shape, `weights` of one member; other needs weigh nothing."""
+        self._capacity = capacity
         self._weights = weights
-        self._strongest = sorted(strengths, key=lambda clique: -strengths[clique])
+        self._strengths = {key: strength(alike.shape) for key, alike in capacity.states.shapes.items()}
+        self._strongest = sorted(
+            ((self._strengths[key], len(alike.orders), key) for key, alike in capacity.states.shapes.items()),
+            key=lambda entry: -entry[0],
+        )
+        """Strength, cliques and key of each shape."""
         last_first = [self._weight(members_by_need([subgroup])) for subgroup in reversed(subgroups)]
         self._waiting = list(accumulate(last_first))[::-1]
         """By number: the weight of the subgroup and of all after it."""
@@ -89,27 +98,43 @@ class WeightBound:
 
     def min_cliques(self) -> int:
         """A lower bound for the cliques that all subgroups take; more than exist where all are too weak."""
-        totals = accumulate(self._strengths[clique] for clique in self._strongest)
-        return 1 + sum(total < self._waiting[0] for total in totals)
+        cliques, left = 1, self._waiting[0]
+        for strength, count, _ in self._strongest:
+            if left <= 0:
+                break
+            # As many as leave something over.
+            weak = min(count, -(-left // strength) - 1) if strength > 0 else count
+            cliques, left = cliques + weak, left - weak * strength
+            if weak < count:
+                break
+        return cliques
 
     def allows(self, inside: MembersByClique, first: int, may_open: int) -> bool:
         """Whether the waiting subgroups may fit beside those `inside` when so many cliques are opened."""
         return self._missing(inside, first, may_open) <= 0
 
-    def able(self, unused: Iterable[str], inside: MembersByClique, first: int, may_open: int) -> list[str]:
-        """The `unused` cliques of which one may be opened now, with others to come."""
+    def able(
+        self, unused: Iterable[ShapeMembers], inside: MembersByClique, first: int, may_open: int
+    ) -> list[ShapeMembers]:
+        """The shapes of `unused` cliques of which one may be opened now, with others to come."""
         missing = self._missing(inside, first, may_open - 1)
-        return [clique for clique in unused if self._strengths[clique] >= missing]
+        return [alike for alike in unused if self._strengths[alike.shape.key] >= missing]
 
     def _missing(self, inside: MembersByClique, first: int, others: int) -> int:
         """The weight that neither the cliques in use nor the strongest `others` can carry.
 
         Room in a used clique that is too small for the lightest waiting subgroup does not count.
         """
-        left = [self._strengths[clique] - self._weight(members) for clique, members in inside.items()]
-        usable = sum([room for room in left if room >= self._lightest[first]])
-        strongest = islice((clique for clique in self._strongest if clique not in inside), others)
-        return self._waiting[first] - usable - sum([self._strengths[clique] for clique in strongest])
+        used = {clique: self._capacity.shape(clique).key for clique in inside}
+        left = [self._strengths[used[clique]] - self._weight(members) for clique, members in inside.items()]
+        missing = self._waiting[first] - sum([room for room in left if room >= self._lightest[first]])
+        taken = Counter[Hashable](used.values())
+        for strength, count, key in self._strongest:
+            if others <= 0:
+                break
+            opened = min(others, count - taken[key])
+            missing, others = missing - opened * strength, others - opened
+        return missing
 
     def _weight(self, wanted: MembersByNeed) -> int:
         return sum([members * self._weights.get(need, 0) for need, members in wanted.items()])
@@ -123,20 +148,29 @@ def weight_bounds(
     bounds = []
     if len(wanted) > 1:
         for need in wanted:
-            strengths = {clique: bound.capacity for clique, bound in capacity.bounds(need).items()}
-            bounds.append(WeightBound(strengths, {need: 1}, subgroups))
+            by_counting = partial(_capacity_of, need)
+            bounds.append(WeightBound(capacity, by_counting, {need: 1}, subgroups))
     if len(wanted) > MAX_NEEDS:
         return bounds
     needs = ordered_needs(wanted)
-    cliques = {clique: capacity.vacancies(clique, needs) for clique in capacity.cliques}
-    kinds = frozenset([tray for trays in cliques.values() for tray in trays])
+    kinds = frozenset(
+        [tray for alike in capacity.states.shapes.values() for tray, _ in alike.shape.vacancies(needs)]
+    )
     carried = carry_bound(kinds, frozenset(), needs, tuple([wanted[need] for need in needs]))
-    # The lightest loads are left out: a spare carries nothing now, but has to be able to carry something.
-    strengths = {
-        clique: sum(sorted(load for tray in trays if (load := carried.heaviest[tray]))[spares:])
-        for clique, trays in cliques.items()
-    }
-    return [*bounds, WeightBound(strengths, dict(zip(needs, carried.weights, strict=True)), subgroups)]
+
+    def strength(shape: CliqueShape) -> int:
+        # The lightest loads are left out: a spare carries nothing now, but has to be able to carry something.
+        loads = [(load, n) for tray, n in shape.vacancies(needs) if (load := carried.heaviest[tray])]
+        return sum(sorted([load for load, count in loads for _ in range(count)])[spares:])
+
+    return [
+        *bounds,
+        WeightBound(capacity, strength, dict(zip(needs, carried.weights, strict=True)), subgroups),
+    ]
+
+
+def _capacity_of(need: MemberNeed, shape: CliqueShape) -> int:
+    return shape.bounds(need).capacity
 
 
 # The search.
@@ -336,6 +370,10 @@ class NogoodTable:
         """What is not counted yet: most searches come to no dead end."""
         self._choice = 0
         self._nogoods: set[int] = set()
+        self._kinds: dict[Hashable, int] = {}
+        """By key of a shape."""
+        self._numbers: dict[Hashable, int] = {}
+        """By vacancies."""
 
     def __len__(self) -> int:
         return len(self._nogoods)
@@ -367,18 +405,15 @@ class NogoodTable:
         self._changed.clear()
 
     def _digit(self, clique: str, inside: MembersByNeed) -> Hashable:
-        return self._kinds[clique], frozenset(inside.items())
+        return self._kind(self._capacity.shape(clique)), frozenset(inside.items())
 
-    @cached_property
-    def _kinds(self) -> dict[str, int]:
-        """A number for each clique, the same where their trays have equal vacancies."""
-        numbers: dict[Hashable, int] = {}
-        return {
-            clique: numbers.setdefault(
-                tuple(sorted(self._capacity.vacancies(clique, self._needs))), len(numbers)
-            )
-            for clique in self._capacity.cliques
-        }
+    def _kind(self, shape: CliqueShape) -> int:
+        """A number for the shape, the same where trays have equal vacancies for the gang."""
+        kind = self._kinds.get(shape.key)
+        if kind is None:
+            vacancies = shape.vacancies(self._needs)
+            kind = self._kinds[shape.key] = self._numbers.setdefault(vacancies, len(self._numbers))
+        return kind
 
 
 # In which order cliques are tried.
@@ -404,34 +439,33 @@ class _CliqueRank(NamedTuple):
     """Less, the more of the waiting subgroups of this shape fit."""
     fit: _CliqueFit
     order: int
-    clique: str
+    """The position of the clique; of several alike cliques, the first that is not tried yet."""
 
 
 class CliqueRanking:
-    """The candidates for the next subgroup, while a search assigns subgroups and takes them back."""
+    """The candidates for the next subgroup, while a search assigns subgroups and takes them back.
+
+    Unused cliques of one shape are ranked together. A clique in use is ranked alone.
+    """
 
     def __init__(
         self, trial: TrialPlacement, subgroups: Sequence[ColocationGroup], spares: int, budget: SearchBudget
     ) -> None:
         """No member of the gang is assigned yet."""
         self._trial = trial
-        self._shapes = [group_shape(subgroup) for subgroup in subgroups]
+        self._capacity = trial.capacity
+        self._groups = [group_shape(subgroup) for subgroup in subgroups]
+        self._waiting = _alike_from(self._groups)
+        self._needs = tuple(members_by_need(subgroups))
         self._weight_bounds: Sequence[WeightBound] = ()
         self._spares = spares
         self._budget = budget
-        capacity = trial.capacity
-        by_need = {need: capacity.bounds(need) for need in members_by_need(subgroups)}
-        self._bounds = {
-            clique: {need: bounds[clique] for need, bounds in by_need.items()} for clique in capacity.cliques
-        }
-        self._empty = capacity.empty
         self.inside: dict[str, MembersByNeed] = {}
         """The members in each clique that is used."""
-        self._order = {clique: order for order, clique in enumerate(capacity.cliques)}
-        self._fits: dict[str, dict[GroupShape, _CliqueFit | None]] = {
-            clique: {} for clique in capacity.cliques
-        }
-        """Computed fits. A fit depends on the clique alone, so only a change there discards it."""
+        self._used_fits: dict[str, dict[GroupShape, _CliqueFit | None]] = {}
+        """Of cliques in use. A fit depends on the clique alone, so only a change there discards it."""
+        self._solved_fits: dict[tuple[Hashable, GroupShape], _CliqueFit | None] = {}
+        """Exact fits of unused cliques, by key of their shape."""
 
     def changed(self, clique: str, inside: MembersByNeed) -> None:
         """The clique has these members of the gang now, in the trial too."""
@@ -439,11 +473,11 @@ class CliqueRanking:
             self.inside[clique] = inside
         else:
             del self.inside[clique]
-        self._fits[clique] = {}
+        self._used_fits[clique] = {}
 
     def is_counting_exact(self, clique: str, wanted: MembersByNeed) -> bool:
         """Whether counting tells if members fit there."""
-        return is_counting_exact(self._bounds[clique], wanted, self._spares)
+        return is_counting_exact(self._bounds(self._capacity.shape(clique)), wanted, self._spares)
 
     def prune_by(self, bounds: Sequence[WeightBound]) -> None:
         """From now on cliques that are too weak by one of the bounds are left out."""
@@ -454,84 +488,152 @@ class CliqueRanking:
 
         Unused ones follow only if all waiting subgroups of this shape fit into the cliques then open.
         """
-        may_open = (len(self._fits) if most is None else most) - len(self.inside)
+        may_open = (len(self._capacity.cliques) if most is None else most) - len(self.inside)
         if not all(bound.allows(self.inside, number, may_open) for bound in self._weight_bounds):
             return
-        shape = self._shapes[number]
-        waiting = self._shapes[number:].count(shape)
+        group, waiting = self._groups[number], self._waiting[number]
         # Cliques in use come before all others, whatever they close: fewest cliques is the first aim.
-        used = self._ranks(list(self.inside), shape, waiting)
-        fits = -sum(rank.negative_fits for rank in used)
-        yield from self._ordered(used, shape)
+        used = self._used_ranks(group, waiting)
+        fits = -sum(rank.negative_fits for rank, _ in used)
+        yield from self._ordered(used, group)
         if may_open == 0:
             return
-        unused = [clique for clique in self._fits if clique not in self.inside]
+        unused = list(self._capacity.states.shapes.values())
         for bound in self._weight_bounds:
             unused = bound.able(unused, self.inside, number, may_open)
+        new = self._unused_ranks(unused, group, waiting)
         # If all cliques that may still be opened cannot take the waiting subgroups of this shape together,
         # opening one of them only leads to a later dead end.
-        new = self._ranks(unused, shape, waiting)
-        if fits - sum(sorted(rank.negative_fits for rank in new)[:may_open]) >= waiting:
-            yield from self._ordered(new, shape)
+        for rank, cliques in sorted(new, key=lambda entry: entry[0].negative_fits):
+            opened = min(may_open, len(cliques))
+            fits, may_open = fits - opened * rank.negative_fits, may_open - opened
+        if fits >= waiting:
+            yield from self._ordered(new, group)
 
-    def _ordered(self, ranks: list[_CliqueRank], shape: GroupShape) -> Iterator[str]:
-        """Best first. An inexact fit is a lower bound, so its clique is solved only when it comes first.
+    def _ordered(self, ranks: "list[_RankedCliques]", group: GroupShape) -> Iterator[str]:
+        """Best first. An inexact fit is a lower bound, so it is solved only when its cliques come first.
 
-        It goes back onto the heap with its exact fit, which is never better: the order stays right.
+        They go back onto the heap with their exact fit, which is never better: the order stays right.
         """
-        heapify(ranks)
-        while ranks:
-            rank = heappop(ranks)
+        # The second entry of a tuple tells equal ranks apart; no two have one order.
+        heap = [(rank, 0, cliques) for rank, cliques in ranks]
+        heapify(heap)
+        while heap:
+            rank, at, cliques = heappop(heap)
+            clique = self._capacity.view.clique_named(cliques[at])
             if rank.fit.is_exact:
-                yield rank.clique
+                yield clique
+                if at + 1 < len(cliques):
+                    heappush(heap, (rank._replace(order=cliques[at + 1]), at + 1, cliques))
                 continue
-            exact = self._solved_fit(rank.clique, shape, rank.fit)
-            self._fits[rank.clique][shape] = exact
+            exact = self._solved_fit(clique, group, rank.fit)
             if exact is not None:
-                heappush(ranks, rank._replace(fit=exact))
+                heappush(heap, (rank._replace(fit=exact), at, cliques))
 
-    def _ranks(self, cliques: Iterable[str], shape: GroupShape, waiting: int) -> list[_CliqueRank]:
-        ranks = []
-        for clique in cliques:
-            fits = self._fits[clique]
-            if shape not in fits:
-                fits[shape] = self._counted_fit(clique, shape)
-            if (fit := fits[shape]) is not None:
-                ranks.append(_CliqueRank(-min(fit.fits, waiting), fit, self._order[clique], clique))
+    def _used_ranks(self, group: GroupShape, waiting: int) -> "list[_RankedCliques]":
+        ranks: list[_RankedCliques] = []
+        for clique in self.inside:
+            fits = self._used_fits[clique]
+            if group not in fits:
+                fits[group] = self._counted_fit(clique, group)
+            if (fit := fits[group]) is not None:
+                order = self._capacity.view.order(clique)
+                ranks.append((_CliqueRank(-min(fit.fits, waiting), fit, order), (order,)))
         return ranks
 
-    def _counted_fit(self, clique: str, shape: GroupShape) -> _CliqueFit | None:
-        bounds, inside = self._bounds[clique], self.inside.get(clique, {})
-        fits = max_groups_that_fit(bounds, inside, dict(shape))
+    def _unused_ranks(
+        self, unused: Iterable[ShapeMembers], group: GroupShape, waiting: int
+    ) -> "list[_RankedCliques]":
+        in_use: dict[Hashable, set[int]] = {}
+        for clique in self.inside:
+            order = self._capacity.view.order(clique)
+            in_use.setdefault(self._capacity.shape(clique).key, set()).add(order)
+        ranks = []
+        for shape, orders in unused:
+            if (fit := self._unused_fit(shape, group)) is None:
+                continue
+            if taken := in_use.get(shape.key):
+                orders = [order for order in orders if order not in taken]
+            if orders:
+                ranks.append((_CliqueRank(-min(fit.fits, waiting), fit, orders[0]), orders))
+        return ranks
+
+    def _unused_fit(self, shape: CliqueShape, group: GroupShape) -> _CliqueFit | None:
+        if (shape.key, group) in self._solved_fits:
+            return self._solved_fits[shape.key, group]
+        fit: _CliqueFit | None = remembered(
+            shape.fits,
+            (group, self._spares),
+            lambda: self._fit_by_counting(shape, {}, group, shape.empty, None),
+        )
+        return fit
+
+    def _counted_fit(self, clique: str, group: GroupShape) -> _CliqueFit | None:
+        empty, left = self._trial.empty(clique), self._trial.clique_slots(clique, group[0][0])
+        return self._fit_by_counting(
+            self._capacity.shape(clique), self.inside.get(clique, {}), group, empty, left
+        )
+
+    def _fit_by_counting(
+        self, shape: CliqueShape, inside: MembersByNeed, group: GroupShape, empty: int, left: int | None
+    ) -> _CliqueFit | None:
+        """The fit in a clique of a shape that has members `inside` and so many empty trays and slots `left`.
+
+        `left` None: it has no members yet.
+        """
+        bounds = self._bounds(shape)
+        fits = max_groups_that_fit(bounds, inside, dict(group))
         if fits <= 0:
             return None
-        wanted = add_members(inside, shape)
+        wanted = add_members(inside, group)
         trays = min_opened_trays(bounds, wanted)
         if trays is None:
             return None
         # Tightness: among cliques that close equally many regions, the one with least room is taken.
-        left = self._trial.clique_slots(clique, shape[0][0])
-        return _CliqueFit(self._closes(clique, trays), left, fits, self.is_counting_exact(clique, wanted))
+        left = bounds[group[0][0]].capacity if left is None else left
+        closes = _regions_closed_by(shape, empty, trays)
+        return _CliqueFit(closes, left, fits, is_counting_exact(bounds, wanted, self._spares))
 
-    def _solved_fit(self, clique: str, shape: GroupShape, counted: _CliqueFit) -> _CliqueFit | None:
-        wanted = add_members(self.inside.get(clique, {}), shape)
+    def _solved_fit(self, clique: str, group: GroupShape, counted: _CliqueFit) -> _CliqueFit | None:
+        shape = self._capacity.shape(clique)
+        wanted = add_members(self.inside.get(clique, {}), group)
         answer = solve_jointly(self._trial, clique, wanted, self._spares, self._budget)
-        if answer is None:
-            return None
-        closes = counted.closes if answer.loads is None else self._closes(clique, answer.opened)
-        return counted._replace(closes=closes, is_exact=True)
+        fit = None
+        if answer is not None:
+            closes = counted.closes
+            if answer.loads is not None:
+                closes = _regions_closed_by(shape, self._trial.empty(clique), answer.opened)
+            fit = counted._replace(closes=closes, is_exact=True)
+        if clique in self.inside:
+            self._used_fits[clique][group] = fit
+        else:
+            self._solved_fits[shape.key, group] = fit
+        return fit
 
-    def _closes(self, clique: str, opened: int) -> tuple[int, ...]:
-        """`opened`: of the trays that were empty before the gang came."""
-        empty = self._trial.empty(clique)
-        return regions_closed(empty, max(0, opened - (self._empty[clique] - empty)))
+    def _bounds(self, shape: CliqueShape) -> BoundsByNeed:
+        return {need: shape.bounds(need) for need in self._needs}
+
+
+def _alike_from(groups: Sequence[GroupShape]) -> list[int]:
+    """By number: how many of this subgroup and those after it have its shape."""
+    seen = Counter[GroupShape]()
+    found = []
+    for group in reversed(groups):
+        seen[group] += 1
+        found.append(seen[group])
+    return found[::-1]
+
+
+_RankedCliques = tuple[_CliqueRank, Sequence[int]]
+"""Cliques of one rank by position, ascending."""
+
+
+def _regions_closed_by(shape: CliqueShape, empty: int, opened: int) -> tuple[int, ...]:
+    """Free regions that a clique loses that has `empty` trays now, and uses `opened` of those that it had."""
+    return regions_closed(empty, max(0, opened - (shape.empty - empty)))
 
 
 # The price of a placement: free regions for later gangs.
-
-
-REGION_SIZES = (16, 8, 4, 2, 1)
-"""Gang sizes in trays that are watched, largest first: the recommended segments (16 of an NVL72's 18)."""
 
 
 def regions_closed(empty: int, taken: int) -> tuple[int, ...]:
@@ -540,9 +642,6 @@ def regions_closed(empty: int, taken: int) -> tuple[int, ...]:
 
 
 def fragmentation_price(before: Sequence[int], after: Sequence[int]) -> tuple[FreeRegionCount, ...]:
-    """The counts of free regions that change, given the empty trays of each clique."""
-    counts = (
-        FreeRegionCount(size, sum(empty // size for empty in before), sum(empty // size for empty in after))
-        for size in REGION_SIZES
-    )
+    """The counts of free regions that change, given those of each of REGION_SIZES."""
+    counts = map(FreeRegionCount, REGION_SIZES, before, after)
     return tuple(count for count in counts if count.before != count.after)

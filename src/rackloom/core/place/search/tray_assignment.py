@@ -36,13 +36,12 @@ from math import prod
 from operator import add, mul
 from typing import NamedTuple, TypeVar
 
-from rackloom.core.place.search.site_capacity import (
+from rackloom.core.place.search.gang_needs import (
     MAX_NEEDS,
     ColocationGroup,
     MemberNeed,
     MemberRange,
     MembersByNeed,
-    SiteCapacity,
     TrayLoad,
     TrayVacancy,
     maximal_loads,
@@ -50,6 +49,7 @@ from rackloom.core.place.search.site_capacity import (
     ordered_needs,
     tray_loads,
 )
+from rackloom.core.place.search.site_capacity import SiteCapacity, TrayPosition
 
 T = TypeVar("T")
 
@@ -118,71 +118,95 @@ class TrialPlacement:
         self.capacity = capacity
         self._uses: dict[str, dict[int, _TrayUse]] = {}
         """By clique, then by tray."""
-        self._with_terms: dict[int, Counter[MemberNeed]] = {}
+        self._with_terms: dict[TrayPosition, Counter[MemberNeed]] = {}
         """Members with terms, by tray."""
 
     def clique_slots(self, clique: str, need: MemberNeed) -> int:
         """Members that the clique can serve."""
-        slots = self.capacity.slots(need)
-        changed = [self.slots(at, need) - slots[at] for at in self._uses.get(clique, ())]
-        return self.capacity.bounds(need)[clique].capacity + sum(changed)
+        state = self.capacity.cliques[clique]
+        total = state.shape.bounds(need).capacity
+        if uses := self._uses.get(clique):
+            slots = state.slots(need)
+            for number, use in uses.items():
+                total += self._slots_beside(clique, number, use, need) - slots[number]
+        return total
 
     def empty(self, clique: str) -> int:
         """Open trays of the clique on which nothing is in use."""
-        uses = self._uses.get(clique, {})
-        opened = [self.capacity.is_empty[at] and use.gpus > 0 for at, use in uses.items()]
-        return self.capacity.empty[clique] - sum(opened)
+        state, uses = self.capacity.cliques[clique], self._uses.get(clique, {})
+        opened = [state.states[number].is_empty and use.gpus > 0 for number, use in uses.items()]
+        return state.shape.empty - sum(opened)
 
-    def is_empty(self, at: int) -> bool:
+    def is_empty(self, at: TrayPosition) -> bool:
         """Whether nothing is in use on the tray, and it is open."""
-        return self.capacity.is_empty[at] and not self._use(at).gpus
+        return self.capacity.state(at).is_empty and not self._use(at).gpus
 
-    def slots(self, at: int, need: MemberNeed) -> int:
+    def slots(self, at: TrayPosition, need: MemberNeed) -> int:
         """Members that the tray can serve."""
-        use, most = self._use(at), self.capacity.slots(need)[at]
+        return self._slots_beside(at.clique, at.number, self._use(at), need)
+
+    def _slots_beside(self, clique: str, number: int, use: _TrayUse, need: MemberNeed) -> int:
+        state = self.capacity.cliques[clique]
+        most = state.slots(need)[number]
         if not use.members:
             return most
         # The allocator was not asked whether claims of two kinds fit on one tray.
-        if use.devices != need.devices or self._is_barred(at, need):
+        if use.devices != need.devices or self._is_barred(TrayPosition(clique, number), need):
             return 0
-        by_gpus = self.free(at) // need.gpus if need.gpus else most
-        by_devices = most if need.devices is None else self.capacity.device_slots(need)[at] - use.members
-        return min(most, by_gpus, by_devices)
+        tray = state.states[number]
+        if need.gpus:
+            most = min(most, (tray.free - use.gpus) // need.gpus)
+        return most if need.devices is None else min(most, need.device_slots(tray) - use.members)
 
-    def free(self, at: int) -> int:
+    def free(self, at: TrayPosition) -> int:
         """Free GPUs of the tray."""
-        return self.capacity.free[at] - self._use(at).gpus
+        return self.capacity.state(at).free - self._use(at).gpus
 
-    def members(self, at: int) -> int:
+    def members(self, at: TrayPosition) -> int:
         """Members of this gang on the tray."""
         return self._use(at).members
 
-    def take(self, at: int, need: MemberNeed, members: int) -> None:
+    def least_room_first(self, clique: str, need: MemberNeed) -> list[tuple[int, TrayPosition]]:
+        """Trays of the clique that can serve such a member, each after how many: least room first.
+
+        Partly used trays come before empty ones, then those with least free GPUs, then by position.
+        """
+        state, uses = self.capacity.cliques[clique], self._uses.get(clique, {})
+        ranked = []
+        for number, (slots, tray) in enumerate(zip(state.slots(need), state.states, strict=True)):
+            use = uses.get(number, _UNUSED)
+            left = slots and self._slots_beside(clique, number, use, need)
+            if left:
+                ranked.append((left, tray.is_empty and not use.gpus, tray.free - use.gpus, number))
+        ranked.sort()
+        return [(slots, TrayPosition(clique, number)) for slots, _, _, number in ranked]
+
+    def take(self, at: TrayPosition, need: MemberNeed, members: int) -> None:
         """Put members on a tray, where they are known to fit."""
         use = self._use(at)
         now = _TrayUse(use.gpus + members * need.gpus, need.devices, use.members + members)
-        self._uses.setdefault(self.capacity.clique[at], {})[at] = now
+        self._uses.setdefault(at.clique, {})[at.number] = now
         if need.terms is not None:
             self._with_terms.setdefault(at, Counter())[need] += members
 
-    def put_back(self, at: int, need: MemberNeed, members: int) -> None:
+    def put_back(self, at: TrayPosition, need: MemberNeed, members: int) -> None:
         """Undo a `take`."""
-        use, uses = self._use(at), self._uses[self.capacity.clique[at]]
+        use, uses = self._use(at), self._uses[at.clique]
         if use.members > members:
-            uses[at] = _TrayUse(use.gpus - members * need.gpus, use.devices, use.members - members)
+            uses[at.number] = _TrayUse(use.gpus - members * need.gpus, use.devices, use.members - members)
         else:
-            del uses[at]
+            del uses[at.number]
         if need.terms is not None:
             self._with_terms[at][need] -= members
 
-    def _is_barred(self, at: int, need: MemberNeed) -> bool:
+    def _is_barred(self, at: TrayPosition, need: MemberNeed) -> bool:
         """Whether a member of the gang on the tray excludes such a member."""
         return need.terms is not None and any(
             members and need.bars(present) for present, members in self._with_terms.get(at, Counter()).items()
         )
 
-    def _use(self, at: int) -> _TrayUse:
-        return self._uses.get(self.capacity.clique[at], {}).get(at, _UNUSED)
+    def _use(self, at: TrayPosition) -> _TrayUse:
+        return self._uses.get(at.clique, {}).get(at.number, _UNUSED)
 
 
 # Assignment within one clique.
@@ -191,8 +215,7 @@ class TrialPlacement:
 class TrayAssignment(NamedTuple):
     """Consecutive members of one group on one tray."""
 
-    at: int
-    """Position of the tray in the site."""
+    at: TrayPosition
     part: MemberRange
     first: int
     members: int
@@ -232,7 +255,7 @@ def assign_jointly(
     trial: TrialPlacement, clique: str, subgroups: Sequence[ColocationGroup], loads: Sequence[TrayLoad]
 ) -> tuple[TrayAssignments, ...]:
     """Assign subgroups to the trays of a clique by these loads."""
-    positions = trial.capacity.cliques[clique]
+    positions = _positions(trial.capacity, clique)
     # For each need, the position of a tray for each of its members.
     slots = {
         need: iter([at for at, here in zip(positions, column, strict=True) for _ in range(here)])
@@ -249,12 +272,14 @@ def assign_jointly(
     return found
 
 
-def spare_trays(trial: TrialPlacement, clique: str, assigned: Iterable[TrayAssignments]) -> list[int]:
+def spare_trays(
+    trial: TrialPlacement, clique: str, assigned: Iterable[TrayAssignments]
+) -> list[TrayPosition]:
     """Trays of the clique that could take over all members of any tray of `assigned`, the preferred first.
 
     Trays of which a part is in use come first, then those that `in_spare_order` prefers.
     """
-    by_tray: dict[int, Counter[MemberNeed]] = {}
+    by_tray: dict[TrayPosition, Counter[MemberNeed]] = {}
     for assignments in assigned:
         for assignment in assignments:
             by_tray.setdefault(assignment.at, Counter())[assignment.part.need] += assignment.members
@@ -272,17 +297,17 @@ def in_spare_order(trays: Sequence[T]) -> Iterator[T]:
 
 def trays_that_carry(
     capacity: SiteCapacity, clique: str, loads: Collection[Mapping[MemberNeed, int]]
-) -> list[int]:
+) -> list[TrayPosition]:
     """Trays of the clique, in site order, that can carry each of these loads, whatever the gang has on them.
 
     This is the rule for what may be a spare. The joint search has it in `carry_bound`.
     """
     needs = tuple({need: None for load in loads for need in load})
     if not needs:
-        return list(capacity.cliques[clique])
+        return _positions(capacity, clique)
     wanted = {tuple(load.get(need, 0) for need in needs) for load in loads}
     most = tuple(map(max, zip(*wanted, strict=True)))
-    trays = zip(capacity.cliques[clique], capacity.vacancies(clique, needs), strict=True)
+    trays = zip(_positions(capacity, clique), capacity.cliques[clique].vacancies(needs), strict=True)
     return [at for at, vacancy in trays if wanted <= tray_loads(vacancy, needs, most)]
 
 
@@ -291,18 +316,22 @@ def _best_fit_trays(trial: TrialPlacement, clique: str, part: MemberRange) -> It
     need, number, end = part.need, part.first, part.first + part.members
     if trial.clique_slots(clique, need) < part.members:
         return
-    # Least room first, partly used trays before empty ones, then least free GPUs.
-    for at in sorted(
-        trial.capacity.cliques[clique],
-        key=lambda at: (trial.slots(at, need), trial.is_empty(at), trial.free(at)),
-    ):
-        here = min(trial.slots(at, need), end - number)
-        if here:
-            yield TrayAssignment(at, part, number, here)
-            number += here
+    for slots, at in trial.least_room_first(clique, need):
+        here = min(slots, end - number)
+        if not here:
+            return
+        yield TrayAssignment(at, part, number, here)
+        number += here
 
 
-def _take_slots(part: MemberRange, slots: dict[MemberNeed, Iterator[int]]) -> Iterator[TrayAssignment]:
+def _positions(capacity: SiteCapacity, clique: str) -> list[TrayPosition]:
+    """The trays of a clique, in site order."""
+    return [TrayPosition(clique, number) for number in range(len(capacity.cliques[clique].trays))]
+
+
+def _take_slots(
+    part: MemberRange, slots: dict[MemberNeed, Iterator[TrayPosition]]
+) -> Iterator[TrayAssignment]:
     """The members of a part in the next slots for their need."""
     first = part.first
     for at, same in groupby(islice(slots[part.need], part.members)):
@@ -420,13 +449,19 @@ def solve_jointly(
     So many trays stay unused as `spares`, each of which can take over the load of any tray that is used.
     """
     needs = ordered_needs(wanted)
-    vacancies = trial.capacity.vacancies(clique, needs)
-    problem = (vacancies, needs, tuple([wanted[need] for need in needs]), spares)
+    vacancies = trial.capacity.cliques[clique].vacancies(needs)
+    # Without spares the answer is the same for trays in any order, so cliques of one shape share it.
+    order = [] if spares else sorted(range(len(vacancies)), key=vacancies.__getitem__)
+    trays = vacancies if spares else tuple([vacancies[at] for at in order])
+    problem = (trays, needs, tuple([wanted[need] for need in needs]), spares)
     if not budget.allows(problem):
         return JointAssignment(len(vacancies), None)
     answer, steps = solve_and_count(*problem)
     budget.pay(problem, steps)
-    return answer
+    if spares or answer is None or answer.loads is None:
+        return answer
+    loads = dict(zip(order, answer.loads, strict=True))
+    return JointAssignment(answer.opened, tuple([loads[at] for at in range(len(vacancies))]))
 
 
 @lru_cache(CACHED_ANSWERS)

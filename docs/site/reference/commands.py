@@ -1,0 +1,28 @@
+"""The commands: what `--help` says of each, on one page; cyclopts writes it from the same declarations."""
+
+import re
+
+from docs.site.reference.markdown import made_from
+
+from rackloom.cli.main import app
+
+
+def page() -> str:
+    """Every command with its options, in the order of the help."""
+    text = app.generate_docs(output_format="markdown", recursive=True, heading_level=1)
+    text = _without_lists(text).replace(
+        "# rackloom\n", f"# Commands\n\n{made_from('the declarations of the commands')}", 1
+    )
+    return re.sub(r"^(#{2,}) (rackloom.*)$", _heading, text, flags=re.MULTILINE)
+
+
+def _heading(match: re.Match[str]) -> str:
+    """`admin partition show` below `admin partition`: by the number of words, to at most four levels."""
+    words = match[2].split()
+    return f"{'#' * min(len(words), 4)} {' '.join(words)}"
+
+
+def _without_lists(text: str) -> str:
+    """The navigation of the site lists the commands; lists on the page would repeat it."""
+    text = re.sub(r"(?ms)^## Table of Contents\n.*?(?=^\*\*Commands)", "", text, count=1)
+    return re.sub(r"^\*\*Commands\*\*:\n\n(?:\* .*\n(?: {2,}.*\n)*)+", "", text, flags=re.MULTILINE)

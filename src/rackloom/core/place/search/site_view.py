@@ -1,0 +1,494 @@
+"""A site as the planner keeps it between plans: cliques whose answers are computed once.
+
+A `SiteView` is an immutable value, made from a `PlacementSite` once and changed by deltas:
+
+- `changed` gives the view after some trays were replaced, and some holds ended or began. It costs what
+  changed: everything of the other cliques is shared with the view before it.
+- `following` gives the view of another site value. It compares all trays, and keeps the cliques that are
+  equal.
+
+A view that was changed equals a view made anew: equal content gives equal plans.
+
+Three levels of sharing make a plan on a kept view cost little more than the cliques that it uses:
+
+1. `CliqueTrays`: the trays of one clique and the holds on them.
+2. `CliqueState`: these trays as a gang meets them: what each has left, by position.
+3. `CliqueShape`: the same without names and positions. Cliques with equal trays share a shape, so bounds and
+   fits are computed once for all of them. 5,555 racks that are half in use have 19 shapes.
+
+`CliqueStates` indexes the cliques of a view by shape, and counts its free regions. A view has two indexes,
+made when they are asked for: for gangs that share trays, and for gangs that take empty trays only. What a
+shape remembers is bounded and changes no answer. A view is for one thread at a time.
+"""
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from rackloom.core.place.placement_values import (
+    REGION_SIZES,
+    ClaimCapacity,
+    PlacementSite,
+    PlacementTray,
+    TrayHold,
+)
+from rackloom.core.place.search.gang_needs import (
+    CliqueBounds,
+    MemberNeed,
+    TrayState,
+    TrayVacancy,
+    clique_bounds,
+)
+
+T = TypeVar("T")
+
+_MORE_THAN_ANY = 1 << 20
+"""More GPUs than a tray has."""
+_CACHED_STATES = 4096
+"""Trays whose state is remembered: those of a site are mostly alike."""
+_CLOSED = -1
+"""Free GPUs of a tray where nothing may go, not even a member without GPUs."""
+MAX_REMEMBERED = 64
+"""Answers of each sort that a clique or a shape remembers; with more it forgets all of them."""
+
+
+def remembered(answers: dict[Hashable, T], key: Hashable, compute: Callable[[], T]) -> T:
+    """The answer for a key, computed once while it is remembered."""
+    if key in answers:
+        return answers[key]
+    if len(answers) >= MAX_REMEMBERED:
+        answers.clear()
+    answers[key] = answer = compute()
+    return answer
+
+
+# One clique, whoever asks.
+
+
+class CliqueTrays:
+    """The trays of one clique in filling order, and the holds on them."""
+
+    __slots__ = ("__dict__", "holds", "trays")
+
+    def __init__(self, trays: tuple[PlacementTray, ...], holds: tuple[TrayHold, ...]) -> None:
+        self.trays = trays
+        self.holds = holds
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CliqueTrays):
+            return NotImplemented
+        return self.trays == other.trays and self.holds == other.holds
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @cached_property
+    def gpus(self) -> int:
+        """GPUs of all trays, in use or not."""
+        return sum([tray.gpus for tray in self.trays])
+
+    @cached_property
+    def free_gpus(self) -> int:
+        """GPUs of open trays, less all that are held."""
+        open_gpus = sum([tray.gpus for tray in self.trays if tray.shut is None])
+        return open_gpus - sum([hold.gpus for hold in self.holds])
+
+    def has_owner(self, owner: str) -> bool:
+        """Whether the owner holds something here."""
+        return any(hold.owner == owner for hold in self.holds)
+
+    def states(self, owner: str, exclusive: bool) -> tuple[TrayState, ...]:
+        """What each tray has left for a gang called `owner`, whose own holds do not count."""
+        left = {tray.name: tray.gpus for tray in self.trays}
+        with_channel = set()
+        for hold in self.holds:
+            if hold.owner != owner:
+                # A negative number closes the tray to members without GPUs too.
+                left[hold.tray] -= _MORE_THAN_ANY if hold.is_whole else hold.gpus
+                if hold.channel:
+                    with_channel.add(hold.tray)
+        return tuple(
+            [
+                _tray_state(
+                    tray.gpus,
+                    left[tray.name],
+                    tray.shut is None,
+                    tray.name not in with_channel if tray.gpus or tray.clique else None,
+                    exclusive,
+                    frozenset(tray.closed) if tray.closed else _NOTHING,
+                    frozenset(tray.rooms.items()) if tray.rooms else _NOTHING,
+                )
+                for tray in self.trays
+            ]
+        )
+
+
+_NOTHING: frozenset[Any] = frozenset()
+
+
+@lru_cache(_CACHED_STATES)
+def _tray_state(
+    gpus: int,
+    left: int,
+    is_open: bool,
+    channel: bool | None,
+    exclusive: bool,
+    closed: frozenset[str],
+    rooms: frozenset[tuple[str, ClaimCapacity]],
+) -> TrayState:
+    """`left`: GPUs that no hold has; `channel`: whether the IMEX channel is free, None where none is."""
+    untouched = left == gpus and channel is not False
+    free = left if left >= 0 and is_open and (untouched or not exclusive) else _CLOSED
+    return TrayState(free, 0 < gpus == free and untouched, untouched, bool(channel), closed, rooms)
+
+
+# One clique as a gang meets it.
+
+
+class CliqueShape:
+    """What cliques with equal trays have in common."""
+
+    def __init__(self, trays: frozenset[tuple[TrayState, int]]) -> None:
+        """`trays`: each state with the number of trays that have it; it is the shape's `key`."""
+        self.key = trays
+        self.trays = sum([count for _, count in trays])
+        self.empty = sum([count for state, count in trays if state.is_empty])
+        """Empty trays."""
+        self.fits: dict[Hashable, Any] = {}
+        """Of colocation groups (`clique_search`)."""
+        self._bounds: dict[Hashable, CliqueBounds] = {}
+        self._vacancies: dict[Hashable, tuple[tuple[TrayVacancy, int], ...]] = {}
+
+    def bounds(self, need: MemberNeed) -> CliqueBounds:
+        """The bounds of each such clique for members of one need."""
+        return remembered(
+            self._bounds,
+            need,
+            lambda: clique_bounds([(need.slots(state), state.is_empty, count) for state, count in self.key]),
+        )
+
+    def vacancies(self, needs: tuple[MemberNeed, ...]) -> tuple[tuple[TrayVacancy, int], ...]:
+        """What the trays have left, sorted, each with the number of trays."""
+
+        def counted() -> tuple[tuple[TrayVacancy, int], ...]:
+            found = Counter[TrayVacancy]()
+            for state, count in self.key:
+                found[TrayVacancy.of(state, needs)] += count
+            return tuple(sorted(found.items()))
+
+        return remembered(self._vacancies, needs, counted)
+
+
+class CliqueState:
+    """One clique as a gang meets it: its trays by position, and its shape."""
+
+    __slots__ = ("_slots", "_vacancies", "shape", "states", "trays")
+
+    def __init__(
+        self, trays: tuple[PlacementTray, ...], states: tuple[TrayState, ...], shape: CliqueShape
+    ) -> None:
+        self.trays = trays
+        self.states = states
+        self.shape = shape
+        self._slots: dict[Hashable, tuple[int, ...]] = {}
+        self._vacancies: dict[Hashable, tuple[TrayVacancy, ...]] = {}
+
+    def slots(self, need: MemberNeed) -> tuple[int, ...]:
+        """Members that each tray can serve."""
+        return remembered(self._slots, need, lambda: tuple([need.slots(state) for state in self.states]))
+
+    def vacancies(self, needs: tuple[MemberNeed, ...]) -> tuple[TrayVacancy, ...]:
+        """What each tray has left."""
+        return remembered(
+            self._vacancies, needs, lambda: tuple([TrayVacancy.of(state, needs) for state in self.states])
+        )
+
+
+def shape_key(states: Sequence[TrayState]) -> frozenset[tuple[TrayState, int]]:
+    """Each state with the number of trays that have it."""
+    counts: dict[TrayState, int] = {}
+    for state in states:
+        counts[state] = counts.get(state, 0) + 1
+    return frozenset(counts.items())
+
+
+# All cliques as a gang meets them.
+
+
+class ShapeMembers(NamedTuple):
+    """The cliques of one shape."""
+
+    shape: CliqueShape
+    orders: Sequence[int]
+    """Their positions among the cliques of the site, ascending; never empty."""
+
+
+class CliqueStates:
+    """The cliques of a view, by name and by shape."""
+
+    def __init__(
+        self,
+        cliques: Mapping[str, CliqueState],
+        shapes: Mapping[Hashable, ShapeMembers],
+        regions: tuple[int, ...],
+    ) -> None:
+        self.cliques = cliques
+        """In the order of their first trays."""
+        self.shapes = shapes
+        """By key of the shape."""
+        self.regions = regions
+        """Free regions of each of REGION_SIZES."""
+
+    @classmethod
+    def of(cls, cliques: Mapping[str, CliqueTrays], exclusive: bool) -> "CliqueStates":
+        """All of them, computed anew, with the holds of all owners."""
+        found: dict[str, CliqueState] = {}
+        shapes: dict[Hashable, ShapeMembers] = {}
+        for order, (name, inside) in enumerate(cliques.items()):
+            states = inside.states("", exclusive)
+            key = shape_key(states)
+            alike = shapes.get(key)
+            if alike is None:
+                alike = shapes[key] = ShapeMembers(CliqueShape(key), [])
+            found[name] = CliqueState(inside.trays, states, alike.shape)
+            alike.orders.append(order)  # type: ignore[attr-defined]
+        regions = tuple(
+            sum([alike.shape.empty // size * len(alike.orders) for alike in shapes.values()])
+            for size in REGION_SIZES
+        )
+        return cls(found, shapes, regions)
+
+    def changed(
+        self, cliques: Mapping[str, CliqueTrays], order: Mapping[str, int], owner: str, exclusive: bool
+    ) -> "CliqueStates":
+        """With some cliques as they are now; their positions do not change."""
+        found, shapes, regions = dict(self.cliques), dict(self.shapes), list(self.regions)
+        for name, inside in cliques.items():
+            states = inside.states(owner, exclusive)
+            before, key = found[name].shape, shape_key(states)
+            alike = shapes.get(key)
+            shape = CliqueShape(key) if alike is None else alike.shape
+            found[name] = CliqueState(inside.trays, states, shape)
+            if key == before.key:
+                continue
+            at = order[name]
+            left = [other for other in shapes[before.key].orders if other != at]
+            if left:
+                shapes[before.key] = ShapeMembers(before, left)
+            else:
+                del shapes[before.key]
+            orders = [] if alike is None else list(alike.orders)
+            insort(orders, at)
+            shapes[key] = ShapeMembers(shape, orders)
+            for number, size in enumerate(REGION_SIZES):
+                regions[number] += shape.empty // size - before.empty // size
+        return CliqueStates(found, shapes, tuple(regions))
+
+
+# The view.
+
+
+_MAX_CHANGED = 8
+"""One part in so many of the cliques may have changed before the owners are indexed anew."""
+
+
+class _Layout:
+    """Which trays and cliques a site has. Views that were changed from one another share it."""
+
+    def __init__(self, site: PlacementSite, cliques: Mapping[str, CliqueTrays]) -> None:
+        self.site = site
+        self.names: Sequence[str] = list(cliques)
+        """The cliques by position."""
+        self.order: Mapping[str, int] = {name: at for at, name in enumerate(self.names)}
+        """The position of each clique."""
+
+    @cached_property
+    def clique_of(self) -> Mapping[str, str]:
+        """The clique of each tray."""
+        return {tray.name: tray.sharing for tray in self.site.trays}
+
+
+class _OwnerIndex:
+    """Where owners hold something, as of one view."""
+
+    def __init__(self, cliques: Mapping[str, CliqueTrays]) -> None:
+        self._cliques = cliques
+
+    @cached_property
+    def cliques_of(self) -> Mapping[str, Collection[str]]:
+        """By owner."""
+        found: dict[str, dict[str, None]] = {}
+        for name, inside in self._cliques.items():
+            for hold in inside.holds:
+                found.setdefault(hold.owner, {})[name] = None
+        return found
+
+
+class SiteView:
+    """A site that was prepared for plans."""
+
+    def __init__(
+        self,
+        cliques: Mapping[str, CliqueTrays],
+        layout: _Layout,
+        owners: _OwnerIndex,
+        since_indexed: frozenset[str] = frozenset(),
+    ) -> None:
+        """Use `of`. `since_indexed`: cliques that changed since the owners were indexed."""
+        self.cliques = cliques
+        """In the order of their first trays."""
+        self._layout = layout
+        self._owners = owners
+        self._since_indexed = since_indexed
+        self._states: dict[bool, CliqueStates] = {}
+
+    @classmethod
+    def of(cls, site: "PlacementSite | SiteView") -> "SiteView":
+        """The view of a site; a view is returned as it is."""
+        if isinstance(site, SiteView):
+            return site
+        cliques = dict(_by_clique(site))
+        view = cls(cliques, _Layout(site, cliques), _OwnerIndex(cliques))
+        view.__dict__["site"] = site
+        return view
+
+    @cached_property
+    def site(self) -> PlacementSite:
+        """The site as a value: trays in filling order. Holds on unknown trays are left out after a change."""
+        trays = {name: iter(inside.trays) for name, inside in self.cliques.items()}
+        return PlacementSite(
+            tuple([next(trays[tray.sharing]) for tray in self._layout.site.trays]),
+            tuple([hold for inside in self.cliques.values() for hold in inside.holds]),
+        )
+
+    def clique_named(self, order: int) -> str:
+        """The clique at a position."""
+        return self._layout.names[order]
+
+    def order(self, clique: str) -> int:
+        """The position of a clique."""
+        return self._layout.order[clique]
+
+    def clique_of(self, tray: str) -> str | None:
+        """The clique of a tray; None: the site has no such tray."""
+        return self._layout.clique_of.get(tray)
+
+    def trays_named(self, names: Iterable[str]) -> Iterator[PlacementTray]:
+        """Of these trays, those that the site has."""
+        wanted: dict[str, set[str]] = {}
+        for name in names:
+            clique = self.clique_of(name)
+            if clique is not None:
+                wanted.setdefault(clique, set()).add(name)
+        for clique, here in wanted.items():
+            yield from (tray for tray in self.cliques[clique].trays if tray.name in here)
+
+    def cliques_of(self, owner: str) -> list[str]:
+        """Where an owner holds something."""
+        indexed = self._owners.cliques_of.get(owner, ())
+        return [
+            name
+            for name in dict.fromkeys((*indexed, *self._since_indexed))
+            if self.cliques[name].has_owner(owner)
+        ]
+
+    def states(self, owner: str = "", exclusive: bool = False) -> CliqueStates:
+        """The cliques as a gang called `owner` meets them: its own holds do not count.
+
+        `exclusive`: trays that others use in part count as full.
+        """
+        if exclusive not in self._states:
+            self._states[exclusive] = CliqueStates.of(self.cliques, exclusive)
+        own = self.cliques_of(owner) if owner else ()
+        shared = self._states[exclusive]
+        if not own:
+            return shared
+        return shared.changed(
+            {name: self.cliques[name] for name in own}, self._layout.order, owner, exclusive
+        )
+
+    def changed(
+        self,
+        *,
+        trays: Iterable[PlacementTray] = (),
+        freed: Iterable[TrayHold] = (),
+        taken: Iterable[TrayHold] = (),
+    ) -> "SiteView":
+        """The view with some trays replaced by others of their names and cliques, and other holds.
+
+        Holds equal to one of `freed` end, then `taken` begin. Holds on trays that the site does not have are
+        left out. Raises ValueError for a tray that is new or in another clique: use `following`.
+        """
+        new: dict[str, dict[str, PlacementTray]] = {}
+        for tray in trays:
+            if self.clique_of(tray.name) != tray.sharing:
+                raise ValueError(f"tray {tray.name} was not in clique {tray.sharing}")
+            new.setdefault(tray.sharing, {})[tray.name] = tray
+        ended, begun = self._holds_by_clique(freed), self._holds_by_clique(taken)
+        now = {}
+        for name in dict.fromkeys((*new, *ended, *begun)):
+            before, replaced, gone = self.cliques[name], new.get(name), ended.get(name, ())
+            trays_now, holds = before.trays, before.holds
+            if replaced:
+                trays_now = tuple([replaced.get(tray.name, tray) for tray in trays_now])
+            if gone:
+                holds = tuple([hold for hold in holds if hold not in gone])
+            now[name] = CliqueTrays(trays_now, (*holds, *begun.get(name, ())))
+        return self._with_cliques(now)
+
+    def _holds_by_clique(self, holds: Iterable[TrayHold]) -> dict[str, list[TrayHold]]:
+        found: dict[str, list[TrayHold]] = {}
+        for hold in holds:
+            clique = self.clique_of(hold.tray)
+            if clique is not None:
+                found.setdefault(clique, []).append(hold)
+        return found
+
+    def following(self, site: PlacementSite) -> "SiteView":
+        """The view of another site, which keeps every clique that is equal to one of this view."""
+        now = dict(_by_clique(site))
+        if list(now) != self._layout.names or not all(map(_same_names, now.values(), self.cliques.values())):
+            return SiteView.of(site)
+        view = self._with_cliques({name: now[name] for name in now if now[name] != self.cliques[name]})
+        view._layout = _Layout(site, now)
+        view.__dict__["site"] = site
+        return view
+
+    def _with_cliques(self, now: Mapping[str, CliqueTrays]) -> "SiteView":
+        cliques = {**self.cliques, **now}
+        owners, since = self._owners, self._since_indexed.union(now)
+        if len(since) * _MAX_CHANGED > len(cliques):
+            owners, since = _OwnerIndex(cliques), frozenset()
+        view = SiteView(cliques, self._layout, owners, since)
+        view._states = {
+            exclusive: states.changed(now, self._layout.order, "", exclusive)
+            for exclusive, states in self._states.items()
+        }
+        return view
+
+    def only(self, clique: str) -> "SiteView":
+        """The view of one of its cliques."""
+        inside = self.cliques[clique]
+        cliques = {clique: inside}
+        layout = _Layout(PlacementSite(inside.trays, inside.holds), cliques)
+        return SiteView(cliques, layout, _OwnerIndex(cliques))
+
+
+def _by_clique(site: PlacementSite) -> Iterator[tuple[str, CliqueTrays]]:
+    """The cliques in the order of their first trays."""
+    trays: dict[str, list[PlacementTray]] = {}
+    clique_of = {}
+    for tray in site.trays:
+        clique = clique_of[tray.name] = tray.clique or tray.name
+        trays.setdefault(clique, []).append(tray)
+    holds: dict[str | None, list[TrayHold]] = {}
+    for hold in site.holds:
+        holds.setdefault(clique_of.get(hold.tray), []).append(hold)
+    for name, inside in trays.items():
+        yield name, CliqueTrays(tuple(inside), tuple(holds.get(name, ())))
+
+
+def _same_names(first: CliqueTrays, second: CliqueTrays) -> bool:
+    """Whether the trays have the same names, in the same order."""
+    return [tray.name for tray in first.trays] == [tray.name for tray in second.trays]
