@@ -21,9 +21,11 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     CRD,
+    DAEMON_SET,
     DEPLOYMENT,
     MUTATING_WEBHOOK,
     SECRET,
+    Object,
 )
 
 pytestmark = pytest.mark.anyio
@@ -69,6 +71,12 @@ async def tags(api: KubeApi) -> set[str]:
     return {image.rpartition(":")[2] for image in (await images(api)).values()}
 
 
+async def specs(api: KubeApi) -> dict[str, Object]:
+    """What our programs run from. The generation of a Deployment counts changes of its annotations, too."""
+    found = [*(await api.list(DEPLOYMENT, DRIVER)).items, *(await api.list(DAEMON_SET, DRIVER)).items]
+    return {program["metadata"]["name"]: program["spec"] for program in found}
+
+
 async def test_install_upgrade_go_back_and_uninstall(
     helm: Helm, cluster: ControlPlane, api: KubeApi, namespace: str, clean: None
 ) -> None:
@@ -111,9 +119,9 @@ async def test_install_upgrade_go_back_and_uninstall(
 async def test_an_installation_of_kubectl_becomes_one_of_helm_and_nothing_restarts(
     helm: Helm, cluster: ControlPlane, api: KubeApi, clean: None, base_applied: None
 ) -> None:
-    before = await of_programs(api)
+    before = await specs(api)
     await helm("install", "rackloom", CHART, "--take-ownership", "--force-conflicts")
-    assert await of_programs(api) == before
+    assert await specs(api) == before
     notes = (await api.get(DEPLOYMENT, "rackloom-controller", DRIVER))["metadata"]["annotations"]
     assert notes["meta.helm.sh/release-name"] == "rackloom"
     await helm("uninstall", "rackloom")
