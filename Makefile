@@ -7,7 +7,7 @@ SYSTEM_CERTIFICATES := $(wildcard /etc/ssl/certs/ca-certificates.crt /etc/pki/tl
 export UV_SYSTEM_CERTS ?= $(if $(SYSTEM_CERTIFICATES),true,false)
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel docs-site diagrams lint simulate mutate bench-quick format proto pins clean
+.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel release verify-release helm docs-site diagrams lint simulate mutate bench-quick format proto client pins clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -78,6 +78,20 @@ diagrams: venv  ## drawings of the diagrams, where one changed
 wheel: venv  ## dist/rackloom-*.whl
 	$(BIN)/python -m hatchling build -t wheel -d dist
 
+# Built once from the Go module proxy, then cached; without it the tests that render the chart are skipped.
+helm: venv  ## Helm, which the tests of the chart run
+	$(BIN)/python tests/cluster/build.py helm
+
+# Everything that a release publishes, into dist/VERSION (docs/releasing.md): of the tag vVERSION, or of REF; signed
+# with the SSH key KEY; IMAGES=no leaves the images out.
+release: venv  ## all that a release publishes: VERSION=, KEY=
+	$(BIN)/python -m deploy.release.build --version $(VERSION) $(if $(REF),--ref $(REF)) $(if $(KEY),--key $(KEY)) \
+	  $(if $(BUILDER),--builder $(BUILDER)) $(if $(filter no,$(IMAGES)),--no-images)
+
+# A downloaded release in DIST, by the keys in SIGNERS; needs no .venv.
+verify-release:  ## a downloaded release: DIST=, SIGNERS=
+	$(PYTHON) -m deploy.release.verify $(DIST) $(if $(SIGNERS),--signers $(SIGNERS),--unsigned)
+
 # When an archive no longer has a package of deploy/image/packages.lock: what it has now.
 image-lock: venv  ## new pins of the image's packages
 	$(BIN)/python -m deploy.image.build --lock
@@ -136,13 +150,17 @@ proto: venv  ## generate code from .proto files
 	  --python_out=src --grpc_python_out=src --mypy_out=src --mypy_grpc_out=src \
 	  $$(cd src && find rackloom -name '*.proto' | sed 's,^,src/,')
 
+# The typed client of the REST service; also checked in, and a test compares it with the document that is served.
+client: venv  ## generate the Python client from the OpenAPI document
+	$(BIN)/python -m tests.client.generate
+
 # Pins name no index and no host: the installer's own configuration says where packages come from.
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet
 pins: venv  ## resolve requirements/ again
 	$(UV_COMPILE) pyproject.toml -o requirements/runtime.txt
 	$(UV_COMPILE) --group pyproject.toml:dev -c requirements/runtime.txt pyproject.toml -o requirements/dev.txt
-	$(UV_COMPILE) --group pyproject.toml:docs -c requirements/dev.txt -o requirements/docs.txt
 	$(UV_COMPILE) --extra otel -c requirements/dev.txt pyproject.toml -o requirements/otel.txt
+	$(UV_COMPILE) --group pyproject.toml:docs -c requirements/dev.txt -o requirements/docs.txt
 	$(UV_COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(UV_COMPILE) -c requirements/dev.txt requirements/mutate.in -o requirements/mutate.txt
 	$(UV_COMPILE) requirements/uv.in -o requirements/uv.txt

@@ -14,6 +14,7 @@ The set-up of the fleet counts, reading the objects does not.
 """
 
 import argparse
+import gc
 import json
 import random
 import time
@@ -21,7 +22,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from rackloom.core.allocate.eligibility import compiled
 from rackloom.core.allocate.fleet import Fleet
 from rackloom.core.allocate.inputs import Features
 from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
@@ -146,21 +149,36 @@ def claim(number: int, ask: Fields) -> Fields:
 
 
 def placed(scenario: Fields, pods: int | None = None) -> tuple[list[Fields | None], float, float]:
-    """Where the first `pods` claims go (None: nowhere), and the seconds of CPU and wall time that it took."""
-    nodes = msgspec.convert(scenario["nodes"], list[Node])
+    """Where the first `pods` claims go (None: nowhere), and the seconds of CPU and wall time that it took.
+
+    Before a claim, those that `releases` names for it end, and the slice that `shrinks` names loses its last
+    device.
+    """
+    nodes = msgspec.convert(scenario.get("nodes") or [scenario["node"]], list[Node])
     classes = msgspec.convert(scenario["classes"], list[DeviceClass])
     slices = msgspec.convert(scenario["slices"], list[ResourceSlice])
     claims = msgspec.convert(scenario["claims"][:pods], list[ResourceClaim])
     features = msgspec.convert(scenario["features"], Features)
     releases = scenario.get("releases") or [[]] * len(claims)
+    shrinks = scenario.get("shrinks")
     held: dict[int, Allocation] = {}
     outcomes = []
+    # As in a process that runs for long: what was read is no work for the garbage collector.
+    gc.collect()
+    gc.freeze()
+    # And CEL is loaded, as it is on the side of upstream.
+    compiled("true")
     cpu, wall = time.process_time(), time.perf_counter()
     fleet = Fleet(nodes, classes, slices, features=features)
     for number, wanted in enumerate(claims):
         for earlier in releases[number]:
             if earlier in held:
                 fleet.release(held.pop(earlier).results)
+        if shrinks:
+            changed = slices[shrinks[number]]
+            spec = replace(changed.spec, devices=changed.spec.devices[:-1])
+            slices[shrinks[number]] = replace(changed, spec=spec)
+            fleet.replace_slice(changed, slices[shrinks[number]])
         outcome = fleet.place([wanted])
         outcomes.append(outcome)
         if isinstance(outcome, Allocation):

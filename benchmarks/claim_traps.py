@@ -22,20 +22,17 @@ the fleet counts, reading the objects does not.
 - slices: a slice changes before each pod.
 """
 
-import gc
 import json
 import math
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import claim_scenarios
 import msgspec
 
-from rackloom.core.allocate.fleet import Fleet
-from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
-from rackloom.core.allocate.outcome import Allocation
+from rackloom.core.allocate.inputs import Features
 
 GPU = "gpu.example.com"
 ATTRIBUTES = f"device.attributes['{GPU}']"
@@ -236,45 +233,42 @@ SCENARIOS: dict[str, tuple[Devices, Asks, bool, bool]] = {
 """Devices, claims, whether pods end, and whether a slice changes before each pod."""
 
 
-def measured(name: str, nodes: int, pods: int) -> Fields:
-    """The row of one scenario."""
+def written(name: str, nodes: int, pods: int) -> Fields:
+    """A scenario as JSON values, in the form that `claims.py` reads."""
     make_slices, make_ask, ending, changing = SCENARIOS[name]
     rng = random.Random(7)  # noqa: S311
-    fleet_nodes = msgspec.convert([{"metadata": {"name": f"n{at}"}} for at in range(nodes)], list[Node])
-    slices = [msgspec.convert(fields, ResourceSlice) for fields in make_slices(nodes, rng)]
-    classes = [msgspec.convert({"metadata": {"name": GPU}, "spec": {}}, DeviceClass)]
-    claims = [
-        msgspec.convert(
-            {"metadata": {"name": f"c{at}"}, "spec": {"devices": make_ask(nodes, rng)}}, ResourceClaim
-        )
-        for at in range(pods)
-    ]
-    changes = [rng.randrange(len(slices)) for _ in claims]
-    gc.collect()
-    gc.freeze()
-    start = time.process_time()
-    fleet = Fleet(fleet_nodes, classes, slices)
-    live: list[Allocation] = []
-    placed = 0
-    for claim, changed in zip(claims, changes, strict=True):
-        if ending and len(live) > pods // 4:
-            fleet.release(live.pop(rng.randrange(len(live))).results)
-        if changing:
-            spec = msgspec.structs.replace(slices[changed].spec, devices=slices[changed].spec.devices[:-1])
-            slices[changed] = msgspec.structs.replace(slices[changed], spec=spec)
-            fleet = Fleet(fleet_nodes, classes, slices)
-            for held in live:
-                fleet.occupy(held.results)
-        outcome = fleet.place([claim])
-        if isinstance(outcome, Allocation):
-            placed += 1
-            live.append(outcome)
-    spent = time.process_time() - start
+    slices = list(make_slices(nodes, rng))
+    asks = [make_ask(nodes, rng) for _ in range(pods)]
+    shrinks = [rng.randrange(len(slices)) for _ in asks]
+    releases: list[list[int]] = []
+    live: list[int] = []
+    for number in range(pods):
+        ends = ending and len(live) > pods // 4
+        releases.append([live.pop(rng.randrange(len(live)))] if ends else [])
+        live.append(number)
+    return {
+        "name": name,
+        "nodes": [{"metadata": {"name": f"n{at}"}} for at in range(nodes)],
+        "classes": [{"metadata": {"name": GPU}, "spec": {}}],
+        "slices": slices,
+        "claims": [
+            {"metadata": {"name": f"c{at}", "uid": f"c{at}"}, "spec": {"devices": ask}}
+            for at, ask in enumerate(asks)
+        ],
+        "releases": releases,
+        "shrinks": shrinks if changing else [],
+        "features": msgspec.to_builtins(Features()),
+    }
+
+
+def measured(name: str, nodes: int, pods: int) -> Fields:
+    """The row of one scenario."""
+    places, spent, _ = claim_scenarios.placed(written(name, nodes, pods))
     return {
         "scenario": name,
         "nodes": nodes,
         "pods": pods,
-        "placed": placed,
+        "placed": sum(place is not None for place in places),
         "pods_per_cpu_s": round(pods / spent, 1),
     }
 

@@ -1,6 +1,7 @@
 """Rackloom's allocator and CEL beside upstream's own, on the same inputs; one JSON object a row.
 
-    python benchmarks/upstream.py allocate [--nodes N] [--pods P] [--only SCENARIO ...] [SCENARIO_FILE ...]
+    python benchmarks/upstream.py allocate [SCENARIO_FILE ...] [--only SCENARIO ...] [--traps]
+                                           [--nodes N ...] [--pods P] [--modes MODE ...]
     python benchmarks/upstream.py cel
     python benchmarks/upstream.py --quick         small ones: shows that they work, that answers agree
     python benchmarks/upstream.py --download      only asks the Go module proxy for what the build needs
@@ -19,14 +20,20 @@ Three ways in which Go searches the nodes, in this order:
 
 A ratio is what a pod costs upstream divided by what it costs Rackloom, above 1 where Rackloom is faster: in
 CPU time (`cpu_ratio`, which judges the goal) and in wall time, each the median of the rounds with `_min` and
-`_max` beside it. In its first turn upstream begins no pod after `--limit` seconds; all turns of both sides
-then place as many.
+`_max` beside it. The first turn of upstream ends after `--limit` seconds; all turns of both sides then place
+as many pods as it had placed by then. Where that is none, `upstream_stopped` says so, and a pod's ratio is at
+least the one shown.
+
+The scenarios are files, or those of `claim_scenarios.py`; with `--traps` those of `claim_traps.py`. With
+several numbers of nodes, a row says how CPU time grows from the smallest to the largest (`growth`: 0 if it
+does not, 1 if it grows as the nodes do; goal: 1.1), where both placed as many pods.
 For CEL the ratios are of one evaluation with the variables made for it (`with_view`), with variables made
 before (`without_view`), and of one compilation.
 """
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -36,6 +43,7 @@ from typing import Any
 
 import cel
 import claim_scenarios
+import claim_traps
 import msgspec
 from site_figures import load
 
@@ -48,6 +56,7 @@ from tests.cluster.build import NotBuilt, Tools, download, made  # noqa: E402
 
 PEER = Tools(HERE / "peers", {"upstream": "."})
 GOALS = {"first": 1.0, "sched": 10.0, "rotating": None}
+GROWTH = claim_traps.GOAL
 CEL_GOALS = {"with_view": 1.0, "without_view": None, "compile": 0.5}
 Row = dict[str, Any]
 
@@ -55,25 +64,29 @@ Row = dict[str, Any]
 def allocate_rows(scenario: Row, program: Path, asked: argparse.Namespace) -> Iterator[Row]:
     """One scenario beside each mode of upstream."""
     text = json.dumps(scenario)
-    for mode, goal in GOALS.items():
-        pods = 0
+    for mode in asked.modes:
+        pods, stopped = 0, False
         costs: list[tuple[Row, Row]] = []
         rounds = 1 if asked.quick and mode != "first" else asked.rounds
         for turn in range(rounds):
             # The first turn of upstream shows for how many pods there is time; all later ones place as many.
             ours = _ours(text, pods) if turn % 2 else None
             theirs = _theirs(program, mode, text, f"-limit={asked.limit}s" if turn == 0 else f"-pods={pods}")
-            pods = len(theirs["places"])
+            pods, stopped = max(1, len(theirs["places"])), not theirs["places"]
             ours = ours or _ours(text, pods)
             costs.append((_per_pod(theirs), _per_pod(ours)))
+            if stopped:
+                break
         row = {
             "measure": "allocate",
             "scenario": scenario["name"],
-            "nodes": len(scenario["nodes"]),
+            "nodes": len(scenario.get("nodes", ["the only"])),
             "pods": pods,
         }
-        row |= {"mode": mode, "rounds": rounds}
-        if mode == "first":
+        row |= {"mode": mode, "rounds": len(costs)}
+        if stopped:
+            row["upstream_stopped"] = True
+        elif mode == "first":
             row["differences"] = sum(
                 here != there for here, there in zip(ours["places"], theirs["places"], strict=True)
             )
@@ -81,11 +94,11 @@ def allocate_rows(scenario: Row, program: Path, asked: argparse.Namespace) -> It
             row |= _ratios(f"{kind}_ratio", [theirs[kind] / ours[kind] for theirs, ours in costs])
         row["ours_pods_per_cpu_s"] = round(1 / statistics.median(ours["cpu"] for _, ours in costs), 1)
         row["upstream_pods_per_cpu_s"] = round(1 / statistics.median(theirs["cpu"] for theirs, _ in costs), 1)
-        yield {**row, **_goal(row["cpu_ratio"], goal), **load()}
+        yield {**row, **_goal(row["cpu_ratio"], GOALS[mode]), **load()}
 
 
 def _per_pod(answer: Row) -> Row:
-    return {kind: answer[f"{kind}_s"] / len(answer["places"]) for kind in ("cpu", "wall")}
+    return {kind: answer[f"{kind}_s"] / max(1, len(answer["places"])) for kind in ("cpu", "wall")}
 
 
 def _ratios(name: str, ratios: list[float]) -> Row:
@@ -117,7 +130,7 @@ def _run(command: list[str], text: str) -> Any:
 
 def answer_here(pods: int) -> None:
     """Rackloom's side: a scenario from standard input, its places and its cost to standard output."""
-    places, cpu, wall = claim_scenarios.placed(json.load(sys.stdin), pods)
+    places, cpu, wall = claim_scenarios.placed(msgspec.json.decode(sys.stdin.buffer.read()), pods)
     json.dump({"places": places, "cpu_s": cpu, "wall_s": wall}, sys.stdout)
 
 
@@ -146,13 +159,41 @@ def cel_rows(program: Path, asked: argparse.Namespace) -> Iterator[Row]:
 
 
 def scenarios(asked: argparse.Namespace) -> Iterator[Row]:
-    """Those of the files, or else the generated ones."""
+    """Those of the files, or else the generated ones, each with its sizes in a row."""
     if asked.files:
         for file in asked.files:
             yield json.loads(file.read_text())
         return
-    for name in asked.only or claim_scenarios.SCENARIOS:
-        yield msgspec.to_builtins(claim_scenarios.written(name, asked.nodes, asked.pods))
+    for name in asked.only or (claim_traps.SCENARIOS if asked.traps else claim_scenarios.SCENARIOS):
+        made_by = claim_scenarios if name in claim_scenarios.SCENARIOS else claim_traps
+        for nodes in asked.nodes:
+            yield msgspec.to_builtins(made_by.written(name, nodes, asked.pods))
+
+
+def growth(rows: list[Row]) -> Row | None:
+    """How what a pod costs Rackloom grows with the number of nodes; None where pods are not as many."""
+    first, last = rows[0], rows[-1]
+    if first["nodes"] >= last["nodes"] or first["pods"] != last["pods"]:
+        return None
+    slower = first["ours_pods_per_cpu_s"] / last["ours_pods_per_cpu_s"]
+    exponent = round(math.log(slower) / math.log(last["nodes"] / first["nodes"]), 2)
+    row = {"measure": "growth", "scenario": last["scenario"], "mode": last["mode"], "pods": last["pods"]}
+    return {**row, "growth": exponent, "goal": GROWTH, "met": exponent <= GROWTH}
+
+
+def allocations(program: Path, asked: argparse.Namespace) -> int:
+    """Print the rows of all scenarios; returns how many places differ."""
+    differences = 0
+    sizes: dict[tuple[str, str], list[Row]] = {}
+    for scenario in scenarios(asked):
+        for row in allocate_rows(scenario, program, asked):
+            print(json.dumps(row), flush=True)
+            differences += row.get("differences", 0)
+            sizes.setdefault((row["scenario"], row["mode"]), []).append(row)
+    for rows in sizes.values():
+        if grown := growth(rows):
+            print(json.dumps(grown), flush=True)
+    return differences
 
 
 def main() -> None:
@@ -164,9 +205,12 @@ def main() -> None:
         "what", nargs="?", choices=("allocate", "cel", "ours"), help="one of them; default: both"
     )
     parser.add_argument("files", nargs="*", type=Path, help="scenario files, in place of generated ones")
-    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1000])
     parser.add_argument("--pods", type=int, default=500)
-    parser.add_argument("--only", nargs="+", choices=list(claim_scenarios.SCENARIOS), help="scenarios")
+    generated = [*claim_scenarios.SCENARIOS, *claim_traps.SCENARIOS]
+    parser.add_argument("--only", nargs="+", choices=generated, help="scenarios")
+    parser.add_argument("--traps", action="store_true", help="the scenarios of claim_traps.py")
+    parser.add_argument("--modes", nargs="+", choices=list(GOALS), default=list(GOALS))
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds for a turn of upstream")
     parser.add_argument("--seconds", type=float, default=0.2, help="of CPU for each figure of an expression")
@@ -177,7 +221,7 @@ def main() -> None:
         answer_here(asked.pods)
         return
     if asked.quick:
-        asked.nodes, asked.pods, asked.seconds = 200, 200, 0.02
+        asked.nodes, asked.pods, asked.seconds = [200], 200, 0.02
     try:
         if asked.download:
             download(PEER)
@@ -188,11 +232,7 @@ def main() -> None:
             sys.exit(f"upstream: {error}")
         print(json.dumps({"measure": "skipped", "reason": f"upstream is not compared: {error}"}), flush=True)
         return
-    differences = 0
-    for scenario in scenarios(asked) if asked.what in (None, "allocate") else ():
-        for row in allocate_rows(scenario, program, asked):
-            print(json.dumps(row), flush=True)
-            differences += row.get("differences", 0)
+    differences = allocations(program, asked) if asked.what in (None, "allocate") else 0
     for row in cel_rows(program, asked) if asked.what in (None, "cel") else ():
         print(json.dumps(row), flush=True)
     if differences:

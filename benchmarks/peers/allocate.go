@@ -28,10 +28,12 @@ const (
 // scenario is a cluster, and the claims that are placed one after another; each claim is one pod's.
 type scenario struct {
 	Nodes    []*v1.Node                   `json:"nodes"`
+	Node     *v1.Node                     `json:"node"` // in place of nodes, where there is one
 	Classes  []*resourceapi.DeviceClass   `json:"classes"`
 	Slices   []*resourceapi.ResourceSlice `json:"slices"`
 	Claims   []*resourceapi.ResourceClaim `json:"claims"`
 	Releases [][]int                      `json:"releases"` // before a claim, these earlier ones are given back
+	Shrinks  []int                        `json:"shrinks"`  // before a claim, this slice loses its last device
 	Features structured.Features          `json:"features"`
 }
 
@@ -41,7 +43,8 @@ type place struct {
 	Devices [][4]string `json:"devices"` // request, driver, pool, device
 }
 
-// placements is the answer to a scenario. A place is null where no node could serve the claim.
+// placements is the answer to a scenario. A place is null where no node could serve the claim. The times are those
+// of the places; where there was no time for even one, they are those of the attempt.
 type placements struct {
 	Places      []*place `json:"places"`
 	CPUSeconds  float64  `json:"cpu_s"`
@@ -76,7 +79,7 @@ func (c *cluster) Get(name string) (*resourceapi.DeviceClass, error) {
 func (c *cluster) List() ([]*resourceapi.DeviceClass, error) { return c.Classes, nil }
 
 func allocate(input io.Reader, mode string, pods int, limit time.Duration) (*placements, error) {
-	search, known := map[string]func(*cluster, structured.Allocator, *resourceapi.ResourceClaim) (*feasible, error){
+	search, known := map[string]func(*cluster, searching, *resourceapi.ResourceClaim) (*feasible, error){
 		"first":    (*cluster).first,
 		"sched":    (*cluster).sampled,
 		"rotating": (*cluster).rotating,
@@ -95,8 +98,14 @@ func allocate(input io.Reader, mode string, pods int, limit time.Duration) (*pla
 	if pods == 0 || pods > len(c.Claims) {
 		pods = len(c.Claims)
 	}
+	if c.Node != nil {
+		c.Nodes = append(c.Nodes, c.Node)
+	}
+	cel.GetCompiler(features).CompileCELExpression("true", cel.Options{}) // loads CEL
 	answer := &placements{Places: []*place{}}
 	began, spent := time.Now(), cpuSeconds()
+	until, done := context.WithTimeout(context.Background(), limit)
+	defer done()
 	c.cache = cel.NewCache(keptExpressions, features)
 	c.state = structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
@@ -104,32 +113,51 @@ func allocate(input io.Reader, mode string, pods int, limit time.Duration) (*pla
 		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
 	}
 	for number, claim := range c.Claims[:pods] {
-		if time.Since(began) > limit {
-			break
-		}
-		if number < len(c.Releases) {
-			for _, earlier := range c.Releases[number] {
-				c.giveBack(earlier)
-			}
-		}
+		c.change(number)
 		// As the scheduler does it: an allocator for each pod, of what is allocated at that moment.
-		allocator, err := structured.NewAllocator(context.Background(), c.Features, c.state, c, c.Slices, c.cache)
+		allocator, err := structured.NewAllocator(until, c.Features, c.state, c, c.Slices, c.cache)
 		if err != nil {
 			return nil, err
 		}
-		found, err := search(c, allocator, claim)
+		found, err := search(c, searching{until, allocator}, claim)
+		if until.Err() != nil {
+			break
+		}
 		if err != nil {
 			return nil, fmt.Errorf("claim %d: %w", number, err)
 		}
 		answer.Places = append(answer.Places, c.take(number, found))
+		answer.CPUSeconds, answer.WallSeconds = cpuSeconds()-spent, time.Since(began).Seconds()
 	}
-	answer.CPUSeconds, answer.WallSeconds = cpuSeconds()-spent, time.Since(began).Seconds()
+	if len(answer.Places) == 0 {
+		answer.CPUSeconds, answer.WallSeconds = cpuSeconds()-spent, time.Since(began).Seconds()
+	}
 	return answer, nil
 }
 
+// change is what happens in the cluster before a claim.
+func (c *cluster) change(number int) {
+	if number < len(c.Releases) {
+		for _, earlier := range c.Releases[number] {
+			c.giveBack(earlier)
+		}
+	}
+	if number < len(c.Shrinks) {
+		smaller := c.Slices[c.Shrinks[number]].DeepCopy()
+		smaller.Spec.Devices = smaller.Spec.Devices[:max(0, len(smaller.Spec.Devices)-1)]
+		c.Slices[c.Shrinks[number]] = smaller
+	}
+}
+
+// searching is the allocator for one pod, and until when it may search.
+type searching struct {
+	until     context.Context
+	allocator structured.Allocator
+}
+
 // on asks for one node. An error that concerns this node alone is a refusal.
-func (c *cluster) on(node int, allocator structured.Allocator, claim *resourceapi.ResourceClaim) (*feasible, error) {
-	result, err := allocator.Allocate(context.Background(), c.Nodes[node], []*resourceapi.ResourceClaim{claim})
+func (c *cluster) on(node int, pod searching, claim *resourceapi.ResourceClaim) (*feasible, error) {
+	result, err := pod.allocator.Allocate(pod.until, c.Nodes[node], []*resourceapi.ResourceClaim{claim})
 	if errors.Is(err, structured.ErrFailedAllocationOnNode) || err == nil && len(result) == 0 {
 		return nil, nil
 	}
@@ -137,22 +165,22 @@ func (c *cluster) on(node int, allocator structured.Allocator, claim *resourceap
 }
 
 // first is the first node of the list that can serve the claim.
-func (c *cluster) first(allocator structured.Allocator, claim *resourceapi.ResourceClaim) (*feasible, error) {
-	return c.firstFrom(0, allocator, claim)
+func (c *cluster) first(pod searching, claim *resourceapi.ResourceClaim) (*feasible, error) {
+	return c.firstFrom(0, pod, claim)
 }
 
 // rotating is the first one after the node of the claim before.
-func (c *cluster) rotating(allocator structured.Allocator, claim *resourceapi.ResourceClaim) (*feasible, error) {
-	found, err := c.firstFrom(c.start, allocator, claim)
+func (c *cluster) rotating(pod searching, claim *resourceapi.ResourceClaim) (*feasible, error) {
+	found, err := c.firstFrom(c.start, pod, claim)
 	if found != nil {
 		c.start = (found.node + 1) % len(c.Nodes)
 	}
 	return found, err
 }
 
-func (c *cluster) firstFrom(start int, allocator structured.Allocator, claim *resourceapi.ResourceClaim) (*feasible, error) {
+func (c *cluster) firstFrom(start int, pod searching, claim *resourceapi.ResourceClaim) (*feasible, error) {
 	for offset := range c.Nodes {
-		found, err := c.on((start+offset)%len(c.Nodes), allocator, claim)
+		found, err := c.on((start+offset)%len(c.Nodes), pod, claim)
 		if found != nil || err != nil {
 			return found, err
 		}
@@ -163,7 +191,7 @@ func (c *cluster) firstFrom(start int, allocator structured.Allocator, claim *re
 // sampled searches as kube-scheduler does: workers share the nodes, in chunks, from where the last search ended,
 // until there are enough feasible ones. Which of them a real scheduler takes is for its scores; here it is the
 // first in the list, which costs nothing.
-func (c *cluster) sampled(allocator structured.Allocator, claim *resourceapi.ResourceClaim) (*feasible, error) {
+func (c *cluster) sampled(pod searching, claim *resourceapi.ResourceClaim) (*feasible, error) {
 	total := len(c.Nodes)
 	wanted, chunk := feasibleWanted(total), max(1, min(int(math.Sqrt(float64(total))), total/parallelism+1))
 	var next, seen, found atomic.Int64
@@ -175,7 +203,7 @@ func (c *cluster) sampled(allocator structured.Allocator, claim *resourceapi.Res
 			begin := int(next.Add(int64(chunk))) - chunk
 			for offset := begin; offset < min(begin+chunk, total) && found.Load() < wanted; offset++ {
 				seen.Add(1)
-				node, err := c.on((c.start+offset)%total, allocator, claim)
+				node, err := c.on((c.start+offset)%total, pod, claim)
 				if node == nil && err == nil {
 					continue
 				}

@@ -31,7 +31,7 @@ func run(words []string, input io.Reader, output io.Writer) error {
 	flags := flag.NewFlagSet(words[0], flag.ContinueOnError)
 	mode := flags.String("mode", "first", "first, sched or rotating")
 	pods := flags.Int("pods", 0, "place this many pods at most; 0: all")
-	limit := flags.Duration("limit", time.Hour, "begin no pod after this time")
+	limit := flags.Duration("limit", time.Hour, "end the last search after this time, unfinished")
 	seconds := flags.Duration("seconds", time.Second, "CPU time for each figure of an expression")
 	if err := flags.Parse(words[1:]); err != nil {
 		return err

@@ -6,6 +6,7 @@ another minor version are in a folder beside this file, which `RACKLOOM_KUBERNET
 
 python tests/cluster/build.py                 builds what is missing and prints where it is
 python tests/cluster/build.py --download      only downloads what that build needs
+python tests/cluster/build.py helm            builds Helm alone, which the tests of the chart run
 """
 
 import fcntl
@@ -74,6 +75,7 @@ NODE = Tools(
 )
 """What a real node and its user run, beside the control plane and of the same release."""
 MPI_OPERATOR = Tools(HERE / "mpi", {"mpi-operator": "."})
+HELM = Tools(HERE / "helm", {"helm": "helm.sh/helm/v4/cmd/helm"})
 
 
 def cache() -> Path:
@@ -190,10 +192,10 @@ def _gist(stderr: str) -> str:
 
 
 def main(words: list[str]) -> None:
-    if words not in ([], ["--download"]):
-        raise NotBuilt(f"{' '.join(words)}: say nothing, or --download")
-    for wanted in (CONTROL_PLANE, MPI_OPERATOR):
-        if words:
+    if words not in ([], ["--download"], ["helm"]):
+        raise NotBuilt(f"{' '.join(words)}: say nothing, --download or helm")
+    for wanted in (HELM,) if words == ["helm"] else (CONTROL_PLANE, MPI_OPERATOR, HELM):
+        if words == ["--download"]:
             download(wanted)
         else:
             sys.stdout.write(f"{made(wanted)}\n")

@@ -6,6 +6,8 @@ switches remember. All of it is readable by its owner only (umask 077, directori
 `mint_token` signs a token for an organisation. It works whether or not the site runs, because the service
 verifies with the key in the same home. It refuses a home without a site, a name that cannot be part of a
 URL path, and a lifetime beyond 366 days.
+
+While a site runs, `address` holds the URL of its REST service.
 """
 
 import os
@@ -34,6 +36,11 @@ class Home(msgspec.Struct, frozen=True):
     def log(self) -> Path:
         """JSON lines."""
         return self.path / "logs" / "rackloom.log"
+
+    @property
+    def address(self) -> Path:
+        """The URL of the REST service, while it runs."""
+        return self.path / "address"
 
     @property
     def twin(self) -> Path:

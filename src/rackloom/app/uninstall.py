@@ -49,6 +49,8 @@ class UninstallTarget(msgspec.Struct, frozen=True, kw_only=True):
     context: str | None = None
     namespace: str = DEFAULT_NAMESPACE
     """Of the driver; ours even where it carries no label."""
+    helm_release: str | None = None
+    """The Helm release by which it was installed; what other releases own stays."""
 
 
 class ProgressListener(msgspec.Struct, frozen=True):
@@ -100,7 +102,8 @@ async def _with_cluster(
     async with KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST)) as api:
         try:
             types = await discover_types(api)
-            return await work(api, InventoryReader(api, types, target.namespace, time.time))
+            reader = InventoryReader(api, types, target.namespace, time.time, target.helm_release)
+            return await work(api, reader)
         except KubeError as error:
             refusal = access_error(error, "ask what is there")
             if refusal is error:

@@ -32,6 +32,7 @@ def uninstall(
     kubeconfig: Path | None = None,
     context: str | None = None,
     namespace: str = "rackloom-system",
+    helm_release: str | None = None,
     yes: Flag = False,
     timeout: Annotated[float, Parameter(validator=Number(gt=0, lte=86_400))] = 120.0,
     output: Output = "table",
@@ -56,6 +57,8 @@ def uninstall(
         Another context of the kubeconfig than its current one.
     namespace
         The driver's namespace; others of ours are found by their label.
+    helm_release
+        The Helm release by which it was installed. What other releases say is their own stays.
     yes
         Act.
     timeout
@@ -65,7 +68,9 @@ def uninstall(
     """
     from rackloom.app.uninstall import ProgressListener, UninstallTarget, perform_removal, plan_removal
 
-    target = UninstallTarget(kubeconfig=kubeconfig, context=context, namespace=namespace)
+    target = UninstallTarget(
+        kubeconfig=kubeconfig, context=context, namespace=namespace, helm_release=helm_release
+    )
     progress = _Progress(sys.stderr.isatty())
     if not yes:
         found = plan_removal(target)

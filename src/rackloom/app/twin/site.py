@@ -277,7 +277,11 @@ async def embedded_service(
         )
         async with answering as bound:
             url = f"http://{LOOPBACK}:{bound}"
-            yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling, codes)
+            write_durably(home.address, url.encode())
+            try:
+                yield EmbeddedSite(url, twin, issuer, store, deps, app, source, reconciling, codes)
+            finally:
+                home.address.unlink(missing_ok=True)
 
 
 def _with_metrics(site: ASGIApp, page: ASGIApp) -> ASGIApp:

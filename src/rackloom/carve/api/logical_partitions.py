@@ -118,16 +118,17 @@ async def create(deps: Deps, caller: TenantAdmin, body: LogicalPartitionCreate) 
     """A new logical partition."""
 
     def create(conn: sa.Connection) -> Json:
+        tenant_id = entitlements.tenant_id_of(conn, caller.org)
         new = logical_partitions.create_logical_partition(
             conn,
-            entitlements.tenant_id_of(conn, caller.org),
+            tenant_id,
             site_id=str(body.site_id),
             name=body.name,
             description=body.description,
             now=deps.clock(),
             ids=deps.ids,
         )
-        return _get(conn, caller, new)
+        return _shown(conn, tenant_id, new)
 
     return routing.created_response(await deps.store.run(create))
 
@@ -152,7 +153,7 @@ async def update(
         logical_partitions.update_logical_partition(
             conn, tenant_id, str(partition_id), name=body.name, description=body.description, now=now
         )
-        return _get(conn, caller, partition_id)
+        return _shown(conn, tenant_id, str(partition_id))
 
     return routing.json_response(await deps.store.run(update))
 
@@ -208,12 +209,14 @@ def _row(conn: sa.Connection, caller: Caller, partition_id: UUID | str) -> Row:
     return logical_partitions.get_logical_partition(conn, tenant_id, str(partition_id))
 
 
+def _shown(conn: sa.Connection, tenant_id: str, partition_id: str) -> Json:
+    """As the answer to a change shows it."""
+    row = logical_partitions.get_logical_partition(conn, tenant_id, partition_id)
+    return _shapes(conn, [row], NOTHING_MORE, 0.0)[0]
+
+
 def _get(
-    conn: sa.Connection,
-    caller: Caller,
-    partition_id: UUID | str,
-    query: PartitionIncludes = NOTHING_MORE,
-    valid_from: float = 0.0,
+    conn: sa.Connection, caller: Caller, partition_id: UUID, query: PartitionIncludes, valid_from: float
 ) -> Json:
     return _shapes(conn, [_row(conn, caller, partition_id)], query, valid_from)[0]
 

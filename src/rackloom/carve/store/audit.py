@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.schema import audit_entry, audit_removal
 
 # Entries.
@@ -84,12 +85,12 @@ _TEXTS = (
     "subject", "org", "roles", "source", "operation", "path", "object_kind", "object_id", "object_name",
     "message", "reason",
 )  # fmt: skip
-_INSERT = sa.insert(audit_entry)
+_INSERT = PreparedStatement(sa.insert(audit_entry), *AuditRecord.__struct_fields__)
 
 
 def append_entries(conn: sa.Connection, entries: Sequence[AuditRecord]) -> None:
     """Append entries to the log."""
-    conn.execute(_INSERT, [_row(entry) for entry in entries])
+    _INSERT.change_each(conn, [_row(entry) for entry in entries])
 
 
 def _row(entry: AuditRecord) -> dict[str, Any]:

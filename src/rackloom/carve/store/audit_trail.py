@@ -24,6 +24,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.store import schema
 from rackloom.carve.store.audit import AuditRecord, append_entries
+from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.schema import tenant
 from rackloom.carve.store.values import Changed, IdFactory
 from rackloom.core.refusal_log import Emission, RefusalLog
@@ -56,6 +57,11 @@ ID_FIELDS = {
 
 
 @cache
+def _prepared_object_query(kind: str) -> PreparedStatement | None:
+    query = _object_query(kind)
+    return None if query is None else PreparedStatement(query)
+
+
 def _object_query(kind: str) -> sa.Select[Any] | None:
     """The name of an object, and the organisation of its tenant."""
     wanted: sa.BindParameter[str] = sa.bindparam("wanted")
@@ -81,8 +87,8 @@ def _object_query(kind: str) -> sa.Select[Any] | None:
 
 def object_of(conn: sa.Connection, kind: str, object_id: str) -> AuditedObject:
     """The object with its name and its tenant, as far as the records have them."""
-    query = _object_query(kind)
-    row = None if query is None or not object_id else conn.execute(query, {"wanted": object_id}).first()
+    query = _prepared_object_query(kind) if object_id else None
+    row = None if query is None else query.one_or_none(conn, {"wanted": object_id})
     if row is None:
         return AuditedObject(kind, object_id)
     return AuditedObject(kind, object_id, row.name, row.org)

@@ -30,6 +30,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.store.prepared import PreparedListing, PreparedStatement
+from rackloom.carve.store.rows import delete_rows
 from rackloom.carve.store.schema import (
     domain_revision,
     event_counter,
@@ -129,20 +130,37 @@ class StatusRecord(NamedTuple):
     updated: float
 
 
-_of_objects = status_history.c.object_id.in_(sa.bindparam("objects", expanding=True))
-_last_entry = (
-    sa.select(sa.func.max(status_history.c.id)).where(_of_objects).group_by(status_history.c.object_id)
-)
-_NEWEST_ENTRIES = sa.select(status_history).where(status_history.c.id.in_(_last_entry))
+class NewestStatus(NamedTuple):
+    """The newest entry of an object, and how many it has."""
+
+    id: int
+    object_id: str
+    status: str
+    message: str
+    entries: int
+
+
+def _newest_entries(wanted: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    of_objects = sa.select(sa.func.max(status_history.c.id).label("id"), sa.func.count().label("entries"))
+    last = of_objects.where(wanted).group_by(status_history.c.object_id).subquery()
+    columns = (status_history.c[name] for name in NewestStatus._fields[:-1])
+    return sa.select(*columns, last.c.entries).join(last, last.c.id == status_history.c.id)
+
+
+_NEWEST_ENTRIES = PreparedListing(_newest_entries, status_history.c.object_id)
 _entries = sa.select(*(status_history.c[name] for name in StatusRecord._fields)).order_by(
     status_history.c.id.desc()
 )
 _ENTRIES_OF_OBJECTS = PreparedListing(_entries, status_history.c.object_id)
-_FULL_HISTORIES = (
-    sa.select(status_history.c.object_id)
-    .where(_of_objects)
-    .group_by(status_history.c.object_id)
-    .having(sa.func.count() > MAX_HISTORY_ENTRIES)
+_of_object = status_history.c.object_id == sa.bindparam("of")
+_kept_entries = (
+    sa.select(status_history.c.id)
+    .where(_of_object)
+    .order_by(status_history.c.id.desc())
+    .limit(MAX_HISTORY_ENTRIES)
+)
+_DELETE_OLD_ENTRIES = PreparedStatement(
+    sa.delete(status_history).where(_of_object, status_history.c.id.not_in(_kept_entries))
 )
 _INSERT_ENTRY = PreparedStatement(sa.insert(status_history), *StatusRecord._fields)
 _REPLACE_MESSAGE = (
@@ -172,18 +190,20 @@ def record_status(conn: sa.Connection, object_id: str, status: str, message: str
     return True
 
 
-def newest_statuses(conn: sa.Connection, object_ids: Collection[str]) -> dict[str, sa.Row[Any]]:
+def newest_statuses(conn: sa.Connection, object_ids: Collection[str]) -> dict[str, NewestStatus]:
     """The newest entry of each object that has one."""
-    return {row.object_id: row for row in conn.execute(_NEWEST_ENTRIES, {"objects": list(object_ids)})}
+    return {
+        newest.object_id: newest for newest in _NEWEST_ENTRIES.records(conn, NewestStatus._make, object_ids)
+    }
 
 
-def is_status_change(entry: StatusEntry, past: sa.Row[Any] | None) -> bool:
+def is_status_change(entry: StatusEntry, past: NewestStatus | None) -> bool:
     """Whether `entry` differs from the newest entry."""
     return past is None or (past.status, past.message) != (entry.status, entry.message)
 
 
 def write_status_entries(
-    conn: sa.Connection, entries: Collection[StatusEntry], past: Mapping[str, sa.Row[Any]], now: float
+    conn: sa.Connection, entries: Collection[StatusEntry], past: Mapping[str, NewestStatus], now: float
 ) -> None:
     """Write entries that are changes, at most one for each object; `past` are their newest entries."""
     same = [
@@ -194,7 +214,9 @@ def write_status_entries(
         conn.execute(_REPLACE_MESSAGE, rows)
     if new := [entry for entry in entries if entry not in same]:
         begin_histories(conn, new, now)
-        _prune_histories(conn, [entry.object_id for entry in new])
+        for entry in new:
+            if entry.object_id in past and past[entry.object_id].entries >= MAX_HISTORY_ENTRIES:
+                _prune_history(conn, entry.object_id)
 
 
 def begin_histories(conn: sa.Connection, entries: Collection[StatusEntry], now: float) -> None:
@@ -213,18 +235,14 @@ def status_histories(conn: sa.Connection, object_ids: Collection[str]) -> dict[s
 
 def delete_histories(conn: sa.Connection, object_ids: Collection[str]) -> None:
     """Delete the histories of objects that no longer exist."""
+    if len(object_ids) == 1:
+        delete_rows(conn, status_history, object_id=next(iter(object_ids)))
+        return
     conn.execute(sa.delete(status_history).where(status_history.c.object_id.in_(object_ids)))
 
 
-def _prune_histories(conn: sa.Connection, object_ids: Collection[str]) -> None:
-    for object_id in conn.execute(_FULL_HISTORIES, {"objects": list(object_ids)}).scalars().all():
-        kept = sa.select(status_history.c.id).where(status_history.c.object_id == object_id)
-        kept = kept.order_by(status_history.c.id.desc()).limit(MAX_HISTORY_ENTRIES)
-        conn.execute(
-            sa.delete(status_history).where(
-                status_history.c.object_id == object_id, status_history.c.id.not_in(kept)
-            )
-        )
+def _prune_history(conn: sa.Connection, object_id: str) -> None:
+    _DELETE_OLD_ENTRIES.change(conn, {"of": object_id})
 
 
 # Tenant events: the outbox.

@@ -53,6 +53,7 @@ from rackloom.carve.store.failures import StoreFault, StoreUnavailable, postgres
 from rackloom.carve.store.group_commit import CommitGroup, Outcome, PendingTransaction, TransactionQueue
 from rackloom.carve.store.journal import CAUSE_CHANNEL, INTENT_CHANNEL
 from rackloom.carve.store.postgres_hosts import PostgresServers
+from rackloom.carve.store.prepared import PreparedCommand
 from rackloom.errors import Retry, Unknown
 
 # Transactions with retries.
@@ -302,17 +303,20 @@ GROUP_SECONDS = 0.05
 
 def _run_member(conn: sa.Connection, job: PendingTransaction) -> Outcome:
     """Run `job` in a savepoint. Raises what leaves nothing of the transaction, or of the connection."""
-    conn.exec_driver_sql("SAVEPOINT part")
+    _SAVEPOINT.run(conn)
     try:
         result = job.work(conn)
         # Fails where the work swallowed an error of a statement, after which PostgreSQL commits nothing.
-        conn.exec_driver_sql("RELEASE part")
+        _RELEASE.run(conn)
     except Exception as error:
         if postgres_fault(error, write=True) or _is_retryable(error):
             raise
         conn.exec_driver_sql("ROLLBACK TO part")
         return None, error
     return result, None
+
+
+_SAVEPOINT, _RELEASE = PreparedCommand("SAVEPOINT part"), PreparedCommand("RELEASE part")
 
 
 # The backend.

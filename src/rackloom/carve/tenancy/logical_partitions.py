@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind as Event
 from rackloom.carve.store.journal import EventNote
+from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.rows import count_rows, delete_rows, find_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     instance,
@@ -59,10 +60,28 @@ _partition_exists = (
 _interface_exists = sa.select(nvlink_interface.c.id).where(
     nvlink_interface.c.logical_partition_id == partitions.c.id
 )
-_EMPTIED_PARTITIONS = sa.select(partitions).where(
-    partitions.c.status == Status.DELETING, ~_partition_exists.exists(), ~_interface_exists.exists()
+_empty = sa.select(partitions).where(~_partition_exists.exists(), ~_interface_exists.exists())
+_this = sa.bindparam("partition", type_=sa.String)
+# Built once: every pass runs the first, and every deletion the others.
+_EMPTIED_PARTITIONS = PreparedStatement(_empty.where(partitions.c.status == Status.DELETING))
+_EMPTY_PARTITION = PreparedStatement(_empty.where(partitions.c.id == _this))
+_DOMAINS = PreparedStatement(
+    sa.select(owned_partition.c.domain).where(owned_partition.c.logical_partition_id == _this)
 )
-"""Built once: every pass runs it."""
+_vpcs = sa.select(vpc.c.id).where(vpc.c.logical_partition_id == _this)
+_active = (
+    sa.select(sa.func.count(instance.c.id.distinct()))
+    .join(nvlink_interface, nvlink_interface.c.instance_id == instance.c.id)
+    .where(
+        nvlink_interface.c.logical_partition_id == _this,
+        nvlink_interface.c.status != Status.DELETING,
+        instance.c.status != Status.TERMINATING,
+    )
+)
+_VPCS = PreparedStatement(_vpcs.order_by(vpc.c.id))
+_REFERENCES = PreparedStatement(
+    sa.select(_vpcs.exists().label("by_vpcs"), _active.scalar_subquery().label("by_instances"))
+)
 
 
 def find_logical_partition(conn: sa.Connection, partition_id: str) -> sa.Row[Any] | None:
@@ -132,29 +151,31 @@ def delete_logical_partition(
     """Begin the deletion of a logical partition that neither a VPC nor an instance refers to."""
     partition = get_logical_partition(conn, tenant_id, partition_id)
     _check_unreferenced(conn, partition_id)
-    if partition.status != Status.DELETING:
+    received = "Received request for deletion, pending processing"
+    begun = EventNote(Event.LOGICAL_PARTITION, partition_id, Status.DELETING, received)
+    is_new = partition.status != Status.DELETING
+    domains = [row.domain for row in _DOMAINS.all(conn, {"partition": partition_id})]
+    touched = journal.increment_revisions(conn, domains)
+    if (empty := _EMPTY_PARTITION.one_or_none(conn, {"partition": partition_id})) is not None:
+        _remove(conn, empty, [begun] if is_new else [], now)
+    elif is_new:
         update_rows(conn, partitions, {"id": partition_id}, status=Status.DELETING, updated=now)
-        received = "Received request for deletion, pending processing"
-        note = EventNote(Event.LOGICAL_PARTITION, partition_id, Status.DELETING, received)
-        journal.record_and_publish(conn, tenant_id, note, now)
-    domains = conn.execute(
-        sa.select(owned_partition.c.domain).where(owned_partition.c.logical_partition_id == partition_id)
-    )
-    touched = journal.increment_revisions(conn, domains.scalars())
-    remove_emptied_partitions(conn, now)
+        journal.record_and_publish(conn, tenant_id, begun, now)
     return Changed(None, touched)
 
 
 def remove_emptied_partitions(conn: sa.Connection, now: float) -> None:
     """Delete the records of logical partitions in deletion that have no partition and no interface left."""
-    emptied = conn.execute(_EMPTIED_PARTITIONS).all()
-    if emptied:
-        gone = [row.id for row in emptied]
-        conn.execute(sa.delete(partitions).where(partitions.c.id.in_(gone)))
-        journal.delete_histories(conn, gone)
-    for row in emptied:
-        note = EventNote(Event.LOGICAL_PARTITION, row.id, journal.EVENT_DELETED)
-        journal.publish_events(conn, row.tenant_id, [note], now)
+    for row in _EMPTIED_PARTITIONS.all(conn, {}):
+        _remove(conn, row, [], now)
+
+
+def _remove(conn: sa.Connection, partition: sa.Row[Any], before: Sequence[EventNote], now: float) -> None:
+    """Delete the record; its last event comes after those of `before`."""
+    delete_rows(conn, partitions, id=partition.id)
+    journal.delete_histories(conn, [partition.id])
+    gone = EventNote(Event.LOGICAL_PARTITION, partition.id, journal.EVENT_DELETED)
+    journal.publish_events(conn, partition.tenant_id, [*before, gone], now)
 
 
 def _check_name(conn: sa.Connection, tenant_id: str, name: str) -> None:
@@ -163,28 +184,20 @@ def _check_name(conn: sa.Connection, tenant_id: str, name: str) -> None:
 
 
 def _check_unreferenced(conn: sa.Connection, partition_id: str) -> None:
-    by = sa.select(vpc.c.id).where(vpc.c.logical_partition_id == partition_id).order_by(vpc.c.id)
-    vpcs = conn.execute(by).scalars().all()
-    if vpcs:
+    this = {"partition": partition_id}
+    (referred,) = _REFERENCES.all(conn, this)
+    if referred.by_vpcs:
+        vpcs = [row.id for row in _VPCS.all(conn, this)]
         raise Rejected(
             RefusalKind.INVALID,
             "NVLink Logical Partition is the default of VPCs, unable to delete",
             data={"vpcIds": ", ".join(vpcs)},
             nearest_fix=_fix_for_vpc_defaults(conn, partition_id, vpcs),
         )
-    active = (
-        sa.select(sa.func.count(instance.c.id.distinct()))
-        .join(nvlink_interface, nvlink_interface.c.instance_id == instance.c.id)
-        .where(
-            nvlink_interface.c.logical_partition_id == partition_id,
-            nvlink_interface.c.status != Status.DELETING,
-            instance.c.status != Status.TERMINATING,
-        )
-    )
-    count = conn.execute(active).scalar_one()
-    if count:
+    if referred.by_instances:
         raise invalid(
-            f"{count} active Instances are associated with this NVLink Logical Partition, unable to delete"
+            f"{referred.by_instances} active Instances are associated with this NVLink Logical Partition,"
+            " unable to delete"
         )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.rows import delete_rows, find_row, insert_row
 from rackloom.carve.store.schema import allocation, site, tenant_quota, tenant_total
 from rackloom.carve.store.values import forbidden, not_found
@@ -68,12 +69,30 @@ def check_object_quota(
     """Refuse `requested` more objects than the tenant may have."""
     if requested == 0:
         return
-    limit, current = _limit(conn, tenant_id, kind), _used(conn, tenant_id, kind, now)
+    limit, current = _limit_and_use(conn, tenant_id, kind, now)
     if current + requested > limit:
         raise forbidden(
             f"Tenant has reached the maximum number of {_NOUNS[kind]}."
             f" Current: {current}, Requested: {requested}, Max: {limit}"
         )
+
+
+def _value_of_kind(table: sa.Table) -> sa.ScalarSelect[Any]:
+    of_tenant = table.c.tenant_id == sa.bindparam("tenant")
+    return sa.select(table.c.value).where(of_tenant, table.c.kind == sa.bindparam("kind")).scalar_subquery()
+
+
+_LIMIT_AND_TOTAL = PreparedStatement(
+    sa.select(_value_of_kind(tenant_quota).label("limit"), _value_of_kind(tenant_total).label("total"))
+)
+
+
+def _limit_and_use(conn: sa.Connection, tenant_id: str, kind: QuotaKind, now: float) -> tuple[int, int]:
+    (row,) = _LIMIT_AND_TOTAL.all(conn, {"tenant": tenant_id, "kind": kind})
+    limit = DEFAULT_LIMITS[kind] if row.limit is None else int(row.limit)
+    if kind is QuotaKind.RESERVED_TRAYS:
+        return limit, count_reserved_trays(conn, tenant_id, now)
+    return limit, int(row.total or 0)
 
 
 def count_objects(conn: sa.Connection, tenant_id: str, kind: QuotaKind) -> int:
@@ -82,18 +101,9 @@ def count_objects(conn: sa.Connection, tenant_id: str, kind: QuotaKind) -> int:
     return 0 if row is None else int(row.value)
 
 
-def _used(conn: sa.Connection, tenant_id: str, kind: QuotaKind, now: float) -> int:
-    if kind is QuotaKind.RESERVED_TRAYS:
-        return count_reserved_trays(conn, tenant_id, now)
-    return count_objects(conn, tenant_id, kind)
-
-
 def quotas_of_tenant(conn: sa.Connection, tenant_id: str, now: float) -> list[QuotaUsage]:
     """Every quota of the tenant, and how much of it is used now."""
-    return [
-        QuotaUsage(kind, _limit(conn, tenant_id, kind), _used(conn, tenant_id, kind, now))
-        for kind in QuotaKind
-    ]
+    return [QuotaUsage(kind, *_limit_and_use(conn, tenant_id, kind, now)) for kind in QuotaKind]
 
 
 def set_quotas(
@@ -115,8 +125,3 @@ def check_is_tenant_of(conn: sa.Connection, provider_id: str, tenant_id: str) ->
     )
     if conn.execute(given.limit(1)).first() is None:
         raise not_found("Could not find Tenant with specified ID")
-
-
-def _limit(conn: sa.Connection, tenant_id: str, kind: QuotaKind) -> int:
-    row: sa.Row[Any] | None = find_row(conn, tenant_quota, tenant_id=tenant_id, kind=kind)
-    return DEFAULT_LIMITS[kind] if row is None else int(row.value)

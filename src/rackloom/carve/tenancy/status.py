@@ -169,7 +169,7 @@ _UPDATE_INSTANCES = (
 class StatusChanges:
     """Changes of the statuses of instances and their interfaces. `past`: the newest history entry of each."""
 
-    def __init__(self, past: Mapping[str, sa.Row[Any]], now: float) -> None:
+    def __init__(self, past: Mapping[str, journal.NewestStatus], now: float) -> None:
         self._past = past
         self._now = now
         self._interfaces: list[dict[str, object]] = []

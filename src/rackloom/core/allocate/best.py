@@ -455,6 +455,10 @@ class NodeLocalities:
         self._kinds: dict[Hashable, int] = {}
         self._of_node: dict[int, int] = {}
 
+    def forget(self, number: int) -> None:
+        """The devices of a node changed."""
+        self._of_node.pop(number, None)
+
     def of(self, number: int, candidates: Iterable[CandidateDevice]) -> int:
         """The kind of a node. `number` is that of the node in its fleet."""
         kind = self._of_node.get(number)

@@ -23,8 +23,10 @@ from functools import lru_cache
 
 from rackloom.core.allocate.cel import compiler, errors
 from rackloom.core.allocate.cel.environment import DeviceView
+from rackloom.core.allocate.cel.values import SemanticVersion
 from rackloom.core.allocate.inputs import DeviceId, Features, RequestAlternative
 from rackloom.core.allocate.objects import (
+    Amount,
     Device,
     DeviceAttribute,
     DeviceSelector,
@@ -35,6 +37,7 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.outcome import AllocationStopped, Cause, CauseKind
 from rackloom.core.allocate.pools import MalformedNodeSelector, Pool, devices_of, node_is_selected
+from rackloom.core.allocate.quantity import Quantity
 
 # Candidate devices, with what is computed from each of them once.
 
@@ -42,7 +45,7 @@ from rackloom.core.allocate.pools import MalformedNodeSelector, Pool, devices_of
 class CandidateDevice:
     """A device that a node may reach."""
 
-    __slots__ = ("_view", "device", "id", "pool", "position", "shareable", "source")
+    __slots__ = ("_malformed", "_view", "device", "id", "pool", "position", "shareable", "source")
 
     def __init__(
         self, pool: Pool, source: ResourceSlice, device: Device, position: int, *, shareable: bool
@@ -56,6 +59,14 @@ class CandidateDevice:
         self.shareable = shareable
         """Several requests may hold a share of it at once."""
         self._view: DeviceView | None = None
+        self._malformed: bool | None = None
+
+    @property
+    def malformed(self) -> bool:
+        """Whether a value of the device cannot be read, so that every selector fails on it."""
+        if self._malformed is None:
+            self._malformed = not _is_plain(self.device) and self.view.problem is not None
+        return self._malformed
 
     @property
     def view(self) -> DeviceView:
@@ -71,6 +82,41 @@ class CandidateDevice:
         if found is None and slash and domain == self.id.driver:
             return self.device.attributes.get(identifier)
         return found
+
+
+def _is_plain(device: Device) -> bool:
+    """Whether all values of the device are well-formed for sure. Text, numbers and truth need no parsing."""
+    for attribute in device.attributes.values():
+        if attribute.versions is not None:
+            return False
+        if attribute.version is not None:
+            if not _is_version(attribute.version):
+                return False
+        elif attribute.string is None and attribute.int_ is None and attribute.bool_ is None:
+            return False
+    for has in device.capacity.values():  # noqa: SIM110 (twice as fast as a generator)
+        if not is_quantity(has.value):
+            return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _is_version(text: str) -> bool:
+    try:
+        SemanticVersion.parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def is_quantity(amount: Amount) -> bool:
+    """Whether an amount can be read."""
+    try:
+        Quantity.parse(str(amount))
+    except ValueError:
+        return False
+    return True
 
 
 def candidates_of(pools: Sequence[Pool], features: Features) -> tuple[CandidateDevice, ...]:

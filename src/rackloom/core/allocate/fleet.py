@@ -16,8 +16,8 @@ A node is visited only if it comes before the one that serves, and has changed s
 Views and kinds are kept for the specifications that were used last, up to a bound on their memory.
 
 `find` answers and notes nothing; `answer_on` asks one node, and `explain_on` says where its devices went.
-A claim that a cluster allocated is noted with `occupy`. The state is in memory only: whoever restarts
-builds a fleet from slices and claims again.
+A claim that a cluster allocated is noted with `occupy`, a slice that changed with `replace_slice`. The state
+is in memory only: whoever restarts builds a fleet from slices and claims again.
 """
 
 from collections import OrderedDict
@@ -192,6 +192,18 @@ class Fleet:
     def release(self, results: Sequence[AllocationResult]) -> None:
         """Note that devices are free again."""
         self._nodes.free(results)
+
+    def replace_slice(self, before: ResourceSlice | None, after: ResourceSlice | None) -> None:
+        """Note that a slice changed, came or went; None: there was none, or there is none any more.
+
+        What was found out about other nodes stays. Raises ValueError for a slice `before` that is not there.
+        """
+        for number in self._nodes.replace_slice(before, after):
+            for kinds in self._kinds.values():
+                kinds.forget(number)
+            self._indexes.forget(number)
+            if self._localities is not None:
+                self._localities.forget(number)
 
     def _view(self, claims: Sequence[ResourceClaim]) -> SpecView:
         # Configuration is for drivers: it has no part in the search, and may hold what JSON cannot say.

@@ -13,11 +13,13 @@ capacity. Both are bounded, and who was away for too long starts afresh.
 
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from rackloom.core.allocate.inputs import DeviceId, Features
 from rackloom.core.allocate.objects import AllocationResult, Node, ObjectMeta, ResourceSlice
 from rackloom.core.allocate.occupancy import NodeOccupancy
 from rackloom.core.allocate.outcome import AllocationStopped
-from rackloom.core.allocate.pools import PoolKey, SliceIndex
+from rackloom.core.allocate.pools import PoolKey, SliceIndex, pool_key
 from rackloom.core.allocate.problem import NodeDevices, devices_on_node
 
 FULL, NOT_FULL = 1, 0
@@ -66,11 +68,54 @@ class FleetNodes:
         """Of each node, whether every device is held whole."""
         self.freed = ChangeLog()
         self.taken = ChangeLog()
+        self.reshaped = ChangeLog()
+        """Nodes whose devices changed."""
+        self.heeds_taints = features.device_taints
         self._features = features
         self._devices: dict[int, NodeDevices] = {}
         self._occupancy: dict[int, NodeOccupancy] = {}
         common = _common_devices(self.index)
         self._common = NodeOccupancy(common) if common.ids else None
+
+    def replace_slice(self, before: ResourceSlice | None, after: ResourceSlice | None) -> Sequence[int]:
+        """Note that a slice changed, came or went. Returns the nodes that it matters to.
+
+        What is in use stays so, also of devices that are gone: they may come back.
+        """
+        self.index.replace(before, after)
+        slices = [slice_ for slice_ in (before, after) if slice_ is not None]
+        names = {slice_.spec.node_name for slice_ in slices}
+        for slice_ in slices:
+            names |= {other.spec.node_name for other in self.index.pool(pool_key(slice_))}
+        if all(names):
+            numbers = [self.number[name] for name in names if name in self.number]
+        else:
+            numbers = list(range(len(self.nodes)))
+            known = self._common
+            devices = _common_devices(self.index)
+            self._common = NodeOccupancy(devices if known is None else _with_gone(devices, known))
+            if known is not None:
+                self._common.take_over(known)
+        for number in numbers:
+            self._gather_again(number)
+            self.reshaped.add(number)
+        return numbers
+
+    def _gather_again(self, number: int) -> None:
+        self._devices.pop(number, None)
+        self.full[number] = NOT_FULL
+        before = self._occupancy.get(number)
+        if before is None:
+            return
+        try:
+            devices = self.devices(number)
+        except AllocationStopped:
+            # What is in use is taken over when its node selectors can be read again.
+            return
+        devices = self._devices[number] = _with_gone(devices, before)
+        occupancy = self._occupancy[number] = NodeOccupancy(devices)
+        occupancy.take_over(before)
+        self.full[number] = FULL if occupancy.full else NOT_FULL
 
     def devices(self, number: int) -> NodeDevices:
         """What a node reaches. Raises AllocationStopped where a node selector cannot be read."""
@@ -130,6 +175,15 @@ class FleetNodes:
         if not all(names):
             return list(self._occupancy)
         return [self.number[name] for name in names if name in self.number]
+
+
+def _with_gone(devices: NodeDevices, before: NodeOccupancy) -> NodeDevices:
+    """The devices, and those that are in use and gone: these have positions, and no search sees them."""
+    gone = [device for device in before.devices_in_use() if device not in devices.positions]
+    if not gone:
+        return devices
+    ids = (*devices.ids, *gone)
+    return replace(devices, ids=ids, positions={device: at for at, device in enumerate(ids)})
 
 
 def _common_devices(index: SliceIndex) -> NodeDevices:

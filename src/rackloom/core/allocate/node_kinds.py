@@ -15,17 +15,14 @@ by position.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
 from rackloom.core.allocate.cel import errors
-from rackloom.core.allocate.cel.values import SemanticVersion
-from rackloom.core.allocate.eligibility import CandidateDevice, compiled
+from rackloom.core.allocate.eligibility import CandidateDevice, compiled, is_quantity
 from rackloom.core.allocate.inputs import DeviceId, RequestAlternative
-from rackloom.core.allocate.objects import Amount, Device, DeviceAttribute, ResourceClaim
+from rackloom.core.allocate.objects import Device, DeviceAttribute, ResourceClaim
 from rackloom.core.allocate.pools import MalformedNodeSelector, Pool, node_is_selected
 from rackloom.core.allocate.problem import NodeDevices
-from rackloom.core.allocate.quantity import Quantity
 
 # What claims read of devices.
 
@@ -42,6 +39,9 @@ class DeviceReads(NamedTuple):
     capacities: frozenset[QualifiedName] | None
     amounts: bool
     """Whether capacity is asked for, which looks at all capacities of the device."""
+    compared: frozenset[QualifiedName] = frozenset()
+    """Attributes that constraints compare and no selector reads. Only which devices of a node are equal in
+    them counts: eight GPUs of eight UUIDs are like any other eight."""
 
 
 def reads_of(asks: Iterable[RequestAlternative], claims: Iterable[ResourceClaim]) -> DeviceReads:
@@ -53,11 +53,13 @@ def reads_of(asks: Iterable[RequestAlternative], claims: Iterable[ResourceClaim]
         for selector in (*ask.device_class.spec.selectors, *ask.selectors):
             if selector.cel is not None:
                 _add_expression(names, selector.cel.expression)
-    for claim in claims:
-        for constraint in claim.spec.devices.constraints:
-            compared = constraint.match_attribute or constraint.distinct_attribute or ""
-            _add_read(names, "attribute", *_qualified(compared))
-    return _frozen(names, amounts=amounts)
+    compared = frozenset(
+        _qualified(constraint.match_attribute or constraint.distinct_attribute or "")
+        for claim in claims
+        for constraint in claim.spec.devices.constraints
+    )
+    found = _frozen(names, amounts=amounts)
+    return found if found.attributes is None else found._replace(compared=compared - found.attributes)
 
 
 def reads_of_expressions(expressions: Iterable[str]) -> DeviceReads:
@@ -137,6 +139,10 @@ class NodeKinds:
             + _NODE_KIND_BYTES * len(self._nodes)
         )
 
+    def forget(self, number: int) -> None:
+        """The devices of a node changed."""
+        self._of_node.pop(number, None)
+
     def of(self, number: int, devices: NodeDevices) -> int:
         """The kind of a node. `number` is that of the node in its fleet."""
         kind = self._of_node.get(number)
@@ -147,11 +153,11 @@ class NodeKinds:
     def _kind(self, devices: NodeDevices) -> int:
         pools = {pool.key: at for at, pool in enumerate(devices.pools)}
         own = tuple(self._device(devices, device, pools[device.pool.key]) for device in devices.candidates)
-        node = own, tuple(_pool_content(devices, pool) for pool in devices.pools)
+        node = own, tuple(_pool_content(devices, pool) for pool in devices.pools), self._equalities(devices)
         kind = self._nodes.setdefault(node, len(self._nodes))
         if kind == len(self.device_kinds):
             self.device_kinds.append(own)
-            if any(map(_is_malformed, devices.candidates)) or not _has_quantities(devices.pools):
+            if has_malformed(devices):
                 self.malformed.add(kind)
         return kind
 
@@ -167,11 +173,15 @@ class NodeKinds:
         )
         return self._devices.setdefault(content, len(self._devices))
 
+    def _equalities(self, devices: NodeDevices) -> Hashable:
+        """Which devices have equal values of what constraints compare."""
+        return tuple([_equal_values(devices.candidates, *name) for name in sorted(self.reads.compared)])
+
     def _looks_at_capacity(self, candidate: CandidateDevice) -> bool:
         return (
             candidate.shareable
             or self.reads.amounts
-            or any(capacity.request_policy is not None for capacity in candidate.device.capacity.values())
+            or any(has.request_policy is not None for has in candidate.device.capacity.values())
         )
 
     def _names_for(self, driver: str) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
@@ -198,12 +208,45 @@ def _chosen(values: Mapping[str, Hashable], names: tuple[str, ...] | None) -> Ha
     return tuple([values.get(name) for name in names])
 
 
+def _equal_values(candidates: Iterable[CandidateDevice], domain: str, identifier: str) -> Hashable:
+    """Of each device the number of its value, where all are single and no versions; else the values."""
+    name = f"{domain}/{identifier}" if domain else identifier
+    values = [candidate.attribute(name) for candidate in candidates]
+    numbers: dict[Hashable, int] = {}
+    found: list[int | None] = []
+    for value in values:
+        if value is None:
+            found.append(None)
+            continue
+        single = _single(value)
+        if single is None:
+            return tuple(values)
+        found.append(numbers.setdefault(single, len(numbers)))
+    return tuple(found)
+
+
+def _single(attribute: DeviceAttribute) -> Hashable | None:
+    """The value with its type, where nothing else is set."""
+    parts = (attribute.string, attribute.int_, attribute.bool_)
+    given = [value for value in parts if value is not None]
+    others = (attribute.version, attribute.versions, attribute.strings, attribute.ints, attribute.bools)
+    if len(given) != 1 or any(value is not None for value in others):
+        return None
+    return type(given[0]), given[0]
+
+
 def _rare_content(devices: NodeDevices, candidate: CandidateDevice) -> Hashable:
     """What most devices have nothing of."""
     device = candidate.device
     reach = _reach(devices, candidate) if candidate.source.spec.per_device_node_selection else None
     counters = device.consumes_counters
-    rare = (
+    if (
+        reach is None
+        and not (counters or device.taints or device.binding_conditions or candidate.malformed)
+        and device.allow_multiple_allocations is None
+    ):
+        return None
+    return (
         device.taints,
         candidate.shareable,
         device.allow_multiple_allocations,
@@ -212,13 +255,9 @@ def _rare_content(devices: NodeDevices, candidate: CandidateDevice) -> Hashable:
         _draws(device) if counters else None,
         reach,
         (frozenset(device.attributes.items()), frozenset(device.capacity.items()))
-        if _is_malformed(candidate)
+        if candidate.malformed
         else None,
     )
-    return None if rare == _ORDINARY else rare
-
-
-_ORDINARY = ((), False, None, False, False, None, None, None)
 
 
 def _draws(device: Device) -> Hashable:
@@ -253,49 +292,13 @@ def _pool_content(devices: NodeDevices, pool: Pool) -> Hashable:
     return pool.driver, pool.trouble, counters, elsewhere
 
 
-# Malformed devices: every selector fails on them.
-
-
-def _is_malformed(candidate: CandidateDevice) -> bool:
-    device = candidate.device
-    plain = all(map(_is_plain, device.attributes.values()))
-    if plain and all(_is_quantity(capacity.value) for capacity in device.capacity.values()):
-        return False
-    return candidate.view.problem is not None
-
-
-def _is_plain(attribute: DeviceAttribute) -> bool:
-    """Whether the attribute is well-formed for sure: a value whose text needs no parsing."""
-    if attribute.version is not None:
-        return attribute.versions is None and _is_version(attribute.version)
-    return attribute.versions is None and not (
-        attribute.string is None and attribute.int_ is None and attribute.bool_ is None
-    )
-
-
-def _has_quantities(pools: Iterable[Pool]) -> bool:
-    """Whether all counters of the pools can be read."""
-    return all(
-        _is_quantity(total.value)
-        for pool in pools
+def has_malformed(devices: NodeDevices) -> bool:
+    """Whether a device or a counter of the node cannot be read."""
+    if any(candidate.malformed for candidate in devices.candidates):
+        return True
+    return any(
+        not is_quantity(total.value)
+        for pool in devices.pools
         for counter_set in pool.counter_sets.values()
         for total in counter_set.counters.values()
     )
-
-
-@lru_cache(maxsize=4096)
-def _is_version(text: str) -> bool:
-    try:
-        SemanticVersion.parse(text)
-    except ValueError:
-        return False
-    return True
-
-
-@lru_cache(maxsize=4096)
-def _is_quantity(amount: Amount) -> bool:
-    try:
-        Quantity.parse(str(amount))
-    except ValueError:
-        return False
-    return True

@@ -138,6 +138,10 @@ class NodeOccupancy:
                 self._takers[here[key[0]], key[1]] = other._takers[key]
         return True
 
+    def devices_in_use(self) -> list[DeviceId]:
+        """The devices that somebody holds, or a share of them."""
+        return [self._devices.ids[at] for at in self._in_use()]
+
     def _in_use(self) -> Iterable[int]:
         return {*_bits(self.dedicated), *self._shares}
 

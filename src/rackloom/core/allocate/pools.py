@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain
+from typing import Any
 
 import msgspec
 
@@ -189,7 +190,24 @@ class SliceIndex:
         self._of_pool: defaultdict[PoolKey, list[ResourceSlice]] = defaultdict(list)
         for slice_ in slices:
             self._of_node[slice_.spec.node_name or ""].append(slice_)
-            self._of_pool[_pool_key(slice_)].append(slice_)
+            self._of_pool[pool_key(slice_)].append(slice_)
+
+    def replace(self, before: ResourceSlice | None, after: ResourceSlice | None) -> None:
+        """Put a slice in place of another one; None: there was none, or there is none any more."""
+        old = None if before is None else (before.spec.node_name or "", pool_key(before))
+        new = None if after is None else (after.spec.node_name or "", pool_key(after))
+        for number, of in enumerate((self._of_node, self._of_pool)):
+            slices: dict[Any, list[ResourceSlice]] = of  # type: ignore[assignment]
+            if before is not None and old is not None:
+                at = slices[old[number]].index(before)
+                if after is not None and new is not None and new[number] == old[number]:
+                    slices[old[number]][at] = after
+                    continue
+                del slices[old[number]][at]
+                if not slices[old[number]]:
+                    del slices[old[number]]
+            if after is not None and new is not None:
+                slices[new[number]].append(after)
 
     def near(self, node: str) -> list[ResourceSlice]:
         """Slices that name the node, then those that name no node."""
@@ -207,7 +225,7 @@ class SliceIndex:
 
     def common_pools(self) -> set[PoolKey]:
         """The pools with slices that name no node."""
-        return {_pool_key(slice_) for slice_ in self._of_node.get("", ())}
+        return {pool_key(slice_) for slice_ in self._of_node.get("", ())}
 
     def pool(self, key: PoolKey) -> Sequence[ResourceSlice]:
         """All slices of a pool, of every node and generation."""
@@ -237,7 +255,8 @@ def devices_of(pool: Pool) -> Iterator[tuple[ResourceSlice, Device]]:
             yield slice_, device
 
 
-def _pool_key(slice_: ResourceSlice) -> PoolKey:
+def pool_key(slice_: ResourceSlice) -> PoolKey:
+    """The pool of a slice."""
     return slice_.spec.driver, slice_.spec.pool.name
 
 
@@ -254,7 +273,7 @@ def _node_sees_slice(node: Node, slice_: ResourceSlice, features: Features) -> b
 
 
 def _keep_newest(newest: dict[PoolKey, list[ResourceSlice]], slice_: ResourceSlice) -> None:
-    kept = newest.setdefault(_pool_key(slice_), [])
+    kept = newest.setdefault(pool_key(slice_), [])
     newer = slice_.spec.pool.generation - kept[0].spec.pool.generation if kept else 0
     if newer > 0:
         kept.clear()

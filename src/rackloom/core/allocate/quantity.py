@@ -259,6 +259,7 @@ def exact_value(amount: Amount) -> Fraction:
     return Fraction(read.unscaled) * Fraction(10) ** read.scale
 
 
+@lru_cache(maxsize=1024)
 def in_binary_units(value: Fraction) -> str:
     """The value as Kubernetes prints binary quantities (`40Gi`), rounded up to a thousandth."""
     thousandths = -(-value * 1000 // 1)

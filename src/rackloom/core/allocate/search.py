@@ -7,7 +7,7 @@ generators on an explicit stack, so depth does not depend on Python's recursion 
 called before every step and bounds the search.
 
 The answer, including errors, is that of upstream's exhaustive search. What differs is how soon a search
-without hope ends. The first dead end creates `PruningBounds`, which then
+without hope ends. After some dead ends it creates `PruningBounds`, which then
 
 - refuses a branch when a count in `bounds` shows that it has no answer;
 - remembers states that failed (nogoods), with symmetric groups counted by kind, and refuses them again;
@@ -152,6 +152,9 @@ class PruningBounds:
 # The depth-first search itself.
 
 
+_DEAD_ENDS = 40
+"""So many dead ends cost about as much as the bounds."""
+
 Frame = Iterator["Frame | None"]
 """A level of the search: yields the level below once per way to go on, or None when all is chosen."""
 
@@ -171,6 +174,7 @@ class FirstFitSearch:
         self._ledger = problem.ledger
         self._proceed = proceed
         self._bounds: PruningBounds | None = None
+        self._dead_ends = 0
         self.chosen: list[RequestAlternative] = []
         self.steps = 0
 
@@ -201,8 +205,9 @@ class FirstFitSearch:
         return FoundAnswer(tuple(self.chosen), tuple(self._ledger.entries), self.steps)
 
     def _look_ahead(self) -> bool:
-        """Create the bounds at the first dead end. True if they show that there is no answer at all."""
-        if self._bounds is not None:
+        """Create the bounds after some dead ends. True if they show that there is no answer at all."""
+        self._dead_ends += 1
+        if self._bounds is not None or self._dead_ends < _DEAD_ENDS:
             return False
         # Symmetry is computed from the state before the search. Undoing and entering the same assignments
         # again, in order, restores the ledger exactly, so the frames on the stack notice nothing.

@@ -69,12 +69,24 @@ class OpenNodes:
 
     def _restart(self) -> None:
         self._seen = [log.end for log in self._logs]
+        self._seen_shapes = self._nodes.reshaped.end
         self._state = bytearray(len(self._nodes.nodes))
         self._heap: list[int] = []
         self._frontier = 0
 
     def catch_up(self) -> None:
-        """Open the closed nodes that changed since the last call."""
+        """Open the closed nodes that changed since the last call, and those whose devices did."""
+        reshaped = self._nodes.reshaped
+        if self._seen_shapes != reshaped.end:
+            changed = reshaped.since(self._seen_shapes)
+            if changed is None:
+                self._restart()
+                return
+            self._seen_shapes = reshaped.end
+            for number in changed:
+                if number < self._frontier and self._state[number] != _OPEN:
+                    self._state[number] = _OPEN
+                    heapq.heappush(self._heap, number)
         for at, log in enumerate(self._logs):
             if self._seen[at] == log.end:
                 continue
@@ -116,10 +128,13 @@ class OpenNodes:
                 self._skip_full_nodes()
             return
         # A node that can never serve stays unseen, so that no change opens it.
+        full, end = self._nodes.full, len(self._state)
         number = self._next_possible(self._frontier)
-        while self._skips_full and number < len(self._state) and self._nodes.full[number]:
-            self._state[number] = _CLOSED
-            number = self._next_possible(number + 1)
+        while self._skips_full and number < end and full[number]:
+            after = full.find(NOT_FULL, number)
+            after = end if after < 0 else after
+            self._state[number:after] = bytes([_CLOSED]) * (after - number)
+            number = self._next_possible(after) if after < end else end
         self._frontier = number
 
     def _skip_full_nodes(self) -> None:

@@ -130,10 +130,14 @@ class Cluster:
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
 
-    async def install(self, *overlays: str, only: Collection[tuple[str, str]] = ()) -> None:
-        """All of some overlays, or `only` these objects, by kind and name."""
+    async def install(
+        self, *overlays: str, only: Collection[tuple[str, str]] = (), release: str | None = None
+    ) -> None:
+        """All of some overlays, or `only` these objects, by kind and name; by a Helm release, as it says."""
         for overlay in overlays:
             for kind, obj in shipped(overlay):
+                if release:
+                    obj["metadata"].setdefault("annotations", {})["meta.helm.sh/release-name"] = release
                 if not only or (kind.kind, obj["metadata"]["name"]) in only:
                     await self.user.create(kind, obj)
 
@@ -141,17 +145,18 @@ class Cluster:
         """What the command sees."""
         return await self.reader().read()
 
-    def reader(self) -> InventoryReader:
+    def reader(self, release: str | None = None) -> InventoryReader:
         """What the command looks with."""
-        return InventoryReader(
-            self.as_(US), ServedTypes(kinds=tuple(self.kube.schemas)), DRIVER, loop_wall_time
-        )
+        types = ServedTypes(kinds=tuple(self.kube.schemas))
+        return InventoryReader(self.as_(US), types, DRIVER, loop_wall_time, release)
 
-    async def uninstall(self, api: Any = None, still_seconds: float = 120.0) -> UninstallOutcome:
+    async def uninstall(
+        self, api: Any = None, still_seconds: float = 120.0, release: str | None = None
+    ) -> UninstallOutcome:
         """Run the command as far as it gets."""
         limits = UninstallLimits(still_seconds, loop_wall_time, asyncio.sleep)
         work = Uninstallation(
-            self.reader().read, api or self.as_(US), limits, lambda _: None, lambda *_: None
+            self.reader(release).read, api or self.as_(US), limits, lambda _: None, lambda *_: None
         )
         return await work.run()
 

@@ -450,6 +450,21 @@ def test_what_somebody_put_into_our_namespace_keeps_it() -> None:
     run(story)
 
 
+def test_what_a_helm_release_owns_goes_only_when_that_release_is_named() -> None:
+    async def story(cluster: Cluster) -> None:
+        await cluster.install("base", release="racks")
+        before = cluster.ours()
+        left = (await cluster.uninstall(release="another")).rest.left
+        assert {entry.why for entry in left} == {"belongs to the Helm release racks"}
+        assert all("--helm-release racks" in entry.fix for entry in left)
+        assert cluster.ours() == before
+        outcome = await cluster.uninstall(release="racks")
+        assert (outcome.rest.steps, outcome.rest.left) == ((), ())
+        assert not cluster.ours()
+
+    run(story)
+
+
 def test_a_step_that_stands_still_is_given_up_with_the_reason() -> None:
     async def story(cluster: Cluster) -> None:
         await cluster.install("base")

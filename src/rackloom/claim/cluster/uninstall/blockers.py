@@ -18,7 +18,6 @@ from rackloom.claim.cluster.uninstall.inventory import (
     PART_OF_LABEL,
     ClusterInventory,
     DeviceHolder,
-    helm_release_of,
     is_being_deleted,
     is_part_of_rackloom,
     labels_of,
@@ -224,9 +223,10 @@ def _lost_uses(inventory: ClusterInventory) -> Iterator[LeftBehind]:
 def _why_it_stays(kind: ResourceKind, obj: Object, inventory: ClusterInventory) -> tuple[str, str] | None:
     """Why an object with our label, or only our name, stays, and a fix; None for all others."""
     if is_part_of_rackloom(obj) and inventory.is_at_home(obj):
-        release = helm_release_of(obj)
+        release = inventory.foreign_release_of(obj)
         if release is not None:
-            return f"belongs to the Helm release {release}", f"helm uninstall {release}"
+            fix = f"if this is Rackloom's: --helm-release {release}; else helm uninstall {release}"
+            return f"belongs to the Helm release {release}", fix
         if inventory.is_shared(kind, obj):
             return "is used by another driver that is at work here", ""
     elif _has_only_our_name(kind, obj) and not inventory.is_shared(kind, obj):

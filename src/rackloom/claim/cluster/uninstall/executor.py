@@ -133,9 +133,17 @@ _DEFINITIONS = tuple(f"{kind.plural}.{kind.group}" for kind in (*_LAST, COMPUTE_
 
 
 class InventoryReader:
-    """Reads a cluster; `clock` gives seconds since the epoch."""
+    """Reads a cluster; `clock` gives seconds since the epoch, `helm_release` is that of this installation."""
 
-    def __init__(self, api: KubeApi, served: ServedTypes, namespace: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        api: KubeApi,
+        served: ServedTypes,
+        namespace: str,
+        clock: Callable[[], float],
+        helm_release: str | None = None,
+    ) -> None:
+        self._helm_release = helm_release
         self._api = api
         self._served = served
         self._namespace = namespace
@@ -168,7 +176,13 @@ class InventoryReader:
             add(POD, place) for place in sorted(_namespaces_of_claims(found[RESOURCE_CLAIM]) - partial.homes)
         )
         await _gather(add(kind) for kind in _LAST)
-        return ClusterInventory(found, namespace=self._namespace, now=self._clock(), unread=sorted(unread))
+        return ClusterInventory(
+            found,
+            namespace=self._namespace,
+            now=self._clock(),
+            unread=sorted(unread),
+            helm_release=self._helm_release,
+        )
 
     def _first(self) -> Iterable[tuple[ResourceKind, str | None, str]]:
         for kind in self._kinds:

@@ -83,7 +83,8 @@ class DeviceHolder(msgspec.Struct, frozen=True):
 class ClusterInventory:
     """The objects that were read; a `ClusterIndex` for the decisions of the controller.
 
-    `namespace` is the driver's; `now` is seconds since the epoch; `unread`: types that could not be listed.
+    `namespace` is the driver's; `now` is seconds since the epoch; `unread`: types that could not be listed;
+    `helm_release`: the Helm release by which Rackloom was installed.
     """
 
     def __init__(
@@ -93,11 +94,13 @@ class ClusterInventory:
         namespace: str,
         now: float,
         unread: Sequence[str] = (),
+        helm_release: str | None = None,
     ) -> None:
         self._objects = {kind: {uid_of(obj): obj for obj in found} for kind, found in objects.items()}
         self._index: dict[tuple[ResourceKind, str], dict[str, list[Object]]] = {}
         self.now = now
         self.unread = tuple(unread)
+        self._helm_release = helm_release
         labelled = {name_of(obj) for obj in self.all(NAMESPACE) if is_part_of_rackloom(obj)}
         self.homes = frozenset({namespace, *labelled})
         """Our namespaces."""
@@ -138,13 +141,18 @@ class ClusterInventory:
             (kind, obj)
             for kind in self.kinds()
             for obj in self.all(kind)
-            if is_part_of_rackloom(obj) and self.is_at_home(obj) and helm_release_of(obj) is None
+            if is_part_of_rackloom(obj) and self.is_at_home(obj) and self.foreign_release_of(obj) is None
         )
 
     def is_at_home(self, obj: Object) -> bool:
         """Whether an object is of the whole cluster, or in a namespace of ours."""
         namespace = namespace_of(obj)
         return namespace is None or namespace in self.homes
+
+    def foreign_release_of(self, obj: Object) -> str | None:
+        """The Helm release that says an object is its own, where it is not the one of this installation."""
+        found: str | None = (obj["metadata"].get("annotations") or {}).get(_HELM)
+        return None if found == self._helm_release else found
 
     def pods_of(self, component: str) -> list[Object]:
         """Pods of one of our programs, by the label of its Deployment or DaemonSet."""
@@ -179,7 +187,7 @@ class ClusterInventory:
 
     def _belongs_at_home(self, kind: ResourceKind, obj: Object) -> bool:
         return (
-            (is_part_of_rackloom(obj) and helm_release_of(obj) is None)
+            (is_part_of_rackloom(obj) and self.foreign_release_of(obj) is None)
             or bool(obj["metadata"].get("ownerReferences"))
             or self._is_of_our_domains(obj)
             or (kind.kind, name_of(obj)) in _EVERY_NAMESPACE_HAS
@@ -331,12 +339,6 @@ class ClusterInventory:
 def is_part_of_rackloom(obj: Object) -> bool:
     """Whether an object carries the label of what deploy/kubernetes installs."""
     return labels_of(obj).get(PART_OF_LABEL) == PART_OF
-
-
-def helm_release_of(obj: Object) -> str | None:
-    """The Helm release that says an object is its own."""
-    found: str | None = (obj["metadata"].get("annotations") or {}).get(_HELM)
-    return found
 
 
 def was_written_by_us(obj: Object) -> bool:

@@ -266,8 +266,8 @@ def _bare(obj: Object) -> Object:
 class DeviceInventory:
     """The production allocator over the nodes, slices, classes and allocations of the store.
 
-    It follows the store: a claim changes what is in use; a slice, a class, or the name or labels of a node
-    make it anew when it is asked next.
+    It follows the store: a claim changes what is in use, a slice the devices of its nodes; a class, or the
+    name or labels of a node make it anew when it is asked next.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -288,23 +288,23 @@ class DeviceInventory:
         key = key_of(obj)
         if kind == objects.RESOURCE_SLICE:
             found = self._store.find(kind, key)
-            self._note(self._slices, key, _readable(_bare(found), ResourceSlice) if found else None)
+            self._note_slice(key, _readable(_bare(found), ResourceSlice) if found else None)
         elif kind == objects.NODE:
             found = self._store.find(kind, key)
-            self._note(self._nodes, key, allocator_node(found) if found else None)
+            self._note_node(key, allocator_node(found) if found else None)
         elif kind == objects.DEVICE_CLASS:
             self._fleet = None
         elif kind == objects.RESOURCE_CLAIM:
             self._note_claim(key)
 
-    def _note(self, known: dict[ObjectKey, T], key: ObjectKey, value: T | None) -> None:
-        if known.get(key) == value:
-            return
-        self._fleet = None
-        if value is None:
-            del known[key]
-        else:
-            known[key] = value
+    def _note_slice(self, key: ObjectKey, value: ResourceSlice | None) -> None:
+        before = self._slices.get(key)
+        if _noted(self._slices, key, value) and self._fleet is not None:
+            self._fleet.replace_slice(before, value)
+
+    def _note_node(self, key: ObjectKey, value: Node | None) -> None:
+        if _noted(self._nodes, key, value):
+            self._fleet = None
 
     def _note_claim(self, key: ObjectKey) -> None:
         found = self._store.find(objects.RESOURCE_CLAIM, key)
@@ -333,6 +333,17 @@ class DeviceInventory:
             )
             self._fleet.occupy(list(self._allocations.values()))
         return self._fleet
+
+
+def _noted(known: dict[ObjectKey, T], key: ObjectKey, value: T | None) -> bool:
+    """Take a value in; whether it is news."""
+    if known.get(key) == value:
+        return False
+    if value is None:
+        del known[key]
+    else:
+        known[key] = value
+    return True
 
 
 # Filters: labels, taints and pod affinity.

@@ -1,0 +1,214 @@
+{{/* Written by deploy/helm/write_chart.py; the reasons stand in deploy/kubernetes. */}}
+{{- define "rackloom.env.controller" -}}
+{{- $options := .Values.controller.options }}
+{{- if hasKey $options "maxNodesPerImexDomain" }}
+- name: MAX_NODES_PER_IMEX_DOMAIN
+  value: {{ include "rackloom.scalar" $options.maxNodesPerImexDomain | quote }}
+{{- end }}
+{{- if hasKey $options "daemonPullSecrets" }}
+- name: CD_DAEMON_IMAGE_PULL_SECRET_NAMES
+  value: {{ include "rackloom.scalar" $options.daemonPullSecrets | quote }}
+{{- end }}
+{{- if hasKey $options "daemonLogVerbosity" }}
+- name: LOG_VERBOSITY_CD_DAEMON
+  value: {{ include "rackloom.scalar" $options.daemonLogVerbosity | quote }}
+{{- end }}
+{{- if hasKey $options "daemonAuthentication" }}
+- name: IMEX_AUTHENTICATION
+  value: {{ include "rackloom.scalar" $options.daemonAuthentication | quote }}
+{{- end }}
+{{- if hasKey $options "daemonPriorityClass" }}
+- name: CD_DAEMON_PRIORITY_CLASS
+  value: {{ include "rackloom.scalar" $options.daemonPriorityClass | quote }}
+{{- end }}
+{{- if hasKey $options "daemonCpu" }}
+- name: CD_DAEMON_CPU
+  value: {{ include "rackloom.scalar" $options.daemonCpu | quote }}
+{{- end }}
+{{- if hasKey $options "daemonMemory" }}
+- name: CD_DAEMON_MEMORY
+  value: {{ include "rackloom.scalar" $options.daemonMemory | quote }}
+{{- end }}
+{{- if hasKey $options "daemonGuaranteed" }}
+- name: CD_DAEMON_GUARANTEED
+  value: {{ include "rackloom.scalar" $options.daemonGuaranteed | quote }}
+{{- end }}
+{{- if hasKey $options "gangMaxSpares" }}
+- name: GANG_MAX_SPARES
+  value: {{ include "rackloom.scalar" $options.gangMaxSpares | quote }}
+{{- end }}
+{{- if hasKey $options "gangCliqueLabel" }}
+- name: GANG_CLIQUE_LABEL
+  value: {{ include "rackloom.scalar" $options.gangCliqueLabel | quote }}
+{{- end }}
+{{- if hasKey $options "gangSettle" }}
+- name: GANG_SETTLE_SECONDS
+  value: {{ include "rackloom.scalar" $options.gangSettle | quote }}
+{{- end }}
+{{- if hasKey $options "gangLostAfter" }}
+- name: GANG_LOST_AFTER_SECONDS
+  value: {{ include "rackloom.scalar" $options.gangLostAfter | quote }}
+{{- end }}
+{{- if hasKey $options "gangBindAfter" }}
+- name: GANG_BIND_AFTER_SECONDS
+  value: {{ include "rackloom.scalar" $options.gangBindAfter | quote }}
+{{- end }}
+{{- if hasKey $options "gangRetry" }}
+- name: GANG_RETRY_SECONDS
+  value: {{ include "rackloom.scalar" $options.gangRetry | quote }}
+{{- end }}
+{{- end }}
+{{- define "rackloom.args.controller" -}}
+{{- $options := .Values.controller.options }}
+{{- if hasKey $options "kubeconfig" }}
+- {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "rackloom.env.webhook" -}}
+{{- $options := .Values.webhook.options }}
+{{- end }}
+{{- define "rackloom.args.webhook" -}}
+{{- $options := .Values.webhook.options }}
+{{- if hasKey $options "dnsName" }}
+{{- range $options.dnsName }}
+- {{ include "rackloom.scalar" . | printf "--dns-name=%s" | quote }}
+{{- else }}
+- --empty-dns-name
+{{- end }}
+{{- end }}
+{{- if hasKey $options "kubeconfig" }}
+- {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "rackloom.env.node.imex" -}}
+{{- $options := .Values.node.imex.options }}
+{{- if hasKey $options "healthcheckPort" }}
+- name: HEALTHCHECK_PORT
+  value: {{ include "rackloom.scalar" $options.healthcheckPort | quote }}
+{{- end }}
+{{- if hasKey $options "driverRoot" }}
+- name: DRIVER_ROOT_CTR_PATH
+  value: {{ include "rackloom.scalar" $options.driverRoot | quote }}
+{{- end }}
+{{- if hasKey $options "hostDriverRoot" }}
+- name: NVIDIA_DRIVER_ROOT
+  value: {{ include "rackloom.scalar" $options.hostDriverRoot | quote }}
+{{- end }}
+{{- if hasKey $options "procDevices" }}
+- name: ALT_PROC_DEVICES_PATH
+  value: {{ include "rackloom.scalar" $options.procDevices | quote }}
+{{- end }}
+{{- if hasKey $options "cliqueLabel" }}
+- name: GPU_CLIQUE_LABEL_ENABLED
+  value: {{ include "rackloom.scalar" $options.cliqueLabel | quote }}
+{{- end }}
+{{- if hasKey $options "hostSocket" }}
+- name: IMEX_HOST_SOCKET_PATH
+  value: {{ include "rackloom.scalar" $options.hostSocket | quote }}
+{{- end }}
+{{- end }}
+{{- define "rackloom.args.node.imex" -}}
+{{- $options := .Values.node.imex.options }}
+{{- if hasKey $options "kubeconfig" }}
+- {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "fabricFile" }}
+- {{ include "rackloom.scalar" $options.fabricFile | printf "--fabric-file=%s" | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "rackloom.env.node.gpu" -}}
+{{- $options := .Values.node.gpu.options }}
+{{- if hasKey $options "healthcheckPort" }}
+- name: HEALTHCHECK_PORT
+  value: {{ include "rackloom.scalar" $options.healthcheckPort | quote }}
+{{- end }}
+{{- if hasKey $options "driverRoot" }}
+- name: DRIVER_ROOT_CTR_PATH
+  value: {{ include "rackloom.scalar" $options.driverRoot | quote }}
+{{- end }}
+{{- if hasKey $options "hostDriverRoot" }}
+- name: NVIDIA_DRIVER_ROOT
+  value: {{ include "rackloom.scalar" $options.hostDriverRoot | quote }}
+{{- end }}
+{{- if hasKey $options "procDevices" }}
+- name: ALT_PROC_DEVICES_PATH
+  value: {{ include "rackloom.scalar" $options.procDevices | quote }}
+{{- end }}
+{{- if hasKey $options "ncclTopology" }}
+- name: NCCL_TOPO_FILE
+  value: {{ include "rackloom.scalar" $options.ncclTopology | quote }}
+{{- end }}
+{{- if hasKey $options "vfio" }}
+- name: VFIO_ENABLED
+  value: {{ include "rackloom.scalar" $options.vfio | quote }}
+{{- end }}
+{{- if hasKey $options "consumableShares" }}
+- name: CONSUMABLE_SHARES
+  value: {{ include "rackloom.scalar" $options.consumableShares | quote }}
+{{- end }}
+{{- end }}
+{{- define "rackloom.args.node.gpu" -}}
+{{- $options := .Values.node.gpu.options }}
+{{- if hasKey $options "kubeconfig" }}
+- {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "inventoryFile" }}
+- {{ include "rackloom.scalar" $options.inventoryFile | printf "--inventory-file=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "topologyFile" }}
+- {{ include "rackloom.scalar" $options.topologyFile | printf "--topology-file=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "ignoreXid" }}
+{{- range $options.ignoreXid }}
+- {{ include "rackloom.scalar" . | printf "--ignore-xid=%s" | quote }}
+{{- else }}
+- --empty-ignore-xid
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "rackloom.env.node.nic" -}}
+{{- $options := .Values.node.nic.options }}
+{{- if hasKey $options "healthcheckPort" }}
+- name: HEALTHCHECK_PORT
+  value: {{ include "rackloom.scalar" $options.healthcheckPort | quote }}
+{{- end }}
+{{- if hasKey $options "nriSocket" }}
+- name: NRI_SOCKET
+  value: {{ include "rackloom.scalar" $options.nriSocket | quote }}
+{{- end }}
+{{- end }}
+{{- define "rackloom.args.node.nic" -}}
+{{- $options := .Values.node.nic.options }}
+{{- if hasKey $options "kubeconfig" }}
+- {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "leaveOut" }}
+{{- range $options.leaveOut }}
+- {{ include "rackloom.scalar" . | printf "--leave-out=%s" | quote }}
+{{- else }}
+- --empty-leave-out
+{{- end }}
+{{- end }}
+{{- if hasKey $options "filter" }}
+- {{ include "rackloom.scalar" $options.filter | printf "--filter=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "moveIbInterfaces" }}
+- {{ ternary "--move-ib-interfaces" "--no-move-ib-interfaces" $options.moveIbInterfaces }}
+{{- end }}
+{{- if hasKey $options "profiles" }}
+- {{ include "rackloom.scalar" $options.profiles | printf "--profiles=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "attributes" }}
+- {{ include "rackloom.scalar" $options.attributes | printf "--attributes=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "ncclTopology" }}
+- {{ include "rackloom.scalar" $options.ncclTopology | printf "--nccl-topology=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "declared" }}
+- {{ include "rackloom.scalar" $options.declared | printf "--declared=%s" | quote }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,91 @@
+"""A request as a value: what `operations` makes and a client sends.
+
+`Call[T]` is one request and the type of its answer. `PagedCall[T]` is a list that the service gives in pages;
+`T` is an item. Neither does anything by itself, so that the synchronous and the asynchronous client share
+them.
+
+`Model` is the base of all objects of the service (`models`). A field that is None and need not be given is
+not sent: to the service null and a missing field mean the same.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Generic, TypeAlias, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+T = TypeVar("T")
+Many: TypeAlias = T | Sequence[T]
+"""A parameter that may be given several values: any of them."""
+QueryPairs = tuple[tuple[str, str | int | float | bool | None], ...]
+"""As httpx2 takes them; the values are texts."""
+QueryValue = str | int | datetime | Sequence[str | int] | None
+
+
+class Model(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """An object of the service, or the body of a request."""
+
+
+class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """One request; its answer is a `T`."""
+
+    operation: str
+    """As the description of the service names it (`operationId`)."""
+    method: str
+    path: str
+    """Below the organisation, without a slash before it."""
+    answer: type[T]
+    query: Mapping[str, QueryValue] = {}
+    body: Model | None = None
+
+
+class PagedCall(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """A list that is read in pages; each item is a `T`."""
+
+    operation: str
+    path: str
+    item: type[T]
+    query: Mapping[str, QueryValue] = {}
+
+    def page(self, query: Mapping[str, QueryValue]) -> Call[list[T]]:
+        """The request of one page; `query` says which."""
+        return Call(
+            operation=self.operation,
+            method="GET",
+            path=self.path,
+            answer=list[self.item],  # type: ignore[name-defined]
+            query={**self.query, **query},
+        )
+
+
+def path_of(*parts: str) -> str:
+    """A path of constant words and ids. Raises ValueError for an id that would change which path it is."""
+    for part in parts:
+        if part in ("", ".", ".."):
+            raise ValueError(f"{part!r} cannot be an id")
+    return "/".join(quote(part, safe="") for part in parts)
+
+
+def query_pairs(query: Mapping[str, QueryValue]) -> QueryPairs:
+    """The parameters as they are sent: a list repeats its name, and None is left out.
+
+    Raises ValueError for a time without a zone.
+    """
+    return tuple((name, _text(name, value)) for name, given in query.items() for value in _values(given))
+
+
+def _values(given: QueryValue) -> Iterable[str | int | datetime]:
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str | int | datetime) else given
+
+
+def _text(name: str, value: str | int | datetime) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise ValueError(f"{name} needs a time with a zone")
+        return value.isoformat()
+    return str(value)

@@ -1,0 +1,1317 @@
+"""The objects of the service. Written by `make client`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, field
+
+from rackloom.client.call import Model
+
+
+class AdoptionOwner(Model, frozen=True, kw_only=True):
+    """The owner of an adopted partition, by names. What does not exist of it is created."""
+
+    tenant_org: str = field(name="tenantOrg")
+    vpc_name: str = field(name="vpcName")
+    nv_link_logical_partition_name: str = field(name="nvLinkLogicalPartitionName")
+
+
+class AllocationConstraint(Model, frozen=True, kw_only=True):
+    """So many machines of a type."""
+
+    resource_type: Literal["InstanceType"] = field(name="resourceType")
+    resource_type_id: str = field(name="resourceTypeId")
+    constraint_type: Literal["Reserved"] = field(name="constraintType")
+    constraint_value: int = field(name="constraintValue")
+
+
+class AllocationConstraintAnswer(Model, frozen=True, kw_only=True):
+    """So many machines of a type."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    allocation_id: str = field(name="allocationId")
+    resource_type: Literal["InstanceType"] = field(name="resourceType")
+    resource_type_id: str = field(name="resourceTypeId")
+    constraint_type: Literal["Reserved"] = field(name="constraintType")
+    constraint_value: int = field(name="constraintValue")
+
+
+class AllocationConstraintUpdate(Model, frozen=True, kw_only=True):
+    """Another number of machines."""
+
+    constraint_value: int = field(name="constraintValue")
+
+
+class AllocationCounts(Model, frozen=True, kw_only=True):
+    """Machines by allocation."""
+
+    allocated_in_use: int = field(name="allocatedInUse")
+    allocated_not_in_use: int = field(name="allocatedNotInUse")
+    unallocated: int
+
+
+class AllocationCreate(Model, frozen=True, kw_only=True):
+    """What a tenant may use of a site."""
+
+    name: str
+    tenant_id: str = field(name="tenantId")
+    site_id: str = field(name="siteId")
+    description: str | None = None
+    allocation_constraints: list[AllocationConstraint] | None = field(
+        name="allocationConstraints", default=None
+    )
+
+
+class AllocationStats(Model, frozen=True, kw_only=True):
+    """How many machines of a type there are, and how many are spoken for."""
+
+    assigned: int | None
+    total: int
+    used: int
+    unused: int
+    unused_usable: int = field(name="unusedUsable")
+    max_allocatable: int | None = field(name="maxAllocatable")
+
+
+class AllocationUpdate(Model, frozen=True, kw_only=True):
+    """Changes of an allocation."""
+
+    name: str | None = None
+    description: str | None = None
+
+
+class AuditEntry(Model, frozen=True, kw_only=True):
+    """Who requested what, and what came of it."""
+
+    id: str
+    endpoint: str | None
+    query_params: str | None = field(name="queryParams")
+    method: str | None
+    body: str | None
+    status_code: int = field(name="statusCode")
+    status_message: str | None = field(name="statusMessage")
+    client_ip: str | None = field(name="clientIP")
+    user_id: str | None = field(name="userID")
+    user: dict[str, Any] | None
+    org_name: str | None = field(name="orgName")
+    extra_data: dict[str, Any] = field(name="extraData")
+    timestamp: datetime
+    duration_ms: int | None = field(name="durationMs")
+    api_version: str = field(name="apiVersion")
+    request_id: str | None = field(name="requestId")
+    operation_id: str = field(name="operationId")
+    roles: list[str]
+    object_kind: str | None = field(name="objectKind")
+    object_id: str | None = field(name="objectId")
+    object_name: str | None = field(name="objectName")
+    fields: list[str]
+    requests: int
+    first_timestamp: datetime | None = field(name="firstTimestamp")
+    last_timestamp: datetime | None = field(name="lastTimestamp")
+    by_site_operator: bool = field(name="bySiteOperator")
+    channel: str | None = None
+    tenant_org: str | None = field(name="tenantOrg", default=None)
+    rpc_status: str | None = field(name="rpcStatus", default=None)
+    reason: str | None = None
+
+
+class AuditRetention(Model, frozen=True, kw_only=True):
+    """Where the audit log begins, and what was removed before."""
+
+    oldest_entry_id: str | None = field(name="oldestEntryId")
+    oldest_timestamp: datetime | None = field(name="oldestTimestamp")
+    removed_entries: int = field(name="removedEntries")
+    removed_up_to: str | None = field(name="removedUpTo")
+    removed_until: datetime | None = field(name="removedUntil")
+
+
+class BatchFirmwareUpdate(Model, frozen=True, kw_only=True):
+    """The firmware of several domains."""
+
+    domain_ids: list[str] = field(name="domainIds")
+    site_id: str = field(name="siteId")
+    rule_id: str | None = field(name="ruleId", default=None)
+    override_readiness_check: bool | None = field(name="overrideReadinessCheck", default=None)
+    version: str | None = None
+    override_version_check: bool | None = field(name="overrideVersionCheck", default=None)
+
+
+class BatchPowerState(Model, frozen=True, kw_only=True):
+    """The power of several domains."""
+
+    domain_ids: list[str] = field(name="domainIds")
+    site_id: str = field(name="siteId")
+    state: Literal["on", "off", "cycle", "forceoff", "forcecycle", "acpowercycle"]
+    rule_id: str | None = field(name="ruleId", default=None)
+    override_readiness_check: bool | None = field(name="overrideReadinessCheck", default=None)
+
+
+class Because(Model, frozen=True, kw_only=True):
+    """Why it is done."""
+
+    reason: str
+
+
+class BlockedGpu(Model, frozen=True, kw_only=True):
+    """A GPU that is wanted somewhere, and what stands in the way; without a fix the site can do nothing."""
+
+    gpu_guid: str = field(name="gpuGuid")
+    reason: str
+    fix: str | None
+    since: datetime
+
+
+class Capability(Model, frozen=True, kw_only=True):
+    """What machines of a type have."""
+
+    type: Literal["CPU", "Memory", "Storage", "Network", "GPU", "InfiniBand", "DPU"]
+    name: str
+    count: int | None = None
+    device_type: Literal["DPU", "NVLink"] | None = field(name="deviceType", default=None)
+
+
+class CautionAnswer(Model, frozen=True, kw_only=True):
+    """What is allowed and probably not meant."""
+
+    type: Literal["LogicalPartitionSpansDomains", "TraySplit", "ForeignPartition"]
+    message: str
+
+
+class DomainComponent(Model, frozen=True, kw_only=True):
+    """A compute tray of a domain."""
+
+    component_id: str = field(name="componentId")
+    type: Literal["Compute"]
+    name: str
+    rack_id: str = field(name="rackId")
+    slot_id: int = field(name="slotId")
+    tray_idx: int = field(name="trayIdx")
+    operation_status: Literal["Unknown", "Initializing", "Ready", "InUse", "Error"] = field(
+        name="operationStatus"
+    )
+
+
+class Drain(Model, frozen=True, kw_only=True):
+    """The drain of a tray."""
+
+    id: str
+    machine_id: str = field(name="machineId")
+    instance_id: str | None = field(name="instanceId")
+    status: Literal["Draining", "Drained", "Ended"]
+    message: str
+    reason: str
+    asked_by: str = field(name="askedBy")
+    started: datetime
+    drained: datetime | None
+    ended: datetime | None
+
+
+class EndpointCreate(Model, frozen=True, kw_only=True):
+    """The switch controller of a chassis."""
+
+    chassis_serial: str = field(name="chassisSerial")
+    endpoint: str
+    reason: str | None = None
+
+
+class EndpointUpdate(Model, frozen=True, kw_only=True):
+    """Another URL for a chassis."""
+
+    endpoint: str
+    reason: str | None = None
+
+
+class FirmwareUpdate(Model, frozen=True, kw_only=True):
+    """The firmware of all components of a domain; without a version, the default of each."""
+
+    site_id: str = field(name="siteId")
+    rule_id: str | None = field(name="ruleId", default=None)
+    override_readiness_check: bool | None = field(name="overrideReadinessCheck", default=None)
+    version: str | None = None
+    override_version_check: bool | None = field(name="overrideVersionCheck", default=None)
+
+
+class FoundPartition(Model, frozen=True, kw_only=True):
+    """A partition that was found on a switch, by its name."""
+
+    reason: str
+    nv_link_domain_id: str = field(name="nvLinkDomainId")
+    name: str
+
+
+class GpuStats(Model, frozen=True, kw_only=True):
+    """GPUs of one product."""
+
+    name: str
+    gpus: int
+    machines: int
+
+
+class HealthCounts(Model, frozen=True, kw_only=True):
+    """Machines by health; those whose health is unknown are in neither number."""
+
+    healthy: int
+    unhealthy: int
+
+
+class InstanceStats(Model, frozen=True, kw_only=True):
+    """Instances by status; `unknown` are those of which there is no valid reading."""
+
+    total: int
+    pending: int
+    provisioning: int
+    configuring: int
+    ready: int
+    repairing: int
+    updating: int
+    registering: int
+    terminating: int
+    error: int
+    unknown: int
+
+
+class InterfaceBody(Model, frozen=True, kw_only=True):
+    """One GPU and the logical partition that it shall join."""
+
+    nv_link_logical_partition_id: str = field(name="nvLinkLogicalPartitionId")
+    device_instance: int = field(name="deviceInstance")
+
+
+class InterfaceSummary(Model, frozen=True, kw_only=True):
+    """An NVLink interface in one line."""
+
+    id: str
+    instance_id: str = field(name="instanceId")
+    nv_link_logical_partition_id: str = field(name="nvLinkLogicalPartitionId")
+    device_instance: int = field(name="deviceInstance")
+    status: Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]
+
+
+JsonValue: TypeAlias = Any
+
+
+class KeptInterface(Model, frozen=True, kw_only=True):
+    """A network interface as the request asked for it; nothing here acts on it."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    instance_id: str = field(name="instanceId")
+    status: Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]
+
+
+class LogicalPartitionCreate(Model, frozen=True, kw_only=True):
+    """A new NVLink logical partition."""
+
+    name: str
+    site_id: str = field(name="siteId")
+    description: str | None = None
+
+
+class LogicalPartitionUpdate(Model, frozen=True, kw_only=True):
+    """Changes of an NVLink logical partition."""
+
+    name: str | None = None
+    description: str | None = None
+
+
+class MachineAssociation(Model, frozen=True, kw_only=True):
+    """Machines that shall be of an instance type."""
+
+    machine_ids: list[str] = field(name="machineIds")
+
+
+class MachineAssociationAnswer(Model, frozen=True, kw_only=True):
+    """A machine of an instance type; the id of the association is that of the machine."""
+
+    created: datetime
+    updated: datetime
+    machine_id: str = field(name="machineId")
+    instance_type_id: str = field(name="instanceTypeId")
+
+
+class MachineCapability(Model, frozen=True, kw_only=True):
+    """What a machine of a type has."""
+
+    type: Literal["CPU", "Memory", "Storage", "Network", "GPU", "InfiniBand", "DPU"]
+    name: str
+    count: int | None = None
+    device_type: str | None = field(name="deviceType", default=None)
+
+
+class MachineReservation(Model, frozen=True, kw_only=True):
+    """For which organisation a machine is kept, and until when."""
+
+    reservation_id: str = field(name="reservationId")
+    tenant_id: str = field(name="tenantId")
+    org: str
+    until: datetime
+
+
+class MachineStats(Model, frozen=True, kw_only=True):
+    """How many machines a site has, by status, health and allocation. Statuses of no machine are left out."""
+
+    total: int
+    total_by_status: dict[str, int] = field(name="totalByStatus")
+    total_by_health: HealthCounts = field(name="totalByHealth")
+    total_by_status_and_health: dict[str, HealthCounts] = field(name="totalByStatusAndHealth")
+    total_by_allocation: AllocationCounts = field(name="totalByAllocation")
+
+
+class MachineStatusBreakdown(Model, frozen=True, kw_only=True):
+    """Machines by status."""
+
+    total: int
+    initializing: int
+    ready: int
+    in_use: int = field(name="inUse")
+    error: int
+    maintenance: int
+    unknown: int
+
+
+class MachineSummary(Model, frozen=True, kw_only=True):
+    """Machines with and without an instance type."""
+
+    assigned: MachineStatusBreakdown
+    unassigned: MachineStatusBreakdown
+
+
+class MachineUpdate(Model, frozen=True, kw_only=True):
+    """Exactly one change of a machine; `maintenanceMessage` goes with the begin of maintenance."""
+
+    instance_type_id: str | None = field(name="instanceTypeId", default=None)
+    clear_instance_type: bool | None = field(name="clearInstanceType", default=None)
+    set_maintenance_mode: bool | None = field(name="setMaintenanceMode", default=None)
+    maintenance_message: str | None = field(name="maintenanceMessage", default=None)
+    labels: dict[str, str] | None = None
+
+
+class Message(Model, frozen=True, kw_only=True):
+    """What became of a request that has no other answer."""
+
+    message: str
+
+
+class Metadata(Model, frozen=True, kw_only=True):
+    """Which versions of the contract are served, what of them is not, and which build this is."""
+
+    version: str
+    contracts: list[str]
+    unserved: list[str]
+    implementation: str
+    build_time: datetime = field(name="buildTime")
+
+
+class NVLinkGpu(Model, frozen=True, kw_only=True):
+    """A GPU of a machine, as a switch controller named it."""
+
+    device_instance: int = field(name="deviceInstance")
+    module_id: int = field(name="moduleId")
+    slot_id: int = field(name="slotId")
+    tray_index: int = field(name="trayIndex")
+    guid: str | None
+    source: str | None
+    health: str
+
+
+class NVLinkInfo(Model, frozen=True, kw_only=True):
+    """Where a machine sits in the NVLink fabric."""
+
+    domain_uuid: str | None = field(name="domainUuid")
+    chassis_serial: str = field(name="chassisSerial")
+    gpus: list[NVLinkGpu]
+
+
+class NVLinkOperation(Model, frozen=True, kw_only=True):
+    """Something that was asked of a switch controller, and what came of it."""
+
+    id: int
+    nv_link_domain_id: str | None = field(name="nvLinkDomainId")
+    plan_id: str = field(name="planId")
+    kind: str
+    partition_name: str = field(name="partitionName")
+    asked_by: str = field(name="askedBy")
+    reason: str
+    detail: dict[str, Any]
+    state: Literal["pending", "done", "refused", "unknown"]
+    code: str | None
+    message: str | None
+    observed_at: datetime = field(name="observedAt")
+    started: datetime
+    finished: datetime | None
+    observed_after: datetime | None = field(name="observedAfter")
+
+
+class NewServiceAccountKey(Model, frozen=True, kw_only=True):
+    """A new key. This is the only time that `key` is shown."""
+
+    id: str
+    key: str
+    created: datetime
+
+
+class NmxcEndpoint(Model, frozen=True, kw_only=True):
+    """The switch controller of a chassis."""
+
+    created: datetime
+    updated: datetime
+    chassis_serial: str = field(name="chassisSerial")
+    endpoint: str
+    nv_link_domain_id: str | None = field(name="nvLinkDomainId")
+    observed_at: datetime | None = field(name="observedAt")
+    unknown_since: datetime | None = field(name="unknownSince")
+    status_message: str | None = field(name="statusMessage")
+
+
+class ObjectStats(Model, frozen=True, kw_only=True):
+    """Objects by status."""
+
+    total: int
+    pending: int
+    provisioning: int
+    ready: int
+    error: int
+    deleting: int
+
+
+class Org(Model, frozen=True, kw_only=True):
+    """A tenant or provider."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    org: str
+
+
+class OwnPartition(Model, frozen=True, kw_only=True):
+    """A logical partition of the caller that reaches into the domain."""
+
+    id: str
+    gpus: int
+
+
+Owner: TypeAlias = Annotated[
+    Literal["site", "tray", "default", "released", "foreign"], Meta(description="Whose a partition is.")
+]
+
+
+class PartitionStats(Model, frozen=True, kw_only=True):
+    """How many GPUs are, or shall be, in a logical partition, and of how many instances."""
+
+    total_gpus: int = field(name="totalGpus")
+    total_distinct_instances: int = field(name="totalDistinctInstances")
+
+
+class PlannedInterface(Model, frozen=True, kw_only=True):
+    """A GPU and the logical partition that it would join."""
+
+    nv_link_logical_partition_id: str = field(name="nvLinkLogicalPartitionId")
+    device_instance: int = field(name="deviceInstance")
+
+
+class PowerState(Model, frozen=True, kw_only=True):
+    """The power of all trays of a domain."""
+
+    site_id: str = field(name="siteId")
+    state: Literal["on", "off", "cycle", "forceoff", "forcecycle", "acpowercycle"]
+    rule_id: str | None = field(name="ruleId", default=None)
+    override_readiness_check: bool | None = field(name="overrideReadinessCheck", default=None)
+
+
+class Problem(Model, frozen=True, kw_only=True):
+    """The one error body there is."""
+
+    source: Literal["nico"]
+    message: str
+    data: dict[str, Any] | None
+
+
+class ProviderMachineStats(Model, frozen=True, kw_only=True):
+    """Machines of a provider by status."""
+
+    total: int
+    initializing: int
+    reset: int
+    ready: int
+    in_use: int = field(name="inUse")
+    decommissioned: int
+    unknown: int
+    error: int
+    maintenance: int
+
+
+QuotaKind: TypeAlias = Annotated[
+    Literal["nvLinkLogicalPartitions", "vpcs", "instances", "nvLinkInterfaces", "reservedTrays"],
+    Meta(description="What is counted, by the name in REST."),
+]
+
+
+class RackDomain(Model, frozen=True, kw_only=True):
+    """An NVLink domain in the inventory of a site."""
+
+    id: str
+    rack_group_id: str = field(name="rackGroupId")
+    nmxc_cluster_id: str = field(name="nmxcClusterId")
+    name: str
+    topology: str
+    operation_status: Literal["Unknown", "Initializing", "Ready", "InUse", "Error"] = field(
+        name="operationStatus"
+    )
+    components: list[DomainComponent]
+
+
+class ReservedMachine(Model, frozen=True, kw_only=True):
+    """A tray of a reservation, and what keeps it from a new instance: `Ready` where nothing does."""
+
+    machine_id: str = field(name="machineId")
+    nv_link_domain_id: str | None = field(name="nvLinkDomainId")
+    rack: str
+    state: str
+
+
+class RoleUpdate(Model, frozen=True, kw_only=True):
+    """What shall be changed of a custom role."""
+
+    description: str | None = None
+    permissions: list[str] | None = None
+
+
+class ServiceAccount(Model, frozen=True, kw_only=True):
+    """Whether an org is provider and tenant in one."""
+
+    enabled: bool
+    infrastructure_provider_id: str | None = field(name="infrastructureProviderId")
+    tenant_id: str | None = field(name="tenantId")
+
+
+class ServiceAccountCreate(Model, frozen=True, kw_only=True):
+    """A service account, which has no key yet."""
+
+    name: str
+    roles: list[str]
+    description: str | None = None
+    expires: datetime | None = None
+
+
+class ServiceAccountKey(Model, frozen=True, kw_only=True):
+    """A key, without its secret. The time of its last use is up to an hour old."""
+
+    id: str
+    created: datetime
+    last_used: datetime | None = field(name="lastUsed")
+
+
+Side: TypeAlias = Annotated[
+    Literal["TENANT", "PROVIDER"],
+    Meta(
+        description="As what a caller acts for its organisation: as a tenant of sites, or as their provider."
+    ),
+]
+
+
+class SiteCapabilities(Model, frozen=True, kw_only=True):
+    """Capabilities to switch; one that is not named stays."""
+
+    native_networking: bool | None = field(name="nativeNetworking", default=None)
+    network_security_group: bool | None = field(name="networkSecurityGroup", default=None)
+    nv_link_partition: bool | None = field(name="nvLinkPartition", default=None)
+    flow: bool | None = None
+    image_based_operating_system: bool | None = field(name="imageBasedOperatingSystem", default=None)
+
+
+class SiteCapabilitiesAnswer(Model, frozen=True, kw_only=True):
+    """What a site can do."""
+
+    native_networking: bool = field(name="nativeNetworking")
+    network_security_group: bool = field(name="networkSecurityGroup")
+    nv_link_partition: bool = field(name="nvLinkPartition")
+    flow: bool
+    image_based_operating_system: bool = field(name="imageBasedOperatingSystem")
+
+
+class SiteContact(Model, frozen=True, kw_only=True):
+    """Who answers for a site."""
+
+    email: str | None = None
+
+
+class SiteLocation(Model, frozen=True, kw_only=True):
+    """Where a site is."""
+
+    city: str | None = None
+    state: str | None = None
+    country: str | None = None
+
+
+class SiteSummary(Model, frozen=True, kw_only=True):
+    """A site in one line."""
+
+    id: str
+    name: str
+    infrastructure_provider_id: str = field(name="infrastructureProviderId")
+    status: str
+
+
+class SiteUpdate(Model, frozen=True, kw_only=True):
+    """Changes of a site; what is not named stays. The serial console is kept, and not acted on."""
+
+    name: str | None = None
+    description: str | None = None
+    capabilities: SiteCapabilities | None = None
+    location: SiteLocation | None = None
+    contact: SiteContact | None = None
+    serial_console_hostname: str | None = field(name="serialConsoleHostname", default=None)
+    is_serial_console_enabled: bool | None = field(name="isSerialConsoleEnabled", default=None)
+    serial_console_idle_timeout: int | None = field(name="serialConsoleIdleTimeout", default=None)
+    serial_console_max_session_length: int | None = field(name="serialConsoleMaxSessionLength", default=None)
+    is_serial_console_ssh_keys_enabled: bool | None = field(
+        name="isSerialConsoleSSHKeysEnabled", default=None
+    )
+    renew_registration_token: bool | None = field(name="renewRegistrationToken", default=None)
+
+
+class StatusDetail(Model, frozen=True, kw_only=True):
+    """One entry of a status history."""
+
+    created: datetime
+    updated: datetime
+    status: str
+    message: str | None
+
+
+Step: TypeAlias = Annotated[
+    Literal[
+        "pause",
+        "resume",
+        "cordon",
+        "uncordon",
+        "drain",
+        "end-drain",
+        "force-delete",
+        "adopt",
+        "release",
+        "create-endpoint",
+        "update-endpoint",
+        "delete-endpoint",
+        "switch-power",
+        "update-firmware",
+        "import",
+        "undo-import",
+        "reserve",
+        "change-reservation",
+        "end-reservation",
+        "delete-machine",
+    ],
+    Meta(
+        description="What an operator can do to a domain, machine, partition or endpoint, or for an organisation."
+    ),
+]
+
+
+class Summary(Model, frozen=True, kw_only=True):
+    """An object in one line."""
+
+    id: str
+    name: str
+    site_id: str = field(name="siteId")
+    status: str
+
+
+class TaskIds(Model, frozen=True, kw_only=True):
+    """The tasks that were begun."""
+
+    task_ids: list[str] = field(name="taskIds")
+
+
+class TenantAccountStats(Model, frozen=True, kw_only=True):
+    """Tenant accounts by status; there are none."""
+
+    total: int
+    pending: int
+    invited: int
+    ready: int
+    error: int
+
+
+class TenantCapabilities(Model, frozen=True, kw_only=True):
+    """What a tenant may do beyond the usual."""
+
+    targeted_instance_creation: bool = field(name="targetedInstanceCreation")
+
+
+class TenantStats(Model, frozen=True, kw_only=True):
+    """What a tenant has."""
+
+    instance: InstanceStats
+    vpc: ObjectStats
+    subnet: ObjectStats
+    tenant_account: TenantAccountStats = field(name="tenantAccount")
+
+
+class TenantTypeAllocation(Model, frozen=True, kw_only=True):
+    """Machines of a type that one allocation gives."""
+
+    id: str
+    name: str
+    total: int
+
+
+class TenantTypeStats(Model, frozen=True, kw_only=True):
+    """What a tenant was given of a type, and uses."""
+
+    id: str
+    name: str
+    allocated: int
+    used_machine_stats: MachineStatusBreakdown = field(name="usedMachineStats")
+    max_allocatable: int = field(name="maxAllocatable")
+    allocations: list[TenantTypeAllocation]
+
+
+class TenantTypes(Model, frozen=True, kw_only=True):
+    """A tenant, with the instance types of which it was given machines."""
+
+    id: str
+    org: str
+    org_display_name: str = field(name="orgDisplayName")
+    instance_types: list[TenantTypeStats] = field(name="instanceTypes")
+
+
+class TrayInForeignPartition(Model, frozen=True, kw_only=True):
+    """A tray with GPUs in a partition that the site did not make."""
+
+    machine_id: str = field(name="machineId")
+    partition_id: int = field(name="partitionId")
+    partition_name: str = field(name="partitionName")
+
+
+class TrayReservation(Model, frozen=True, kw_only=True):
+    """Trays that wait for a tenant until a time."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    tenant_id: str = field(name="tenantId")
+    site_id: str = field(name="siteId")
+    instance_type_id: str = field(name="instanceTypeId")
+    status: Literal["Active", "Ended"]
+    until: datetime
+    trays: int
+    ready_trays: int = field(name="readyTrays")
+    in_use_trays: int = field(name="inUseTrays")
+    nv_link_domain_ids: list[str] = field(name="nvLinkDomainIds")
+    org: str | None
+    reason: str | None
+    asked_by: str | None = field(name="askedBy")
+    machines: list[ReservedMachine] | None
+
+
+class TrayReservationCreate(Model, frozen=True, kw_only=True):
+    """Keep trays for a tenant: those with `machineIds`, or `count` of an instance type."""
+
+    reason: str
+    tenant_id: str = field(name="tenantId")
+    until: datetime
+    machine_ids: list[str] | None = field(name="machineIds", default=None)
+    instance_type_id: str | None = field(name="instanceTypeId", default=None)
+    count: int | None = None
+    nv_link_domain_id: str | None = field(name="nvLinkDomainId", default=None)
+    rack: str | None = None
+    topology_optimized: bool | None = field(name="topologyOptimized", default=None)
+
+
+class TrayReservationUpdate(Model, frozen=True, kw_only=True):
+    """Another end, other trays, or fewer of them; what is left out stays."""
+
+    reason: str
+    until: datetime | None = None
+    machine_ids: list[str] | None = field(name="machineIds", default=None)
+    count: int | None = None
+
+
+class TrayReservedForOthers(Model, frozen=True, kw_only=True):
+    """A tray that is kept for an organisation."""
+
+    machine_id: str = field(name="machineId")
+    reservation_id: str = field(name="reservationId")
+    tenant_id: str = field(name="tenantId")
+    org: str
+    until: datetime
+
+
+class TrayWithUnlistedGpus(Model, frozen=True, kw_only=True):
+    """A tray with GPUs that its controller does not list."""
+
+    machine_id: str = field(name="machineId")
+    device_instances: list[int] = field(name="deviceInstances")
+
+
+class TypeCapacity(Model, frozen=True, kw_only=True):
+    """Room for machines of one instance type."""
+
+    instance_type_id: str = field(name="instanceTypeId")
+    free_trays: int = field(name="freeTrays")
+    largest_batch: int = field(name="largestBatch")
+
+
+class TypeTenantAllocation(Model, frozen=True, kw_only=True):
+    """Machines of a type that one allocation gives."""
+
+    id: str
+    name: str
+    allocated: int
+
+
+class Vpc(Model, frozen=True, kw_only=True):
+    """A VPC."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    name: str
+    description: str | None
+    org: str
+    site_id: str = field(name="siteId")
+    tenant_id: str = field(name="tenantId")
+    controller_vpc_id: str = field(name="controllerVpcId")
+    nv_link_logical_partition_id: str | None = field(name="nvLinkLogicalPartitionId")
+    nv_link_logical_partition_summary: Summary | None = field(name="nvLinkLogicalPartitionSummary")
+    status: Literal["Pending", "Provisioning", "Configuring", "Ready", "Deleting", "Error"]
+    status_history: list[StatusDetail] = field(name="statusHistory")
+
+
+class VpcCreate(Model, frozen=True, kw_only=True):
+    """A new VPC."""
+
+    name: str
+    site_id: str = field(name="siteId")
+    id: str | None = None
+    description: str | None = None
+    vni: int | None = None
+    labels: dict[str, str] | None = None
+    network_virtualization_type: Literal["ETHERNET_VIRTUALIZER", "FNN", "FLAT"] | None = field(
+        name="networkVirtualizationType", default=None
+    )
+    nv_link_logical_partition_id: str | None = field(name="nvLinkLogicalPartitionId", default=None)
+
+
+class VpcUpdate(Model, frozen=True, kw_only=True):
+    """Changes of a VPC; an empty nvLinkLogicalPartitionId clears the default."""
+
+    name: str | None = None
+    description: str | None = None
+    labels: dict[str, str] | None = None
+    nv_link_logical_partition_id: str | Literal[""] | None = field(
+        name="nvLinkLogicalPartitionId", default=None
+    )
+
+
+class VpcVirtualization(Model, frozen=True, kw_only=True):
+    """The network virtualization that a VPC is to have; kept, and not acted on."""
+
+    network_virtualization_type: Literal["FNN"] = field(name="networkVirtualizationType")
+
+
+class AccessRole(Model, frozen=True, kw_only=True):
+    """A role, with all that it allows; a built-in one has no times."""
+
+    name: str
+    side: Side
+    built_in: bool = field(name="builtIn")
+    description: str | None
+    permissions: list[str]
+    created: datetime | None
+    updated: datetime | None
+
+
+class Adoption(Model, frozen=True, kw_only=True):
+    """A found partition, and the logical partition that it shall serve, or the owner."""
+
+    reason: str
+    nv_link_domain_id: str = field(name="nvLinkDomainId")
+    name: str
+    nv_link_logical_partition_id: str | None = field(name="nvLinkLogicalPartitionId", default=None)
+    owner: AdoptionOwner | None = None
+
+
+class Allocation(Model, frozen=True, kw_only=True):
+    """What a tenant may use of a site."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    name: str
+    description: str | None
+    infrastructure_provider_id: str = field(name="infrastructureProviderId")
+    tenant_id: str = field(name="tenantId")
+    site_id: str = field(name="siteId")
+    allocation_constraints: list[AllocationConstraintAnswer] = field(name="allocationConstraints")
+    status: Literal["Pending", "Registered", "Deleting", "Error"]
+    status_history: list[StatusDetail] = field(name="statusHistory")
+
+
+class InstanceBatchCreate(Model, frozen=True, kw_only=True):
+    """Several instances at once: all or none."""
+
+    vpc_id: str = field(name="vpcId")
+    instance_type_id: str = field(name="instanceTypeId")
+    name_prefix: str = field(name="namePrefix")
+    count: int
+    labels: dict[str, str] | None = None
+    description: str | None = None
+    nv_link_interfaces: list[InterfaceBody] | None = field(name="nvLinkInterfaces", default=None)
+    allow_unhealthy_machine: bool | None = field(name="allowUnhealthyMachine", default=None)
+    require_same_domain: bool | None = field(name="requireSameDomain", default=None)
+    topology_optimized: bool | None = field(name="topologyOptimized", default=None)
+
+
+class InstanceCreate(Model, frozen=True, kw_only=True):
+    """A new instance, of a type or on a chosen machine."""
+
+    vpc_id: str = field(name="vpcId")
+    name: str
+    labels: dict[str, str] | None = None
+    instance_type_id: str | None = field(name="instanceTypeId", default=None)
+    description: str | None = None
+    nv_link_interfaces: list[InterfaceBody] | None = field(name="nvLinkInterfaces", default=None)
+    allow_unhealthy_machine: bool | None = field(name="allowUnhealthyMachine", default=None)
+    require_same_domain: bool | None = field(name="requireSameDomain", default=None)
+    machine_id: str | None = field(name="machineId", default=None)
+
+
+class InstanceType(Model, frozen=True, kw_only=True):
+    """An instance type."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    name: str
+    description: str | None
+    site_id: str = field(name="siteId")
+    infrastructure_provider_id: str = field(name="infrastructureProviderId")
+    labels: dict[str, str]
+    machine_capabilities: list[Capability] = field(name="machineCapabilities")
+    status: Literal["Pending", "Registering", "Ready", "Deleting", "Error"]
+    status_history: list[StatusDetail] = field(name="statusHistory")
+    machine_instance_types: list[MachineAssociationAnswer] | None = field(
+        name="machineInstanceTypes", default=None
+    )
+    allocation_stats: AllocationStats | None = field(name="allocationStats", default=None)
+
+
+class InstanceTypeCreate(Model, frozen=True, kw_only=True):
+    """A new instance type."""
+
+    name: str
+    site_id: str = field(name="siteId")
+    description: str | None = None
+    labels: dict[str, str] | None = None
+    machine_capabilities: list[MachineCapability] | None = field(name="machineCapabilities", default=None)
+
+
+class InstanceTypeUpdate(Model, frozen=True, kw_only=True):
+    """Changes of an instance type."""
+
+    name: str | None = None
+    description: str | None = None
+    labels: dict[str, str] | None = None
+    machine_capabilities: list[MachineCapability] | None = field(name="machineCapabilities", default=None)
+
+
+class InstanceUpdate(Model, frozen=True, kw_only=True):
+    """Changes of an instance; a list of interfaces replaces the present one."""
+
+    labels: dict[str, str] | None = None
+    name: str | None = None
+    description: str | None = None
+    nv_link_interfaces: list[InterfaceBody] | None = field(name="nvLinkInterfaces", default=None)
+
+
+class MachineMetadata(Model, frozen=True, kw_only=True):
+    """What is known of the hardware of a machine."""
+
+    nv_link_info: NVLinkInfo = field(name="nvLinkInfo")
+    rack: str
+
+
+class NVLinkDomain(Model, frozen=True, kw_only=True):
+    """What is known of a domain, how much room it has, and what the caller has in it."""
+
+    id: str
+    site_id: str | None = field(name="siteId")
+    status: Literal["Observed", "Unknown"]
+    observed_at: datetime | None = field(name="observedAt")
+    observation_age_seconds: float | None = field(name="observationAgeSeconds")
+    unknown_since: datetime | None = field(name="unknownSince")
+    status_message: str | None = field(name="statusMessage")
+    is_paused: bool = field(name="isPaused")
+    pause_reason: str | None = field(name="pauseReason")
+    total_trays: int = field(name="totalTrays")
+    free_trays: int = field(name="freeTrays")
+    unhealthy_trays: int = field(name="unhealthyTrays")
+    foreign_trays: int = field(name="foreignTrays")
+    trays_in_foreign_partitions: list[TrayInForeignPartition] | None = field(name="traysInForeignPartitions")
+    unlisted_trays: int = field(name="unlistedTrays")
+    trays_with_unlisted_gpus: list[TrayWithUnlistedGpus] | None = field(name="traysWithUnlistedGpus")
+    trays_reserved_for_others: list[TrayReservedForOthers] | None = field(name="traysReservedForOthers")
+    own_reserved_trays: int = field(name="ownReservedTrays")
+    closed_trays: int = field(name="closedTrays")
+    largest_batch: int = field(name="largestBatch")
+    fragmentation: float
+    blocked_gpus: list[BlockedGpu] | None = field(name="blockedGpus")
+    instance_types: list[TypeCapacity] = field(name="instanceTypes")
+    own_instances: int = field(name="ownInstances")
+    own_gpus: int = field(name="ownGpus")
+    own_logical_partitions: list[OwnPartition] = field(name="ownLogicalPartitions")
+
+
+class NVLinkInterface(Model, frozen=True, kw_only=True):
+    """An NVLink interface and what the fabric told of its GPU."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    instance_id: str = field(name="instanceId")
+    nv_link_logical_partition_id: str = field(name="nvLinkLogicalPartitionId")
+    device_instance: int = field(name="deviceInstance")
+    status: Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]
+    site_id: str = field(name="siteId")
+    nv_link_domain_id: str | None = field(name="nvLinkDomainId")
+    gpu_guid: str | None = field(name="gpuGuid")
+    status_message: str | None = field(name="statusMessage")
+    site: SiteSummary | None = None
+    instance: Summary | None = None
+    nv_link_logical_partition: Summary | None = field(name="nvLinkLogicalPartition", default=None)
+
+
+class NVLinkLogicalPartition(Model, frozen=True, kw_only=True):
+    """An NVLink logical partition."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    name: str
+    description: str | None
+    site_id: str = field(name="siteId")
+    tenant_id: str = field(name="tenantId")
+    nv_link_logical_partition_stats: PartitionStats | None = field(name="nvLinkLogicalPartitionStats")
+    status: Literal["Pending", "Provisioning", "Configuring", "Ready", "Deleting", "Error"]
+    status_history: list[StatusDetail] = field(name="statusHistory")
+    site: SiteSummary | None = None
+    tenant: Org | None = None
+    vpcs: list[Summary] | None = None
+    nv_link_interfaces: list[InterfaceSummary] | None = field(name="nvLinkInterfaces", default=None)
+
+
+class NVLinkPartition(Model, frozen=True, kw_only=True):
+    """A partition as the switch controller shows it, and whose it is."""
+
+    id: int
+    name: str
+    nv_link_domain_id: str = field(name="nvLinkDomainId")
+    owner: Owner
+    nv_link_logical_partition_id: str | None = field(name="nvLinkLogicalPartitionId")
+    gpu_guids: list[str] = field(name="gpuGuids")
+    health: str
+    is_guid_based: bool = field(name="isGuidBased")
+    multicast_groups: int = field(name="multicastGroups")
+    observed_at: datetime = field(name="observedAt")
+
+
+class OperatorStep(Model, frozen=True, kw_only=True):
+    """Something that an operator did."""
+
+    id: int
+    step: Step
+    subject: str
+    nv_link_domain_id: str | None = field(name="nvLinkDomainId")
+    asked_by: str = field(name="askedBy")
+    reason: str
+    created: datetime
+
+
+class PlannedInstance(Model, frozen=True, kw_only=True):
+    """An instance that would be made."""
+
+    name: str
+    machine_id: str = field(name="machineId")
+    nv_link_domain_id: str | None = field(name="nvLinkDomainId")
+    nv_link_interfaces: list[PlannedInterface] = field(name="nvLinkInterfaces")
+
+
+class ProgramAccount(Model, frozen=True, kw_only=True):
+    """A service account with its keys."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    name: str
+    description: str | None
+    roles: list[str]
+    expires: datetime | None
+    created_by: str = field(name="createdBy")
+    keys: list[ServiceAccountKey]
+
+
+class ProviderStats(Model, frozen=True, kw_only=True):
+    """What a provider has."""
+
+    machine: ProviderMachineStats
+    ip_block: ObjectStats = field(name="ipBlock")
+    tenant_account: TenantAccountStats = field(name="tenantAccount")
+
+
+class Quota(Model, frozen=True, kw_only=True):
+    """How many objects of a kind a tenant may have, and has."""
+
+    resource: QuotaKind
+    limit: int
+    used: int
+
+
+class QuotaChange(Model, frozen=True, kw_only=True):
+    """Another limit; null returns to the default."""
+
+    resource: QuotaKind
+    limit: int | None
+
+
+class QuotaUpdate(Model, frozen=True, kw_only=True):
+    """The limits to change; the others stay."""
+
+    quotas: list[QuotaChange]
+
+
+class RoleCreate(Model, frozen=True, kw_only=True):
+    """A custom role."""
+
+    name: str
+    side: Side
+    permissions: list[str]
+    description: str | None = None
+
+
+class Site(Model, frozen=True, kw_only=True):
+    """A site."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    name: str
+    description: str | None
+    org: str
+    infrastructure_provider_id: str = field(name="infrastructureProviderId")
+    is_online: bool = field(name="isOnline")
+    capabilities: SiteCapabilitiesAnswer
+    status: Literal["Pending", "Registered", "Deleting", "Error"]
+    status_history: list[StatusDetail] = field(name="statusHistory")
+    machine_stats: MachineStats | None = field(name="machineStats", default=None)
+    gpu_stats: list[GpuStats] | None = field(name="gpuStats", default=None)
+
+
+class Tenant(Model, frozen=True, kw_only=True):
+    """A tenant."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    org: str
+    capabilities: TenantCapabilities
+
+
+class TypeTenant(Model, frozen=True, kw_only=True):
+    """What a tenant was given of a type, and uses."""
+
+    id: str
+    name: str
+    allocated: int
+    used_machine_stats: MachineStatusBreakdown = field(name="usedMachineStats")
+    allocations: list[TypeTenantAllocation]
+
+
+class Instance(Model, frozen=True, kw_only=True):
+    """An instance."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    name: str
+    description: str | None
+    tenant_id: str = field(name="tenantId")
+    infrastructure_provider_id: str = field(name="infrastructureProviderId")
+    site_id: str = field(name="siteId")
+    instance_type_id: str | None = field(name="instanceTypeId")
+    vpc_id: str = field(name="vpcId")
+    machine_id: str = field(name="machineId")
+    controller_instance_id: str = field(name="controllerInstanceId")
+    nv_link_interfaces: list[NVLinkInterface] = field(name="nvLinkInterfaces")
+    is_update_pending: bool = field(name="isUpdatePending")
+    placement_reason: str = field(name="placementReason")
+    status: Literal[
+        "Pending",
+        "Provisioning",
+        "Configuring",
+        "Ready",
+        "Updating",
+        "Repairing",
+        "Rebooting",
+        "Terminating",
+        "Error",
+    ]
+    unknown_since: datetime | None = field(name="unknownSince")
+    status_history: list[StatusDetail] = field(name="statusHistory")
+    warnings: list[CautionAnswer] | None = None
+
+
+class InstancePlan(Model, frozen=True, kw_only=True):
+    """What a request would make; nothing was changed."""
+
+    dry_run: bool = field(name="dryRun")
+    reason: str
+    nv_link_domain_ids: list[str | None] = field(name="nvLinkDomainIds")
+    instances: list[PlannedInstance]
+    warnings: list[CautionAnswer]
+
+
+class Machine(Model, frozen=True, kw_only=True):
+    """A machine."""
+
+    created: datetime
+    updated: datetime
+    id: str
+    infrastructure_provider_id: str = field(name="infrastructureProviderId")
+    site_id: str = field(name="siteId")
+    instance_type_id: str | None = field(name="instanceTypeId")
+    instance_id: str | None = field(name="instanceId")
+    tenant_id: str | None = field(name="tenantId")
+    controller_machine_id: str = field(name="controllerMachineId")
+    hw_sku_device_type: Literal["gpu"] | None = field(name="hwSkuDeviceType")
+    serial_number: str | None = field(name="serialNumber")
+    machine_capabilities: list[Capability] = field(name="machineCapabilities")
+    maintenance_message: str | None = field(name="maintenanceMessage")
+    is_missing_on_site: bool = field(name="isMissingOnSite")
+    is_usable_by_tenant: bool = field(name="isUsableByTenant")
+    foreign_partition_ids: list[int] = field(name="foreignPartitionIds")
+    status: Literal[
+        "Initializing", "Ready", "Reset", "Maintenance", "InUse", "Error", "Decommissioned", "Unknown"
+    ]
+    status_history: list[StatusDetail] = field(name="statusHistory")
+    labels: dict[str, str] | None
+    reservation: MachineReservation | None = None
+    metadata: MachineMetadata | None = None
+
+
+class MachineTypeStats(Model, frozen=True, kw_only=True):
+    """The machines of an instance type, and who has them."""
+
+    id: str
+    name: str
+    assigned_machine_stats: MachineStatusBreakdown = field(name="assignedMachineStats")
+    allocated: int
+    max_allocatable: int = field(name="maxAllocatable")
+    used_machine_stats: MachineStatusBreakdown = field(name="usedMachineStats")
+    tenants: list[TypeTenant]

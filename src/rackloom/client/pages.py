@@ -1,0 +1,67 @@
+"""Lists that the service gives in pages, and where the next page begins.
+
+`X-Pagination` says how many items there are. A page of the audit log covers only part of it; then
+`X-Audit-Continue` holds the parameter with which the list goes on. Objects that are made or deleted between
+two pages may be missed or appear twice, as in every list with page numbers; `order_by` a name or time that
+does not change helps.
+"""
+
+from collections.abc import Generator, Mapping
+from typing import Generic, TypeVar
+from urllib.parse import parse_qsl
+
+import httpx2
+import msgspec
+
+from rackloom.client.call import Call, PagedCall, QueryValue
+from rackloom.client.exchange import Answered
+
+T = TypeVar("T")
+LARGEST_PAGE = 100
+CONTINUE = "X-Audit-Continue"
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    """Part of a list."""
+
+    items: list[T]
+    total: int | None
+    """How many items the list had when the page was made; None where the service does not say."""
+
+
+class _Position(msgspec.Struct, frozen=True):
+    total: int
+
+
+def page_steps(
+    call: PagedCall[T], size: int = LARGEST_PAGE
+) -> Generator[Call[list[T]] | Page[T], Answered[list[T]] | None, None]:
+    """Yields the request of a page, is given its answer, and yields the page; and so on.
+
+    Raises ValueError for a page that is empty or larger than the service makes.
+    """
+    if not 1 <= size <= LARGEST_PAGE:
+        raise ValueError(f"a page has 1 to {LARGEST_PAGE} items, not {size}")
+    begin: Mapping[str, QueryValue] = {}
+    number = 1
+    while True:
+        answered = yield call.page({**begin, "pageNumber": number, "pageSize": size})
+        if answered is None:
+            raise RuntimeError("a page was given no answer")
+        items, headers = answered
+        total = _total(headers)
+        yield Page(items, total)
+        is_last = len(items) < size if total is None else number * size >= total
+        if not is_last and items:
+            number += 1
+        elif CONTINUE in headers:
+            begin, number = dict(parse_qsl(headers[CONTINUE])), 1
+        else:
+            return
+
+
+def _total(headers: httpx2.Headers) -> int | None:
+    try:
+        return msgspec.json.decode(headers.get("X-Pagination", ""), type=_Position).total
+    except msgspec.DecodeError:
+        return None
