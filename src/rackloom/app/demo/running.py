@@ -73,11 +73,14 @@ async def keep_demo(home: Home, announce: Announce, twin: RunningTwin) -> None:
 
 async def _lose_and_heal(story: DemoStory, gpu: LostGpu, announce: Announce, doctor: str) -> None:
     while story.holds:
-        await story.step_if_holding(f"a GPU is lost under the job, for {LOST_SECONDS:.0f} s", gpu.lose)
+        await story.step(f"a GPU is lost under the job, for {LOST_SECONDS:.0f} s", gpu.lose)
+        if not story.holds:
+            break
         announce(f"         try: {doctor}")
         await asyncio.sleep(LOST_SECONDS)
-        await story.step_if_holding("the GPU answers again, and the doctor finds nothing", gpu.heal)
-        await asyncio.sleep(WELL_SECONDS)
+        await story.step("the GPU answers again, and the doctor finds nothing", gpu.heal)
+        if story.holds:
+            await asyncio.sleep(WELL_SECONDS)
     announce("the demonstration has ended at the step above; the site goes on")
 
 
