@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs.site import pages
-from docs.site.reference import commands, conditions, logs, metrics, resources, rest, settings
+from docs.site.reference import commands, conditions, metrics, resources, rest, settings
 
 HERE = Path(__file__).parent
 OUT = pages.ROOT / "build" / "site"
@@ -32,7 +32,6 @@ REFERENCES: dict[str, Callable[[], str]] = {
     "resources": resources.page,
     "metrics": metrics.page,
     "conditions": conditions.page,
-    "logs": logs.page,
 }
 """What each generated page is written by."""
 _VERSION = re.compile(r"[0-9a-z][0-9a-z.+-]*")

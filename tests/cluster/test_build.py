@@ -69,7 +69,7 @@ def test_sources_are_asked_for_where_a_build_needs_them_and_the_refusal_is_told(
 
 
 def test_a_word_that_it_does_not_know_builds_nothing() -> None:
-    with pytest.raises(NotBuilt, match="--down: say nothing, or --download"):
+    with pytest.raises(NotBuilt, match="--down: say nothing, --download or helm"):
         build.main(["--down"])
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.build import HELM, Tools
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.custom import is_served
-from tests.cluster.installed import DEPLOY, applied
+from tests.cluster.installed import DEPLOY
 from tests.cluster.policies import DRIVER
 from tests.cluster.test_uninstall import uninstall
 from tests.cluster.test_upgrade import images, no_domains, of_programs
@@ -21,9 +21,11 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     CRD,
+    DAEMON_SET,
     DEPLOYMENT,
     MUTATING_WEBHOOK,
     SECRET,
+    Object,
 )
 
 pytestmark = pytest.mark.anyio
@@ -69,6 +71,12 @@ async def tags(api: KubeApi) -> set[str]:
     return {image.rpartition(":")[2] for image in (await images(api)).values()}
 
 
+async def specs(api: KubeApi) -> dict[str, Object]:
+    """What our programs run from. The generation of a Deployment counts changes of its annotations, too."""
+    found = [*(await api.list(DEPLOYMENT, DRIVER)).items, *(await api.list(DAEMON_SET, DRIVER)).items]
+    return {program["metadata"]["name"]: program["spec"] for program in found}
+
+
 async def test_install_upgrade_go_back_and_uninstall(
     helm: Helm, cluster: ControlPlane, api: KubeApi, namespace: str, clean: None
 ) -> None:
@@ -109,15 +117,14 @@ async def test_install_upgrade_go_back_and_uninstall(
 
 
 async def test_an_installation_of_kubectl_becomes_one_of_helm_and_nothing_restarts(
-    helm: Helm, cluster: ControlPlane, api: KubeApi, clean: None
+    helm: Helm, cluster: ControlPlane, api: KubeApi, clean: None, base_applied: None
 ) -> None:
-    async with applied(cluster, api, "base"):
-        before = await of_programs(api)
-        await helm("install", "rackloom", CHART, "--take-ownership", "--force-conflicts")
-        assert await of_programs(api) == before
-        notes = (await api.get(DEPLOYMENT, "rackloom-controller", DRIVER))["metadata"]["annotations"]
-        assert notes["meta.helm.sh/release-name"] == "rackloom"
-        await helm("uninstall", "rackloom")
-        assert await of_programs(api) == {}
-        assert (await definition(api))["helm.sh/resource-policy"] == "keep"
-        assert await no_domains(api)
+    before = await specs(api)
+    await helm("install", "rackloom", CHART, "--take-ownership", "--force-conflicts")
+    assert await specs(api) == before
+    notes = (await api.get(DEPLOYMENT, "rackloom-controller", DRIVER))["metadata"]["annotations"]
+    assert notes["meta.helm.sh/release-name"] == "rackloom"
+    await helm("uninstall", "rackloom")
+    assert await of_programs(api) == {}
+    assert (await definition(api))["helm.sh/resource-policy"] == "keep"
+    assert await no_domains(api)

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from docs.site.reference import commands, conditions, logs, metrics, resources, rest, settings
+from docs.site.reference import commands, conditions, metrics, resources, rest, settings
 from tests.docs.markdown import PAGES, ROOT
 
 from rackloom.app.config import setting_names
@@ -98,7 +98,7 @@ def test_every_metric_that_an_alert_or_a_panel_reads_is_there() -> None:
 
 
 def test_a_metric_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "PROCESSES", {metrics.SITE: "a site"})
+    monkeypatch.setattr(metrics, "PROCESSES", dict.fromkeys((metrics.SITE, metrics.TRANSFER), "a process"))
     with pytest.raises(ValueError, match="does not say of which process"):
         metrics.page()
 
@@ -117,11 +117,3 @@ def test_every_reason_that_a_page_explains_is_in_the_reference(page: str, headin
     mentioned = {word for word in known if re.search(rf"\b{word}\b", tables)}
     assert len(mentioned) >= len(known) / 2, known - mentioned
     assert types <= set(re.findall(r"\w+", tables)) | {"Degraded"}
-
-
-def test_every_log_event_that_a_page_names_is_there() -> None:
-    events = {event.name for event in logs.events()}
-    assert len(events) > 80
-    named = {"store.unavailable", "domain.pass-failed", "auth.keys-not-read", "switch.certificate-expires"}
-    assert all(f"`{name}`" in PAGES["docs/operating.md"] for name in named)
-    assert named <= events

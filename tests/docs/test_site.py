@@ -58,7 +58,7 @@ class Page(HTMLParser):
 def css_addresses(text: str) -> list[str]:
     """What a style sheet asks for."""
     found = re.findall(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)", text)
-    return [one or other for one, other in found]
+    return [address or imported for address, imported in found]
 
 
 def elsewhere(address: str) -> bool:

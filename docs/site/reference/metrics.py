@@ -1,4 +1,4 @@
-"""The metrics: those of the site from its registry, those of other processes from the code."""
+"""The metrics: those of a site and of a transfer from registries, others from the code."""
 
 import ast
 from collections.abc import Iterator
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from docs.site.reference.markdown import cell, code, made_from, table
 from docs.site.reference.source_trees import calls, constant, modules
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from rackloom.app.config import MetricsConfig
 from rackloom.app.site.metrics import SiteMetrics
+from rackloom.app.transfer_textfile import transfer_registry
 
-SITE = "app/site/metrics.py"
+SITE, TRANSFER = "app/site/metrics.py", "app/transfer_textfile.py"
 PROCESSES = {
     SITE: "`rackloom serve` and `rackloom up`",
     "app/controller.py": "`rackloom controller`",
@@ -23,6 +25,7 @@ PROCESSES = {
     "claim/node/nic/status.py": "`rackloom node nic`",
     "claim/node/nri/client.py": "`rackloom node nic`",
     "app/doctor_textfile.py": "`rackloom doctor --textfile`",
+    TRANSFER: "`rackloom transfer run --textfile`",
 }
 """Which processes show the metrics that a module makes."""
 _KINDS = {"Counter": "counter", "Gauge": "gauge", "Histogram": "histogram"}
@@ -41,7 +44,8 @@ class Metric:
 def page() -> str:
     """Every metric, by process. Raises ValueError where a metric cannot be read from the code."""
     prefix = MetricsConfig().prefix
-    by_process: dict[str, list[Metric]] = {PROCESSES[SITE]: list(of_site(prefix))}
+    registries = {SITE: SiteMetrics(prefix).registry, TRANSFER: transfer_registry(None, 0)}
+    by_process = {PROCESSES[module]: list(of_registry(registry)) for module, registry in registries.items()}
     for module, metric in of_code():
         by_process.setdefault(PROCESSES[module], []).append(metric)
     parts = [
@@ -57,10 +61,9 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def of_site(prefix: str) -> Iterator[Metric]:
-    """The metrics of the site's registry."""
-    collectors = SiteMetrics(prefix).registry._collector_to_names
-    for collector in collectors:
+def of_registry(registry: CollectorRegistry) -> Iterator[Metric]:
+    """The metrics of a registry."""
+    for collector in registry._collector_to_names:
         if isinstance(collector, MetricWrapperBase):
             kind = collector._type
             name = f"{collector._name}_total" if kind == "counter" else collector._name
@@ -71,7 +74,7 @@ def of_code() -> Iterator[tuple[str, Metric]]:
     """The metrics that other modules declare. ValueError for a module that `PROCESSES` does not name."""
     for module, tree in modules():
         makers = _makers(tree)
-        if not makers or module == SITE:
+        if not makers or module in (SITE, TRANSFER):
             continue
         if module not in PROCESSES:
             raise ValueError(

@@ -15,8 +15,8 @@ METHODS = ("get", "post", "put", "patch", "delete")
 
 def document() -> dict[str, Any]:
     """The OpenAPI document. It depends on no part of a site, so the application is made without one."""
-    nothing = SimpleNamespace(store=None, clock=None, verifier=None)
-    return create_app(cast(ApiDeps, nothing)).openapi()
+    parts = dict.fromkeys(ApiDeps.__annotations__)
+    return create_app(cast(ApiDeps, SimpleNamespace(**parts))).openapi()
 
 
 def page() -> str:

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from rackloom.core.diagnosis.findings import Finding, first_few
-from rackloom.core.diagnosis.repair_steps import repair_advice
+from rackloom.core.diagnosis.repair_steps import repair_advice, repair_steps
 from rackloom.core.diagnosis.report import consequences_by_check
 from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.web.chain import LayerReport
@@ -81,6 +81,7 @@ def _templates() -> Environment:
         short=shorten_uuids,
         by_check=consequences_by_check,
         advice=repair_advice,
+        steps=repair_steps,
         first_few=first_few,
     )
     found.globals.update(LEFT=LEFT, CELL=CELL, COLOURS=COLOURS, modes=tuple(ColourMode), layers=tuple(Layer))

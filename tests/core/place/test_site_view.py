@@ -69,8 +69,10 @@ def test_a_changed_view_is_a_new_one(where: PlacementSite, gang: Gang, data: st.
         assert view.site.trays == where.trays
         assert sorted(view.site.holds, key=str) == sorted(where.holds, key=str)
         assert followed.site == where
-        said = [str(outcome_of(lambda seen=seen: plan_gang(seen, gang))) for seen in (view, followed, where)]  # type: ignore[misc]
-        assert said[0] == said[1] == said[2]
+        answers = [
+            str(outcome_of(lambda seen=seen: plan_gang(seen, gang))) for seen in (view, followed, where)
+        ]  # type: ignore[misc]
+        assert answers[0] == answers[1] == answers[2]
 
 
 @settings(max_examples=50, deadline=None)

@@ -6,6 +6,7 @@ What is installed is read from deploy/kubernetes. Everything that is not ours ca
 
 import asyncio
 import contextlib
+import copy
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
@@ -135,7 +136,7 @@ class Cluster:
     ) -> None:
         """All of some overlays, or `only` these objects, by kind and name; by a Helm release, as it says."""
         for overlay in overlays:
-            for kind, obj in shipped(overlay):
+            for kind, obj in copy.deepcopy(shipped(overlay)):
                 if release:
                     obj["metadata"].setdefault("annotations", {})["meta.helm.sh/release-name"] = release
                 if not only or (kind.kind, obj["metadata"]["name"]) in only:

@@ -489,6 +489,6 @@ def _by_clique(site: PlacementSite) -> Iterator[tuple[str, CliqueTrays]]:
         yield name, CliqueTrays(tuple(inside), tuple(holds.get(name, ())))
 
 
-def _same_names(one: CliqueTrays, other: CliqueTrays) -> bool:
+def _same_names(first: CliqueTrays, second: CliqueTrays) -> bool:
     """Whether the trays have the same names, in the same order."""
-    return [tray.name for tray in one.trays] == [tray.name for tray in other.trays]
+    return [tray.name for tray in first.trays] == [tray.name for tray in second.trays]
