@@ -93,7 +93,7 @@ def umask() -> Iterator[Callable[[int], int]]:
     """Sets the umask for a test, which begins with that of the session.
 
     Whatever another test leaves does not reach this one, nor does what a fixture of a module or of the
-    session leaves: `Home.create` makes files private to their owner.
+    session leaves: a site's own process makes files private to their owner.
     """
     os.umask(UMASK)
     yield os.umask

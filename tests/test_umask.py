@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def private_files() -> None:
-    """As `Home.create`, which makes the files of the process private."""
+    """As in a process that is a site's own, whose files are private."""
     os.umask(0o077)
 
 

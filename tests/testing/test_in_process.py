@@ -1,23 +1,101 @@
 """A site in a thread, seen by the process that it is a guest of."""
 
+import gc
 import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
 import structlog
+from tests.waiting import PATIENCE
 
+from rackloom.app.process import log_beside_host
 from rackloom.testing import start_site
 
 
+def settings_of_the_process():
+    return {
+        "collector": (gc.get_freeze_count(), gc.get_threshold(), gc.isenabled()),
+        "switches": sys.getswitchinterval(),
+        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+        "environment": dict(os.environ),
+        "folder": Path.cwd(),
+        "hooks": (sys.excepthook, threading.excepthook, sys.unraisablehook),
+        "root": (logging.getLogger().level, list(logging.getLogger().handlers)),
+    }
+
+
+def settings_of_logging():
+    ours = logging.getLogger("rackloom")
+    return ours.level, ours.propagate, list(ours.handlers), structlog.is_configured(), structlog.get_config()
+
+
+def open_files():
+    # The descriptor by which the folder is listed is closed again meanwhile.
+    return {str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+
+
 @pytest.mark.slow
-def test_a_thread_leaves_logging_and_files_of_its_host_alone(tmp_path):
-    # Another test of this process may have a site too.
-    root, ours = list(logging.getLogger().handlers), list(logging.getLogger("rackloom").handlers)
-    was_configured = structlog.is_configured()
+def test_a_thread_leaves_its_host_as_it_was(monkeypatch):
+    masks, set_umask = [], os.umask
+    monkeypatch.setattr(os, "umask", lambda mask: masks.append(mask) or set_umask(mask))
+    with start_site(in_process=True):
+        pass  # What is imported and opened once for each process.
+    process, log, threads = settings_of_the_process(), settings_of_logging(), set(threading.enumerate())
+    files = open_files()
     with start_site(in_process=True) as running:
-        assert logging.getLogger().handlers == root
+        running.expect("devices", driver="gpu.nvidia.com", tray=1, count=4)
         assert running.log.read_text()
-        (tmp_path / "file").touch()
-        assert (tmp_path / "file").stat().st_mode & 0o044
-    assert structlog.is_configured() == was_configured
-    assert logging.getLogger("rackloom").handlers == ours
+        assert settings_of_the_process() == process
+    assert settings_of_the_process() == process
+    assert settings_of_logging() == log
+    assert masks == []
     assert not running.home.exists()
+    deadline = time.monotonic() + PATIENCE
+    while (left := set(threading.enumerate()) - threads) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+    assert not [file for file in open_files() - files if file.startswith(("socket:", str(running.home)))]
+
+
+def test_sites_that_overlap_leave_the_logging_of_their_host_as_it_was(tmp_path):
+    before = settings_of_logging()
+    first, second = log_beside_host(), log_beside_host()
+    first.__enter__()(tmp_path / "first")
+    second.__enter__()(tmp_path / "second")
+    first.__exit__(None, None, None)
+    structlog.get_logger("rackloom.testing").info("still-there")
+    second.__exit__(None, None, None)
+    assert settings_of_logging() == before
+    assert "still-there" in (tmp_path / "second").read_text()
+    assert "still-there" not in (tmp_path / "first").read_text()
+
+
+def test_a_host_that_configures_structlog_meanwhile_keeps_what_it_chose():
+    before = structlog.get_config() if structlog.is_configured() else None
+    chosen = [structlog.processors.KeyValueRenderer()]
+    try:
+        with log_beside_host():
+            structlog.configure(processors=chosen)
+        assert structlog.get_config()["processors"] is chosen
+    finally:
+        structlog.reset_defaults()
+        if before is not None:
+            structlog.configure(**before)
+
+
+@pytest.mark.slow
+def test_a_proxy_of_its_host_is_not_asked(monkeypatch):
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+        monkeypatch.setenv(name.lower(), "http://127.0.0.1:9")
+    with start_site(in_process=True, seed=7) as running:
+        assert running.seed == "7"
+        running.do("make-logical-partition", name="training")
+        running.expect("node", tray=1)

@@ -1,7 +1,8 @@
 """The home directory of an embedded site: paths, and tokens signed with its key.
 
 A home holds the store, the private key of the local token issuer, the logs, and what the simulated
-switches remember. All of it is readable by its owner only (umask 077, directories 0700).
+switches remember. All of it is readable by its owner only: the directories are 0700, and a process that is
+a site's own makes its files private too (`process.keep_files_private`).
 
 `mint_token` signs a token for an organisation. It works whether or not the site runs, because the service
 verifies with the key in the same home. It refuses a home without a site, a name that cannot be part of a
@@ -48,8 +49,7 @@ class Home(msgspec.Struct, frozen=True):
         return self.path / "twin"
 
     def create(self) -> None:
-        """Create the directories; later files of this process are readable by their owner only."""
-        os.umask(0o077)
+        """Create the directories, which only their owner can open. Raises Refused."""
         try:
             for directory in (self.path, self.keys, self.log.parent, self.twin):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -9,7 +9,8 @@ Logs are JSON lines, one event each, from structlog and the standard library ali
 INFO on, those of libraries from WARNING on. Lines with the same cause are limited (`repeated_lines`). A log
 file whose disk has no room loses lines, and ends nothing.
 
-`allow_open_files` raises the limit of open files to what the listeners of a process may need.
+`keep_files_private` makes what a process writes readable by its owner only. `allow_open_files` raises the
+limit of open files to what the listeners of a process may need.
 
 `elapsed_seconds` is the clock of everything that grows old by itself: readings and leases.
 
@@ -24,9 +25,11 @@ import asyncio
 import faulthandler
 import gc
 import logging
+import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -164,29 +167,67 @@ def log_to_file(file: Path) -> None:
 def log_beside_host() -> Iterator[LogSetup]:
     """A `LogSetup` for a process of somebody else: only our own events go to the file, until the end.
 
-    The handlers of the host stay as they are, and so does structlog where the host configured it.
+    The handlers of the host stay as they are, and so does structlog where the host configured it. Contexts
+    may overlap: the first changes the logger `rackloom`, and the last to end sets it back.
     """
     logger, handlers = logging.getLogger("rackloom"), list[logging.Handler]()
-    before, is_ours = (logger.level, logger.propagate), not structlog.is_configured()
 
     def set_up(file: Path) -> None:
         handlers.append(_log_handler(file))
         logger.addHandler(handlers[-1])
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
-        if is_ours:
-            _log_through_standard_library()
 
+    _host_logging.enter()
     try:
         yield set_up
     finally:
         for handler in handlers:
             logger.removeHandler(handler)
             handler.close()
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
-        if is_ours:
+        _host_logging.leave()
+
+
+class _HostLogging:
+    """The logging of a process of somebody else, while it has sites of ours."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._contexts = 0
+        self._set_back: Callable[[], None]
+
+    def enter(self) -> None:
+        with self._lock:
+            self._contexts += 1
+            if self._contexts == 1:
+                self._set_back = _log_apart_from_host()
+
+    def leave(self) -> None:
+        with self._lock:
+            self._contexts -= 1
+            if not self._contexts:
+                self._set_back()
+
+
+_host_logging = _HostLogging()
+
+
+def _log_apart_from_host() -> Callable[[], None]:
+    """Keep our events from the handlers of the host; returns what sets that back."""
+    logger, made = logging.getLogger("rackloom"), None
+    level, propagate = logger.level, logger.propagate
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    if not structlog.is_configured():
+        _log_through_standard_library()
+        made = structlog.get_config()["processors"]
+
+    def set_back() -> None:
+        logger.setLevel(level)
+        logger.propagate = propagate
+        # A host that has configured structlog meanwhile keeps what it chose.
+        if structlog.get_config()["processors"] is made:
             structlog.reset_defaults()
+
+    return set_back
 
 
 def _log_handler(file: Path) -> logging.Handler:
@@ -243,7 +284,12 @@ def shorten_switch_interval() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL)
 
 
-# Open files.
+# Files.
+
+
+def keep_files_private() -> None:
+    """Let only their owner read the files that this process makes from now on."""
+    os.umask(0o077)
 
 
 def allow_open_files(needed: int) -> None:

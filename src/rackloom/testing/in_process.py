@@ -3,13 +3,13 @@
 It starts sooner than a child and needs no second interpreter. It shares this process's interpreter lock, so
 a test that computes makes it slow; use a child process for more than a rack or two.
 
-It leaves the logging of its host alone: its log file is a handler of the logger `rackloom` for as long as the
-site runs. structlog, which has one configuration for each process, is configured only where its host did not.
+It leaves its host as it was: umask, garbage collector, signals and limits are not touched. Its log file is a
+handler of the logger `rackloom` for as long as the site runs; several sites in one process each log the lines
+of all. structlog, which has one configuration for each process, is configured only where its host did not.
 """
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -35,10 +35,8 @@ def site_in_thread(
     from rackloom.errors import Refused
     from rackloom.testing.sites import SiteFailed
 
-    umask = os.umask(0o077)
-    os.umask(umask)
     with log_beside_host() as log:
-        options = UpOptions(port=0, racks=racks, profile=profile, seed=seed, log=log)
+        options = UpOptions(port=0, racks=racks, profile=profile, seed=seed, log=log, own_process=False)
         thread = _SiteThread(home, options)
         thread.start()
         try:
@@ -46,9 +44,6 @@ def site_in_thread(
                 report = wait_for_site(home, within, lambda: not thread.is_alive())
             except Refused as refused:
                 raise thread.error or SiteFailed(f"the site did not start: {refused.reason}") from refused
-            finally:
-                # A site makes the files of its process private; those of the tests are not its own.
-                os.umask(umask)
             with closing(ControlClient(home)) as client:
                 yield report, client
             if not thread.is_alive():

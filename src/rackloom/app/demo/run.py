@@ -32,6 +32,7 @@ from rackloom.app.demo.story import (
 )
 from rackloom.app.demo.tenants import DemoTenant, DemoTenants
 from rackloom.app.home import Home
+from rackloom.app.process import keep_files_private
 from rackloom.app.twin.up import running_twin
 from rackloom.claim.manifests.read import read_manifests
 from rackloom.core.allocate.driver_slices import GPU_DRIVER, device_classes, slices_of
@@ -194,6 +195,8 @@ WHOLE_RACK, PART_OF_A_RACK = ("blue", 18), ("green", 6)
 def run_demo(*, as_json: bool, print_line: Callable[[str], None] = print) -> int:
     """Run the demonstration; 0 only if every step was verified by observation."""
     import uvloop
+
+    keep_files_private()
 
     def show(step: DemoStep) -> None:
         if not as_json:

@@ -47,7 +47,7 @@ async def real_site(
     """A site that answers while the context is entered; `seed` as in `open_embedded_home`."""
     async with (
         open_embedded_home(home, racks=racks, profile=profile, seed=seed, log=log) as (store, twin),
-        httpx2.AsyncClient(timeout=REQUEST_SECONDS) as http,
+        httpx2.AsyncClient(timeout=REQUEST_SECONDS, trust_env=False) as http,
         RealSite(home, store, twin, http, port, traces) as site,
     ):
         yield site

@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from rackloom.app.home import Home
-from rackloom.app.process import log_to_file
+from rackloom.app.process import keep_files_private, log_to_file
 from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.twin.cluster import twin_cluster
 from rackloom.app.twin.real_site import RealSite, real_site
@@ -52,6 +52,7 @@ def play_scenario(
     `home` is kept; without one there is a home for this scenario alone, which is gone afterwards.
     """
     require_playable(scenario, speed)
+    keep_files_private()
     fresh = tempfile.TemporaryDirectory(prefix="rackloom-play-") if home is None else nullcontext(str(home))
     with fresh as directory:
         kept = Home(Path(directory))

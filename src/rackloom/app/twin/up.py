@@ -24,7 +24,7 @@ import ssl
 import time
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -36,6 +36,7 @@ from rackloom.app.process import (
     allow_open_files,
     background_task,
     freeze_loaded_objects,
+    keep_files_private,
     log_to_file,
     shorten_switch_interval,
     stop_on_signals,
@@ -273,6 +274,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster of others that the trays join; None: one of their own."""
     log: LogSetup = log_to_file
     """Sends events to the log file of the home."""
+    own_process: bool = True
+    """Whether the process is the site's alone, so that its garbage collector may be set for the site."""
     open_browser: bool = False
     """Whether to show the rack map once it answers, signed in as the provider."""
     traces: str | None = None
@@ -288,6 +291,7 @@ def run_up(home: Home, options: UpOptions, announce: Announce, accompany: Accomp
 
     allow_open_files(files_needed(Process.UP, racks=options.racks))
     shorten_switch_interval()
+    keep_files_private()
     uvloop.run(_run_until_signal(home, options, announce, accompany))
 
 
@@ -328,12 +332,12 @@ async def _with_simulated_cluster(
     ):
         _announce_site(home, options, twin.site, announce)
         announce(f"rackloom: its trays as nodes: kubectl --kubeconfig {twin.kubeconfig} get nodes")
-        async with background_task(freeze_after_start(twin.nodes)):
-            if accompany is None:
-                yield serving, twin.cluster.work
-                return
-            async with background_task(accompany(twin)):
-                yield serving, twin.cluster.work
+        async with AsyncExitStack() as beside:
+            if options.own_process:
+                await beside.enter_async_context(background_task(freeze_after_start(twin.nodes)))
+            if accompany is not None:
+                await beside.enter_async_context(background_task(accompany(twin)))
+            yield serving, twin.cluster.work
 
 
 @asynccontextmanager
