@@ -17,6 +17,7 @@ from tests.waiting import PATIENCE
 
 from rackloom.errors import Refused
 from rackloom.testing import SiteFailed, StepNotObserved, TimedOut, start_site, start_site_async
+from rackloom.testing.child_process import END_SECONDS
 
 SCENARIO = """
 title = "A GPU falls off the bus"
@@ -33,6 +34,23 @@ driver = "gpu.nvidia.com"
 tray = 2
 count = 1
 tainted = true
+within = 60
+"""
+
+SUBMITS = """
+title = "Something is made"
+seen = "a test"
+
+[[step]]
+do = "submit"
+manifest = "{apiVersion: v1, kind: ConfigMap, metadata: {name: hers}}"
+
+[[step]]
+expect = "object"
+kind = "ConfigMap"
+name = "hers"
+path = ["metadata", "name"]
+equals = "hers"
 within = 60
 """
 
@@ -135,6 +153,15 @@ def test_a_file_is_played_on_it(site, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_later_step_may_name_what_an_earlier_file_made(site, tmp_path):
+    file = tmp_path / "submits.toml"
+    file.write_text(SUBMITS)
+    assert site.play(file).observed == 1
+    site.do("delete-object", kind="ConfigMap", name="hers")
+    site.expect("gone", kind="ConfigMap", name="hers")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "why"),
     [
@@ -159,6 +186,20 @@ def test_a_service_that_is_killed_comes_back_at_its_address(site):
     site.inject("service-killed", down=0.2)
     answer = httpx2.get(f"{site.url}/openapi.json", timeout=PATIENCE)
     assert answer.status_code == 200
+
+
+@pytest.mark.slow
+def test_without_an_api_server_an_expectation_ends_and_all_can_be_repaired():
+    with start_site(in_process=True) as running:
+        running.inject("api-server-down")
+        running.do("make-logical-partition", name="training")
+        running.do("make-vpc", name="net", logical_partition="training")
+        running.do("make-instances", group="job", vpc="net", count=18)
+        running.expect("instances", group="job", status="Ready")
+        with pytest.raises(StepNotObserved):
+            running.expect("clique-label", tray=1, within=0.5)
+        running.clear()
+        running.expect("clique-label", tray=1)
 
 
 @pytest.mark.slow
@@ -220,6 +261,31 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path):
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not is_running(pid)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_child_ends_although_a_process_that_was_forked_meanwhile_goes_on():
+    program = textwrap.dedent("""
+        import json, os, signal, time
+        from rackloom.testing import start_site
+        with start_site() as site:
+            child = json.loads((site.home / "control.json").read_text())["pid"]
+            forked = os.fork()
+            if not forked:
+                time.sleep(600)
+            # Ctrl-C at a terminal goes to a whole group of processes.
+            print(os.getpgid(child) == os.getpgid(0), flush=True)
+            ending = time.monotonic()
+        print(time.monotonic() - ending)
+        os.kill(forked, signal.SIGKILL)
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=5 * PATIENCE
+    )
+    is_in_our_group, seconds = done.stdout.split()
+    assert is_in_our_group == "False"
+    assert float(seconds) < END_SECONDS
 
 
 @pytest.mark.slow

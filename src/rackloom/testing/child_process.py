@@ -1,14 +1,17 @@
 """A site in a child process, which ends with whoever started it.
 
-The child reads its standard input and ends in order when that is closed: at the end of the context, and also
-when the starting process is killed, because the kernel closes the pipe then. What it prints goes into a
-temporary file, whose end is part of the error where it fails.
+The child ends in order on SIGTERM, at the end of the context, and when its standard input is closed: the
+kernel does that where the starting process is killed. It has a process group of its own, so that Ctrl-C at a
+terminal reaches the tests and their debugger alone. What it prints goes into a temporary file, whose end is
+part of the error where it fails.
 
 `python -m rackloom.testing.child_process` is the child.
 """
 
 import asyncio
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,18 +35,23 @@ _REFUSED = 3
 
 @contextmanager
 def site_in_child(
-    home: Path, *, racks: int, profile: str, seed: str, within: float
+    home: Path, *, racks: int, profile: str, seed: str, within: float, is_temporary: bool = False
 ) -> "Iterator[tuple[SiteReport, ControlClient]]":
-    """A site in a child process, and a client of its control. Raises as `start_site` does."""
+    """A site in a child process, and a client of its control. Raises as `start_site` does.
+
+    A temporary home is removed by the child, in case that nobody else is left to do it.
+    """
     from rackloom.app.twin.control_client import ControlClient, wait_for_site
     from rackloom.errors import Refused
     from rackloom.testing.sites import SiteFailed
 
-    options = json.dumps({"home": str(home), "racks": racks, "profile": profile, "seed": seed})
+    chosen = {"home": str(home), "temporary": is_temporary, "racks": racks, "profile": profile, "seed": seed}
     with tempfile.TemporaryFile() as output:
         # Safe path: a file of the tests beside the child must not stand in for a module.
-        command = [sys.executable, "-P", "-m", __name__, options]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
+        command = [sys.executable, "-P", "-m", __name__, json.dumps(chosen)]
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, process_group=0
+        )
         try:
             try:
                 report = wait_for_site(home, within, lambda: child.poll() is not None)
@@ -77,6 +85,8 @@ def _tail(output: IO[bytes]) -> str:
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
     """Have the child end; kill it where it does not."""
+    # Closing the pipe is not enough: a process that the tests forked may hold its end, too.
+    child.terminate()
     assert child.stdin is not None  # noqa: S101 (a pipe was asked for)
     child.stdin.close()
     try:
@@ -90,10 +100,10 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 
 
 def main() -> None:
-    """Run the site that the argument describes, until standard input is closed."""
+    """Run the site that the argument describes, until SIGTERM or the end of standard input."""
     import uvloop
 
-    from rackloom.app.process import allow_open_files, shorten_switch_interval
+    from rackloom.app.process import allow_open_files, keep_files_private, shorten_switch_interval
     from rackloom.errors import Refused
     from rackloom.limits import Process, files_needed
 
@@ -101,10 +111,14 @@ def main() -> None:
     try:
         allow_open_files(files_needed(Process.UP, racks=options["racks"]))
         shorten_switch_interval()
+        keep_files_private()
         uvloop.run(_run(options))
     except Refused as refused:
         print(json.dumps({"reason": refused.reason, "fix": refused.nearest_fix}))  # noqa: T201
         sys.exit(_REFUSED)
+    finally:
+        if options["temporary"]:
+            shutil.rmtree(options["home"], ignore_errors=True)
 
 
 async def _run(options: dict[str, Any]) -> None:
@@ -115,7 +129,8 @@ async def _run(options: dict[str, Any]) -> None:
     stopped, loop = stop_on_signals(), asyncio.get_running_loop()
 
     def follow_parent() -> None:
-        sys.stdin.buffer.read()
+        # Not by sys.stdin, whose lock this thread would hold when the interpreter ends.
+        os.read(0, 1)
         loop.call_soon_threadsafe(stopped.set)
 
     threading.Thread(target=follow_parent, daemon=True).start()

@@ -245,7 +245,7 @@ def start_site(
     *,
     racks: int = 1,
     profile: str = "gb200-nvl72",
-    seed: str = "0",
+    seed: str | int = "0",
     faults: Iterable[Fault] = (),
     home: Path | None = None,
     in_process: bool = False,
@@ -269,11 +269,23 @@ def start_site(
     )
     with fresh as directory:
         place = Path(directory).resolve()
+        running: AbstractContextManager[tuple[SiteReport, ControlClient]]
         if in_process:
-            from rackloom.testing.in_process import site_in_thread as run
+            from rackloom.testing.in_process import site_in_thread
+
+            running = site_in_thread(place, racks=racks, profile=profile, seed=str(seed), within=within)
         else:
-            from rackloom.testing.child_process import site_in_child as run
-        with run(place, racks=racks, profile=profile, seed=seed, within=within) as (report, client):
+            from rackloom.testing.child_process import site_in_child
+
+            running = site_in_child(
+                place,
+                racks=racks,
+                profile=profile,
+                seed=str(seed),
+                within=within,
+                is_temporary=home is None,
+            )
+        with running as (report, client):
             site = Site(place, report, client)
             for fault in faults:
                 site.inject(fault)
