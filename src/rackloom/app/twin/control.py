@@ -20,7 +20,7 @@ import hmac
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ class ControlledSite(msgspec.Struct, frozen=True, kw_only=True):
     racks: int
     """Domains, each with a switch controller."""
     nodes_settle: Callable[[], Awaitable[None]]
-    """Returns once every tray is a node and the cluster knows what the switches have."""
+    """Returns once every tray is a node, and the cluster knows what the switches have or takes too long."""
     cluster_steps: frozenset[str] | None = None
     """Steps of the layer `cluster` that can be played; None: all of them."""
 
@@ -131,16 +131,16 @@ class SitePlayer:
         if only_faults and not step.step_kind.breaks:
             faults = ", ".join(sorted(name for name, kind in ACTIONS.items() if kind.breaks))
             raise Refused(f"{step.step_kind.name} breaks nothing", nearest_fix=f"one of {faults}")
-        file = file_so_far(self._site.racks, self._site.profile, self._known())
-        for reason, fix in step_problems(step, file):
+        problems, objects = self._checked([step])
+        for reason, fix in problems:
             raise Refused(reason, nearest_fix=fix)
         if "real" not in step.step_kind.speeds:
             raise Refused(f"{step.step_kind.name} can be played in virtual time only", nearest_fix=_VIRTUAL)
         self._require_cluster(step)
+        await self._settle([step])
         async with self._turn:
-            await self._settle(step)
             played = await StepPlayer("real", self.stage).play(1, step)
-        self._objects = file.made["object"]
+        self._objects |= objects
         return played
 
     def read(self, text: str, name: str, where: str) -> Scenario:
@@ -169,19 +169,24 @@ class SitePlayer:
 
     async def play(self, scenario: Scenario, report: Callable[[PlayedStep], None]) -> PlayedScenario:
         """Play a whole file; `report` gets each step as it is over."""
+        await self._settle(scenario.steps)
         async with self._turn:
-            for step in scenario.steps:
-                await self._settle(step)
-            return await play_steps(scenario, "real", self.stage, report)
+            played = await play_steps(scenario, "real", self.stage, report)
+        _, objects = self._checked(scenario.steps)
+        self._objects |= objects
+        return played
 
     async def clear(self) -> str:
         """Repair everything, also what has not struck yet."""
         async with self._turn:
             return await clear(self.stage)
 
-    async def _settle(self, step: Step) -> None:
-        """A step of the cluster needs its nodes, which appear after REST answers."""
-        if step.step_kind.layer == "cluster":
+    async def _settle(self, steps: Iterable[Step]) -> None:
+        """A step of the cluster needs its nodes, which appear after REST answers.
+
+        Others play meanwhile, because nodes do not appear before a fault of the API server is repaired.
+        """
+        if any(step.step_kind.layer == "cluster" for step in steps):
             await self._site.nodes_settle()
 
     def _require_cluster(self, step: Step) -> None:
@@ -191,6 +196,12 @@ class SitePlayer:
                 f"{kind.name} needs the simulated API server, and these trays are in a cluster of others",
                 nearest_fix="play it on a site without --kubeconfig",
             )
+
+    def _checked(self, steps: Iterable[Step]) -> tuple[list[tuple[str, str]], set[str]]:
+        """What cannot be of these steps, and the objects that may be named after them."""
+        file = file_so_far(self._site.racks, self._site.profile, self._known())
+        problems = [problem for step in steps for problem in step_problems(step, file)]
+        return problems, file.made["object"]
 
     def _known(self) -> KnownNames:
         stage, known = self.stage, defaultdict[str, set[str]](set)

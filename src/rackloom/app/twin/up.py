@@ -24,7 +24,7 @@ import ssl
 import time
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -72,6 +72,8 @@ from rackloom.web.sign_in_codes import CODE_SECONDS
 
 LOOPBACK, SERVER_NAME = "127.0.0.1", "localhost"
 CLUSTER_NAME = "rackloom-twin"
+SETTLE_SECONDS = 10.0
+"""How long a step waits for nodes that have yet to publish what the switches have."""
 
 
 @asynccontextmanager
@@ -214,7 +216,9 @@ def _controlled_site(
 ) -> ControlledSite:
     async def nodes_settle() -> None:
         await nodes.up.wait()
-        await nodes.settle()
+        # While the API server is down they cannot: what is expected then is seen as it is.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(nodes.settle(), SETTLE_SECONDS)
 
     def report() -> SiteReport:
         return SiteReport(
