@@ -9,13 +9,21 @@ import sys
 _OLDEST = (3, 11)
 
 
-def main() -> None:
-    """Run the command line, or say why not."""
+def why_not_here() -> "str | None":
+    """What keeps Rackloom from running on this machine, in a sentence; None: nothing."""
     if sys.version_info < _OLDEST:
         found = ".".join(map(str, sys.version_info[:2]))
-        sys.exit("rackloom: needs Python 3.11 or newer; this is Python " + found)
+        return "rackloom: needs Python 3.11 or newer; this is Python " + found
     if sys.platform == "win32":
-        sys.exit("rackloom: runs on Linux and macOS; on Windows use the Windows Subsystem for Linux")
+        return "rackloom: runs on Linux and macOS; on Windows use the Windows Subsystem for Linux"
+    return None
+
+
+def main() -> None:
+    """Run the command line, or say why not."""
+    problem = why_not_here()
+    if problem is not None:
+        sys.exit(problem)
     from rackloom.cli.main import main as run_command_line
 
     run_command_line()

@@ -4,7 +4,7 @@
     def test_my_scheduler(rackloom_site):
         ...
 
-The marker takes the options of `rackloom.testing.start_site`, and `scope`: `"function"` (a fresh site) or
+The marker takes options of `rackloom.testing.start_site`, and `scope`: `"function"` (a fresh site) or
 `"session"` (one site for all tests with the same racks, profile and seed). `--rackloom-scope` sets the
 default. A shared site is healed after each test, and keeps what tests made in it.
 
@@ -16,6 +16,7 @@ test asks for a site.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Dict, Generator, Tuple  # noqa: UP035 (Python 3.8)
 
 import pytest
@@ -28,7 +29,9 @@ MARKER_TEXT = (
     "the simulated site that the fixture rackloom_site gives to this test"
 )
 _SCOPES = ("function", "session")
-_OPTIONS = ("racks", "profile", "seed", "faults", "scope", "in_process")
+_SHARED = ("racks", "profile", "seed", "in_process")
+"""Options in which the tests of one shared site agree."""
+_OPTIONS = (*_SHARED, "faults", "scope")
 _LOG_LINES = 20
 """Of the site's log, in the report of a test that failed."""
 
@@ -53,13 +56,14 @@ class SharedSites:
 
     def __init__(self) -> None:
         self._running = ExitStack()
-        self._sites: Dict[Tuple[Tuple[str, Any], ...], Site] = {}  # noqa: UP006 (Python 3.8)
+        self._sites: Dict[Tuple[str, ...], Site] = {}  # noqa: UP006 (Python 3.8)
 
     def get(self, options: Dict[str, Any]) -> Site:  # noqa: UP006
         """The site with these options, which is started where there is none."""
         from rackloom.testing import start_site
 
-        key = tuple(sorted(options.items()))
+        taken = signature(start_site).parameters
+        key = tuple(str(options.get(name, taken[name].default)) for name in _SHARED)
         if key not in self._sites:
             self._sites[key] = self._running.enter_context(start_site(**options))
         return self._sites[key]
@@ -82,6 +86,11 @@ def rackloom_shared_sites() -> Generator[SharedSites, None, None]:
 @pytest.fixture
 def rackloom_site(request: pytest.FixtureRequest) -> Generator[Site, None, None]:
     """A simulated site, as the marker `rackloom` of the test describes it."""
+    from rackloom.program import why_not_here
+
+    problem = why_not_here()
+    if problem is not None:
+        pytest.fail(problem, False)
     marker = request.node.get_closest_marker("rackloom")
     options = {} if marker is None else dict(marker.kwargs)
     unknown = sorted(set(options) - set(_OPTIONS))

@@ -25,7 +25,7 @@ def test_shared(rackloom_site):
     test_shared.url = rackloom_site.url
 
 
-@pytest.mark.rackloom(scope="session", seed="8")
+@pytest.mark.rackloom(scope="session", seed=8, racks=1)
 def test_the_same_site_healed(rackloom_site):
     assert rackloom_site.url == test_shared.url
     rackloom_site.expect("devices", driver="gpu.nvidia.com", tray=1, count=0, tainted=True)
@@ -51,14 +51,45 @@ def run_pytest(folder, *arguments):
 @pytest.mark.slow
 def test_fixture_marker_and_scopes(tmp_path):
     (tmp_path / "test_hers.py").write_text(HERS)
-    done = run_pytest(tmp_path)
-    assert "2 passed" in done.stdout
+    done = run_pytest(tmp_path, "-W", "error")
+    assert "2 passed" in done.stdout, done.stdout
     assert "1 failed, " in done.stdout
     assert "2 errors" in done.stdout
     assert "does not know rack: it takes racks, profile" in done.stdout
     assert "scope='module'): it is one of function, session" in done.stdout
     assert "- rackloom site -" in done.stdout
     assert "seed '8', 1 x gb200-nvl72, at http://127.0.0.1:" in done.stdout
+
+
+@pytest.mark.slow
+def test_each_worker_of_xdist_has_sites_of_its_own(tmp_path):
+    (tmp_path / "test_hers.py").write_text(
+        textwrap.dedent("""
+        import os
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.rackloom(scope="session")
+        @pytest.mark.parametrize("number", range(4))
+        def test_shared(rackloom_site, number):
+            rackloom_site.expect("node", tray=1)
+            Path(f"{os.environ['PYTEST_XDIST_WORKER']}-{number}").write_text(rackloom_site.url)
+    """)
+    )
+    done = run_pytest(tmp_path, "-n", "2", "-W", "error")
+    assert "4 passed" in done.stdout, done.stdout
+    urls = {(file.name.partition("-")[0], file.read_text()) for file in tmp_path.glob("gw*")}
+    assert len(urls) == len({url for _, url in urls}) == 2
+
+
+def test_a_python_that_is_too_old_is_named(tmp_path):
+    (tmp_path / "conftest.py").write_text("import sys\nsys.version_info = (3, 9, 1)\n")
+    (tmp_path / "test_old.py").write_text("def test_old(rackloom_site):\n    pass\n")
+    done = run_pytest(tmp_path)
+    assert "rackloom: needs Python 3.11 or newer; this is Python 3.9\n" in done.stdout
+    assert "Traceback" not in done.stdout
 
 
 def test_it_is_there_and_costs_nothing_where_nobody_uses_it(tmp_path):
