@@ -302,7 +302,8 @@ def run_up(home: Home, options: UpOptions, announce: Announce, accompany: Accomp
 async def _run_until_signal(
     home: Home, options: UpOptions, announce: Announce, accompany: Accompany | None
 ) -> None:
-    await serve_up(home, options, announce, stop_on_signals(), accompany)
+    stopped = stop_on_signals()
+    await serve_up(home, options, announce, stopped, accompany)
 
 
 async def serve_up(
