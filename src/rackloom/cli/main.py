@@ -32,6 +32,12 @@ COMMANDS = (
     ("demo", "rackloom.cli.site:demo", "Tell the whole story on simulated racks, each step verified."),
     ("up", "rackloom.cli.site:up", "Run a site on simulated racks, on loopback."),
     ("token", "rackloom.cli.site:token", "Print a bearer token for such a simulated site."),
+    ("partition", "rackloom.cli.tenant:partition_app", "Your logical NVLink partitions."),
+    ("vpc", "rackloom.cli.tenant:vpc_app", "Your VPCs, which give instances their partition."),
+    ("instance", "rackloom.cli.tenant:instance_app", "Your instances: get machines, watch, give back."),
+    ("machine", "rackloom.cli.tenant:machine_app", "The machines that you may see."),
+    ("type", "rackloom.cli.tenant:type_app", "The instance types that you may ask for."),
+    ("allocation", "rackloom.cli.tenant:allocation_app", "How many machines you were given."),
     ("twin", "rackloom.cli.site:twin_app", "Replay incidents on the production code."),
     ("doctor", "rackloom.cli.doctor:doctor", "What is wrong with a site, over all layers, and the fix."),
     ("topology", "rackloom.cli.topology:app", "What is wired to what, on known machines and racks."),
@@ -60,7 +66,8 @@ COMMANDS = (
     ("node", "rackloom.cli.node:app", "Kubelet plugins: serve the devices of this node to pods."),
     ("imex", "rackloom.cli.imex:app", "Supervise the IMEX daemon of a ComputeDomain on one node."),
 )
-"""In the order in which they are listed: to try, to look and plan, to run a site, to run on Kubernetes."""
+"""In the order in which they are listed: to try, for a tenant, to look and plan, to run a site, to run on
+Kubernetes."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 for _place, (_name, _path, _help) in enumerate(COMMANDS):
     app.command(_path, name=_name, help=_help, sort_key=_place)
