@@ -65,6 +65,7 @@ COMMANDS = (
     ),
     ("node", "rackloom.cli.node:app", "Kubelet plugins: serve the devices of this node to pods."),
     ("imex", "rackloom.cli.imex:app", "Supervise the IMEX daemon of a ComputeDomain on one node."),
+    ("completion", "rackloom.cli.completion:completion", "Print the completion of a shell."),
 )
 """In the order in which they are listed: to try, for a tenant, to look and plan, to run a site, to run on
 Kubernetes."""

@@ -149,7 +149,11 @@ Watch = Annotated[
 Wait = Annotated[
     bool, Parameter(name="--wait", negative="", help="Return when it is done, with the progress.")
 ]
-Name = Annotated[str, Parameter(help="Its name or id.")]
+
+
+def _named(kind: ObjectKind[Any], text: str, name: str | None = None) -> Parameter:
+    """A name or id of an object of this kind, which a shell completes."""
+    return Parameter(name=name, help=text, completer=kind.complete)
 
 
 def _app(kind: ObjectKind[Any], what: str) -> App:
@@ -164,11 +168,23 @@ def _app(kind: ObjectKind[Any], what: str) -> App:
                 watch(client, kind)
             show_list(client, kind, site.org, output)
 
-    def get(name: Name, /, *, output: ObjectOutput = "table", site: SiteAccess = EVERYBODY) -> None:
+    def get(
+        name: Annotated[str, _named(kind, "Its name or id.")],
+        /,
+        *,
+        output: ObjectOutput = "table",
+        site: SiteAccess = EVERYBODY,
+    ) -> None:
         with site.client() as client:
             show(client, kind, [kind.find(client, name)], output, single=True)
 
-    def delete(name: Name, /, *names: Name, waiting: Wait = False, site: SiteAccess = EVERYBODY) -> None:
+    def delete(
+        name: Annotated[str, _named(kind, "Its name or id.")],
+        /,
+        *names: Annotated[str, _named(kind, "More of them.")],
+        waiting: Wait = False,
+        site: SiteAccess = EVERYBODY,
+    ) -> None:
         with site.client() as client:
             # All are looked for first, so that a misspelt name deletes nothing.
             _delete(client, kind, [kind.find(client, each) for each in (name, *names)], waiting)
@@ -200,8 +216,8 @@ allocation_app = _app(ALLOCATION, "Allocations: how many machines you were given
 # Making objects.
 
 
-def _help(text: str, *, name: str | None = None, **more: Any) -> Parameter:
-    return Parameter(name=name, help=text, **more)
+def _help(text: str, **more: Any) -> Parameter:
+    return Parameter(help=text, **more)
 
 
 NewName = Annotated[str, _help("Its name.")]
@@ -212,7 +228,7 @@ def create_partition(
     name: NewName,
     /,
     *,
-    place: Annotated[str | None, _help("The site, where there are several.", name="--site")] = None,
+    place: Annotated[str | None, _named(SITE, "The site, where there are several.", "--site")] = None,
     site: SiteAccess = EVERYBODY,
 ) -> None:
     """Make a logical partition. No GPU is in it until an instance is."""
@@ -229,7 +245,7 @@ def create_vpc(
     /,
     *,
     partition: Annotated[
-        str | None, _help("The logical partition that GPUs of its instances join; default: none.")
+        str | None, _named(PARTITION, "The logical partition that GPUs of its instances join; default: none.")
     ] = None,
     site: SiteAccess = EVERYBODY,
 ) -> None:
@@ -251,8 +267,8 @@ def create_instances(
     name: Annotated[str, _help("Its name; of several, what their names begin with.")],
     /,
     *,
-    vpc: Annotated[str, _help("The VPC that they join.")],
-    kind: Annotated[str | None, _help("The instance type, where there are several.", name="--type")] = None,
+    vpc: Annotated[str, _named(VPC, "The VPC that they join.")],
+    kind: Annotated[str | None, _named(TYPE, "The instance type, where there are several.", "--type")] = None,
     count: Annotated[int, _help("How many.", validator=Number(gte=1))] = 1,
     spread: Annotated[
         bool, _help("They may be in several NVLink domains, where their GPUs share no memory.", negative="")

@@ -16,26 +16,30 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
+import httpx2
 import msgspec
-from cyclopts import Parameter
+from cyclopts import UNSET, Parameter
 
 from rackloom.cli.common import columns, emit
 from rackloom.client import Client, Connection
 from rackloom.client.call import Call, PagedCall
 from rackloom.client.errors import Missing
+from rackloom.client.exchange import RetryPolicy
 from rackloom.errors import Refused, Retry
 
 T = TypeVar("T")
 ObjectFormat = Literal["table", "json", "yaml", "name"]
 ObjectOutput = Annotated[ObjectFormat, Parameter(name=["--output", "-o"])]
 WATCH_SECONDS = 1.0
+COMPLETION_SECONDS = 2.0
+"""For the names that a shell offers: nobody waits longer for those."""
 
 # The site, and for whom.
 
@@ -56,9 +60,11 @@ class SiteAccess:
     home: Annotated[Path | None, Parameter(env_var="RACKLOOM_HOME")] = None
     "Home of the `rackloom up`; default: the one that it uses."
 
-    def client(self, roles: Sequence[str] = ("TENANT_ADMIN",)) -> Client:
-        """A client. In a home it has a token with `roles`."""
-        return Client(self._connection(roles))
+    def client(self, timeout: float | None = None) -> Client:
+        """A client; with a `timeout` in seconds, one that asks once."""
+        if timeout is None:
+            return Client(self._connection())
+        return Client(self._connection(), retries=RetryPolicy(attempts=1), timeout=httpx2.Timeout(timeout))
 
     def advise(self, command: str) -> None:
         """Say on standard error what to try next, with the options that lead to this site."""
@@ -72,18 +78,24 @@ class SiteAccess:
         given = [f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
         print(" ".join(["next: rackloom", command, *given]), file=sys.stderr)
 
-    def _connection(self, roles: Sequence[str]) -> Connection:
+    def _connection(self) -> Connection:
         if self.url is None:
             from rackloom.app.home import Home, default_home
             from rackloom.app.home_connection import home_connection
 
-            return home_connection(Home(self.home or default_home()), org=self.org, roles=roles)
+            return home_connection(Home(self.home or default_home()), org=self.org, roles=["TENANT_ADMIN"])
         if self.token_file is None:
             raise Refused(
                 f"{self.url} wants a token",
                 nearest_fix="name its file with --token-file or RACKLOOM_TOKEN_FILE",
             )
         return Connection(url=self.url, org=self.org, token=self.token_file, ca=self.ca)
+
+
+def _access_of(context: Any) -> SiteAccess:
+    """The site of a command line that is being completed; `context` is the CompletionContext of cyclopts."""
+    given = {field.name: context[field.name].value for field in fields(SiteAccess)}
+    return SiteAccess(**{name: value for name, value in given.items() if value is not UNSET})
 
 
 # A kind of objects.
@@ -121,6 +133,11 @@ class ObjectKind(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
             fix = f"did you mean {' or '.join(near)}?" if near else f"see: rackloom {self.noun} list"
             raise Refused(f"there is no {self.noun} {wanted!r}", nearest_fix=fix)
         return found[0]
+
+    def complete(self, context: Any) -> list[str]:
+        """The names that a shell offers for a word; cyclopts turns an error into none."""
+        with _access_of(context).client(timeout=COMPLETION_SECONDS) as client:
+            return [self.name(each) for each in client.items(self.listed())]
 
 
 class Names:
