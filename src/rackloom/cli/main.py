@@ -22,7 +22,15 @@ app = App(
     name="rackloom",
     help="""One control plane for rack-scale GPU fabrics: carve, claim, prove.
 
-    `rackloom demo` shows all of it on simulated racks. Exit codes: 0 done, 1 refused or unhealthy, 2 usage.
+    Where to begin:
+
+    - anybody: `rackloom demo`, on simulated racks
+    - a tenant: `rackloom partition --help`
+    - an operator of racks: `rackloom serve --help`, `rackloom doctor`
+    - a platform engineer: `rackloom claim check FILE`, `rackloom place FILE --profile gb200-nvl72`
+    - a performance engineer: `rackloom transfer run`
+
+    Exit codes: 0 done, 1 refused or unhealthy, 2 usage.
     """,
     version=__version__,
     result_action="return_value",
@@ -103,9 +111,12 @@ def main() -> None:
 
 def _run_command() -> object:
     """Run the command. A version needs no typesetting, which takes as long to load as all else."""
-    if sys.argv[1:] == ["--version"]:
+    words = sys.argv[1:]
+    if words in (["--version"], ["version"]):
         print(__version__)
         return 0
+    if words[:1] == ["help"]:
+        return app([*words[1:], "--help"])
     return app()
 
 
