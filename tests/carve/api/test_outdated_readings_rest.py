@@ -75,6 +75,28 @@ def test_filters_find_what_is_shown(api: Any) -> None:
         assert len(pending) == 4
 
 
+def test_searches_and_orders_go_by_what_is_shown(api: Any) -> None:
+    """As filters do. One of two instances is in a domain that is still read."""
+    made, _ = ready(api)
+    chosen = {"name": "other", "vpcId": made["vpcId"], "machineId": "chassis1-0"}
+    other = api.new("instance", chosen)["id"]
+    api.site.converge()
+    assert api.get(f"instance/{other}").json()["status"] == "Ready"
+    age(api)
+    api.site.observe(list(api.site.partitions)[1])
+
+    def ids(path: str, field: str = "id") -> list[str]:
+        return [found[field] for found in api.get(path).json()]
+
+    assert ids("instance?query=ready") == [other]
+    assert ids("instance?query=unknown") == [made["id"]]
+    for direction, ordered in (("ASC", [other, made["id"]]), ("DESC", [made["id"], other])):
+        assert ids(f"instance?orderBy=STATUS_{direction}") == ordered
+    # Of interfaces, Pending comes before Ready.
+    for direction, ordered in (("ASC", [made["id"], other]), ("DESC", [other, made["id"]])):
+        assert list(dict.fromkeys(ids(f"nvlink-interface?orderBy=STATUS_{direction}", "instanceId"))) == ordered
+
+
 def test_interfaces_in_a_logical_partition_are_shown_alike(api: Any) -> None:
     made, _ = ready(api)
     age(api)
