@@ -127,11 +127,11 @@ async def answers_others_in_a_crowd(port: int, limits: ConnectionLimits, ask: As
     answered, all of the crowd has been accepted or refused.
     """
     allow_open_files(FILES)
-    async with crowded(port, limits.connections + 40, say) as strangers:
+    async with crowded(port, limits.connections + 40, say) as gathered:
         for _ in range(3):
             async with asyncio.timeout(PATIENCE):
                 assert await ask()
-            kept = sum(not is_closed(stranger) for stranger in strangers)
+            kept = sum(not is_closed(connection) for connection in gathered)
             assert kept <= limits.connections_of_an_address
 
 
