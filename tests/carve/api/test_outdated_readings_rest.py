@@ -60,6 +60,17 @@ def test_one_moment_before_it_is_ready(api: Any) -> None:
     assert api.get(f"instance/{made['id']}").json()["status"] == "Ready"
 
 
+def test_what_was_never_ready_is_shown_as_recorded(api: Any) -> None:
+    """It claims nothing about the present, and its history gets no entry."""
+    made, _ = ready(api)
+    waiting = api.instance(made["vpcId"], "waiting")
+    before = api.get(f"instance/{waiting['id']}").json()
+    age(api)
+    shown = api.get(f"instance/{waiting['id']}").json()
+    assert shown == before
+    assert api.get(f"instance/{waiting['id']}/status-history").json() == before["statusHistory"]
+
+
 def test_filters_find_what_is_shown(api: Any) -> None:
     made, _ = ready(api)
     age(api)
