@@ -84,13 +84,20 @@ class Authority:
         return builder.not_valid_before(START).not_valid_after(END)
 
 
+UMASK = os.umask(0o022)
+os.umask(UMASK)
+
+
 @pytest.fixture(autouse=True)
 def umask() -> Iterator[Callable[[int], int]]:
-    """Sets the umask for a test. What a test leaves, as `Home.create` does, does not reach the next."""
-    before = os.umask(0o022)
-    os.umask(before)
+    """Sets the umask for a test, which begins with that of the session.
+
+    Whatever another test leaves does not reach this one, nor does what a fixture of a module or of the
+    session leaves: `Home.create` makes files private to their owner.
+    """
+    os.umask(UMASK)
     yield os.umask
-    os.umask(before)
+    os.umask(UMASK)
 
 
 @pytest.fixture(scope="session")

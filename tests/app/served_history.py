@@ -105,10 +105,14 @@ class ServedProcess:
         finally:
             self.process.send_signal(signal.SIGCONT)
 
-    def make_sure(self) -> None:
+    async def make_sure(self) -> None:
         """End it, whatever became of the test."""
-        self.process.kill()
-        self.process.wait()
+        await self.die()
+
+    def assert_runs(self) -> None:
+        """Fail with the end of its log if it has ended."""
+        status = self.process.poll()
+        assert status is None, f"{self.name} ended with {status}: {self._log.read_text()[-4000:]}"
 
     async def end(self) -> int:
         """SIGTERM; returns its status."""

@@ -164,7 +164,8 @@ def test_a_replica_and_the_primary_die_and_no_acknowledged_write_is_lost(ground,
         met["move after the promotion"] = await mover.move_once(switch)
         await asyncio.sleep(PHASE_SECONDS)
         assert [process.process.pid for process in processes] == pids
-        assert all(process.process.poll() is None for process in processes)
+        for process in processes:
+            process.assert_runs()
 
     async def acknowledged_after(writers, moment):
         async def first():
@@ -179,7 +180,7 @@ def test_a_replica_and_the_primary_die_and_no_acknowledged_write_is_lost(ground,
             watch = FabricWatch(switch)
             for process in processes:
                 process.start()
-                stack.callback(process.make_sure)
+                stack.push_async_callback(process.make_sure)
             for process in processes:
                 await process.wait_open()
             kind = await bring_up(ground, processes[0], switch)

@@ -171,7 +171,7 @@ def test_every_answer_is_explained_by_an_order_of_the_requests(ground, configs, 
             watch = FabricWatch(switch)
             for process in processes:
                 process.start()
-                stack.callback(process.make_sure)
+                stack.push_async_callback(process.make_sure)
             for process in processes:
                 await process.wait_open()
             kind = await bring_up(ground, processes[0], switch)

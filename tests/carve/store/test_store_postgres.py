@@ -1,8 +1,9 @@
 """What only PostgreSQL can do to a store: other replicas, lost connections, notifications."""
 
 import asyncio
+import functools
 import threading
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.store import journal, postgres
 from rackloom.carve.store.database import Store, migrate_to_head
-from rackloom.carve.store.schema import domain_revision
+from rackloom.carve.store.schema import domain_revision, metadata, operator_step
 from rackloom.errors import Refused, Retry, Unknown
 
 END_OTHERS = (
@@ -18,6 +19,8 @@ END_OTHERS = (
     " WHERE datname = '{}' AND pid <> pg_backend_pid() AND application_name = 'rackloom'"
 )
 PATIENCE = 30.0
+POOL = 15
+"""Connections that SQLAlchemy's pool opens at most."""
 
 
 def end_connections(server: Any, url: str) -> None:
@@ -230,6 +233,60 @@ def test_a_listener_that_was_cut_off_is_told_that_it_may_have_missed_something(
         return heard
 
     assert asyncio.run(main()) == [None, None, "d"]
+
+
+def test_ids_go_on_after_what_32_bits_can_number(postgres_url: str) -> None:
+    def after(conn: sa.Connection) -> int:
+        conn.exec_driver_sql("SELECT setval('operator_step_id_seq', 2147483647)")
+        made = sa.insert(operator_step).values(step="s", subject="s", asked_by="a", reason="r", created=1.0)
+        return int(conn.execute(made.returning(operator_step.c.id)).scalar_one())
+
+    def narrow(conn: sa.Connection) -> list[str]:
+        """The sequences of columns that number their rows by themselves, and end before 64 bits do."""
+        sequences = "SELECT sequencename, data_type::text FROM pg_sequences WHERE schemaname = 'public'"
+        numbering = {
+            f"{table.name}_{column.name}_seq"
+            for table in metadata.tables.values()
+            if (column := table.autoincrement_column) is not None and column.autoincrement is True
+        }
+        return [
+            name for name, kind in conn.exec_driver_sql(sequences) if name in numbering and kind != "bigint"
+        ]
+
+    async def main() -> tuple[int, list[str]]:
+        store = await Store.connect(postgres_url)
+        found = await store.run(after), await store.read(narrow)
+        await store.close()
+        return found
+
+    assert asyncio.run(main()) == (2147483648, [])
+
+
+def test_where_all_connections_are_in_use_nobody_fails_for_good(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "POOL_SECONDS", 0.1)
+
+    async def main() -> None:
+        store = await Store.connect(postgres_url)
+        engine = postgres.engine_of(postgres_url)
+        read = functools.partial(journal.current_revision, domain="d")
+        async with aclosing(postgres.listen_for_intent_changes(engine)) as changes:
+            async with AsyncExitStack() as taken:
+                for _ in range(POOL):
+                    await taken.enter_async_context(engine.connect())
+                heard = asyncio.ensure_future(anext(changes))
+                with pytest.raises(Retry, match="too much to do"):
+                    await postgres.run_with_retries(engine, read, postgres.READ_OPTIONS)
+                await asyncio.sleep(0.3)
+                assert not heard.done()
+            async with asyncio.timeout(PATIENCE):
+                assert await heard is None
+        assert await postgres.run_with_retries(engine, read, postgres.READ_OPTIONS) == 0
+        await engine.dispose()
+        await store.close()
+
+    asyncio.run(main())
 
 
 def test_which_traced_request_changed_a_domain_is_heard_after_the_change(postgres_url: str) -> None:

@@ -104,6 +104,9 @@ async def run_with_retries(
     for _ in range(MAX_ATTEMPTS):
         try:
             return await _run_once(engine, work, options)
+        except sa.exc.TimeoutError as error:
+            # Every connection of the pool is in use, and stayed so for `POOL_SECONDS`.
+            raise StoreUnavailable(StoreFault.BUSY, error) from error
         except (sa.exc.DBAPIError, asyncpg.PostgresError, OSError) as error:
             if fault := postgres_fault(error, write=options is not READ_OPTIONS):
                 raise fault from error
@@ -174,8 +177,8 @@ async def listen_for_intent_changes(engine: AsyncEngine) -> AsyncGenerator[str |
                 delay = FIRST_RECONNECT_DELAY
                 while True:
                     yield await _next_notification(connection, notified)
-        except (sa.exc.DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            log.warning("store.listen-lost", reason=str(error), again_in=delay)
+        except Exception as error:  # whatever the driver or the pool raises: this never ends
+            log.warning("store.listen-lost", reason=str(error) or repr(error), again_in=delay)
         await asyncio.sleep(delay)
         delay = min(2 * delay, MAX_RECONNECT_DELAY)
 
@@ -324,6 +327,8 @@ _SAVEPOINT, _RELEASE = PreparedCommand("SAVEPOINT part"), PreparedCommand("RELEA
 
 COMMAND_SECONDS = 10.0
 """No statement takes a tenth of that: a server that is silent for so long is gone."""
+POOL_SECONDS = 10.0
+"""How long a transaction waits for a connection of the pool, which those before it have."""
 MIGRATION_LOCK = 0x5241434B4C4F4F4D
 """Advisory lock that lets one replica migrate while the others wait: the letters RACKLOOM."""
 
@@ -427,7 +432,9 @@ def engine_of(url: str, session: Mapping[str, str] = _SESSION) -> AsyncEngine:
 def _engine(url: str, session: Mapping[str, str], command_seconds: float | None) -> AsyncEngine:
     options = {"server_settings": dict(session), "command_timeout": command_seconds}
     servers = PostgresServers(url, options)
-    return create_async_engine("postgresql+asyncpg://", async_creator=servers.connect)
+    return create_async_engine(
+        "postgresql+asyncpg://", async_creator=servers.connect, pool_timeout=POOL_SECONDS
+    )
 
 
 def _migrate(conn: sa.Connection) -> None:

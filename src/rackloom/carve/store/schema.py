@@ -40,6 +40,15 @@ def _number(name: str, *, nullable: bool = False) -> sa.Column[int]:
     return sa.Column(name, sa.Integer, nullable=nullable)
 
 
+WIDE = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+"""64 bits, for what grows with every write and for ids that a controller chooses. On SQLite every integer has
+64, and only a column of type INTEGER can number rows by itself."""
+
+
+def _wide_number(name: str, *, nullable: bool = False) -> sa.Column[int]:
+    return sa.Column(name, WIDE, nullable=nullable)
+
+
 def _json(name: str) -> sa.Column[object]:
     return sa.Column(name, sa.JSON, nullable=False)
 
@@ -133,9 +142,7 @@ moved_gpu = _per_machine(
     "moved_gpu", sa.Column("module_id", sa.Integer, primary_key=True), _text("guid"), _time("since")
 )
 
-foreign_tray = _per_machine(
-    "foreign_tray", sa.Column("partition_id", sa.Integer, primary_key=True), _text("name")
-)
+foreign_tray = _per_machine("foreign_tray", sa.Column("partition_id", WIDE, primary_key=True), _text("name"))
 
 allocation = _entity(
     "allocation",
@@ -292,7 +299,7 @@ observation = sa.Table(
 operation = sa.Table(
     "operation",
     metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", WIDE, primary_key=True, autoincrement=True),
     _ref("endpoint_id", "endpoint"),
     _text("domain", nullable=True, index=True),
     _text("kind"),
@@ -317,8 +324,8 @@ owned_partition = _per_domain(
     sa.Column("name", sa.Text, primary_key=True),
     # No foreign key: the name outlives its logical partition, until no reading lists it any more.
     sa.Column("logical_partition_id", sa.String(64), nullable=False, index=True),
-    _number("partition_id", nullable=True),
-    sa.Column("operation_id", sa.Integer, sa.ForeignKey("operation.id"), nullable=False),
+    _wide_number("partition_id", nullable=True),
+    sa.Column("operation_id", WIDE, sa.ForeignKey("operation.id"), nullable=False),
     _time("seen_at", nullable=True),
     _time("created"),
 )
@@ -326,7 +333,7 @@ owned_partition = _per_domain(
 status_history = sa.Table(
     "status_history",
     metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", WIDE, primary_key=True, autoincrement=True),
     sa.Column("object_id", sa.String(64), nullable=False, index=True),
     _text("status"),
     _text("message"),
@@ -334,7 +341,7 @@ status_history = sa.Table(
     sqlite_autoincrement=True,
 )
 
-domain_revision = _per_domain("domain_revision", _number("revision"))
+domain_revision = _per_domain("domain_revision", _wide_number("revision"))
 
 domain_lease = sa.Table(
     "domain_lease",
@@ -379,7 +386,7 @@ drain = sa.Table(
 operator_step = sa.Table(
     "operator_step",
     metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", WIDE, primary_key=True, autoincrement=True),
     _text("step"),
     _text("subject", index=True),
     _text("domain", nullable=True, index=True),
@@ -393,7 +400,7 @@ tenant_event = sa.Table(
     "tenant_event",
     metadata,
     sa.Column("tenant_id", sa.String(64), sa.ForeignKey("tenant.id"), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("number", WIDE, primary_key=True),
     _text("kind"),
     _text("object_id"),
     _text("status"),
@@ -405,14 +412,14 @@ event_counter = sa.Table(
     "event_counter",
     metadata,
     sa.Column("tenant_id", sa.String(64), sa.ForeignKey("tenant.id"), primary_key=True),
-    _number("newest"),
+    _wide_number("newest"),
 )
 
 audit_entry = sa.Table(
     "audit_entry",
     metadata,
     # Never used twice, also when the newest entry was removed: an id is a position in the log.
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", WIDE, primary_key=True, autoincrement=True),
     sa.Column("created", sa.Double, nullable=False, index=True),
     _time("first", nullable=True),
     _time("last", nullable=True),
@@ -451,6 +458,6 @@ audit_removal = sa.Table(
     # One row: how many entries retention removed, up to which one, and when that was written.
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("removed", sa.BigInteger, nullable=False),
-    _number("up_to"),
+    _wide_number("up_to"),
     _time("until"),
 )

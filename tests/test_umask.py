@@ -1,0 +1,17 @@
+"""What a fixture of a module leaves behind does not reach the tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def private_files() -> None:
+    """As `Home.create`, which makes the files of the process private."""
+    os.umask(0o077)
+
+
+def test_a_test_begins_with_the_umask_of_the_session(private_files: None, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert (tmp_path / "file").stat().st_mode & 0o044 == 0o044
