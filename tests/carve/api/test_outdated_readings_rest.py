@@ -105,7 +105,8 @@ def test_searches_and_orders_go_by_what_is_shown(api: Any) -> None:
         assert ids(f"instance?orderBy=STATUS_{direction}") == ordered
     # Of interfaces, Pending comes before Ready.
     for direction, ordered in (("ASC", [made["id"], other]), ("DESC", [other, made["id"]])):
-        assert list(dict.fromkeys(ids(f"nvlink-interface?orderBy=STATUS_{direction}", "instanceId"))) == ordered
+        found = ids(f"nvlink-interface?orderBy=STATUS_{direction}", "instanceId")
+        assert list(dict.fromkeys(found)) == ordered
 
 
 def test_interfaces_in_a_logical_partition_are_shown_alike(api: Any) -> None:
