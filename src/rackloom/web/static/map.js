@@ -5,6 +5,7 @@ const QUIET_SECONDS = 15; // the server sends an event every five seconds, even 
 
 const live = document.getElementById("live");
 const chain = document.getElementById("chain");
+const hint = chain.innerHTML; // what the panel shows while no GPU is chosen
 let lastEventAt = Date.now();
 let focusedId = null; // id of the GPU with tabindex 0
 let selectedId = null; // id of the GPU whose chain is shown
@@ -51,6 +52,17 @@ function selectCell(cell) {
   selectedId = cell.id;
   focusCell(cell);
   showChain();
+  document.querySelectorAll("aside, .gpu").forEach((box) => (box.scrollTop = 0));
+}
+
+// Close the panel. The page stays where it is; the focus goes back to the GPU if it was in the panel.
+function closeChain() {
+  const cell = document.getElementById(selectedId);
+  const inside = document.querySelector(".gpu").contains(document.activeElement);
+  selectedId = null;
+  chain.innerHTML = hint;
+  markCells();
+  if (inside) cell?.focus({ preventScroll: true });
 }
 
 // The move of a key, from a cell to its neighbour in the grid.
@@ -82,6 +94,7 @@ function moveOf(cell, key) {
 }
 
 document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && selectedId) closeChain();
   const cell = event.target.closest?.("rect[role=gridcell]");
   if (!cell || event.altKey || event.ctrlKey || event.metaKey) return;
   const move = event.key === "Enter" || event.key === " " ? () => selectCell(cell) : moveOf(cell, event.key);
@@ -102,6 +115,7 @@ function followLink(link, event) {
 document.addEventListener("click", (event) => {
   const cell = event.target.closest?.("rect[role=gridcell]");
   const link = event.target.closest?.("a[data-shows]");
+  if (event.target.closest?.("button.close")) closeChain();
   if (cell) selectCell(cell);
   if (link) followLink(link, event);
 });
