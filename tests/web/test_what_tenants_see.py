@@ -1,5 +1,7 @@
 """A tenant's page holds nothing of another's, whatever the layers say."""
 
+from unittest.mock import patch
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from rackloom.core.diagnosis.findings import fails
 from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
 from rackloom.core.diagnosis.index import places_around
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
+from rackloom.web import painters
 from rackloom.web.chain import findings_on_gpu, layer_reports
 from rackloom.web.frames import ColourMode, GpuState
 from rackloom.web.live import LiveReading
@@ -53,8 +56,12 @@ def seen_by(whole, org):
 
 def shown(whole, org, mode):
     """All that a viewer can be sent: the page, and the chain of each GPU."""
-    sheet = Painter(org, mode, 9).follow(LiveReading(number=1, whole=whole))
-    page = "".join(markup for _, markup in sheet.all())
+    now = LiveReading(number=1, whole=whole)
+    sheet = Painter(org, mode, 9).follow(now)
+    with patch.object(painters, "WHOLE_RACKS", 0):
+        large = Painter(org, mode, 9).follow(now)
+    assert large.cells
+    page = "".join(markup for drawn in (sheet, large) for _, markup in drawn.all())
     return page + "".join(
         render_chain(seat, layer_reports(sheet.whole, seat), findings_on_gpu(sheet.whole, seat))
         for seat in sheet.whole.gpus
