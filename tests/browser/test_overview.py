@@ -43,7 +43,9 @@ def test_red_is_for_problems_alone(open_map, pictures_folder, mode, scheme):
         red = style(page, problem, "borderTopColor")
         assert red == "rgb" + str(tuple(int(bad[n : n + 2], 16) for n in (1, 3, 5)))
         framed = page.locator(CELL).evaluate_all(
-            "(all, red) => all.filter((one) => getComputedStyle(one).borderTopColor === red).map((one) => one.id)", red
+            """(all, red) => all.filter((one) => getComputedStyle(one).borderTopColor === red)
+              .map((one) => one.id)""",
+            red,
         )
         assert framed == [cell_id("rack-00")]
         assert page.locator(f"{problem} b").inner_text() == "!"
@@ -87,9 +89,16 @@ def test_the_overview_is_walked_by_keys(open_map):
         page.locator(CELL).first.focus()
         cell = lambda n: cell_id(f"rack-{n:02}")  # noqa: E731
         columns = page.evaluate(
-            "[...document.querySelectorAll('#overview a')].filter((one, _, all) => one.offsetTop === all[0].offsetTop).length"
+            """[...document.querySelectorAll('#overview a')]
+              .filter((one, _, all) => one.offsetTop === all[0].offsetTop).length"""
         )
-        for key, at in (("ArrowRight", 1), ("ArrowDown", 1 + columns), ("ArrowLeft", columns), ("ArrowUp", 0), ("End", 59)):
+        for key, at in (
+            ("ArrowRight", 1),
+            ("ArrowDown", 1 + columns),
+            ("ArrowLeft", columns),
+            ("ArrowUp", 0),
+            ("End", 59),
+        ):
             page.keyboard.press(key)
             assert focused(page) == cell(at), key
         assert page.locator(f"{CELL}[tabindex='0']").count() == 1

@@ -365,9 +365,7 @@ def test_what_is_walked_to_is_seen(open_map, width, height):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (1000, 700), (390, 844)])
-def test_the_details_are_where_the_user_looks_and_close_with_escape(
-    open_map, pictures_folder, width, height
-):
+def test_the_details_are_where_the_user_looks_and_close_with_escape(open_map, pictures_folder, width, height):
     with open_map(story(8), width=width, height=height) as (page, _):
         page.evaluate("scrollTo(0, 0)")
         # The panels beside the racks were read to their end.

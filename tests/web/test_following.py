@@ -181,7 +181,7 @@ def test_a_rack_of_which_no_record_changed_is_hatched_when_its_source_is_lost():
     lost = layer_lost_or_back(seen, tuple(Layer).index(Layer.FABRIC))
     whole, seated = update_site_map(SiteReading(snapshot=lost), seated)
     sheet = painter.follow(LiveReading(number=2, whole=whole))
-    states = [cell.state for part in sheet.racks.values() for tray in part.rack.trays for cell in tray.cells]
+    states = [cell.state for part in sheet.racks.values() for tray in part.drawn.trays for cell in tray.cells]
     assert states == [GpuState.UNKNOWN] * RACKS * TRAYS * GPUS
     whole, _ = update_site_map(SiteReading(snapshot=seen), seated)
     back = painter.follow(LiveReading(number=3, whole=whole))

@@ -51,7 +51,10 @@ def doubtful(seen, *layers):
 
 def cells(sheet):
     """Style, mark and words of each rack."""
-    found = [re.search(r'class="([^"]*)".*?title="([^"]*)".*?(?:<b>(.)</b>)?</a>', part.markup) for part in sheet.cells.values()]
+    found = [
+        re.search(r'class="([^"]*)".*?title="([^"]*)".*?(?:<b>(.)</b>)?</a>', part.markup)
+        for part in sheet.cells.values()
+    ]
     return [(cell[1], cell[3] or "", cell[2].partition(": ")[2]) for cell in found]
 
 
@@ -135,7 +138,9 @@ def test_only_a_promise_that_was_kept_proves_a_path():
 def test_a_tenants_numbers_are_those_of_its_own_gpus():
     seen = sick(snapshot(2, 4, ("blue", "acme", "blue", None)))
     fast = tuple(
-        msgspec.structs.replace(transfer, gigabytes_per_second=90.0) if transfer.node.startswith("blue") else transfer
+        msgspec.structs.replace(transfer, gigabytes_per_second=90.0)
+        if transfer.node.startswith("blue")
+        else transfer
         for transfer in seen.transfers
     )
     seen = msgspec.structs.replace(seen, transfers=fast)
@@ -161,7 +166,11 @@ def test_a_site_of_few_racks_is_drawn_whole_and_a_larger_one_when_asked():
 
 def test_a_cell_says_what_its_rack_holds():
     seen = sick(snapshot(MANY, 4, HOLDERS))
-    silent = (seen.domains[0], msgspec.structs.replace(seen.domains[1], unknown_since=AT - 60), *seen.domains[2:])
+    silent = (
+        seen.domains[0],
+        msgspec.structs.replace(seen.domains[1], unknown_since=AT - 60),
+        *seen.domains[2:],
+    )
     seen = msgspec.structs.replace(seen, domains=silent)
     used, health, tenants = (
         cells(sheet_of(seen, mode=mode)) for mode in (ColourMode.USE, ColourMode.HEALTH, ColourMode.TENANT)
@@ -185,7 +194,9 @@ def test_fragmentation_shows_free_gpus_of_which_no_tray_can_be_had():
     seen = snapshot(MANY, 1, ("acme",))
     free = tuple(msgspec.structs.replace(machine, instance=None, tenant=None) for machine in seen.machines)
     one_used = tuple(use for use in seen.uses if use.device == "gpu-0" or "node-0" not in use.pool)
-    found = cells(sheet_of(msgspec.structs.replace(seen, machines=free, uses=one_used), mode=ColourMode.FRAGMENTATION))
+    found = cells(
+        sheet_of(msgspec.structs.replace(seen, machines=free, uses=one_used), mode=ColourMode.FRAGMENTATION)
+    )
     assert found[0] == ("w3", "", "1 in use, 3 stranded in partly taken trays")
     assert found[1] == ("w0", "", "4 in use")
 
@@ -255,7 +266,9 @@ def test_the_page_of_a_large_site_has_cells_and_draws_what_its_address_opens():
     assert 'href="/?by=tenant&amp;rack=rack-05">close rack-02' in opened
 
 
-@pytest.mark.parametrize("query", ["rack=nowhere", "gpu=r0-0-0", "gpu=%00", "by=%3Cb%3E", "rack=%3Cscript%3E"])
+@pytest.mark.parametrize(
+    "query", ["rack=nowhere", "gpu=r0-0-0", "gpu=%00", "by=%3Cb%3E", "rack=%3Cscript%3E"]
+)
 def test_an_address_of_nothing_is_a_page_too(query):
     async def scenario(client, _):
         await sign_in(client)

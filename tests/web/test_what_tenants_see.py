@@ -261,7 +261,7 @@ def test_a_pod_that_the_controller_of_the_tenant_before_starts_again_is_not_name
         assert f"{THEIRS}-worker" in shown(whole, None, mode)
         assert THEIRS not in shown(whole, MINE, mode)
     sheet = Painter(MINE, ColourMode.WORKLOAD, 9).follow(LiveReading(number=1, whole=whole))
-    cells = [cell for part in sheet.racks.values() for tray in part.rack.trays for cell in tray.cells]
+    cells = [cell for part in sheet.racks.values() for tray in part.drawn.trays for cell in tray.cells]
     assert {(cell.state, cell.busy) for cell in cells} == {(GpuState.UNKNOWN, True)}
     page = next(
         render_chain(seat, layer_reports(sheet.whole, seat)) for seat in sheet.whole.gpus if seat.chain
@@ -285,7 +285,7 @@ def test_a_gpu_in_a_partition_that_is_not_the_tenants_is_not_called_free(change)
     other = tuple(msgspec.structs.replace(partition, **change) for partition in seen.partitions)
     whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, partitions=other)))
     sheet = Painter(MINE, ColourMode.PARTITION, 9).follow(LiveReading(number=1, whole=whole))
-    cells = [tray.cells for part in sheet.racks.values() for tray in part.rack.trays]
+    cells = [tray.cells for part in sheet.racks.values() for tray in part.drawn.trays]
     assert [{cell.state for cell in tray} for tray in cells] == [{GpuState.OTHERS}, {GpuState.UNKNOWN}]
     page = next(
         render_chain(seat, layer_reports(sheet.whole, seat)) for seat in sheet.whole.gpus if seat.chain

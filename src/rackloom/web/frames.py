@@ -348,7 +348,7 @@ class Palette:
         return self._numbers.setdefault(group.key, len(self._numbers))
 
     def give_hues(self, groups: Iterable[ColourGroup]) -> None:
-        """Give hues to some groups at once, so that they depend on no order: to those called by a colour first."""
+        """Give hues to some groups, whatever their order: to those that are called by a colour first."""
         for group in sorted(groups, key=lambda group: (_named_hue(group.name) is None, group.name)):
             self.hue(group)
 

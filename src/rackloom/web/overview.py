@@ -32,7 +32,7 @@ from rackloom.web.frames import (
     letter_of,
 )
 from rackloom.web.live import LiveReading
-from rackloom.web.model import MapGpu, MapTray, SiteMap
+from rackloom.web.model import MapGpu, SiteMap
 from rackloom.web.panels import FreeCapacity
 from rackloom.web.racks import rack_id
 
@@ -117,6 +117,7 @@ def site_counts(racks: Sequence[RackCounts]) -> RackCounts:
 class OverviewCell(msgspec.Struct, frozen=True, kw_only=True):
     """How one rack is shown among all others."""
 
+    id: str
     name: str
     style: str
     """Its style classes."""
@@ -126,11 +127,6 @@ class OverviewCell(msgspec.Struct, frozen=True, kw_only=True):
     """What the cell shows, in words."""
     trays: tuple[str, ...]
     """The style class of each tray, top first."""
-
-    @property
-    def id(self) -> str:
-        """The id of the cell on the page."""
-        return cell_id(self.name)
 
 
 def cell_id(name: str) -> str:
@@ -148,6 +144,7 @@ def overview_cell(
     group = _largest_group(shades)
     letter = letter_of(colours.groups.number(group)) if group is not None else ""
     return OverviewCell(
+        id=cell_id(frame.rack.name),
         name=frame.rack.name,
         style=_style(frame, mode, colours, shades) + (" s" if problem else ""),
         mark="!" if problem else letter,
@@ -183,7 +180,7 @@ LEVELS = 4
 
 
 def _level(some: int, whole: int) -> int:
-    """How dark a share is drawn: 0 is none and 4 all, so that a rack with any room differs from a full one."""
+    """How dark a share is drawn: 0 is none and 4 all, so that a full rack differs from any other."""
     if some == whole:
         return LEVELS
     return 1 + some * (LEVELS - 1) // whole if some else 0
@@ -197,7 +194,9 @@ def _largest_group(shades: Sequence[GpuShade]) -> ColourGroup | None:
 def _cell_words(mode: ColourMode, counts: RackCounts, shades: Sequence[GpuShade]) -> Iterator[str]:
     states = Counter(shade.state for shade in shades)
     if mode in GROUP_MODES:
-        groups = Counter(shade.group.name for shade in shades if shade.state is GpuState.GROUP and shade.group)
+        groups = Counter(
+            shade.group.name for shade in shades if shade.state is GpuState.GROUP and shade.group
+        )
         for name, count in groups.most_common(MOST_NAMED):
             yield f"{count} of {name}"
         if len(groups) > MOST_NAMED:
@@ -317,7 +316,9 @@ def _attention(whole: SiteMap, counts: RackCounts) -> KeyNumber:
     label = "Needs attention"
     if not whole.operator:
         troubled = counts.problems + counts.stuck
-        return KeyNumber(label=label, value=f"{troubled:,}", note="of your GPUs", tone="bad" if troubled else "")
+        return KeyNumber(
+            label=label, value=f"{troubled:,}", note="of your GPUs", tone="bad" if troubled else ""
+        )
     if whole.findings is None:
         return KeyNumber(label=label, value=UNKNOWN, note="not examined yet", tone="doubt")
     wrong = len(_failing(whole.findings))
@@ -364,7 +365,13 @@ def _largest_job(whole: SiteMap, counts: RackCounts, room: FreeCapacity) -> KeyN
     doubt = f", {room.unknown_trays:,} unknown" if room.unknown_trays else ""
     if not room.gang_trays:
         value = UNKNOWN if room.unknown_trays else "none"
-        return KeyNumber(label=label, value=value, note=f"{room.unknown_trays:,} trays" if room.unknown_trays else "", since=since, tone=tone)
+        return KeyNumber(
+            label=label,
+            value=value,
+            note=f"{room.unknown_trays:,} trays" if room.unknown_trays else "",
+            since=since,
+            tone=tone,
+        )
     least = "at least " if room.unknown_trays else ""
     note = f"{least}{room.gang_trays} trays of one domain{doubt}"
     return KeyNumber(label=label, value=f"{room.gang_gpus:,} GPUs", note=note, since=since, tone=tone)

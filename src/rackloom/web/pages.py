@@ -40,7 +40,7 @@ from rackloom.web.chain import findings_on_gpu, layer_reports
 from rackloom.web.frames import ColourMode
 from rackloom.web.live import LiveMap
 from rackloom.web.model import ReadingSource
-from rackloom.web.painters import Painters, PageSheet, ViewerKind
+from rackloom.web.painters import PageSheet, Painters, ViewerKind
 from rackloom.web.racks import GpuAddress, find_gpu, rack_id
 from rackloom.web.sign_in_codes import SignInCodes
 from rackloom.web.view import PageView, gpu_address, page_view

@@ -72,8 +72,8 @@ class PagePart(msgspec.Struct, frozen=True, kw_only=True):
     markup: str
     changed: int
     """Number of the reading that brought it."""
-    rack: DrawnRack | None = None
-    """The drawn rack; None: the part is a panel or a cell."""
+    drawn: DrawnRack | OverviewCell | None = None
+    """The rack or the cell that the markup shows; None: the part is a panel."""
 
 
 class PageSheet(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,18 +171,17 @@ class Painter:
         if self._mode is ColourMode.TENANT:
             self._colours.groups.give_hues(tenant_groups(whole))
         results = self._follow_racks(whole)
-        few = len(results) <= WHOLE_RACKS
-        cells = [] if few else [(result.cell.id, self._cell(result.cell, len(results))) for result in results]
-        names = [rack.name for rack in whole.racks]
+        same = [rack.name for rack in whole.racks] == [rack.name for rack in before.whole.racks]
         return PageSheet(
             number=now.number,
             whole=whole,
-            cells={id_: self._part(before.cells, id_, text, now.number) for id_, text in cells},
+            # How a cell is drawn depends on how many there are.
+            cells=self._cells([result.cell for result in results], before.cells if same else {}, now.number),
             panels={
                 id_: self._part(before.panels, id_, text, now.number)
                 for id_, text in self._texts(now, whole, results)
             },
-            regrouped=before.regrouped if names == [rack.name for rack in before.whole.racks] else now.number,
+            regrouped=before.regrouped if same else now.number,
         )
 
     def _follow_racks(self, whole: SiteMap) -> list[FrameResult]:
@@ -233,13 +232,24 @@ class Painter:
 
     def _rack(self, id_: str, drawn: DrawnRack) -> PagePart:
         before = self._parts.get(id_)
-        if before is not None and before.rack == drawn:
+        if before is not None and before.drawn == drawn:
             return before
         markup = render.render_rack(drawn, self._switch_trays)
-        return PagePart(markup=markup, changed=self._sheet.number, rack=drawn)
+        return PagePart(markup=markup, changed=self._sheet.number, drawn=drawn)
 
-    def _cell(self, cell: OverviewCell, racks: int) -> str:
-        return render.render_cell(cell, self._mode, trays=racks <= render.TRAY_CELLS)
+    def _cells(
+        self, cells: Sequence[OverviewCell], known: Mapping[str, PagePart], number: int
+    ) -> dict[str, PagePart]:
+        """The cells of all racks by id; of a site that is drawn whole none."""
+        trays = len(cells) <= render.TRAY_CELLS
+        parts = {}
+        for cell in cells if len(cells) > WHOLE_RACKS else ():
+            before = known.get(cell.id)
+            if before is None or before.drawn != cell:
+                markup = render.render_cell(cell, self._mode, trays=trays)
+                before = PagePart(markup=markup, changed=number, drawn=cell)
+            parts[cell.id] = before
+        return parts
 
     def _part(self, known: Mapping[str, PagePart], id_: str, markup: str, number: int) -> PagePart:
         before = known.get(id_)
@@ -303,15 +313,11 @@ class Painters:
             self._streams[kind] -= 1
             self._streams += Counter()
 
-    async def sheet(
-        self, kind: ViewerKind, now: LiveReading, opened: Collection[str] = ()
-    ) -> PageSheet:
+    async def sheet(self, kind: ViewerKind, now: LiveReading, opened: Collection[str] = ()) -> PageSheet:
         """What a kind of viewer sees of a reading, with these racks drawn whole, by id."""
         await self._painting.acquire()
         # In a thread: drawing a hundred racks would block other requests.
-        painting = asyncio.get_running_loop().run_in_executor(
-            None, self._painter(kind).follow, now, opened
-        )
+        painting = asyncio.get_running_loop().run_in_executor(None, self._painter(kind).follow, now, opened)
         # The thread continues when its client disconnects, and painters are not thread-safe: only its end
         # releases the lock.
         painting.add_done_callback(lambda _: self._painting.release())

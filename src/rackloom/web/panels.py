@@ -126,14 +126,15 @@ PlacesByName = Mapping[str, Sequence[MapSpot]]
 def rack_places(rack: MapRack) -> PlacesByName:
     """The locations of all names in one rack."""
     id_ = rack_id(rack.name)
-    visible = (
-        (gpu, gpu.chain, MapSpot(rack.name, id_, tray, number, _slot_name(gpu)))
-        for tray, gpus in enumerate(rack.trays)
-        for number, gpu in enumerate(gpus)
-        if gpu.chain is not None
-    )
-    found = grouped((name, spot) for gpu, chain, spot in visible for name in _names_of_gpu(gpu, chain))
-    return {name: tuple(spots) for name, spots in found.items()}
+    # Plain loops: all GPUs of the site pass here before the first page is sent.
+    found: dict[str, list[MapSpot]] = {}
+    for tray, gpus in enumerate(rack.trays):
+        for number, gpu in enumerate(gpus):
+            if gpu.chain is not None:
+                spot = MapSpot(rack.name, id_, tray, number, _slot_name(gpu))
+                for name in _names_of_gpu(gpu, gpu.chain):
+                    found.setdefault(name, []).append(spot)
+    return found
 
 
 def _slot_name(gpu: MapGpu) -> str:

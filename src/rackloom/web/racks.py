@@ -12,6 +12,7 @@ which keeps the markup of a large site small.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from itertools import groupby
 
@@ -127,6 +128,7 @@ GpuAddress = tuple[str, int, int]
 """Rack id, tray from the top, GPU from the left: how the page names a GPU."""
 
 
+@lru_cache(maxsize=1 << 16)
 def rack_id(name: str) -> str:
     """A name for a rack that any page element may have."""
     return "r" + sha256(name.encode()).hexdigest()[:12]
@@ -160,9 +162,7 @@ def drawn_rack(frame: RackFrame, mode: ColourMode, colours: MapColours) -> Drawn
     )
 
 
-def _drawn_tray(
-    frame: RackFrame, mode: ColourMode, colours: MapColours, gpus: MapTray
-) -> DrawnTray:
+def _drawn_tray(frame: RackFrame, mode: ColourMode, colours: MapColours, gpus: MapTray) -> DrawnTray:
     chain = next((gpu.chain for gpu in gpus if gpu.chain is not None), None)
     siblings = fastest_rate(gpu.chain for gpu in gpus if gpu.chain is not None)
     laid = frame.over.get(chain.node.name) if chain is not None and chain.node is not None else None
@@ -283,6 +283,8 @@ def domain_badges(whole: SiteMap, colours: MapColours) -> tuple[LegendEntry, ...
 
 def colour_groups(frame: RackFrame, mode: ColourMode) -> Counter[ColourGroup]:
     """The groups in one rack, and how many GPUs each has there."""
+    if mode not in GROUP_MODES:
+        return Counter()
     shades = (gpu_shade(frame, mode, tray, gpu) for tray in frame.rack.trays for gpu in tray)
     return Counter(shade.group for shade in shades if shade.group is not None)
 
