@@ -12,9 +12,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
 import pytest
 import uvloop
-from tests.attacks import PATIENCE, connected
+from tests.attacks import PATIENCE, connected, is_closed
 from tests.conftest import Authority
 from tests.waiting import until_so
 
@@ -49,7 +50,7 @@ class Slow:
 
 @asynccontextmanager
 async def served(
-    slow: Slow, ended: list[str], authority: Authority, client: str | None
+    slow: Slow, ended: list[str], authority: Authority, client: str | None, limits: GrpcLimits = FEW
 ) -> AsyncIterator[tuple[int, Call]]:
     """The port of a server, and a call of a client with a certificate of that name; None: without TLS."""
     server_side = client_side = None
@@ -59,7 +60,7 @@ async def served(
             [(pem.key, pem.certificate)], authority.certificate, require_client_auth=True
         )
         client_side = grpc.ssl_channel_credentials(authority.certificate, shown.key, shown.certificate)
-    server = GrpcServer(slow.handlers(), FEW, server_side, ended.append)
+    server = GrpcServer(slow.handlers(), limits, server_side, ended.append)
     listener = bound_socket("127.0.0.1", 0)
     target = f"localhost:{listener.getsockname()[1]}"
     await server.start(listener)
@@ -157,6 +158,21 @@ def test_of_a_client_that_reset_its_connection_nothing_is_held_or_logged(
 
     run(asyncio.wait_for(story(), PATIENCE))
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("client", ["admin", None], ids=["tls", "plain"])
+def test_a_client_that_never_says_anything_is_closed(authority: Authority, client: str | None) -> None:
+    """A handshake has its time, with TLS or without."""
+    limits = msgspec.structs.replace(FEW, handshake_seconds=0.3)
+
+    async def story() -> None:
+        slow, ended = Slow(), []  # type: ignore[var-annotated]
+        async with served(slow, ended, authority, client, limits) as (port, call):
+            with await asyncio.to_thread(connected, port) as stranger:
+                await until_so(lambda: is_closed(stranger), "the stranger is closed")
+            assert await call(b"now") == b"done"
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE))
 
 
 def open_files() -> int:

@@ -4,13 +4,19 @@ import asyncio
 import json
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
+from tests.waiting import until
 
 from rackloom.app.demo import run
+from rackloom.app.demo.job import RackJob
 from rackloom.app.demo.running import check_demo_racks
 from rackloom.app.demo.story import DEGRADED, DemoReport, DemoStep, DemoStory, NotObserved, step_mark
 from rackloom.app.demo.tenants import DemoTenant
+from rackloom.app.home import Home
+from rackloom.app.twin.up import running_twin
+from rackloom.cli.main import app as main_app
 from rackloom.errors import Refused
 
 STEPS = [
@@ -153,3 +159,35 @@ def test_a_fabric_that_keeps_a_partition_fails_the_release(monkeypatch):
     last = json.loads(lines[-1])["steps"][-1]
     assert last["ok"] is False
     assert last["evidence"]["reason"] == "the fabric still holds partitions"
+
+
+@pytest.mark.slow
+def test_a_job_without_a_partition_is_refused_with_what_helps(tmp_path):
+    home = Home(tmp_path)
+
+    def tenant(*words):
+        main_app([*words, "--home", str(tmp_path)])
+
+    async def scenario():
+        async with running_twin(home, port=0, racks=1, profile="gb200-nvl72") as whole:
+            job = RackJob(whole, "demo")
+            with pytest.raises(NotObserved, match="no NVLink partition holds these trays") as refused:
+                await job.place()
+            advice = refused.value.evidence["fix"]
+            assert "rackloom partition create, vpc create, instance create." in advice
+            await asyncio.to_thread(tenant, "partition", "create", "train")
+            await asyncio.to_thread(tenant, "vpc", "create", "net", "--partition", "train")
+            order = ("instance", "create", "job", "--vpc", "net", "--count", str(job.workers), "--wait")
+            await asyncio.to_thread(tenant, *order)
+            return await wait_until_placed(job)
+
+    async def wait_until_placed(job):
+        """The nodes carry their clique a moment after the instances are ready."""
+
+        async def placed():
+            with suppress(NotObserved):
+                return await job.place()
+
+        return await until(placed, "the job is placed")
+
+    assert asyncio.run(scenario())["workers"] == 18

@@ -20,6 +20,7 @@ from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import forge_pb2_grpc, operator_pb2_grpc
 from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.errors import Refused
+from rackloom.lab import faults
 
 
 class Operator:
@@ -360,3 +361,41 @@ def test_time_never_runs_backwards_over_a_restart(ground):
     before = asyncio.run(start())
     assert asyncio.run(start()) >= before
     assert before <= time.time() + 60
+
+
+@pytest.mark.slow
+def test_what_was_carved_by_hand_while_the_service_was_down_is_known_before_it_places(ground):
+    """As after the restore of an older backup: the records do not say what the switch has."""
+    config = load_config(ground.config())
+
+    async def tenant_sets_up(http):
+        place = (await http.get("site")).json()[0]["id"]
+        made = await http.post("nvlink-logical-partition", json={"name": "job", "siteId": place})
+        body = {"name": "net", "siteId": place, "nvLinkLogicalPartitionId": made.json()["id"]}
+        return (await http.post("vpc", json=body)).json()["id"]
+
+    async def scenario():
+        async with ground.racks() as (switch,):
+            async with site_service(config) as site, Operator(ground, site.admin_port) as admin:
+                await admin.register(switch)
+                found = await until(admin.machines, "the machines are found")
+                async with ground.rest(site.rest_port, role="PROVIDER_ADMIN") as http:
+                    kind = await furnish(http, found)
+                async with ground.rest(site.rest_port, org="tenant") as http:
+                    vpc = await tenant_sets_up(http)
+            clean = sorted(machine.id.id for machine in found)[-2:]
+            taken = [gpu.guid for gpu in switch.fabric.gpus.values()]
+            for machine in found:
+                if machine.id.id in clean:
+                    taken = [guid for guid in taken if guid not in guids_of(machine)]
+            faults.put_partition(switch, taken, "by-hand")
+            async with site_service(config) as site, ground.rest(site.rest_port, org="tenant") as http:
+                batch = {"namePrefix": "job", "count": 2, "vpcId": vpc, "instanceTypeId": kind}
+                answer = await http.post("instance/batch", json=batch)
+                assert answer.status_code == 201, answer.text
+                assert sorted(instance["machineId"] for instance in answer.json()) == clean
+
+    def guids_of(machine):
+        return {int(gpu.guid) for gpu in machine.nvlink_info.gpus}
+
+    asyncio.run(scenario())

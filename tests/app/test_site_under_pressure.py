@@ -15,6 +15,8 @@ import sys
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import httpx2
 import pytest
 import sqlalchemy as sa
@@ -26,6 +28,7 @@ from tests.waiting import PATIENCE, until, until_seen
 
 from rackloom.app.config import load_config
 from rackloom.app.site.service import site_service
+from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.store.database import DATABASE
 from rackloom.core.partitions import reading_age
 from rackloom.errors import Refused
@@ -53,6 +56,7 @@ class ServedRack:
         self.ground = ground
         self.rest_port = rest_port
         self.metrics_port = metrics_port
+        self.admin_port = 0
 
     def rest(self, role="TENANT_ADMIN"):
         org = "tenant" if role == "TENANT_ADMIN" else "acme"
@@ -60,6 +64,7 @@ class ServedRack:
 
     async def occupy(self, switch, admin_port):
         """Enrol the rack, and make an instance on it that becomes Ready."""
+        self.admin_port = admin_port
         async with Operator(self.ground, admin_port) as admin, self.rest("PROVIDER_ADMIN") as provider:
             await admin.register(switch)
             kind = await furnish(provider, await until(admin.machines, "the machines are found"))
@@ -101,7 +106,7 @@ class ServedRack:
         return since
 
     async def refuses_writes(self, problem):
-        """503 with what to do, within seconds; nothing of addresses, paths or codes."""
+        """503 with what to do, within seconds; nothing of addresses, paths or codes. Operators, too."""
         async with self.rest() as http:
             place = (await http.get("site")).json()[0]["id"]
             answer = await http.post("nvlink-logical-partition", json={"name": "more", "siteId": place})
@@ -112,6 +117,11 @@ class ServedRack:
         assert "Errno" not in message
         assert "127.0.0.1" not in message
         assert int(answer.headers["Retry-After"]) > 0
+        nine = pb.NvlinkNmxcEndpoint(chassis_serial="CHASSIS9", endpoint="https://nine.example:9370")
+        async with Operator(self.ground, self.admin_port) as admin:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await admin.forge.CreateNvlinkNmxcEndpoint(nine)
+        assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.UNAVAILABLE, message)
 
     async def takes_writes(self):
         async with self.rest() as http:

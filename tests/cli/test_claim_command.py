@@ -104,7 +104,7 @@ def test_mode_best_says_what_the_answer_costs(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "aligned.yaml").write_text(Path(ALIGNED).read_text())
     assert ran("allocate", "-f", str(tmp_path), *ON, "--mode", "best", "-o", "json") == 0
     answer = json.loads(capsys.readouterr().out)[0]
-    assert answer["standing"]["proved"] is True
-    assert answer["standing"]["cost"]["alternatives"] == 0
+    assert answer["optimality"]["proved"] is True
+    assert answer["optimality"]["cost"]["alternatives"] == 0
     assert ran("allocate", "-f", str(tmp_path), *ON, "--mode", "best") == 0
     assert "(proved best)" in capsys.readouterr().out

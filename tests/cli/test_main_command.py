@@ -30,6 +30,12 @@ def test_every_command_is_listed_with_what_it_does():
         assert what in listed
 
 
+def test_help_and_version_are_words_as_well_as_options():
+    assert rackloom("version").stdout == f"{__version__}\n" == rackloom("--version").stdout
+    assert rackloom("help").stdout == rackloom("--help").stdout == rackloom().stdout
+    assert rackloom("help", "vpc", "create").stdout == rackloom("vpc", "create", "--help").stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, _, _ in COMMANDS])
 def test_every_command_can_be_asked_for_help(name):

@@ -97,13 +97,24 @@ nearest fix: change its nodeSelector or affinity: no node is what it asks for
 """)
 
 
-def test_a_site_without_clique_labels_is_told_as_such(
+def test_trays_without_a_partition_are_named_beside_those_that_have_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = saved(tmp_path / "f.yaml", node("a0"), node("b0", None), node("b1", None), job(3))
+    assert printed(capsys, file) == snapshot("""\
+refused: train asks for 3 pod with 2 GPUs each in one clique; the nearest, clique c, has room for 2 of 3 pod; no NVLink partition holds b0, b1
+nearest fix: cut it into segments of 2: GPUs of different segments share no memory
+or: ask for 2 pod instead of 3
+""")  # noqa: E501
+
+
+def test_a_site_without_clique_labels_has_no_partition(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = saved(tmp_path / "f.yaml", node("a0", None), node("b0", None), job(3))
     assert printed(capsys, file) == snapshot("""\
-refused: train asks for 3 pod with 2 GPUs each in one clique; the nearest, clique a0, has room for 2 of 3 pod; no node carries nvidia.com/gpu.clique, so each is a clique alone
-nearest fix: let the nodes carry nvidia.com/gpu.clique, or name what they carry with --label clique=KEY
+refused: train asks for 3 pod with 2 GPUs each in one clique; the nearest, clique a0, has room for 2 of 3 pod; no NVLink partition holds these trays: no node carries nvidia.com/gpu.clique
+nearest fix: make a partition that holds them: rackloom partition create, vpc create, instance create. Their nodes then carry nvidia.com/gpu.clique; where they carry another label, name it with --label clique=KEY
 or: ask for 2 pod instead of 3
 """)  # noqa: E501
 

@@ -104,7 +104,7 @@ def allocation_page(found: Sequence[PlacedClaim | RefusedClaim], slices: Sequenc
     refused = [answer for answer in found if isinstance(answer, RefusedClaim)]
     parts = [_table(placed, slices)] if placed else []
     parts += [
-        f"{claim.claim}: {_cost_text(claim.standing)}" for claim in placed if claim.standing is not None
+        f"{claim.claim}: {_cost_text(claim.optimality)}" for claim in placed if claim.optimality is not None
     ]
     return "\n\n".join([*parts, *(_refusal(answer) for answer in refused)])
 
@@ -130,16 +130,16 @@ def _table(placed: Sequence[PlacedClaim], slices: Sequence[ResourceSlice]) -> st
     return columns(("CLAIM", "NODE", "REQUEST", "DRIVER", "DEVICE", "KNOWN AS"), rows)
 
 
-def _cost_text(standing: Optimality) -> str:
+def _cost_text(optimality: Optimality) -> str:
     """`broken 1, apart 2 (proved best)`."""
-    if standing.proved:
+    if optimality.proved:
         how_good = "proved best"
-    elif standing.at_least is None:
+    elif optimality.at_least is None:
         how_good = "the best so far: the search was cut short"
     else:
-        least = _fields_text(standing.at_least)
+        least = _fields_text(optimality.at_least)
         how_good = f"the best so far: the search was cut short, and no other costs less than {least}"
-    return f"{_fields_text(standing.cost)} ({how_good})"
+    return f"{_fields_text(optimality.cost)} ({how_good})"
 
 
 def _fields_text(cost: Cost) -> str:

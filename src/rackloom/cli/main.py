@@ -22,7 +22,15 @@ app = App(
     name="rackloom",
     help="""One control plane for rack-scale GPU fabrics: carve, claim, prove.
 
-    `rackloom demo` shows all of it on simulated racks. Exit codes: 0 done, 1 refused or unhealthy, 2 usage.
+    Where to begin:
+
+    - anybody: `rackloom demo`, on simulated racks
+    - a tenant: `rackloom partition --help`
+    - an operator of racks: `rackloom serve --help`, `rackloom doctor`
+    - a platform engineer: `rackloom claim check FILE`, `rackloom place FILE --profile gb200-nvl72`
+    - a performance engineer: `rackloom transfer run`
+
+    Exit codes: 0 done, 1 refused or unhealthy, 2 usage.
     """,
     version=__version__,
     result_action="return_value",
@@ -32,6 +40,12 @@ COMMANDS = (
     ("demo", "rackloom.cli.site:demo", "Tell the whole story on simulated racks, each step verified."),
     ("up", "rackloom.cli.site:up", "Run a site on simulated racks, on loopback."),
     ("token", "rackloom.cli.site:token", "Print a bearer token for such a simulated site."),
+    ("partition", "rackloom.cli.tenant:partition_app", "Your logical NVLink partitions."),
+    ("vpc", "rackloom.cli.tenant:vpc_app", "Your VPCs, which give instances their partition."),
+    ("instance", "rackloom.cli.tenant:instance_app", "Your instances: get machines, watch, give back."),
+    ("machine", "rackloom.cli.tenant:machine_app", "The machines that you may see."),
+    ("type", "rackloom.cli.tenant:type_app", "The instance types that you may ask for."),
+    ("allocation", "rackloom.cli.tenant:allocation_app", "How many machines you were given."),
     ("twin", "rackloom.cli.site:twin_app", "Replay incidents on the production code."),
     ("doctor", "rackloom.cli.doctor:doctor", "What is wrong with a site, over all layers, and the fix."),
     ("topology", "rackloom.cli.topology:app", "What is wired to what, on known machines and racks."),
@@ -59,8 +73,10 @@ COMMANDS = (
     ),
     ("node", "rackloom.cli.node:app", "Kubelet plugins: serve the devices of this node to pods."),
     ("imex", "rackloom.cli.imex:app", "Supervise the IMEX daemon of a ComputeDomain on one node."),
+    ("completion", "rackloom.cli.completion:completion", "Print the completion of a shell."),
 )
-"""In the order in which they are listed: to try, to look and plan, to run a site, to run on Kubernetes."""
+"""In the order in which they are listed: to try, for a tenant, to look and plan, to run a site, to run on
+Kubernetes."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 for _place, (_name, _path, _help) in enumerate(COMMANDS):
     app.command(_path, name=_name, help=_help, sort_key=_place)
@@ -95,9 +111,12 @@ def main() -> None:
 
 def _run_command() -> object:
     """Run the command. A version needs no typesetting, which takes as long to load as all else."""
-    if sys.argv[1:] == ["--version"]:
+    words = sys.argv[1:]
+    if words in (["--version"], ["version"]):
         print(__version__)
         return 0
+    if words[:1] == ["help"]:
+        return app([*words[1:], "--help"])
     return app()
 
 

@@ -3,6 +3,7 @@
 Each fact was met by running such a client (docs/api.md says which); the requests are in its exact JSON.
 """
 
+import json
 from typing import Any
 
 import pytest
@@ -289,3 +290,23 @@ def test_a_client_that_keeps_whole_objects_sends_back_what_it_read(api: Any, run
     path = f"nvlink-logical-partition/{specs[0]['nvLinkLogicalPartitionId']}"
     after = api.patch(path, {"name": api.get(path).json()["name"], "description": "new"})
     assert (after.status_code, after.json()["description"]) == (200, "new")
+
+
+def test_a_client_that_reads_every_answer_as_an_object_deletes_and_lists(api: Any, running: Any) -> None:
+    """Terraform parses what a deletion answers, takes 404 as gone, and reads `total` of each page."""
+    partition = running["nvLinkInterfaces"][0]["nvLinkLogicalPartitionId"]
+    for path in (
+        f"instance/{running['id']}",
+        f"vpc/{running['vpcId']}",
+        f"nvlink-logical-partition/{partition}",
+    ):
+        kind = path.split("/")[0]
+        listed = api.get(f"{kind}?pageNumber=1&pageSize=100")
+        assert len(listed.json()) == json.loads(listed.headers["X-Pagination"])["total"]
+        gone = api.delete(path)
+        assert gone.status_code == 202
+        assert isinstance(gone.json(), dict), gone.text
+        api.site.converge()
+        assert api.get(path).status_code == 404
+    # Its creations go to a path that only lists: 404 would be taken as a creation without an id.
+    assert api.post("nvlink-interface", {"name": "created"}).status_code == 405

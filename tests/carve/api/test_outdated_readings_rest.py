@@ -60,6 +60,17 @@ def test_one_moment_before_it_is_ready(api: Any) -> None:
     assert api.get(f"instance/{made['id']}").json()["status"] == "Ready"
 
 
+def test_what_was_never_ready_is_shown_as_recorded(api: Any) -> None:
+    """It claims nothing about the present, and its history gets no entry."""
+    made, _ = ready(api)
+    waiting = api.instance(made["vpcId"], "waiting")
+    before = api.get(f"instance/{waiting['id']}").json()
+    age(api)
+    shown = api.get(f"instance/{waiting['id']}").json()
+    assert shown == before
+    assert api.get(f"instance/{waiting['id']}/status-history").json() == before["statusHistory"]
+
+
 def test_filters_find_what_is_shown(api: Any) -> None:
     made, _ = ready(api)
     age(api)
@@ -73,6 +84,29 @@ def test_filters_find_what_is_shown(api: Any) -> None:
         pending = api.get(f"{path}?status=Pending&includeRelation=Instance").json()
         assert {interface["instance"]["status"] for interface in pending} == {"Configuring"}
         assert len(pending) == 4
+
+
+def test_searches_and_orders_go_by_what_is_shown(api: Any) -> None:
+    """As filters do. One of two instances is in a domain that is still read."""
+    made, _ = ready(api)
+    chosen = {"name": "other", "vpcId": made["vpcId"], "machineId": "chassis1-0"}
+    other = api.new("instance", chosen)["id"]
+    api.site.converge()
+    assert api.get(f"instance/{other}").json()["status"] == "Ready"
+    age(api)
+    api.site.observe(list(api.site.partitions)[1])
+
+    def ids(path: str, field: str = "id") -> list[str]:
+        return [found[field] for found in api.get(path).json()]
+
+    assert ids("instance?query=ready") == [other]
+    assert ids("instance?query=unknown") == [made["id"]]
+    for direction, ordered in (("ASC", [other, made["id"]]), ("DESC", [made["id"], other])):
+        assert ids(f"instance?orderBy=STATUS_{direction}") == ordered
+    # Of interfaces, Pending comes before Ready.
+    for direction, ordered in (("ASC", [made["id"], other]), ("DESC", [other, made["id"]])):
+        found = ids(f"nvlink-interface?orderBy=STATUS_{direction}", "instanceId")
+        assert list(dict.fromkeys(found)) == ordered
 
 
 def test_interfaces_in_a_logical_partition_are_shown_alike(api: Any) -> None:

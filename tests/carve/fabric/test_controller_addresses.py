@@ -51,6 +51,11 @@ def test_an_address_says_which_protocol_is_spoken(url: str, read: tuple[object, 
         f"https://nmx-m/nmx/v1?domain={DOMAIN}&x=1",
         "https://nmx-m/nmx/v1#part",
         "https://nmx-m/nmx/v2",
+        "https://swi\tch",
+        "https://switch\n",
+        "\x1fhttps://switch",
+        "https://swi tch",
+        "https://\u202eswitch",
     ],
 )
 def test_what_is_no_address_is_refused_with_the_right_forms(url: str) -> None:

@@ -100,3 +100,18 @@ def test_a_reading_that_contradicts_itself_adds_trays_and_removes_none(small_sit
     assert list(shown(small_site)) == ["chassis0-1", "chassis0-2"]
     small_site.run(foreign.update_foreign_trays, first, [reading])
     assert list(shown(small_site)) == ["chassis0-2"]
+
+
+def test_one_valid_reading_of_several_is_enough(small_site: Any) -> None:
+    """The newest contradicts itself, and lists no partition; that of another controller does."""
+    first = next(iter(small_site.partitions))
+    small_site.partitions[first] = {"theirs": frozenset({gpu(small_site, 1, 0)})}
+    older = small_site.observation(first, at=small_site.tick())
+    small_site.observe_all()
+    small_site.partitions[first] = {}
+    small_site.observe(first)
+    assert shown(small_site) == {}
+    newest = small_site.observation(first, at=small_site.tick())
+    doubtful = msgspec.structs.replace(newest, uncertain=frozenset({gpu(small_site, 1, 0)}))
+    small_site.run(foreign.update_foreign_trays, first, [doubtful, older])
+    assert list(shown(small_site)) == ["chassis0-1"]

@@ -37,8 +37,8 @@ def test_a_gpu_and_a_nic_come_from_one_root_without_a_constraint(cluster: Any) -
     )
     outcome = cluster.allocate(machine(cluster), claim, mode="best")
     assert names(outcome) == ["gpu0", "nic7"]
-    assert outcome.standing.cost == Cost(alternatives=0, broken=1, room=0, apart=0, unlinked=0)
-    assert outcome.standing.proved
+    assert outcome.optimality.cost == Cost(alternatives=0, broken=1, room=0, apart=0, unlinked=0)
+    assert outcome.optimality.proved
 
 
 def test_a_numa_node_that_is_in_use_is_filled_before_another_is_opened(cluster: Any) -> None:
@@ -48,7 +48,7 @@ def test_a_numa_node_that_is_in_use_is_filled_before_another_is_opened(cluster: 
     held = ["gpu4", "gpu5", "nic3", "nic2"]
     outcome = cluster.allocate(machine(cluster), claim, state=cluster.in_use(*held), mode="best")
     assert names(outcome) == ["gpu6", "gpu7", "nic0", "nic1"]
-    assert outcome.standing.cost.broken == 0
+    assert outcome.optimality.cost.broken == 0
 
 
 def test_partitions_come_from_the_gpu_that_is_used_the_most(cluster: Any) -> None:
@@ -86,7 +86,7 @@ def test_preferred_alternatives_come_before_everything_else(cluster: Any) -> Non
     first = cluster.allocate(slices, claim)
     best = cluster.allocate(slices, claim, mode="best")
     assert names(first) == ["d0", "d2", "d3"]
-    assert best.standing.cost.alternatives == 1
+    assert best.optimality.cost.alternatives == 1
     assert names(best) == ["d1", "d0", "d2"]
 
 
@@ -99,7 +99,7 @@ def test_pairs_follow_the_links(cluster: Any) -> None:
     claim = cluster.claim(cluster.request("a"), cluster.request("b"))
     assert names(cluster.allocate([cluster.slice(ring)], claim)) == ["d0", "d1"]
     outcome = cluster.allocate([cluster.slice(ring)], claim, mode="best")
-    assert outcome.standing.cost.unlinked == 0
+    assert outcome.optimality.cost.unlinked == 0
 
 
 def test_a_large_choice_ends_and_says_that_it_is_not_proved(cluster: Any) -> None:
@@ -113,8 +113,8 @@ def test_a_large_choice_ends_and_says_that_it_is_not_proved(cluster: Any) -> Non
     slices, claim = [cluster.slice(devices)], cluster.claim(cluster.request(count=8))
     outcome = cluster.allocate(slices, claim, mode="best")
     assert len(set(names(outcome))) == 8
-    assert not outcome.standing.proved
-    assert outcome.standing.cost.unlinked < 28
+    assert not outcome.optimality.proved
+    assert outcome.optimality.cost.unlinked < 28
 
 
 def test_where_the_first_fit_refuses_best_refuses(cluster: Any) -> None:

@@ -237,15 +237,15 @@ def test_the_answer_is_valid_and_costs_as_little_as_any(problem: Problem) -> Non
     assert isinstance(best, Allocation)
     checker = AllocationChecker(NODE, CLASSES, slices, state=state, features=FEATURES)
     assert not list(checker.violations(claims, best.results))
-    assert best.standing is not None
-    assert best.standing.cost == naive_cost(problem, best.results) <= naive_cost(problem, exact.results)
+    assert best.optimality is not None
+    assert best.optimality.cost == naive_cost(problem, best.results) <= naive_cost(problem, exact.results)
     valid = (
         answer
         for answer in every_answer(slices[1].spec.devices, claims)
         if not any(checker.violations(claims, answer))
     )
-    assert best.standing.proved
-    assert best.standing.cost == min(naive_cost(problem, answer) for answer in valid)
+    assert best.optimality.proved
+    assert best.optimality.cost == min(naive_cost(problem, answer) for answer in valid)
 
 
 @settings(max_examples=100, deadline=None)
@@ -271,11 +271,11 @@ def test_whoever_cuts_the_search_short_gets_the_best_answer_so_far(problem: Prob
     if isinstance(best, Allocation) and isinstance(exact, Allocation):
         checker = AllocationChecker(NODE, CLASSES, slices, state=state, features=FEATURES)
         assert not list(checker.violations(claims, best.results))
-        assert best.standing is not None
-        assert best.standing.cost == naive_cost(problem, best.results) <= naive_cost(problem, exact.results)
+        assert best.optimality is not None
+        assert best.optimality.cost == naive_cost(problem, best.results) <= naive_cost(problem, exact.results)
         whole = allocate(NODE, CLASSES, slices, claims, state=state, features=FEATURES, mode="best")
         assert isinstance(whole, Allocation)
-        assert whole.standing is not None
-        assert best.standing.at_least is not None
-        assert best.standing.at_least <= whole.standing.cost <= best.standing.cost
-        assert best.standing.proved is (best.standing.at_least == best.standing.cost)
+        assert whole.optimality is not None
+        assert best.optimality.at_least is not None
+        assert best.optimality.at_least <= whole.optimality.cost <= best.optimality.cost
+        assert best.optimality.proved is (best.optimality.at_least == best.optimality.cost)

@@ -70,9 +70,9 @@ def allowed(steps: int) -> Callable[[], bool]:
 
 
 def added(outcome: Allocation) -> Cost:
-    assert outcome.standing is not None
-    cost = outcome.standing.cost
-    return msgspec.structs.replace(cost, broken=cost.broken - outcome.standing.broken_before)
+    assert outcome.optimality is not None
+    cost = outcome.optimality.cost
+    return msgspec.structs.replace(cost, broken=cost.broken - outcome.optimality.broken_before)
 
 
 def test_a_numa_node_that_is_in_use_elsewhere_is_filled_first() -> None:
@@ -85,8 +85,8 @@ def test_a_numa_node_that_is_in_use_elsewhere_is_filled_first() -> None:
     assert isinstance(exact, Allocation)
     assert isinstance(best, Allocation)
     assert (exact.node, best.node) == ("n0", "n1")
-    assert best.standing is not None
-    assert best.standing.proved
+    assert best.optimality is not None
+    assert best.optimality.proved
     assert added(best).broken == -1
 
 
@@ -102,11 +102,11 @@ def test_a_search_that_is_stopped_between_nodes_knows_no_bound() -> None:
             assert part.undecided
             continue
         assert isinstance(part, Allocation)
-        assert part.standing is not None
+        assert part.optimality is not None
         assert added(part) >= added(whole)
-        least = part.standing.at_least
-        assert part.standing.proved is (least == part.standing.cost)
-        assert not part.standing.proved or added(part) == added(whole)
+        least = part.optimality.at_least
+        assert part.optimality.proved is (least == part.optimality.cost)
+        assert not part.optimality.proved or added(part) == added(whole)
 
 
 devices = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), min_size=1, max_size=4)
@@ -136,10 +136,10 @@ def test_each_node_alone_gives_no_better_answer(
             assert isinstance(given, Refusal)
             continue
         assert isinstance(given, Allocation)
-        assert given.standing is not None
+        assert given.optimality is not None
         assert (added(given), given.node) == min(costs, key=lambda found: (found[0], int(found[1][1:])))
-        assert given.standing.proved
-        assert given.standing.at_least == given.standing.cost
+        assert given.optimality.proved
+        assert given.optimality.at_least == given.optimality.cost
         holding.append(
             msgspec.structs.replace(asked, status=ResourceClaimStatus(allocation=given.results[0]))
         )

@@ -468,8 +468,8 @@ def test_what_best_took_is_in_use(cluster: Any) -> None:
     fleet = Fleet([cluster.node], cluster.classes, [cluster.slice(devices)])
     best = fleet.place([cluster.claim(cluster.request(count=2))], mode="best")
     assert isinstance(best, Allocation)
-    assert best.standing is not None
-    assert best.standing.proved
+    assert best.optimality is not None
+    assert best.optimality.proved
     assert isinstance(fleet.place([cluster.claim(cluster.request(count=3))]), Refusal)
 
 

@@ -237,6 +237,17 @@ def test_two_instances_on_a_machine_are_not_both_imported():
     assert left(plan_takeover(twice, site_reading()))["instance", "late"].startswith("machine tray-0 has")
 
 
+def test_a_name_that_an_instance_of_the_organisation_has_here_is_not_taken_twice():
+    here = SiteInstance(id=uuid(700), org="acme", name="job-0", vpc=VPC, machine="tray-2", interfaces={})
+    site = site_reading(tenants={"acme": TENANT}, instances=(here,))
+    left_alone = left(plan_takeover(nico_reading(), site))
+    assert left_alone["instance", "job-0"] == "another instance of the organisation has this name here"
+    others = msgspec.structs.replace(here, org="globex")
+    assert ("instance", "job-0") not in left(
+        plan_takeover(nico_reading(), msgspec.structs.replace(site, instances=(others,)))
+    )
+
+
 def test_a_machine_that_an_organisation_uses_which_was_not_read_is_cordoned():
     used = (NicoMachine(id="tray-2", type_id=TYPE, is_used=True),)
     plan = plan_takeover(nico_reading(machines=used), site_reading())

@@ -199,3 +199,25 @@ def test_what_cannot_be_scaled_is_not(tmp_path):
         assert (code, "could not find the requested resource" in errors) == (1, True)
 
     played(tmp_path, story)
+
+
+def test_of_simulated_containers_kubectl_says_what_there_is_instead(tmp_path):
+    async def story(kubectl, api):
+        for words, lacking in (
+            (("logs", "p"), "write no log"),
+            (("exec", "p", "--", "ls"), "run no command"),
+        ):
+            code, printed, errors = await kubectl.tried(*words)
+            assert (code, printed) == (1, "")
+            assert f"the containers of pod p are simulated and {lacking}: `kubectl describe pod p`" in errors
+
+    played(tmp_path, story)
+
+
+def test_our_resources_are_explained_and_others_are_not_described(tmp_path):
+    async def story(kubectl, api):
+        domains = await kubectl("explain", "computedomains.spec")
+        assert "numNodes" in domains
+        assert "does not describe its fields" in await kubectl("explain", "pod")
+
+    played(tmp_path, story)

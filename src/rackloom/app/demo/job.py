@@ -11,14 +11,17 @@ the fix. After the GPU answers again, the doctor must find nothing.
 """
 
 import time
+from collections import Counter
 from typing import Any
 
+import msgspec
 import yaml
 
 from rackloom.app.demo.story import Evidence, NotObserved, example_directory, wait_until
 from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.snapshot.cluster import ORG_LABEL
 from rackloom.app.twin.up import RunningTwin
+from rackloom.core.allocate.objects import ResourceSlice
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL
@@ -30,13 +33,14 @@ from rackloom.core.kubernetes.objects import (
     POD,
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
     Object,
     ResourceKind,
 )
 from rackloom.core.kubernetes.objects import NAMESPACE as NAMESPACES
 from rackloom.core.place.gang_planner import plan_gang
-from rackloom.core.place.observed_site import read_site
-from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
+from rackloom.core.place.observed_site import DraDevices, read_site
+from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, SchedulerLabels
 from rackloom.errors import Refused
 from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB
 
@@ -115,15 +119,27 @@ class RackJob:
         return {"pods": 0, "claims": 0, "computeDomains": 0, "gangPlans": 0, "reservedTrays": 0}
 
     async def _plan(self) -> GangPlan:
-        nodes = (await self._whole.api.list(NODE)).items
-        per_tray = {node["metadata"]["name"]: self._whole.site.twin.profile.gpus_per_tray for node in nodes}
-        site = read_site(nodes, (await self._whole.api.list(POD)).items, published=per_tray)
+        # The controller places the pods by what is published. With a part of it this plan would be another.
+        published = await wait_until(self._published, "not all nodes publish their GPUs")
+        nodes, pods = (await self._whole.api.list(NODE)).items, (await self._whole.api.list(POD)).items
+        site = read_site(nodes, pods, published=published)
         worker = GangGroup(name="worker", members=self.workers, gpus=self._job["spec"]["slotsPerWorker"])
         launcher = GangGroup(name="launcher", members=1, gpus=0)
         try:
             return plan_gang(site, Gang(name=self._job["metadata"]["name"], groups=(worker, launcher)))
         except Refused as refused:
             raise NotObserved(refused.reason, fix=refused.nearest_fix) from refused
+
+    async def _published(self) -> Counter[str] | None:
+        """The GPUs that drivers publish, by node, once each node has those of a tray."""
+        names = [node["metadata"]["name"] for node in (await self._whole.api.list(NODE)).items]
+        found = (await self._whole.api.list(RESOURCE_SLICE)).items
+        # The allocator's values have neither version nor kind, and refuse unknown fields.
+        bare = [{"metadata": item["metadata"], "spec": item["spec"]} for item in found]
+        slices = msgspec.convert(bare, tuple[ResourceSlice, ...])
+        gpus = DraDevices(nodes=(), classes=(), slices=slices).gpus_of_nodes(SchedulerLabels())
+        whole = self._whole.site.twin.profile.gpus_per_tray
+        return gpus if all(gpus[name] == whole for name in names) else None
 
     async def _running(self) -> list[Object] | None:
         pods = (await self._whole.api.list(POD, JOB_NAMESPACE)).items

@@ -4,17 +4,18 @@ The embedded site of `rackloom up` has the same parts over simulated switches. H
 machines come from the observations of the switch controllers, or from a file that an operator imports.
 
 `site_service` enters the parts in this order: records and reconciler, the cluster that the map follows,
-background jobs, then the listeners (REST with the map, metrics, admin). Background jobs are the refresh
-of signing keys, the audit log, the reconciler, the discovery of an NMX-M's chassis, the poll of host
-states and the cluster follower. Each of them ends only by failing, and the process then ends with that
-error. On SIGTERM or SIGINT the listeners close first.
+background jobs, the first reading of each controller (for a few seconds at most), then the listeners
+(REST with the map, metrics, admin). Background jobs are the refresh of signing keys, the audit log, the
+reconciler, the discovery of an NMX-M's chassis, the poll of host states and the cluster follower. Each of
+them ends only by failing, and the process then ends with that error. On SIGTERM or SIGINT the listeners
+close first.
 
 The admin gRPC is served over mTLS only, and only where the configuration has a section `[admin]`.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,8 @@ class _CredentialStore:
 
 
 Job = Coroutine[Any, Any, None]
+FIRST_READINGS_SECONDS = 5.0
+"""How long the listeners wait for controllers at the start: one that does not answer is left out."""
 
 
 class SiteService(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +213,8 @@ async def site_service(config: Config) -> AsyncIterator[SiteService]:
         source = _map_source(parts, cluster)
         freeze_loaded_objects()
         background = await stack.enter_async_context(_running_jobs(_background_jobs(parts, cluster)))
+        if parts.config.nvlink_config.enabled or parts.config.nvlink_config.domain_discovery_enabled:
+            await _first_readings(parts.reconciler)
         yield SiteService(
             rest_port=await stack.enter_async_context(serve_rest(parts, source)),
             metrics_port=await stack.enter_async_context(
@@ -225,6 +230,17 @@ async def site_service(config: Config) -> AsyncIterator[SiteService]:
             reconciler=parts.reconciler,
             background=background,
         )
+
+
+async def _first_readings(reconciler: Reconciler) -> None:
+    """Return when each controller of this share was asked once, or after `FIRST_READINGS_SECONDS`.
+
+    Until then the records say what the racks had before, perhaps in an older backup: an instance could be
+    placed on a tray that somebody has put into a partition since.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FIRST_READINGS_SECONDS):
+            await reconciler.first_passes()
 
 
 def _trace_settings(config: Config) -> TraceSettings | None:

@@ -273,6 +273,8 @@ def _announce_site(home: Home, options: UpOptions, site: EmbeddedSite, announce:
         ["rackloom", "token", "--home", str(home.path), "--org", PROVIDER_ORG, "--role", "TENANT_ADMIN"]
     )
     announce(f"rackloom: log {home.log}; for a token: {token}")
+    carve = shlex.join(["rackloom", "partition", "create", "train", "--home", str(home.path)])
+    announce(f"rackloom: to take machines, begin with: {carve}")
     link = site.sign_in_link(PROVIDER_ORG, PROVIDER_ROLES)
     announce(f"rackloom: the rack map, signed in (valid for {CODE_SECONDS / 60:.0f} minutes): {link}")
     if options.open_browser:

@@ -111,9 +111,10 @@ def _page(
     for partition_id in query.nvlink_logical_partition_id:
         logical_partitions.get_logical_partition(conn, tenant.id, str(partition_id))
     domains = latest.outdated_domains(conn, valid_from)
+    status = outdated.shown_status_column(table, domains)
     listing = msgspec.structs.replace(LISTING, shapes=partial(_shapes, domains=domains))
-    wanted = outdated.shown_status_column(table, domains), query.status
-    return listing.page(conn, routing.filter_rows(visible, wanted), query)
+    listing = listing.by(status, instead_of=table.c.status)
+    return listing.page(conn, routing.filter_rows(visible, (status, query.status)), query)
 
 
 def _shapes(

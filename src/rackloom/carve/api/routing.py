@@ -328,6 +328,14 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     searched: Sequence[sa.ColumnElement[Any]] = ()
     """Columns in which the `query` of a request is searched."""
 
+    def by(self, shown: sa.ColumnElement[Any], *, instead_of: sa.ColumnElement[Any]) -> "Listing":
+        """The same, searched and ordered by what is shown where that may differ from what is recorded."""
+        if shown is instead_of:
+            return self
+        order = {name: shown if column is instead_of else column for name, column in self.order.items()}
+        searched = [shown if column is instead_of else column for column in self.searched]
+        return msgspec.structs.replace(self, order=order, searched=searched)
+
     def page(
         self,
         conn: sa.Connection,

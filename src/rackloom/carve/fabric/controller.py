@@ -118,6 +118,9 @@ def parse_controller_url(url: str) -> ControllerAddress:
         f"{url!r} is not the address of a switch controller",
         nearest_fix=f"use https://HOST[:PORT] for NMX-C or https://HOST[:PORT]{NMX_M_PATH} for NMX-M",
     )
+    # `urlsplit` leaves out tabs and line breaks, and what would be stored and shown still has them.
+    if not url.isprintable() or " " in url:
+        raise refusal
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

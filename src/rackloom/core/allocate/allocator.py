@@ -66,7 +66,7 @@ def allocate(
     """Devices for all `claims` of a pod on `node`, a refusal, or a fault.
 
     `proceed` is called before every step. When it returns False, the outcome is an undecided fault, or in
-    mode best the best answer so far, whose `standing` says that it is not proved. Callers with many calls
+    mode best the best answer so far, whose `optimality` says that it is not proved. Callers with many calls
     pass one SliceIndex and one SelectorCache, which keep what is the same from call to call.
     """
     index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
@@ -108,7 +108,7 @@ def solved(
         node=problem.node.metadata.name,
         results=results,
         steps=search.steps + (best.trials if best else 0),
-        standing=best.standing if best else None,
+        optimality=best.optimality if best else None,
     )
 
 

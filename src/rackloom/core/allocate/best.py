@@ -325,7 +325,7 @@ class BranchAndBound:
             self._choose(0)
 
     @property
-    def standing(self) -> Optimality:
+    def optimality(self) -> Optimality:
         """How good what was found is."""
         at_least = min([self._limit, *self._open])
         return Optimality(
@@ -484,20 +484,20 @@ def best_of_nodes(searches: Iterable[Callable[[Cost | None], Outcome]]) -> Outco
             if found is None:
                 return outcome
             decided = decided and not outcome.undecided
-        if not isinstance(outcome, Allocation) or outcome.standing is None:
+        if not isinstance(outcome, Allocation) or outcome.optimality is None:
             continue
-        before = outcome.standing.broken_before
-        added = _with_broken(outcome.standing.cost, -before)
-        if outcome.standing.at_least is not None:
-            at_least.append(_with_broken(outcome.standing.at_least, -before))
+        before = outcome.optimality.broken_before
+        added = _with_broken(outcome.optimality.cost, -before)
+        if outcome.optimality.at_least is not None:
+            at_least.append(_with_broken(outcome.optimality.at_least, -before))
         if least is None or added < least:
             found, least = outcome, added
-    if found is None or found.standing is None:
+    if found is None or found.optimality is None:
         return Refusal(node="", steps=0)
-    before = found.standing.broken_before
+    before = found.optimality.broken_before
     bound = _with_broken(min(at_least), before) if decided else None
-    standing = replace(found.standing, proved=bound == found.standing.cost, at_least=bound)
-    return replace(found, standing=standing)
+    optimality = replace(found.optimality, proved=bound == found.optimality.cost, at_least=bound)
+    return replace(found, optimality=optimality)
 
 
 def _with_broken(cost: Cost, more: int) -> Cost:

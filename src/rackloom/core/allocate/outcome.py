@@ -102,7 +102,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """One per claim, in the order of the claims."""
     steps: int
     """Search steps that it took: a measure of work."""
-    standing: Optimality | None = None
+    optimality: Optimality | None = None
     """How good it is. Mode exact does not rank: None."""
 
 

@@ -181,7 +181,7 @@ class PlacedClaim(msgspec.Struct, frozen=True, kw_only=True, tag="placed", tag_f
     claim: str
     node: str
     allocation: AllocationResult
-    standing: Optimality | None = None
+    optimality: Optimality | None = None
     """How good it is, in mode best."""
 
 
@@ -236,7 +236,7 @@ def _placed(claim: ResourceClaim, outcome: Allocation) -> PlacedClaim:
         claim=claim_title(claim),
         node=outcome.node,
         allocation=outcome.results[0],
-        standing=outcome.standing,
+        optimality=outcome.optimality,
     )
 
 

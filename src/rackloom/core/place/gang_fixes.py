@@ -80,9 +80,7 @@ def describe_shortage(
     )
     spare = f" and is to keep {gang.spares} spare" if gang.spares else ""
     blocking = ", ".join(blocking_trays(capacity, best, largest[0].need))
-    alone = (
-        "" if has_cliques(capacity.view) else f"; no node carries {clique_label}, so each is a clique alone"
-    )
+    alone = _unpartitioned(capacity.view, clique_label)
     found = f"{request}; the nearest, clique {best}, has room for {room}{spare}"
     return found + (f": {blocking}" if blocking else "") + alone
 
@@ -92,9 +90,33 @@ def _served(shape: CliqueShape, subgroup: ColocationGroup) -> list[int]:
     return [shape.bounds(part.need).capacity for part in subgroup]
 
 
+def _unpartitioned(site: SiteView, clique_label: str) -> str:
+    """What to say of trays without a clique label: no GPUs of two of them are known to share memory."""
+    alone = [tray.name for clique in site.cliques.values() for tray in clique.trays if tray.clique is None]
+    if not alone:
+        return ""
+    if not has_cliques(site):
+        return f"; no NVLink partition holds these trays: no node carries {clique_label}"
+    return f"; no NVLink partition holds {list_names(alone, MAX_NAMED_TRAYS)}"
+
+
 def has_cliques(site: SiteView) -> bool:
-    """Whether any node has a clique label: without one, no GPUs on two nodes are known to share memory."""
+    """Whether any node has a clique label."""
     return any(tray.clique is not None for clique in site.cliques.values() for tray in clique.trays)
+
+
+def partition_advice(site: SiteView, gang: Gang, clique_label: str = SchedulerLabels().clique) -> str | None:
+    """What helps a gang of several members where no node has a clique label.
+
+    It cannot be planned as other fixes are: which of the trays share a rack is unknown.
+    """
+    alone = max((sum(part.members for part in group) for group in colocation_groups(gang)), default=0) < 2
+    if alone or not site.cliques or has_cliques(site):
+        return None
+    return (
+        "make a partition that holds them: rackloom partition create, vpc create, instance create."
+        f" Their nodes then carry {clique_label}"
+    )
 
 
 def blocking_trays(capacity: SiteCapacity, clique: str, need: MemberNeed) -> Iterator[str]:

@@ -46,7 +46,9 @@ from rackloom.errors import Refused
 
 
 def plan_gang(site: PlacementSite | SiteView, gang: Gang) -> GangPlan:
-    """A tray for every member. Raises Refused with the shortage, and with a fix that was planned, if any.
+    """A tray for every member. Raises Refused with the shortage and, if there is one, a fix.
+
+    A fix was planned, but for the advice to make a partition where none holds the trays.
 
     Who plans again on the same site, or on one that changed a little, keeps its `SiteView`.
     """
@@ -55,10 +57,12 @@ def plan_gang(site: PlacementSite | SiteView, gang: Gang) -> GangPlan:
     if plan is not None:
         return plan
     # The fixes are themselves plans of this module, and a gang that fits needs none of them.
-    from rackloom.core.place.gang_fixes import describe_shortage, find_fixes
+    from rackloom.core.place.gang_fixes import describe_shortage, find_fixes, partition_advice
 
-    fix = next(find_fixes(capacity, gang, budget), None)
-    raise Refused(describe_shortage(capacity, gang), nearest_fix=None if fix is None else fix.text)
+    if (advice := partition_advice(capacity.view, gang)) is None:
+        fix = next(find_fixes(capacity, gang, budget), None)
+        advice = None if fix is None else fix.text
+    raise Refused(describe_shortage(capacity, gang), nearest_fix=advice)
 
 
 def try_gang(site: PlacementSite | SiteView, gang: Gang, budget: SearchBudget) -> GangPlan | None:

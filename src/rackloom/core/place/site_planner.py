@@ -382,14 +382,15 @@ def _refused_answer(
 ) -> JobAnswer:
     """What blocks the job, `plans` of other jobs included, and what helps."""
     # What explains takes as long to load as what plans.
-    from rackloom.core.place.gang_fixes import describe_shortage, find_fixes, has_cliques
+    from rackloom.core.place.gang_fixes import describe_shortage, find_fixes, partition_advice
     from rackloom.core.place.search.site_capacity import capacity_for
 
     effort = SearchBudget()
     ground = capacity_for(_without_lower_priority(site, gang, plans, effort), gang)
-    label = f"let the nodes carry {labels.clique}, or name what they carry with --label clique=KEY"
+    partition = partition_advice(ground.view, gang, labels.clique)
+    label = f"{partition}; where they carry another label, name it with --label clique=KEY"
     ask = "change its nodeSelector or affinity: no node is what it asks for"
-    first = [ask] * all(tray.is_unfit for tray in site.trays) + [label] * (not has_cliques(ground.view))
+    first = [ask] * all(tray.is_unfit for tray in site.trays) + [label] * (partition is not None)
     found = (*first, *(fix.text for fix in islice(find_fixes(ground, gang, effort), MAX_FIXES)))
     return JobAnswer(
         job=job.name, plan=None, blocked=describe_shortage(ground, gang, labels.clique), fixes=found

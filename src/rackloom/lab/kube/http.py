@@ -57,6 +57,25 @@ _SUCCESS: Object = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "statu
 _UNFORESEEN = (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 
 
+_CONTAINER_SUBRESOURCES = {
+    "log": "write no log",
+    "exec": "run no command",
+    "attach": "have no input and output",
+    "portforward": "listen on no port",
+}
+"""What kubectl asks of running containers, and why there is none of it."""
+
+
+def _of_simulated_container(pod: str, subresource: str) -> KubeError:
+    lacking = _CONTAINER_SUBRESOURCES[subresource]
+    return KubeError(
+        501,
+        "NotImplemented",
+        f"the containers of pod {pod} are simulated and {lacking}: `kubectl describe pod {pod}` shows what"
+        " happened to it",
+    )
+
+
 class KubeTransport(httpx2.AsyncBaseTransport):
     """HTTP requests to a fake server. Without `user`, the User-Agent up to its "/" is the user."""
 
@@ -103,6 +122,10 @@ class _ResourceCall:
             self._namespace, rest = rest[1], rest[2:]
         plural, self._name, self._subresource = (*rest, "", "", "")[:3]
         self._kind = self._served_kind(group, version, plural)
+        if self._kind == objects.POD and self._subresource in _CONTAINER_SUBRESOURCES:
+            raise _of_simulated_container(self._name, self._subresource)
+        if request.method == "GET" and self._subresource not in ("", "status"):
+            raise refusals.not_served()
 
     def _served_kind(self, group: str, version: str, plural: str) -> ResourceKind:
         for kind in self._kube.schemas:

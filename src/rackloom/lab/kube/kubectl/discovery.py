@@ -1,13 +1,17 @@
 """Discovery documents: the groups, versions and resources that the simulated server serves.
 
-The OpenAPI document has no schemas. It only says that the server itself checks unknown fields, which is
-what kubectl asks for. The group `policy/v1` has no resources here, but `kubectl drain` evicts only
+The OpenAPI documents say that the server itself checks unknown fields, which is what kubectl asks for, and
+have the schemas of our custom resources for `kubectl explain`. Of other types they say that their fields are
+not described here. The group `policy/v1` has no resources here, but `kubectl drain` evicts only
 where the group of Eviction is served.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import cache
 
+from rackloom.core.domains.crds import domain_crds
+from rackloom.core.gangs.crd import gang_crd
 from rackloom.core.kubernetes.objects import POD, Object, ResourceKind
 from rackloom.lab.kube.objects import TypeSchema
 
@@ -38,6 +42,11 @@ _POD_SUBRESOURCES: list[Object] = [
         "verbs": ["create"],
     },
 ]
+_COMMON_FIELDS: Object = {
+    "apiVersion": {"type": "string"},
+    "kind": {"type": "string"},
+    "metadata": {"type": "object"},
+}
 _FIELD_VALIDATION = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
 
 
@@ -117,12 +126,35 @@ def _version_path(kind: ResourceKind) -> str:
 
 
 def _openapi_document(version: str, schemas: Iterable[ResourceKind]) -> Object:
-    """No schemas: only that the server itself validates unknown fields, which kubectl requires."""
+    """What kubectl reads of one version."""
     kinds = [kind for kind in schemas if _version_path(kind) == version]
     return {
         "openapi": "3.0.0",
         "info": {"title": "rackloom twin", "version": VERSION["gitVersion"]},
         "paths": {f"/{version}/{kind.plural}/{{name}}": {"patch": _patch_operation(kind)} for kind in kinds},
+        "components": {
+            "schemas": {f"{kind.group}.{kind.version}.{kind.kind}": _schema(kind) for kind in kinds}
+        },
+    }
+
+
+def _schema(kind: ResourceKind) -> Object:
+    described = _custom_schemas().get((kind.group, kind.version, kind.kind))
+    if described is None:
+        unknown = f"A {kind.kind}. The simulated API server does not describe its fields; a real one does."
+        described = {"type": "object", "description": unknown, "properties": dict(_COMMON_FIELDS)}
+    named = {"group": kind.group, "version": kind.version, "kind": kind.kind}
+    return {**described, "x-kubernetes-group-version-kind": [named]}
+
+
+@cache
+def _custom_schemas() -> Mapping[tuple[str, str, str], Object]:
+    """The schemas of our custom resources, by group, version and kind."""
+    specs = [crd["spec"] for crd in (*domain_crds(), gang_crd())]
+    return {
+        (spec["group"], version["name"], spec["names"]["kind"]): version["schema"]["openAPIV3Schema"]
+        for spec in specs
+        for version in spec["versions"]
     }
 
 

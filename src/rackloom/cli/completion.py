@@ -1,0 +1,24 @@
+"""`rackloom completion`: the script by which a shell completes commands, options, values and names.
+
+cyclopts makes it from the commands. Names of a tenant's objects are not in it: for those the script calls
+`rackloom`, which asks the site.
+"""
+
+from typing import Literal
+
+
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print the completion of a shell.
+
+    bash: `rackloom completion bash > ~/.local/share/bash-completion/completions/rackloom`.
+    zsh: `rackloom completion zsh > DIRECTORY/_rackloom`, for a directory of `$fpath`.
+    fish: `rackloom completion fish > ~/.config/fish/completions/rackloom.fish`.
+
+    Parameters
+    ----------
+    shell
+        The shell that reads it.
+    """
+    from rackloom.cli.main import app
+
+    print(app.generate_completion(shell=shell), end="")

@@ -1,0 +1,305 @@
+"""The objects that tenants have at a site, as the tenant's commands see them.
+
+`SiteAccess` says which site and for whom: the site of `rackloom up` in a home directory, for which a token is
+made, or any service with a token. `ObjectKind` says of one kind how its objects are listed, read and deleted,
+and how they look in a table. Everything else is the same for all kinds:
+
+- `find` takes an id or a name. A name that several objects have is refused, with their ids; for an unknown
+  name the nearest names are given.
+- `show` prints a table, JSON, YAML or names. A list without objects says for which organisation it is
+  empty, on standard error: a misspelt organisation would look like an empty one.
+- `watch` prints the list, then each object again that changed, until Ctrl-C. It asks every `WATCH_SECONDS`.
+- `wait` asks until every object has a status, with the count on standard error.
+"""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
+from uuid import UUID
+
+import httpx2
+import msgspec
+from cyclopts import UNSET, Parameter
+
+from rackloom.cli.common import columns, emit
+from rackloom.client import Client, Connection
+from rackloom.client.call import Call, PagedCall
+from rackloom.client.errors import Missing
+from rackloom.client.exchange import RetryPolicy
+from rackloom.errors import Refused, Retry
+
+T = TypeVar("T")
+ObjectFormat = Literal["table", "json", "yaml", "name"]
+ObjectOutput = Annotated[ObjectFormat, Parameter(name=["--output", "-o"])]
+WATCH_SECONDS = 1.0
+COMPLETION_SECONDS = 2.0
+"""For the names that a shell offers: nobody waits longer for those."""
+
+# The site, and for whom.
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SiteAccess:
+    """The site to ask, and for whom."""
+
+    org: Annotated[str, Parameter(env_var="RACKLOOM_ORG")] = "demo"
+    "Organisation that you act for."
+    url: Annotated[str | None, Parameter(env_var="RACKLOOM_URL")] = None
+    "Address of the service, such as https://site.example; default: the site of `rackloom up` in HOME."
+    token_file: Annotated[Path | None, Parameter(env_var="RACKLOOM_TOKEN_FILE")] = None
+    "File with the bearer token, for a site with a --url."
+    ca: Annotated[Path | None, Parameter(env_var="RACKLOOM_CA")] = None
+    "Authority that signed the certificate of the service (PEM); default: those that the system trusts."
+    home: Annotated[Path | None, Parameter(env_var="RACKLOOM_HOME")] = None
+    "Home of the `rackloom up`; default: the one that it uses."
+
+    def client(self, timeout: float | None = None) -> Client:
+        """A client; with a `timeout` in seconds, one that asks once."""
+        if timeout is None:
+            return Client(self._connection())
+        return Client(self._connection(), retries=RetryPolicy(attempts=1), timeout=httpx2.Timeout(timeout))
+
+    def advise(self, command: str) -> None:
+        """Say on standard error what to try next, with the options that lead to this site."""
+        options = {
+            "--org": None if self.org == type(self).org else self.org,
+            "--url": self.url,
+            "--token-file": self.token_file,
+            "--ca": self.ca,
+            "--home": self.home,
+        }
+        given = [f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
+        print(" ".join(["next: rackloom", command, *given]), file=sys.stderr)
+
+    def _connection(self) -> Connection:
+        if self.url is None:
+            from rackloom.app.home import Home, default_home
+            from rackloom.app.home_connection import home_connection
+
+            return home_connection(Home(self.home or default_home()), org=self.org, roles=["TENANT_ADMIN"])
+        if self.token_file is None:
+            raise Refused(
+                f"{self.url} wants a token",
+                nearest_fix="name its file with --token-file or RACKLOOM_TOKEN_FILE",
+            )
+        return Connection(url=self.url, org=self.org, token=self.token_file, ca=self.ca)
+
+
+def _access_of(context: Any) -> SiteAccess:
+    """The site of a command line that is being completed; `context` is the CompletionContext of cyclopts."""
+    given = {field.name: context[field.name].value for field in fields(SiteAccess)}
+    return SiteAccess(**{name: value for name, value in given.items() if value is not UNSET})
+
+
+# A kind of objects.
+
+
+Row = tuple[object, ...]
+
+
+class ObjectKind(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """One kind of a tenant's objects."""
+
+    noun: str
+    plural: str
+    headers: tuple[str, ...]
+    listed: Callable[[], PagedCall[T]]
+    read: Callable[[str], Call[T]]
+    name: Callable[[T], str]
+    row: Callable[[T, "Names"], Row]
+    """What a table shows of an object, in the order of `headers`; without the id, which is last."""
+    delete: Callable[[str], Call[Any]] | None = None
+
+    def find(self, client: Client, wanted: str) -> T:
+        """The object with this id or name. Raises Refused where there is none, or more than one."""
+        if _is_id(wanted):
+            return client.call(self.read(wanted))
+        every = list(client.items(self.listed()))
+        found = [each for each in every if self.name(each) == wanted]
+        if len(found) > 1:
+            ids = ", ".join(_id(each) for each in found)
+            raise Refused(
+                f"{len(found)} {self.plural} are called {wanted!r}", nearest_fix=f"give an id: {ids}"
+            )
+        if not found:
+            near = get_close_matches(wanted, [self.name(each) for each in every])
+            fix = f"did you mean {' or '.join(near)}?" if near else f"see: rackloom {self.noun} list"
+            raise Refused(f"there is no {self.noun} {wanted!r}", nearest_fix=fix)
+        return found[0]
+
+    def complete(self, context: Any) -> list[str]:
+        """The names that a shell offers for a word; cyclopts turns an error into none."""
+        with _access_of(context).client(timeout=COMPLETION_SECONDS) as client:
+            return [self.name(each) for each in client.items(self.listed())]
+
+
+class Names:
+    """The names of objects by id, read once for each kind that a table refers to."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._known: dict[str, Mapping[str, str]] = {}
+
+    def of(self, kind: ObjectKind[Any], object_id: str | None) -> str:
+        """The name; the id where it is not listed, and `-` for none."""
+        if object_id is None:
+            return "-"
+        if kind.noun not in self._known:
+            listed = self._client.items(kind.listed())
+            self._known[kind.noun] = {_id(each): kind.name(each) for each in listed}
+        return self._known[kind.noun].get(object_id, object_id)
+
+
+def _id(found: Any) -> str:
+    return str(found.id)
+
+
+def _is_id(wanted: str) -> bool:
+    try:
+        UUID(wanted)
+    except ValueError:
+        return False
+    return True
+
+
+# Printing.
+
+
+def show(
+    client: Client, kind: ObjectKind[T], objects: Sequence[T], output: ObjectFormat, *, single: bool = False
+) -> None:
+    """Print objects; `single`: one object, not a list of one, as JSON and YAML."""
+    if output == "name":
+        for each in objects:
+            print(kind.name(each))
+        return
+    value = objects[0] if single else objects
+    emit(value, output, lambda: _table(kind, objects, Names(client)))
+
+
+def show_list(client: Client, kind: ObjectKind[T], org: str, output: ObjectFormat) -> None:
+    """Print all objects of a kind; that there is none, on standard error."""
+    objects = list(client.items(kind.listed()))
+    if objects or output in ("json", "yaml"):
+        show(client, kind, objects, output)
+    if not objects:
+        print(f"organisation {org} has no {kind.plural}", file=sys.stderr)
+
+
+def _table(kind: ObjectKind[T], objects: Sequence[T], names: Names) -> str:
+    return columns((*kind.headers, "ID"), (_cells(kind, each, names) for each in objects))
+
+
+def _cells(kind: ObjectKind[T], found: T, names: Names) -> Row:
+    return (*("-" if cell is None else cell for cell in kind.row(found, names)), _id(found))
+
+
+def status_of(found: Any) -> str:
+    """The status, which is unknown since a time where the fabric has not confirmed it."""
+    since: datetime | None = getattr(found, "unknown_since", None)
+    return str(found.status) if since is None else f"unknown since {since:%H:%M:%S} UTC"
+
+
+def age(created: datetime) -> str:
+    """How long ago, in the largest unit that has a whole number."""
+    seconds = max(0, int((datetime.now(UTC) - created).total_seconds()))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+# Watching and waiting.
+
+
+def watch(client: Client, kind: ObjectKind[T], sleep: Callable[[float], None] = time.sleep) -> None:
+    """Print the list, then what is new, changed or gone, until interrupted. A lost answer is asked again."""
+    shown: dict[str, Row] = {}
+    print(columns((*kind.headers, "ID"), ()), flush=True)
+    for objects in _readings(client, kind, sleep):
+        names = Names(client)
+        rows = {_id(each): _cells(kind, each, names) for each in objects}
+        for object_id, row in rows.items():
+            if _without_age(kind, shown.get(object_id)) != _without_age(kind, row):
+                print("  ".join(map(str, row)), flush=True)
+        for object_id in shown.keys() - rows.keys():
+            print(f"{shown[object_id][0]}  deleted  {object_id}", flush=True)
+        shown = rows
+
+
+def _readings(client: Client, kind: ObjectKind[T], sleep: Callable[[float], None]) -> Iterator[Sequence[T]]:
+    while True:
+        try:
+            yield list(client.items(kind.listed()))
+        except Retry as trouble:
+            print(f"rackloom: {trouble.reason}; asking again", file=sys.stderr)
+        sleep(WATCH_SECONDS)
+
+
+def _without_age(kind: ObjectKind[Any], row: Row | None) -> Row | None:
+    return row and tuple(cell for header, cell in zip(kind.headers, row, strict=False) if header != "AGE")
+
+
+def wait(
+    client: Client,
+    kind: ObjectKind[T],
+    ids: Sequence[str],
+    status: str,
+    seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Sequence[T]:
+    """The objects, once all have `status`. Raises Retry after `seconds`, Refused for one in Error."""
+    deadline, before = clock() + seconds, -1
+    while True:
+        objects: Sequence[Any] = [client.call(kind.read(object_id)) for object_id in ids]
+        done = sum(each.status == status and getattr(each, "unknown_since", None) is None for each in objects)
+        if done != before:
+            print(f"{done} of {len(objects)} {status}", file=sys.stderr, flush=True)
+        if done == len(objects):
+            return objects
+        if failed := [kind.name(each) for each in objects if each.status == "Error"]:
+            raise Refused(
+                f"{', '.join(failed)}: Error", nearest_fix=f"see: rackloom {kind.noun} get {failed[0]}"
+            )
+        if clock() > deadline:
+            raise Retry(f"{done} of {len(objects)} are {status} after {seconds:.0f} s", after=seconds)
+        before = done
+        sleep(WATCH_SECONDS / 4)
+
+
+def wait_until_gone(
+    client: Client,
+    kind: ObjectKind[Any],
+    ids: Sequence[str],
+    seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Return when none of the objects is there. Raises Retry after `seconds`."""
+    deadline, before = clock() + seconds, -1
+    while True:
+        gone = sum(_is_gone(client, kind, object_id) for object_id in ids)
+        if gone != before:
+            print(f"{gone} of {len(ids)} deleted", file=sys.stderr, flush=True)
+        if gone == len(ids):
+            return
+        if clock() > deadline:
+            raise Retry(f"{gone} of {len(ids)} are deleted after {seconds:.0f} s", after=seconds)
+        before = gone
+        sleep(WATCH_SECONDS / 4)
+
+
+def _is_gone(client: Client, kind: ObjectKind[Any], object_id: str) -> bool:
+    try:
+        client.call(kind.read(object_id))
+    except Missing:
+        return True
+    return False
