@@ -175,11 +175,11 @@ def test_a_cell_says_what_its_rack_holds():
     used, health, tenants = (
         cells(sheet_of(seen, mode=mode)) for mode in (ColourMode.USE, ColourMode.HEALTH, ColourMode.TENANT)
     )
-    assert used[0] == ("u3 s", "!", "12 in use, 4 free or in no group, 1 with a problem")
-    assert used[2] == ("u3", "", "12 in use, 4 free or in no group")
+    assert used[0] == ("u3 s", "!", "12 in use, 4 free, 1 with a problem")
+    assert used[2] == ("u3", "", "12 in use, 4 free")
     assert [style for style, _, _ in health[:3]] == ["p s", "q", "f"]
     assert health[1] == ("q", "", "16 unknown")
-    assert tenants[2][1:] == ("", "8 of acme, 4 of blue, 4 free or in no group")
+    assert tenants[2][1:] == ("", "8 of acme, 4 of blue, 4 in no tenant, or free")
 
 
 def test_a_full_rack_differs_from_one_with_room():
@@ -204,12 +204,17 @@ def test_fragmentation_shows_free_gpus_of_which_no_tray_can_be_had():
 def test_a_tenants_overview_shows_its_own_racks_and_names_nobody():
     seen = sick(snapshot(MANY, 4, ("acme", None, "blue", "blue")))
     found = cells(sheet_of(seen, org="acme", mode=ColourMode.TENANT))
-    assert {cell[2] for cell in found[1:]} == {"4 of acme, 8 in use by somebody else, 4 free or in no group"}
+    assert {cell[2] for cell in found[1:]} == {
+        "4 of acme, 8 in use by somebody else, 4 in no tenant, or free"
+    }
     assert all(style.startswith("h") for style, _, _ in found)
     assert "blue" not in "".join(part.markup for part in sheet_of(seen, org="acme").cells.values())
     # The sick GPU is acme's, and blue does not learn of it.
     health = cells(sheet_of(seen, org="blue", mode=ColourMode.HEALTH))
     assert {style for style, _, _ in health} == {"f"}
+    free = snapshot(MANY, 2, (None, "acme", *[None] * 40))
+    health = cells(sheet_of(free, org="blue", mode=ColourMode.HEALTH))
+    assert [style for style, _, _ in health[:2]] == ["o", "f"], "in use by somebody else, and free"
 
 
 def test_a_change_sends_one_cell_and_the_opened_racks_only():

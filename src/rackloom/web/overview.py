@@ -160,8 +160,7 @@ def _style(frame: RackFrame, mode: ColourMode, colours: MapColours, shades: Sequ
     """
     states = Counter(shade.state for shade in shades)
     if mode is ColourMode.HEALTH:
-        worst_first = (GpuState.PROBLEM, GpuState.UNKNOWN, GpuState.HEALTHY)
-        return STATE_CLASSES[next((state for state in worst_first if states[state]), GpuState.OTHERS)]
+        return STATE_CLASSES[next((state for state in _WORST_FIRST if states[state]), GpuState.FREE)]
     if mode in GROUP_MODES:
         group = _largest_group(shades)
         if group is not None and (not frame.operator or states[GpuState.GROUP] * 2 >= len(shades)):
@@ -175,6 +174,7 @@ def _style(frame: RackFrame, mode: ColourMode, colours: MapColours, shades: Sequ
     return f"{STATE_CLASSES[GpuState.USED]}{_level(used, len(shades))}"
 
 
+_WORST_FIRST = (GpuState.PROBLEM, GpuState.UNKNOWN, GpuState.HEALTHY, GpuState.OTHERS)
 _UNGROUPED = (GpuState.UNKNOWN, GpuState.OTHERS, GpuState.FREE)
 LEVELS = 4
 
@@ -203,7 +203,8 @@ def _cell_words(mode: ColourMode, counts: RackCounts, shades: Sequence[GpuShade]
             yield f"{len(groups) - MOST_NAMED} more groups"
     for state, words in _COUNTED_WORDS.items():
         if states[state]:
-            yield f"{states[state]} {words}"
+            nobody = f"in no {mode}, or free" if state is GpuState.FREE and mode in GROUP_MODES else ""
+            yield f"{states[state]} {nobody or words}"
     if counts.problems and not states[GpuState.PROBLEM]:
         yield f"{counts.problems} with a problem"
 
@@ -216,7 +217,7 @@ _COUNTED_WORDS = {
     GpuState.OTHERS: "in use by somebody else",
     GpuState.STRANDED: "stranded in partly taken trays",
     GpuState.HEALTHY: "healthy",
-    GpuState.FREE: "free or in no group",
+    GpuState.FREE: "free",
     GpuState.UNKNOWN: "unknown",
 }
 

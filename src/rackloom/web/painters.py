@@ -287,7 +287,7 @@ def _names_wanted(whole: SiteMap) -> set[str]:
 
 KINDS_KEPT = 32
 """Painters without a stream that are kept."""
-RACKS_KEPT = 64
+RACKS_KEPT = 256
 """Racks that a painter keeps drawn whole, beyond those that are asked for now."""
 
 ViewerKind = tuple[str | None, ColourMode]

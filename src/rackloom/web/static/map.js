@@ -6,8 +6,8 @@ const QUIET_SECONDS = 15; // the server sends an event every five seconds, even 
 const live = document.getElementById("live");
 const chain = document.getElementById("chain");
 let lastEventAt = Date.now();
-let focusedId = null; // id of the GPU with tabindex 0
 let selectedId = chain.dataset.gpu || null; // id of the GPU whose chain is shown
+let focusedId = selectedId; // id of the GPU with tabindex 0
 let focusedRackId = null; // id of the cell of a rack with tabindex 0
 
 const rackCells = () => [...document.querySelectorAll("#overview a")];
