@@ -1,4 +1,8 @@
-"""The rack map of a large site: from a picture to the page, and from one change to what is sent for it.
+"""The rack map of a large site: the first page, an opened rack, and what one change costs and sends.
+
+The first page of a process joins the layers; every other page finds them joined. Both are printed: the whole
+as `cpu_seconds_in_all`, the rest as `cpu_seconds_of_the_page`. The site has a finding and operations, because
+these have to be found on the map.
 
 python benchmarks/rack_map.py                # 100 racks, 7,200 GPUs
 python benchmarks/rack_map.py --racks 10
@@ -21,12 +25,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.site_figures import load, spent
 from tests.web.snapshots import snapshot
 
+from rackloom.core.diagnosis.findings import fails
+from rackloom.core.diagnosis.index import at_domain, at_node
 from rackloom.core.diagnosis.snapshot import SiteSnapshot
 from rackloom.web.frames import ColourMode
 from rackloom.web.live import LiveReading
-from rackloom.web.model import SiteMapCache, SiteReading, site_map, update_site_map
-from rackloom.web.painters import Painter
-from rackloom.web.render import render_changes, render_page
+from rackloom.web.model import SiteMapCache, SiteReading, TimelineEntry, site_map, update_site_map
+from rackloom.web.painters import PageSheet, Painter
+from rackloom.web.racks import rack_id
+from rackloom.web.render import render_changes, render_no_choice, render_page
+from rackloom.web.view import PageView
 
 T = TypeVar("T")
 HOLDERS = ("acme",) * 10 + (None,) * 3 + ("blue",) * 4 + ("crimson",) * 6
@@ -46,6 +54,27 @@ def one_sick_gpu(seen: SiteSnapshot) -> SiteSnapshot:
     return msgspec.structs.replace(seen, at=seen.at + 1, layers=layers, fabric_gpus=gpus)
 
 
+def read(seen: SiteSnapshot) -> SiteReading:
+    """The snapshot with a finding and operations, as every site has them."""
+    node, domain = seen.nodes[-1].name, seen.domains[-1].uuid
+    found = fails("check", f"node {node}", "is wrong", "mend it", where=(at_node(node), at_domain(domain)))
+    happened = TimelineEntry(
+        at=seen.at, tenant=None, what="made", where="", places=(at_domain(domain),), outcome="done"
+    )
+    return SiteReading(snapshot=seen, findings=(found,), examined_at=seen.at, happenings=(happened,) * 30)
+
+
+def page_of(view: PageView, sheet: PageSheet) -> str:
+    """The page, as a browser gets it."""
+    racks = [rack.name for rack in sheet.whole.racks]
+    return render_page("provider", view, "0.1", dict(sheet.all()), render_no_choice(), racks)
+
+
+def compressed_kib(text: str) -> int:
+    """KiB that are sent."""
+    return len(gzip.compress(text.encode(), 6)) // 1024
+
+
 def main() -> None:
     """Print the figures as JSON."""
     parser = argparse.ArgumentParser(
@@ -57,32 +86,47 @@ def main() -> None:
     racks = 2 if asked.quick else asked.racks
     seen = snapshot(racks, 18, HOLDERS)
     # The templates are compiled once in the life of a process.
-    Painter(None, ColourMode.PARTITION, 9).follow(
-        LiveReading(number=1, whole=site_map(SiteReading(snapshot=snapshot(1, 1, HOLDERS))))
-    )
-    painter, tenant = Painter(None, ColourMode.PARTITION, 9), Painter("blue", ColourMode.PARTITION, 9)
-    joined, (whole, seated) = timed(lambda: update_site_map(SiteReading(snapshot=seen), SiteMapCache()))
-    drawn, sheet = timed(lambda: painter.follow(LiveReading(number=1, whole=whole)))
-    written, text = timed(lambda: render_page("provider", ColourMode.PARTITION, "0.1", dict(sheet.all())))
-    as_tenant, _ = timed(lambda: tenant.follow(LiveReading(number=1, whole=whole)))
-    rejoined, (changed, _) = timed(lambda: update_site_map(SiteReading(snapshot=one_sick_gpu(seen)), seated))
-    redrawn, after = timed(lambda: painter.follow(LiveReading(number=2, whole=changed)))
-    again_as_tenant, _ = timed(lambda: tenant.follow(LiveReading(number=2, whole=changed)))
+    for some in (1, 10):
+        small = LiveReading(number=1, whole=site_map(read(snapshot(some, 1, HOLDERS))))
+        page_of(PageView(mode=ColourMode.USE), Painter(None, ColourMode.USE, 9).follow(small))
+    painter, tenant = Painter(None, ColourMode.USE, 9), Painter("blue", ColourMode.USE, 9)
+    first_rack = frozenset({rack_id("rack-00")})
+    view = PageView(mode=ColourMode.USE)
+    opening = PageView(mode=ColourMode.USE, racks=("rack-00",))
+    joined, (whole, seated) = timed(lambda: update_site_map(read(seen), SiteMapCache()))
+    now = LiveReading(number=1, whole=whole)
+    drawn, sheet = timed(lambda: painter.follow(now))
+    written, text = timed(lambda: page_of(view, sheet))
+    opened, opened_text = timed(lambda: page_of(opening, painter.follow(now, first_rack)))
+    as_tenant, own = timed(lambda: tenant.follow(now))
+    rejoined, (changed, _) = timed(lambda: update_site_map(read(one_sick_gpu(seen)), seated))
+    later = LiveReading(number=2, whole=changed)
+    redrawn, after = timed(lambda: painter.follow(later))
+    redrawn_rack, after_opened = timed(lambda: painter.follow(later, first_rack))
+    again_as_tenant, _ = timed(lambda: tenant.follow(later))
     figures = {
         "racks": racks,
         "gpus": len(whole.gpus),
         "cpu_seconds_to_join": joined,
         "cpu_seconds_to_draw": drawn,
         "cpu_seconds_to_write_the_page": written,
+        "cpu_seconds_of_the_page": round(drawn + written, 3),
         "cpu_seconds_in_all": round(joined + drawn + written, 3),
         "page_kib": len(text) // 1024,
-        "page_kib_compressed": len(gzip.compress(text.encode(), 6)) // 1024,
+        "page_kib_compressed": compressed_kib(text),
+        "cpu_seconds_to_open_a_rack": opened,
+        "opened_page_kib_compressed": compressed_kib(opened_text),
         "cpu_seconds_to_draw_for_a_tenant": as_tenant,
+        "tenant_page_kib_compressed": compressed_kib(page_of(view, own)),
         "cpu_seconds_to_join_one_change": rejoined,
         "cpu_seconds_to_draw_one_change": redrawn,
+        "cpu_seconds_to_draw_one_change_in_an_opened_rack": redrawn_rack,
         "cpu_seconds_to_draw_one_change_for_a_tenant": again_as_tenant,
         "one_change_of_everything": round((rejoined + redrawn) / (joined + drawn), 3),
         "kib_sent_for_one_change": round(len(render_changes(after.since(1))) / 1024, 1),
+        "kib_sent_for_one_change_in_an_opened_rack": round(
+            len(render_changes(after_opened.since(1))) / 1024, 1
+        ),
     }
     print(json.dumps(figures | load()))
 

@@ -94,7 +94,11 @@ def test_what_is_on_the_page_is_on_the_screen(open_map, pictures_folder, scheme)
         page.wait_for_selector("#chain table")
         page.screenshot(path=pictures_folder / f"rack-map-{scheme}.png")
         found = colours(page, pictures_folder / f"racks-{scheme}.png")
-        for group in ("h0", "h1", "h2"):
+        groups = page.locator("#legend rect[class^=h]").evaluate_all(
+            "all => [...new Set(all.map((one) => one.getAttribute('class')))]"
+        )
+        assert len(groups) == 3
+        for group in groups:
             assert found[style(page, f"rect.{group}[role=gridcell]", "fill")] > 2000, group
         ground = rgb(style(page, "body", "backgroundColor"))
         assert (sum(ground) > 600) == (scheme == "light")
@@ -358,3 +362,32 @@ def test_what_is_walked_to_is_seen(open_map, width, height):
         for key in ("End", "ArrowUp", "ArrowUp", "PageUp", "Enter", *["ArrowUp"] * 12, "Home", "PageDown"):
             page.keyboard.press(key)
             assert page.locator(":focus").evaluate(SEEN), key
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1000, 700), (390, 844)])
+def test_the_details_are_where_the_user_looks_and_close_with_escape(open_map, pictures_folder, width, height):
+    with open_map(story(8), width=width, height=height) as (page, _):
+        page.evaluate("scrollTo(0, 0)")
+        # The panels beside the racks were read to their end.
+        page.evaluate("document.querySelector('aside').scrollTop = 9999")
+        last = page.locator(".rack").last.locator(GPU).nth(24)
+        last.scroll_into_view_if_needed()
+        before = page.evaluate("scrollY")
+        last.click()
+        page.wait_for_selector("#chain table")
+        page.wait_for_timeout(300)
+        page.screenshot(path=pictures_folder / f"details-{width}.png")
+        assert page.locator("#chain h3").evaluate(SEEN)
+        assert page.locator("a.close").evaluate(SEEN)
+        assert page.evaluate("scrollY") == before
+        page.keyboard.press("Escape")
+        assert page.locator("#chain table").count() == 0
+        assert page.locator("[aria-selected=true]").count() == 0
+        assert focused(page) == last.get_attribute("id")
+        assert page.evaluate("scrollY") == before
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#chain table")
+        page.click("a.close")
+        assert page.locator("#chain table").count() == 0
+        assert focused(page) == last.get_attribute("id")
+        assert abs(page.evaluate("scrollY") - before) <= 1

@@ -93,7 +93,7 @@ def test_a_finding_of_the_doctor_shows_its_check_and_where_it_is():
         .markup
     )
     assert f'<span class="check">{Check.NIC_LINK}</span>' in panel
-    (link,) = re.findall('<a href="#([^"]+)" data-shows="([^"]+)">([^<]+)</a>', panel)
+    (link,) = re.findall('<a href="[^"]+#([^"]+)" data-shows="([^"]+)">([^<]+)</a>', panel)
     assert link[0] == link[1]
     assert link[2] == "GPU 3 of rack-01 slot 1"
     assert seat_of(whole, link[0]).chain.nics[0].link == "down"

@@ -22,7 +22,7 @@ def test_a_painter_with_a_stream_is_kept_until_the_stream_ends():
         with painters.held(kind):
             seen.append(await after_others(painters, kind))
         seen.append(await after_others(painters, kind))
-        return [sheet is before for sheet in seen]
+        return [sheet.panels is before.panels for sheet in seen]
 
     assert asyncio.run(scenario()) == [True, False]
 
@@ -36,7 +36,7 @@ async def after_others(painters, kind):
 
 def test_a_client_that_goes_away_leaves_no_thread_beside_the_next(monkeypatch):
     painting = Painting(Painter.follow)
-    monkeypatch.setattr(Painter, "follow", lambda painter, now: painting.follow(painter, now))
+    monkeypatch.setattr(Painter, "follow", lambda painter, *now: painting.follow(painter, *now))
 
     async def scenario():
         painters, kind = Painters(0), LOOKING_IN[0]
@@ -61,8 +61,8 @@ class Painting:
         self.times = 0
         self.begun, self.go = threading.Event(), threading.Event()
 
-    def follow(self, painter, now):
+    def follow(self, painter, *now):
         self.times += 1
         self.begun.set()
         assert self.go.wait(60)
-        return self._follow(painter, now)
+        return self._follow(painter, *now)

@@ -1,5 +1,7 @@
 """A tenant's page holds nothing of another's, whatever the layers say."""
 
+from unittest.mock import patch
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from rackloom.core.diagnosis.findings import fails
 from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
 from rackloom.core.diagnosis.index import places_around
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
+from rackloom.web import painters
 from rackloom.web.chain import findings_on_gpu, layer_reports
 from rackloom.web.frames import ColourMode, GpuState
 from rackloom.web.live import LiveReading
@@ -53,8 +56,12 @@ def seen_by(whole, org):
 
 def shown(whole, org, mode):
     """All that a viewer can be sent: the page, and the chain of each GPU."""
-    sheet = Painter(org, mode, 9).follow(LiveReading(number=1, whole=whole))
-    page = "".join(markup for _, markup in sheet.all())
+    now = LiveReading(number=1, whole=whole)
+    sheet = Painter(org, mode, 9).follow(now)
+    with patch.object(painters, "WHOLE_RACKS", 0):
+        large = Painter(org, mode, 9).follow(now)
+    assert large.cells
+    page = "".join(markup for drawn in (sheet, large) for _, markup in drawn.all())
     return page + "".join(
         render_chain(seat, layer_reports(sheet.whole, seat), findings_on_gpu(sheet.whole, seat))
         for seat in sheet.whole.gpus
@@ -254,7 +261,7 @@ def test_a_pod_that_the_controller_of_the_tenant_before_starts_again_is_not_name
         assert f"{THEIRS}-worker" in shown(whole, None, mode)
         assert THEIRS not in shown(whole, MINE, mode)
     sheet = Painter(MINE, ColourMode.WORKLOAD, 9).follow(LiveReading(number=1, whole=whole))
-    cells = [cell for part in sheet.racks.values() for tray in part.rack.trays for cell in tray.cells]
+    cells = [cell for part in sheet.racks.values() for tray in part.drawn.trays for cell in tray.cells]
     assert {(cell.state, cell.busy) for cell in cells} == {(GpuState.UNKNOWN, True)}
     page = next(
         render_chain(seat, layer_reports(sheet.whole, seat)) for seat in sheet.whole.gpus if seat.chain
@@ -278,7 +285,7 @@ def test_a_gpu_in_a_partition_that_is_not_the_tenants_is_not_called_free(change)
     other = tuple(msgspec.structs.replace(partition, **change) for partition in seen.partitions)
     whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, partitions=other)))
     sheet = Painter(MINE, ColourMode.PARTITION, 9).follow(LiveReading(number=1, whole=whole))
-    cells = [tray.cells for part in sheet.racks.values() for tray in part.rack.trays]
+    cells = [tray.cells for part in sheet.racks.values() for tray in part.drawn.trays]
     assert [{cell.state for cell in tray} for tray in cells] == [{GpuState.OTHERS}, {GpuState.UNKNOWN}]
     page = next(
         render_chain(seat, layer_reports(sheet.whole, seat)) for seat in sheet.whole.gpus if seat.chain

@@ -6,13 +6,16 @@ longer known is.
 
 A GPU is coloured by its group, as one layer reports it: partition, tenant, clique or workload. It is
 unknown where that layer was not read, not lately, or is hidden from the viewer; the last known group is
-kept. Colours are given by first come, and a group keeps its colour while the process lives, so that a new
-partition never repaints racks that it is not in. There are 8 hues; a letter in the cell tells groups of
-one hue apart.
+kept. The name of a group chooses its hue, the same in every process; where another group has that hue, the
+next free one is given. A group keeps its colour while the process lives, so that a new partition never
+repaints racks that it is not in. There are 8 hues, of which none is red, because red means a problem; a
+letter in the cell tells groups of one hue apart. In three modes a colour is a state and not a group: use,
+health, and fragmentation, which shows free GPUs of which no whole tray can be had.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from hashlib import sha256
 from typing import NamedTuple
 
 import msgspec
@@ -21,7 +24,7 @@ from rackloom.core.diagnosis.findings import unique
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, NvlinkDomainRecord
 from rackloom.web.chain import clique_of, partition_hidden, use_hidden
-from rackloom.web.model import MapGpu, MapRack, SiteMap
+from rackloom.web.model import MapGpu, MapRack, MapTray, SiteMap, tray_partly_taken
 
 # Frames.
 
@@ -43,6 +46,10 @@ class RackFrame(msgspec.Struct, frozen=True, kw_only=True):
     """One rack."""
 
     rack: MapRack
+    operator: bool
+    """Whether the viewer sees everything."""
+    asked: frozenset[Layer]
+    """Layers that the site has."""
     known: frozenset[Layer]
     """Layers whose reading is current."""
     answering: frozenset[str]
@@ -63,6 +70,7 @@ class _SiteFacts:
 
     def __init__(self, whole: SiteMap, known: frozenset[Layer]) -> None:
         self.known = known
+        self.asked = _asked(whole)
         self.operator = whole.operator
         self.tenants = whole.tenants
         self.compute_domains = whole.compute_domains
@@ -76,10 +84,15 @@ class _SiteFacts:
         """Whether they are those of this map."""
         return (
             self.known == known
+            and self.asked == _asked(whole)
             and self.operator == whole.operator
             and self.compute_domains == whole.compute_domains
             and self.tenants == whole.tenants
         )
+
+
+def _asked(whole: SiteMap) -> frozenset[Layer]:
+    return frozenset(status.layer for status in whole.layers)
 
 
 class _FrameInput(NamedTuple):
@@ -129,6 +142,8 @@ def _rack_frame(found: _FrameInput) -> RackFrame:
     answering = frozenset(domain.uuid for domain in domains if domain.answers)
     return RackFrame(
         rack=rack,
+        operator=facts.operator,
+        asked=facts.asked,
         known=facts.known,
         answering=answering,
         named=tuple(sorted(rack.domains - {""})) if facts.operator else (),
@@ -158,20 +173,44 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 class ColourMode(StrEnum):
     """What the colours mean."""
 
-    PARTITION = "partition"
+    USE = "use"
+    HEALTH = "health"
+    FRAGMENTATION = "fragmentation"
     TENANT = "tenant"
+    PARTITION = "partition"
     CLIQUE = "clique"
     WORKLOAD = "workload"
 
 
+GROUP_MODES = (ColourMode.TENANT, ColourMode.PARTITION, ColourMode.CLIQUE, ColourMode.WORKLOAD)
+"""Modes in which a colour is a group of GPUs; in the others it is a state."""
+
+
 class GpuState(StrEnum):
-    """What is known of a GPU's group in one mode."""
+    """What is known of a GPU in one mode."""
 
     GROUP = "group"
     FREE = "free"
     OTHERS = "others"
     """Another tenant's; a tenant sees no more of it."""
     UNKNOWN = "unknown"
+    USED = "used"
+    STRANDED = "stranded"
+    """Free, in a tray that is partly taken: no whole tray can be had of it."""
+    HEALTHY = "healthy"
+    PROBLEM = "problem"
+
+
+STATE_CLASSES = {
+    GpuState.FREE: "f",
+    GpuState.OTHERS: "o",
+    GpuState.UNKNOWN: "q",
+    GpuState.USED: "u",
+    GpuState.STRANDED: "w",
+    GpuState.HEALTHY: "f",
+    GpuState.PROBLEM: "p",
+}
+"""The style class of each state that is no group."""
 
 
 class ColourGroup(msgspec.Struct, frozen=True, order=True):
@@ -188,16 +227,59 @@ class GpuShade(msgspec.Struct, frozen=True):
     group: ColourGroup | None = None
 
 
-def gpu_shade(frame: RackFrame, mode: ColourMode, gpu: MapGpu) -> GpuShade:
-    """The group of a GPU. Unknown if the layer that defines it was not read lately, or is hidden."""
+def gpu_shade(frame: RackFrame, mode: ColourMode, tray: MapTray, gpu: MapGpu) -> GpuShade:
+    """The state of a GPU, and its group. Unknown if what defines it was not read lately, or is hidden."""
     chain = gpu.chain
+    if mode is ColourMode.FRAGMENTATION and gpu.taken is False and tray_partly_taken(tray):
+        return GpuShade(GpuState.STRANDED)
     if chain is None:
         states = {None: GpuState.UNKNOWN, True: GpuState.OTHERS, False: GpuState.FREE}
         return GpuShade(states[gpu.taken])
+    if mode is ColourMode.HEALTH:
+        return GpuShade(_HEALTH_STATES[gpu_health(frame, gpu)])
+    if mode not in GROUP_MODES:
+        return GpuShade(_USE_STATES[gpu.taken])
     group = _GROUP_OF_MODE[mode](frame, chain)
     if not _is_current(frame, mode, gpu, chain):
         return GpuShade(GpuState.UNKNOWN, group)
     return GpuShade(GpuState.FREE if group is None else GpuState.GROUP, group)
+
+
+_HEALTH_STATES = {None: GpuState.UNKNOWN, True: GpuState.HEALTHY, False: GpuState.PROBLEM}
+_USE_STATES = {None: GpuState.UNKNOWN, True: GpuState.USED, False: GpuState.FREE}
+
+
+def gpu_health(frame: RackFrame, gpu: MapGpu) -> bool | None:
+    """Whether every layer that is asked calls a GPU, its machine and its node well.
+
+    A problem counts until it is seen to be over. None: hidden from the viewer, or a layer was not read
+    lately or does not report the GPU.
+    """
+    chain = gpu.chain
+    if chain is None:
+        return None
+    if is_sick(chain) or is_node_lost(frame, chain) or (chain.machine is not None and chain.machine.health):
+        return False
+    if Layer.FABRIC in frame.asked:
+        current = Layer.FABRIC in frame.known and gpu.domain in frame.answering
+        if not current or chain.fabric is None or chain.fabric.healthy is None:
+            return None
+    on_node = chain.device is not None or chain.node is not None
+    if Layer.CLUSTER in frame.asked and (on_node and Layer.CLUSTER not in frame.known):
+        return None
+    return True if chain.fabric is not None or on_node else None
+
+
+def is_sick(chain: GpuChain) -> bool:
+    """Whether a GPU's switch controller says so, or its plugin keeps workloads off it."""
+    by_fabric = chain.fabric is not None and chain.fabric.healthy is False
+    kept_off = chain.device is not None and any(not taint.endswith(":None") for taint in chain.device.taints)
+    return by_fabric or kept_off
+
+
+def is_node_lost(frame: RackFrame, chain: GpuChain) -> bool:
+    """Whether the node of a GPU is not known to be ready, by a cluster that was read."""
+    return chain.node is not None and Layer.CLUSTER in frame.known and chain.node.ready is not True
 
 
 def _partition_group(_: RackFrame, chain: GpuChain) -> ColourGroup | None:
@@ -213,6 +295,12 @@ def _partition_group(_: RackFrame, chain: GpuChain) -> ColourGroup | None:
 def _tenant_group(frame: RackFrame, chain: GpuChain) -> ColourGroup | None:
     tenant = chain.machine.tenant if chain.machine else None
     return ColourGroup(tenant, frame.tenants.get(tenant, tenant)) if tenant else None
+
+
+def tenant_groups(whole: SiteMap) -> set[ColourGroup]:
+    """The groups of all tenants that have something on the map."""
+    present = frozenset[str]().union(*[rack.tenants for rack in whole.racks])
+    return {ColourGroup(tenant, whole.tenants.get(tenant, tenant)) for tenant in present}
 
 
 def _clique_group(_: RackFrame, chain: GpuChain) -> ColourGroup | None:
@@ -249,14 +337,29 @@ def _is_current(frame: RackFrame, mode: ColourMode, gpu: MapGpu, chain: GpuChain
 
 
 class Palette:
-    """Numbers for groups, from which their colours and letters follow; a group keeps its number."""
+    """Numbers and hues for groups; a group keeps both."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
+        self._hues: dict[str, int] = {}
 
     def number(self, group: ColourGroup) -> int:
         """The group's number: 0 for the first that came."""
         return self._numbers.setdefault(group.key, len(self._numbers))
+
+    def give_hues(self, groups: Iterable[ColourGroup]) -> None:
+        """Give hues to some groups, whatever their order: to those that are called by a colour first."""
+        for group in sorted(groups, key=lambda group: (_named_hue(group.name) is None, group.name)):
+            self.hue(group)
+
+    def hue(self, group: ColourGroup) -> int:
+        """The group's hue: the one that its name chooses, or the next that no other group has yet."""
+        if group.key not in self._hues:
+            first = preferred_hue(group.name)
+            taken = set(self._hues.values())
+            order = [(first + step) % COLOURS for step in range(COLOURS)]
+            self._hues[group.key] = next((hue for hue in order if hue not in taken), first)
+        return self._hues[group.key]
 
 
 class MapColours:
@@ -272,6 +375,18 @@ def letter_of(number: int) -> str:
     return LETTERS[number] if number < len(LETTERS) else "+"
 
 
-def hue_of(number: int) -> int:
-    """Which of the colours a group has."""
-    return number % COLOURS
+_HUES_BY_NAME = {
+    "blue": 0, "orange": 1, "green": 2, "pink": 3, "magenta": 3, "teal": 4, "cyan": 4, "brown": 5,
+    "yellow": 6, "gold": 6, "violet": 7, "purple": 7,
+}  # fmt: skip
+"""A tenant that is called by a colour has it."""
+
+
+def _named_hue(name: str) -> int | None:
+    return next((hue for word, hue in _HUES_BY_NAME.items() if word in name.lower()), None)
+
+
+def preferred_hue(name: str) -> int:
+    """The hue that a name chooses, the same in every process."""
+    named = _named_hue(name)
+    return sha256(name.encode()).digest()[0] % COLOURS if named is None else named

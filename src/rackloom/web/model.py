@@ -126,6 +126,18 @@ class MapGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 MapTray = tuple[MapGpu, ...]
 
 
+def tray_free(gpus: MapTray) -> bool | None:
+    """Whether all GPUs of a tray could be given to anybody now: it is not cordoned, sick or reserved."""
+    if any(gpu.taken or gpu.held_back or gpu.reserved_for for gpu in gpus):
+        return False
+    return None if any(gpu.taken is None for gpu in gpus) else True
+
+
+def tray_partly_taken(gpus: MapTray) -> bool:
+    """Whether GPUs of a tray are taken: its free GPUs, if any, are stranded."""
+    return any(gpu.taken for gpu in gpus)
+
+
 class MapRack(msgspec.Struct, frozen=True, kw_only=True):
     """One rack with at least one GPU."""
 

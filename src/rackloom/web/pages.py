@@ -40,9 +40,10 @@ from rackloom.web.chain import findings_on_gpu, layer_reports
 from rackloom.web.frames import ColourMode
 from rackloom.web.live import LiveMap
 from rackloom.web.model import ReadingSource
-from rackloom.web.painters import Painters, ViewerKind
-from rackloom.web.racks import GpuAddress, find_gpu
+from rackloom.web.painters import PageSheet, Painters, ViewerKind
+from rackloom.web.racks import GpuAddress, find_gpu, rack_id
 from rackloom.web.sign_in_codes import SignInCodes
+from rackloom.web.view import PageView, gpu_address, page_view
 
 # Headers of every answer.
 
@@ -184,7 +185,6 @@ class ChangeStream(EventSourceResponse):
 
 STATIC = Path(__file__).parent / "static"
 FORM_BYTES = 8192
-_INDEX = re.compile(r"[0-9]{1,4}")
 _READING_NUMBER = re.compile(r"[0-9]{1,18}")
 """The number of a reading; a limit, because Python refuses to convert more than 4300 digits."""
 
@@ -312,36 +312,48 @@ class _MapPages:
 
     async def map(self, request: Request, viewer: Viewer) -> Response:
         """The page."""
-        mode = _colour_mode(request)
-        sheet = await self._painters.sheet(_viewer_kind(viewer, mode), await self._live.fresh())
+        view, sheet = await self._seen(request, viewer)
         position = f"{self._boot}.{sheet.number}"
-        return HTMLResponse(render.render_page(viewer.org, mode, position, dict(sheet.all())))
+        chain = render.render_no_choice() if not view.gpu else _chain(sheet, gpu_address(view.gpu))[0]
+        racks = {rack_id(rack.name): rack.name for rack in sheet.whole.racks}
+        view = view.with_rack_of_gpu(racks)
+        return HTMLResponse(
+            render.render_page(viewer.org, view, position, dict(sheet.all()), chain, racks.values())
+        )
 
     async def gpu(self, request: Request, viewer: Viewer) -> Response:
         """One GPU through all layers."""
-        address = _gpu_address(request)
-        kind = _viewer_kind(viewer, _colour_mode(request))
-        sheet = await self._painters.sheet(kind, await self._live.fresh())
-        gpu = None if address is None else find_gpu(sheet.whole, address)
-        if gpu is None:
-            return HTMLResponse(render.render_chain(None, ()), 404)
-        reports, findings = layer_reports(sheet.whole, gpu), findings_on_gpu(sheet.whole, gpu)
-        return HTMLResponse(render.render_chain(gpu, reports, findings))
+        address = _path_address(request)
+        _, sheet = await self._seen(request, viewer)
+        markup, found = _chain(sheet, address)
+        return HTMLResponse(markup, 200 if found else 404)
+
+    async def _seen(self, request: Request, viewer: Viewer) -> tuple[PageView, PageSheet]:
+        """What an address asks for, and what this viewer is shown of it."""
+        view, now = await self._view(request), await self._live.fresh()
+        return view, await self._painters.sheet(_viewer_kind(viewer, view.mode), now, view.opened)
+
+    async def _view(self, request: Request) -> PageView:
+        asked = request.query_params
+        # Only the usual colours depend on how large the site is.
+        racks = 0 if "by" in asked else len((await self._live.fresh()).whole.racks)
+        return page_view(asked, racks)
 
     async def live(self, request: Request, viewer: Viewer) -> Response:
         """The stream of changes to the page, until the token expires."""
         if self._streams.full(viewer):
             return PlainTextResponse("too many maps are open: close one\n", 429)
         position = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        changes = self._changes(viewer, _viewer_kind(viewer, _colour_mode(request)), self._number(position))
+        changes = self._changes(viewer, await self._view(request), self._number(position))
         return ChangeStream(self._streams, viewer, changes)
 
-    async def _changes(self, viewer: Viewer, kind: ViewerKind, number: int) -> AsyncIterator[ServerSentEvent]:
+    async def _changes(self, viewer: Viewer, view: PageView, number: int) -> AsyncIterator[ServerSentEvent]:
+        kind = _viewer_kind(viewer, view.mode)
         with self._painters.held(kind):
             async with self._live.watched():
                 while self._clock() < viewer.expires:
                     now = await self._live.after(number)
-                    sheet = await self._painters.sheet(kind, now)
+                    sheet = await self._painters.sheet(kind, now, view.opened)
                     markup = render.render_changes(sheet.since(number))
                     number = sheet.number
                     yield ServerSentEvent(id=f"{self._boot}.{number}", data=markup, sep="\n")
@@ -355,15 +367,18 @@ def _viewer_kind(viewer: Viewer, mode: ColourMode) -> ViewerKind:
     return None if viewer.operator else viewer.org, mode
 
 
-def _gpu_address(request: Request) -> GpuAddress | None:
+def _path_address(request: Request) -> GpuAddress | None:
     """The GPU that a path names; None: the path is malformed."""
-    rack, tray, gpu = (str(request.path_params[name]) for name in ("rack", "tray", "gpu"))
-    return (rack, int(tray), int(gpu)) if _INDEX.fullmatch(tray) and _INDEX.fullmatch(gpu) else None
+    return gpu_address("-".join(str(request.path_params[name]) for name in ("rack", "tray", "gpu")))
 
 
-def _colour_mode(request: Request) -> ColourMode:
-    wanted = request.query_params.get("by")
-    return ColourMode(wanted) if wanted in set(ColourMode) else ColourMode.PARTITION
+def _chain(sheet: PageSheet, address: GpuAddress | None) -> tuple[str, bool]:
+    """One GPU through all layers, and whether there is a GPU."""
+    gpu = None if address is None else find_gpu(sheet.whole, address)
+    if gpu is None:
+        return render.render_chain(None, ()), False
+    reports, findings = layer_reports(sheet.whole, gpu), findings_on_gpu(sheet.whole, gpu)
+    return render.render_chain(gpu, reports, findings), True
 
 
 async def _read_form(request: Request) -> dict[str, str]:

@@ -1,8 +1,10 @@
 """What each kind of viewer sees: parts of the page, each with the reading that last changed it.
 
-A kind of viewer is an organisation (none: it sees everything) and a colour mode. Its `Painter` draws a
-rack again only when its frame differs from the last one, and compares panels as text. `PageSheet.since`
-gives the parts that changed after a reading, which is what a stream sends.
+A kind of viewer is an organisation (none: it sees everything) and a colour mode. Its `Painter` makes the
+cell of a rack in the overview again only when the frame of the rack differs from the last one, and compares
+panels as text. A rack is drawn whole on demand: when a viewer has opened it, and on a site of few racks
+always. `PageSheet.since` gives the parts that changed after a reading, which is what a stream sends: cells,
+panels, and the racks that this viewer has opened.
 
 Each kind has colours of its own: letters that skip some would tell a tenant how many groups others have.
 A painter is kept while a stream is drawn by it, because a new one would give other colours and send every
@@ -14,7 +16,7 @@ starts.
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -27,10 +29,19 @@ from rackloom.web.frames import (
     MapColours,
     RackFrame,
     RackFrames,
+    tenant_groups,
     update_rack_frames,
 )
 from rackloom.web.live import LiveReading
 from rackloom.web.model import SiteMap
+from rackloom.web.overview import (
+    OverviewCell,
+    RackCounts,
+    overview_cell,
+    rack_counts,
+    site_counts,
+    site_summary,
+)
 from rackloom.web.panels import (
     FreeCapacity,
     PlacesByName,
@@ -40,14 +51,19 @@ from rackloom.web.panels import (
     rack_places,
     site_capacity,
 )
-from rackloom.web.racks import DrawnRack, colour_groups, domain_badges, drawn_rack, legend_entries
+from rackloom.web.racks import DrawnRack, colour_groups, domain_badges, drawn_rack, legend_entries, rack_id
 from rackloom.web.tenancy import TenantRacks, tenant_map
+from rackloom.web.view import WHOLE_RACKS
 
 # One kind of viewer.
 
 
 RACKS_ID = "racks"
-"""The id of the element that holds all racks."""
+"""The id of the element that holds the racks that are drawn whole."""
+OVERVIEW_ID = "overview"
+"""The id of the element that holds the cells of all racks."""
+CELLS_AT_ONCE = 4
+"""If more than one cell of so many changed, the overview is sent as a whole."""
 
 
 class PagePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,40 +72,57 @@ class PagePart(msgspec.Struct, frozen=True, kw_only=True):
     markup: str
     changed: int
     """Number of the reading that brought it."""
-    rack: DrawnRack | None = None
-    """The drawn rack; None: the part is a panel."""
+    drawn: DrawnRack | OverviewCell | None = None
+    """The rack or the cell that the markup shows; None: the part is a panel."""
 
 
 class PageSheet(msgspec.Struct, frozen=True, kw_only=True):
-    """All parts, as of one reading."""
+    """All parts that a viewer has on the screen, as of one reading."""
 
     number: int = 0
     whole: SiteMap = SiteMap(at=0.0)
     racks: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
+    """Those that are drawn whole, by id."""
+    cells: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
+    """Those of all racks, by id; none on a site that is drawn whole."""
     panels: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
     regrouped: int = 0
     """The reading in which racks came or went."""
 
     def all(self) -> Iterator[tuple[str, str]]:
         """Id and markup of everything."""
-        yield RACKS_ID, render.render_racks(rack.markup for rack in self.racks.values())
+        yield from self._all_racks()
         yield from ((id_, panel.markup) for id_, panel in self.panels.items())
 
     def since(self, number: int) -> Iterator[tuple[str, str]]:
         """Id and markup of every part that changed after reading `number`."""
         if self.regrouped > number:
-            yield RACKS_ID, render.render_racks(rack.markup for rack in self.racks.values())
-            changing = self.panels
+            yield from self._all_racks()
         else:
-            changing = {**self.racks, **self.panels}
-        yield from ((id_, part.markup) for id_, part in changing.items() if part.changed > number)
+            yield from _changed(self.racks, number)
+            cells = list(_changed(self.cells, number))
+            yield from cells if len(cells) * CELLS_AT_ONCE <= len(self.cells) else [self._overview()]
+        yield from _changed(self.panels, number)
+
+    def _all_racks(self) -> Iterator[tuple[str, str]]:
+        yield self._overview()
+        markup = [rack.markup for rack in self.racks.values()]
+        yield RACKS_ID, render.render_racks(markup, len(self.whole.racks))
+
+    def _overview(self) -> tuple[str, str]:
+        return OVERVIEW_ID, render.render_overview([cell.markup for cell in self.cells.values()])
+
+
+def _changed(parts: Mapping[str, PagePart], number: int) -> Iterator[tuple[str, str]]:
+    return ((id_, part.markup) for id_, part in parts.items() if part.changed > number)
 
 
 class FrameResult(msgspec.Struct, frozen=True):
     """What is derived from one frame."""
 
-    rack: DrawnRack
+    cell: OverviewCell
     groups: Counter[ColourGroup]
+    counts: RackCounts
     room: RackCapacity
     places: PlacesByName
 
@@ -99,9 +132,12 @@ class PainterMemory(msgspec.Struct, kw_only=True):
 
     own: TenantRacks = TenantRacks()
     frames: RackFrames = RackFrames()
-    drawn: Memo[str, RackFrame, FrameResult] = msgspec.field(default_factory=dict)
+    results: Memo[str, RackFrame, FrameResult] = msgspec.field(default_factory=dict)
+    opened: Memo[str, RackFrame, DrawnRack] = msgspec.field(default_factory=dict)
+    """Racks that are or were drawn whole, by id."""
     groups: Counter[ColourGroup] = msgspec.field(default_factory=Counter)
-    """GPUs of each group in all racks that are drawn."""
+    """GPUs of each group in all racks."""
+    counts: RackCounts = RackCounts()
     room: FreeCapacity = msgspec.field(default_factory=lambda: site_capacity([]))
 
 
@@ -115,76 +151,125 @@ class Painter:
         # One palette per kind of viewer: gaps in the letters would reveal how many groups others have.
         self._colours = MapColours()
         self.memory = PainterMemory()
-        self.sheet = PageSheet()
+        self._sheet = PageSheet()
+        self._parts: dict[str, PagePart] = {}
+        """Racks as they were last drawn whole, by id: those that were asked for last come last."""
 
-    def follow(self, now: LiveReading) -> PageSheet:
-        """The parts as of a reading; for an older reading, those that are drawn already."""
-        if now.number > self.sheet.number:
-            whole = now.whole
-            if self._org is not None:
-                whole, self.memory.own = tenant_map(whole, self._org, self.memory.own)
-            drawn = self._follow_racks(whole)
-            racks = {result.rack.id: self._rack(result.rack, now.number) for result in drawn}
-            texts = self._texts(now, whole, drawn)
-            same = list(racks) == list(self.sheet.racks)
-            self.sheet = PageSheet(
-                number=now.number,
-                whole=whole,
-                racks=racks,
-                panels={id_: self._panel(id_, text, now.number) for id_, text in texts},
-                regrouped=self.sheet.regrouped if same else now.number,
-            )
-        return self.sheet
+    def follow(self, now: LiveReading, opened: Collection[str] = ()) -> PageSheet:
+        """The parts as of a reading, with these racks drawn whole, by id.
+
+        For an older reading, the parts as of the newest.
+        """
+        if now.number > self._sheet.number:
+            self._sheet = self._next_sheet(now)
+        return msgspec.structs.replace(self._sheet, racks=self._drawn_whole(opened))
+
+    def _next_sheet(self, now: LiveReading) -> PageSheet:
+        whole, before = now.whole, self._sheet
+        if self._org is not None:
+            whole, self.memory.own = tenant_map(whole, self._org, self.memory.own)
+        if self._mode is ColourMode.TENANT:
+            self._colours.groups.give_hues(tenant_groups(whole))
+        results = self._follow_racks(whole)
+        same = [rack.name for rack in whole.racks] == [rack.name for rack in before.whole.racks]
+        return PageSheet(
+            number=now.number,
+            whole=whole,
+            # How a cell is drawn depends on how many there are.
+            cells=self._cells([result.cell for result in results], before.cells if same else {}, now.number),
+            panels={
+                id_: self._part(before.panels, id_, text, now.number)
+                for id_, text in self._texts(now, whole, results)
+            },
+            regrouped=before.regrouped if same else now.number,
+        )
 
     def _follow_racks(self, whole: SiteMap) -> list[FrameResult]:
-        """Draw the racks that changed; the sums over all racks follow from these."""
+        """Look at the racks that changed; the sums over all racks follow from these."""
         memory = self.memory
         memory.frames = update_rack_frames(whole, memory.frames)
-        before, memory.drawn = (
-            memory.drawn,
-            recompute_changed(memory.drawn, memory.frames.frames, self._draw),
+        before, memory.results = (
+            memory.results,
+            recompute_changed(memory.results, memory.frames.frames, self._result),
         )
-        gone = [old for name, (_, old) in before.items() if not _keeps(memory.drawn.get(name), old)]
-        come = [new for name, (_, new) in memory.drawn.items() if not _keeps(before.get(name), new)]
+        gone = [old for name, (_, old) in before.items() if not _keeps(memory.results.get(name), old)]
+        come = [new for name, (_, new) in memory.results.items() if not _keeps(before.get(name), new)]
         for result in gone:
             memory.groups.subtract(result.groups)
         for result in come:
             memory.groups.update(result.groups)
         # Without the groups of which no GPU is left.
         memory.groups = +memory.groups
-        drawn = [result for _, result in memory.drawn.values()]
+        results = [result for _, result in memory.results.values()]
         if [result.room for result in gone] != [result.room for result in come]:
-            memory.room = site_capacity([result.room for result in drawn])
-        return drawn
+            memory.room = site_capacity([result.room for result in results])
+        if [result.counts for result in gone] != [result.counts for result in come]:
+            memory.counts = site_counts([result.counts for result in results])
+        return results
 
-    def _draw(self, frame: RackFrame) -> FrameResult:
-        rack = drawn_rack(frame, self._mode, self._colours)
-        groups = colour_groups(frame, self._mode)
-        return FrameResult(rack, groups, rack_capacity(frame.rack), rack_places(frame.rack))
+    def _result(self, frame: RackFrame) -> FrameResult:
+        counts = rack_counts(frame)
+        return FrameResult(
+            overview_cell(frame, self._mode, self._colours, counts),
+            colour_groups(frame, self._mode),
+            counts,
+            rack_capacity(frame.rack),
+            rack_places(frame.rack),
+        )
 
-    def _rack(self, drawn: DrawnRack, number: int) -> PagePart:
-        before = self.sheet.racks.get(drawn.id)
-        if before is not None and before.rack == drawn:
+    def _drawn_whole(self, opened: Collection[str]) -> dict[str, PagePart]:
+        """The racks that this viewer sees whole, by id and in the order of the site."""
+        frames = {rack_id(name): frame for name, frame in self.memory.frames.frames.items()}
+        shown = {id_: frame for id_, frame in frames.items() if len(frames) <= WHOLE_RACKS or id_ in opened}
+        others = [id_ for id_ in self._parts if id_ in frames and id_ not in shown]
+        kept = others[max(0, len(others) - RACKS_KEPT) :]
+        before = self.memory.opened
+        drawn = recompute_changed(before, shown, lambda frame: drawn_rack(frame, self._mode, self._colours))
+        self.memory.opened = {id_: before[id_] for id_ in kept if id_ in before} | drawn
+        parts = {id_: self._rack(id_, rack) for id_, (_, rack) in drawn.items()}
+        self._parts = {id_: self._parts[id_] for id_ in kept} | parts
+        return parts
+
+    def _rack(self, id_: str, drawn: DrawnRack) -> PagePart:
+        before = self._parts.get(id_)
+        if before is not None and before.drawn == drawn:
             return before
-        return PagePart(markup=render.render_rack(drawn, self._switch_trays), changed=number, rack=drawn)
+        markup = render.render_rack(drawn, self._switch_trays)
+        return PagePart(markup=markup, changed=self._sheet.number, drawn=drawn)
 
-    def _panel(self, id_: str, markup: str, number: int) -> PagePart:
-        before = self.sheet.panels.get(id_)
+    def _cells(
+        self, cells: Sequence[OverviewCell], known: Mapping[str, PagePart], number: int
+    ) -> dict[str, PagePart]:
+        """The cells of all racks by id; of a site that is drawn whole none."""
+        trays = len(cells) <= render.TRAY_CELLS
+        parts = {}
+        for cell in cells if len(cells) > WHOLE_RACKS else ():
+            before = known.get(cell.id)
+            if before is None or before.drawn != cell:
+                markup = render.render_cell(cell, self._mode, trays=trays)
+                before = PagePart(markup=markup, changed=number, drawn=cell)
+            parts[cell.id] = before
+        return parts
+
+    def _part(self, known: Mapping[str, PagePart], id_: str, markup: str, number: int) -> PagePart:
+        before = known.get(id_)
         if before is not None and before.markup == markup:
             return before
         return PagePart(markup=markup, changed=number)
 
     def _texts(
-        self, now: LiveReading, whole: SiteMap, drawn: Sequence[FrameResult]
+        self, now: LiveReading, whole: SiteMap, results: Sequence[FrameResult]
     ) -> Iterator[tuple[str, str]]:
         entries = legend_entries(self.memory.groups, self._colours)
         badges = domain_badges(whole, self._colours)
+        summary = site_summary(now, whole, self.memory.counts, self.memory.room)
+        yield "summary", render.render_summary(summary)
         yield "reading", render.render_reading(msgspec.structs.replace(now, whole=whole))
         yield "legend", render.render_legend(self._mode, entries, badges, operator=whole.operator)
         yield "room", render.render_capacity(self.memory.room)
-        places = places_named([result.places for result in drawn], _names_wanted(whole))
-        yield "findings", render.render_findings(whole, places)
-        yield "timeline", render.render_timeline(whole, places)
+        places = places_named([result.places for result in results], _names_wanted(whole))
+        yield "findings", render.render_findings(whole, places, self._mode)
+        yield "timeline", render.render_timeline(whole, places, self._mode)
 
 
 def _keeps(entry: tuple[RackFrame, FrameResult] | None, result: FrameResult) -> bool:
@@ -202,6 +287,8 @@ def _names_wanted(whole: SiteMap) -> set[str]:
 
 KINDS_KEPT = 32
 """Painters without a stream that are kept."""
+RACKS_KEPT = 256
+"""Racks that a painter keeps drawn whole, beyond those that are asked for now."""
 
 ViewerKind = tuple[str | None, ColourMode]
 """Organisation (None: it sees everything) and mode."""
@@ -226,11 +313,11 @@ class Painters:
             self._streams[kind] -= 1
             self._streams += Counter()
 
-    async def sheet(self, kind: ViewerKind, now: LiveReading) -> PageSheet:
-        """What a kind of viewer sees of a reading."""
+    async def sheet(self, kind: ViewerKind, now: LiveReading, opened: Collection[str] = ()) -> PageSheet:
+        """What a kind of viewer sees of a reading, with these racks drawn whole, by id."""
         await self._painting.acquire()
         # In a thread: drawing a hundred racks would block other requests.
-        painting = asyncio.get_running_loop().run_in_executor(None, self._painter(kind).follow, now)
+        painting = asyncio.get_running_loop().run_in_executor(None, self._painter(kind).follow, now, opened)
         # The thread continues when its client disconnects, and painters are not thread-safe: only its end
         # releases the lock.
         painting.add_done_callback(lambda _: self._painting.release())

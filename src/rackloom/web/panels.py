@@ -16,8 +16,8 @@ import msgspec
 
 from rackloom.core.diagnosis.index import at_device, at_domain, at_logical, at_pod, places_around
 from rackloom.core.diagnosis.snapshot import GpuChain, grouped
-from rackloom.web.model import MapGpu, MapRack
-from rackloom.web.racks import rack_id, tray_free
+from rackloom.web.model import MapGpu, MapRack, tray_free, tray_partly_taken
+from rackloom.web.racks import rack_id
 
 # Free capacity.
 
@@ -51,7 +51,7 @@ class RackCapacity(msgspec.Struct, frozen=True, kw_only=True):
 def rack_capacity(rack: MapRack) -> RackCapacity:
     """Count what is free in one rack. A tray with an unknown state counts as not free."""
     free = [tray for tray in rack.trays if tray_free(tray)]
-    partly = [tray for tray in rack.trays if tray_free(tray) is False and any(gpu.taken for gpu in tray)]
+    partly = [tray for tray in rack.trays if tray_partly_taken(tray)]
     gangs: dict[str, tuple[int, int]] = {}
     for tray in free:
         if domain := tray[0].domain:
@@ -61,7 +61,7 @@ def rack_capacity(rack: MapRack) -> RackCapacity:
         free_trays=len(free),
         unknown_trays=sum(tray_free(tray) is None for tray in rack.trays),
         foreign_trays=sum(
-            any(gpu.foreign for gpu in tray) and not any(gpu.taken for gpu in tray) for tray in rack.trays
+            any(gpu.foreign for gpu in tray) and not tray_partly_taken(tray) for tray in rack.trays
         ),
         stranded_gpus=sum(gpu.taken is False for tray in partly for gpu in tray),
         gangs=gangs,
@@ -126,14 +126,15 @@ PlacesByName = Mapping[str, Sequence[MapSpot]]
 def rack_places(rack: MapRack) -> PlacesByName:
     """The locations of all names in one rack."""
     id_ = rack_id(rack.name)
-    visible = (
-        (gpu, gpu.chain, MapSpot(rack.name, id_, tray, number, _slot_name(gpu)))
-        for tray, gpus in enumerate(rack.trays)
-        for number, gpu in enumerate(gpus)
-        if gpu.chain is not None
-    )
-    found = grouped((name, spot) for gpu, chain, spot in visible for name in _names_of_gpu(gpu, chain))
-    return {name: tuple(spots) for name, spots in found.items()}
+    # Plain loops: all GPUs of the site pass here before the first page is sent.
+    found: dict[str, list[MapSpot]] = {}
+    for tray, gpus in enumerate(rack.trays):
+        for number, gpu in enumerate(gpus):
+            if gpu.chain is not None:
+                spot = MapSpot(rack.name, id_, tray, number, _slot_name(gpu))
+                for name in _names_of_gpu(gpu, gpu.chain):
+                    found.setdefault(name, []).append(spot)
+    return found
 
 
 def _slot_name(gpu: MapGpu) -> str:

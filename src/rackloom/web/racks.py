@@ -12,6 +12,7 @@ which keeps the markup of a large site small.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from itertools import groupby
 
@@ -21,6 +22,8 @@ from rackloom.core.diagnosis.checks.nics import is_link_unknown, link_problem
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, grouped
 from rackloom.web.chain import Wiring, fastest_rate, nearest_wiring
 from rackloom.web.frames import (
+    GROUP_MODES,
+    STATE_CLASSES,
     ColourGroup,
     ColourMode,
     FabricState,
@@ -30,10 +33,11 @@ from rackloom.web.frames import (
     Palette,
     RackFrame,
     gpu_shade,
-    hue_of,
+    is_node_lost,
+    is_sick,
     letter_of,
 )
-from rackloom.web.model import MapGpu, SiteMap
+from rackloom.web.model import MapGpu, MapTray, SiteMap, tray_free
 
 # Values.
 
@@ -55,21 +59,27 @@ class DrawnGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def style(self) -> str:
         """The style classes of the drawing."""
-        base = f"h{self.hue}" if self.state is GpuState.GROUP else _STATE_CLASSES[self.state]
+        base = f"h{self.hue}" if self.state is GpuState.GROUP else STATE_CLASSES[self.state]
         return base + (" s" if self.sick else "") + (" b" if self.busy else "")
 
     @property
     def words(self) -> str:
         """The drawing in words, for screen readers."""
-        state = self.name if self.state in (GpuState.GROUP, GpuState.FREE) else _STATE_WORDS[self.state]
+        state = _STATE_WORDS.get(self.state) or self.name or "free"
         if self.state is GpuState.UNKNOWN and self.name:
             state += f", last known {self.name}"
         notes = ["unhealthy"] * self.sick + ["used by a pod"] * self.busy
         return ", ".join([state, *notes, *([f"NIC {self.nic}"] if self.nic else [])])
 
 
-_STATE_CLASSES = {GpuState.FREE: "f", GpuState.OTHERS: "o", GpuState.UNKNOWN: "q"}
-_STATE_WORDS = {GpuState.OTHERS: "in use by somebody else", GpuState.UNKNOWN: "unknown"}
+_STATE_WORDS = {
+    GpuState.OTHERS: "in use by somebody else",
+    GpuState.UNKNOWN: "unknown",
+    GpuState.USED: "in use",
+    GpuState.STRANDED: "free, in a tray that is partly taken",
+    GpuState.HEALTHY: "healthy",
+    GpuState.PROBLEM: "a problem",
+}
 
 
 class DrawnTray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -88,11 +98,13 @@ class DrawnTray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The ComputeDomain that it is a member of."""
     badge: int | None = None
     """Number of that ComputeDomain on the map."""
+    badge_hue: int = 0
 
 
 class DrawnRack(msgspec.Struct, frozen=True, kw_only=True):
     """One rack: compute trays, the switches between them, and its free trays."""
 
+    mode: ColourMode
     id: str
     name: str
     domains: tuple[str, ...]
@@ -116,6 +128,7 @@ GpuAddress = tuple[str, int, int]
 """Rack id, tray from the top, GPU from the left: how the page names a GPU."""
 
 
+@lru_cache(maxsize=1 << 16)
 def rack_id(name: str) -> str:
     """A name for a rack that any page element may have."""
     return "r" + sha256(name.encode()).hexdigest()[:12]
@@ -137,6 +150,7 @@ def drawn_rack(frame: RackFrame, mode: ColourMode, colours: MapColours) -> Drawn
     lower = len(drawn) * 4 // 9
     frees = [tray.free for tray in drawn]
     return DrawnRack(
+        mode=mode,
         id=rack_id(frame.rack.name),
         name=frame.rack.name,
         domains=frame.named,
@@ -148,29 +162,21 @@ def drawn_rack(frame: RackFrame, mode: ColourMode, colours: MapColours) -> Drawn
     )
 
 
-def _drawn_tray(
-    frame: RackFrame, mode: ColourMode, colours: MapColours, gpus: tuple[MapGpu, ...]
-) -> DrawnTray:
+def _drawn_tray(frame: RackFrame, mode: ColourMode, colours: MapColours, gpus: MapTray) -> DrawnTray:
     chain = next((gpu.chain for gpu in gpus if gpu.chain is not None), None)
     siblings = fastest_rate(gpu.chain for gpu in gpus if gpu.chain is not None)
     laid = frame.over.get(chain.node.name) if chain is not None and chain.node is not None else None
     return DrawnTray(
         slot=gpus[0].place.slot,
         title=_tray_title(gpus[0], chain),
-        cells=tuple(_drawn_gpu(frame, mode, colours, gpu, siblings) for gpu in gpus),
+        cells=tuple(_drawn_gpu(frame, mode, colours, gpus, gpu, siblings) for gpu in gpus),
         free=tray_free(gpus),
         notes=_tray_notes(frame, chain) + _foreign_notes(gpus),
-        lost=chain is not None and _is_node_lost(frame, chain),
+        lost=chain is not None and is_node_lost(frame, chain),
         laid_over=laid[1] if laid else "",
         badge=None if laid is None else colours.badges.number(ColourGroup(*laid)),
+        badge_hue=0 if laid is None else colours.badges.hue(ColourGroup(*laid)),
     )
-
-
-def tray_free(gpus: tuple[MapGpu, ...]) -> bool | None:
-    """Whether all GPUs of a tray could be given to anybody now: it is not cordoned, sick or reserved."""
-    if any(gpu.taken or gpu.held_back or gpu.reserved_for for gpu in gpus):
-        return False
-    return None if any(gpu.taken is None for gpu in gpus) else True
 
 
 def _tray_title(gpu: MapGpu, chain: GpuChain | None) -> str:
@@ -191,7 +197,7 @@ def _tray_notes(frame: RackFrame, chain: GpuChain | None) -> tuple[str, ...]:
         found.append(machine.reservation)
     if machine is not None and machine.health:
         found.append("machine unhealthy")
-    if chain is not None and node is not None and _is_node_lost(frame, chain):
+    if chain is not None and node is not None and is_node_lost(frame, chain):
         found.append("node not ready" if node.ready is False else "node unknown")
     if node is not None and node.unschedulable:
         found.append("unschedulable")
@@ -208,25 +214,21 @@ def _foreign_notes(gpus: tuple[MapGpu, ...]) -> tuple[str, ...]:
     return tuple(f"in foreign partition {name}" for name in sorted(names))
 
 
-def _is_node_lost(frame: RackFrame, chain: GpuChain) -> bool:
-    return chain.node is not None and Layer.CLUSTER in frame.known and chain.node.ready is not True
-
-
 def _drawn_gpu(
-    frame: RackFrame, mode: ColourMode, colours: MapColours, gpu: MapGpu, siblings: int
+    frame: RackFrame, mode: ColourMode, colours: MapColours, tray: MapTray, gpu: MapGpu, siblings: int
 ) -> DrawnGpu:
     """One GPU, in a tray whose fastest rail has so many Gb/s."""
     chain = gpu.chain
-    found: GpuShade = gpu_shade(frame, mode, gpu)
+    found: GpuShade = gpu_shade(frame, mode, tray, gpu)
     if chain is None:
         return DrawnGpu(state=found.state, name="free" if found.state is GpuState.FREE else "", nic="")
     number = None if found.group is None else colours.groups.number(found.group)
     return DrawnGpu(
         state=found.state,
-        hue=0 if number is None else hue_of(number),
+        hue=0 if found.group is None else colours.groups.hue(found.group),
         letter="" if number is None else letter_of(number),
         name=_group_name(found, mode),
-        sick=_is_sick(chain),
+        sick=is_sick(chain),
         busy=chain.use is not None,
         nic=_nic_mark(frame, chain, siblings),
     )
@@ -236,14 +238,7 @@ def _group_name(found: GpuShade, mode: ColourMode) -> str:
     """The name of its group. A GPU without a group may be in use nevertheless."""
     if found.group is not None:
         return found.group.name
-    return f"no {mode}" if found.state is GpuState.FREE else ""
-
-
-def _is_sick(chain: GpuChain) -> bool:
-    """Whether its switch controller says so, or its plugin keeps workloads off it."""
-    by_fabric = chain.fabric is not None and chain.fabric.healthy is False
-    kept_off = chain.device is not None and any(not taint.endswith(":None") for taint in chain.device.taints)
-    return by_fabric or kept_off
+    return f"no {mode}" if found.state is GpuState.FREE and mode in GROUP_MODES else ""
 
 
 def _nic_mark(frame: RackFrame, chain: GpuChain, siblings: int) -> str:
@@ -288,7 +283,9 @@ def domain_badges(whole: SiteMap, colours: MapColours) -> tuple[LegendEntry, ...
 
 def colour_groups(frame: RackFrame, mode: ColourMode) -> Counter[ColourGroup]:
     """The groups in one rack, and how many GPUs each has there."""
-    shades = (gpu_shade(frame, mode, gpu) for tray in frame.rack.trays for gpu in tray)
+    if mode not in GROUP_MODES:
+        return Counter()
+    shades = (gpu_shade(frame, mode, tray, gpu) for tray in frame.rack.trays for gpu in tray)
     return Counter(shade.group for shade in shades if shade.group is not None)
 
 
@@ -300,10 +297,10 @@ def legend_entries(counts: Counter[ColourGroup], colours: MapColours) -> tuple[L
 def _legend(
     counts: Mapping[ColourGroup, int], palette: Palette, letter: Callable[[int], str]
 ) -> tuple[LegendEntry, ...]:
-    numbered = sorted((palette.number(group), group.name, count) for group, count in counts.items())
+    numbered = sorted((palette.number(group), group, count) for group, count in counts.items())
     return tuple(
-        LegendEntry(hue=hue_of(number), letter=letter(number), name=name, count=count)
-        for number, name, count in numbered
+        LegendEntry(hue=palette.hue(group), letter=letter(number), name=group.name, count=count)
+        for number, group, count in numbered
     )
 
 
@@ -339,6 +336,7 @@ class DomainOutline(msgspec.Struct, frozen=True):
     y: int
     height: int
     badge: int
+    hue: int
     name: str
 
 
@@ -429,6 +427,7 @@ def _domain_outlines(lines: Sequence[TrayLine]) -> tuple[DomainOutline, ...]:
     for badge, run in groupby(lines, key=lambda line: line.tray.badge):
         if badge is not None:
             rows = list(run)
-            name = rows[0].tray.laid_over
-            found.append(DomainOutline(rows[0].y - 1, rows[-1].y - rows[0].y + ROW - 1, badge, name))
+            first = rows[0].tray
+            height = rows[-1].y - rows[0].y + ROW - 1
+            found.append(DomainOutline(rows[0].y - 1, height, badge, first.badge_hue, first.laid_over))
     return tuple(found)

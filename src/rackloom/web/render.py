@@ -5,7 +5,7 @@ htmx partials: each takes the place of the element with the same id.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 
@@ -17,12 +17,16 @@ from rackloom.core.diagnosis.repair_steps import repair_advice, repair_steps
 from rackloom.core.diagnosis.report import consequences_by_check
 from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.web.chain import LayerReport
-from rackloom.web.frames import COLOURS, ColourMode
+from rackloom.web.frames import ColourMode
 from rackloom.web.live import LiveReading
 from rackloom.web.model import MapGpu, SiteMap
-from rackloom.web.panels import FoundLocations, FreeCapacity, PlacesByName, locate
+from rackloom.web.overview import OverviewCell, SiteSummary
+from rackloom.web.panels import FoundLocations, FreeCapacity, PlaceLink, PlacesByName, locate
 from rackloom.web.racks import CELL, LEFT, DrawnRack, LegendEntry, drawing
+from rackloom.web.view import PageView, gpu_address, gpu_link, rack_link
 
+TRAY_CELLS = 100
+"""An overview of so many racks has room for their trays."""
 TIMELINE_LINES = 30
 """Lines of the timeline; the audit has them all."""
 
@@ -84,7 +88,8 @@ def _templates() -> Environment:
         steps=repair_steps,
         first_few=first_few,
     )
-    found.globals.update(LEFT=LEFT, CELL=CELL, COLOURS=COLOURS, modes=tuple(ColourMode), layers=tuple(Layer))
+    found.filters.update(address=_address, gpu_link=lambda id_, mode: gpu_link(mode, id_))
+    found.globals.update(LEFT=LEFT, CELL=CELL, modes=tuple(ColourMode), layers=tuple(Layer))
     return found
 
 
@@ -93,13 +98,35 @@ def _render(name: str, **values: object) -> Markup:
 
 
 def render_rack(value: DrawnRack, switch_trays: int) -> str:
-    """One rack."""
+    """One rack, whole."""
     return _render("rack.svg", drawing=drawing(value, switch_trays))
 
 
-def render_racks(drawn: Iterable[str]) -> str:
-    """The element with all racks."""
-    return _render("racks.html", racks=[Markup(markup) for markup in drawn])  # noqa: S704 - by render_rack
+def render_racks(drawn: Iterable[str], in_all: int) -> str:
+    """The element with the racks that are drawn whole, of so many in all."""
+    racks = [Markup(markup) for markup in drawn]  # noqa: S704 - by render_rack
+    return _render("racks.html", racks=racks, in_all=in_all)
+
+
+def render_cell(cell: OverviewCell, mode: ColourMode, *, trays: bool) -> str:
+    """One rack among all; `trays`: with each of its trays."""
+    return _render("cell.html", cell=cell, link=rack_link(mode, cell.name), trays=trays)
+
+
+def render_overview(cells: Iterable[str]) -> str:
+    """The element with the cells of all racks; hidden without cells."""
+    written = [Markup(markup) for markup in cells]  # noqa: S704 - by render_cell
+    return _render("overview.html", cells=written, tray_cells=TRAY_CELLS)
+
+
+def render_summary(summary: SiteSummary) -> str:
+    """What a viewer reads first."""
+    return _render("summary.html", summary=summary)
+
+
+def _address(link: PlaceLink, mode: ColourMode) -> str:
+    """Where a link to a GPU or a rack leads."""
+    return gpu_link(mode, link.id) if gpu_address(link.id) else rack_link(mode, link.words)
 
 
 def render_reading(now: LiveReading) -> str:
@@ -119,31 +146,54 @@ def render_capacity(left: FreeCapacity) -> str:
     return _render("room.html", left=left)
 
 
-def render_findings(whole: SiteMap, places: PlacesByName) -> str:
+def render_findings(whole: SiteMap, places: PlacesByName, mode: ColourMode = ColourMode.PARTITION) -> str:
     """The doctor's findings and their places on the map."""
     found = None if whole.findings is None else _with_locations(whole.findings, places)
-    return _render("findings.html", operator=whole.operator, findings=found, examined_at=whole.examined_at)
+    return _render(
+        "findings.html", operator=whole.operator, findings=found, examined_at=whole.examined_at, mode=mode
+    )
 
 
-def render_timeline(whole: SiteMap, places: PlacesByName) -> str:
+def render_timeline(whole: SiteMap, places: PlacesByName, mode: ColourMode) -> str:
     """The latest operations on fabrics and their places on the map."""
     entries = [(entry, locate(entry.places, places)) for entry in whole.happenings[:TIMELINE_LINES]]
-    return _render("timeline.html", happenings=entries)
+    return _render("timeline.html", happenings=entries, mode=mode)
 
 
 def render_chain(gpu: MapGpu | None, reports: Sequence[LayerReport], findings: Sequence[Finding] = ()) -> str:
     """One GPU through all layers, and the findings that concern it."""
-    return _render("chain.html", gpu=gpu, reports=reports, findings=_with_locations(findings, {}))
+    located = _with_locations(findings, {})
+    return _render("chain.html", gpu=gpu, reports=reports, findings=located, mode=ColourMode.PARTITION)
+
+
+def render_no_choice() -> str:
+    """What stands in place of a GPU while none is chosen."""
+    return _render("no_choice.html")
 
 
 def _with_locations(found: Sequence[Finding], places: PlacesByName) -> list[tuple[Finding, FoundLocations]]:
     return [(finding, locate(finding.where, places)) for finding in found]
 
 
-def render_page(org: str, mode: ColourMode, position: str, parts: Mapping[str, str]) -> str:
-    """The whole page of the elements above, by id; the stream of changes starts at `position`."""
+def render_page(
+    org: str, view: PageView, position: str, parts: Mapping[str, str], chain: str, racks: Collection[str]
+) -> str:
+    """The whole page of the elements above, by id; the stream of changes starts at `position`.
+
+    `chain` is the chosen GPU, or what stands in its place; `racks` are the names of all racks.
+    """
     written = {name: Markup(markup) for name, markup in parts.items()}  # noqa: S704 - by the functions above
-    return _render("page.html", org=org, mode=mode, position=position, parts=written)
+    return _render(
+        "page.html",
+        org=org,
+        view=view,
+        position=position,
+        parts=written,
+        chain=Markup(chain),  # noqa: S704 - by render_chain
+        no_choice=Markup(render_no_choice()),  # noqa: S704 - by the function above
+        missing=[name for name in view.racks if name not in racks],
+        choosable="<a " in written["overview"],
+    )
 
 
 def render_changes(parts: Iterable[tuple[str, str]]) -> str:

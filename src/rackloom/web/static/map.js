@@ -6,9 +6,11 @@ const QUIET_SECONDS = 15; // the server sends an event every five seconds, even 
 const live = document.getElementById("live");
 const chain = document.getElementById("chain");
 let lastEventAt = Date.now();
-let focusedId = null; // id of the GPU with tabindex 0
-let selectedId = null; // id of the GPU whose chain is shown
+let selectedId = chain.dataset.gpu || null; // id of the GPU whose chain is shown
+let focusedId = selectedId; // id of the GPU with tabindex 0
+let focusedRackId = null; // id of the cell of a rack with tabindex 0
 
+const rackCells = () => [...document.querySelectorAll("#overview a")];
 const cells = () => [...document.querySelectorAll("rect[role=gridcell]")];
 
 function showState(state, text) {
@@ -33,6 +35,32 @@ function markCells() {
   const at = document.getElementById(focusedId) || document.querySelector("rect[role=gridcell]");
   if (at) at.setAttribute("tabindex", "0");
   document.getElementById(selectedId)?.setAttribute("aria-selected", "true");
+  markRackCells();
+}
+
+// Of the cells of all racks, the Tab key reaches one; the cells of opened racks are marked.
+function markRackCells() {
+  const all = rackCells();
+  const opened = new Set([...document.querySelectorAll(".rack")].map((rack) => "c" + rack.id.slice(1)));
+  const at = document.getElementById(focusedRackId) || all.find((cell) => opened.has(cell.id)) || all[0];
+  for (const cell of all) {
+    cell.setAttribute("tabindex", cell === at ? "0" : "-1");
+    if (opened.has(cell.id)) cell.setAttribute("aria-current", "true");
+  }
+}
+
+// The address names the chosen GPU, so that the view is a link; the links to other colours keep it.
+function writeAddress() {
+  const withChoice = (address) => {
+    const url = new URL(address, location.href);
+    url.searchParams.delete("gpu");
+    if (selectedId) url.searchParams.set("gpu", selectedId);
+    return url;
+  };
+  const here = withChoice(location.href);
+  if (!selectedId) here.hash = "";
+  history.replaceState(null, "", here);
+  document.querySelectorAll("header nav a").forEach((link) => (link.href = withChoice(link.href)));
 }
 
 function showChain() {
@@ -51,6 +79,19 @@ function selectCell(cell) {
   selectedId = cell.id;
   focusCell(cell);
   showChain();
+  writeAddress();
+  document.querySelectorAll("aside, .gpu").forEach((box) => (box.scrollTop = 0));
+}
+
+// Close the panel. The page stays where it is; the focus goes back to the GPU if it was in the panel.
+function closeChain() {
+  const cell = document.getElementById(selectedId);
+  const inside = document.querySelector(".gpu").contains(document.activeElement);
+  selectedId = null;
+  chain.replaceChildren(document.getElementById("no-choice").content.cloneNode(true));
+  markCells();
+  writeAddress();
+  if (inside) cell?.focus({ preventScroll: true });
 }
 
 // The move of a key, from a cell to its neighbour in the grid.
@@ -81,7 +122,39 @@ function moveOf(cell, key) {
   return moves[key] && (() => focusCell(moves[key]()));
 }
 
+// The cell of a rack that a key leads to, from the cell of another.
+function rackCellAt(cell, key) {
+  const all = rackCells();
+  const column = (other) => Math.abs(other.offsetLeft - cell.offsetLeft);
+  const row = (step) => {
+    const beyond = all.filter((other) => Math.sign(other.offsetTop - cell.offsetTop) === step);
+    const near = Math.min(...beyond.map((other) => Math.abs(other.offsetTop - cell.offsetTop)));
+    const next = beyond.filter((other) => Math.abs(other.offsetTop - cell.offsetTop) === near);
+    return next.sort((one, other) => column(one) - column(other))[0];
+  };
+  const moves = {
+    ArrowLeft: () => all[all.indexOf(cell) - 1],
+    ArrowRight: () => all[all.indexOf(cell) + 1],
+    ArrowUp: () => row(-1),
+    ArrowDown: () => row(1),
+    Home: () => all[0],
+    End: () => all.at(-1),
+  };
+  return moves[key]?.();
+}
+
 document.addEventListener("keydown", (event) => {
+  const from = event.target.closest?.("#overview a");
+  const to = from && !event.altKey && !event.ctrlKey && !event.metaKey && rackCellAt(from, event.key);
+  if (!to) return;
+  event.preventDefault();
+  focusedRackId = to.id;
+  markRackCells();
+  to.focus();
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && selectedId) closeChain();
   const cell = event.target.closest?.("rect[role=gridcell]");
   if (!cell || event.altKey || event.ctrlKey || event.metaKey) return;
   const move = event.key === "Enter" || event.key === " " ? () => selectCell(cell) : moveOf(cell, event.key);
@@ -102,6 +175,10 @@ function followLink(link, event) {
 document.addEventListener("click", (event) => {
   const cell = event.target.closest?.("rect[role=gridcell]");
   const link = event.target.closest?.("a[data-shows]");
+  if (event.target.closest?.("a.close")) {
+    event.preventDefault();
+    closeChain();
+  }
   if (cell) selectCell(cell);
   if (link) followLink(link, event);
 });

@@ -1,0 +1,399 @@
+"""The site on one screen: a cell for each rack, and the numbers that a viewer reads first.
+
+`rack_counts` counts what one rack adds to the numbers, and `overview_cell` says how the rack is shown among
+all others. Both depend on the frame of the rack only, so a change costs the work of one rack. `site_summary`
+makes a sentence and five numbers of the sums.
+
+Nothing is assumed to be well. A GPU is in use, healthy or free only where every layer that would say so was
+read; all others are unknown, and a number that may be higher or lower says for how many GPUs, and since when.
+
+An operator's numbers are those of the site. A tenant's count its own GPUs alone: those that its pods use,
+that are healthy, and the fastest transfer from them. The largest job that fits is what it could be given.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+import msgspec
+
+from rackloom.core.diagnosis.findings import Finding, Severity
+from rackloom.core.diagnosis.snapshot import GpuChain, Layer, MeasuredTransfer
+from rackloom.web.frames import (
+    GROUP_MODES,
+    STATE_CLASSES,
+    ColourGroup,
+    ColourMode,
+    GpuShade,
+    GpuState,
+    MapColours,
+    RackFrame,
+    gpu_health,
+    gpu_shade,
+    letter_of,
+)
+from rackloom.web.live import LiveReading
+from rackloom.web.model import MapGpu, SiteMap
+from rackloom.web.panels import FreeCapacity
+from rackloom.web.racks import rack_id
+
+# What one rack adds to the numbers.
+
+
+PROVED = "holds"
+"""The verdict of a transfer that was measured and kept its promise."""
+
+
+class RackCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs of one rack that the viewer may see, or of many racks."""
+
+    gpus: int = 0
+    used: int = 0
+    """By an instance or a pod; of a tenant's own, by a pod."""
+    use_unknown: int = 0
+    healthy: int = 0
+    problems: int = 0
+    """GPUs that are unhealthy, on a lost node, or in an unhealthy machine."""
+    health_unknown: int = 0
+    stuck: int = 0
+    """Other GPUs that did not get into the partition that they were asked into."""
+    silent: frozenset[str] = frozenset()
+    """NVLink domains of these GPUs of which the newest reading does not show the present state."""
+    fastest: MeasuredTransfer | None = None
+    """The fastest transfer from one of them that kept its promise."""
+
+
+def rack_counts(frame: RackFrame) -> RackCounts:
+    """Count the GPUs of one rack."""
+    seen = [(gpu, gpu.chain) for tray in frame.rack.trays for gpu in tray if gpu.chain is not None]
+    if not seen:
+        return RackCounts()
+    used = Counter(_is_used(frame, gpu, chain) for gpu, chain in seen)
+    verdicts = [gpu_health(frame, gpu) for gpu, _ in seen]
+    found = Counter(verdicts)
+    stuck = [chain.wanted is not None and chain.wanted.problem != "" for _, chain in seen]
+    return RackCounts(
+        gpus=len(seen),
+        used=used[True],
+        use_unknown=used[None],
+        healthy=found[True],
+        problems=found[False],
+        health_unknown=found[None],
+        stuck=sum(bad and health is not False for bad, health in zip(stuck, verdicts, strict=True)),
+        silent=frozenset(gpu.domain for gpu, _ in seen) - frame.answering - {""},
+        fastest=_fastest([chain.transfer for _, chain in seen if chain.transfer is not None]),
+    )
+
+
+def _is_used(frame: RackFrame, gpu: MapGpu, chain: GpuChain) -> bool | None:
+    """Whether a GPU is in use: a tenant's own GPUs are all taken, so there it is whether a pod uses them."""
+    if frame.operator:
+        return gpu.taken
+    return None if Layer.CLUSTER not in frame.known else chain.use is not None
+
+
+def _fastest(transfers: Collection[MeasuredTransfer]) -> MeasuredTransfer | None:
+    proved = [transfer for transfer in transfers if transfer.verdict == PROVED]
+    return max(proved, key=lambda transfer: (transfer.gigabytes_per_second, transfer.at), default=None)
+
+
+def site_counts(racks: Sequence[RackCounts]) -> RackCounts:
+    """The sums over some racks."""
+    return RackCounts(
+        gpus=sum(rack.gpus for rack in racks),
+        used=sum(rack.used for rack in racks),
+        use_unknown=sum(rack.use_unknown for rack in racks),
+        healthy=sum(rack.healthy for rack in racks),
+        problems=sum(rack.problems for rack in racks),
+        health_unknown=sum(rack.health_unknown for rack in racks),
+        stuck=sum(rack.stuck for rack in racks),
+        silent=frozenset[str]().union(*[rack.silent for rack in racks]),
+        fastest=_fastest([rack.fastest for rack in racks if rack.fastest is not None]),
+    )
+
+
+# One rack among all.
+
+
+class OverviewCell(msgspec.Struct, frozen=True, kw_only=True):
+    """How one rack is shown among all others."""
+
+    id: str
+    name: str
+    style: str
+    """Its style classes."""
+    mark: str
+    """A letter of its largest group, or an exclamation mark for a problem."""
+    words: str
+    """What the cell shows, in words."""
+    trays: tuple[str, ...]
+    """The style class of each tray, top first."""
+
+
+def cell_id(name: str) -> str:
+    """The id of the cell of a rack; the rack itself has another one."""
+    return "c" + rack_id(name)[1:]
+
+
+def overview_cell(
+    frame: RackFrame, mode: ColourMode, colours: MapColours, counts: RackCounts
+) -> OverviewCell:
+    """How one rack is shown. New groups in it are given colours."""
+    trays = [[gpu_shade(frame, mode, tray, gpu) for gpu in tray] for tray in frame.rack.trays]
+    shades = [shade for tray in trays for shade in tray]
+    problem = counts.problems > 0
+    group = _largest_group(shades)
+    letter = letter_of(colours.groups.number(group)) if group is not None else ""
+    return OverviewCell(
+        id=cell_id(frame.rack.name),
+        name=frame.rack.name,
+        style=_style(frame, mode, colours, shades) + (" s" if problem else ""),
+        mark="!" if problem else letter,
+        words=", ".join(_cell_words(mode, counts, shades)),
+        trays=tuple(_style(frame, mode, colours, tray) for tray in trays),
+    )
+
+
+def _style(frame: RackFrame, mode: ColourMode, colours: MapColours, shades: Sequence[GpuShade]) -> str:
+    """The style class of some GPUs: a problem or a doubt about some of them is not averaged away.
+
+    An operator sees a group where it has most of the GPUs, a tenant wherever it has any.
+    """
+    states = Counter(shade.state for shade in shades)
+    if mode is ColourMode.HEALTH:
+        return STATE_CLASSES[next((state for state in _WORST_FIRST if states[state]), GpuState.FREE)]
+    if mode in GROUP_MODES:
+        group = _largest_group(shades)
+        if group is not None and (not frame.operator or states[GpuState.GROUP] * 2 >= len(shades)):
+            return f"h{colours.groups.hue(group)}"
+        return STATE_CLASSES[max(_UNGROUPED, key=lambda state: states[state])]
+    if states[GpuState.UNKNOWN] * 2 >= len(shades):
+        return STATE_CLASSES[GpuState.UNKNOWN]
+    if mode is ColourMode.FRAGMENTATION:
+        return f"{STATE_CLASSES[GpuState.STRANDED]}{_level(states[GpuState.STRANDED], len(shades))}"
+    used = states[GpuState.USED] + states[GpuState.OTHERS]
+    return f"{STATE_CLASSES[GpuState.USED]}{_level(used, len(shades))}"
+
+
+_WORST_FIRST = (GpuState.PROBLEM, GpuState.UNKNOWN, GpuState.HEALTHY, GpuState.OTHERS)
+_UNGROUPED = (GpuState.UNKNOWN, GpuState.OTHERS, GpuState.FREE)
+LEVELS = 4
+
+
+def _level(some: int, whole: int) -> int:
+    """How dark a share is drawn: 0 is none and 4 all, so that a full rack differs from any other."""
+    if some == whole:
+        return LEVELS
+    return 1 + some * (LEVELS - 1) // whole if some else 0
+
+
+def _largest_group(shades: Sequence[GpuShade]) -> ColourGroup | None:
+    groups = Counter(shade.group for shade in shades if shade.state is GpuState.GROUP and shade.group)
+    return max(groups, key=lambda group: (groups[group], group.key), default=None)
+
+
+def _cell_words(mode: ColourMode, counts: RackCounts, shades: Sequence[GpuShade]) -> Iterator[str]:
+    states = Counter(shade.state for shade in shades)
+    if mode in GROUP_MODES:
+        groups = Counter(
+            shade.group.name for shade in shades if shade.state is GpuState.GROUP and shade.group
+        )
+        for name, count in groups.most_common(MOST_NAMED):
+            yield f"{count} of {name}"
+        if len(groups) > MOST_NAMED:
+            yield f"{len(groups) - MOST_NAMED} more groups"
+    for state, words in _COUNTED_WORDS.items():
+        if states[state]:
+            nobody = f"in no {mode}, or free" if state is GpuState.FREE and mode in GROUP_MODES else ""
+            yield f"{states[state]} {nobody or words}"
+    if counts.problems and not states[GpuState.PROBLEM]:
+        yield f"{counts.problems} with a problem"
+
+
+MOST_NAMED = 3
+"""Groups of a rack that are named; the rest is counted."""
+_COUNTED_WORDS = {
+    GpuState.PROBLEM: "with a problem",
+    GpuState.USED: "in use",
+    GpuState.OTHERS: "in use by somebody else",
+    GpuState.STRANDED: "stranded in partly taken trays",
+    GpuState.HEALTHY: "healthy",
+    GpuState.FREE: "free",
+    GpuState.UNKNOWN: "unknown",
+}
+
+
+# The sentence and the five numbers.
+
+
+class KeyNumber(msgspec.Struct, frozen=True, kw_only=True):
+    """One number that is read first."""
+
+    label: str
+    value: str
+    note: str = ""
+    since: float | None = None
+    """Since when something about it is unknown."""
+    at: float | None = None
+    """When it was found."""
+    tone: str = ""
+    """bad: a problem; doubt: something is unknown."""
+
+
+class SiteSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a viewer reads first."""
+
+    sentence: str
+    since: float | None = None
+    """Since when what the sentence says is so."""
+    tone: str = ""
+    numbers: tuple[KeyNumber, ...]
+
+
+UNKNOWN = "unknown"
+_IN_ORDER = (Severity.CRITICAL, Severity.ERROR, Severity.WARNING)
+
+
+def site_summary(now: LiveReading, whole: SiteMap, counts: RackCounts, room: FreeCapacity) -> SiteSummary:
+    """The sentence and the numbers of one viewer, whose part of the site is `whole`."""
+    numbers = (
+        _attention(whole, counts),
+        _in_use(whole, counts),
+        _healthy(whole, counts),
+        _largest_job(whole, counts, room),
+        _fastest_path(whole, counts),
+    )
+    if now.unread_since is not None:
+        return SiteSummary(
+            sentence="The site cannot be read: its present state is unknown",
+            since=now.unread_since,
+            tone="bad",
+            numbers=tuple(_as_last_known(number, now.unread_since) for number in numbers),
+        )
+    sentence, since, tone = _sentence(whole, counts)
+    return SiteSummary(sentence=sentence, since=since, tone=tone, numbers=numbers)
+
+
+def _as_last_known(number: KeyNumber, since: float) -> KeyNumber:
+    last = "" if number.value == UNKNOWN else f"last known: {number.value}"
+    return KeyNumber(label=number.label, value=UNKNOWN, note=last, since=since, tone="doubt")
+
+
+def _sentence(whole: SiteMap, counts: RackCounts) -> tuple[str, float | None, str]:
+    """The sentence, since when it is so, and its tone."""
+    gpus = _gpus(whole, counts.gpus)
+    wrong = _failing(whole.findings or ())
+    if wrong:
+        first = f": {wrong[0].title or wrong[0].subject}"
+        needs = "One thing needs" if len(wrong) == 1 else f"{len(wrong)} things need"
+        return f"{needs} attention{'' if len(wrong) == 1 else ', first'}{first}.", None, "bad"
+    if not whole.operator and counts.stuck:
+        return f"{counts.stuck:,} of {gpus} did not get into the partition asked for.", None, "bad"
+    if counts.problems:
+        verb = "has" if counts.problems == 1 else "have"
+        return f"{counts.problems:,} of {gpus} {verb} a problem.", None, "bad"
+    if not counts.gpus:
+        return ("No GPU is known yet." if whole.operator else "You have no GPUs here yet."), None, ""
+    if counts.health_unknown:
+        since = _unknown_since(whole, counts, (Layer.FABRIC, Layer.CLUSTER))
+        verb = "is" if counts.health_unknown == 1 else "are"
+        return f"No problem is known; {counts.health_unknown:,} of {gpus} {verb} unknown", since, "doubt"
+    if whole.operator and whole.findings is None:
+        return f"All {gpus} are healthy; the doctor has not examined the site yet.", None, "doubt"
+    return f"Nothing needs attention: all {gpus} are healthy.", None, ""
+
+
+def _gpus(whole: SiteMap, count: int) -> str:
+    if not whole.operator:
+        return f"your {count:,} GPUs"
+    racks = len(whole.racks)
+    return f"{count:,} GPUs in {racks:,} {'rack' if racks == 1 else 'racks'}"
+
+
+def _failing(findings: Collection[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.severity in _IN_ORDER]
+
+
+def _attention(whole: SiteMap, counts: RackCounts) -> KeyNumber:
+    label = "Needs attention"
+    if not whole.operator:
+        troubled = counts.problems + counts.stuck
+        return KeyNumber(
+            label=label, value=f"{troubled:,}", note="of your GPUs", tone="bad" if troubled else ""
+        )
+    if whole.findings is None:
+        return KeyNumber(label=label, value=UNKNOWN, note="not examined yet", tone="doubt")
+    wrong = len(_failing(whole.findings))
+    doubts = sum(finding.severity is Severity.UNKNOWN for finding in whole.findings)
+    return KeyNumber(
+        label=label,
+        value=f"{wrong:,}",
+        note=f"and {doubts:,} unknown" if doubts else "",
+        at=whole.examined_at,
+        tone="bad" if wrong else "doubt" if doubts else "",
+    )
+
+
+def _in_use(whole: SiteMap, counts: RackCounts) -> KeyNumber:
+    layers = (Layer.FABRIC, Layer.SITE, Layer.CLUSTER) if whole.operator else (Layer.CLUSTER,)
+    label = "GPUs in use" if whole.operator else "Your GPUs used by pods"
+    return _share(whole, counts, label, counts.used, counts.use_unknown, layers)
+
+
+def _healthy(whole: SiteMap, counts: RackCounts) -> KeyNumber:
+    label = "Healthy" if whole.operator else "Your healthy GPUs"
+    found = _share(whole, counts, label, counts.healthy, counts.health_unknown, (Layer.FABRIC, Layer.CLUSTER))
+    return msgspec.structs.replace(found, tone="bad") if counts.problems else found
+
+
+def _share(
+    whole: SiteMap, counts: RackCounts, label: str, some: int, doubtful: int, layers: Sequence[Layer]
+) -> KeyNumber:
+    """How many GPUs something is so of, and of how many it is unknown."""
+    if not counts.gpus:
+        return KeyNumber(label=label, value="0", note="of 0")
+    since = _unknown_since(whole, counts, layers) if doubtful else None
+    if doubtful == counts.gpus:
+        return KeyNumber(label=label, value=UNKNOWN, since=since, tone="doubt")
+    note = f"of {counts.gpus:,}" + (f", {doubtful:,} unknown" if doubtful else "")
+    return KeyNumber(label=label, value=f"{some:,}", note=note, since=since, tone="doubt" if doubtful else "")
+
+
+def _largest_job(whole: SiteMap, counts: RackCounts, room: FreeCapacity) -> KeyNumber:
+    label = "Largest job that fits"
+    layers = (Layer.FABRIC, Layer.SITE, Layer.CLUSTER)
+    since = _unknown_since(whole, counts, layers) if room.unknown_trays else None
+    tone = "doubt" if room.unknown_trays else ""
+    doubt = f", {room.unknown_trays:,} unknown" if room.unknown_trays else ""
+    if not room.gang_trays:
+        value = UNKNOWN if room.unknown_trays else "none"
+        return KeyNumber(
+            label=label,
+            value=value,
+            note=f"{room.unknown_trays:,} trays" if room.unknown_trays else "",
+            since=since,
+            tone=tone,
+        )
+    least = "at least " if room.unknown_trays else ""
+    note = f"{least}{room.gang_trays} trays of one domain{doubt}"
+    return KeyNumber(label=label, value=f"{room.gang_gpus:,} GPUs", note=note, since=since, tone=tone)
+
+
+def _fastest_path(whole: SiteMap, counts: RackCounts) -> KeyNumber:
+    label = "Fastest proved path"
+    status, found = whole.layer(Layer.TRANSFER), counts.fastest
+    if not whole.known(Layer.TRANSFER):
+        note = "" if status.unknown_since is not None else "transfers were not read"
+        return KeyNumber(label=label, value=UNKNOWN, note=note, since=status.unknown_since, tone="doubt")
+    if found is None:
+        return KeyNumber(label=label, value="none yet", note="no measured transfer kept a promise")
+    emulated = ", emulated" if found.emulated else ""
+    value = f"{found.gigabytes_per_second:.1f} GB/s"
+    return KeyNumber(label=label, value=value, note=f"by {found.device}{emulated}", at=found.at)
+
+
+def _unknown_since(whole: SiteMap, counts: RackCounts, layers: Sequence[Layer]) -> float | None:
+    """Since when one of some layers, or an NVLink domain of these GPUs, is not known."""
+    times = [whole.layer(layer).unknown_since for layer in layers]
+    if Layer.FABRIC in layers:
+        times += [whole.domains[uuid].unknown_since for uuid in counts.silent if uuid in whole.domains]
+    return min((time for time in times if time is not None), default=None)

@@ -1,0 +1,91 @@
+"""What the address of a page says: the colours, the racks that are opened, and the chosen GPU.
+
+Every state of the page that a viewer may want to share is in its address, so that a view is a link:
+`/?by=tenant&rack=rack-07&gpu=r0123456789ab-3-1`. Racks are named as people name them. A GPU is named by the
+id of its element on the page, and its rack is opened too. What an address asks for need not exist.
+"""
+
+import re
+from collections.abc import Mapping
+from urllib.parse import urlencode
+
+import msgspec
+from starlette.datastructures import QueryParams
+
+from rackloom.web.frames import ColourMode
+from rackloom.web.racks import GpuAddress, rack_id
+
+WHOLE_RACKS = 8
+"""A site of so many racks is drawn whole; of a larger one, racks are drawn when they are opened."""
+MAX_OPENED = 8
+"""Racks that one address may open."""
+_GPU_ID = re.compile(r"(r[0-9a-f]{12})-([0-9]{1,4})-([0-9]{1,4})")
+
+
+class PageView(msgspec.Struct, frozen=True, kw_only=True):
+    """What one page shows."""
+
+    mode: ColourMode
+    racks: tuple[str, ...] = ()
+    """Names of the racks that are opened."""
+    gpu: str = ""
+    """Id of the chosen GPU; empty: none is chosen."""
+
+    @property
+    def opened(self) -> frozenset[str]:
+        """Ids of the racks that are opened, that of the chosen GPU too."""
+        chosen = gpu_address(self.gpu)
+        return frozenset(map(rack_id, self.racks)) | ({chosen[0]} if chosen is not None else set())
+
+    def query(self, mode: ColourMode | None = None) -> str:
+        """The address of this view, from the `?` on; in the colours of another mode if one is given."""
+        racks = [("rack", name) for name in self.racks]
+        gpu = [("gpu", self.gpu)] if self.gpu else []
+        return "?" + urlencode([("by", mode or self.mode), *racks, *gpu])
+
+    def with_rack_of_gpu(self, names: Mapping[str, str]) -> "PageView":
+        """The view that names the rack of the chosen GPU too; `names` are those of all racks by id."""
+        chosen = gpu_address(self.gpu)
+        name = None if chosen is None else names.get(chosen[0])
+        if name is None or name in self.racks:
+            return self
+        return msgspec.structs.replace(self, racks=(*self.racks, name))
+
+    @property
+    def unchosen(self) -> "PageView":
+        """The view without a chosen GPU; its rack stays open."""
+        return msgspec.structs.replace(self, gpu="")
+
+    def without(self, name: str) -> "PageView":
+        """The view with one rack closed, and the choice of a GPU in it given up."""
+        chosen = gpu_address(self.gpu)
+        gone = chosen is not None and chosen[0] == rack_id(name)
+        left = tuple(rack for rack in self.racks if rack != name)
+        return PageView(mode=self.mode, racks=left, gpu="" if gone else self.gpu)
+
+
+def page_view(asked: QueryParams, racks: int) -> PageView:
+    """The view that an address asks for, of a site with so many racks."""
+    by, gpu = asked.get("by"), asked.get("gpu", "")
+    usual = ColourMode.PARTITION if racks <= WHOLE_RACKS else ColourMode.USE
+    return PageView(
+        mode=ColourMode(by) if by in set(ColourMode) else usual,
+        racks=tuple(dict.fromkeys(name for name in asked.getlist("rack") if name))[:MAX_OPENED],
+        gpu=gpu if gpu_address(gpu) is not None else "",
+    )
+
+
+def gpu_address(id_: str) -> GpuAddress | None:
+    """The GPU that the id of a page element names; None: it names none."""
+    found = _GPU_ID.fullmatch(id_)
+    return None if found is None else (found[1], int(found[2]), int(found[3]))
+
+
+def rack_link(mode: ColourMode, name: str) -> str:
+    """The address of a page that opens one rack, at that rack."""
+    return f"/{PageView(mode=mode, racks=(name,)).query()}#{rack_id(name)}"
+
+
+def gpu_link(mode: ColourMode, id_: str) -> str:
+    """The address of a page on which one GPU is chosen, at that GPU."""
+    return f"/{PageView(mode=mode, gpu=id_).query()}#{id_}"
