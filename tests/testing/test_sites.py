@@ -9,7 +9,6 @@ import sys
 import textwrap
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -236,8 +235,8 @@ def test_a_site_that_ends_by_itself_is_an_error():
     with ended, start_site() as running:
         pid = json.loads((running.home / "control.json").read_bytes())["pid"]
         os.kill(pid, signal.SIGKILL)
-        while is_running(pid) and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
-            time.sleep(0.05)
+        # Until all of its threads have ended; the first is a zombie before.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(Refused, match="does not answer"):
             running.inject("switch-stops")
 

@@ -26,8 +26,10 @@ from rackloom.lab.switches.servers import NmxcServer
 
 PLANTED = "[Errno 111] Connect call failed ('10.255.7.9', 9370); last error: ipv4:10.255.7.9:9370"
 LEAK = re.compile(
-    r"10\.255\.7\.9|9370|errno|127\.0\.0\.1|ipv4|\(111\)|refused \(|connect call", re.IGNORECASE
+    r"10\.255\.7\.9|(?<![\w.-])9370(?![\w-])|errno|127\.0\.0\.1|ipv4|\(111\)|refused \(|connect call",
+    re.IGNORECASE,
 )
+"""The port alone, not where its digits are a part of an id or of a time."""
 DOMAIN = SITE.domains[0].uuid
 FOR_EVER = 1000
 READING = ("Hello", "GetDomainProperties", "GetGpuInfoList", "GetPartitionInfoList")
