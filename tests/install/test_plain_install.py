@@ -74,7 +74,7 @@ def test_the_demo_runs_from_the_wheel_alone(version: str, wheel: Path, tmp_path:
     home.mkdir()
     printed = output_of(bin_ / "rackloom", "demo", home=home)
     assert "14 of 14 steps verified" in printed
-    assert "not NIXL (NIXL is not installed; `rackloom nixl install` adds it)" in printed
+    assert "not NIXL: NIXL is not installed; `rackloom nixl install` adds it" in printed
     crds = list(yaml.safe_load_all(output_of(bin_ / "rackloom", "crds", home=home)))
     assert {crd["kind"] for crd in crds} == {"CustomResourceDefinition"}
     assert list(home.iterdir()) == []
