@@ -141,7 +141,7 @@ def _openapi_document(version: str, schemas: Iterable[ResourceKind]) -> Object:
 def _schema(kind: ResourceKind) -> Object:
     described = _custom_schemas().get((kind.group, kind.version, kind.kind))
     if described is None:
-        unknown = f"A {kind.kind}. The simulated API server does not describe its fields; a real one does."
+        unknown = f"{kind.kind}: the simulated API server does not describe its fields; a real one does."
         described = {"type": "object", "description": unknown, "properties": dict(_COMMON_FIELDS)}
     named = {"group": kind.group, "version": kind.version, "kind": kind.kind}
     return {**described, "x-kubernetes-group-version-kind": [named]}
