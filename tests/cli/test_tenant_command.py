@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from msgspec import structs
 from tests.client.conftest import site
 
 from rackloom.cli.main import app
@@ -188,6 +189,21 @@ def test_watching_prints_what_is_new_changed_or_gone(capsys):
         watch(FakeClient(readings), kind_of(None), rounds(5))
     printed = capsys.readouterr()
     assert printed.out.splitlines()[1:] == ["a  Pending  1", "b  Ready  2", "a  Ready  1", "a  deleted  1"]
+    assert "asking again" in printed.err
+
+
+def test_watching_goes_on_where_a_name_in_the_table_cannot_be_read(capsys):
+    failures = [NotDecided("the service is busy", after=1.0)]
+
+    def row(found, _):
+        if failures:
+            raise failures.pop()
+        return found.name, found.status
+
+    with pytest.raises(EndedError):
+        watch(FakeClient([[thing("a", "1")]]), structs.replace(kind_of(None), row=row), rounds(1))
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1:] == ["a  Ready  1"]
     assert "asking again" in printed.err
 
 

@@ -200,7 +200,7 @@ def _delete(client: Client, kind: ObjectKind[Any], found: list[Any], waiting: bo
     assert kind.delete is not None  # noqa: S101 (the command exists only then)
     for each in found:
         client.call(kind.delete(each.id))
-        print(f"{kind.noun} {kind.name(each)} {'is being' if not waiting else 'will be'} deleted")
+        print(f"{kind.noun} {kind.name(each)} is being deleted")
     if waiting:
         wait_until_gone(client, kind, [each.id for each in found], WAIT_SECONDS)
 

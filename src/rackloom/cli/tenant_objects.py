@@ -223,9 +223,7 @@ def watch(client: Client, kind: ObjectKind[T], sleep: Callable[[float], None] = 
     """Print the list, then what is new, changed or gone, until interrupted. A lost answer is asked again."""
     shown: dict[str, Row] = {}
     print(columns((*kind.headers, "ID"), ()), flush=True)
-    for objects in _readings(client, kind, sleep):
-        names = Names(client)
-        rows = {_id(each): _cells(kind, each, names) for each in objects}
+    for rows in _readings(client, kind, sleep):
         for object_id, row in rows.items():
             if _without_age(kind, shown.get(object_id)) != _without_age(kind, row):
                 print("  ".join(map(str, row)), flush=True)
@@ -234,10 +232,14 @@ def watch(client: Client, kind: ObjectKind[T], sleep: Callable[[float], None] = 
         shown = rows
 
 
-def _readings(client: Client, kind: ObjectKind[T], sleep: Callable[[float], None]) -> Iterator[Sequence[T]]:
+def _readings(
+    client: Client, kind: ObjectKind[T], sleep: Callable[[float], None]
+) -> Iterator[dict[str, Row]]:
+    """The row of each object by id, again and again."""
     while True:
         try:
-            yield list(client.items(kind.listed()))
+            names = Names(client)
+            yield {_id(each): _cells(kind, each, names) for each in client.items(kind.listed())}
         except Retry as trouble:
             print(f"rackloom: {trouble.reason}; asking again", file=sys.stderr)
         sleep(WATCH_SECONDS)
@@ -256,23 +258,18 @@ def wait(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Sequence[T]:
-    """The objects, once all have `status`. Raises Retry after `seconds`, Refused for one in Error."""
-    deadline, before = clock() + seconds, -1
-    while True:
-        objects: Sequence[Any] = [client.call(kind.read(object_id)) for object_id in ids]
-        done = sum(each.status == status and getattr(each, "unknown_since", None) is None for each in objects)
-        if done != before:
-            print(f"{done} of {len(objects)} {status}", file=sys.stderr, flush=True)
-        if done == len(objects):
-            return objects
+    """The objects, once all have `status`. Raises Retry after `seconds`, Refused where any is in Error."""
+    objects: list[Any] = []
+
+    def done() -> int:
+        objects[:] = [client.call(kind.read(object_id)) for object_id in ids]
         if failed := [kind.name(each) for each in objects if each.status == "Error"]:
-            raise Refused(
-                f"{', '.join(failed)}: Error", nearest_fix=f"see: rackloom {kind.noun} get {failed[0]}"
-            )
-        if clock() > deadline:
-            raise Retry(f"{done} of {len(objects)} are {status} after {seconds:.0f} s", after=seconds)
-        before = done
-        sleep(WATCH_SECONDS / 4)
+            fix = f"see: rackloom {kind.noun} get {failed[0]}"
+            raise Refused(f"{', '.join(failed)}: Error", nearest_fix=fix)
+        return sum(each.status == status and getattr(each, "unknown_since", None) is None for each in objects)
+
+    _until_all(done, len(ids), status, seconds, sleep, clock)
+    return objects
 
 
 def wait_until_gone(
@@ -284,17 +281,31 @@ def wait_until_gone(
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Return when none of the objects is there. Raises Retry after `seconds`."""
+
+    def gone() -> int:
+        return sum(_is_gone(client, kind, object_id) for object_id in ids)
+
+    _until_all(gone, len(ids), "deleted", seconds, sleep, clock)
+
+
+def _until_all(
+    count: Callable[[], int],
+    total: int,
+    what: str,
+    seconds: float,
+    sleep: Callable[[float], None],
+    clock: Callable[[], float],
+) -> None:
+    """Return when `count` gives `total`; each change of the count is printed."""
     deadline, before = clock() + seconds, -1
-    while True:
-        gone = sum(_is_gone(client, kind, object_id) for object_id in ids)
-        if gone != before:
-            print(f"{gone} of {len(ids)} deleted", file=sys.stderr, flush=True)
-        if gone == len(ids):
-            return
+    while (done := count()) < total:
+        if done != before:
+            print(f"{done} of {total} {what}", file=sys.stderr, flush=True)
         if clock() > deadline:
-            raise Retry(f"{gone} of {len(ids)} are deleted after {seconds:.0f} s", after=seconds)
-        before = gone
+            raise Retry(f"{done} of {total} are {what} after {seconds:.0f} s", after=seconds)
+        before = done
         sleep(WATCH_SECONDS / 4)
+    print(f"{total} of {total} {what}", file=sys.stderr, flush=True)
 
 
 def _is_gone(client: Client, kind: ObjectKind[Any], object_id: str) -> bool:
