@@ -64,7 +64,12 @@ async def test_a_pod_gets_the_gpus_of_a_simulated_tray(api: KubeApi, namespace: 
     async def no_slices() -> bool:
         return not (await api.list(RESOURCE_SLICE)).items
 
+    async def nothing_is_going() -> bool:
+        return all([await none_is_going(api, kind) for kind in (CRD, NAMESPACE)])
+
+    # The server takes what is in a namespace, and objects of a type, away by and by.
     await until(no_slices, "the devices of earlier tests are gone")
+    await until(nothing_is_going, "what earlier tests deleted is gone")
     before = await everything(api)
     opened = open_embedded_home(Home(tmp_path), racks=1, profile="gb200-nvl72")
     async with opened as (_, twin):
@@ -84,8 +89,6 @@ async def test_a_pod_gets_the_gpus_of_a_simulated_tray(api: KubeApi, namespace: 
             await until(has_ended, "the pod has ended")
             assert not guests.nodes.work.done()
             assert not guests.controlling.done()
-        # The server takes what is in a namespace, and objects of a type, away by and by.
-        for kind in (CRD, NAMESPACE):
-            await until(lambda kind=kind: none_is_going(api, kind), f"every deleted {kind.kind} is gone")  # type: ignore[misc]
+        await until(nothing_is_going, "what the guests made and deleted is gone")
         assert await everything(api) == before
     assert announced == []
