@@ -24,7 +24,7 @@ from rackloom.web.frames import ColourMode
 from rackloom.web.live import LiveReading
 from rackloom.web.model import SiteMap, SiteReading, TimelineEntry, site_map
 from rackloom.web.painters import Painter
-from rackloom.web.panels import locate, places_named, rack_places
+from rackloom.web.panels import RackPlaces, locate, places_named
 from rackloom.web.racks import find_gpu, rack_id
 from rackloom.web.render import shorten_uuids
 
@@ -33,7 +33,7 @@ UUID = "4ee58484-58e7-47c7-a32b-89833e58daf4"
 
 
 def led(whole: SiteMap, *where: str):
-    return locate(where, places_named(map(rack_places, whole.racks), where))
+    return locate(where, places_named(map(RackPlaces, whole.racks), where))
 
 
 def seat_of(whole: SiteMap, id_: str):

@@ -44,11 +44,10 @@ from rackloom.web.overview import (
 )
 from rackloom.web.panels import (
     FreeCapacity,
-    PlacesByName,
     RackCapacity,
+    RackPlaces,
     places_named,
     rack_capacity,
-    rack_places,
     site_capacity,
 )
 from rackloom.web.racks import DrawnRack, colour_groups, domain_badges, drawn_rack, legend_entries, rack_id
@@ -124,7 +123,7 @@ class FrameResult(msgspec.Struct, frozen=True):
     groups: Counter[ColourGroup]
     counts: RackCounts
     room: RackCapacity
-    places: PlacesByName
+    places: RackPlaces
 
 
 class PainterMemory(msgspec.Struct, kw_only=True):
@@ -214,7 +213,7 @@ class Painter:
             colour_groups(frame, self._mode),
             counts,
             rack_capacity(frame.rack),
-            rack_places(frame.rack),
+            RackPlaces(frame.rack),
         )
 
     def _drawn_whole(self, opened: Collection[str]) -> dict[str, PagePart]:
