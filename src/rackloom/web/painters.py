@@ -191,8 +191,9 @@ class Painter:
             memory.results,
             recompute_changed(memory.results, memory.frames.frames, self._result),
         )
-        gone = [old for name, (_, old) in before.items() if not _keeps(memory.results.get(name), old)]
-        come = [new for name, (_, new) in memory.results.items() if not _keeps(before.get(name), new)]
+        now = memory.results
+        gone = [entry[1] for name, entry in before.items() if now.get(name) is not entry]
+        come = [entry[1] for name, entry in now.items() if before.get(name) is not entry]
         for result in gone:
             memory.groups.subtract(result.groups)
         for result in come:
@@ -269,10 +270,6 @@ class Painter:
         places = places_named([result.places for result in results], _names_wanted(whole))
         yield "findings", render.render_findings(whole, places, self._mode)
         yield "timeline", render.render_timeline(whole, places, self._mode)
-
-
-def _keeps(entry: tuple[RackFrame, FrameResult] | None, result: FrameResult) -> bool:
-    return entry is not None and entry[1] is result
 
 
 def _names_wanted(whole: SiteMap) -> set[str]:
