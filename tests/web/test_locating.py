@@ -65,6 +65,18 @@ def test_what_is_about_a_domain_or_a_partition_leads_to_its_racks():
         assert (link.id, link.words) == (rack_id("rack-01"), "rack-01")
 
 
+def test_every_name_of_a_gpu_leads_to_all_racks_that_have_it():
+    whole = site_map(SiteReading(snapshot=snapshot(2, 4, HOLDERS)))
+    racks = [RackPlaces(rack) for rack in whole.racks]
+    names = {name for rack in racks for name in rack.by_name}
+    assert {name.split(" ")[0] for name in names} == {
+        *("gpu", "device", "pod", "node", "machine", "partition", "logical", "domain")
+    }
+    for name in names:
+        spots = [spot for rack in racks for spot in rack.by_name.get(name, ())]
+        assert places_named(racks, {name}) == {name: spots}
+
+
 def test_of_many_places_the_first_are_named_and_the_rest_is_counted():
     whole = site_map(SiteReading(snapshot=snapshot(1, 9)))
     found = led(whole, *(at_machine(f"free-machine-0-{slot}") for slot in range(9)))
