@@ -180,3 +180,20 @@ def test_a_resource_that_stands_for_a_device_class_is_refused_by_name():
         member_demand(read_member(asking), known())
     assert "ResourceClaimTemplate" in refused.value.nearest_fix
     assert member_demand(read_member(pod("b", gpus=4)), known()).gpus == 4
+
+
+def test_gpus_that_are_counted_and_claimed_are_held_once():
+    """The scheduler makes a claim for counted GPUs where a driver publishes them (KEP-5004)."""
+    mapping = {"containerName": "main", "resourceName": "nvidia.com/gpu", "requestName": "d"}
+    status = {"extendedResourceClaimStatus": {"resourceClaimName": "made", "requestMappings": [mapping]}}
+    counting = pod("theirs", gang=None, gpus=1, on="n1")
+    made = claim("made", request(GPU), on="n1", driver=GPU, user="theirs")
+    slices = [offer("n1", GPU, count=4)]
+
+    def held(user):
+        objects = cluster(slices=slices, claims=[made], pods=[user])
+        return [(hold.tray, hold.gpus) for hold in read_site(objects, [], GangSettings()).holds]
+
+    assert held({**counting, "status": status}) == [("n1", 1)]
+    elsewhere = {**counting, "metadata": {**counting["metadata"], "uid": "uid-other", "name": "other"}}
+    assert held(elsewhere) == [("n1", 1), ("n1", 1)], "counted by a device plugin, beside the claim of another"

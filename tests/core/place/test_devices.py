@@ -10,7 +10,7 @@ from rackloom.core.allocate.outcome import Allocation
 from rackloom.core.place.claim_capacity import gpus_per_member, with_claim_capacity
 from rackloom.core.place.gang_fixes import find_fixes
 from rackloom.core.place.gang_planner import try_gang, with_plan_reserved
-from rackloom.core.place.observed_site import HIGHEST_PRIORITY, DraDevices, claims_devices
+from rackloom.core.place.observed_site import HIGHEST_PRIORITY, DraDevices, claims_devices, read_site
 from rackloom.core.place.placement_values import (
     ClaimCapacity,
     Gang,
@@ -138,6 +138,28 @@ def test_a_claim_is_held_by_the_job_of_its_pod() -> None:
     assert known.holds(LABELS) == (TrayHold(owner="lab/g", tray="n1", gpus=2, priority=9, movable=True),)
     (unknown,) = devices(mine).holds(LABELS)
     assert (unknown.owner, unknown.priority, unknown.movable) == ("lab/pod p", HIGHEST_PRIORITY, False)
+
+
+def test_gpus_that_are_counted_and_claimed_are_held_once() -> None:
+    """The scheduler makes a claim for counted GPUs where a driver publishes them (KEP-5004)."""
+    containers = [{"name": "main", "resources": {"limits": {LABELS.gpu: "2"}}}]
+    mapping = {"containerName": "main", "resourceName": LABELS.gpu, "requestName": "container-0-request-0"}
+    pod = {
+        "metadata": {"name": "p", "namespace": "lab"},
+        "spec": {"nodeName": "n1", "containers": containers},
+        "status": {
+            "extendedResourceClaimStatus": {"resourceClaimName": "p-made", "requestMappings": [mapping]}
+        },
+    }
+    made = msgspec.structs.replace(
+        allocated("n1", 2, 0), metadata=ObjectMeta(name="p-made", namespace="lab")
+    )
+    status = msgspec.structs.replace(made.status, reserved_for=({"resource": "pods", "name": "p"},))
+    known = msgspec.structs.replace(devices(msgspec.structs.replace(made, status=status)), pods=(pod,))
+    held = (*read_site((), (pod,), LABELS).holds, *known.holds(LABELS))
+    assert [(hold.owner, hold.tray, hold.gpus) for hold in held] == [("lab/p", "n1", 2)]
+    by_plugin = {**pod, "status": {}}
+    assert [hold.gpus for hold in read_site((), (by_plugin,), LABELS).holds] == [2]
 
 
 def test_whoever_is_not_known_is_not_preempted() -> None:

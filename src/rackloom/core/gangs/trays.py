@@ -32,7 +32,13 @@ from rackloom.core.domains import names
 from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSnapshot, gang_key_of
 from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, counted_gpus
 from rackloom.core.gangs.terms import site_for_terms, without_conflicting_trays
-from rackloom.core.kubernetes.objects import Object, allocated_devices, has_condition, has_pod_ended
+from rackloom.core.kubernetes.objects import (
+    Object,
+    allocated_devices,
+    has_condition,
+    has_pod_ended,
+    is_resource_claimed,
+)
 from rackloom.core.place.claim_capacity import with_claim_capacity
 from rackloom.core.place.observed_site import DraDevices, is_imex_channel
 from rackloom.core.place.placement_values import (
@@ -150,7 +156,7 @@ def _why_shut(node: Object) -> str | None:
 def _pod_holds(pods: Iterable[Object], size: Mapping[str, int]) -> Iterator[TrayHold]:
     for pod in pods:
         node = pod["spec"].get("nodeName")
-        if node not in size or has_pod_ended(pod):
+        if node not in size or has_pod_ended(pod) or is_resource_claimed(pod, GPU_RESOURCE):
             continue
         try:
             gpus = counted_gpus(pod["spec"])

@@ -159,6 +159,15 @@ def pod_claim_names(pod: Object) -> Iterator[str]:
         yield extended
 
 
+def is_resource_claimed(pod: Mapping[str, Any], resource: str) -> bool:
+    """Whether the scheduler's own claim serves an extended resource of a pod (KEP-5004).
+
+    The devices of that claim are then the pod's: what its containers count is no further demand.
+    """
+    extended = (pod.get("status") or {}).get("extendedResourceClaimStatus") or {}
+    return any(entry.get("resourceName") == resource for entry in extended.get("requestMappings") or ())
+
+
 def allocated_devices(claim: Object) -> Sequence[Object]:
     """The devices allocated to a ResourceClaim: `status.allocation.devices.results`."""
     allocation = (claim.get("status") or {}).get("allocation") or {}

@@ -27,6 +27,7 @@ from rackloom.core.allocate.objects import (
     ResourceSlice,
 )
 from rackloom.core.domains import names
+from rackloom.core.kubernetes.objects import is_resource_claimed
 from rackloom.core.place.jobs import Job, owner_of_pod, qualified_name
 from rackloom.core.place.placement_values import PlacementSite, PlacementTray, SchedulerLabels, TrayHold
 from rackloom.core.place.pod_constraints import (
@@ -81,10 +82,8 @@ def read_site(
                 is_unfit=bool(unfit),
             )
         )
-    holds = (
-        hold_of_pod(pod, labels) for pod in pods if is_bound_pod(pod) and gpus_of_pod(pod["spec"], labels)
-    )
-    return PlacementSite(tuple(trays), tuple(holds))
+    holds = (hold_of_pod(pod, labels) for pod in pods if is_bound_pod(pod))
+    return PlacementSite(tuple(trays), tuple(hold for hold in holds if hold.gpus))
 
 
 # Terms of groups beside devices.
@@ -122,13 +121,16 @@ def trays_avoided_by(
 
 
 def hold_of_pod(pod: JsonMapping, labels: SchedulerLabels) -> TrayHold:
-    """What a pod has of its node by the limits of its containers."""
+    """What a pod has of its node by the limits of its containers.
+
+    Not the GPUs of the claim that the scheduler made for these limits (KEP-5004): `DraDevices.holds` has them.
+    """
     spec, metadata = pod.get("spec") or {}, pod.get("metadata") or {}
     values = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
     return TrayHold(
         owner=owner_of_pod(pod, labels),
         tray=spec.get("nodeName") or "",
-        gpus=gpus_of_pod(spec, labels),
+        gpus=0 if is_resource_claimed(pod, labels.gpu) else gpus_of_pod(spec, labels),
         priority=spec.get("priority") or 0,
         movable=values.get(labels.movable) == "true",
     )
