@@ -151,6 +151,100 @@ def test_a_claim_follows_its_pod() -> None:
     event_loop.run_simulation(0, run)
 
 
+COUNTED = "test/channel"
+
+
+async def counted_class(found: Cluster) -> None:
+    patch = {"spec": {"extendedResourceName": COUNTED}}
+    await found.api.patch(objects.DEVICE_CLASS, DRIVER, None, patch)
+
+
+def counting(**counts: int) -> Object:
+    """A container for each count."""
+    return {
+        "containers": [
+            {"name": name, "image": "x", "resources": {"limits": {COUNTED: str(count)}}}
+            for name, count in counts.items()
+        ]
+    }
+
+
+def test_counted_devices_are_claimed_for_each_container() -> None:
+    async def run() -> None:
+        async with cluster(nodes=2) as found:
+            await devices(found, "n1", each=4)
+            await found.make(objects.POD, "a", spec=counting(one=1, two=2))
+            await asyncio.sleep(10)
+            assert not found.pod("a")["spec"].get("nodeName"), "no class backs it yet"
+            await counted_class(found)
+            await found.wait(lambda: is_running(found.pod("a")))
+            assert found.pod("a")["spec"]["nodeName"] == "n1"
+            (claim,) = found.all(objects.RESOURCE_CLAIM)
+            status = found.pod("a")["status"]["extendedResourceClaimStatus"]
+            assert status["resourceClaimName"] == claim["metadata"]["name"]
+            container = {entry["requestName"]: entry["containerName"] for entry in status["requestMappings"]}
+            got = [
+                container[result["request"]] for result in claim["status"]["allocation"]["devices"]["results"]
+            ]
+            assert got == ["one", "two", "two"]
+            await found.make(objects.POD, "b", spec=counting(one=2))
+            await asyncio.sleep(10)
+            assert not found.pod("b")["spec"].get("nodeName"), "one device is free"
+            await found.api.delete(objects.POD, "a", "default")
+            await found.wait(lambda: is_running(found.pod("b")))
+            (left,) = found.all(objects.RESOURCE_CLAIM)
+            assert left["metadata"]["ownerReferences"][0]["name"] == "b"
+
+    event_loop.run_simulation(0, run)
+
+
+def test_a_node_that_counts_devices_itself_makes_no_claim() -> None:
+    async def run() -> None:
+        async with cluster(nodes=1) as found:
+            await devices(found, "n0")
+            await counted_class(found)
+            there = {"status": {"allocatable": {COUNTED: "2"}}}
+            await found.api.patch(objects.NODE, "n0", None, there, subresource="status")
+            await found.make(objects.POD, "a", spec=counting(one=2))
+            await found.wait(lambda: is_running(found.pod("a")))
+            assert not found.all(objects.RESOURCE_CLAIM)
+
+    event_loop.run_simulation(0, run)
+
+
+def test_counted_devices_survive_faults() -> None:
+    """What an attempt that failed left is deleted, and no device is given twice."""
+
+    async def run() -> None:
+        for seed in range(5):
+            async with cluster(nodes=2, seed=seed) as found:
+                await devices(found, "n0", "n1", each=4)
+                await counted_class(found)
+                for user in ("kube-scheduler", "kube-controller-manager"):
+                    found.kube.faults.add(RequestFault(rate=0.2, user=user, code=500))
+                    found.kube.faults.add(RequestFault(rate=0.2, user=user, lost="reply"))
+                for number in range(4):
+                    await found.make(objects.POD, f"p{number}", spec=counting(one=2))
+                await found.wait(lambda: all(is_running(pod) for pod in found.all(objects.POD)))
+                claims = found.all(objects.RESOURCE_CLAIM)
+                named = {
+                    pod["status"]["extendedResourceClaimStatus"]["resourceClaimName"]
+                    for pod in found.all(objects.POD)
+                }
+                assert {claim["metadata"]["name"] for claim in claims} == named
+                held = [
+                    (result["pool"], result["device"])
+                    for claim in claims
+                    for result in claim["status"]["allocation"]["devices"]["results"]
+                ]
+                assert len(held) == len(set(held)) == 8
+                for number in range(4):
+                    await found.api.delete(objects.POD, f"p{number}", "default")
+                await found.wait(lambda: not found.all(objects.POD) and not found.all(objects.RESOURCE_CLAIM))
+
+    event_loop.run_simulation(0, run)
+
+
 def test_pods_share_a_claim_and_hold_it_until_the_last_has_gone() -> None:
     async def run() -> None:
         async with cluster(nodes=2) as found:
