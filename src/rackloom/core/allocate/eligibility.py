@@ -246,10 +246,13 @@ class Eligibility:
         self._features = features
         self._selectors = selectors
         self._known: dict[Hashable, dict[CandidateDevice, Verdict]] = {}
+        self._known_of: dict[RequestAlternative, dict[CandidateDevice, Verdict]] = {}
 
     def verdict(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
         """The verdict of selectors and node selection; an error is returned, not raised."""
-        known = self._known.setdefault(ask.likeness, {})
+        known = self._known_of.get(ask)
+        if known is None:
+            known = self._known_of[ask] = self._known.setdefault(ask.likeness, {})
         if candidate not in known:
             known[candidate] = self.judge(ask, candidate)
         # The text of an error names the request, so errors are not shared between like requests.

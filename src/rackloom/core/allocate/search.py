@@ -266,7 +266,9 @@ class FirstFitSearch:
         # would lead to a copy of the same subtree.
         walked: set[Hashable] = set()
         for candidate in self._problem.candidates[start:]:
-            if self._mark(index, candidate) not in walked and self._taken(ask, candidate):
+            if self._bounds is not None and self._mark(index, candidate) in walked:
+                continue
+            if self._taken(ask, candidate):
                 yield self._pick(ask, index, picked + 1, candidate.position + 1)
                 self._ledger.strike()
                 walked.add(self._mark(index, candidate))
