@@ -184,6 +184,8 @@ def static_share(ask: RequestAlternative, device: Device, features: Features) ->
 
 
 _COUNTERS_SHORT = Cause(CauseKind.COUNTERS, "short")
+_ATTRIBUTE_MISSING = Cause(CauseKind.ATTRIBUTE_MISSING, "missing")
+_CONSTRAINT_BROKEN = Cause(CauseKind.CONSTRAINT, "broken")
 
 
 class AllocationLedger:
@@ -308,14 +310,21 @@ class AllocationLedger:
     def enter(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
         """Give the device to `ask`, or return the cause and change nothing. The caller ran the selectors.
 
-        The cause does not say how much of a counter is short: searches ask often and show nobody.
+        The cause does not say which counter is short, nor which constraint is broken: searches ask often and
+        show nobody.
         """
         given = self.suits(ask, candidate)
         if isinstance(given, Cause):
             return given
-        cause = self.in_use(ask, candidate) or self._scarce(candidate, given) or self.broken(ask, candidate)
+        cause = self.in_use(ask, candidate) or self._scarce(candidate, given)
         if cause is not None:
             return cause
+        for constraint in self.constraints(ask):
+            values = constraint.values(candidate)
+            if values is None:
+                return _ATTRIBUTE_MISSING
+            if not constraint.allows(values):
+                return _CONSTRAINT_BROKEN
         # From here on nothing can fail: all books change together, and `strike` reverts them together.
         for constraint in self.constraints(ask):
             constraint.add(constraint.values(candidate) or frozenset())
