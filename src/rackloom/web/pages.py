@@ -42,6 +42,7 @@ from rackloom.web.live import LiveMap
 from rackloom.web.model import ReadingSource
 from rackloom.web.painters import PageSheet, Painters, ViewerKind
 from rackloom.web.racks import GpuAddress, find_gpu, rack_id
+from rackloom.web.search import SearchIndexes
 from rackloom.web.sign_in_codes import SignInCodes
 from rackloom.web.view import PageView, gpu_address, page_view
 
@@ -212,6 +213,7 @@ def create_pages(
             Route("/map/login", pages.login, methods=["GET", "POST"]),
             Route("/map/logout", pages.logout, methods=["POST"]),
             Route("/map/live", pages.signed_in(pages.live, pages.unauthorized)),
+            Route("/map/search", pages.signed_in(pages.search, pages.unauthorized)),
             Route("/map/gpu/{rack}/{tray}/{gpu}", pages.signed_in(pages.gpu, pages.unauthorized)),
             Mount("/map/static", StaticFiles(directory=STATIC)),
         ],
@@ -241,6 +243,7 @@ class _MapPages:
         self._clock = clock
         self._painters = Painters(switch_trays)
         self._streams = OpenStreams()
+        self._searches = SearchIndexes()
         self._boot = secrets.token_hex(8)
         """Part of stream positions, which are not valid for another process or after a restart."""
 
@@ -317,9 +320,20 @@ class _MapPages:
         chain = render.render_no_choice() if not view.gpu else _chain(sheet, gpu_address(view.gpu))[0]
         racks = {rack_id(rack.name): rack.name for rack in sheet.whole.racks}
         view = view.with_rack_of_gpu(racks)
+        found = await self._found(request, viewer, view, sheet)
         return HTMLResponse(
-            render.render_page(viewer.org, view, position, dict(sheet.all()), chain, racks.values())
+            render.render_page(viewer.org, view, position, dict(sheet.all()), chain, racks.values(), found)
         )
+
+    async def search(self, request: Request, viewer: Viewer) -> Response:
+        """What the viewer finds by a part of a name."""
+        view, sheet = await self._seen(request, viewer)
+        return HTMLResponse(await self._found(request, viewer, view, sheet))
+
+    async def _found(self, request: Request, viewer: Viewer, view: PageView, sheet: PageSheet) -> str:
+        query = request.query_params.get("find", "")
+        org, _ = _viewer_kind(viewer, view.mode)
+        return render.render_found(view.mode, query, await self._searches.search(org, sheet.whole, query))
 
     async def gpu(self, request: Request, viewer: Viewer) -> Response:
         """One GPU through all layers."""
