@@ -156,7 +156,7 @@ def test_a_search_of_a_thousand_racks_is_quick():
 
 def test_the_server_answers_a_viewer_over_its_own_part_only():
     async def scenario(client, _):
-        strangers = await client.get("/map/search", params={"find": "blue"})
+        stranger = await client.get("/map/search", params={"find": "blue"})
         await sign_in(client)
         operator = (await client.get("/map/search", params={"find": "blue-node"})).text
         page = (await client.get("/", params={"find": "blue-node"})).text
@@ -164,10 +164,10 @@ def test_the_server_answers_a_viewer_over_its_own_part_only():
         tenant = (await client.get("/map/search", params={"find": "blue"})).text
         own = (await client.get("/map/search", params={"find": "acme-node"})).text
         empty = (await client.get("/map/search")).text
-        return strangers.status_code, operator, page, tenant, own, empty
+        return stranger.status_code, operator, page, tenant, own, empty
 
-    strangers, operator, page, tenant, own, empty = visit(scenario)
-    assert strangers == 401
+    stranger, operator, page, tenant, own, empty = visit(scenario)
+    assert stranger == 401
     assert operator.count('role="option"') == MOST_RESULTS
     assert "blue-node-1-2" in operator
     assert "blue-node-1-2" in page

@@ -34,6 +34,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rackloom.core.diagnosis.runbooks import runbooks
 from rackloom.errors import Retry, Unknown
 from rackloom.web import render
 from rackloom.web.chain import findings_on_gpu, layer_reports
@@ -213,6 +214,7 @@ def create_pages(
             Route("/map/login", pages.login, methods=["GET", "POST"]),
             Route("/map/logout", pages.logout, methods=["POST"]),
             Route("/map/live", pages.signed_in(pages.live, pages.unauthorized)),
+            Route("/map/runbook/{name}", pages.signed_in(pages.runbook, pages.to_login)),
             Route("/map/search", pages.signed_in(pages.search, pages.unauthorized)),
             Route("/map/gpu/{rack}/{tray}/{gpu}", pages.signed_in(pages.gpu, pages.unauthorized)),
             Mount("/map/static", StaticFiles(directory=STATIC)),
@@ -324,6 +326,11 @@ class _MapPages:
         return HTMLResponse(
             render.render_page(viewer.org, view, position, dict(sheet.all()), chain, racks.values(), found)
         )
+
+    async def runbook(self, request: Request, _viewer: Viewer) -> Response:
+        """What to know of the findings of one check; it says nothing of the site."""
+        found = runbooks().get(request.path_params["name"])
+        return HTMLResponse(render.render_runbook(found), 404 if found is None else 200)
 
     async def search(self, request: Request, viewer: Viewer) -> Response:
         """What the viewer finds by a part of a name."""

@@ -12,9 +12,11 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from rackloom.core.diagnosis.catalogue import runbook_name
 from rackloom.core.diagnosis.findings import Finding, first_few
 from rackloom.core.diagnosis.repair_steps import repair_advice, repair_steps
 from rackloom.core.diagnosis.report import consequences_by_check
+from rackloom.core.diagnosis.runbooks import Runbook, runbooks
 from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.web.chain import LayerReport
 from rackloom.web.frames import ColourMode
@@ -88,6 +90,7 @@ def _templates() -> Environment:
         advice=repair_advice,
         steps=repair_steps,
         first_few=first_few,
+        runbook=runbook_name,
     )
     found.filters.update(address=_address, gpu_link=lambda id_, mode: gpu_link(mode, id_))
     found.globals.update(LEFT=LEFT, CELL=CELL, modes=tuple(ColourMode), layers=tuple(Layer))
@@ -221,6 +224,11 @@ def render_changes(parts: Iterable[tuple[str, str]]) -> str:
     return "".join(
         f'<hx-partial hx-target="#{id_}" hx-swap="outerMorph">{markup}</hx-partial>' for id_, markup in parts
     )
+
+
+def render_runbook(runbook: Runbook | None) -> str:
+    """The page of a runbook; None: there is none of that name, and the page lists those that there are."""
+    return _render("runbook.html", runbook=runbook, runbooks=tuple(runbooks().values()))
 
 
 def render_login(trouble: str) -> str:
