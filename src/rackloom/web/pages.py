@@ -29,7 +29,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,6 +38,7 @@ from rackloom.core.diagnosis.runbooks import runbooks
 from rackloom.errors import Retry, Unknown
 from rackloom.web import render
 from rackloom.web.chain import findings_on_gpu, layer_reports
+from rackloom.web.export import gpu_table
 from rackloom.web.frames import ColourMode
 from rackloom.web.live import LiveMap
 from rackloom.web.model import ReadingSource
@@ -215,6 +216,11 @@ def create_pages(
             Route("/map/logout", pages.logout, methods=["POST"]),
             Route("/map/live", pages.signed_in(pages.live, pages.unauthorized)),
             Route("/map/runbook/{name}", pages.signed_in(pages.runbook, pages.to_login)),
+            Route(
+                "/map/gpus.csv",
+                pages.signed_in(pages.table, pages.unauthorized),
+                middleware=[Middleware(GZipMiddleware)],
+            ),
             Route("/map/search", pages.signed_in(pages.search, pages.unauthorized)),
             Route("/map/gpu/{rack}/{tray}/{gpu}", pages.signed_in(pages.gpu, pages.unauthorized)),
             Mount("/map/static", StaticFiles(directory=STATIC)),
@@ -331,6 +337,16 @@ class _MapPages:
         """What to know of the findings of one check; it says nothing of the site."""
         found = runbooks().get(request.path_params["name"])
         return HTMLResponse(render.render_runbook(found), 404 if found is None else 200)
+
+    async def table(self, request: Request, viewer: Viewer) -> Response:
+        """The GPUs of the opened racks, or of all, as CSV."""
+        view, sheet = await self._seen(request, viewer)
+        # The lines are made in a thread, a rack at a time.
+        return StreamingResponse(
+            gpu_table(sheet.whole, view.opened),
+            media_type="text/csv; charset=utf-8",
+            headers={"Content-Disposition": 'attachment; filename="rackloom-gpus.csv"'},
+        )
 
     async def search(self, request: Request, viewer: Viewer) -> Response:
         """What the viewer finds by a part of a name."""

@@ -326,7 +326,7 @@ def _runbook(check: Check) -> Runbook:
 def runbook_text(runbook: Runbook) -> str:
     """The runbook for a terminal."""
     parts = [
-        f"{runbook.check}: {runbook.title}",
+        f"{runbook.check}\n{_indented(f'Its findings begin: {runbook.title}')}",
         f"What it means\n{_indented(runbook.means)}",
         f"See for yourself\n{_indented(runbook.look)}",
         f"Mend it\n{_indented(runbook.mend)}",

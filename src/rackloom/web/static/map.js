@@ -203,7 +203,10 @@ function chooseResult(result) {
 
 function showFound(markup) {
   found.innerHTML = markup; // the server escapes all names
-  find.setAttribute("aria-expanded", String(results().length > 0));
+  const listed = results().length > 0;
+  find.setAttribute("aria-expanded", String(listed));
+  if (listed) find.setAttribute("aria-controls", "results");
+  else find.removeAttribute("aria-controls");
   chooseResult(results()[0]);
 }
 
