@@ -20,7 +20,7 @@ INTEGRITY = "sha512-FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r7
 FETCH_SECONDS = 60
 _RUN = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations.map(
   (one) => `${one.impact} ${one.id}: ${one.help}: ` + one.nodes.slice(0, 3).map((node) =>
-    node.html.slice(0, 160) + " " + node.any.concat(node.all, node.none).map((check) => check.message).join("; "))
+    node.html.slice(0, 160) + " " + [...node.any, ...node.all, ...node.none].map((check) => check.message))
 )"""
 
 
@@ -32,7 +32,9 @@ def program() -> str:
             command = ["npm", "pack", "--silent", AXE]
             subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=FETCH_SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"NO AXE-CORE ({error}): nobody looked for what the page lacks for people who cannot see it")
+            pytest.skip(
+                f"NO AXE-CORE ({error}): nobody looked for what the page lacks for people who cannot see it"
+            )
         (archive,) = (path.read_bytes() for path in Path(folder).glob("*.tgz"))
     found = "sha512-" + base64.b64encode(hashlib.sha512(archive).digest()).decode()
     assert found == INTEGRITY, f"{AXE} has another digest than is pinned"

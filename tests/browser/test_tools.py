@@ -114,7 +114,9 @@ def test_what_is_shown_is_exported_as_a_drawing_and_as_a_table(open_map, chromiu
         root = ET.fromstring(drawing)  # noqa: S314 - our own page
         cells = root.findall(".//*[@role='gridcell']")
         assert len(cells) == 2 * 72
-        fills = {style.partition("fill: ")[2].partition(";")[0] for cell in cells if (style := cell.get("style"))}
+        fills = {
+            style.partition("fill: ")[2].partition(";")[0] for cell in cells if (style := cell.get("style"))
+        }
         assert len(fills) > 2
         file = pictures_folder / f"export-{racks}.svg"
         file.write_text(drawing)

@@ -140,5 +140,8 @@ def test_a_page_has_what_its_check_says_and_the_commands_with_their_effects() ->
     assert len(reporting) > len(Check) / 2
     assert len(mended) > len(Check) / 2
     page = runbooks.pages()["partition-owned"]
-    assert "| `rackloom admin partition release --domain DOMAIN --name NAME --reason unknown` | destructive |" in page
+    assert (
+        "| `rackloom admin partition release --domain DOMAIN --name NAME --reason unknown` | destructive |"
+        in page
+    )
     assert "the factory partition is still there, and joins" in runbooks.pages()["default-partition-removed"]

@@ -63,7 +63,9 @@ def test_anything_is_found_by_its_name(query, kind, name):
 
 
 def test_a_switch_controller_is_found_by_its_address_by_operators_alone():
-    domains = tuple(msgspec.structs.replace(d, endpoints=(f"https://switch-{d.uuid}:9370",)) for d in SEEN.domains)
+    domains = tuple(
+        msgspec.structs.replace(d, endpoints=(f"https://switch-{d.uuid}:9370",)) for d in SEEN.domains
+    )
     whole = site_map(SiteReading(snapshot=msgspec.structs.replace(SEEN, domains=domains)))
     (found,) = finds("switch-domain-7:", whole)
     assert (found.kind, found.rack) == ("switch controller", "rack-07")
@@ -103,7 +105,10 @@ def test_few_results_of_many_and_a_long_query_is_cut():
 
 
 @settings(max_examples=40)
-@given(holders=HOLDERS, query=st.sampled_from([THEIRS, THEIRS[:2], "node", "gpu", "pod", "", "-", "0x", "job", "a"]))
+@given(
+    holders=HOLDERS,
+    query=st.sampled_from([THEIRS, THEIRS[:2], "node", "gpu", "pod", "", "-", "0x", "job", "a"]),
+)
 def test_no_tenant_finds_what_is_anothers(holders, query):
     own = seen_by(site_map(reading(holders, MINE in holders and THEIRS in holders)), MINE)
     index = update_index(own, {})

@@ -25,7 +25,11 @@ _DEEPEST = 4
 def page() -> str:
     """The list of all runbooks; the pages themselves are in the navigation."""
     rows = [
-        (f"[{cell(book.check)}](runbooks/{book.name}.md)", cell(book.title), "host" if book.check in HOST_CHECKS else "site")
+        (
+            f"[{cell(book.check)}](runbooks/{book.name}.md)",
+            cell(book.title),
+            "host" if book.check in HOST_CHECKS else "site",
+        )
         for book in runbooks().values()
     ]
     listed = "\n".join(f"runbooks/{name}" for name in runbooks())
@@ -33,8 +37,8 @@ def page() -> str:
         [
             "# Runbooks",
             made_from("the texts of the findings"),
-            "One page for each check of [the doctor](../docs/doctor.md). A finding names its runbook; `rackloom doctor "
-            "--runbook NAME` prints it, and the [rack map](../docs/map.md) links to it.",
+            "One page for each check of [the doctor](../docs/doctor.md). A finding names its runbook; "
+            "`rackloom doctor --runbook NAME` prints it, and the [rack map](../docs/map.md) links to it.",
             table(("check", "title of its finding", "examines"), rows),
             f"```{{toctree}}\n:hidden:\n:maxdepth: 1\n\n{listed}\n```",
         ]
@@ -48,7 +52,12 @@ def pages() -> dict[str, str]:
 
 def _page(book: Runbook) -> str:
     reported = messages(book.check)
-    steps = {step.command: step for fix in commands(book.check) for step in repair_steps(fix) if is_known(step.command)}
+    steps = {
+        step.command: step
+        for fix in commands(book.check)
+        for step in repair_steps(fix)
+        if is_known(step.command)
+    }
     parts = [
         f"# {book.check}",
         made_from("the texts of the findings"),
@@ -67,7 +76,9 @@ def _page(book: Runbook) -> str:
         parts += ["## What the finding may say\n\n" + "\n".join(f"- {text}" for text in reported)]
     for head, checks in (("May come from", book.causes), ("May bring with it", book.consequences)):
         if checks:
-            parts.append(f"## {head}\n\n" + "\n".join(f"- [{check}]({runbook_name(check)}.md)" for check in checks))
+            parts.append(
+                f"## {head}\n\n" + "\n".join(f"- [{check}]({runbook_name(check)}.md)" for check in checks)
+            )
     return "\n\n".join(parts) + "\n"
 
 
@@ -93,9 +104,11 @@ def _texts_of(check: Check, which: int) -> tuple[str, ...]:
 
 
 def _names_check(call: ast.Call, check: Check) -> bool:
-    return any(
-        isinstance(part, ast.Attribute) and part.attr == check.name for part in ast.walk(call.args[0])
-    ) if call.args else False
+    return (
+        any(isinstance(part, ast.Attribute) and part.attr == check.name for part in ast.walk(call.args[0]))
+        if call.args
+        else False
+    )
 
 
 _Functions = dict[str, ast.FunctionDef]
@@ -121,15 +134,19 @@ def _texts(node: ast.expr, functions: _Functions, depth: int = 0) -> Iterator[st
     elif isinstance(node, ast.IfExp):
         yield from _texts(node.body, functions, depth)
         yield from _texts(node.orelse, functions, depth)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions:
-        if depth < _DEEPEST:
-            for part in ast.walk(functions[node.func.id]):
-                if isinstance(part, ast.Return) and part.value is not None:
-                    yield from _texts(part.value, functions, depth + 1)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and depth < _DEEPEST:
+        function = functions.get(node.func.id)
+        for part in () if function is None else ast.walk(function):
+            if isinstance(part, ast.Return) and part.value is not None:
+                yield from _texts(part.value, functions, depth + 1)
 
 
 def _placeholder(part: ast.expr) -> str:
     """The name of what is put into a text, in capitals: NODE of `{quote(node)}`."""
-    names = [n.attr if isinstance(n, ast.Attribute) else n.id for n in ast.walk(part) if isinstance(n, ast.Attribute | ast.Name)]
+    names = [
+        n.attr if isinstance(n, ast.Attribute) else n.id
+        for n in ast.walk(part)
+        if isinstance(n, ast.Attribute | ast.Name)
+    ]
     names = [name for name in names if name not in ("quote", "len", "first_few", "join", "sorted", "str")]
     return names[0].strip("_").upper() if names else "…"

@@ -15,8 +15,8 @@ from rackloom.web.model import MapGpu, SiteMap
 from rackloom.web.racks import rack_id
 
 HEADINGS = (
-    "rack", "slot", "gpu", "use", "health", "gpu_uuid", "fabric_guid", "node", "machine", "instance", "tenant",
-    "partition", "clique", "claim", "pods", "jobs", "nics",
+    "rack", "slot", "gpu", "use", "health", "gpu_uuid", "fabric_guid", "node", "machine", "instance",
+    "tenant", "partition", "clique", "claim", "pods", "jobs", "nics",
 )  # fmt: skip
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _USES = {True: "in use", False: "free", None: "unknown"}
@@ -28,7 +28,11 @@ def gpu_table(whole: SiteMap, opened: Collection[str]) -> Iterator[str]:
     yield _lines([HEADINGS])
     for name, frame in rack_frames(whole).items():
         if not opened or rack_id(name) in opened:
-            rows = [_row(whole, frame, gpu, number) for tray in frame.rack.trays for number, gpu in enumerate(tray)]
+            rows = [
+                _row(whole, frame, gpu, number)
+                for tray in frame.rack.trays
+                for number, gpu in enumerate(tray)
+            ]
             yield _lines(rows)
 
 

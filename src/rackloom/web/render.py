@@ -181,7 +181,9 @@ def _with_locations(found: Sequence[Finding], places: PlacesByName) -> list[tupl
 
 def render_found(mode: ColourMode, query: str, results: Sequence[SearchResult]) -> str:
     """What was found; nothing while nothing is searched for."""
-    entries = [(result, result.gpu or rack_id(result.rack), _result_address(result, mode)) for result in results]
+    entries = [
+        (result, result.gpu or rack_id(result.rack), _result_address(result, mode)) for result in results
+    ]
     return _render("found.html", query=query.strip(), results=entries, longest=LONGEST_QUERY)
 
 
@@ -200,8 +202,8 @@ def render_page(
 ) -> str:
     """The whole page of the elements above, by id; the stream of changes starts at `position`.
 
-    `chain` is the chosen GPU, or what stands in its place; `racks` are the names of all racks; `found` is what
-    the address searches for.
+    `chain` is the chosen GPU, or what stands in its place; `racks` are the names of all racks; `found` is
+    what the address searches for.
     """
     written = {name: Markup(markup) for name, markup in parts.items()}  # noqa: S704 - by the functions above
     return _render(

@@ -2,12 +2,12 @@
 
 An index is made of the viewer's own map, in which the rule of `tenancy` has left nothing of others, so a
 tenant cannot find what it may not see. The names of each rack are kept as text, one line for each object, in
-three levels: what spans trays (racks, tenants, partitions, jobs), what is a tray or runs on one, and the parts
-of a tray. A rack whose part of the map did not change keeps its text.
+three levels: what spans trays (racks, tenants, partitions, jobs), what is a tray or runs on one, and the
+parts of a tray. A rack whose part of the map did not change keeps its text.
 
-A query is looked for in the texts of all racks: first whole names, then beginnings, then parts of names, the
-coarse levels first. The search ends as soon as `MOST_RESULTS` objects are found. Finding text in text is fast:
-a query that nothing matches reads all names of the site a few times.
+A query is looked for in the texts of all racks: first whole names, then beginnings, then parts of names,
+the coarse levels first. The search ends as soon as `MOST_RESULTS` objects are found. Finding text in text
+is fast: a query that nothing matches reads all names of the site a few times.
 """
 
 import asyncio
@@ -110,8 +110,12 @@ def _rack_names(facts: _RackFacts) -> _RackNames:
         levels[_LEVEL_OF_KIND[entry.kind]].append(entry)
     return _RackNames(
         facts.rack.name,
-        tuple("\n" + "".join(f"{_FOLDED_KINDS[e.kind]}\t{_fold(e.name)}\n" for e in level) for level in levels),
-        tuple("\n".join(f"{e.kind}\t{_one_line(e.name)}\t{e.tray}\t{e.gpu}" for e in level) for level in levels),
+        tuple(
+            "\n" + "".join(f"{_FOLDED_KINDS[e.kind]}\t{_fold(e.name)}\n" for e in level) for level in levels
+        ),
+        tuple(
+            "\n".join(f"{e.kind}\t{_one_line(e.name)}\t{e.tray}\t{e.gpu}" for e in level) for level in levels
+        ),
     )
 
 

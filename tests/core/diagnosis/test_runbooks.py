@@ -50,7 +50,9 @@ def test_every_finding_names_its_runbook(fault):
     for finding in examine(snapshot):
         assert runbooks()[finding.runbook].check == finding.check
         assert json.loads(msgspec.json.encode(finding))["runbook"] == finding.runbook
-        assert f"runbook: rackloom doctor --runbook {finding.runbook}" in render_findings(snapshot, (finding,))
+        assert f"runbook: rackloom doctor --runbook {finding.runbook}" in render_findings(
+            snapshot, (finding,)
+        )
 
 
 def test_causes_and_consequences_are_those_by_which_findings_are_folded():

@@ -91,7 +91,7 @@ class Examiner:
         return abs(snapshot.at - known.at) >= EVERY_SECONDS or self._differs(snapshot)
 
     def _differs(self, snapshot: SiteSnapshot) -> bool:
-        """Whether it says something else than the snapshot examined last; equal records are the same objects."""
+        """Whether it says something else than the snapshot examined last."""
         examined = self._examined
         return examined is None or _without_times(snapshot) != _without_times(examined)
 
