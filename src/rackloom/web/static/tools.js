@@ -24,21 +24,21 @@ document.addEventListener("click", async (event) => {
 });
 
 // How long ago it was: beside the times of what lasts, and in the title of all.
-const AGED = "#summary time, #findings time, #timeline time";
+const AGED = "#summary .sentence time, #findings li time, #timeline time";
 const AGE_EVERY_MS = 10000;
 
 function ageText(seconds) {
   if (seconds < 1) return "now";
-  if (seconds < 100) return `${Math.round(seconds)} s ago`;
-  if (seconds < 6000) return `${Math.round(seconds / 60)} min ago`;
-  if (seconds < 172800) return `${Math.round(seconds / 3600)} h ago`;
-  return `${Math.round(seconds / 86400)} days ago`;
+  if (seconds < 100) return `${Math.round(seconds)} s`;
+  if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86400)} d`;
 }
 
 function showAges() {
   for (const time of document.querySelectorAll("time")) {
     const age = ageText((Date.now() - Date.parse(time.dateTime)) / 1000);
-    time.title = age;
+    time.title = age === "now" ? age : `${age} ago`;
     if (time.matches(AGED)) time.dataset.ago = age;
   }
 }
