@@ -18,7 +18,7 @@ from rackloom.carve.tenancy.quotas import QuotaKind
 async def measured(domains: int, folder: Path) -> list[dict[str, Any]]:
     """A row with everything to do, and one with nothing to do."""
     async with plant(domains, folder) as site:
-        # Filling takes minutes at 1,000 domains, and only a domain that was read lately has room for an instance.
+        # Filling takes minutes at 1,000 domains, and only a domain that was read lately has room.
         async with site.reconciling(acts=False):
             machines = await fill(site, domains)
         before = time.process_time(), time.perf_counter()

@@ -24,7 +24,7 @@ from rackloom.web.frames import ColourMode
 from rackloom.web.live import LiveReading
 from rackloom.web.model import SiteMap, SiteReading, TimelineEntry, site_map
 from rackloom.web.painters import Painter
-from rackloom.web.panels import locate, places_named, rack_places
+from rackloom.web.panels import RackPlaces, locate, places_named
 from rackloom.web.racks import find_gpu, rack_id
 from rackloom.web.render import shorten_uuids
 
@@ -33,7 +33,7 @@ UUID = "4ee58484-58e7-47c7-a32b-89833e58daf4"
 
 
 def led(whole: SiteMap, *where: str):
-    return locate(where, places_named(map(rack_places, whole.racks), where))
+    return locate(where, places_named(map(RackPlaces, whole.racks), where))
 
 
 def seat_of(whole: SiteMap, id_: str):
@@ -63,6 +63,18 @@ def test_what_is_about_a_domain_or_a_partition_leads_to_its_racks():
     for name in (at_domain("domain-1"), at_partition("domain-1", "acme-1-nvl"), at_logical("lonely-lp")):
         (link,) = led(whole, name).named
         assert (link.id, link.words) == (rack_id("rack-01"), "rack-01")
+
+
+def test_every_name_of_a_gpu_leads_to_all_racks_that_have_it():
+    whole = site_map(SiteReading(snapshot=snapshot(2, 4, HOLDERS)))
+    racks = [RackPlaces(rack) for rack in whole.racks]
+    names = {name for rack in racks for name in rack.by_name}
+    assert {name.split(" ")[0] for name in names} == {
+        *("gpu", "device", "pod", "node", "machine", "partition", "logical", "domain")
+    }
+    for name in names:
+        spots = [spot for rack in racks for spot in rack.by_name.get(name, ())]
+        assert places_named(racks, {name}) == {name: spots}
 
 
 def test_of_many_places_the_first_are_named_and_the_rest_is_counted():

@@ -180,7 +180,8 @@ def test_trays_that_only_the_cluster_knows_stay_apart_and_unnamed():
     whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, machines=(), fabric_gpus=())))
     own = seen_by(whole, MINE)
     assert [len(tray) for rack in own.racks for tray in rack.trays] == [4] * 12
-    assert list(own.gpus) == sorted(own.gpus, key=lambda seat: seat.place.order)
+    order = [(seat.place.rack, seat.place.tray, seat.place.module) for seat in own.gpus]
+    assert order == sorted(order)
     assert THEIRS not in repr(own)
 
 

@@ -52,11 +52,12 @@ class Fact(msgspec.Struct, Generic[T], frozen=True, gc=False):
 
 _DIRECTNESS = (Source.SYSFS, Source.NVML, Source.NMX, Source.VENDOR_FILE, Source.DECLARED)
 """On the device's own machine (kernel, NVML), then from elsewhere, then from a file, then declared."""
+_RANK = {source: rank for rank, source in enumerate(_DIRECTNESS)}
 
 
 def directness(source: Source) -> int:
     """Rank of a source, 0 for the most direct: of two sources that agree, the lower one is named."""
-    return _DIRECTNESS.index(source)
+    return _RANK[source]
 
 
 def least_direct(*sources: Source) -> Source:
@@ -105,18 +106,39 @@ def merge_keys(a: GpuKey, b: GpuKey) -> GpuKey:
     The caller states that both keys are of one GPU, hence of one machine, so PCI addresses must agree too.
     Raises Refused with both values and sources where a part does not.
     """
-    for part, ours, theirs in _shared_parts(a, b, one_machine=True):
-        if ours.value != theirs.value:
-            raise Refused(
-                f"{part} is {_fact_text(ours)} but {_fact_text(theirs)}:"
-                f" not one GPU, or one of the two is stale",
-                nearest_fix="observe both again",
-            )
+    merged = merged_if_agreed(a, b)
+    if merged is not None:
+        return merged
+    part, ours, theirs = next(
+        (part, ours, theirs)
+        for part, ours, theirs in _shared_parts(a, b, one_machine=True)
+        if ours.value != theirs.value
+    )
+    raise Refused(
+        f"{part} is {_fact_text(ours)} but {_fact_text(theirs)}: not one GPU, or one of the two is stale",
+        nearest_fix="observe both again",
+    )
+
+
+def merged_if_agreed(a: GpuKey, b: GpuKey) -> GpuKey | None:
+    """As `merge_keys`, and None where a part contradicts.
+
+    A site merges keys a few hundred thousand times at once, so the parts are written out.
+    """
+    place, guid, uuid, pci = a.place, a.fabric_guid, a.gpu_uuid, a.pci_address
+    other_place, other_guid, other_uuid, other_pci = b.place, b.fabric_guid, b.gpu_uuid, b.pci_address
+    if (
+        (place is not None and other_place is not None and place.value != other_place.value)
+        or (guid is not None and other_guid is not None and guid.value != other_guid.value)
+        or (uuid is not None and other_uuid is not None and uuid.value != other_uuid.value)
+        or (pci is not None and other_pci is not None and pci.value != other_pci.value)
+    ):
+        return None
     return GpuKey(
-        place=_more_direct(a.place, b.place),
-        fabric_guid=_more_direct(a.fabric_guid, b.fabric_guid),
-        gpu_uuid=_more_direct(a.gpu_uuid, b.gpu_uuid),
-        pci_address=_more_direct(a.pci_address, b.pci_address),
+        _more_direct(place, other_place),
+        _more_direct(guid, other_guid),
+        _more_direct(uuid, other_uuid),
+        _more_direct(pci, other_pci),
     )
 
 
@@ -136,8 +158,9 @@ def _fact_text(fact: Fact[object]) -> str:
 
 
 def _more_direct(a: Fact[T] | None, b: Fact[T] | None) -> Fact[T] | None:
-    known = [fact for fact in (a, b) if fact is not None]
-    return min(known, key=lambda fact: directness(fact.source), default=None)
+    if a is None or b is None:
+        return b if a is None else a
+    return b if a.source is not b.source and _RANK[b.source] < _RANK[a.source] else a
 
 
 def declared_key(

@@ -227,26 +227,31 @@ class GpuShade(msgspec.Struct, frozen=True):
     group: ColourGroup | None = None
 
 
+def _shades(unknown: GpuState, yes: GpuState, no: GpuState) -> Mapping[bool | None, GpuShade]:
+    return {None: GpuShade(unknown), True: GpuShade(yes), False: GpuShade(no)}
+
+
 def gpu_shade(frame: RackFrame, mode: ColourMode, tray: MapTray, gpu: MapGpu) -> GpuShade:
     """The state of a GPU, and its group. Unknown if what defines it was not read lately, or is hidden."""
     chain = gpu.chain
     if mode is ColourMode.FRAGMENTATION and gpu.taken is False and tray_partly_taken(tray):
-        return GpuShade(GpuState.STRANDED)
+        return _STRANDED
     if chain is None:
-        states = {None: GpuState.UNKNOWN, True: GpuState.OTHERS, False: GpuState.FREE}
-        return GpuShade(states[gpu.taken])
+        return _HIDDEN_SHADES[gpu.taken]
     if mode is ColourMode.HEALTH:
-        return GpuShade(_HEALTH_STATES[gpu_health(frame, gpu)])
+        return _HEALTH_SHADES[gpu_health(frame, gpu)]
     if mode not in GROUP_MODES:
-        return GpuShade(_USE_STATES[gpu.taken])
+        return _USE_SHADES[gpu.taken]
     group = _GROUP_OF_MODE[mode](frame, chain)
     if not _is_current(frame, mode, gpu, chain):
         return GpuShade(GpuState.UNKNOWN, group)
     return GpuShade(GpuState.FREE if group is None else GpuState.GROUP, group)
 
 
-_HEALTH_STATES = {None: GpuState.UNKNOWN, True: GpuState.HEALTHY, False: GpuState.PROBLEM}
-_USE_STATES = {None: GpuState.UNKNOWN, True: GpuState.USED, False: GpuState.FREE}
+_STRANDED = GpuShade(GpuState.STRANDED)
+_HIDDEN_SHADES = _shades(GpuState.UNKNOWN, GpuState.OTHERS, GpuState.FREE)
+_HEALTH_SHADES = _shades(GpuState.UNKNOWN, GpuState.HEALTHY, GpuState.PROBLEM)
+_USE_SHADES = _shades(GpuState.UNKNOWN, GpuState.USED, GpuState.FREE)
 
 
 def gpu_health(frame: RackFrame, gpu: MapGpu) -> bool | None:
@@ -272,9 +277,10 @@ def gpu_health(frame: RackFrame, gpu: MapGpu) -> bool | None:
 
 def is_sick(chain: GpuChain) -> bool:
     """Whether a GPU's switch controller says so, or its plugin keeps workloads off it."""
-    by_fabric = chain.fabric is not None and chain.fabric.healthy is False
-    kept_off = chain.device is not None and any(not taint.endswith(":None") for taint in chain.device.taints)
-    return by_fabric or kept_off
+    if chain.fabric is not None and chain.fabric.healthy is False:
+        return True
+    taints = () if chain.device is None else chain.device.taints
+    return bool(taints) and any(not taint.endswith(":None") for taint in taints)
 
 
 def is_node_lost(frame: RackFrame, chain: GpuChain) -> bool:

@@ -15,7 +15,6 @@ the same objects as before.
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import groupby
 from typing import Protocol
 
 import msgspec
@@ -99,10 +98,9 @@ class GpuPosition(msgspec.Struct, frozen=True, gc=False):
     """Distinguishes trays without a known slot; a tenant sees a number instead."""
 
     @property
-    def order(self) -> tuple[bool, list[tuple[int, str]], str, str, int, str, int]:
-        """Sort key: racks by name with numbers as numbers; GPUs in no known rack come last."""
-        parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(self.rack)]
-        return self.rack == NO_RACK, parts, self.rack, self.chassis, self.slot, self.node, self.module
+    def tray(self) -> tuple[str, int, str]:
+        """Which tray of its rack; also the sort key of trays, from the lowest slot."""
+        return self.chassis, self.slot, self.node
 
 
 class MapGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -128,9 +126,13 @@ MapTray = tuple[MapGpu, ...]
 
 def tray_free(gpus: MapTray) -> bool | None:
     """Whether all GPUs of a tray could be given to anybody now: it is not cordoned, sick or reserved."""
-    if any(gpu.taken or gpu.held_back or gpu.reserved_for for gpu in gpus):
-        return False
-    return None if any(gpu.taken is None for gpu in gpus) else True
+    free: bool | None = True
+    for gpu in gpus:
+        if gpu.taken or gpu.held_back or gpu.reserved_for:
+            return False
+        if gpu.taken is None:
+            free = None
+    return free
 
 
 def tray_partly_taken(gpus: MapTray) -> bool:
@@ -151,9 +153,10 @@ class MapRack(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the tenants that have a machine in it."""
 
     @property
-    def order(self) -> tuple[object, ...]:
-        """Sort key of racks."""
-        return self.trays[0][0].place.order[:3]
+    def order(self) -> tuple[bool, list[tuple[int, str]], str]:
+        """Sort key of racks: by name with numbers as numbers; GPUs in no known rack come last."""
+        parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(self.name)]
+        return self.name == NO_RACK, parts, self.name
 
 
 def rack_of_trays(trays: tuple[MapTray, ...]) -> MapRack:
@@ -222,7 +225,7 @@ class _ShareFacts(msgspec.Struct, frozen=True):
 
 
 _GpusByRack = Mapping[str, tuple[MapGpu, ...]]
-"""Those of each rack, by place."""
+"""Those of each rack, in the order of the chains."""
 
 
 class SiteMapCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,8 +290,7 @@ def _gpus_by_rack(facts: _ShareFacts) -> _GpusByRack:
         )
         for chain in facts.chains
     ]
-    ordered = sorted(found, key=lambda gpu: gpu.place.order)
-    return {rack: tuple(gpus) for rack, gpus in groupby(ordered, key=lambda gpu: gpu.place.rack)}
+    return {rack: tuple(gpus) for rack, gpus in grouped((gpu.place.rack, gpu) for gpu in found).items()}
 
 
 def _by_rack(shares: Memo[GroupName, _ShareFacts, _GpusByRack]) -> dict[str, tuple[tuple[MapGpu, ...], ...]]:
@@ -298,9 +300,9 @@ def _by_rack(shares: Memo[GroupName, _ShareFacts, _GpusByRack]) -> dict[str, tup
 
 
 def _make_rack(parts: tuple[tuple[MapGpu, ...], ...]) -> MapRack:
-    gpus = sorted((gpu for part in parts for gpu in part), key=lambda gpu: gpu.place.order)
-    trays = groupby(gpus, key=lambda gpu: (gpu.place.chassis, gpu.place.slot, gpu.place.node))
-    return rack_of_trays(tuple(reversed([tuple(tray) for _, tray in trays])))
+    trays = grouped((gpu.place.tray, gpu) for part in parts for gpu in part)
+    modules = [sorted(trays[tray], key=lambda gpu: gpu.place.module) for tray in sorted(trays, reverse=True)]
+    return rack_of_trays(tuple(map(tuple, modules)))
 
 
 def _position_of(chain: GpuChain, racks: Mapping[str, str]) -> GpuPosition:

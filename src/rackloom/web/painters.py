@@ -44,11 +44,10 @@ from rackloom.web.overview import (
 )
 from rackloom.web.panels import (
     FreeCapacity,
-    PlacesByName,
     RackCapacity,
+    RackPlaces,
     places_named,
     rack_capacity,
-    rack_places,
     site_capacity,
 )
 from rackloom.web.racks import DrawnRack, colour_groups, domain_badges, drawn_rack, legend_entries, rack_id
@@ -124,7 +123,7 @@ class FrameResult(msgspec.Struct, frozen=True):
     groups: Counter[ColourGroup]
     counts: RackCounts
     room: RackCapacity
-    places: PlacesByName
+    places: RackPlaces
 
 
 class PainterMemory(msgspec.Struct, kw_only=True):
@@ -192,8 +191,9 @@ class Painter:
             memory.results,
             recompute_changed(memory.results, memory.frames.frames, self._result),
         )
-        gone = [old for name, (_, old) in before.items() if not _keeps(memory.results.get(name), old)]
-        come = [new for name, (_, new) in memory.results.items() if not _keeps(before.get(name), new)]
+        now = memory.results
+        gone = [entry[1] for name, entry in before.items() if now.get(name) is not entry]
+        come = [entry[1] for name, entry in now.items() if before.get(name) is not entry]
         for result in gone:
             memory.groups.subtract(result.groups)
         for result in come:
@@ -214,7 +214,7 @@ class Painter:
             colour_groups(frame, self._mode),
             counts,
             rack_capacity(frame.rack),
-            rack_places(frame.rack),
+            RackPlaces(frame.rack),
         )
 
     def _drawn_whole(self, opened: Collection[str]) -> dict[str, PagePart]:
@@ -270,10 +270,6 @@ class Painter:
         places = places_named([result.places for result in results], _names_wanted(whole))
         yield "findings", render.render_findings(whole, places, self._mode)
         yield "timeline", render.render_timeline(whole, places, self._mode)
-
-
-def _keeps(entry: tuple[RackFrame, FrameResult] | None, result: FrameResult) -> bool:
-    return entry is not None and entry[1] is result
 
 
 def _names_wanted(whole: SiteMap) -> set[str]:

@@ -7,14 +7,25 @@ memory. Free GPUs in partly used trays are stranded.
 
 A finding or an operation names things: GPU, device, pod, node, machine, partition, domain. It is shown at
 the finest place that is known: its GPU, its tray, or its racks. Only GPUs whose chain the viewer may see
-name anything, so a tenant is led to its own GPUs alone.
+name anything, so a tenant is led to its own GPUs alone. Findings name few of all things, so the names of a
+rack are written out only where a rack may have one of them: `RackPlaces` knows its names down to trays.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
-from rackloom.core.diagnosis.index import at_device, at_domain, at_logical, at_pod, places_around
+from rackloom.core.diagnosis.index import (
+    at_device,
+    at_domain,
+    at_logical,
+    at_machine,
+    at_node,
+    at_partition,
+    at_pod,
+    places_around,
+)
 from rackloom.core.diagnosis.snapshot import GpuChain, grouped
 from rackloom.web.model import MapGpu, MapRack, tray_free, tray_partly_taken
 from rackloom.web.racks import rack_id
@@ -50,7 +61,8 @@ class RackCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 def rack_capacity(rack: MapRack) -> RackCapacity:
     """Count what is free in one rack. A tray with an unknown state counts as not free."""
-    free = [tray for tray in rack.trays if tray_free(tray)]
+    frees = [tray_free(tray) for tray in rack.trays]
+    free = [tray for tray, is_free in zip(rack.trays, frees, strict=True) if is_free]
     partly = [tray for tray in rack.trays if tray_partly_taken(tray)]
     gangs: dict[str, tuple[int, int]] = {}
     for tray in free:
@@ -59,7 +71,7 @@ def rack_capacity(rack: MapRack) -> RackCapacity:
             gangs[domain] = trays + 1, gpus + len(tray)
     return RackCapacity(
         free_trays=len(free),
-        unknown_trays=sum(tray_free(tray) is None for tray in rack.trays),
+        unknown_trays=frees.count(None),
         foreign_trays=sum(
             any(gpu.foreign for gpu in tray) and not tray_partly_taken(tray) for tray in rack.trays
         ),
@@ -123,18 +135,52 @@ PlacesByName = Mapping[str, Sequence[MapSpot]]
 """By the names of `Finding.where`: the GPUs that the named object is, has or serves."""
 
 
-def rack_places(rack: MapRack) -> PlacesByName:
-    """The locations of all names in one rack."""
-    id_ = rack_id(rack.name)
-    # Plain loops: all GPUs of the site pass here before the first page is sent.
-    found: dict[str, list[MapSpot]] = {}
-    for tray, gpus in enumerate(rack.trays):
-        for number, gpu in enumerate(gpus):
-            if gpu.chain is not None:
-                spot = MapSpot(rack.name, id_, tray, number, _slot_name(gpu))
-                for name in _names_of_gpu(gpu, gpu.chain):
-                    found.setdefault(name, []).append(spot)
-    return found
+class RackPlaces:
+    """The locations of all names in one rack, worked out when they are asked for."""
+
+    def __init__(self, rack: MapRack) -> None:
+        self._rack = rack
+
+    @cached_property
+    def coarse(self) -> frozenset[str]:
+        """Its names without those of single GPUs and devices, whose domain or node stands for them."""
+        gpus = [gpu for tray in self._rack.trays for gpu in tray if gpu.chain is not None]
+        chains = [gpu.chain for gpu in gpus if gpu.chain is not None]
+        devices = {device.node for chain in chains for device in (chain.device, *chain.nics) if device}
+        partitions = {(seen.domain, seen.name) for chain in chains if (seen := chain.partition) is not None}
+        logicals = {chain.wanted.logical for chain in chains if chain.wanted is not None}
+        domains = {gpu.domain for gpu in gpus} | {chain.fabric.domain for chain in chains if chain.fabric}
+        return frozenset(
+            [
+                *map(at_node, devices),
+                *map(at_machine, {chain.machine.id for chain in chains if chain.machine is not None}),
+                *(at_partition(*partition) for partition in partitions),
+                *map(at_domain, domains),
+                *(at_logical(logical) for logical in logicals if logical is not None),
+                *map(at_pod, {pod for chain in chains if chain.use is not None for pod in chain.use.pods}),
+            ]
+        )
+
+    @cached_property
+    def by_name(self) -> PlacesByName:
+        """The locations of every name."""
+        rack, id_ = self._rack, rack_id(self._rack.name)
+        found: dict[str, list[MapSpot]] = {}
+        for tray, gpus in enumerate(rack.trays):
+            for number, gpu in enumerate(gpus):
+                if gpu.chain is not None:
+                    spot = MapSpot(rack.name, id_, tray, number, _slot_name(gpu))
+                    for name in _names_of_gpu(gpu, gpu.chain):
+                        found.setdefault(name, []).append(spot)
+        return found
+
+
+def _coarse(name: str) -> str:
+    """The name in `RackPlaces.coarse` without which a rack does not have this name."""
+    kind, _, rest = name.partition(" ")
+    if kind == "gpu":
+        return at_domain(rest.rpartition("/")[0])
+    return at_node(rest.partition("/")[0]) if kind == "device" else name
 
 
 def _slot_name(gpu: MapGpu) -> str:
@@ -152,10 +198,11 @@ def _names_of_gpu(gpu: MapGpu, chain: GpuChain) -> Iterator[str]:
         yield from map(at_pod, chain.use.pods)
 
 
-def places_named(racks: Iterable[PlacesByName], wanted: Collection[str]) -> PlacesByName:
+def places_named(racks: Iterable[RackPlaces], wanted: Collection[str]) -> PlacesByName:
     """The locations of some names, in the order of the racks."""
-    names = frozenset(wanted)
-    return grouped((name, spot) for rack in racks for name in rack.keys() & names for spot in rack[name])
+    names, coarse = frozenset(wanted), frozenset(map(_coarse, wanted))
+    some = [rack.by_name for rack in racks if not coarse.isdisjoint(rack.coarse)] if names else []
+    return grouped((name, spot) for rack in some for name in rack.keys() & names for spot in rack[name])
 
 
 def locate(where: Sequence[str], places: PlacesByName) -> FoundLocations:

@@ -130,14 +130,17 @@ def tenant_map(whole: SiteMap, org: str, before: TenantRacks) -> tuple[SiteMap, 
     Racks that equal those of `before` for the same organisation keep their values.
     """
     tenant = next((id_ for id_, name in whole.tenants.items() if name == org), None)
-    nodes = _node_numbers(whole)
+    nodes, none = _node_numbers(whole), dict[str, str]()
     inputs = {
-        rack.name: _TenantRack(rack, tenant, nodes if rack.name == NO_RACK else {}) for rack in whole.racks
+        rack.name: _TenantRack(rack, tenant, nodes if rack.name == NO_RACK else none) for rack in whole.racks
     }
     own = recompute_changed(before.own, inputs, _own_rack)
     labelled = frozenset(name for name, owner in whole.namespaces.items() if owner == org)
     read_at = whole.layer(Layer.CLUSTER).at
-    facts = {name: _held_input(whole, read_at, labelled, found) for name, (_, found) in own.items()}
+    answers = {uuid: (domain.answers, domain.disputed) for uuid, domain in whole.domains.items()}
+    facts = {
+        name: _held_input(whole.at, read_at, answers, labelled, found) for name, (_, found) in own.items()
+    }
     held = recompute_changed(before.held, facts, _held_rack)
     mine = _own_compute_domains([found for _, found in held.values()], labelled)
     shown = recompute_changed(
@@ -246,21 +249,30 @@ def _own_chain(chain: GpuChain, tenant: str | None) -> GpuChain:
 # Step 2: what may be the previous tenant's, and what names controllers.
 
 
-def _held_input(whole: SiteMap, read_at: float | None, labelled: frozenset[str], own: _OwnRack) -> _HeldInput:
-    """`read_at`: when the cluster was read; `labelled`: namespaces that carry the tenant's organisation."""
+def _held_input(
+    at: float,
+    read_at: float | None,
+    answers: Mapping[str, _DomainAnswer],
+    labelled: frozenset[str],
+    own: _OwnRack,
+) -> _HeldInput:
+    """`at`: the time of the reading; `read_at`: when the cluster was read.
+
+    `labelled`: namespaces that carry the tenant's organisation.
+    """
     if not own.rack.tenants:
         return _HeldInput(own, _NO_MOMENT, (), frozenset())
     moment = _RackMoment(
         0 if read_at is None else bisect_right(own.held_since, read_at),
-        own.undated and read_at is not None and read_at >= whole.at,
-        bisect_left(own.undated_transfers, whole.at),
+        own.undated and read_at is not None and read_at >= at,
+        bisect_left(own.undated_transfers, at),
     )
-    records = (whole.domains.get(uuid) for uuid in own.domains)
-    answers = [(False, False) if found is None else (found.answers, found.disputed) for found in records]
-    return _HeldInput(own, moment, tuple(answers), labelled.intersection(own.namespaces))
+    here = tuple([answers.get(uuid, _NO_ANSWER) for uuid in own.domains])
+    return _HeldInput(own, moment, here, labelled.intersection(own.namespaces))
 
 
 _NO_MOMENT = _RackMoment(0, False, 0)
+_NO_ANSWER = (False, False)
 
 
 def _held_rack(facts: _HeldInput) -> _HeldRack:

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.diagnosis.healthy import GPUS, healthy, node, place, serial, slot, with_changed, without
+from tests.core.diagnosis.plain_join import PlainIdentities, plain_chain
+from tests.core.diagnosis.test_shares import changed, changes
 
 from rackloom.core.diagnosis import join
 from rackloom.core.diagnosis.join import fabric_key, gpu_chains
@@ -167,7 +169,8 @@ keys = st.builds(
         st.integers(1, 2),
         st.integers(1, 2),
     ),
-    fabric_guid=st.none() | st.integers(1, 4).map(lambda guid: Fact(guid, Source.NMX)),
+    fabric_guid=st.none()
+    | st.builds(Fact, st.integers(1, 4), st.sampled_from([Source.NMX, Source.SYSFS, Source.DECLARED])),
     gpu_uuid=st.none() | st.sampled_from(["u", "v"]).map(lambda uuid: Fact(uuid, Source.NVML)),
     pci_address=st.none()
     | st.sampled_from(["0000:01:00.0", "0000:02:00.0"]).map(lambda at: Fact(at, Source.SYSFS)),
@@ -185,6 +188,32 @@ def test_no_record_is_put_to_a_gpu_that_its_key_contradicts(found):
         assert len(places) <= 1
     taken = [gpu.key.place.value for gpu in joined.gpus if gpu.key.place is not None]
     assert len(taken) == len(set(taken))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(keys, max_size=14))
+def test_records_are_put_together_as_by_comparing_each_with_all_others(found):
+    joined, plain = join.GpuIdentities(), PlainIdentities()
+    for number, key in enumerate(found):
+        joined.add(f"record {number}", key, number)
+        plain.add(f"record {number}", key, number)
+    assert [(gpu.key, gpu.records, gpu.conflicts) for gpu in joined.gpus] == [
+        (gpu.key, gpu.records, gpu.conflicts) for gpu in plain.gpus
+    ]
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(st.lists(changes(), max_size=12))
+def test_the_join_of_a_site_is_what_its_definition_says(story):
+    snapshot = healthy(racks=3, trays=2)
+    for change in story:
+        snapshot = changed(snapshot, change)
+    plain = PlainIdentities()
+    for source, key, record in join._records(snapshot):
+        plain.add(source, key, record)
+    expected = sorted((plain_chain(gpu, snapshot) for gpu in plain.gpus), key=join.chain_order)
+    assert list(gpu_chains(snapshot)) == expected
 
 
 @settings(max_examples=25, deadline=None)
@@ -213,8 +242,8 @@ def test_whatever_is_missing_or_exchanged_no_chain_crosses_machines(data):
 
 def test_the_work_grows_with_the_records_and_not_with_their_pairs(monkeypatch):
     asked = []
-    real = join_key.joins
-    monkeypatch.setattr(join, "joins", lambda *keys: asked.append(1) or real(*keys))
+    real = join_key.merged_if_agreed
+    monkeypatch.setattr(join, "merged_if_agreed", lambda *keys: asked.append(1) or real(*keys))
 
     def work(racks):
         asked.clear()

@@ -18,14 +18,16 @@ No part of the key crosses shares, so `join_shares` can join each alone: the cha
 equal `gpu_chains` of the whole snapshot, whatever the previous state was.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from itertools import chain, groupby, repeat
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from functools import partial
+from itertools import chain, count, groupby, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from rackloom.core.diagnosis.join import chain_order, gpu_chains, parts_of
+from rackloom.core.diagnosis.join import chain_order, gpu_chains
 from rackloom.core.diagnosis.snapshot import (
     AllocatedDevice,
     DeviceRecord,
@@ -78,7 +80,7 @@ class JoinTies(msgspec.Struct, frozen=True):
     """Names by which the records of a group may be tied to records of other groups."""
 
     parts: frozenset[Hashable]
-    """Parts of the join key. A slot counts as its chassis, so that the trays of a chassis stay together."""
+    """Parts of the join key: GUIDs as numbers, UUIDs as text, and a `_chassis_tie` for each slot."""
     pools: frozenset[Pool] = frozenset()
     """The pools of the group's devices."""
 
@@ -138,7 +140,7 @@ class _TransferIndex:
     def __init__(self, transfers: Iterable[MeasuredTransfer]) -> None:
         self._found: Mapping[Hashable, list[MeasuredTransfer]] = grouped(
             (
-                ("gpu_uuid", uuid.value) if (uuid := transfer.key.gpu_uuid) else ("node", transfer.node),
+                uuid.value if (uuid := transfer.key.gpu_uuid) else ("node", transfer.node),
                 transfer,
             )
             for transfer in transfers
@@ -157,7 +159,7 @@ class _AllocationIndex:
 
     def __init__(self, uses: tuple[AllocatedDevice, ...]) -> None:
         self._uses = uses
-        self._of_pool = grouped(((use.driver, use.pool), number) for number, use in enumerate(uses))
+        self._of_pool = grouped(zip(map(attrgetter("driver", "pool"), uses), count(), strict=False))
         self._of_pod = grouped((pod, number) for number, use in enumerate(uses) for pod in use.pods)
 
     def around(self, pools: Iterable[Pool]) -> tuple[AllocatedDevice, ...]:
@@ -168,9 +170,17 @@ class _AllocationIndex:
         return tuple(self._uses[number] for number in sorted(beside.union(own)))
 
 
+def _runs_joined(records: tuple[Any, ...], name: Callable[[Any], K]) -> Mapping[K, list[Any]]:
+    """The records of each name. Most records of a name follow one another, so few steps are interpreted."""
+    found: defaultdict[K, list[Any]] = defaultdict(list)
+    for key, run in groupby(records, key=name):
+        found[key] += run
+    return found
+
+
 _INDEXES: Mapping[str, Callable[[tuple[Any, ...]], Any]] = {
-    "partitions": lambda found: grouped((partition.domain, partition) for partition in found),
-    "instance_gpus": lambda found: grouped((gpu.instance, gpu) for gpu in found),
+    "partitions": partial(_runs_joined, name=attrgetter("domain")),
+    "instance_gpus": partial(_runs_joined, name=attrgetter("instance")),
     "logicals": lambda found: {logical.id: logical for logical in found},
     "nodes": lambda found: {node.name: node for node in found},
     "claims": lambda found: {claim.key: claim for claim in found},
@@ -297,23 +307,38 @@ def _concatenated(runs: Iterable[tuple[GroupName, tuple[Any, ...]]]) -> dict[Gro
 
 
 def _fabric_ties(gpus: tuple[FabricGpuRecord, ...]) -> JoinTies:
-    guids = {("fabric_guid", gpu.guid) for gpu in gpus}
-    return JoinTies(frozenset(guids | {("chassis", gpu.place.chassis_serial) for gpu in gpus}))
+    chassis = {gpu.place.chassis_serial for gpu in gpus}
+    return JoinTies(frozenset([*(gpu.guid for gpu in gpus), *map(_chassis_tie, chassis)]))
 
 
 def _machine_ties(trays: tuple[MachineRecord, ...]) -> JoinTies:
-    named = {tie for tray in trays for key in tray.gpus for tie in _tied_parts(key)}
-    return JoinTies(frozenset(named | {("chassis", tray.chassis_serial) for tray in trays}))
+    chassis = {tray.chassis_serial for tray in trays}
+    return JoinTies(_tied_parts([key for tray in trays for key in tray.gpus], chassis))
 
 
 def _device_ties(devices: tuple[DeviceRecord, ...]) -> JoinTies:
-    named = {tie for device in devices if device.kind == "gpu" for tie in _tied_parts(device.key)}
-    return JoinTies(frozenset(named), frozenset((device.driver, device.pool) for device in devices))
+    named = _tied_parts([device.key for device in devices if device.kind == "gpu"], ())
+    return JoinTies(named, frozenset([(device.driver, device.pool) for device in devices]))
 
 
-def _tied_parts(key: GpuKey) -> Iterator[tuple[str, object]]:
-    for part, value in parts_of(key):
-        yield ("chassis", key.place.value.chassis_serial) if part == "place" and key.place else (part, value)
+def _tied_parts(keys: Iterable[GpuKey], chassis: Iterable[str]) -> frozenset[Hashable]:
+    """The parts that these keys name, and some chassis."""
+    named: set[Hashable] = set()
+    slots = set(chassis)
+    for key in keys:
+        if key.place is not None:
+            slots.add(key.place.value.chassis_serial)
+        if key.fabric_guid is not None:
+            named.add(key.fabric_guid.value)
+        if key.gpu_uuid is not None:
+            named.add(key.gpu_uuid.value)
+    named.update(map(_chassis_tie, slots))
+    return frozenset(named)
+
+
+def _chassis_tie(serial: str) -> tuple[str, str]:
+    """A slot stands for its whole chassis, so that the trays of a chassis stay together."""
+    return "chassis", serial
 
 
 class _Kind(NamedTuple):
@@ -333,23 +358,24 @@ _KINDS = {
 
 def _homes(parts: Mapping[GroupName, frozenset[Hashable]]) -> dict[GroupName, GroupName]:
     """The share of each group: the first group of its connected component (union-find)."""
-    above: dict[GroupName, GroupName] = {name: name for name in parts}
-    order = {name: number for number, name in enumerate(parts)}
+    names = list(parts)
+    # Groups are numbered in their order: numbers are compared and hashed faster than names.
+    above = list(range(len(names)))
 
-    def home(name: GroupName) -> GroupName:
-        while above[name] != name:
-            above[name] = name = above[above[name]]  # path halving
-        return name
+    def home(group: int) -> int:
+        while above[group] != group:
+            above[group] = group = above[above[group]]  # path halving
+        return group
 
-    first: dict[Hashable, GroupName] = {}
-    for name, named in parts.items():
+    first: dict[Hashable, int] = {}
+    for group, named in enumerate(parts.values()):
         # `first` maps each part to the first group that names it. A site names tens of thousands of parts,
         # of which a group shares few with other groups: the set leaves one union for each of those.
-        for earlier in set(map(first.setdefault, named, repeat(name))):
-            ends = home(name), home(earlier)
+        for earlier in set(map(first.setdefault, named, repeat(group))):
+            ends = home(group), home(earlier)
             # The earlier group becomes the root, so the name of a share does not depend on later groups.
-            above[max(ends, key=order.__getitem__)] = min(ends, key=order.__getitem__)
-    return {name: home(name) for name in parts}
+            above[max(ends)] = min(ends)
+    return {name: names[home(group)] for group, name in enumerate(names)}
 
 
 # Join of the shares.

@@ -20,13 +20,14 @@ The work is linear in the number of records. GPUs with a known slot come first, 
 module.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Generic, TypeVar
 
 import msgspec
 
 from rackloom.core.diagnosis.snapshot import (
-    AllocatedDevice,
+    DeviceId,
     DeviceRecord,
     FabricGpuRecord,
     GpuChain,
@@ -38,7 +39,7 @@ from rackloom.core.diagnosis.snapshot import (
 from rackloom.core.domains import names
 from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.errors import Refused
-from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, joins, merge_keys
+from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, joins, merge_keys, merged_if_agreed
 
 # Identity: which records of different layers describe one GPU.
 
@@ -48,6 +49,8 @@ T = TypeVar("T")
 
 class JoinedGpu(Generic[T]):
     """The records of one GPU, each with the name of its source."""
+
+    __slots__ = ("conflicts", "key", "records")
 
     def __init__(self, key: GpuKey, source: str, record: T) -> None:
         self.key = key
@@ -65,11 +68,15 @@ class GpuIdentities(Generic[T]):
 
     def __init__(self) -> None:
         self._gpus: dict[int, JoinedGpu[T]] = {}
-        self._at: dict[tuple[str, object], JoinedGpu[T]] = {}
+        self._at_place: dict[SlotKey, JoinedGpu[T]] = {}
+        self._with_guid: dict[int, JoinedGpu[T]] = {}
+        self._with_uuid: dict[str, JoinedGpu[T]] = {}
+        self._disputed = False
+        """Whether a part of a GPU may lead to another GPU."""
 
     @property
     def gpus(self) -> tuple[JoinedGpu[T], ...]:
-        """Each GPU once, in the order of its first record."""
+        """Each GPU once, in the order of its last record."""
         return tuple(self._gpus.values())
 
     def add(self, source: str, key: GpuKey, record: T) -> None:
@@ -80,28 +87,66 @@ class GpuIdentities(Generic[T]):
         record is dropped if a contradicting GPU already holds the slot that it names, because one slot holds
         one GPU. Where two records name the same part, the first one counts.
         """
+        place, guid, uuid = key.place, key.fabric_guid, key.gpu_uuid
+        holder = None if place is None else self._at_place.get(place.value)
+        with_guid = None if guid is None else self._with_guid.get(guid.value)
+        with_uuid = None if uuid is None else self._with_uuid.get(uuid.value)
+        known = holder or with_guid or with_uuid
+        if known is None:
+            known = JoinedGpu(key, source, record)
+        else:
+            leads_to_one = (with_guid is None or with_guid is known) and (
+                with_uuid is None or with_uuid is known
+            )
+            merged = merged_if_agreed(known.key, key) if leads_to_one else None
+            if merged is None:
+                self._add_disputed(JoinedGpu(key, source, record), (holder, with_guid, with_uuid), holder)
+                return
+            known.key = merged
+            known.records.append((source, record))
+            del self._gpus[id(known)]
+        # Nearly every record: all its parts that are known lead to one GPU, and it agrees with that GPU.
+        self._gpus[id(known)] = known
+        if holder is None and place is not None:
+            self._at_place[place.value] = known
+        if with_guid is None and guid is not None:
+            self._with_guid[guid.value] = known
+        if with_uuid is None and uuid is not None:
+            self._with_uuid[uuid.value] = known
+        if self._disputed:
+            self._claim_parts(known, ())
+
+    def _add_disputed(
+        self, new: JoinedGpu[T], named: Iterable[JoinedGpu[T] | None], holder: JoinedGpu[T] | None
+    ) -> None:
+        """Add a record whose parts lead to several GPUs, or that contradicts the only one."""
         same: list[JoinedGpu[T]] = []
         contradicting: list[JoinedGpu[T]] = []
-        candidates = {id(known): known for part in parts_of(key) if (known := self._at.get(part)) is not None}
-        for known in candidates.values():
-            difference = _contradiction(known.key, key)
-            if joins(known.key, key) and not difference:
-                same.append(known)
-            else:
+        for known in {id(gpu): gpu for gpu in named if gpu is not None}.values():
+            difference = _contradiction(known.key, new.key)
+            if difference:
                 contradicting.append(known)
-                known.conflicts.append(f"{known.sources} against {source}: {difference}")
-        holder = None if key.place is None else self._at.get(("place", key.place.value))
+                known.conflicts.append(f"{known.sources} against {new.sources}: {difference}")
+            else:
+                same.append(known)
+        self._disputed = True
         if holder is not None and holder not in same:
             return
-        found = JoinedGpu(key, source, record)
         # A record may connect GPUs that no earlier record connected, such as a slot and a UUID.
         for known in same:
-            found = self._united(known, found)
-        self._gpus[id(found)] = found
-        for part in parts_of(found.key):
-            # A part that a contradicting GPU claims stays with that GPU: it was reported first.
-            if self._at.get(part) not in contradicting:
-                self._at[part] = found
+            new = self._united(known, new)
+        self._gpus[id(new)] = new
+        self._claim_parts(new, contradicting)
+
+    def _claim_parts(self, gpu: JoinedGpu[T], contradicting: Collection[JoinedGpu[T]]) -> None:
+        """Have all parts of a GPU lead to it. What a contradicting GPU claims stays with that GPU."""
+        key = gpu.key
+        if key.place is not None and self._at_place.get(key.place.value) not in contradicting:
+            self._at_place[key.place.value] = gpu
+        if key.fabric_guid is not None and self._with_guid.get(key.fabric_guid.value) not in contradicting:
+            self._with_guid[key.fabric_guid.value] = gpu
+        if key.gpu_uuid is not None and self._with_uuid.get(key.gpu_uuid.value) not in contradicting:
+            self._with_uuid[key.gpu_uuid.value] = gpu
 
     def _united(self, known: JoinedGpu[T], new: JoinedGpu[T]) -> JoinedGpu[T]:
         """Both as one GPU. If they contradict each other they stay two, and `new` gets the conflict."""
@@ -115,14 +160,6 @@ class GpuIdentities(Generic[T]):
         known.records += new.records
         known.conflicts += new.conflicts
         return known
-
-
-def parts_of(key: GpuKey) -> Iterator[tuple[str, object]]:
-    """The parts that identify a GPU beyond one machine: all but the PCI address."""
-    for part in ("place", "fabric_guid", "gpu_uuid"):
-        fact = getattr(key, part)
-        if fact is not None:
-            yield part, fact.value
 
 
 def _contradiction(known: GpuKey, new: GpuKey) -> str:
@@ -141,28 +178,42 @@ class Rails:
     """The NICs among some devices that serve a GPU. PCI addresses are compared within one node only."""
 
     def __init__(self, devices: Iterable[DeviceRecord]) -> None:
-        devices = tuple(devices)
-        nics = [device for device in devices if device.kind == "nic"]
+        self._devices = tuple(devices)
+        nics = [device for device in self._devices if device.kind == "nic"]
+        self._nics = nics
         self._naming = grouped(((nic.node, nic.partner), nic) for nic in nics if nic.partner is not None)
-        self._at = {(nic.node, nic.key.pci_address.value): nic for nic in nics if nic.key.pci_address}
-        self._gpus = {nic.device_id: served for served, nic in self._pairs(devices)}
-        self.nics = tuple(nic for nic in nics if nic.device_id in self._gpus)
+
+    @cached_property
+    def nics(self) -> tuple[DeviceRecord, ...]:
         """Those that serve a GPU, in the order given."""
+        return tuple(nic for nic in self._nics if nic.device_id in self._gpus)
 
     def of(self, gpu: DeviceRecord) -> tuple[DeviceRecord, ...]:
         """The NICs that serve a GPU: first the one that the GPU names, then all that name the GPU."""
         address = gpu.key.pci_address
-        declared = self._at.get((gpu.node, gpu.partner_address or ""))
+        declared = self._at.get((gpu.node, gpu.partner_address)) if gpu.partner_address else None
         naming = () if address is None else self._naming.get((gpu.node, address.value), ())
+        if declared is None and len(naming) < 2:
+            return tuple(naming)
         return tuple({nic.device_id: nic for nic in (declared, *naming) if nic is not None}.values())
 
     def served_by(self, nic: DeviceRecord) -> str:
         """PCI address (or, where that is not published, name) of the GPU that a NIC of `nics` serves."""
         return self._gpus[nic.device_id]
 
-    def _pairs(self, devices: Iterable[DeviceRecord]) -> Iterator[tuple[str, DeviceRecord]]:
+    @cached_property
+    def _at(self) -> Mapping[tuple[str, str], DeviceRecord]:
+        """NICs by node and PCI address."""
+        return {(nic.node, nic.key.pci_address.value): nic for nic in self._nics if nic.key.pci_address}
+
+    @cached_property
+    def _gpus(self) -> Mapping[DeviceId, str]:
+        """The GPU that each NIC serves."""
+        return {nic.device_id: served for served, nic in self._pairs()}
+
+    def _pairs(self) -> Iterator[tuple[str, DeviceRecord]]:
         """GPU and NIC of each pair. What the NIC itself declares comes last, and so takes precedence."""
-        for gpu in devices:
+        for gpu in self._devices:
             if gpu.kind == "gpu":
                 address = gpu.key.pci_address
                 yield from ((address.value if address else gpu.name, nic) for nic in self.of(gpu))
@@ -182,52 +233,52 @@ class LayerLookups:
         self.interfaces = {(gpu.instance, gpu.module_id): gpu for gpu in snapshot.instance_gpus}
         self.nodes = {node.name: node for node in snapshot.nodes}
         # Reversed, so that the first of several allocations of one device counts.
-        self.uses = {use.device_id: use for use in reversed(snapshot.uses)}
+        self.uses = {(use.driver, use.pool, use.device): use for use in reversed(snapshot.uses)}
         self.rails = Rails(snapshot.devices)
         self._domains = {domain.uid: domain for domain in snapshot.compute_domains}
         self._domain_of_claim = {claim.key: claim.domain for claim in snapshot.claims}
         self._uses_of_pod = grouped((pod, use) for use in snapshot.uses for pod in use.pods)
-        self._transfers = dict(_transfers_by_key(snapshot.transfers))
+        self._channels: dict[tuple[str, ...], tuple[ComputeDomain | None, str | None]] = {}
+        self._transfers_by_uuid: dict[str, MeasuredTransfer] = {}
+        self._transfers_by_address: dict[tuple[str, str], MeasuredTransfer] = {}
+        for transfer in sorted(snapshot.transfers, key=lambda transfer: transfer.at):
+            uuid, address = transfer.key.gpu_uuid, transfer.key.pci_address
+            if uuid is not None:
+                self._transfers_by_uuid[uuid.value] = transfer
+            elif address is not None:
+                self._transfers_by_address[transfer.node, address.value] = transfer
 
-    def compute_domain_of(self, use: AllocatedDevice) -> ComputeDomain | None:
-        """The ComputeDomain of a channel that the pods of an allocation have."""
-        uids = (self._domain_of_claim.get(other.claim, "") for other in self._of_same_pods(use))
-        return next((self._domains[uid] for uid in uids if uid in self._domains), None)
-
-    def channel_of(self, use: AllocatedDevice) -> str | None:
-        """The IMEX channel of the pods of an allocation."""
-        devices = (other.device for other in self._of_same_pods(use) if other.driver == names.IMEX_DRIVER)
-        return next((device for device in devices if device.startswith("channel-")), None)
+    def channel_of(self, pods: tuple[str, ...]) -> tuple[ComputeDomain | None, str | None]:
+        """The ComputeDomain of a channel that these pods have, and the channel itself, in any claim."""
+        found = self._channels.get(pods)
+        if found is None:
+            uses = [use for pod in pods for use in self._uses_of_pod[pod]]
+            uids = (self._domain_of_claim.get(use.claim, "") for use in uses)
+            channels = (use.device for use in uses if use.driver == names.IMEX_DRIVER)
+            found = (
+                next((self._domains[uid] for uid in uids if uid in self._domains), None),
+                next((device for device in channels if device.startswith("channel-")), None),
+            )
+            self._channels[pods] = found
+        return found
 
     def transfer_of(self, key: GpuKey, node: str | None) -> MeasuredTransfer | None:
         """The newest transfer from a GPU; a PCI address identifies it only on its own node."""
         uuid, address = key.gpu_uuid, key.pci_address
         # A UUID identifies the GPU wherever it was measured, so it takes precedence over the PCI address.
-        by_uuid = None if uuid is None else self._transfers.get(("", uuid.value))
+        by_uuid = None if uuid is None else self._transfers_by_uuid.get(uuid.value)
         if by_uuid is not None:
             return by_uuid if joins(by_uuid.key, key) else None
-        found = None if address is None or node is None else self._transfers.get((node, address.value))
+        if address is None or node is None or not self._transfers_by_address:
+            return None
+        found = self._transfers_by_address.get((node, address.value))
         return found if found is not None and joins(found.key, key, one_machine=True) else None
-
-    def _of_same_pods(self, use: AllocatedDevice) -> Iterator[AllocatedDevice]:
-        """All allocations of the pods of an allocation, in any of their claims."""
-        return (other for pod in use.pods for other in self._uses_of_pod[pod])
-
-
-def _transfers_by_key(
-    transfers: Iterable[MeasuredTransfer],
-) -> Iterator[tuple[tuple[str, str], MeasuredTransfer]]:
-    for transfer in sorted(transfers, key=lambda transfer: transfer.at):
-        if transfer.key.gpu_uuid is not None:
-            yield ("", transfer.key.gpu_uuid.value), transfer
-        elif transfer.key.pci_address is not None:
-            yield (transfer.node, transfer.key.pci_address.value), transfer
 
 
 # The join itself.
 
 
-class MachineGpu(msgspec.Struct, frozen=True):
+class MachineGpu(msgspec.Struct, frozen=True, gc=False):
     """One GPU in a machine's record."""
 
     machine: MachineRecord
@@ -275,9 +326,10 @@ def _records(snapshot: SiteSnapshot) -> Iterator[tuple[str, GpuKey, GpuRecord]]:
         else:
             others.append(gpu)
     for machine in snapshot.machines:
+        source = f"the record of machine {machine.id}"
         for index, key in enumerate(machine.gpus):
             module = key.place.value.module_id if key.place is not None else index + 1
-            yield f"the record of machine {machine.id}", key, MachineGpu(machine, module)
+            yield source, key, MachineGpu(machine, module)
     yield from map(_of_controller, others)
     for device in snapshot.devices:
         if device.kind == "gpu":
@@ -289,40 +341,45 @@ def _of_controller(gpu: FabricGpuRecord) -> tuple[str, GpuKey, GpuRecord]:
 
 
 def _gpu_chain(joined: JoinedGpu[GpuRecord], lookups: LayerLookups) -> GpuChain:
-    chain, node = GpuChain(key=joined.key, conflicts=tuple(joined.conflicts)), None
-    if (fabric := _trusted_fabric_record(joined)) is not None:
-        partition = (
-            None if fabric.partition is None else lookups.partitions.get((fabric.domain, fabric.partition))
-        )
-        logical = None if partition is None else lookups.logicals.get(partition.logical or "")
-        chain = msgspec.structs.replace(chain, fabric=fabric, partition=partition, logical=logical)
+    listed: list[FabricGpuRecord] = []
+    homes: list[str] = []
+    owner: MachineGpu | None = None
+    device: DeviceRecord | None = None
     for _, record in joined.records:
-        match record:
-            case MachineGpu(machine, module_id):
-                wanted = lookups.interfaces.get((machine.instance or "", module_id))
-                chain = msgspec.structs.replace(chain, machine=machine, wanted=wanted)
-            case DeviceRecord():
-                chain, node = _with_device(chain, record, lookups), record.node
-    return msgspec.structs.replace(chain, transfer=lookups.transfer_of(joined.key, node))
-
-
-def _trusted_fabric_record(joined: JoinedGpu[GpuRecord]) -> FabricGpuRecord | None:
-    """Its switch controller's record; if two domains list it, that of the domain in its machine's record."""
-    listed = [record for _, record in joined.records if isinstance(record, FabricGpuRecord)]
-    homes = {record.machine.domain for _, record in joined.records if isinstance(record, MachineGpu)}
-    return next((gpu for gpu in listed if gpu.domain in homes), listed[0] if listed else None)
-
-
-def _with_device(chain: GpuChain, device: DeviceRecord, lookups: LayerLookups) -> GpuChain:
-    use = lookups.uses.get(device.device_id)
-    return msgspec.structs.replace(
-        chain,
+        if isinstance(record, FabricGpuRecord):
+            listed.append(record)
+        elif isinstance(record, MachineGpu):
+            owner = record
+            homes.append(record.machine.domain)
+        else:
+            device = record
+    fabric = listed[0] if listed else None
+    if len(listed) > 1:
+        # Of several domains that list it, that of its machine's record is trusted.
+        fabric = next((gpu for gpu in listed if gpu.domain in homes), fabric)
+    partition = None
+    if fabric is not None and fabric.partition is not None:
+        partition = lookups.partitions.get((fabric.domain, fabric.partition))
+    use = None if device is None else lookups.uses.get((device.driver, device.pool, device.name))
+    domain, channel = (None, None) if use is None else lookups.channel_of(use.pods)
+    machine = None if owner is None else owner.machine
+    return GpuChain(
+        key=joined.key,
+        machine=machine,
+        fabric=fabric,
+        partition=partition,
+        logical=None if partition is None else lookups.logicals.get(partition.logical or ""),
+        wanted=None
+        if owner is None
+        else lookups.interfaces.get((owner.machine.instance or "", owner.module_id)),
+        node=None if device is None else lookups.nodes.get(device.node),
         device=device,
-        node=lookups.nodes.get(device.node),
-        nics=lookups.rails.of(device),
         use=use,
-        compute_domain=None if use is None else lookups.compute_domain_of(use),
-        channel=None if use is None else lookups.channel_of(use),
+        compute_domain=domain,
+        channel=channel,
+        nics=() if device is None else lookups.rails.of(device),
+        transfer=lookups.transfer_of(joined.key, None if device is None else device.node),
+        conflicts=tuple(joined.conflicts),
     )
 
 

@@ -107,7 +107,7 @@ def _gang_plan(gang: Gang, trial: TrialPlacement, chosen: Sequence[CliqueChoice]
     }
     cliques = tuple(dict.fromkeys(clique for _, clique in sorted(first_members.items())))
     spares: list[TrayPosition] = []
-    for clique in cliques:
+    for clique in cliques if gang.spares else ():
         used = [choice.assignments for choice in chosen if choice.clique == clique]
         spares += spare_trays(trial, clique, used)[: gang.spares]
     # A spare is not empty for later gangs, so it counts in the price.

@@ -42,7 +42,8 @@ class CostRange(NamedTuple):
 
     def plus(self, other: "CostRange") -> "CostRange":
         """Sum of both ends."""
-        return CostRange(_saturated(self.low + other.low), _saturated(self.high + other.high))
+        low, high = self.low + other.low, self.high + other.high
+        return CostRange(min(low, UINT64_MAX), min(high, UINT64_MAX))
 
     def times(self, other: "CostRange") -> "CostRange":
         """Product of both ends."""

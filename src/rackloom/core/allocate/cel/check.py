@@ -49,6 +49,7 @@ from rackloom.core.allocate.cel.types import (
     Bindings,
     CelType,
     Overload,
+    are_apart,
     assignable,
     dispatch,
     most_general,
@@ -256,6 +257,8 @@ class _TypeChecker:
     def overload_result(self, overload: Overload, call: Call, given: list[CelType]) -> CelType | None:
         if overload.member != (call.target is not None) or len(overload.params) != len(given):
             return None
+        if are_apart(given, overload.params):
+            return None
         wanted, result = list(overload.params), overload.result
         if overload.variables:
             fresh = {variable: next(self.fresh) for variable in overload.variables}
@@ -418,27 +421,26 @@ _LITERALS = {"duration": parse_duration, "timestamp": parse_timestamp}
 
 def validate_literals(checked: CheckedExpression) -> None:
     """Raise CompileError for the first part that upstream would refuse."""
-    for node, formatted in _walk_nodes(checked.root):
-        try:
-            match node:
-                case Call():
-                    _validate_call(node, checked)
-                case ListNode() if not formatted:
-                    items = [(item, number in node.optional) for number, item in enumerate(node.elements)]
-                    _require_one_type(checked, items)
-                case MapNode() if not formatted:
-                    _require_one_type(checked, [(entry.key, False) for entry in node.entries])
-                    _require_one_type(checked, [(entry.value, entry.optional) for entry in node.entries])
-        except EvaluationError as error:
-            raise _compile_error(checked, node, error.message) from None
+    _validate(checked.root, checked, formatted=False)
 
 
-def _walk_nodes(node: CelNode, formatted: bool = False) -> Iterator[tuple[CelNode, bool]]:
-    """The node and everything below it, and whether that is an argument of format, where types may mix."""
-    yield node, formatted
+def _validate(node: CelNode, checked: CheckedExpression, *, formatted: bool) -> None:
+    """The node and everything below it. `formatted`: it is an argument of format, where types may mix."""
+    try:
+        match node:
+            case Call():
+                _validate_call(node, checked)
+            case ListNode() if not formatted:
+                items = [(item, number in node.optional) for number, item in enumerate(node.elements)]
+                _require_one_type(checked, items)
+            case MapNode() if not formatted:
+                _require_one_type(checked, [(entry.key, False) for entry in node.entries])
+                _require_one_type(checked, [(entry.value, entry.optional) for entry in node.entries])
+    except EvaluationError as error:
+        raise _compile_error(checked, node, error.message) from None
     formatted = formatted or (isinstance(node, Call) and node.function == "format")
     for child in children(node):
-        yield from _walk_nodes(child, formatted)
+        _validate(child, checked, formatted=formatted)
 
 
 def _compile_error(checked: CheckedExpression, node: CelNode, message: str) -> CompileError:

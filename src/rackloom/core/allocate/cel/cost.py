@@ -223,8 +223,12 @@ class _CostEstimator:
             cost = self.cost(node.target)
             target = self.operand(node.target)
         spent, size = WIDEST, None
+        before = ZERO
+        for arg_cost in arg_costs:
+            before = before.plus(arg_cost)
+        operands = args if target is None else [target, *args]
         for overload in self.checked.overloads[node.id]:
-            estimate = self.overload(node, overload, target, args, arg_costs)
+            estimate = self.overload(node, overload, operands, arg_costs, before)
             spent = spent.union(estimate.cost)
             if estimate.size is not None:
                 size = estimate.size if size is None else size.union(estimate.size)
@@ -245,15 +249,11 @@ class _CostEstimator:
         self,
         node: Call,
         overload: Overload,
-        target: CostOperand | None,
-        args: list[CostOperand],
+        operands: list[CostOperand],
         costs: list[CostRange],
+        spent: CostRange,
     ) -> CallEstimate:
-        """Cost of the call and its arguments under one overload."""
-        spent = ZERO
-        for cost in costs:
-            spent = spent.plus(cost)
-        operands = args if target is None else [target, *args]
+        """Cost of the call and its arguments, which cost `spent`, under one overload."""
         estimate = estimate_of(overload.id, node.function)
         found = estimate(operands) if estimate is not None else None
         if found is not None:
@@ -262,9 +262,9 @@ class _CostEstimator:
             case "logical_and" | "logical_or":
                 return CallEstimate(CostRange(costs[0].low, costs[0].plus(costs[1]).high))
             case "conditional":
-                return self.conditional(node, args, costs)
+                return self.conditional(node, operands, costs)
             case "add_string" | "add_bytes" | "add_list":
-                return self.concatenation(node, overload.id, args, spent)
+                return self.concatenation(node, overload.id, operands, spent)
         return CallEstimate(ONE.plus(spent))
 
     def merge_entries(self, node: Call, left: CelNode, right: CelNode) -> None:

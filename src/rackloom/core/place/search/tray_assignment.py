@@ -128,7 +128,7 @@ class TrialPlacement:
         if uses := self._uses.get(clique):
             slots = state.slots(need)
             for number, use in uses.items():
-                total += self._slots_beside(clique, number, use, need) - slots[number]
+                total += self._slots_beside(clique, number, use, need, slots[number]) - slots[number]
         return total
 
     def empty(self, clique: str) -> int:
@@ -143,17 +143,17 @@ class TrialPlacement:
 
     def slots(self, at: TrayPosition, need: MemberNeed) -> int:
         """Members that the tray can serve."""
-        return self._slots_beside(at.clique, at.number, self._use(at), need)
+        most = self.capacity.cliques[at.clique].slots(need)[at.number]
+        return self._slots_beside(at.clique, at.number, self._use(at), need, most)
 
-    def _slots_beside(self, clique: str, number: int, use: _TrayUse, need: MemberNeed) -> int:
-        state = self.capacity.cliques[clique]
-        most = state.slots(need)[number]
+    def _slots_beside(self, clique: str, number: int, use: _TrayUse, need: MemberNeed, most: int) -> int:
+        """Of the `most` members that the tray could serve at first, those that it can serve beside a use."""
         if not use.members:
             return most
         # The allocator was not asked whether claims of two kinds fit on one tray.
         if use.devices != need.devices or self._is_barred(TrayPosition(clique, number), need):
             return 0
-        tray = state.states[number]
+        tray = self.capacity.cliques[clique].states[number]
         if need.gpus:
             most = min(most, (tray.free - use.gpus) // need.gpus)
         return most if need.devices is None else min(most, need.device_slots(tray) - use.members)
@@ -174,9 +174,12 @@ class TrialPlacement:
         state, uses = self.capacity.cliques[clique], self._uses.get(clique, {})
         ranked = []
         for number, (slots, tray) in enumerate(zip(state.slots(need), state.states, strict=True)):
-            use = uses.get(number, _UNUSED)
-            left = slots and self._slots_beside(clique, number, use, need)
-            if left:
+            if not slots:
+                continue
+            use = uses.get(number)
+            if use is None:
+                ranked.append((slots, tray.is_empty, tray.free, number))
+            elif left := self._slots_beside(clique, number, use, need, slots):
                 ranked.append((left, tray.is_empty and not use.gpus, tray.free - use.gpus, number))
         ranked.sort()
         return [(slots, TrayPosition(clique, number)) for slots, _, _, number in ranked]
