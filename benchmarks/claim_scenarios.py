@@ -1,6 +1,7 @@
 """Claims on which remembering answers helps little. Prints pods per CPU second, one JSON object a row.
 
     python benchmarks/claim_scenarios.py [NODES [PODS]] [--quick]
+    python benchmarks/claim_scenarios.py --grow [NODES ...]     memory and growth: 1000, 5000 and 20000 nodes
 
 Each scenario places PODS pods on NODES nodes of eight GPUs (or four NICs) whose attributes all differ:
 
@@ -11,14 +12,25 @@ Each scenario places PODS pods on NODES nodes of eight GPUs (or four NICs) whose
 - shapes: one of 40 selectors, nodes of two to ten GPUs, and after a third of them pods also end.
 
 The set-up of the fleet counts, reading the objects does not.
+
+With --grow, each size is a process of its own. Nodes have two to ten GPUs, every second one also four shared
+NICs, and 2,000 pods ask in turn for what these scenarios ask for. Slices are read one after another, as
+`rackloom claim` reads them. `mib` is the memory of the process at the end, beyond what it had with everything
+imported; `slices_mib` what it had beyond that when all slices were read; `peak_mib` the most that the whole
+process ever had. The last row says how CPU time for a pod grows from the smallest to the largest number of
+nodes: 0 if it does not, 1 if it grows as the nodes do (goal: 1.1).
 """
 
 import argparse
 import gc
 import json
+import math
 import random
+import resource
 import time
 from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,6 +41,7 @@ from rackloom.core.allocate.fleet import Fleet
 from rackloom.core.allocate.inputs import Features
 from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.core.allocate.outcome import Allocation, Outcome
+from rackloom.core.allocate.sharing import SharedParts
 
 GPU, NIC = "gpu.example.com", "nic.example.com"
 MODELS = ("h100", "h200", "b200", "gb200")
@@ -116,10 +129,8 @@ def written(name: str, nodes: int, pods: int) -> Fields:
     names = [f"n{at:05d}" for at in range(nodes)]
     slices = []
     for number, node in enumerate(names):
-        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
         devices = [device(number, at, rng) for at in range(rng.randint(fewest, most))]
-        spec = {"driver": driver, "pool": pool, "nodeName": node, "devices": devices}
-        slices.append({"metadata": {"name": f"s{number}"}, "spec": spec})
+        slices.append(slice_of(f"s{number}", driver, node, devices))
     select = {"cel": {"expression": f"device.driver == '{driver}'"}}
     claims = [claim(number, ask) for number, ask in enumerate(asks(nodes, pods, rng))]
     releases: list[list[int]] = []
@@ -137,6 +148,13 @@ def written(name: str, nodes: int, pods: int) -> Fields:
         "releases": releases,
         "features": msgspec.to_builtins(Features()),
     }
+
+
+def slice_of(name: str, driver: str, node: str, devices: list[Fields]) -> Fields:
+    """The only slice of a pool."""
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": driver, "pool": pool, "nodeName": node, "devices": devices}
+    return {"metadata": {"name": name}, "spec": spec}
 
 
 def claim(number: int, ask: Fields) -> Fields:
@@ -207,6 +225,91 @@ def measured(name: str, nodes: int, pods: int) -> Fields:
     }
 
 
+MIXED: tuple[tuple[str, Any], ...] = (
+    ("gpu", selectors),
+    ("gpu", uuid),
+    ("nic", sizes),
+    ("gpu", memory),
+    ("gpu", shapes),
+)
+"""What pods of a mixed fleet ask for in turn, with the class of the device."""
+GROWN = [1000, 5000, 20_000]
+GROWTH, MOST_MIB = 1.1, 300
+"""The goals: the largest exponent, and the most memory at the largest number of nodes."""
+
+
+def mixed_slices(nodes: int, rng: random.Random) -> Iterator[Fields]:
+    """GPUs on each node, and NICs on every second one."""
+    for number in range(nodes):
+        node = f"n{number:05d}"
+        gpus = [gpu(number, at, rng) for at in range(rng.randint(2, 10))]
+        yield slice_of(f"g{number}", GPU, node, gpus)
+        if number % 2:
+            yield slice_of(f"i{number}", NIC, node, [nic(number, at, rng) for at in range(4)])
+
+
+def grown(nodes: int, pods: int) -> Fields:
+    """The row of a mixed fleet."""
+    compiled("true")
+    gc.collect()
+    before = _memory_mib()
+    rng, parts = random.Random(7), SharedParts()  # noqa: S311
+    slices = [parts.of(msgspec.convert(each, ResourceSlice)) for each in mixed_slices(nodes, rng)]
+    fleet_nodes = [msgspec.convert({"metadata": {"name": f"n{number:05d}"}}, Node) for number in range(nodes)]
+    classes = [
+        {
+            "metadata": {"name": name},
+            "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{driver}'"}}]},
+        }
+        for name, driver in (("gpu", GPU), ("nic", NIC))
+    ]
+    asks = [(name, of(nodes, pods, rng)) for name, of in MIXED]
+    wanted = []
+    for number in range(pods):
+        name, of = asks[number % len(asks)]
+        wanted.append(claim(number, {"deviceClassName": name, **next(of)}))
+    claims = msgspec.convert(wanted, list[ResourceClaim])
+    gc.collect()
+    gc.freeze()
+    read = _memory_mib()
+    spent = time.process_time()
+    fleet = Fleet(fleet_nodes, msgspec.convert(classes, list[DeviceClass]), slices)
+    placed_pods = sum(isinstance(fleet.place([each]), Allocation) for each in claims)
+    spent = time.process_time() - spent
+    return {
+        "scenario": "mixed",
+        "nodes": nodes,
+        "devices": sum(len(each.spec.devices) for each in slices),
+        "pods": pods,
+        "placed": placed_pods,
+        "pods_per_cpu_s": round(pods / spent, 1),
+        "slices_mib": round(read - before),
+        "mib": round(_memory_mib() - before),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def _memory_mib() -> float:
+    """Resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def print_growth(sizes: list[int], pods: int) -> None:
+    """Print a row for each number of nodes, and the growth."""
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
+        rows = []
+        for nodes in sizes:
+            rows.append(processes.apply(grown, (nodes, pods)))
+            print(json.dumps(rows[-1]), flush=True)
+    first, last = rows[0], rows[-1]
+    slower = first["pods_per_cpu_s"] / last["pods_per_cpu_s"]
+    exponent = round(math.log(slower) / math.log(last["nodes"] / first["nodes"]), 2)
+    goals = {"goal": GROWTH, "goal_mib": MOST_MIB}
+    met = exponent <= GROWTH and last["mib"] <= MOST_MIB
+    print(json.dumps({"scenario": "mixed", "growth": exponent, "mib": last["mib"], **goals, "met": met}))
+
+
 def main() -> None:
     """Print a row for each scenario."""
     parser = argparse.ArgumentParser(
@@ -215,7 +318,11 @@ def main() -> None:
     parser.add_argument("nodes", nargs="?", type=int, default=1000)
     parser.add_argument("pods", nargs="?", type=int, default=500)
     parser.add_argument("--quick", action="store_true", help="50 nodes and pods: shows that it works")
+    parser.add_argument("--grow", nargs="*", type=int, metavar="NODES", help="memory and growth, mixed nodes")
     asked = parser.parse_args()
+    if asked.grow is not None:
+        print_growth(asked.grow or GROWN, 2000)
+        return
     nodes, pods = (50, 50) if asked.quick else (asked.nodes, asked.pods)
     for name in SCENARIOS:
         print(json.dumps(measured(name, nodes, pods)), flush=True)

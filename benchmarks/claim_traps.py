@@ -19,6 +19,8 @@ the fleet counts, reading the objects does not.
 - anywhere: a pool that all nodes reach;
 - capacity: each pod asks for GPUs of more memory than a bound of its own;
 - partitions: two partitions of one GPU (a constraint on its UUID), and pods end;
+- profiles: five sizes of partitions of eight GPUs, by two counters of each GPU, and pods end;
+- aligned: a GPU and a NIC of one root, where the NICs of a node stand in the opposite order;
 - slices: a slice changes before each pod.
 """
 
@@ -209,6 +211,52 @@ def partitions(nodes: int, rng: random.Random) -> Fields:
     return asking(*(ask(f"{ATTRIBUTES}.size == {size}") for size in sizes), match=f"{GPU}/uuid")
 
 
+PROFILES = {"7g": (7, 80, 1), "4g": (4, 40, 1), "3g": (3, 40, 2), "2g": (2, 20, 3), "1g": (1, 10, 7)}
+"""Of each size, the slices and the memory that a partition draws, and how many a GPU has."""
+
+
+def profiled(nodes: int, rng: random.Random) -> Iterator[Fields]:
+    """Eight GPUs of fourteen partitions each."""
+    for number in range(nodes):
+        sets, devices = [], []
+        for at in range(8):
+            totals = {"sm": {"value": "7"}, "memory": {"value": "80Gi"}}
+            sets.append({"name": f"gpu{at}", "counters": totals})
+            for profile, (sm, memory, count) in PROFILES.items():
+                taken = {"sm": {"value": str(sm)}, "memory": {"value": f"{memory}Gi"}}
+                draws = [{"counterSet": f"gpu{at}", "counters": taken}]
+                attributes = {"profile": {"string": profile}}
+                devices += [
+                    {"name": f"g{at}-{profile}-{of}", "attributes": attributes, "consumesCounters": draws}
+                    for of in range(count)
+                ]
+        yield slice_of(f"n{number}", [], count=3, sharedCounters=sets, label="counters")
+        yield slice_of(f"n{number}", devices[:64], count=3, label="first")
+        yield slice_of(f"n{number}", devices[64:], count=3, label="second")
+
+
+def profiles(nodes: int, rng: random.Random) -> Fields:
+    return asking(ask(f"{ATTRIBUTES}.profile == '{rng.choice(list(PROFILES))}'"))
+
+
+ROOT = "resource.kubernetes.io/pcieRoot"
+
+
+def opposed(nodes: int, rng: random.Random) -> Iterator[Fields]:
+    """Eight GPUs and eight NICs; the first GPU has the root of the last NIC."""
+    for number in range(nodes):
+        for driver, step in ((GPU, 1), ("nic.example.com", -1)):
+            devices = gpus(number, rng)
+            for device, root in zip(devices[::step], range(8), strict=True):
+                device["attributes"][ROOT] = {"string": f"pci{root}"}
+            yield slice_of(f"n{number}", devices, driver=driver)
+
+
+def aligned(nodes: int, rng: random.Random) -> Fields:
+    kinds = (GPU, "nic.example.com")
+    return asking(*(ask(f"device.driver == '{driver}'") for driver in kinds), match=ROOT)
+
+
 def any_gpu(nodes: int, rng: random.Random) -> Fields:
     return asking(ask())
 
@@ -228,6 +276,8 @@ SCENARIOS: dict[str, tuple[Devices, Asks, bool, bool]] = {
     "anywhere": (common, anywhere, True, False),
     "capacity": (plain, capacity, False, False),
     "partitions": (partitioned, partitions, True, False),
+    "profiles": (profiled, profiles, True, False),
+    "aligned": (opposed, aligned, False, False),
     "slices": (plain, any_gpu, False, True),
 }
 """Devices, claims, whether pods end, and whether a slice changes before each pod."""

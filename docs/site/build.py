@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs.site import pages
-from docs.site.reference import commands, conditions, metrics, resources, rest, settings
+from docs.site.reference import commands, conditions, metrics, resources, rest, runbooks, settings
 
 HERE = Path(__file__).parent
 OUT = pages.ROOT / "build" / "site"
@@ -32,6 +32,7 @@ REFERENCES: dict[str, Callable[[], str]] = {
     "resources": resources.page,
     "metrics": metrics.page,
     "conditions": conditions.page,
+    "runbooks": runbooks.page,
 }
 """What each generated page is written by."""
 _VERSION = re.compile(r"[0-9a-z][0-9a-z.+-]*")
@@ -42,6 +43,9 @@ def stage(folder: Path) -> None:
     (folder / "reference").mkdir(parents=True)
     for name, page in REFERENCES.items():
         (folder / "reference" / f"{name}.md").write_text(page())
+    (folder / "reference" / "runbooks").mkdir()
+    for name, text in runbooks.pages().items():
+        (folder / "reference" / "runbooks" / f"{name}.md").write_text(text)
     pages.stage(folder)
     front = folder / "index.md"
     kinds = pages.kinds()

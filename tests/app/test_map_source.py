@@ -1,13 +1,18 @@
 """Who operates the site of a map, and whose operations its timeline shows."""
 
+import asyncio
+
+import msgspec
 import pytest
 import sqlalchemy as sa
+from tests.core.diagnosis.healthy import healthy
 
 from rackloom.app.site.rack_map import TIMELINE_PER_ORG, SiteSource, authenticator_of
 from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.carve.api.auth import Caller, Role
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.schema import endpoint, operation, provider, site
+from rackloom.web.live import LiveMap
 
 NOW = 1_800_000_000.0
 TIMES = {"created": NOW, "updated": NOW}
@@ -96,3 +101,27 @@ async def test_the_map_calls_readings_old_when_it_is_told_to(store, monkeypatch)
     monkeypatch.setattr("rackloom.app.site.rack_map.site_snapshot", look)
     await SiteSource(store, lambda: NOW, stale_seconds=30.0).read()
     assert seen == [30.0]
+
+
+async def test_a_finding_leaves_the_map_within_a_second_of_what_heals_it(store, monkeypatch):
+    well = healthy(racks=2, trays=2)
+    gpus = (msgspec.structs.replace(well.fabric_gpus[0], healthy=False), *well.fabric_gpus[1:])
+    shown = [msgspec.structs.replace(well, fabric_gpus=gpus)]
+    clock = asyncio.get_running_loop().time
+
+    async def look(now, **_):
+        return msgspec.structs.replace(shown[-1], at=now)
+
+    monkeypatch.setattr("rackloom.app.site.rack_map.site_snapshot", look)
+    source = SiteSource(store, clock)
+    source.cluster_version = lambda: len(shown)
+    live = LiveMap(source, clock)
+    async with live.watched():
+        reading = await live.after(0)
+        assert reading.whole.findings
+        shown.append(well)
+        healed = clock()
+        while reading.whole.findings:
+            reading = await asyncio.wait_for(live.after(reading.number), 60)
+        assert clock() - healed < 1.0
+        assert reading.whole.examined_at >= healed

@@ -120,6 +120,7 @@ WARNING   Somebody else made partition by-hand
   1. rackloom token --home HOME --org demo --role PROVIDER_ADMIN
      safe: prints a token; keep it secret
   note: rackloom up serves REST alone: with this token it does what elsewhere does rackloom admin partition release --domain DOMAIN --name by-hand --reason unknown; or adopt it
+  runbook: rackloom doctor --runbook partition-owned
 
 1 finding: 1 warning
 """)  # noqa: E501 (a line as it is printed)
@@ -155,6 +156,7 @@ UNKNOWN   Layer fabric cannot be read  since TIME
     switch controller: domain DOMAIN
   1. rackloom up --home HOME
      disruptive: starts the site again
+  runbook: rackloom doctor --runbook layer-readable
 
 1 finding: 1 unknown
 """)

@@ -4,13 +4,14 @@ import json
 import re
 
 import pytest
-from docs.site.reference import commands, conditions, metrics, resources, rest, settings
+from docs.site.reference import commands, conditions, metrics, resources, rest, runbooks, settings
 from tests.docs.markdown import PAGES, ROOT
 
 from rackloom.app.config import setting_names
 from rackloom.carve.api import access
 from rackloom.carve.api.app import ROUTES
 from rackloom.cli.main import app
+from rackloom.core.diagnosis.catalogue import Check, runbook_name
 from rackloom.core.domains.crds import domain_crds
 from rackloom.core.gangs.crd import gang_crd
 
@@ -117,3 +118,30 @@ def test_every_reason_that_a_page_explains_is_in_the_reference(page: str, headin
     mentioned = {word for word in known if re.search(rf"\b{word}\b", tables)}
     assert len(mentioned) >= len(known) / 2, known - mentioned
     assert types <= set(re.findall(r"\w+", tables)) | {"Degraded"}
+
+
+def test_every_kind_of_finding_has_its_page_and_every_page_its_finding() -> None:
+    pages, listed = runbooks.pages(), runbooks.page()
+    assert set(pages) == {runbook_name(check) for check in Check}
+    assert len(pages) == len(Check)
+    for check in Check:
+        text = pages[runbook_name(check)]
+        assert text.startswith(f"# {check}\n")
+        for heading in ("What it means", "See for yourself", "Mend it"):
+            assert f"## {heading}\n" in text, check
+        for link in re.findall(r"\(([a-z-]+)\.md\)", text):
+            assert link in pages
+        assert f"(runbooks/{runbook_name(check)}.md)" in listed
+
+
+def test_a_page_has_what_its_check_says_and_the_commands_with_their_effects() -> None:
+    reporting = [check for check in Check if runbooks.messages(check)]
+    mended = [check for check in Check if runbooks.commands(check)]
+    assert len(reporting) > len(Check) / 2
+    assert len(mended) > len(Check) / 2
+    page = runbooks.pages()["partition-owned"]
+    assert (
+        "| `rackloom admin partition release --domain DOMAIN --name NAME --reason unknown` | destructive |"
+        in page
+    )
+    assert "the factory partition is still there, and joins" in runbooks.pages()["default-partition-removed"]

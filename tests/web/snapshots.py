@@ -213,6 +213,7 @@ def _uses(node: str, holder: str) -> list[AllocatedDevice]:
             claim=f"{holder}-ns/{holder}-gpus",
             pods=pods,
             since=AT - 50,
+            jobs=(f"Job {holder}-ns/{holder}-job",),
         )
         for n in range(GPUS)
     ]

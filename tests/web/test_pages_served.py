@@ -10,6 +10,8 @@ from tests.web.snapshots import AT, snapshot
 from tests.web.stand_ins import ShownSite, doorman
 
 from rackloom.app.listeners import serve_http
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.runbooks import runbooks
 from rackloom.web import live, pages
 from rackloom.web.model import SiteReading
 from rackloom.web.pages import create_pages
@@ -409,3 +411,25 @@ def test_a_site_that_cannot_be_read_is_said_to_be_so_and_heals():
     broken = visit(scenario)
     assert "Not current" in broken
     assert "the store is busy" in broken
+
+
+def test_a_finding_links_to_its_runbook_which_strangers_do_not_read():
+    async def scenario(client, _):
+        stranger = await client.get("/map/runbook/gpu-health")
+        await sign_in(client)
+        page = (await client.get("/")).text
+        books = [await client.get(f"/map/runbook/{name}") for name in ("gpu-health", "measles")]
+        return stranger.status_code, page, books
+
+    sick = snapshot(1, 1, ("acme",))
+    sick = msgspec.structs.replace(
+        sick, fabric_gpus=(msgspec.structs.replace(sick.fabric_gpus[0], healthy=False), *sick.fabric_gpus[1:])
+    )
+    stranger, page, (book, none) = visit(scenario, SiteReading(snapshot=sick, findings=examine(sick)))
+    assert stranger == 303
+    assert 'href="/map/runbook/gpu-health"' in page
+    assert runbooks()["gpu-health"].mend in book.text
+    assert 'href="/map/runbook/device-untainted"' in book.text
+    assert book.headers["content-security-policy"] == pages.CONTENT_POLICY
+    assert (book.status_code, none.status_code) == (200, 404)
+    assert none.text.count("/map/runbook/") == len(runbooks())

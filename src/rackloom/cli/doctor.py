@@ -34,6 +34,7 @@ def doctor(
     json: Flag = False,
     textfile: Path | None = None,
     evidence: Literal["ncp"] | None = None,
+    runbook: str | None = None,
 ) -> int:
     """Examine a site over all layers: switch fabrics, tenants' records, the cluster, measured transfers.
 
@@ -63,7 +64,12 @@ def doctor(
         Also write the result for the textfile collector of Prometheus' node exporter.
     evidence
         Print the results of an acceptance suite instead: ncp is NVIDIA's for cloud partners.
+    runbook
+        Examine nothing, and print the runbook of this name: what such a finding means, how to see it, how to
+        mend it. Each finding names its own.
     """
+    if runbook is not None:
+        return _print_runbook(runbook)
     from rackloom.app.doctor import DoctorSources, diagnose
 
     sources = DoctorSources(
@@ -90,6 +96,18 @@ def doctor(
     else:
         _print_result(examined, json=json)
     return 1 if examined.findings else 0
+
+
+def _print_runbook(name: str) -> int:
+    from rackloom.core.diagnosis.catalogue import runbook_name
+    from rackloom.core.diagnosis.runbooks import runbook_text, runbooks
+    from rackloom.errors import Refused
+
+    found = runbooks().get(runbook_name(name))
+    if found is None:
+        raise Refused(f"there is no runbook {name}", nearest_fix=f"name one of {', '.join(runbooks())}")
+    print(runbook_text(found))
+    return 0
 
 
 def _write_failed_textfile(textfile: Path | None) -> None:

@@ -29,19 +29,22 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rackloom.core.diagnosis.runbooks import runbooks
 from rackloom.errors import Retry, Unknown
 from rackloom.web import render
 from rackloom.web.chain import findings_on_gpu, layer_reports
+from rackloom.web.export import gpu_table
 from rackloom.web.frames import ColourMode
 from rackloom.web.live import LiveMap
 from rackloom.web.model import ReadingSource
 from rackloom.web.painters import PageSheet, Painters, ViewerKind
 from rackloom.web.racks import GpuAddress, find_gpu, rack_id
+from rackloom.web.search import SearchIndexes
 from rackloom.web.sign_in_codes import SignInCodes
 from rackloom.web.view import PageView, gpu_address, page_view
 
@@ -212,6 +215,13 @@ def create_pages(
             Route("/map/login", pages.login, methods=["GET", "POST"]),
             Route("/map/logout", pages.logout, methods=["POST"]),
             Route("/map/live", pages.signed_in(pages.live, pages.unauthorized)),
+            Route("/map/runbook/{name}", pages.signed_in(pages.runbook, pages.to_login)),
+            Route(
+                "/map/gpus.csv",
+                pages.signed_in(pages.table, pages.unauthorized),
+                middleware=[Middleware(GZipMiddleware)],
+            ),
+            Route("/map/search", pages.signed_in(pages.search, pages.unauthorized)),
             Route("/map/gpu/{rack}/{tray}/{gpu}", pages.signed_in(pages.gpu, pages.unauthorized)),
             Mount("/map/static", StaticFiles(directory=STATIC)),
         ],
@@ -241,6 +251,7 @@ class _MapPages:
         self._clock = clock
         self._painters = Painters(switch_trays)
         self._streams = OpenStreams()
+        self._searches = SearchIndexes()
         self._boot = secrets.token_hex(8)
         """Part of stream positions, which are not valid for another process or after a restart."""
 
@@ -317,9 +328,35 @@ class _MapPages:
         chain = render.render_no_choice() if not view.gpu else _chain(sheet, gpu_address(view.gpu))[0]
         racks = {rack_id(rack.name): rack.name for rack in sheet.whole.racks}
         view = view.with_rack_of_gpu(racks)
+        found = await self._found(request, viewer, view, sheet)
         return HTMLResponse(
-            render.render_page(viewer.org, view, position, dict(sheet.all()), chain, racks.values())
+            render.render_page(viewer.org, view, position, dict(sheet.all()), chain, racks.values(), found)
         )
+
+    async def runbook(self, request: Request, _viewer: Viewer) -> Response:
+        """What to know of the findings of one check; it says nothing of the site."""
+        found = runbooks().get(request.path_params["name"])
+        return HTMLResponse(render.render_runbook(found), 404 if found is None else 200)
+
+    async def table(self, request: Request, viewer: Viewer) -> Response:
+        """The GPUs of the opened racks, or of all, as CSV."""
+        view, sheet = await self._seen(request, viewer)
+        # The lines are made in a thread, a rack at a time.
+        return StreamingResponse(
+            gpu_table(sheet.whole, view.opened),
+            media_type="text/csv; charset=utf-8",
+            headers={"Content-Disposition": 'attachment; filename="rackloom-gpus.csv"'},
+        )
+
+    async def search(self, request: Request, viewer: Viewer) -> Response:
+        """What the viewer finds by a part of a name."""
+        view, sheet = await self._seen(request, viewer)
+        return HTMLResponse(await self._found(request, viewer, view, sheet))
+
+    async def _found(self, request: Request, viewer: Viewer, view: PageView, sheet: PageSheet) -> str:
+        query = request.query_params.get("find", "")
+        org, _ = _viewer_kind(viewer, view.mode)
+        return render.render_found(view.mode, query, await self._searches.search(org, sheet.whole, query))
 
     async def gpu(self, request: Request, viewer: Viewer) -> Response:
         """One GPU through all layers."""

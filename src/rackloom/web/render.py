@@ -12,9 +12,11 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from rackloom.core.diagnosis.catalogue import runbook_name
 from rackloom.core.diagnosis.findings import Finding, first_few
 from rackloom.core.diagnosis.repair_steps import repair_advice, repair_steps
 from rackloom.core.diagnosis.report import consequences_by_check
+from rackloom.core.diagnosis.runbooks import Runbook, runbooks
 from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.web.chain import LayerReport
 from rackloom.web.frames import ColourMode
@@ -22,7 +24,8 @@ from rackloom.web.live import LiveReading
 from rackloom.web.model import MapGpu, SiteMap
 from rackloom.web.overview import OverviewCell, SiteSummary
 from rackloom.web.panels import FoundLocations, FreeCapacity, PlaceLink, PlacesByName, locate
-from rackloom.web.racks import CELL, LEFT, DrawnRack, LegendEntry, drawing
+from rackloom.web.racks import CELL, LEFT, DrawnRack, LegendEntry, drawing, rack_id
+from rackloom.web.search import LONGEST_QUERY, SearchResult
 from rackloom.web.view import PageView, gpu_address, gpu_link, rack_link
 
 TRAY_CELLS = 100
@@ -87,6 +90,7 @@ def _templates() -> Environment:
         advice=repair_advice,
         steps=repair_steps,
         first_few=first_few,
+        runbook=runbook_name,
     )
     found.filters.update(address=_address, gpu_link=lambda id_, mode: gpu_link(mode, id_))
     found.globals.update(LEFT=LEFT, CELL=CELL, modes=tuple(ColourMode), layers=tuple(Layer))
@@ -175,12 +179,31 @@ def _with_locations(found: Sequence[Finding], places: PlacesByName) -> list[tupl
     return [(finding, locate(finding.where, places)) for finding in found]
 
 
+def render_found(mode: ColourMode, query: str, results: Sequence[SearchResult]) -> str:
+    """What was found; nothing while nothing is searched for."""
+    entries = [
+        (result, result.gpu or rack_id(result.rack), _result_address(result, mode)) for result in results
+    ]
+    return _render("found.html", query=query.strip(), results=entries, longest=LONGEST_QUERY)
+
+
+def _result_address(result: SearchResult, mode: ColourMode) -> str:
+    return gpu_link(mode, result.gpu) if result.gpu else rack_link(mode, result.rack)
+
+
 def render_page(
-    org: str, view: PageView, position: str, parts: Mapping[str, str], chain: str, racks: Collection[str]
+    org: str,
+    view: PageView,
+    position: str,
+    parts: Mapping[str, str],
+    chain: str,
+    racks: Collection[str],
+    found: str = "",
 ) -> str:
     """The whole page of the elements above, by id; the stream of changes starts at `position`.
 
-    `chain` is the chosen GPU, or what stands in its place; `racks` are the names of all racks.
+    `chain` is the chosen GPU, or what stands in its place; `racks` are the names of all racks; `found` is
+    what the address searches for.
     """
     written = {name: Markup(markup) for name, markup in parts.items()}  # noqa: S704 - by the functions above
     return _render(
@@ -193,6 +216,8 @@ def render_page(
         no_choice=Markup(render_no_choice()),  # noqa: S704 - by the function above
         missing=[name for name in view.racks if name not in racks],
         choosable="<a " in written["overview"],
+        found=Markup(found),  # noqa: S704 - by render_found
+        longest=LONGEST_QUERY,
     )
 
 
@@ -201,6 +226,11 @@ def render_changes(parts: Iterable[tuple[str, str]]) -> str:
     return "".join(
         f'<hx-partial hx-target="#{id_}" hx-swap="outerMorph">{markup}</hx-partial>' for id_, markup in parts
     )
+
+
+def render_runbook(runbook: Runbook | None) -> str:
+    """The page of a runbook; None: there is none of that name, and the page lists those that there are."""
+    return _render("runbook.html", runbook=runbook, runbooks=tuple(runbooks().values()))
 
 
 def render_login(trouble: str) -> str:

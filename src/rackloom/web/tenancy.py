@@ -315,7 +315,7 @@ def _since_held(facts: _HeldInput, chain: GpuChain) -> GpuChain:
     # tenant may start its pods again at any time after the machine was given to this one.
     if _namespace_of(chain.use.claim) in facts.namespaces and _began_here(chain):
         return chain
-    hidden = msgspec.structs.replace(chain.use, claim="", pods=(), since=None)
+    hidden = msgspec.structs.replace(chain.use, claim="", pods=(), since=None, jobs=())
     return msgspec.structs.replace(chain, use=hidden, compute_domain=None, channel=None)
 
 

@@ -50,3 +50,12 @@ def test_a_pod_that_changed_changes_its_use_although_the_claim_did_not():
     after = allocated_devices([held], [pod("a", "2026-01-01T00:00:09Z", version="2")], known)
     assert before[0] is same[0]
     assert (before[0].since, after[0].since) == (None, 1767225609.0)
+
+
+def test_a_use_names_the_jobs_of_its_pods_once_each():
+    owner = {"kind": "Job", "name": "train", "controller": True}
+    pods = [pod("a"), pod("b"), pod("c")]
+    for made in pods[:2]:
+        made["metadata"]["ownerReferences"] = [owner]
+    (use,) = allocated_devices([claim(HELD, users=("a", "b", "c"))], pods, ReadCache())
+    assert use.jobs == ("Job ops/train",)

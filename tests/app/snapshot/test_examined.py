@@ -1,7 +1,9 @@
 """The doctor's findings beside a map that changes faster: they name the snapshot they belong to."""
 
 import asyncio
+import itertools
 import threading
+import time
 
 import msgspec
 import pytest
@@ -52,6 +54,67 @@ async def test_later_ones_do_not_and_are_told_whose_findings_they_get():
     await until_news(examiner, 2)
     then = await newest(examiner, at(SICK, EVERY_SECONDS + 1))
     assert (then.at, then.findings) == (NOW + EVERY_SECONDS, examine(SICK))
+
+
+async def test_what_is_healed_is_no_finding_within_a_second():
+    examiner = Examiner()
+    sick = await newest(examiner, at(SICK, 0))
+    assert sick.findings
+    begun = asyncio.get_running_loop().time()
+    await newest(examiner, at(WELL, 0.1))
+    await asyncio.wait_for(until_news(examiner, 2), 60)
+    assert asyncio.get_running_loop().time() - begun < 1.0
+    assert (await newest(examiner, at(WELL, 0.2))).findings == ()
+
+
+async def test_a_change_during_an_examination_is_examined_next_though_no_other_reading_comes(monkeypatch):
+    examiner, held, checking = Examiner(), threading.Event(), threading.Event()
+    await newest(examiner, at(WELL, 0))
+
+    def slow(*given, **named):
+        checking.set()
+        held.wait(60)
+        return examine(*given, **named)
+
+    monkeypatch.setattr(background_examiner, "examine", slow)
+    monkeypatch.setattr(background_examiner, "REST", 0.0)
+    await newest(examiner, at(SICK, 1))
+    await asyncio.to_thread(checking.wait, 60)
+    await newest(examiner, at(WELL, 2))
+    held.set()
+    await asyncio.wait_for(until_news(examiner, 3), 60)
+    assert (await newest(examiner, at(WELL, 2))).at == NOW + 2
+
+
+async def test_a_site_that_changes_all_the_time_is_examined_a_quarter_of_the_time(monkeypatch):
+    examiner, runs = Examiner(), []
+
+    def slow(*_, **__):
+        runs.append(time.monotonic())
+        time.sleep(0.05)
+        return ()
+
+    monkeypatch.setattr(background_examiner, "examine", slow)
+    for turn in range(100):
+        await newest(examiner, at((SICK, WELL)[turn % 2], turn / 100))
+        await asyncio.sleep(0.01)
+    apart = [later - sooner for sooner, later in itertools.pairwise(runs)]
+    assert len(runs) > 2
+    assert min(apart) >= 0.05 * 4
+
+
+async def test_a_reading_in_which_only_times_differ_wakes_nobody(monkeypatch):
+    examiner = Examiner()
+    await newest(examiner, at(WELL, 0))
+    monkeypatch.setattr(background_examiner, "examine", lambda *_, **__: pytest.fail("examined"))
+    later = msgspec.structs.replace(
+        at(WELL, 5),
+        layers=tuple(msgspec.structs.replace(layer, at=NOW + 5) for layer in WELL.layers),
+        domains=tuple(msgspec.structs.replace(domain, observed_at=NOW + 5) for domain in WELL.domains),
+    )
+    await newest(examiner, later)
+    await asyncio.sleep(0.1)
+    assert (await newest(examiner, later)).at == NOW
 
 
 async def test_findings_that_stay_the_same_are_no_news():

@@ -62,6 +62,37 @@ def device(rng: random.Random, number: int) -> dict[str, Any]:
     return {"name": f"d{number}", "attributes": attributes}
 
 
+def beside(rng: random.Random, slice_: dict[str, Any]) -> list[dict[str, Any]]:
+    """Makes a slice what a node may not reach, or reaches in another way; returns more slices of its pool."""
+    spec, name = slice_["spec"], slice_["metadata"]["name"]
+    match rng.choice(["old", "incomplete", "twice", "counters", "per device", "everywhere"]):
+        case "old":
+            newer = {**spec, "pool": {**spec["pool"], "generation": 2}, "devices": [device(rng, 7)]}
+            return [{"metadata": {"name": f"{name}-newer"}, "spec": newer}]
+        case "incomplete":
+            spec["pool"]["resourceSliceCount"] = 2
+        case "twice":
+            spec["devices"].append(device(rng, 0))
+        case "counters":
+            spec["pool"]["resourceSliceCount"] = 2
+            for each in spec["devices"]:
+                if rng.random() < 0.5:
+                    draw = {"counterSet": "s", "counters": {"c": {"value": "1"}}}
+                    each["consumesCounters"] = [draw]
+            total = {"name": "s", "counters": {"c": {"value": rng.choice(["1", "1", "2", "malformed"])}}}
+            counters = {key: of for key, of in spec.items() if key != "devices"} | {"sharedCounters": [total]}
+            return [{"metadata": {"name": f"{name}-counters"}, "spec": counters}]
+        case "per device":
+            spec["perDeviceNodeSelection"] = True
+            node = spec.pop("nodeName")
+            for each in spec["devices"]:
+                each |= rng.choice([{"nodeName": node}, {"nodeName": "n0"}, {"allNodes": True}])
+        case "everywhere":
+            del spec["nodeName"]
+            spec["allNodes"] = True
+    return []
+
+
 def fleet_parts(rng: random.Random) -> tuple[list[Node], list[ResourceSlice], list[DeviceClass]]:
     nodes, slices = [], []
     for number in range(rng.randint(2, 8)):
@@ -72,6 +103,8 @@ def fleet_parts(rng: random.Random) -> tuple[list[Node], list[ResourceSlice], li
             pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
             spec = {"driver": driver, "nodeName": name, "pool": pool, "devices": devices}
             slices.append({"metadata": {"name": f"{name}-{driver}"}, "spec": spec})
+            if rng.random() < 0.2:
+                slices += beside(rng, slices[-1])
     if rng.random() < 0.1:
         wrong = {"nodeSelectorTerms": [{"matchFields": [{"key": "x", "operator": "In", "values": ["y"]}]}]}
         pool = {"name": "common", "generation": 1, "resourceSliceCount": 1}

@@ -37,6 +37,7 @@ CRITICAL  Two tenants share a partition: partition rl-0
   1. rackloom admin plan d0ma1n-0 --to plan.json
      safe: prints what would be done, and does none of it
   note: read it, then: rackloom admin apply plan.json
+  runbook: rackloom doctor --runbook tenants-apart
 
 UNKNOWN   The switch controller of rack-1 cannot be believed or read  since 2027-01-15T07:58:30Z
   switch controller: domain d0ma1n-1: GetPartitionInfoList: UNAVAILABLE
@@ -45,6 +46,7 @@ UNKNOWN   The switch controller of rack-1 cannot be believed or read  since 2027
   1. rackloom admin domain show d0ma1n-1
      safe: only reads
   note: then see to the switch tray of https://switch-1:9370
+  runbook: rackloom doctor --runbook switch-controller
 
 2 findings: 1 critical, 1 unknown; begin with: Two tenants share a partition: partition rl-0\
 """)

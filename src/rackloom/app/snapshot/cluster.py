@@ -42,7 +42,7 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
-from rackloom.prove.collectors.cluster import DAEMON_CONTAINER, ListReader, collect_cluster
+from rackloom.prove.collectors.cluster import DAEMON_CONTAINER, ListReader, collect_cluster, pod_owner
 
 # Reading.
 
@@ -234,11 +234,13 @@ class _PodStart(msgspec.Struct, frozen=True):
     name: str
     since: float | None
     """When its kubelet accepted it; None: it has not, or does not report it."""
+    job: str
+    """What makes it again; empty: nothing."""
 
 
 def _pod_start(pod: Json) -> tuple[str, _PodStart]:
     started = (pod.get("status") or {}).get("startTime")
-    return pod["metadata"]["uid"], _PodStart(_object_key(pod), _timestamp(started))
+    return pod["metadata"]["uid"], _PodStart(_object_key(pod), _timestamp(started), pod_owner(pod))
 
 
 def _claim_allocations(
@@ -248,6 +250,7 @@ def _claim_allocations(
     pods = [name if user is None else user.name for (_, name), user in zip(held.users, users, strict=True)]
     since = [None if user is None else user.since for user in users]
     first = min((at for at in since if at is not None), default=None)
+    jobs = tuple(sorted({user.job for user in users if user is not None and user.job}))
     return tuple(
         AllocatedDevice(
             driver=driver,
@@ -256,6 +259,7 @@ def _claim_allocations(
             claim=held.claim,
             pods=tuple(sorted(pods)),
             since=None if None in since else first,
+            jobs=jobs,
         )
         for driver, pool, device in held.devices
     )

@@ -13,25 +13,25 @@ Devices that an earlier selector refuses do not count. `AttributeIndexes` joins 
 that a pin of each alternative rules out is skipped, or one whose taints a request without selectors of its
 own does not tolerate (`taint_index`).
 
-An index reads nodes in order, and at most twice as far as the node that it finds. For ranges it keeps the
-least and the greatest number of each node, and of each block of nodes.
+An index reads nodes in order, and a block of nodes further than the node that it finds at most. For ranges it
+keeps the least and the greatest number of each node, and of each block.
 """
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, cast
 
 from rackloom.core.allocate.cel import errors
 from rackloom.core.allocate.cel.pins import Pin, PinnedName, Scalar
-from rackloom.core.allocate.eligibility import CandidateDevice, SelectorCache, compiled
+from rackloom.core.allocate.eligibility import SelectorCache, compiled
 from rackloom.core.allocate.fleet_nodes import FleetNodes
 from rackloom.core.allocate.inputs import Alternatives, RequestAlternative
-from rackloom.core.allocate.node_kinds import NodeKinds, has_malformed, reads_of_expressions
+from rackloom.core.allocate.nodes_by_value import CHANGED_SHARE, NodesByValue, first_of
 from rackloom.core.allocate.objects import DeviceAttribute
-from rackloom.core.allocate.outcome import AllocationStopped
-from rackloom.core.allocate.taint_index import CHANGED_SHARE, TaintIndex, first_of
+from rackloom.core.allocate.taint_index import TaintIndex
+from rackloom.core.allocate.written_devices import DevicesByDriver, PassingDevices, WrittenDevices
 
 # One attribute.
 
@@ -49,68 +49,20 @@ _BLOCK = 64
 _NumberRange = tuple[int, int]
 
 
-class _Passing:
-    """The devices of each node that the selectors before a pin let through."""
-
-    def __init__(self, nodes: FleetNodes, selectors: SelectorCache, earlier: tuple[str, ...]) -> None:
-        self._nodes = nodes
-        self._selectors = selectors
-        self._earlier = earlier
-        self._kinds = NodeKinds(reads_of_expressions(earlier))
-        self._verdicts: dict[int, bool | None] = {}
-
-    def through(self, number: int) -> Sequence[CandidateDevice] | None:
-        """Those of a node; None where it must be visited in any case."""
-        try:
-            devices = self._nodes.devices(number)
-        except AllocationStopped:
-            return None
-        if not self._earlier:
-            return None if has_malformed(devices) else devices.candidates
-        kind = self._kinds.of(number, devices)
-        if kind in self._kinds.malformed:
-            return None
-        found: list[CandidateDevice] = []
-        for candidate, device_kind in zip(devices.candidates, self._kinds.device_kinds[kind], strict=True):
-            if device_kind not in self._verdicts:
-                self._verdicts[device_kind] = self._passes(candidate)
-            passes = self._verdicts[device_kind]
-            if passes is None:
-                return None
-            if passes:
-                found.append(candidate)
-        return found
-
-    def forget(self, number: int) -> None:
-        """The devices of a node changed."""
-        self._kinds.forget(number)
-
-    def _passes(self, candidate: CandidateDevice) -> bool | None:
-        """Whether the earlier selectors let the device through; None where one of them fails."""
-        for expression in self._earlier:
-            result = self._selectors.evaluate(expression, candidate)
-            if isinstance(result, errors.CompileError | errors.EvaluationError):
-                return None
-            if not result:
-                return False
-        return True
-
-
 class AttributeIndex:
     """The nodes by the value of one attribute, as far as they were read."""
 
-    def __init__(self, passing: _Passing, name: PinnedName) -> None:
+    def __init__(self, passing: Callable[[int], DevicesByDriver | None], name: PinnedName) -> None:
+        """`passing` gives the devices of a node that count; None where it must be visited in any case."""
         self._passing = passing
         self._name = name
-        self._names_of: dict[str, tuple[str, ...]] = {}
         self.restart()
 
     def restart(self) -> None:
         """Forget what was read."""
         self.read = self._changed = 0
         """How many nodes were read, the first ones."""
-        self._with_value: dict[Scalar, int | list[int]] = {}
-        """Most values of a serial number or address are on one node alone."""
+        self._with_value = NodesByValue[Scalar]()
         self._odd: list[int] = []
         """Nodes that are visited whatever the value."""
         self._ranges: list[_NumberRange | None] = []
@@ -134,13 +86,7 @@ class AttributeIndex:
         found = min(reach, first_of(self._odd, start, reach))
         if pin.low is not None or pin.high is not None:
             return self._first_between(pin.low, pin.high, start, found)
-        return min((self._first_with(value, start, found) for value in pin.values), default=found)
-
-    def _first_with(self, value: Scalar, start: int, reach: int) -> int:
-        numbers = self._with_value.get(value, ())
-        if isinstance(numbers, int):
-            return numbers if start <= numbers < reach else reach
-        return min(reach, first_of(numbers, start, reach))
+        return min((self._with_value.first(value, start, found) for value in pin.values), default=found)
 
     def _first_between(self, low: int | None, high: int | None, start: int, reach: int) -> int:
         number = start
@@ -170,42 +116,36 @@ class AttributeIndex:
             self._odd.append(number)
             return
         for value in values:
-            others = self._with_value.get(value)
-            if others is None:
-                self._with_value[value] = number
-            elif isinstance(others, int):
-                self._with_value[value] = [others, number]
-            else:
-                others.append(number)
+            self._with_value.add(value, number)
 
     def _values(self, number: int) -> set[Scalar] | None:
         """The values of a node's devices; None where it must be visited in any case."""
-        candidates = self._passing.through(number)
-        if candidates is None:
+        groups = self._passing(number)
+        if groups is None:
             return None
+        domain, identifier, type_, only_driver, guarded = self._name
+        qualified = f"{domain}/{identifier}"
         found: set[Scalar] = set()
-        for candidate in candidates:
-            driver = candidate.id.driver
-            if self._name.driver not in (None, driver):
+        for driver, devices in groups:
+            if only_driver not in (None, driver):
                 continue
-            attributes = candidate.device.attributes
-            given = [attributes[name] for name in self._names(driver) if name in attributes]
-            if not given and self._name.guarded:
-                continue
-            value = _scalar(given[0]) if len(given) == 1 else None
-            if type(value) is not self._name.type:
-                return None
-            found.add(value)
+            # A name without a domain is in the driver's domain.
+            name = identifier if domain == driver else qualified
+            for device in devices:
+                attribute = device.attributes.get(name)
+                if attribute is None:
+                    attribute = device.attributes.get(qualified)
+                elif name != qualified and qualified in device.attributes:
+                    return None
+                if attribute is None:
+                    if guarded:
+                        continue
+                    return None
+                value = _scalar(attribute)
+                if type(value) is not type_:
+                    return None
+                found.add(value)
         return found
-
-    def _names(self, driver: str) -> tuple[str, ...]:
-        """A name without a domain is in the driver's domain."""
-        names = self._names_of.get(driver)
-        if names is None:
-            domain, identifier = self._name.domain, self._name.identifier
-            qualified = f"{domain}/{identifier}"
-            names = self._names_of[driver] = (qualified, identifier) if domain == driver else (qualified,)
-        return names
 
 
 def _may_meet(between: _NumberRange | None, low: int | None, high: int | None) -> bool:
@@ -252,14 +192,15 @@ class AttributeIndexes:
         self._selectors = selectors
         self._indexes: OrderedDict[_IndexKey, AttributeIndex] = OrderedDict()
         self._taints: OrderedDict[tuple[str, ...], TaintIndex] = OrderedDict()
-        self._passing: dict[tuple[str, ...], _Passing] = {}
+        self._written = WrittenDevices(nodes)
+        self._passing: dict[tuple[str, ...], PassingDevices] = {}
         self._tainted: bool | None = None
+        """Whether a device has a taint, or had: then an index is read that may rule out nothing."""
 
     def forget(self, number: int) -> None:
         """The devices of a node changed."""
-        self._tainted = None
-        for passing in self._passing.values():
-            passing.forget(number)
+        self._tainted = self._tainted or None
+        self._written.forget(number)
         for index in self._indexes.values():
             index.forget(number)
         for taints in self._taints.values():
@@ -277,14 +218,16 @@ class AttributeIndexes:
         end = len(self._nodes.nodes)
 
         def first(start: int) -> int:
-            # To look at what was read costs little. Reading more goes in steps, so that no alternative
-            # reads on where another is met soon.
+            # To look at what was read costs little. Reading more goes in steps, small ones first, so that no
+            # alternative reads on where another is met soon.
             reach = min(max(start + 1, min(index.read for index in indexes)), end)
+            step = 1
             while True:
                 found = min(_first_in_all(terms, start, reach) for terms in choices)
                 if found < reach or reach == end:
                     return found
-                reach = min(2 * reach, end)
+                reach = min(reach + step, end)
+                step = min(2 * step, _BLOCK)
 
         return first
 
@@ -312,13 +255,13 @@ class AttributeIndexes:
         if not self._nodes.heeds_taints:
             return False
         if self._tainted is None:
-            self._tainted = any(True for _ in self._nodes.index.taints())
+            self._tainted = self._nodes.index.tainted()
         return self._tainted
 
     def _index(self, key: _IndexKey) -> AttributeIndex:
         index = self._indexes.get(key)
         if index is None:
-            index = self._indexes[key] = AttributeIndex(self._passes(key.earlier), key.name)
+            index = self._indexes[key] = AttributeIndex(self._passes(key.earlier).of, key.name)
             if len(self._indexes) > _INDEXES_KEPT:
                 self._indexes.popitem(last=False)
                 self._forget_unused()
@@ -328,17 +271,17 @@ class AttributeIndexes:
     def _taint_index(self, earlier: tuple[str, ...]) -> TaintIndex:
         index = self._taints.get(earlier)
         if index is None:
-            index = self._taints[earlier] = TaintIndex(self._passes(earlier).through)
+            index = self._taints[earlier] = TaintIndex(self._passes(earlier).of)
             if len(self._taints) > _INDEXES_KEPT:
                 self._taints.popitem(last=False)
                 self._forget_unused()
         self._taints.move_to_end(earlier)
         return index
 
-    def _passes(self, earlier: tuple[str, ...]) -> _Passing:
+    def _passes(self, earlier: tuple[str, ...]) -> PassingDevices:
         passing = self._passing.get(earlier)
         if passing is None:
-            passing = self._passing[earlier] = _Passing(self._nodes, self._selectors, earlier)
+            passing = self._passing[earlier] = PassingDevices(self._written, self._selectors, earlier)
         return passing
 
     def _forget_unused(self) -> None:

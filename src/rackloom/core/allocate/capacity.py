@@ -140,6 +140,10 @@ class CounterBook:
                 return f"{'/'.join(key)} short by {in_binary_units(amount - self.left[key])}"
         return None
 
+    def suffices(self, device: Device) -> bool:
+        """Whether there is enough for `device`: `short` says what is not."""
+        return not self._overdrawn and all(amount <= self.left[key] for key, amount in counter_draws(device))
+
     def tightest(self, device: Device) -> tuple[CounterKey, int] | None:
         """The counter that carries the fewest devices like this one, and how many; None if none does."""
         if self._overdrawn:

@@ -65,7 +65,7 @@ class CandidateDevice:
     def malformed(self) -> bool:
         """Whether a value of the device cannot be read, so that every selector fails on it."""
         if self._malformed is None:
-            self._malformed = not _is_plain(self.device) and self.view.problem is not None
+            self._malformed = is_malformed(self.id.driver, self.device)
         return self._malformed
 
     @property
@@ -84,15 +84,19 @@ class CandidateDevice:
         return found
 
 
+def is_malformed(driver: str, device: Device) -> bool:
+    """Whether a value of the device cannot be read, so that every selector fails on it."""
+    return not _is_plain(device) and DeviceView.of_device(driver, device).problem is not None
+
+
 def _is_plain(device: Device) -> bool:
     """Whether all values of the device are well-formed for sure. Text, numbers and truth need no parsing."""
     for attribute in device.attributes.values():
         if attribute.versions is not None:
             return False
-        if attribute.version is not None:
-            if not _is_version(attribute.version):
-                return False
-        elif attribute.string is None and attribute.int_ is None and attribute.bool_ is None:
+        if attribute.string is not None or attribute.int_ is not None or attribute.bool_ is not None:
+            continue
+        if attribute.version is None or not _is_version(attribute.version):
             return False
     for has in device.capacity.values():  # noqa: SIM110 (twice as fast as a generator)
         if not is_quantity(has.value):
@@ -136,6 +140,14 @@ _BLOCKING = ("NoSchedule", "NoExecute")
 """The other effects (None, and any that a later version adds) inform and do not block."""
 
 
+def first_blocking_taint(device: Device) -> DeviceTaint | None:
+    """The first taint that blocks who does not tolerate it."""
+    for taint in device.taints:
+        if taint.effect in _BLOCKING:
+            return taint
+    return None
+
+
 def blocking_taint(device: Device, tolerations: Iterable[DeviceToleration]) -> DeviceTaint | None:
     """The first taint that the tolerations do not cover."""
     accepted = tuple(tolerations)
@@ -177,15 +189,14 @@ class SelectorCache:
         self._results: OrderedDict[str, dict[Hashable, bool | errors.EvaluationError]] = OrderedDict()
 
     def evaluate(
-        self, expression: str, candidate: CandidateDevice
+        self, expression: str, view: DeviceView
     ) -> bool | errors.CompileError | errors.EvaluationError:
         """Whether the expression holds for the device; errors come back as values."""
         program = compiled(expression)
         if isinstance(program, errors.CompileError):
             return program
-        view = candidate.view
         if view.problem is not None:
-            return _run_program(program, candidate)
+            return _run_program(program, view)
         if program.fast is not None:
             # To run generated code costs less than to look its result up.
             try:
@@ -197,7 +208,7 @@ class SelectorCache:
         if key not in known:
             if len(known) == _RESULTS_KEPT:
                 known.clear()
-            known[key] = _run_program(program, candidate)
+            known[key] = _run_program(program, view)
         return known[key]
 
     def _known_results(self, expression: str) -> dict[Hashable, bool | errors.EvaluationError]:
@@ -220,9 +231,9 @@ def compiled(expression: str) -> compiler.Program | errors.CompileError:
         return error
 
 
-def _run_program(program: compiler.Program, candidate: CandidateDevice) -> bool | errors.EvaluationError:
+def _run_program(program: compiler.Program, view: DeviceView) -> bool | errors.EvaluationError:
     try:
-        return program.matches(candidate.view)
+        return program.matches(view)
     except errors.EvaluationError as error:
         return error
 
@@ -235,10 +246,13 @@ class Eligibility:
         self._features = features
         self._selectors = selectors
         self._known: dict[Hashable, dict[CandidateDevice, Verdict]] = {}
+        self._known_of: dict[RequestAlternative, dict[CandidateDevice, Verdict]] = {}
 
     def verdict(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
         """The verdict of selectors and node selection; an error is returned, not raised."""
-        known = self._known.setdefault(ask.likeness, {})
+        known = self._known_of.get(ask)
+        if known is None:
+            known = self._known_of[ask] = self._known.setdefault(ask.likeness, {})
         if candidate not in known:
             known[candidate] = self.judge(ask, candidate)
         # The text of an error names the request, so errors are not shared between like requests.
@@ -274,7 +288,7 @@ class Eligibility:
                 return AllocationStopped(
                     f"{owner}: selector #{number} has no CEL expression (unsupported selector type?)"
                 )
-            result = self._selectors.evaluate(selector.cel.expression, candidate)
+            result = self._selectors.evaluate(selector.cel.expression, candidate.view)
             if isinstance(result, errors.CompileError):
                 return AllocationStopped(f"{owner}: selector #{number} does not compile: {result}")
             if isinstance(result, errors.EvaluationError):

@@ -133,7 +133,21 @@ class Fleet:
         """
         view = self._view(claims)
         if mode == "best":
-            return self._best(view, claims, among, proceed)
+            outcome = self._best(view, claims, among, proceed)
+        else:
+            outcome = self._first(view, claims, among, proceed)
+        if view.grew:
+            self._count(view)
+        return outcome
+
+    def _first(
+        self,
+        view: SpecView,
+        claims: Sequence[ResourceClaim],
+        among: Iterable[str] | None,
+        proceed: Callable[[], bool],
+    ) -> Outcome:
+        """The answer of the first node that does not refuse."""
         if among is not None:
             for name in among:
                 number = self._nodes.number[name]
@@ -229,6 +243,7 @@ class Fleet:
             size = holder.size
             self.kept_bytes += size - holder.counted
             holder.counted = size
+        view.grew = False
         while self.kept_bytes > self._most_bytes and len(self._views) > 1:
             _, oldest = self._views.popitem(last=False)
             self.kept_bytes -= oldest.counted
@@ -268,7 +283,6 @@ class Fleet:
                 answer = self._searched(number, claims, proceed)
             if not (isinstance(answer, Fault) and answer.scope is FaultScope.ATTEMPT):
                 view.remember(condition, answer)
-            self._count(view)
         return answer
 
     def _searched(

@@ -183,6 +183,11 @@ def static_share(ask: RequestAlternative, device: Device, features: Features) ->
     return given
 
 
+_COUNTERS_SHORT = Cause(CauseKind.COUNTERS, "short")
+_ATTRIBUTE_MISSING = Cause(CauseKind.ATTRIBUTE_MISSING, "missing")
+_CONSTRAINT_BROKEN = Cause(CauseKind.CONSTRAINT, "broken")
+
+
 class AllocationLedger:
     """All books of one allocation."""
 
@@ -198,10 +203,13 @@ class AllocationLedger:
         self._pools = {pool.key: pool for pool in pools}
         self._constraints = constraints
         self._books: dict[PoolKey, CounterBook] = {}
+        self._before: dict[CandidateDevice, Cause | None] = {}
+        """Who held devices before: a search asks for the same ones over and over."""
         self._holders: dict[CandidateDevice, list[int]] = {}
         self._taken: dict[DeviceId, dict[str, Fraction]] = {}
         self._shares: dict[CandidateDevice, int] = {}
-        self._static: dict[tuple[Hashable, CandidateDevice], Consumption | Cause] = {}
+        self._static: dict[Hashable, dict[CandidateDevice, Consumption | Cause]] = {}
+        self._static_of: dict[RequestAlternative, dict[CandidateDevice, Consumption | Cause]] = {}
         self._covering: dict[RequestAlternative, list[Constraint]] = {}
         self.entries: list[DeviceAssignment] = []
         self.version = 0
@@ -220,6 +228,11 @@ class AllocationLedger:
         return self._held_before(candidate)
 
     def _held_before(self, candidate: CandidateDevice) -> Cause | None:
+        if candidate not in self._before:
+            self._before[candidate] = self._found_held(candidate)
+        return self._before[candidate]
+
+    def _found_held(self, candidate: CandidateDevice) -> Cause | None:
         device, state = candidate.id, self._state
         # A device does not change between dedicated and shared while anybody holds it: a share of a device
         # that one claim holds whole would break that claim's isolation.
@@ -244,10 +257,12 @@ class AllocationLedger:
 
     def suits(self, ask: RequestAlternative, candidate: CandidateDevice) -> Consumption | Cause:
         """What the device would give for `ask` if it were free, or why it never can: nothing here changes."""
-        key = (ask.likeness, candidate)
-        if key not in self._static:
-            self._static[key] = static_share(ask, candidate.device, self._features)
-        return self._static[key]
+        known = self._static_of.get(ask)
+        if known is None:
+            known = self._static_of[ask] = self._static.setdefault(ask.likeness, {})
+        if candidate not in known:
+            known[candidate] = static_share(ask, candidate.device, self._features)
+        return known[candidate]
 
     def has_capacity(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
         """Whether the device has the capacity that `ask` wants, as things stand."""
@@ -268,6 +283,13 @@ class AllocationLedger:
             cause = Cause(CauseKind.COUNTERS, counters) if counters else None
         return cause
 
+    def _scarce(self, candidate: CandidateDevice, given: Consumption) -> Cause | None:
+        """`short`, without a text for counters."""
+        cause = capacity_shortage(candidate.device, self._gone(candidate.id), given) if given else None
+        if cause is None and self._draws(candidate) and not self.book(candidate).suffices(candidate.device):
+            return _COUNTERS_SHORT
+        return cause
+
     def broken(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
         """Which constraint keeps the device from `ask` now."""
         for constraint in self.constraints(ask):
@@ -286,13 +308,23 @@ class AllocationLedger:
         return self._covering[ask]
 
     def enter(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
-        """Give the device to `ask`, or return the cause and change nothing. The caller ran the selectors."""
+        """Give the device to `ask`, or return the cause and change nothing. The caller ran the selectors.
+
+        The cause does not say which counter is short, nor which constraint is broken: searches ask often and
+        show nobody.
+        """
         given = self.suits(ask, candidate)
         if isinstance(given, Cause):
             return given
-        cause = self.in_use(ask, candidate) or self.short(ask, candidate) or self.broken(ask, candidate)
+        cause = self.in_use(ask, candidate) or self._scarce(candidate, given)
         if cause is not None:
             return cause
+        for constraint in self.constraints(ask):
+            values = constraint.values(candidate)
+            if values is None:
+                return _ATTRIBUTE_MISSING
+            if not constraint.allows(values):
+                return _CONSTRAINT_BROKEN
         # From here on nothing can fail: all books change together, and `strike` reverts them together.
         for constraint in self.constraints(ask):
             constraint.add(constraint.values(candidate) or frozenset())

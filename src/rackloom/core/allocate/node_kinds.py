@@ -167,8 +167,8 @@ class NodeKinds:
         content = (
             candidate.id.driver,
             pool,
-            _chosen(device.attributes, attributes),
-            _chosen(device.capacity, capacities if not self._looks_at_capacity(candidate) else None),
+            chosen_values(device.attributes, attributes),
+            chosen_values(device.capacity, capacities if not self._looks_at_capacity(candidate) else None),
             _rare_content(devices, candidate),
         )
         return self._devices.setdefault(content, len(self._devices))
@@ -188,21 +188,22 @@ class NodeKinds:
         """The names under which a driver's devices have what is read; None: all."""
         if driver not in self._names:
             self._names[driver] = (
-                _names_at(driver, self.reads.attributes),
-                _names_at(driver, self.reads.capacities),
+                names_at(driver, self.reads.attributes),
+                names_at(driver, self.reads.capacities),
             )
         return self._names[driver]
 
 
-def _names_at(driver: str, reads: frozenset[QualifiedName] | None) -> tuple[str, ...] | None:
-    """A name without a domain is in the driver's domain."""
+def names_at(driver: str, reads: frozenset[QualifiedName] | None) -> tuple[str, ...] | None:
+    """The names under which a driver's devices have what is read, without a domain in its own; None: all."""
     if reads is None:
         return None
     own = [identifier for domain, identifier in reads if domain in (driver, "")]
     return tuple(sorted({f"{domain}/{identifier}" for domain, identifier in reads} | set(own)))
 
 
-def _chosen(values: Mapping[str, Hashable], names: tuple[str, ...] | None) -> Hashable:
+def chosen_values(values: Mapping[str, Hashable], names: tuple[str, ...] | None) -> Hashable:
+    """The values under some names; None: under all."""
     if names is None:
         return frozenset(values.items())
     return tuple([values.get(name) for name in names])

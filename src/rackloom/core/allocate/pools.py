@@ -19,11 +19,9 @@ Nothing is allocated from an invalid or incomplete pool. `SliceIndex` finds slic
 so that one index serves every node of a cluster.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from itertools import chain
-from typing import Any
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -182,54 +180,109 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         return self.driver, self.name
 
 
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class _SlicesBy(Generic[_Key]):
+    """Slices by a key. Most keys have one slice, which is kept without a list of its own."""
+
+    def __init__(self, key_of: Callable[[ResourceSlice], _Key], slices: Iterable[ResourceSlice]) -> None:
+        self._key_of = key_of
+        self._found: dict[_Key, ResourceSlice | list[ResourceSlice]] = {}
+        for slice_ in slices:
+            key = key_of(slice_)
+            known = self._found.get(key)
+            if known is None:
+                self._found[key] = slice_
+            elif isinstance(known, list):
+                known.append(slice_)
+            else:
+                self._found[key] = [known, slice_]
+
+    def of(self, key: _Key) -> Sequence[ResourceSlice]:
+        """The slices of a key, in order."""
+        known = self._found.get(key)
+        if known is None:
+            return ()
+        return known if isinstance(known, list) else (known,)
+
+    def everything(self) -> Iterator[ResourceSlice]:
+        """All slices."""
+        for known in self._found.values():
+            if isinstance(known, list):
+                yield from known
+            else:
+                yield known
+
+    def replace(self, before: ResourceSlice | None, after: ResourceSlice | None) -> None:
+        """Put a slice in place of another one; None: there was none, or there is none any more."""
+        if before is not None:
+            key = self._key_of(before)
+            slices = list(self.of(key))
+            at = slices.index(before)
+            if after is not None and self._key_of(after) == key:
+                slices[at] = after
+                after = None
+            else:
+                del slices[at]
+            self._put(key, slices)
+        if after is not None:
+            key = self._key_of(after)
+            self._put(key, [*self.of(key), after])
+
+    def _put(self, key: _Key, slices: list[ResourceSlice]) -> None:
+        if slices:
+            self._found[key] = slices if len(slices) > 1 else slices[0]
+        else:
+            self._found.pop(key, None)
+
+
 class SliceIndex:
     """All slices of a cluster, found by node and by pool."""
 
     def __init__(self, slices: Iterable[ResourceSlice]) -> None:
-        self._of_node: defaultdict[str, list[ResourceSlice]] = defaultdict(list)
-        self._of_pool: defaultdict[PoolKey, list[ResourceSlice]] = defaultdict(list)
-        for slice_ in slices:
-            self._of_node[slice_.spec.node_name or ""].append(slice_)
-            self._of_pool[pool_key(slice_)].append(slice_)
+        found = list(slices)
+        self._of_node = _SlicesBy(_node_named, found)
+        self._of_pool = _SlicesBy(pool_key, found)
 
     def replace(self, before: ResourceSlice | None, after: ResourceSlice | None) -> None:
         """Put a slice in place of another one; None: there was none, or there is none any more."""
-        old = None if before is None else (before.spec.node_name or "", pool_key(before))
-        new = None if after is None else (after.spec.node_name or "", pool_key(after))
-        for number, of in enumerate((self._of_node, self._of_pool)):
-            slices: dict[Any, list[ResourceSlice]] = of  # type: ignore[assignment]
-            if before is not None and old is not None:
-                at = slices[old[number]].index(before)
-                if after is not None and new is not None and new[number] == old[number]:
-                    slices[old[number]][at] = after
-                    continue
-                del slices[old[number]][at]
-                if not slices[old[number]]:
-                    del slices[old[number]]
-            if after is not None and new is not None:
-                slices[new[number]].append(after)
+        self._of_node.replace(before, after)
+        self._of_pool.replace(before, after)
 
     def near(self, node: str) -> list[ResourceSlice]:
         """Slices that name the node, then those that name no node."""
-        return [*self._of_node.get(node, ()), *self._of_node.get("", ())]
+        return [*self._of_node.of(node), *self._of_node.of("")]
 
     def taints(self) -> Iterator[DeviceTaint]:
         """The taints of all devices."""
-        for slice_ in chain.from_iterable(self._of_pool.values()):
+        for slice_ in self._of_pool.everything():
             for device in slice_.spec.devices:
                 yield from device.taints
 
+    def tainted(self) -> bool:
+        """Whether any device has a taint."""
+        for slice_ in self._of_pool.everything():
+            for device in slice_.spec.devices:
+                if device.taints:
+                    return True
+        return False
+
     def unbound(self) -> bool:
         """Whether any slice does not name its node."""
-        return "" in self._of_node
+        return bool(self._of_node.of(""))
 
     def common_pools(self) -> set[PoolKey]:
         """The pools with slices that name no node."""
-        return {pool_key(slice_) for slice_ in self._of_node.get("", ())}
+        return set(map(pool_key, self._of_node.of("")))
 
     def pool(self, key: PoolKey) -> Sequence[ResourceSlice]:
         """All slices of a pool, of every node and generation."""
-        return self._of_pool.get(key, ())
+        return self._of_pool.of(key)
+
+
+def _node_named(slice_: ResourceSlice) -> str:
+    return slice_.spec.node_name or ""
 
 
 def gather_pools(node: Node, index: SliceIndex, features: Features) -> tuple[Pool, ...]:
@@ -333,12 +386,12 @@ def _validated_pool(
 def _name_contradiction(
     here: list[ResourceSlice], elsewhere: list[ResourceSlice], sets: list[CounterSet], features: Features
 ) -> str | None:
-    twice = _first_repeated(device.name for slice_ in here for device in slice_.spec.devices)
+    twice = _first_repeated([device.name for slice_ in here for device in slice_.spec.devices])
     if twice is not None:
         return f"the device name {twice} appears twice"
     if not features.partitionable_devices:
         return None
-    twice = _first_repeated(counter_set.name for counter_set in sets)
+    twice = _first_repeated([counter_set.name for counter_set in sets])
     if twice is not None:
         return f"the counter set name {twice} appears twice"
     known = {counter_set.name: counter_set.counters for counter_set in sets}
@@ -358,7 +411,9 @@ def _unknown_counters(
                         yield f"device {device.name} draws from {use.counter_set}/{name}, not there"
 
 
-def _first_repeated(names: Iterable[str]) -> str | None:
+def _first_repeated(names: Sequence[str]) -> str | None:
+    if len(set(names)) == len(names):
+        return None
     earlier: set[str] = set()
     for name in names:
         if name in earlier:

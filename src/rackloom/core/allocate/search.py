@@ -86,7 +86,7 @@ class PruningBounds:
 
     def hopeless(self, point: SearchPosition, index: int, current: OpenAlternative | None = None) -> bool:
         """Whether the requests from `index` on, and the rest of `current`, surely cannot all be met."""
-        if (point, self._state(point)) in self._nogoods:
+        if self._nogoods and (point, self._state(point)) in self._nogoods:
             return True
         # After a count that found hope, the search goes on uncounted to the next dead end. Counting at
         # every step costs more than it saves.
@@ -266,7 +266,9 @@ class FirstFitSearch:
         # would lead to a copy of the same subtree.
         walked: set[Hashable] = set()
         for candidate in self._problem.candidates[start:]:
-            if self._mark(index, candidate) not in walked and self._taken(ask, candidate):
+            if walked and self._mark(index, candidate) in walked:
+                continue
+            if self._taken(ask, candidate):
                 yield self._pick(ask, index, picked + 1, candidate.position + 1)
                 self._ledger.strike()
                 walked.add(self._mark(index, candidate))

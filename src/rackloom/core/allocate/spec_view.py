@@ -224,6 +224,8 @@ class SpecView:
 
         self.counted = 0
         """The size that the fleet has counted."""
+        self.grew = True
+        """Whether it may have grown since then."""
 
     @property
     def size(self) -> int:
@@ -244,6 +246,7 @@ class SpecView:
         if len(answers) == most:
             answers.clear()
         answers[condition] = answer
+        self.grew = True
 
     def without_search(
         self, devices: NodeDevices, kind: int, occupancy: NodeOccupancy
@@ -271,14 +274,13 @@ class SpecView:
     ) -> Iterator[tuple[CandidateDevice, _Limits]]:
         """The devices that an ask could have as the only one, in order. Raises _NeedsSearch."""
         ask, marks, limits = self._first_asks[number], self._marks[number], self._limits
-        eligibility = Eligibility(devices.node, self._features, self._selectors)
         dedicated = occupancy.dedicated
         for position, device_kind in enumerate(self.kinds.device_kinds[kind]):
             if dedicated >> position & 1:
                 continue
             mark = marks[device_kind] if device_kind < len(marks) else _UNKNOWN
             if mark == _UNKNOWN:
-                mark = self._mark(eligibility, number, ask, devices.candidates[position], device_kind)
+                mark = self._mark(number, ask, devices, position, device_kind)
             if mark == _FAILS:
                 raise _NeedsSearch
             if mark == _UNSUITED:
@@ -289,16 +291,12 @@ class SpecView:
                 yield candidate, limit
 
     def _mark(
-        self,
-        eligibility: Eligibility,
-        number: int,
-        ask: RequestAlternative,
-        candidate: CandidateDevice,
-        device_kind: int,
+        self, number: int, ask: RequestAlternative, devices: NodeDevices, position: int, device_kind: int
     ) -> int:
         marks = self._marks[number]
         try:
-            limits = self._limits_of(eligibility, ask, candidate)
+            eligibility = Eligibility(devices.node, self._features, self._selectors)
+            limits = self._limits_of(eligibility, ask, devices.candidates[position])
             mark = _UNSUITED if limits is None else _SUITS
             if limits is not None and limits != _NO_LIMITS:
                 self._limits[number, device_kind] = limits

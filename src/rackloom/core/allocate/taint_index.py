@@ -7,22 +7,21 @@ selector is checked before taints, and its error counts.
 The index reads nodes in order, and no further than it is asked to.
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from bisect import insort
+from collections.abc import Callable, Iterable
 
-from rackloom.core.allocate.eligibility import CandidateDevice, blocking_taint
+from rackloom.core.allocate.eligibility import first_blocking_taint
+from rackloom.core.allocate.nodes_by_value import CHANGED_SHARE, NodesByValue, first_of
 from rackloom.core.allocate.objects import DeviceToleration
-
-CHANGED_SHARE = 8
-"""One node in so many may have changed since an index read it."""
+from rackloom.core.allocate.written_devices import DevicesByDriver
 
 
 class TaintIndex:
     """The nodes by the first blocking taint of their devices, as far as they were read."""
 
-    def __init__(self, through: Callable[[int], Sequence[CandidateDevice] | None]) -> None:
-        """`through` gives the devices of a node that count; None where it must be visited in any case."""
-        self._through = through
+    def __init__(self, passing: Callable[[int], DevicesByDriver | None]) -> None:
+        """`passing` gives the devices of a node that count; None where it must be visited in any case."""
+        self._passing = passing
         self.restart()
 
     def restart(self) -> None:
@@ -31,8 +30,8 @@ class TaintIndex:
         self._always: list[int] = []
         """Nodes that are visited whatever is tolerated."""
         self._tainted: list[int] = []
-        self._of_key: dict[str, list[int]] = {}
-        self._of_value: dict[tuple[str, str], list[int]] = {}
+        self._of_key = NodesByValue[str]()
+        self._of_value = NodesByValue[tuple[str, str]]()
 
     def forget(self, number: int) -> None:
         """The devices of a node changed: it is visited whatever the taints. After many, all is read again."""
@@ -48,37 +47,35 @@ class TaintIndex:
         """The first node from `start` on that taints do not rule out; `reach` where none comes before."""
         for number in range(self.read, reach):
             self._add(number)
-        found = first_of(self._always, start, reach)
+        found = min(first_of(self._always, start, reach), reach)
         for toleration in tolerations:
-            found = min(found, first_of(self._may_serve(toleration), start, reach))
-        return min(found, reach)
+            found = self._first_served(toleration, start, found)
+        return found
 
-    def _may_serve(self, toleration: DeviceToleration) -> Sequence[int]:
+    def _first_served(self, toleration: DeviceToleration, start: int, reach: int) -> int:
         if not toleration.key:
-            return self._tainted
+            return min(first_of(self._tainted, start, reach), reach)
         if toleration.operator in ("", "Equal"):
-            return self._of_value.get((toleration.key, toleration.value), ())
-        return self._of_key.get(toleration.key, ())
+            return self._of_value.first((toleration.key, toleration.value), start, reach)
+        return self._of_key.first(toleration.key, start, reach)
 
     def _add(self, number: int) -> None:
         self.read = number + 1
-        candidates = self._through(number)
-        if candidates is None:
+        groups = self._passing(number)
+        if groups is None:
             self._always.append(number)
             return
-        taints = {blocking_taint(candidate.device, ()) for candidate in candidates}
-        if None in taints:
-            self._always.append(number)
-            return
-        if taints:
+        pairs: set[tuple[str, str]] = set()
+        for _, devices in groups:
+            for device in devices:
+                taint = first_blocking_taint(device)
+                if taint is None:
+                    self._always.append(number)
+                    return
+                pairs.add((taint.key, taint.value))
+        if pairs:
             self._tainted.append(number)
-        for key in {taint.key for taint in taints if taint is not None}:
-            self._of_key.setdefault(key, []).append(number)
-        for pair in {(taint.key, taint.value) for taint in taints if taint is not None}:
-            self._of_value.setdefault(pair, []).append(number)
-
-
-def first_of(numbers: Sequence[int], start: int, end: int) -> int:
-    """The first of sorted numbers from `start` on; `end` where there is none."""
-    at = bisect_left(numbers, start)
-    return numbers[at] if at < len(numbers) else end
+        for pair in pairs:
+            self._of_value.add(pair, number)
+        for key in {key for key, _ in pairs}:
+            self._of_key.add(key, number)

@@ -10,6 +10,7 @@ unknown finding explains no failure, except for the checks in `SILENCE_EXPLAINS_
 does not answer breaks what runs on its node.
 """
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -55,6 +56,11 @@ class Check(StrEnum):
     PORTS = "IMEX ports free"
     HOST_IMEX = "host nvidia-imex off"
     CHANNELS = "IMEX channels offered"
+
+
+def runbook_name(check: str) -> str:
+    """The name of the runbook of a check: `device-untainted`."""
+    return re.sub(r"[^a-z0-9]+", "-", check.lower()).strip("-")
 
 
 EXPLAINS: Mapping[Check, frozenset[Check]] = {

@@ -87,6 +87,8 @@ class Finding(msgspec.Struct, frozen=True):
     """Jobs, pods and tenants that use what it concerns: `MPIJob team/train`, `tenant blue`."""
     steps: tuple[RepairStep, ...] = ()
     """The commands of `fix`, each with what it does and how much it disturbs."""
+    runbook: str = ""
+    """The name of its runbook: `rackloom doctor --runbook NAME` prints it."""
 
 
 def holds(

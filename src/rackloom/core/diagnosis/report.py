@@ -158,6 +158,8 @@ def _finding_lines(alike: list[Finding]) -> Iterator[str]:
         yield "  and therefore:"
         yield from _first_lines(tuple(consequences_by_check(consequences)), "    ")
     yield from _fix_lines(unique(*(finding.fix for finding in alike)))
+    if first.runbook:
+        yield f"  runbook: rackloom doctor --runbook {first.runbook}"
 
 
 def _fix_lines(fixes: tuple[str, ...]) -> Iterator[str]:

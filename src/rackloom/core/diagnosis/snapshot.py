@@ -343,6 +343,8 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """namespace/name each."""
     since: float | None = None
     """When the kubelet accepted the first of these pods; None: unknown for at least one of them."""
+    jobs: tuple[str, ...] = ()
+    """What makes these pods again, as `Job team/train`."""
 
     @property
     def device_id(self) -> DeviceId:

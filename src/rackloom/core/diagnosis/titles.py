@@ -11,7 +11,7 @@ from functools import cached_property
 
 import msgspec
 
-from rackloom.core.diagnosis.catalogue import Check
+from rackloom.core.diagnosis.catalogue import Check, runbook_name
 from rackloom.core.diagnosis.findings import CheckState, Finding, first_few, unique
 from rackloom.core.diagnosis.index import (
     SnapshotIndex,
@@ -76,7 +76,7 @@ _ARTICLES = ("A ", "The ")
 
 
 def explained(findings: Iterable[Finding], index: SnapshotIndex) -> tuple[Finding, ...]:
-    """The findings, each with its title, whom it affects, and the steps of its fix."""
+    """The findings, each with its title, whom it affects, the steps of its fix, and its runbook."""
     places = _Places(index)
     return tuple(
         msgspec.structs.replace(
@@ -84,6 +84,7 @@ def explained(findings: Iterable[Finding], index: SnapshotIndex) -> tuple[Findin
             title=_title(finding, places),
             affects=tuple(places.affected(finding.where)),
             steps=repair_steps(finding.fix),
+            runbook=runbook_name(finding.check),
         )
         for finding in findings
     )

@@ -134,7 +134,7 @@ def _pod(obj: Json) -> PodRecord:
         name=meta["name"],
         uid=meta["uid"],
         node=spec.get("nodeName", ""),
-        owner=_owner(obj),
+        owner=pod_owner(obj),
         since=_created(obj),
         gated=bool(spec.get("schedulingGates")),
         templates=_by_claim_name(claims, "resourceClaimTemplateName"),
@@ -146,7 +146,8 @@ def _by_claim_name(entries: Iterable[Json], field: str) -> dict[str, str]:
     return {entry["name"]: entry[field] for entry in entries if entry.get(field)}
 
 
-def _owner(obj: Json) -> str:
+def pod_owner(obj: Json) -> str:
+    """The controller that recreates a pod, as `Job team/train`; empty: none."""
     meta = obj["metadata"]
     found = (reference for reference in meta.get("ownerReferences") or () if reference.get("controller"))
     return next((f"{owner['kind']} {meta['namespace']}/{owner['name']}" for owner in found), "")

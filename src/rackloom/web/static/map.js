@@ -183,6 +183,100 @@ document.addEventListener("click", (event) => {
   if (link) followLink(link, event);
 });
 
+// Search: `/` leads to the field, Enter to the first or the chosen result, Escape back to where one was.
+const search = document.getElementById("search");
+const find = document.getElementById("find");
+const found = document.getElementById("found");
+const SEARCH_PAUSE_MS = 120;
+let searching = null; // the request that is under way, or the pause before it
+let cameFrom = null; // what had the focus before the search
+
+const results = () => [...found.querySelectorAll("[role=option]")];
+const isTyping = (element) => element?.matches?.("input, textarea, select, [contenteditable]");
+
+function chooseResult(result) {
+  for (const other of results()) other.setAttribute("aria-selected", String(other === result));
+  if (result) find.setAttribute("aria-activedescendant", result.id);
+  else find.removeAttribute("aria-activedescendant");
+  result?.scrollIntoView({ block: "nearest" });
+}
+
+function showFound(markup) {
+  found.innerHTML = markup; // the server escapes all names
+  const listed = results().length > 0;
+  find.setAttribute("aria-expanded", String(listed));
+  if (listed) find.setAttribute("aria-controls", "results");
+  else find.removeAttribute("aria-controls");
+  chooseResult(results()[0]);
+}
+
+function closeSearch() {
+  searching?.abort();
+  searching = null;
+  find.value = "";
+  showFound("");
+}
+
+// Asks the server; gives null where a newer query took over.
+async function askFor(text) {
+  searching?.abort();
+  const mine = (searching = new AbortController());
+  try {
+    await new Promise((resolve) => setTimeout(resolve, SEARCH_PAUSE_MS));
+    if (mine.signal.aborted) return;
+    const asked = new URLSearchParams({ by: chain.dataset.by, find: text });
+    const answer = await fetch(`/map/search?${asked}`, { signal: mine.signal });
+    if (answer.status === 401) return window.location.assign("/map/login"); // the token has ended
+    if (!answer.ok) throw new Error(answer.statusText);
+    showFound(await answer.text());
+  } catch {
+    if (!mine.signal.aborted) showFound('<p class="none">The search got no answer. Try it again.</p>');
+  } finally {
+    if (searching === mine) searching = null;
+  }
+}
+
+function goTo(result) {
+  result.click();
+  closeSearch();
+}
+
+find.addEventListener("input", () => (find.value.trim() ? askFor(find.value) : showFound("")));
+find.addEventListener("keydown", async (event) => {
+  const all = results();
+  const at = all.findIndex((result) => result.getAttribute("aria-selected") === "true");
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (step && all.length) {
+    event.preventDefault();
+    chooseResult(all[(at + step + all.length) % all.length]);
+  } else if (event.key === "Enter") {
+    event.preventDefault();
+    if (searching && find.value.trim()) await askFor(find.value); // what is listed is of an earlier text
+    const chosen = results().find((result) => result.getAttribute("aria-selected") === "true");
+    if (chosen) goTo(chosen);
+  } else if (event.key === "Escape") {
+    event.preventDefault();
+    event.stopPropagation(); // the details stay open
+    closeSearch();
+    find.blur();
+    cameFrom?.focus?.({ preventScroll: true });
+  }
+});
+search.addEventListener("focusout", (event) => {
+  if (!search.contains(event.relatedTarget)) showFound("");
+});
+find.addEventListener("focus", (event) => {
+  if (event.relatedTarget) cameFrom = event.relatedTarget;
+  if (find.value.trim() && !results().length) askFor(find.value);
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.altKey || event.ctrlKey || event.metaKey || isTyping(event.target)) return;
+  event.preventDefault();
+  cameFrom = document.activeElement;
+  find.focus();
+  find.select();
+});
+
 document.addEventListener("htmx:sse:after:connection", onEvent);
 document.addEventListener("htmx:sse:error", (event) => {
   onLost();

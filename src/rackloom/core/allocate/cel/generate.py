@@ -12,11 +12,14 @@ therefore have one implementation.
 - A comprehension becomes a function of its own with a loop. Names in scope are its parameters. Lists grow
   in place, because nothing else refers to an accumulator.
 
-Names and literals reach the generated source through `repr` or as bound values, so no text of the
-expression is executed. Local variables are numbered.
+Names reach the generated source through `repr`, literals as bound values, so no text of the expression is
+executed. Python compiles a source once: selectors often differ in their literals alone. Local variables are
+numbered.
 """
 
+import functools
 from collections.abc import Callable, Collection, Mapping
+from types import CodeType
 from typing import Any
 
 from rackloom.core.allocate.cel import check, types
@@ -56,12 +59,23 @@ def fast_path(checked: CheckedExpression) -> FastFunction | None:
     try:
         body = writer.truth(checked.root, {"device": ()})
         main = f"def fast(view):\n    a = view.attributes\n    c = view.capacity\n    return {body}\n"
-        code = compile("".join((*writer.functions, main)), "<selector>", "exec")
+        code = code_of("".join((*writer.functions, main)))
     except (NotCompilable, EvaluationError, SyntaxError, MemoryError):
         # Python's own parser limits how deeply an expression nests.
         return None
+    before = set(writer.names)
     exec(code, writer.names)  # noqa: S102 - only code written below
+    for name in writer.names.keys() - before - {"__builtins__"}:
+        # Code remembers where it found its names, so functions that share it would slow each other down.
+        function = writer.names[name]
+        function.__code__ = function.__code__.replace()
     return writer.names["fast"]  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=256)
+def code_of(source: str) -> CodeType:
+    """Selectors that differ in numbers and texts only have the same source."""
+    return compile(source, "<selector>", "exec")
 
 
 def _raise_not_compilable(value: Any) -> Any:
@@ -147,7 +161,7 @@ class _PythonWriter:
         raise NotCompilable
 
     def literal(self, value: Any) -> str:
-        return repr(value) if type(value) in (bool, int, str) else self.name(value)
+        return repr(value) if type(value) is bool else self.name(value)
 
     # Paths.
 

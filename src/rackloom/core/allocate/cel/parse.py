@@ -62,9 +62,8 @@ def parse_expression(source: str) -> ParsedExpression:
     _refuse_escaped_names(source)
     message = _fields(_serialised(source))
     parsed = _fields(message[2][0])
-    positions = dict(_position(entry) for entry in _fields(parsed[3][0]).get(4, ()))
-    root = _node(parsed[2][0])
-    return expand_macros(ParsedExpression(source, root, positions))
+    positions = functools.cache(lambda: dict(map(_position, _fields(parsed[3][0]).get(4, ()))))
+    return expand_macros(ParsedExpression(source, _node(parsed[2][0]), positions))
 
 
 def _refuse_escaped_names(source: str) -> None:

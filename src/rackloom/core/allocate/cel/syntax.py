@@ -163,7 +163,13 @@ class ParsedExpression(msgspec.Struct, frozen=True):
 
     source: str
     root: CelNode
-    positions: dict[int, int]
+    read_positions: Callable[[], dict[int, int]]
+    """Gives the same positions each time. Only macros and messages need them."""
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Of each node, where it begins."""
+        return self.read_positions()
 
     def place(self, node_id: int) -> tuple[int, int]:
         """Line and column, from 1."""
@@ -181,6 +187,8 @@ _SORT_INPUT = "@__sortBy_input__"
 
 def expand_macros(parsed: ParsedExpression) -> ParsedExpression:
     """The same expression with every remaining macro call replaced by the fold it stands for."""
+    if not any(name in parsed.source for name in _MACRO_NAMES):
+        return parsed
     expander = _MacroExpander(parsed)
     return replace(parsed, root=expander.node(parsed.root))
 
@@ -318,3 +326,4 @@ _MACROS: dict[tuple[str, int], Callable[[_MacroCall], CelNode]] = {
     ("transformMapEntry", 3): _MacroCall.transform_map_entry,
     ("transformMapEntry", 4): _MacroCall.transform_map_entry,
 }
+_MACRO_NAMES = sorted({name for name, _ in _MACROS})

@@ -146,9 +146,9 @@ def _mismatched_pods(index: SnapshotIndex) -> Iterator[Finding]:
     )
     for pod, devices in sorted(given.items()):
         gpus = [device for device in devices if device.kind == "gpu" and device.device_id in own]
-        # Rails of GPUs that the pod does not have. NICs that serve no GPU may be used by anybody.
-        foreign = rails.difference(*(own[gpu.device_id] for gpu in gpus))
-        mismatched = [device for device in devices if device.device_id in foreign]
+        # NICs of GPUs that the pod does not have; a NIC that serves no GPU may be used by anybody.
+        aligned = {nic for gpu in gpus for nic in own[gpu.device_id]}
+        mismatched = [d for d in devices if d.device_id in rails and d.device_id not in aligned]
         ids = {device.device_id for device in devices}
         if mismatched and any(ids.isdisjoint(own[gpu.device_id]) for gpu in gpus):
             yield _mismatch_finding(pod, gpus, mismatched)

@@ -1,0 +1,73 @@
+"""The GPUs of some racks as a table (CSV), with what the viewer may see of each.
+
+The table is made of the viewer's own map: a GPU of another tenant has a place and whether it is in use. Cells
+that a spreadsheet would run as a formula begin with an apostrophe.
+"""
+
+import csv
+from collections.abc import Collection, Iterator
+from io import StringIO
+
+from rackloom.core.diagnosis.snapshot import GpuChain
+from rackloom.web.chain import clique_of, use_hidden
+from rackloom.web.frames import RackFrame, gpu_health, rack_frames
+from rackloom.web.model import MapGpu, SiteMap
+from rackloom.web.racks import rack_id
+
+HEADINGS = (
+    "rack", "slot", "gpu", "use", "health", "gpu_uuid", "fabric_guid", "node", "machine", "instance",
+    "tenant", "partition", "clique", "claim", "pods", "jobs", "nics",
+)  # fmt: skip
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_USES = {True: "in use", False: "free", None: "unknown"}
+_HEALTHS = {True: "healthy", False: "problem", None: "unknown"}
+
+
+def gpu_table(whole: SiteMap, opened: Collection[str]) -> Iterator[str]:
+    """The lines of the table, a rack at a time: of the racks with these ids, or of all if there is none."""
+    yield _lines([HEADINGS])
+    for name, frame in rack_frames(whole).items():
+        if not opened or rack_id(name) in opened:
+            rows = [
+                _row(whole, frame, gpu, number)
+                for tray in frame.rack.trays
+                for number, gpu in enumerate(tray)
+            ]
+            yield _lines(rows)
+
+
+def _lines(rows: Collection[tuple[str, ...]]) -> str:
+    written = StringIO()
+    csv.writer(written, lineterminator="\r\n").writerows([map(_plain, row) for row in rows])
+    return written.getvalue()
+
+
+def _plain(cell: str) -> str:
+    return f"'{cell}" if cell.startswith(_FORMULA) else cell
+
+
+def _row(whole: SiteMap, frame: RackFrame, gpu: MapGpu, number: int) -> tuple[str, ...]:
+    place, health = gpu.place, gpu_health(frame, gpu)
+    slot = str(place.slot) if place.chassis else place.node
+    known = ("",) * 12 if gpu.chain is None else _known(whole, gpu.chain)
+    return (place.rack, slot, str(place.module or number + 1), _USES[gpu.taken], _HEALTHS[health], *known)
+
+
+def _known(whole: SiteMap, chain: GpuChain) -> tuple[str, ...]:
+    machine, device, use = chain.machine, chain.device, chain.use
+    used = use if use is not None and not use_hidden(chain) else None
+    tenant = (machine.tenant or "") if machine else ""
+    return (
+        chain.key.gpu_uuid.value if chain.key.gpu_uuid else "",
+        f"{chain.fabric.guid:#018x}" if chain.fabric else "",
+        chain.node.name if chain.node else device.node if device else "",
+        machine.id if machine else "",
+        (machine.instance or "") if machine else "",
+        whole.tenants.get(tenant, tenant),
+        chain.partition.name if chain.partition else "",
+        clique_of(chain) or "",
+        used.claim if used else "",
+        " ".join(used.pods) if used else "",
+        "; ".join(used.jobs) if used else "",
+        " ".join(nic.name for nic in chain.nics),
+    )

@@ -1,0 +1,301 @@
+"""Search over what one viewer sees: a part of any name leads to its place on the map.
+
+An index is made of the viewer's own map, in which the rule of `tenancy` has left nothing of others, so a
+tenant cannot find what it may not see. The names of each rack are kept as text, one line for each object, in
+three levels: what spans trays (racks, tenants, partitions, jobs), what is a tray or runs on one, and the
+parts of a tray. A rack whose part of the map did not change keeps its text.
+
+A query is looked for in the texts of all racks: first whole names, then beginnings, then parts of names,
+the coarse levels first. The search ends as soon as `MOST_RESULTS` objects are found. Finding text in text
+is fast: a query that nothing matches reads all names of the site a few times.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from rackloom.core.diagnosis.incremental import Memo, recompute_changed
+from rackloom.core.diagnosis.index import gpu_name
+from rackloom.core.diagnosis.snapshot import GpuChain
+from rackloom.web.chain import clique_of, partition_hidden, use_hidden
+from rackloom.web.model import MapGpu, MapRack, SiteMap
+from rackloom.web.racks import rack_id
+
+MOST_RESULTS = 12
+LONGEST_QUERY = 100
+"""Characters of a query; the rest is ignored."""
+INDEXES_KEPT = 32
+"""Organisations whose index is kept."""
+
+
+# The names of one rack.
+
+
+_SPANS, _TRAYS, _PARTS = range(3)
+"""The levels: objects over many trays, objects of one tray, parts of a tray."""
+_LEVEL_OF_KIND = {
+    "rack": _SPANS,
+    "tenant": _SPANS,
+    "VPC": _SPANS,
+    "partition": _SPANS,
+    "logical partition": _SPANS,
+    "domain": _SPANS,
+    "switch controller": _SPANS,
+    "ComputeDomain": _SPANS,
+    "clique": _SPANS,
+    "job": _SPANS,
+    "tray": _TRAYS,
+    "node": _TRAYS,
+    "machine": _TRAYS,
+    "instance": _TRAYS,
+    "pod": _TRAYS,
+    "claim": _TRAYS,
+    "GPU": _PARTS,
+    "NIC": _PARTS,
+    "device": _PARTS,
+    "PCI address": _PARTS,
+}
+"""Every kind of object that is found, and its level."""
+
+
+class _NamedObject(msgspec.Struct, frozen=True, gc=False):
+    """An object with a name, and the first of its GPUs in a rack."""
+
+    kind: str
+    name: str
+    tray: int
+    gpu: int
+
+
+class _RackFacts(msgspec.Struct, frozen=True):
+    """Everything on which the names of a rack depend."""
+
+    rack: MapRack
+    operator: bool
+    tenants: Mapping[str, str]
+    vpcs: Mapping[str, str]
+    controllers: tuple[str, ...]
+    """Addresses of the switch controllers of its domains."""
+
+
+class _RackNames(msgspec.Struct, frozen=True, gc=False):
+    """The names of one rack, by level: one line for each object."""
+
+    rack: str
+    folded: tuple[str, ...]
+    """Lines of kind, tab and name, in the form in which names are compared."""
+    written: tuple[str, ...]
+    """The same lines as they are shown, with tray and GPU."""
+
+
+def _fold(text: str) -> str:
+    """The form in which names are compared: without case, and with single spaces."""
+    return " ".join(text.split()).casefold()
+
+
+_FOLDED_KINDS = {kind: _fold(kind) for kind in _LEVEL_OF_KIND}
+
+
+def _rack_names(facts: _RackFacts) -> _RackNames:
+    found: dict[tuple[str, str], _NamedObject] = {}
+    for tray, gpus in enumerate(facts.rack.trays):
+        for number, gpu in enumerate(gpus):
+            for kind, name in _names_of_gpu(facts, gpu, number):
+                if name and (kind, name) not in found:
+                    found[kind, name] = _NamedObject(kind, name, tray, number)
+    levels: list[list[_NamedObject]] = [[], [], []]
+    for entry in found.values():
+        levels[_LEVEL_OF_KIND[entry.kind]].append(entry)
+    return _RackNames(
+        facts.rack.name,
+        tuple(
+            "\n" + "".join(f"{_FOLDED_KINDS[e.kind]}\t{_fold(e.name)}\n" for e in level) for level in levels
+        ),
+        tuple(
+            "\n".join(f"{e.kind}\t{_one_line(e.name)}\t{e.tray}\t{e.gpu}" for e in level) for level in levels
+        ),
+    )
+
+
+def _one_line(name: str) -> str:
+    return " ".join(name.split())
+
+
+def _names_of_gpu(facts: _RackFacts, gpu: MapGpu, number: int) -> Iterator[tuple[str, str | None]]:
+    """Kind and name of everything that a GPU is, is in, or is used by, as far as the viewer sees it."""
+    place = gpu.place
+    yield "rack", place.rack
+    tray = f"{place.rack} slot {place.slot}" if place.chassis else f"{place.rack} node {place.node}"
+    yield "tray", tray
+    if place.chassis:
+        yield "GPU", gpu_name(place.rack, place.slot, place.module or number + 1)
+    if facts.operator:
+        yield "domain", gpu.domain
+        for address in facts.controllers:
+            yield "switch controller", address
+    if gpu.chain is not None:
+        yield from _names_of_chain(facts, gpu.chain)
+
+
+def _names_of_chain(facts: _RackFacts, chain: GpuChain) -> Iterator[tuple[str, str | None]]:
+    if machine := chain.machine:
+        yield "machine", machine.id
+        yield "instance", machine.instance
+        yield "tenant", machine.tenant and facts.tenants.get(machine.tenant, machine.tenant)
+        yield "VPC", machine.vpc and facts.vpcs.get(machine.vpc, machine.vpc)
+    if chain.partition is not None and not partition_hidden(chain):
+        yield "partition", chain.partition.name
+    if chain.logical is not None:
+        yield "logical partition", chain.logical.name
+        yield "logical partition", chain.logical.id
+    if chain.fabric is not None:
+        yield "GPU", f"{chain.fabric.guid:#018x}"
+    if chain.key.gpu_uuid is not None:
+        yield "GPU", chain.key.gpu_uuid.value
+    yield "clique", clique_of(chain)
+    yield from _names_in_cluster(chain)
+
+
+def _names_in_cluster(chain: GpuChain) -> Iterator[tuple[str, str | None]]:
+    device = chain.device
+    node = chain.node.name if chain.node is not None else device.node if device is not None else ""
+    yield "node", node
+    if device is not None:
+        yield "device", f"{node}/{device.name}"
+    for nic in chain.nics:
+        yield "NIC", f"{node}/{nic.name}"
+    if chain.key.pci_address is not None:
+        yield "PCI address", f"{chain.key.pci_address.value} of {node}"
+    if chain.use is not None and not use_hidden(chain):
+        yield "claim", chain.use.claim
+        yield from (("pod", pod) for pod in chain.use.pods)
+        yield from (("job", job) for job in chain.use.jobs)
+    if chain.compute_domain is not None:
+        yield "ComputeDomain", chain.compute_domain.key
+
+
+# One query.
+
+
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One object that was found."""
+
+    kind: str
+    name: str
+    rack: str
+    """The first rack that it is in."""
+    gpu: str
+    """Id of its first GPU there; empty: it is the rack itself."""
+    more_racks: int = 0
+    """Number of further racks that it is in."""
+
+
+SearchIndex = Memo[str, _RackFacts, _RackNames]
+"""The names of each rack, by rack."""
+
+
+def update_index(whole: SiteMap, before: SearchIndex) -> SearchIndex:
+    """The index of a map; racks that equal those of `before` keep their names."""
+    inputs = {rack.name: _rack_facts(whole, rack) for rack in whole.racks}
+    return recompute_changed(before, inputs, _rack_names)
+
+
+def _rack_facts(whole: SiteMap, rack: MapRack) -> _RackFacts:
+    domains = [whole.domains[uuid] for uuid in sorted(rack.domains) if uuid in whole.domains]
+    vpcs = whole.vpcs if rack.tenants else {}
+    return _RackFacts(
+        rack=rack,
+        operator=whole.operator,
+        tenants={id_: whole.tenants[id_] for id_ in rack.tenants if id_ in whole.tenants},
+        vpcs=vpcs,
+        controllers=tuple(url for domain in domains for url in domain.endpoints),
+    )
+
+
+def search(index: SearchIndex, query: str) -> tuple[SearchResult, ...]:
+    """The objects whose names hold `query`, the best first; none for an empty one."""
+    wanted = _fold(query[:LONGEST_QUERY])
+    if not wanted:
+        return ()
+    racks = [names for _, names in index.values()]
+    found: dict[tuple[str, str], SearchResult] = {}
+    for patterns in _patterns(wanted):
+        for level in (_SPANS, _TRAYS, _PARTS):
+            for names in racks:
+                for pattern in patterns:
+                    _collect(names, level, pattern, found)
+                if len(found) >= MOST_RESULTS:
+                    return _with_racks(racks, found)
+    return _with_racks(racks, found)
+
+
+def _patterns(wanted: str) -> Iterator[Sequence[str]]:
+    """What whole names, beginnings and parts of names look like; `node n1` asks for a kind as well."""
+    kinds = (kind for kind in _FOLDED_KINDS.values() if wanted.startswith(f"{kind} "))
+    of_kind = [f"{kind}\t{wanted.removeprefix(kind).strip()}" for kind in kinds]
+    yield (f"\t{wanted}\n", *(f"\n{text}\n" for text in of_kind))
+    yield (f"\t{wanted}", *(f"\n{text}" for text in of_kind))
+    yield (wanted,)
+
+
+def _collect(names: _RackNames, level: int, pattern: str, found: dict[tuple[str, str], SearchResult]) -> None:
+    """Add the objects of a rack whose lines hold `pattern`, until there are enough."""
+    text = names.folded[level]
+    at = text.find(pattern)
+    if at < 0:
+        return
+    written = names.written[level].split("\n")
+    while at >= 0 and len(found) < MOST_RESULTS:
+        # A pattern may begin with the end of the line before.
+        within = at + (pattern[0] == "\n")
+        kind, name, tray, gpu = written[text.count("\n", 0, within) - 1].split("\t")
+        id_ = "" if kind == "rack" else f"{rack_id(names.rack)}-{tray}-{gpu}"
+        found.setdefault((kind, name), SearchResult(kind=kind, name=name, rack=names.rack, gpu=id_))
+        at = text.find(pattern, text.index("\n", within))
+
+
+def _with_racks(
+    racks: Sequence[_RackNames], found: Mapping[tuple[str, str], SearchResult]
+) -> tuple[SearchResult, ...]:
+    """The results, each with the number of further racks; parts of a tray are in one."""
+    return tuple(
+        result
+        if _LEVEL_OF_KIND[kind] == _PARTS
+        else msgspec.structs.replace(result, more_racks=_racks_with(racks, kind, name) - 1)
+        for (kind, name), result in found.items()
+    )
+
+
+def _racks_with(racks: Sequence[_RackNames], kind: str, name: str) -> int:
+    line, level = f"\n{_FOLDED_KINDS[kind]}\t{_fold(name)}\n", _LEVEL_OF_KIND[kind]
+    return sum(line in names.folded[level] for names in racks)
+
+
+# Every viewer's.
+
+
+class SearchIndexes:
+    """The index of each organisation that has searched; None is that of operators."""
+
+    def __init__(self) -> None:
+        self._indexes: OrderedDict[str | None, SearchIndex] = OrderedDict()
+        self._searching = asyncio.Lock()
+
+    async def search(self, org: str | None, whole: SiteMap, query: str) -> tuple[SearchResult, ...]:
+        """What a viewer finds on its own map; one search at a time, in a thread beside the event loop."""
+        if not query.strip():
+            return ()
+        await self._searching.acquire()
+        work = asyncio.get_running_loop().run_in_executor(None, self._search, org, whole, query)
+        # The thread continues when its client disconnects: only its end releases the lock.
+        work.add_done_callback(lambda _: self._searching.release())
+        return await asyncio.shield(work)
+
+    def _search(self, org: str | None, whole: SiteMap, query: str) -> tuple[SearchResult, ...]:
+        self._indexes[org] = update_index(whole, self._indexes.get(org, {}))
+        self._indexes.move_to_end(org)
+        while len(self._indexes) > INDEXES_KEPT:
+            self._indexes.popitem(last=False)
+        return search(self._indexes[org], query)
