@@ -1,6 +1,7 @@
 """The benchmark of the site service runs and says what it promises; how fast is for its reader to judge."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,7 @@ ROWS = {
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("CI" in os.environ, reason="`make bench-quick`, a stage of its own in CI, runs all of it")
 @pytest.mark.parametrize("measure", FIELDS)
 def test_each_measure_prints_whole_rows(measure: str, tmp_path: Path) -> None:
     if measure == "postgres":

@@ -1,6 +1,7 @@
 """The benchmark of the twin runs and says what it promises; how fast is for its reader to judge."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ FIELDS = {
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("CI" in os.environ, reason="`make bench-quick`, a stage of its own in CI, runs it")
 def test_it_prints_whole_rows(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(TWIN), "--quick", "--folder", str(tmp_path)],
