@@ -2,7 +2,6 @@
 
 import re
 
-import msgspec
 import pytest
 import yaml
 from tests.docs.markdown import fenced
@@ -11,9 +10,7 @@ from rackloom.app.config import load_config
 from rackloom.claim.node.fabric import read_declared_fabric as read_fabric
 from rackloom.claim.node.gpu.inventory import DeclaredGpus
 from rackloom.claim.node.nic.config import read_profiles, read_stated_attributes
-from rackloom.core.allocate.objects import ResourceClaimSpec
 from rackloom.core.domains.device_configs import decode_gpu_config
-from rackloom.core.gangs.spec import GPU_RESOURCE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.server import FakeKube
@@ -48,16 +45,8 @@ def test_an_inventory_of_gpus(written):
     assert gpu.minor == 0
 
 
-def test_gpus_by_count_and_the_template_for_older_servers():
-    counted, template, _ = fenced("docs/gpus.md", "yaml")
-    assert yaml.safe_load(counted)["resources"]["limits"] == {GPU_RESOURCE: 2}
-    claim = msgspec.convert(yaml.safe_load(template)["spec"]["spec"], ResourceClaimSpec)
-    (request,) = claim.devices.requests
-    assert request.exactly.count == 2
-
-
 def test_a_configuration_of_gpus():
-    _, _, text = fenced("docs/gpus.md", "yaml")
+    (text,) = fenced("docs/gpus.md", "yaml")
     (config,) = yaml.safe_load(text)["config"]
     assert decode_gpu_config(config["opaque"]["parameters"])
 
