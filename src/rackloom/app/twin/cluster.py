@@ -40,7 +40,6 @@ from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.core.domains import names
 from rackloom.core.domains.names import SIMULATED_LABEL
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings, ImexDaemonSettings
-from rackloom.core.gangs.spec import GPU_RESOURCE
 from rackloom.core.kubernetes.objects import (
     DEVICE_CLASS,
     POD,
@@ -81,12 +80,11 @@ from rackloom.lab.switches.fabric import SeededNames
 
 
 _IMEX = names.IMEX_DRIVER
-_GPU_CLASS = "gpu.nvidia.com"
 _CLASSES = {
     names.DAEMON_CLASS: (_IMEX, "daemon", ""),
     names.CHANNEL_CLASS: (_IMEX, "channel", f" && device.attributes['{_IMEX}'].id == 0"),
     names.ISOLATED_CHANNEL_CLASS: (_IMEX, names.ISOLATED_CHANNEL_TYPE, ""),
-    _GPU_CLASS: (names.GPU_DRIVER, "gpu", ""),
+    "gpu.nvidia.com": (names.GPU_DRIVER, "gpu", ""),
     "mig.nvidia.com": (names.GPU_DRIVER, "mig", ""),
     "vfio.gpu.nvidia.com": (names.GPU_DRIVER, "vfio", ""),
 }
@@ -103,10 +101,7 @@ def installed_device_classes() -> Iterator[Object]:
 
 
 def _device_class(name: str, expression: str) -> Object:
-    spec: Object = {"selectors": [{"cel": {"expression": expression}}]}
-    if name == _GPU_CLASS:
-        spec["extendedResourceName"] = GPU_RESOURCE
-    return {"metadata": {"name": name}, "spec": spec}
+    return {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
 
 
 # Admission inside the API server.

@@ -10,7 +10,7 @@ with the prefix `claim/`.
 from collections.abc import Iterable, Iterator
 
 from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind, has_pod_ended, pod_claim_names
+from rackloom.core.kubernetes.objects import Object, ResourceKind, has_pod_ended
 from rackloom.lab.kube.controllers.workloads import Controller, controller_reference, owner_keys
 from rackloom.lab.kube.managed_fields import clone
 from rackloom.lab.kube.store import ObjectKey, key_of
@@ -28,7 +28,7 @@ class ResourceClaimController(Controller):
     def _keys_of(self, kind: ResourceKind, obj: Object) -> Iterable[ObjectKey]:
         namespace, name = key_of(obj)
         if kind == objects.POD:
-            used = [(namespace, f"claim/{name}") for name in pod_claim_names(obj)]
+            used = [(namespace, f"claim/{name}") for name in claims_by_entry(obj).values() if name]
             return [(namespace, name), *used]
         if kind == objects.RESOURCE_CLAIM:
             return [(namespace, f"claim/{name}")]

@@ -6,10 +6,6 @@ memory, extended resources and pods; init containers as in PodRequests), and the
 allocated reach it. The least loaded feasible node comes first. Claims without an allocation get their
 devices from the production allocator (`Fleet`), on the first of these nodes that serves them.
 
-An extended resource that a class backs (`extendedResourceName`, KEP-5004) and of which a node has none
-itself is claimed there: each container's count becomes a request of one claim, which is made for the pod
-once its devices are chosen, and is named in the pod's status. One that an earlier attempt left is deleted.
-
 The claims are then reserved for the pod, with the delete-protection finalizer written first, and the
 pod is bound. A pod that fits nowhere gets a PodScheduled condition and waits; all waiting pods are
 tried again a second after a node, slice, class or claim changed, or a bound pod went.
@@ -24,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import groupby
 from typing import Any, TypeVar
 
 import msgspec
@@ -47,15 +42,6 @@ from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind, has_pod_ended
 from rackloom.core.place.pod_constraints import is_node_selected, required_terms, selector_matches
 from rackloom.lab.kube.controllers.claims import CLAIM_FINALIZER, claims_by_entry
-from rackloom.lab.kube.controllers.counted import (
-    COUNTING_CLAIM,
-    NOTHING_COUNTED,
-    CountedDevices,
-    claimed_resources,
-    counted_classes,
-    counted_devices,
-    counting_claim,
-)
 from rackloom.lab.kube.controllers.workloads import Controller
 from rackloom.lab.kube.managed_fields import clone
 from rackloom.lab.kube.server import FakeKube
@@ -70,17 +56,6 @@ _SCHEDULER_NAME = "default-scheduler"
 MAX_CLAIM_USERS = 256
 """Pods that one claim can be reserved for (resource.k8s.io/v1, status.reservedFor)."""
 _WAKING_KINDS = (objects.NODE, objects.RESOURCE_SLICE, objects.DEVICE_CLASS, objects.RESOURCE_CLAIM)
-
-
-class _Placement(msgspec.Struct, frozen=True):
-    """Where a pod goes, and what its claims get there."""
-
-    node: str
-    results: list[AllocationResult | None]
-    """Of each claim that it names; None: it has its devices already."""
-    counted: CountedDevices = NOTHING_COUNTED
-    """What is claimed for it because its containers count it."""
-    counted_result: AllocationResult | None = None
 
 
 class SimulatedScheduler(Controller):
@@ -146,43 +121,19 @@ class SimulatedScheduler(Controller):
         pod = self._store.find(objects.POD, key)
         if pod is None or not _is_schedulable(pod):
             return
-        await self._delete_counting_claims(pod)
         claims = self._claims(pod)
         found = "its claims are not there yet" if claims is None else self._placement(pod, claims)
         if claims is None or isinstance(found, str):
             self._waiting.add(key)
             await self._report_unschedulable(pod, str(found))
             return
+        node, results = found
         # Claims are reserved before the pod is bound: kubelet prepares only claims that name their pod. A
         # failure in between leaves reservations, which the next attempt finds and keeps.
-        for claim, result in zip(claims, found.results, strict=True):
+        for claim, result in zip(claims, results, strict=True):
             await self._reserve(pod, claim, result)
-        if found.counted.requests:
-            await self._claim_counted(pod, found.counted, found.counted_result)
         metadata = pod["metadata"]
-        await self._api.bind(metadata["name"], metadata["namespace"], found.node, uid=metadata["uid"])
-
-    async def _claim_counted(
-        self, pod: Object, counted: CountedDevices, result: AllocationResult | None
-    ) -> None:
-        """Make the claim of what a pod counts, with its devices, and name it in the pod's status."""
-        metadata = pod["metadata"]
-        claim = await self._api.create(objects.RESOURCE_CLAIM, counting_claim(pod, counted))
-        await self._reserve(pod, claim, result)
-        made = {"resourceClaimName": claim["metadata"]["name"], "requestMappings": [*counted.mappings]}
-        patch = {"status": {"extendedResourceClaimStatus": made}}
-        await self._api.patch(
-            objects.POD, metadata["name"], metadata["namespace"], patch, subresource="status"
-        )
-
-    async def _delete_counting_claims(self, pod: Object) -> None:
-        for kind, (namespace, name), claim in list(self._store.dependents(pod["metadata"]["uid"])):
-            annotations = claim["metadata"].get("annotations") or {}
-            if kind == objects.RESOURCE_CLAIM and COUNTING_CLAIM in annotations:
-                if claim["metadata"].get("finalizers"):
-                    patch = {"metadata": {"finalizers": None}}
-                    await self._api.patch(objects.RESOURCE_CLAIM, name, namespace, patch)
-                await self._delete(objects.RESOURCE_CLAIM, claim)
+        await self._api.bind(metadata["name"], metadata["namespace"], node, uid=metadata["uid"])
 
     def _claims(self, pod: Object) -> list[Object] | None:
         """The claims of a pod, or None while one is missing, going, or has as many users as it can."""
@@ -197,44 +148,28 @@ class SimulatedScheduler(Controller):
             found.append(claim)
         return found
 
-    def _placement(self, pod: Object, claims: list[Object]) -> _Placement | str:
-        """A node and what each claim gets there, or why there is none."""
+    def _placement(
+        self, pod: Object, claims: list[Object]
+    ) -> tuple[str, list[AllocationResult | None]] | str:
+        """A node and what each claim gets there (None: it has its devices already), or why there is none."""
         # Claims that are allocated already restrict the nodes; only the others go to the allocator.
         free = [claim for claim in claims if "allocation" not in (claim.get("status") or {})]
         wanted = [decode_as(claim, ResourceClaim) for claim in free]
-        needed = pod_requests(pod["spec"])
-        backed = counted_classes(self._store.all(objects.DEVICE_CLASS))
-        classes = {name: klass for name, klass in backed.items() if name in needed}
-        nodes = self._nodes(pod, [claim for claim in claims if claim not in free], classes)
+        nodes = self._nodes(pod, [claim for claim in claims if claim not in free])
+        names = (node["metadata"]["name"] for node in nodes)
+        if not wanted:
+            # Nothing to allocate: the least loaded feasible node is the answer.
+            name = next(names, None)
+            return _NO_NODE if name is None else (name, [None] * len(claims))
+        outcome = self._inventory.fleet.find(wanted, among=names)
+        if not isinstance(outcome, Allocation):
+            # A fault of the attempt ends it, as upstream: other nodes are not asked.
+            return outcome.reason if isinstance(outcome, Fault) else _NO_NODE
+        given = dict(zip((claim["metadata"]["uid"] for claim in free), outcome.results, strict=True))
+        return outcome.node, [given.get(claim["metadata"]["uid"]) for claim in claims]
 
-        def counted_on(node: Object) -> CountedDevices:
-            return counted_devices(pod["spec"], claimed_resources(node, classes))
-
-        for counted, group in groupby(nodes, counted_on):
-            names = (node["metadata"]["name"] for node in group)
-            asked = [*wanted, *([counted.as_claim()] if counted.requests else [])]
-            if not asked:
-                # Nothing to allocate: the least loaded feasible node is the answer.
-                return _Placement(next(names), [None] * len(claims))
-            outcome = self._inventory.fleet.find(asked, among=names)
-            if isinstance(outcome, Fault):
-                # A fault of the attempt ends it, as upstream: other nodes are not asked.
-                return outcome.reason
-            if isinstance(outcome, Allocation):
-                uids = (claim["metadata"]["uid"] for claim in free)
-                given = dict(zip(uids, outcome.results, strict=False))
-                results = [given.get(claim["metadata"]["uid"]) for claim in claims]
-                counted_result = outcome.results[-1] if counted.requests else None
-                return _Placement(outcome.node, results, counted, counted_result)
-        return _NO_NODE
-
-    def _nodes(
-        self,
-        pod: Object,
-        allocated: list[Object],
-        classes: Mapping[str, str],
-    ) -> Iterator[Object]:
-        """The nodes that a pod may go to, the least loaded first, but for what it gets there by a claim."""
+    def _nodes(self, pod: Object, allocated: list[Object]) -> Iterator[Object]:
+        """The nodes that a pod may go to, the least loaded first."""
         spec, needed = pod["spec"], pod_requests(pod["spec"])
         near = allowed_topologies(pod, self._placed())
         for node in sorted(self._store.all(objects.NODE), key=self._load):
@@ -242,7 +177,7 @@ class SimulatedScheduler(Controller):
             taken = self._taken.get(node["metadata"]["name"], NO_AMOUNTS)
             if (
                 fits
-                and fits_node(node, _without(needed, claimed_resources(node, classes)), taken)
+                and fits_node(node, needed, taken)
                 and all(_claim_reaches(claim, node) for claim in allocated)
             ):
                 yield node
@@ -503,10 +438,6 @@ def fits_node(node: Object, needed: ResourceAmounts, taken: ResourceAmounts) -> 
     """Whether a node has what is needed beside what others take. It has nothing of what it does not name."""
     there = _parse_amounts((node.get("status") or {}).get("allocatable") or {})
     return all(not amount or amount <= there[name] - taken[name] for name, amount in needed.items())
-
-
-def _without(needed: ResourceAmounts, resources: Mapping[str, str]) -> ResourceAmounts:
-    return ResourceAmounts({name: amount for name, amount in needed.items() if name not in resources})
 
 
 def _container_requests(container: Mapping[str, Any]) -> ResourceAmounts:
