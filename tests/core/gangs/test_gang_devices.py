@@ -196,4 +196,4 @@ def test_gpus_that_are_counted_and_claimed_are_held_once():
 
     assert held({**counting, "status": status}) == [("n1", 1)]
     elsewhere = {**counting, "metadata": {**counting["metadata"], "uid": "uid-other", "name": "other"}}
-    assert held(elsewhere) == [("n1", 1), ("n1", 1)], "counted by a device plugin, beside the claim of another"
+    assert held(elsewhere) == [("n1", 1), ("n1", 1)], "of a device plugin, beside the claim of another"

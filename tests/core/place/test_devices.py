@@ -151,9 +151,7 @@ def test_gpus_that_are_counted_and_claimed_are_held_once() -> None:
             "extendedResourceClaimStatus": {"resourceClaimName": "p-made", "requestMappings": [mapping]}
         },
     }
-    made = msgspec.structs.replace(
-        allocated("n1", 2, 0), metadata=ObjectMeta(name="p-made", namespace="lab")
-    )
+    made = msgspec.structs.replace(allocated("n1", 2, 0), metadata=ObjectMeta(name="p-made", namespace="lab"))
     status = msgspec.structs.replace(made.status, reserved_for=({"resource": "pods", "name": "p"},))
     known = msgspec.structs.replace(devices(msgspec.structs.replace(made, status=status)), pods=(pod,))
     held = (*read_site((), (pod,), LABELS).holds, *known.holds(LABELS))

@@ -123,7 +123,7 @@ def trays_avoided_by(
 def hold_of_pod(pod: JsonMapping, labels: SchedulerLabels) -> TrayHold:
     """What a pod has of its node by the limits of its containers.
 
-    Not the GPUs of the claim that the scheduler made for these limits (KEP-5004): `DraDevices.holds` has them.
+    Not GPUs of the claim that the scheduler made for these limits (KEP-5004): `DraDevices.holds` has those.
     """
     spec, metadata = pod.get("spec") or {}, pod.get("metadata") or {}
     values = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
