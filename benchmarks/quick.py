@@ -5,8 +5,9 @@
 It ends with 1 when a benchmark does not run, prints no row, or takes more than 15 minutes; or when a ratio
 falls below 90 % of the documented one. Those stand in docs/speed.md, "Ratios that CI checks"; this module
 says how each is computed from a benchmark's rows, and a test compares the two lists. A ratio is of CPU times
-of two sides that took turns in the same run, so that other work on the machine meets both. A benchmark whose
-ratio is too low runs once more, and the better ratio counts: code that became slower is slow twice.
+of two sides that took turns in the same run, so that other work on the machine meets both, or of counts,
+which nothing moves. A benchmark whose ratio is too low runs once more, and the better ratio counts: code that
+became slower is slow twice.
 
 `BENCHMARKS` and `ELSEWHERE` name every program of this folder; a test compares them with its files.
 """
@@ -65,6 +66,16 @@ def start_of(command: str) -> Callable[[Rows], float]:
     return lambda rows: next(1 / row["ratio"] for row in rows if row["command"] == command)
 
 
+def modules_of(command: str) -> Callable[[Rows], float]:
+    """How many modules `python -c pass` imports through how many the command does."""
+
+    def compute(rows: Rows) -> float:
+        modules = {row["command"]: row["modules"] for row in rows}
+        return float(modules["python -c pass"] / modules[command])
+
+    return compute
+
+
 def bare_peer(rows: Rows) -> float:
     """The median over all requests of what each costs the bare application, through what it costs ours."""
     return statistics.median(row["cpu_ratio"] for row in rows if row["measure"] == "peer")
@@ -86,6 +97,8 @@ RATIOS: dict[str, tuple[str, Callable[[Rows], float]]] = {
     "claims-growth": ("claims", claims_growth),
     "start-place": ("start", start_of("rackloom place, 2 racks")),
     "start-allocate": ("start", start_of("rackloom claim allocate")),
+    "modules-place": ("start", modules_of("rackloom place, 2 racks")),
+    "modules-allocate": ("start", modules_of("rackloom claim allocate")),
     "site-bare-peer": ("site", bare_peer),
     "upstream-selectors": ("upstream", upstream_first("selectors")),
     "upstream-uuid": ("upstream", upstream_first("uuid")),

@@ -5,7 +5,8 @@
 One JSON object a row. Each round runs every command once, in a process of its own. A round before compiles
 what is imported, into a folder of its own. `cpu_ms` is the processor time of the process, `wall_ms` the time
 until it ends, both the least of all rounds, which other work on the machine raises least; `ratio` is `cpu_ms`
-against that of `python -c pass`.
+against that of `python -c pass`. `modules` is how many modules the command imports: it is the same in each
+run, while the times of one command vary by a quarter on a machine whose processor does not run at one speed.
 """
 
 import argparse
@@ -63,6 +64,13 @@ def used_by_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def modules_of(command: Sequence[str]) -> int:
+    """How many modules a command imports."""
+    python, *rest = command
+    done = subprocess.run([python, "-X", "importtime", *rest], capture_output=True, text=True)
+    return sum(line.startswith("import time:") for line in done.stderr.splitlines()) - 1  # its heading
+
+
 def measured(rounds: int) -> dict[str, list[Took]]:
     """All runs of each command but the first."""
     took: dict[str, list[Took]] = {name: [] for name in COMMANDS}
@@ -85,6 +93,7 @@ def rows(rounds: int) -> Iterator[dict[str, Any]]:
             "cpu_ms": round(times.cpu),
             "wall_ms": round(times.wall),
             "ratio": round(times.cpu / least[NOTHING].cpu, 1),
+            "modules": modules_of(COMMANDS[name]),
             "load": round(os.getloadavg()[0], 1),
             "cpus": os.cpu_count(),
         }
