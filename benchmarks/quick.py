@@ -48,6 +48,29 @@ ELSEWHERE = {
 }
 
 
+PROMISED: dict[str, dict[str, tuple[int, str]]] = {
+    "site": {
+        "API call to Ready": (1, "domains samples p50_ms p99_ms"),
+        "full pass": (2, "to_do domains gpus cpu_s wall_s passes"),
+        "REST reads": (4, "of against ratio rounds per_s cpu_ms"),
+        "REST writes": (1, "of against ratio rounds per_s cpu_ms"),
+        "peer": (15, "of ratio cpu_ratio cpu_us request_us sql_us token_us"),
+        "memory": (1, "domains resident_mib kib_per_domain"),
+        "two tenants": (2, "writers write_p99_factor read_p99_factor busy_per_s"),
+        "sizing": (1, "domains start_s idle_cpus resident_mib database_mib ready_p99_ms"),
+        "writes on PostgreSQL": (4, "writers"),
+    },
+    "twin": {
+        "start": (1, "racks gpus slices answers_s nodes_s resident_mib busy_at_rest"),
+        "REST": (1, "calls p50_ms p99_ms goal_p99_ms met"),
+        "map": (1, "changes never_shown p50_ms max_ms goal_max_ms met"),
+        "loop": (1, "late_p50_ms late_p99_ms late_max_ms"),
+    },
+}
+"""Of benchmarks with several measures: how many rows each has, and fields of every such row beside `load` and
+`cpus`. No figure is negative."""
+
+
 class Failed(Exception):
     """A benchmark did not do what it should; the text says what."""
 
@@ -124,7 +147,7 @@ def run(name: str) -> Rows:
     """The rows of one benchmark, which print as they are on its standard output.
 
     Raises:
-        Failed: it ended as it should not, or says nothing.
+        Failed: it ended as it should not, says nothing, or not what it promises.
     """
     command = [sys.executable, str(HERE / f"{name}.py"), "--quick"]
     began = time.monotonic()
@@ -142,7 +165,27 @@ def run(name: str) -> Rows:
     for row in rows:
         if row.get("measure") == "skipped":
             say(f"{name}: SKIPPED: {row['reason']}")
+    if wrong := broken_promises(name, rows):
+        raise Failed(f"{name}: {'; '.join(wrong)}")
     return rows
+
+
+def broken_promises(name: str, rows: Rows) -> list[str]:
+    """What `PROMISED` says of a benchmark and its rows do not show."""
+    wrong = []
+    for measure, (count, fields) in PROMISED.get(name, {}).items():
+        of_measure = [row for row in rows if row["measure"] == measure]
+        if len(of_measure) != count:
+            wrong.append(f"{measure}: {len(of_measure)} rows, not {count}")
+        for row in of_measure:
+            missing = {*fields.split(), "load", "cpus"} - row.keys()
+            wrong += [f"{measure}: no {field}" for field in sorted(missing)]
+            figures = {field: value for field, value in row.items() if isinstance(value, int | float)}
+            wrong += [f"{measure}: {field} is {value}" for field, value in figures.items() if value < 0]
+            wrong += [f"{measure}: no {field}" for field in ("calls", "changes") if row.get(field) == 0]
+            if row.get("never_shown"):
+                wrong.append(f"{measure}: {row['never_shown']} changes were never shown")
+    return wrong
 
 
 def ratios_of(name: str, rows: Rows) -> dict[str, float]:

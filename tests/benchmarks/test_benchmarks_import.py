@@ -1,6 +1,5 @@
 """Every benchmark finds what it imports when it is run by its path, as its page says."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +9,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 IMPORT = "import runpy, sys; sys.path[0] = {folder!r}; runpy.run_path({path!r}, run_name='imported')"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        "CI" in os.environ, reason="CI runs every benchmark: `make bench-quick`, `make test-node`"
-    ),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)

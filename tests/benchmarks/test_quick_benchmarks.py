@@ -54,6 +54,24 @@ def test_only_the_section_of_the_page_is_read() -> None:
     assert QUICK.documented(page) == {"b-c": 1.25}
 
 
+def test_rows_are_whole() -> None:
+    wanted = QUICK.PROMISED["twin"]
+    whole = [
+        {"measure": measure, **dict.fromkeys([*fields.split(), "load", "cpus"], 1)}
+        for measure, (count, fields) in wanted.items()
+        for _ in range(count)
+    ]
+    whole = [row | {"never_shown": 0} if "never_shown" in row else row for row in whole]
+    assert QUICK.broken_promises("twin", whole) == []
+    assert QUICK.broken_promises("twin", whole[1:]) == ["start: 0 rows, not 1"]
+    without = [{name: value for name, value in row.items() if name != "p99_ms"} for row in whole]
+    assert QUICK.broken_promises("twin", without) == ["REST: no p99_ms"]
+    negative = [{**row, "calls": -1} if "calls" in row else row for row in whole]
+    assert QUICK.broken_promises("twin", negative) == ["REST: calls is -1"]
+    unseen = [{**row, "never_shown": 2} if "changes" in row else row for row in whole]
+    assert QUICK.broken_promises("twin", unseen) == ["map: 2 changes were never shown"]
+
+
 def program(folder: Path, *lines: str) -> None:
     (folder / "claims.py").write_text("\n".join(("import sys", *lines)))
 
