@@ -19,7 +19,7 @@ import msgspec
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.core.diagnosis.index import gpu_name
 from rackloom.core.diagnosis.snapshot import GpuChain
-from rackloom.web.chain import clique_of, partition_hidden, use_hidden
+from rackloom.web.chain import clique_of, use_hidden
 from rackloom.web.model import MapGpu, MapRack, SiteMap
 from rackloom.web.racks import rack_id
 
@@ -145,7 +145,7 @@ def _names_of_chain(facts: _RackFacts, chain: GpuChain) -> Iterator[tuple[str, s
         yield "instance", machine.instance
         yield "tenant", machine.tenant and facts.tenants.get(machine.tenant, machine.tenant)
         yield "VPC", machine.vpc and facts.vpcs.get(machine.vpc, machine.vpc)
-    if chain.partition is not None and not partition_hidden(chain):
+    if chain.partition is not None:
         yield "partition", chain.partition.name
     if chain.logical is not None:
         yield "logical partition", chain.logical.name
