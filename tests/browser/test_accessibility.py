@@ -47,7 +47,8 @@ def test_nothing_is_lacking_beside_the_map(chromium, scheme):
         assert violations(page) == []
         page.fill("input[name=org]", "provider")
         page.fill("input[name=token]", OPERATOR)
-        page.click("button")
+        with page.expect_navigation():
+            page.click("button")
         for path in ("/map/runbook/gpu-health", "/map/runbook/none"):
             page.goto(served.url + path)
             assert violations(page) == []

@@ -37,6 +37,7 @@ def test_red_is_for_problems_alone(open_map, pictures_folder, mode, scheme):
     with open_map(story(40), width=1280, height=800, scheme=scheme) as (page, _):
         page.click(f"header nav a:text-is('{mode}')")
         page.wait_for_selector(f"header nav a[aria-current]:text-is('{mode}')")
+        page.wait_for_selector("#live[data-state=live]")
         page.screenshot(path=pictures_folder / f"overview-{mode}-{scheme}.png")
         bad = page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--bad').trim()")
         problem = f"#{cell_id('rack-00')}"
@@ -135,16 +136,21 @@ def test_everything_is_shown_without_a_script(chromium):
         page.goto(served.url + "/")
         page.fill("input[name=org]", "provider")
         page.fill("input[name=token]", OPERATOR)
-        page.click("button")
+        with page.expect_navigation():
+            page.click("button")
         assert page.locator(CELL).count() == 20
         page.fill(".open input[name=rack]", "rack-07")
-        page.click(".open button")
+        with page.expect_navigation():
+            page.click(".open button")
         assert page.locator(GPU).count() == 72
         # The number of a slot leads to the first GPU of its tray.
-        page.locator(".rack a").nth(3).click()
+        with page.expect_navigation():
+            page.locator(".rack a").nth(3).click()
         assert "GPU 1 of rack-07 slot 14" in page.inner_text("#chain h3")
-        page.click("a.close")
+        with page.expect_navigation():
+            page.click("a.close")
         assert page.locator("#chain table").count() == 0
-        page.click("text=close rack-07")
+        with page.expect_navigation():
+            page.click("text=close rack-07")
         assert page.locator(GPU).count() == 0
         context.close()
