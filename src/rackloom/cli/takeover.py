@@ -124,25 +124,34 @@ def back(*, node: TakeoverParameters = TakeoverParameters(), output: Output = "t
     emit(plans, output, lambda: _table(plans, done=True))
 
 
+_PHASES = {
+    "none": "there is no checkpoint",
+    "nvidia": "the checkpoint is NVIDIA's",
+    "taken-over": "the checkpoint was taken over",
+    "ours": "the checkpoint is ours",
+}
+
+
 def _table(plans: "Sequence[DriverPlan]", *, done: bool) -> str:
     return "\n\n".join("\n".join(_lines(plan, done=done)) for plan in plans)
 
 
 def _lines(plan: "DriverPlan", *, done: bool) -> list[str]:
-    lines = [f"{plan.driver}: checkpoint {plan.phase}"]
+    found = f"{plan.driver}: {_PHASES[plan.phase]}"
     if not plan.writes:
-        return [f"{lines[0]}, nothing to do"]
+        return [f"{found}; nothing to do"]
+    lines = [found]
     if plan.claims:
         rows = [
             (move.uid, move.claim or "-", move.state, ", ".join(move.devices) or "-", move.fate)
             for move in plan.claims
         ]
         lines += columns(("UID", "CLAIM", "STATE", "DEVICES", "FATE"), rows).split("\n")
-    lines += [
-        f"{move.fate} {move.uid}: {move.why}{f'; {move.fix}' if move.fix else ''}"
-        for move in plan.claims
-        if move.why
-    ]
+    for move in plan.claims:
+        lines += [f"{move.fate}: {move.uid}: {move.why}"] if move.why else []
+        lines += [f"  fix: {move.fix}"] if move.fix else []
     lines += [f"note: {note}" for note in plan.notes]
     lines += [f"stop first: {what}" for what in plan.running]
+    if plan.blocked:
+        return [*lines, "nothing is written while a claim is blocked"]
     return lines + [f"{'done' if done else 'would'}: {write}" for write in plan.writes]

@@ -58,7 +58,7 @@ class Fate(StrEnum):
     """What happens to a claim."""
 
     MOVED = "moved"
-    LEFT_OUT = "left out"
+    LEFT_OUT = "left-out"
     BLOCKED = "blocked"
 
 

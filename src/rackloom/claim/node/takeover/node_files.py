@@ -82,9 +82,9 @@ class NodePlaces(NodeValue, frozen=True, kw_only=True):
 class Phase(StrEnum):
     """How far the takeover of a driver is."""
 
-    NOTHING = "no checkpoint"
-    NVIDIA = "NVIDIA's"
-    TAKEN_OVER = "taken over"
+    NOTHING = "none"
+    NVIDIA = "nvidia"
+    TAKEN_OVER = "taken-over"
     OURS = "ours"
 
 
