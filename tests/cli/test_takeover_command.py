@@ -150,7 +150,7 @@ nothing is written while a claim is blocked
         snapshot("""\
 rackloom: claim default/claim-u-gpu of gpu.nvidia.com cannot be moved: it uses the MPS daemon that NVIDIA's driver runs in its own namespace
   fix: end the pods that use it first; nothing was changed
-"""),
+"""),  # noqa: E501 (lines as they are printed)
     )
     assert takeover.node.files() == before
     assert takeover("apply", "--driver", IMEX_DRIVER)[0] == 0
@@ -165,7 +165,7 @@ def test_damage_and_other_drivers_are_refused(takeover):
         snapshot("""\
 rackloom: checkpoint NODE/plug/compute-domain.nvidia.com/checkpoint.json of NVIDIA's driver cannot be read: Input data was truncated
   fix: start NVIDIA's driver on this node again, whose log says more; or drain the node and move NODE/plug/compute-domain.nvidia.com/checkpoint.json away
-"""),
+"""),  # noqa: E501 (lines as they are printed)
     )
     assert takeover("plan", "--driver", "dra.net")[::2] == (
         1,

@@ -201,10 +201,9 @@ def reader() -> Path:
     return made(READER) / "checkpoint-reader"
 
 
-def states_read_by_driver(binary: Path, driver: str, file: Path) -> dict[str, str]:
+def states_read_by_driver(binary: Path, driver: str, file: Path, release: str = "") -> dict[str, str]:
     """The state of each claim by UID; an AssertionError with the reason where the file is refused."""
-    done = subprocess.run(
-        [binary, driver.removesuffix(".nvidia.com"), file], capture_output=True, text=True, check=False
-    )
+    structs = driver.removesuffix(".nvidia.com") + release
+    done = subprocess.run([binary, structs, file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))

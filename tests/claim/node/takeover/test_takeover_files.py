@@ -135,16 +135,16 @@ def test_what_was_prepared_since_is_given_back_too(node, read_by_driver):
     assert entries(node).claims["u-new"].devices == prepared("u-new", "channel").devices
 
 
-@pytest.mark.parametrize("state", [{}, {"mpsControlDaemonID": ""}])
-def test_gpus_that_were_prepared_since_are_given_back_too(node, read_by_driver, state):
+@pytest.mark.parametrize(("state", "release"), [({}, ""), ({"mpsControlDaemonID": ""}, "-0.4")])
+def test_gpus_that_were_prepared_since_are_given_back_too(node, read_by_driver, state, release):
     node.set_state("u-old")
     path = node.install(checkpoint_file({"u-old": gpu_claim("u-old", "gpu-1", state=state)}), GPU_DRIVER)
     apply_takeover(node.places, GPU)
     no_sharing = {"time_slices": {}, "exclusive": [], "daemons": []}
     entries(node, GPU_DRIVER).put(prepared("u", "gpu", sharing=no_sharing, uuids={"gpu-0": "GPU-x"}))
     give_back(node.places, GPU)
-    if not state:
-        assert read_by_driver(GPU_DRIVER, path) == dict.fromkeys(("u", "u-old"), "PrepareCompleted")
+    states = dict.fromkeys(("u", "u-old"), "PrepareCompleted")
+    assert read_by_driver(GPU_DRIVER, path, release) == states
     group = json.loads(path.read_bytes())["v2"]["preparedClaims"]["u"]["preparedDevices"][0]
     assert group["configState"] == state, "as the release writes it"
     assert group["devices"][0]["gpu"]["info"] == {"uuid": "GPU-x"}

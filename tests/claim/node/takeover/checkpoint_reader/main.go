@@ -1,9 +1,9 @@
 // checkpoint-reader reads a checkpoint as NVIDIA's DRA driver does, and fails where the driver would refuse it.
 //
-//	checkpoint-reader compute-domain|gpu FILE
+//	checkpoint-reader compute-domain|gpu|gpu-0.4 FILE
 //
 // The driver decodes the file into structs, encodes them again, and compares the checksums of kubelet's checkpoint
-// manager. The structs here have the fields of releases 0.4 and 0.5, in their order. Printed as JSON: the state of
+// manager. The structs here have the fields of releases 0.4 and 0.5, in their order; the two differ for GPUs. Printed as JSON: the state of
 // each claim.
 package main
 
@@ -66,6 +66,10 @@ type sharingState struct {
 	MpsControlDaemonID string `json:"mpsControlDaemonID,omitempty"`
 	MpsApplied         *bool  `json:"mpsApplied,omitempty"`
 	TimeSliceApplied   *bool  `json:"timeSliceApplied,omitempty"`
+}
+
+type sharingState04 struct {
+	MpsControlDaemonID string `json:"mpsControlDaemonID"`
 }
 
 type group[D, S any] struct {
@@ -142,7 +146,7 @@ func verify(part string, written checksum.Checksum, value any) error {
 
 func main() {
 	if len(os.Args) != 3 {
-		fail(fmt.Errorf("usage: checkpoint-reader compute-domain|gpu FILE"))
+		fail(fmt.Errorf("usage: checkpoint-reader compute-domain|gpu|gpu-0.4 FILE"))
 	}
 	data, err := os.ReadFile(os.Args[2])
 	if err != nil {
@@ -151,6 +155,7 @@ func main() {
 	readers := map[string]func([]byte) (map[string]string, error){
 		"compute-domain": read[channelOrDaemon, domainState],
 		"gpu":            read[gpuOrMig, sharingState],
+		"gpu-0.4":        read[gpuOrMig, sharingState04],
 	}
 	states, err := readers[os.Args[1]](data)
 	if err != nil {
