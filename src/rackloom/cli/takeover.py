@@ -7,13 +7,14 @@ Exit code 1: something blocks it, and nothing was changed.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
 from rackloom.cli.common import Flag, Output, columns, emit, env_parameter, read_text
 
 if TYPE_CHECKING:
+    from rackloom.claim.node.takeover.claims import Release
     from rackloom.claim.node.takeover.node_files import DriverPlan, NodePlaces
 
 app = App(name="takeover", help="Take a node over from NVIDIA's DRA driver, and back.")
@@ -67,9 +68,16 @@ class TakeoverParameters:
         return tuple(dict.fromkeys(self.driver)) or DRIVERS
 
 
+ReleaseName = Literal["0.4", "0.5"]
+
+
 @app.command
 def plan(
-    *, node: TakeoverParameters = TakeoverParameters(), back: Flag = False, output: Output = "table"
+    *,
+    node: TakeoverParameters = TakeoverParameters(),
+    back: Flag = False,
+    release: ReleaseName | None = None,
+    output: Output = "table",
 ) -> int:
     """Print what `apply` would do, or `back`. Nothing is changed, and plugins may run.
 
@@ -79,13 +87,18 @@ def plan(
         The files of this node.
     back
         Print the way back to NVIDIA's driver.
+    release
+        The release of NVIDIA's driver that will read the file; default: the one that wrote it.
     output
         How to print.
     """
     from rackloom.claim.node.takeover.node_files import plan_takeover, plan_way_back
 
     places = node.places()
-    plans = [(plan_way_back if back else plan_takeover)(places, driver) for driver in node.drivers()]
+    plans = [
+        plan_way_back(places, driver, _release(release)) if back else plan_takeover(places, driver)
+        for driver in node.drivers()
+    ]
     emit(plans, output, lambda: _table(plans, done=False))
     return 1 if any(made.blocked for made in plans) else 0
 
@@ -108,20 +121,33 @@ def apply(*, node: TakeoverParameters = TakeoverParameters(), output: Output = "
 
 
 @app.command
-def back(*, node: TakeoverParameters = TakeoverParameters(), output: Output = "table") -> None:
+def back(
+    *,
+    node: TakeoverParameters = TakeoverParameters(),
+    release: ReleaseName | None = None,
+    output: Output = "table",
+) -> None:
     """Give the claims back: NVIDIA's driver finds those that are still prepared. Repeat it at will.
 
     Parameters
     ----------
     node
         The files of this node.
+    release
+        The release of NVIDIA's driver that will read the file; default: the one that wrote it.
     output
         How to print.
     """
     from rackloom.claim.node.takeover.node_files import give_back
 
-    plans = give_back(node.places(), node.drivers())
+    plans = give_back(node.places(), node.drivers(), _release(release))
     emit(plans, output, lambda: _table(plans, done=True))
+
+
+def _release(name: ReleaseName | None) -> "Release | None":
+    from rackloom.claim.node.takeover.claims import Release
+
+    return None if name is None else Release(name)
 
 
 _PHASES = {

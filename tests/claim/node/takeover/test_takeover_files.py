@@ -19,6 +19,7 @@ from tests.claim.node.takeover.nvidia_files import (
 
 from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, PrepareState, ReadyDevice
 from rackloom.claim.node.storage import Checkpoint
+from rackloom.claim.node.takeover.claims import Release
 from rackloom.claim.node.takeover.node_files import (
     DRIVERS,
     KEPT,
@@ -148,6 +149,31 @@ def test_gpus_that_were_prepared_since_are_given_back_too(node, read_by_driver, 
     group = json.loads(path.read_bytes())["v2"]["preparedClaims"]["u"]["preparedDevices"][0]
     assert group["configState"] == state, "as the release writes it"
     assert group["devices"][0]["gpu"]["info"] == {"uuid": "GPU-x"}
+
+
+@pytest.mark.parametrize("release", Release)
+def test_a_release_that_the_file_does_not_show_may_be_named(node, read_by_driver, release):
+    path = node.install(checkpoint_file({}), GPU_DRIVER)
+    apply_takeover(node.places, GPU)
+    entries(node, GPU_DRIVER).put(prepared("u", "gpu", sharing={}, uuids={"gpu-0": "GPU-x"}))
+    (move,) = plan_way_back(node.places, GPU_DRIVER).blocked
+    assert move.fix == "name the release by --release"
+    assert plan_way_back(node.places, GPU_DRIVER, release).blocked == ()
+    give_back(node.places, GPU, release)
+    structs = "-0.4" if release is Release.V0_4 else ""
+    assert read_by_driver(GPU_DRIVER, path, structs) == {"u": "PrepareCompleted"}
+    with pytest.raises(AssertionError, match="checkpoint is corrupted"):
+        read_by_driver(GPU_DRIVER, path, "" if structs else "-0.4")
+
+
+def test_a_file_of_two_releases_is_not_written(node):
+    node.set_state("o")
+    node.install(checkpoint_file({"o": gpu_claim("o", "gpu-1")}), GPU_DRIVER)
+    apply_takeover(node.places, GPU)
+    entries(node, GPU_DRIVER).put(prepared("u", "gpu", sharing={}, uuids={"gpu-0": "GPU-x"}))
+    (move,) = plan_way_back(node.places, GPU_DRIVER, Release.V0_4).blocked
+    assert move.why == "the file that was found is of release 0.5, and one release cannot read both"
+    assert plan_way_back(node.places, GPU_DRIVER, Release.V0_5).blocked == ()
 
 
 @pytest.mark.parametrize(

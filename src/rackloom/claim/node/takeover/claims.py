@@ -255,10 +255,20 @@ def _sharing(parameters: Mapping[str, Any]) -> Any:
 # From ours back to NVIDIA's driver.
 
 
+class Release(StrEnum):
+    """Releases of NVIDIA's driver that write GPUs differently."""
+
+    V0_4 = "0.4"
+    V0_5 = "0.5"
+
+
 def give_back_claim(
-    driver: str, entry: CheckpointEntry, original: NvidiaCheckpoint
+    driver: str, entry: CheckpointEntry, original: NvidiaCheckpoint, release: Release | None = None
 ) -> tuple[ClaimMove, NvidiaClaim | None]:
-    """The plan for one entry of `driver`, and NVIDIA's claim of it where it is moved."""
+    """The plan for one entry of `driver`, and NVIDIA's claim of it where it is moved.
+
+    `release` is the one that will read it; None: the one that wrote `original`, where that can be told.
+    """
     move = ClaimMove(
         uid=entry.ref.uid,
         claim=str(entry.ref),
@@ -270,12 +280,22 @@ def give_back_claim(
         why = "its prepare was aborted, and no call for it is under way"
         return msgspec.structs.replace(move, fate=Fate.LEFT_OUT, why=why), None
     try:
-        return move, _nvidia_claim(driver, entry, original)
+        return move, _nvidia_claim(driver, entry, original, release)
     except _Blocked as why_not:
         return _blocked(move, why_not), None
 
 
-def _nvidia_claim(driver: str, entry: CheckpointEntry, original: NvidiaCheckpoint) -> NvidiaClaim:
+def _release(original: NvidiaCheckpoint) -> Release | None:
+    """Release 0.4 always writes the id of an MPS daemon, 0.5 only where there is one. None without GPUs."""
+    states = [group.config for claim in original.claims.values() for group in claim.groups]
+    if not states:
+        return None
+    return Release.V0_4 if all("mpsControlDaemonID" in state for state in states) else Release.V0_5
+
+
+def _nvidia_claim(
+    driver: str, entry: CheckpointEntry, original: NvidiaCheckpoint, release: Release | None
+) -> NvidiaClaim:
     before = original.claims.get(entry.ref.uid)
     if before is not None and _is_unchanged(entry, before):
         return before
@@ -295,7 +315,7 @@ def _nvidia_claim(driver: str, entry: CheckpointEntry, original: NvidiaCheckpoin
     )
     if entry.state is not PrepareState.COMPLETED:
         return with_texts(made, b"")
-    return with_texts(made, go_json([_group(driver, entry, original)]))
+    return with_texts(made, go_json([_group(driver, entry, original, release)]))
 
 
 def _is_unchanged(entry: CheckpointEntry, before: NvidiaClaim) -> bool:
@@ -345,13 +365,26 @@ def _imex_config(entry: CheckpointEntry) -> ChannelConfig | DaemonConfig:
     raise _Blocked(f"NVIDIA's driver has no device of kind {kind}")
 
 
-def _group(driver: str, entry: CheckpointEntry, original: NvidiaCheckpoint) -> dict[str, Any]:
+def _group(
+    driver: str, entry: CheckpointEntry, original: NvidiaCheckpoint, release: Release | None
+) -> dict[str, Any]:
     if driver == names.IMEX_DRIVER:
         config = {"Type": entry.record["kind"], "ComputeDomain": entry.record["domain"]}
         return {"devices": [_imex_device(device) for device in entry.devices], "configState": config}
+    shown = _release(original)
+    if release is not None and shown not in (None, release):
+        raise _Blocked(
+            f"the file that was found is of release {shown}, and one release cannot read both",
+            "leave out --release, and go back to the release that was here",
+        )
+    if release is None and shown is None:
+        raise _Blocked(
+            "the file that was found does not show which release of NVIDIA's driver is to read it",
+            "name the release by --release",
+        )
     return {
         "devices": [_gpu_device(device, entry.record) for device in entry.devices],
-        "configState": _gpu_config_state(original),
+        "configState": {"mpsControlDaemonID": ""} if (release or shown) is Release.V0_4 else {},
     }
 
 
@@ -374,11 +407,3 @@ def _listed(device: ReadyDevice) -> dict[str, Any]:
         "DeviceName": device.device,
         "CDIDeviceIDs": device.cdi_ids,
     }
-
-
-def _gpu_config_state(original: NvidiaCheckpoint) -> dict[str, str]:
-    """Release 0.4 always writes the id of an MPS daemon, 0.5 only where there is one."""
-    states = [group.config for claim in original.claims.values() for group in claim.groups]
-    if not states:
-        raise _Blocked("the file that was found does not show which release of NVIDIA's driver wrote it")
-    return {"mpsControlDaemonID": ""} if all("mpsControlDaemonID" in state for state in states) else {}

@@ -46,6 +46,7 @@ from rackloom.claim.node.takeover.claims import (
     ClaimMove,
     ClaimNames,
     Fate,
+    Release,
     give_back_claim,
     take_over_claim,
 )
@@ -121,9 +122,9 @@ def plan_takeover(places: NodePlaces, driver: str) -> DriverPlan:
     return _with_running(places, _takeover(places, driver)[0])
 
 
-def plan_way_back(places: NodePlaces, driver: str) -> DriverPlan:
+def plan_way_back(places: NodePlaces, driver: str, release: Release | None = None) -> DriverPlan:
     """What `back` would do. Raises `Refused` for a file that cannot be read."""
-    return _with_running(places, _way_back(places, driver)[0])
+    return _with_running(places, _way_back(places, driver, release)[0])
 
 
 def _with_running(places: NodePlaces, plan: DriverPlan) -> DriverPlan:
@@ -149,7 +150,9 @@ def _takeover(places: NodePlaces, driver: str) -> tuple[DriverPlan, tuple[_Write
     return _plan(driver, phase, [move for move, _ in moves], notes, writes), writes
 
 
-def _way_back(places: NodePlaces, driver: str) -> tuple[DriverPlan, tuple[_Write, ...]]:
+def _way_back(
+    places: NodePlaces, driver: str, release: Release | None
+) -> tuple[DriverPlan, tuple[_Write, ...]]:
     home = places.plugins / driver
     phase, found = _phase(home)
     if phase is Phase.NVIDIA and (home / KEPT).exists():
@@ -163,7 +166,7 @@ def _way_back(places: NodePlaces, driver: str) -> tuple[DriverPlan, tuple[_Write
     entries = content.claims
     if content.boot_id != places.boot_id:
         entries = {uid: as_started(entry) for uid, entry in entries.items()}
-    moves = [give_back_claim(driver, entry, original) for _, entry in sorted(entries.items())]
+    moves = [give_back_claim(driver, entry, original, release) for _, entry in sorted(entries.items())]
     claims: dict[str, NvidiaClaim] = {claim.uid: claim for _, claim in moves if claim is not None}
     restored = msgspec.structs.replace(
         original, boot_id=content.boot_id if original.boot_id else "", claims=claims
@@ -269,7 +272,9 @@ def apply_takeover(places: NodePlaces, drivers: Sequence[str]) -> tuple[DriverPl
         return _carry_out([_takeover(places, driver) for driver in drivers])
 
 
-def give_back(places: NodePlaces, drivers: Sequence[str]) -> tuple[DriverPlan, ...]:
+def give_back(
+    places: NodePlaces, drivers: Sequence[str], release: Release | None = None
+) -> tuple[DriverPlan, ...]:
     """Give `drivers` back to NVIDIA's; the plans that were carried out.
 
     Raises `Refused` before the first write where a plugin runs, a claim is blocked, or a driver has nothing
@@ -278,7 +283,7 @@ def give_back(places: NodePlaces, drivers: Sequence[str]) -> tuple[DriverPlan, .
     with ExitStack() as stack:
         for driver in drivers:
             stack.enter_context(_stopped(places, driver))
-        plans = [_way_back(places, driver) for driver in drivers]
+        plans = [_way_back(places, driver, release) for driver in drivers]
         for plan, _ in plans:
             if plan.phase is Phase.OURS:
                 path = places.plugins / plan.driver / CHECKPOINT
