@@ -42,6 +42,7 @@ def _settings(connection: Connection, timeout: httpx2.Timeout) -> dict[str, Any]
     return {
         "base_url": connection.base_url(),
         "verify": connection.tls(),
+        "trust_env": connection.may_use_proxy(),
         "timeout": timeout,
         "headers": {"User-Agent": "rackloom"},
     }

@@ -9,7 +9,6 @@ Only `https` is spoken, except to this machine, because each request carries a t
 followed. No token appears in an error, and no proxy of the environment is used.
 """
 
-import ipaddress
 import json
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +33,7 @@ from rackloom.core.takeover.records import (
     NicoVpc,
 )
 from rackloom.errors import Refused, Retry, file_error_text
+from rackloom.loopback import is_this_host
 
 PAGE_SIZE = 100
 REQUEST_SECONDS = 50.0
@@ -124,18 +124,11 @@ def _check_url(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme == "https" and parts.hostname:
         return
-    if parts.scheme == "http" and parts.hostname and _is_this_machine(parts.hostname):
+    if parts.scheme == "http" and parts.hostname and is_this_host(parts.hostname):
         return
     raise Refused(
         "a token is sent over https only, or to this machine", nearest_fix="give --url as https://HOST[:PORT]"
     )
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _message_of(answer: httpx2.Response) -> str:
