@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.cli.command_tree import LEAVES, arguments, each_leaf
 from tests.waiting import PATIENCE
 
 from rackloom import __version__
@@ -44,16 +45,6 @@ def test_every_command_can_be_asked_for_help(name):
     assert f"Usage: rackloom {name}" in asked.stdout
 
 
-def leaves(words=()):
-    """Every command that does something, as the words that call it."""
-    command = app.parse_commands(words)[1][-1]
-    below = [name for name in command if not name.startswith("-")]
-    return [leaf for name in below for leaf in leaves((*words, name))] or [words]
-
-
-each_leaf = pytest.mark.parametrize("words", leaves(), ids=" ".join)
-
-
 def ended(*words):
     """The exit code of a command that ends before it begins."""
     with pytest.raises(SystemExit) as end:
@@ -62,7 +53,7 @@ def ended(*words):
 
 
 def test_there_are_commands_below_commands():
-    assert {("place",), ("admin", "machine", "nvlink-info", "show"), ("transfer", "model")} <= set(leaves())
+    assert {("place",), ("admin", "machine", "nvlink-info", "show"), ("transfer", "model")} <= set(LEAVES)
 
 
 @pytest.mark.slow
@@ -76,8 +67,7 @@ def test_each_command_is_listed_with_what_it_does_and_can_be_asked_for_help(word
 
 @each_leaf
 def test_mistakes_of_usage_end_with_2(words, capsys, monkeypatch):
-    arguments = app.parse_commands(words)[1][-1].assemble_argument_collection()
-    required = [argument for argument in arguments if argument.required]
+    required = [argument for argument in arguments(words) if argument.required]
     for variable in (name for argument in required for name in argument.parameter.env_var or ()):
         monkeypatch.delenv(variable, raising=False)
     assert ended(*words, "--no-such-option") == 2

@@ -16,7 +16,7 @@ from pathlib import Path
 from cyclopts import App
 
 from rackloom import __version__
-from rackloom.errors import Refused, Retry, Unknown
+from rackloom.errors import Misuse, Refused, Retry, Unknown
 
 app = App(
     name="rackloom",
@@ -92,7 +92,7 @@ def main() -> None:
         sys.stdout.flush()  # A pipe is written in blocks: whether anybody reads the last shows here.
     except Refused as refused:
         _print_error(refused.reason, refused.nearest_fix)
-        sys.exit(1)
+        sys.exit(2 if isinstance(refused, Misuse) else 1)
     except (Retry, Unknown) as trouble:
         _print_error(trouble.reason, None)
         sys.exit(1)

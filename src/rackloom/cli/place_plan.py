@@ -28,7 +28,7 @@ from rackloom.core.place.site_planner import (
     SegmentPrice,
     SitePlanner,
 )
-from rackloom.errors import Refused
+from rackloom.errors import Misuse, Refused
 
 if TYPE_CHECKING:
     from rackloom.core.place.rendering import RenderedJob
@@ -43,7 +43,7 @@ def answer_placement(
 ) -> int:
     """Print the answer. 1 where a job does not fit."""
     if request.down is not None and not 0 <= request.down < 1:
-        raise Refused(f"--down {request.down} is no share of trays", nearest_fix="0.01 is 1 %")
+        raise Misuse(f"--down {request.down} is no share of trays", nearest_fix="0.01 is 1 %")
     documents = [document for path in files for document in read_documents(path)]
     jobs = read_jobs([document.value for document in documents], request.labels)
     if not jobs and not (request.drain or request.defrag or request.down is not None):

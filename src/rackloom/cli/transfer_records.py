@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from cyclopts import Parameter
 
-from rackloom.cli.common import TableOrJson, columns, emit, json_text, read_text
+from rackloom.cli.common import TableOrJson, columns, emit, json_text, read_text, with_common_flags
 from rackloom.cli.transfer_options import Words
 from rackloom.core.transfer.comparison import (
     TEST_DESCRIPTION,
@@ -26,10 +26,11 @@ from rackloom.core.transfer.comparison import (
 from rackloom.core.transfer.kv_cache import KvTerms, kv_terms, kv_terms_of_all_models
 from rackloom.core.transfer.records import TransferRecord, read_nccl, read_nvbandwidth
 from rackloom.core.transfer.render import matrix_svg, rate_matrix, record_tables, render_page
-from rackloom.errors import Refused
+from rackloom.errors import Misuse, Refused
 from rackloom.prove.transfer.record_files import load_record, save_record, write_atomically
 
 
+@with_common_flags
 def report(
     record: Path,
     *,
@@ -70,6 +71,7 @@ def report(
         write_atomically(text.encode(), to)
 
 
+@with_common_flags
 def compare(before: Path, after: Path, *, output: TableOrJson = "table") -> None:
     """Compare two records arm by arm.
 
@@ -79,8 +81,6 @@ def compare(before: Path, after: Path, *, output: TableOrJson = "table") -> None
         Record A.
     after
         Record B.
-    output
-        How to print.
     """
     compared = compare_records(load_record(before), load_record(after))
     headers = ("ARM", "A GB/s", "B GB/s", "p (ranks)", "B AGAINST A")
@@ -91,6 +91,7 @@ def compare(before: Path, after: Path, *, output: TableOrJson = "table") -> None
     emit({"test": TEST_DESCRIPTION, "arms": compared}, output, text)
 
 
+@with_common_flags
 def baseline(record: Path, to: Path) -> None:
     """Keep a record as a baseline, with the topology it was measured on.
 
@@ -104,6 +105,7 @@ def baseline(record: Path, to: Path) -> None:
     save_record(check_baseline(load_record(record)), to)
 
 
+@with_common_flags
 def gate(record: Path, *, baseline: Path, output: TableOrJson = "table") -> int:
     """Exit 0 if every arm holds its baseline, 1 if one is slower beyond noise, misplaced or not known.
 
@@ -113,8 +115,6 @@ def gate(record: Path, *, baseline: Path, output: TableOrJson = "table") -> int:
         Record to judge.
     baseline
         Record to judge it by, measured on the same kind of machine.
-    output
-        How to print.
     """
     findings = judge_record(load_record(record), check_baseline(load_record(baseline)))
     headers = ("ARM", "OUTCOME", "NODE", "DEVICE", "REASON")
@@ -122,6 +122,7 @@ def gate(record: Path, *, baseline: Path, output: TableOrJson = "table") -> int:
     return 0 if all(finding.outcome == "holds" for finding in findings) else 1
 
 
+@with_common_flags
 def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None = None) -> None:
     """Add what other tools printed on the same machine to a record.
 
@@ -142,7 +143,7 @@ def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None
         if file is not None
     )
     if not added:
-        raise Refused("nothing to add", nearest_fix="give --nvbandwidth or --nccl with a file")
+        raise Misuse("nothing to add", nearest_fix="give --nvbandwidth or --nccl with a file")
     save_record(msgspec.structs.replace(kept, evidence=(*kept.evidence, *added)), record)
     for evidence in added:
         print(f"{evidence.tool}: {len(evidence.figures)} figures")

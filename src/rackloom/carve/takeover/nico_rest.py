@@ -34,6 +34,7 @@ from rackloom.core.takeover.records import (
 )
 from rackloom.errors import Refused, Retry, file_error_text
 from rackloom.loopback import is_this_host
+from rackloom.request_log import asked
 
 PAGE_SIZE = 100
 REQUEST_SECONDS = 50.0
@@ -63,8 +64,9 @@ class NicoClient:
     def __init__(self, url: str, *, api_name: str = "nico", ca: Path | None = None) -> None:
         _check_url(url)
         self._api_name = api_name
+        self._url = url.rstrip("/")
         self._http = httpx2.Client(
-            base_url=url.rstrip("/"),
+            base_url=self._url,
             timeout=REQUEST_SECONDS,
             trust_env=False,
             verify=_trust(ca),
@@ -98,7 +100,9 @@ class NicoClient:
         headers = {"Authorization": f"Bearer {reader.token}"}
         place = f"/v2/org/{quote(reader.org, safe='')}/{self._api_name}/{path}"
         try:
-            answer = self._http.get(place, params=dict(query), headers=headers)
+            with asked("GET", f"{self._url}{place}") as request:
+                answer = self._http.get(place, params=dict(query), headers=headers)
+                request.outcome = answer.status_code
         except httpx2.TransportError as error:
             raise Retry(f"NICo did not answer {place}: {type(error).__name__}", after=1.0) from None
         if answer.status_code == httpx2.codes.OK:
