@@ -77,7 +77,7 @@ all holds
 
 
 def test_json_says_ok_and_nothing_else(site, diagnosis):
-    assert json.loads(diagnosis(json=True)) == {"ok": True, "simulated": True, "findings": []}
+    assert json.loads(diagnosis(output="json")) == {"ok": True, "simulated": True, "findings": []}
 
 
 def break_it(portal, site):
@@ -96,7 +96,7 @@ def break_it(portal, site):
 
 def until_found(diagnosis, check):
     for _ in range(600):
-        found = json.loads(diagnosis(json=True))["findings"]
+        found = json.loads(diagnosis(output="json"))["findings"]
         if [finding["check"] for finding in found] == [check]:
             return found[0]
     raise AssertionError(f"{check} was not found, but {found}")
@@ -194,7 +194,7 @@ sqlite = "{diagnosis.home}"
 allow_insecure = true
 """
     )
-    assert doctor(config=config, json=True) == 0
+    assert doctor(config=config, output="json") == 0
     assert json.loads(diagnosis.capsys.readouterr().out) == {"ok": True, "simulated": True, "findings": []}
 
 
@@ -238,7 +238,7 @@ contexts: [{name: c, context: {cluster: c, user: u}}]
 current-context: c
 """
     )
-    found = json.loads(diagnosis(kubeconfig=config, json=True))["findings"]
+    found = json.loads(diagnosis(kubeconfig=config, output="json"))["findings"]
     assert [(finding["check"], finding["state"], finding["severity"]) for finding in found] == [
         (Check.LAYER, "unknown", "unknown")
     ]
@@ -249,7 +249,7 @@ def test_a_transfer_record_that_cannot_be_read_makes_its_layer_unknown(site, dia
     folder = tmp_path / "transfers"
     folder.mkdir()
     (folder / "b.json").write_text('{"format": "rackl')
-    found = json.loads(diagnosis(transfers=folder, json=True))["findings"]
+    found = json.loads(diagnosis(transfers=folder, output="json"))["findings"]
     assert [(finding["subject"], finding["state"]) for finding in found] == [("layer transfer", "unknown")]
     assert "b.json" in found[0]["message"]
 

@@ -10,6 +10,7 @@ and `admin_audit`. They are named here by import path and imported when one is c
 modules take time to load.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,10 +94,21 @@ def call(at: Connection, rpc: str, request: Any) -> Any:
 
 
 def emit_messages(
-    found: Sequence[Any], output: Format, heads: Sequence[str], row: Callable[[Any], Sequence[object]]
+    found: Sequence[Any],
+    output: Format,
+    heads: Sequence[str],
+    row: Callable[[Any], Sequence[object]],
+    *,
+    tenant: str | None = None,
 ) -> None:
-    """Print protobuf messages: a row each, or as JSON or YAML."""
+    """Print protobuf messages: a row each, or as JSON or YAML.
+
+    `tenant`: they are those of this organisation. That it has none is printed on standard error: a misspelt
+    organisation would look like an empty one.
+    """
     emit([as_dict(message) for message in found], output, lambda: columns(heads, map(row, found)))
+    if tenant and not found:
+        print(f"nothing here is of organisation {tenant}", file=sys.stderr)
 
 
 def as_dict(message: Any) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def partition_show(
     wanted = pb.NVLinkPartitionSearchFilter(tenant_organization_id=tenant, name=name)
     found = _find_partitions(at, "NVLinkPartition", wanted, partition_id)
     heads = ("ID", "NAME", "LOGICAL PARTITION ID", "NMX-C PARTITION ID", "NVLINK DOMAIN UUID")
-    emit_messages(found, output, heads, _partition_row)
+    emit_messages(found, output, heads, _partition_row, tenant=tenant)
 
 
 @partition.command(name="adopt")

@@ -38,7 +38,7 @@ def reservation_list(
     request = ours.TrayReservationsRequest(tenant_organization_id=tenant)
     found = call(at, "ListTrayReservations", request).reservations
     heads = ("ID", "ORGANISATION", "UNTIL", "STATE", "TRAYS", "REASON", "BY")
-    emit_messages(found, output, heads, _row)
+    emit_messages(found, output, heads, _row, tenant=tenant)
 
 
 @app.command(name="create")

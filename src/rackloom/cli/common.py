@@ -36,7 +36,7 @@ Format = Literal["table", "json", "yaml"]
 OUTPUT = Parameter(name=["--output", "-o"], help="How to print.")
 Output = Annotated[Format, OUTPUT]
 TableOrJson = Annotated[Literal["table", "json"], OUTPUT]
-Flag = Annotated[bool, Parameter(negative="")]
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 FILE = Parameter(name=["--file", "-f"])
 """Of a file or several, which may also be given without the flag."""
 Files = Annotated[list[Path], FILE, Parameter(negative="", consume_multiple=True)]
@@ -67,7 +67,13 @@ _EVERY_FLAG = (
         inspect.Parameter.KEYWORD_ONLY,
         default=False,
         annotation=Annotated[
-            bool, Parameter(name=["--quiet", "-q"], negative="", help="Print results and errors only.")
+            bool,
+            Parameter(
+                name=["--quiet", "-q"],
+                negative="",
+                show_default=False,
+                help="Print results and errors only.",
+            ),
         ],
     ),
     inspect.Parameter(
@@ -79,6 +85,7 @@ _EVERY_FLAG = (
             Parameter(
                 name=["--verbose", "-v"],
                 negative="",
+                show_default=False,
                 help="Log on standard error what is asked of which system, and how long it takes.",
             ),
         ],
@@ -88,7 +95,10 @@ _AS_JSON = inspect.Parameter(
     "as_json",
     inspect.Parameter.KEYWORD_ONLY,
     default=False,
-    annotation=Annotated[bool, Parameter(name="--json", negative="", help="The same as --output json.")],
+    annotation=Annotated[
+        bool,
+        Parameter(name="--json", negative="", show_default=False, help="The same as --output json."),
+    ],
 )
 
 

@@ -300,12 +300,12 @@ def _until_all(
     deadline, before = clock() + seconds, -1
     while (done := count()) < total:
         if done != before:
-            print(f"{done} of {total} {what}", file=sys.stderr, flush=True)
+            note(f"{done} of {total} {what}")
         if clock() > deadline:
             raise Retry(f"{done} of {total} are {what} after {seconds:.0f} s", after=seconds)
         before = done
         sleep(WATCH_SECONDS / 4)
-    print(f"{total} of {total} {what}", file=sys.stderr, flush=True)
+    note(f"{total} of {total} {what}")
 
 
 def _is_gone(client: Client, kind: ObjectKind[Any], object_id: str) -> bool:
