@@ -156,11 +156,11 @@ def test_a_fabric_that_keeps_a_partition_fails_the_release(monkeypatch):
     monkeypatch.setattr(DemoTenant, "_delete", nothing_deleted)
     monkeypatch.setattr(DemoTenant, "_gone", as_if_gone)
     monkeypatch.setattr(DemoTenant, "_partition_gone", as_if_gone)
-    lines = []
-    assert run.run_demo(as_json=True, print_line=lines.append) == 1
-    last = json.loads(lines[-1])["steps"][-1]
-    assert last["ok"] is False
-    assert last["evidence"]["reason"] == "the fabric still holds partitions"
+    report = run.run_demo(lambda _: None)
+    assert report.ok is False
+    last = report.steps[-1]
+    assert last.ok is False
+    assert last.evidence["reason"] == "the fabric still holds partitions"
 
 
 @pytest.mark.slow

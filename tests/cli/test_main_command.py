@@ -1,6 +1,7 @@
 """The program as a whole: what it lists, and that every command can be asked for help."""
 
 import os
+import pty
 import re
 import shlex
 import subprocess
@@ -95,6 +96,27 @@ def test_what_is_refused_says_why_and_what_to_change_on_stderr():
     assert refused.stdout == ""
     assert refused.stderr.startswith("rackloom: no ")
     assert "\n  fix: use gb200-nvl" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "first"),
+    [
+        ({"TERM": "xterm"}, "\x1b[31mrackloom:\x1b[0m no "),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "rackloom: no "),
+        ({"TERM": "dumb"}, "rackloom: no "),
+    ],
+)
+def test_errors_are_coloured_on_a_terminal_that_wants_it(settings, first):
+    ours, theirs = pty.openpty()
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
+    command = [*RACKLOOM, "topology", "show", "gb200"]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=theirs, timeout=PATIENCE, env=plain | settings
+    )
+    os.close(theirs)
+    assert os.read(ours, 1000).decode().startswith(first)
+    os.close(ours)
+    assert (done.returncode, done.stdout) == (1, b"")
 
 
 def test_listing_commands_imports_none_of_them():

@@ -10,6 +10,8 @@ import pytest
 from tests.cli.command_tree import LEAVES, arguments
 from tests.waiting import PATIENCE
 
+from rackloom.cli.main import app
+
 RACKLOOM = [sys.executable, "-m", "rackloom.cli.main"]
 SECTIONS = ["NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS", "ENVIRONMENT", "SEE ALSO"]
 
@@ -57,11 +59,16 @@ def test_no_markdown_is_left(pages: dict[str, str]) -> None:
         assert not re.search(r"`|\*\*|\]\(#", text), name
 
 
+def test_lists_stay_lists(pages: dict[str, str]) -> None:
+    items = [line for line in app.help.splitlines() if line.strip().startswith("- ")]
+    assert pages["rackloom.1"].count("\n.IP ") == len(items) == 5
+
+
 @pytest.mark.skipif(shutil.which("groff") is None, reason="no groff here")
 def test_a_formatter_takes_them_without_a_warning(pages: dict[str, str]) -> None:
     for name, text in pages.items():
         done = subprocess.run(
-            ["groff", "-man", "-Tutf8", "-ww", "-z"],
+            ["groff", "-man", "-Tutf8", "-ww", "-Wbreak", "-z"],
             input=text,
             capture_output=True,
             text=True,

@@ -90,11 +90,9 @@ def test_a_quiet_command_prints_results_alone(run):
         assert made.startswith("partition quiet created (")
         assert following == ""
         assert run("partition", "delete", "quiet", "--wait", "--quiet")[1] == ""
-        # What the answer is about is part of the answer: a misspelt organisation looks like an empty one.
-        assert run("partition", "list", "-q", "--org", "clii") == (
-            "",
-            "organisation clii has no partitions\n",
-        )
+        # That there is none is the result: a misspelt organisation looks like an empty one.
+        nothing = "organisation clii has no partitions\n"
+        assert run("partition", "list", "-q", "--org", "clii") == ("", nothing)
     finally:
         for name in run("partition", "list", "-o", "name")[0].split():
             run("partition", "delete", name, "--wait")

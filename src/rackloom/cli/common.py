@@ -35,7 +35,6 @@ T = TypeVar("T")
 Format = Literal["table", "json", "yaml"]
 OUTPUT = Parameter(name=["--output", "-o"], help="How to print.")
 Output = Annotated[Format, OUTPUT]
-TableOrJson = Annotated[Literal["table", "json"], OUTPUT]
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 FILE = Parameter(name=["--file", "-f"])
 """Of a file or several, which may also be given without the flag."""
@@ -165,14 +164,16 @@ def announce(text: str) -> None:
 
 def emit(value: object, output: Format, table: Callable[[], str]) -> None:
     """Print `value` (anything msgspec can encode) as JSON or YAML, or what `table` returns."""
-    if output == "json":
-        print(json_text(value))
-    elif output == "yaml":
-        import yaml
+    print(table() if output == "table" else data_text(value, output))
 
-        print(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False), end="")
-    else:
-        print(table())
+
+def data_text(value: object, output: Literal["json", "yaml"]) -> str:
+    """`value` (anything msgspec can encode) as JSON or YAML."""
+    if output == "json":
+        return json_text(value)
+    import yaml
+
+    return yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False).removesuffix("\n")
 
 
 def json_text(value: object) -> str:

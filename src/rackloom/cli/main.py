@@ -176,10 +176,19 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+_RED, _GREEN = 31, 32
+
+
 def _print_error(reason: str, fix: str | None) -> None:
-    print(f"rackloom: {reason}", file=sys.stderr)
+    print(f"{_coloured('rackloom:', _RED)} {reason}", file=sys.stderr)
     if fix is not None:
-        print(f"  fix: {fix}", file=sys.stderr)
+        print(f"  {_coloured('fix:', _GREEN)} {fix}", file=sys.stderr)
+
+
+def _coloured(word: str, colour: int) -> str:
+    """A word in a colour (its number for terminals), where standard error is a terminal that wants it."""
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty()
+    return word if plain else f"\x1b[{colour}m{word}\x1b[0m"
 
 
 if __name__ == "__main__":

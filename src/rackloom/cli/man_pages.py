@@ -7,6 +7,7 @@ headings, fenced lines, lists, paragraphs, code and emphasis.
 
 import re
 from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
 
 from cyclopts import App
@@ -54,7 +55,7 @@ def man_pages(program: App) -> Iterator[tuple[str, str]]:
 
 
 def _program_page(program: App, summaries: dict[str, str]) -> str:
-    described = program.help.strip().partition("\n")[2]
+    described = cleandoc(program.help).partition("\n")[2]
     commands = (line for name, what in summaries.items() for line in _entry(f"rackloom-{name}(1)", [what]))
     return _page(
         "rackloom",
@@ -91,6 +92,7 @@ def _summary(command: App) -> str:
 def _page(name: str, summary: str, synopsis: list[str], body: list[str], see_also: list[str]) -> str:
     lines = [
         f'.TH {name.upper()} 1 "" "Rackloom {__version__}" "Rackloom"',
+        ".nh",  # No hyphens in words, which may be parts of commands.
         ".SH NAME",
         f"{_escaped(name)} \\- {_inline(summary.rstrip('.'))}",
         ".SH SYNOPSIS",

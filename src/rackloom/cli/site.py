@@ -18,7 +18,6 @@ from rackloom.cli.common import (
     FILE,
     KubeContext,
     Output,
-    TableOrJson,
     announce,
     columns,
     emit,
@@ -28,6 +27,7 @@ from rackloom.errors import Misuse
 
 if TYPE_CHECKING:
     from rackloom.app.twin.control_messages import SiteReport
+    from rackloom.lab.scenario.played import PlayedStep
 
 # The site service.
 
@@ -148,7 +148,7 @@ def token(
     role: Annotated[list[TokenRole], Parameter(consume_multiple=True, negative="")],
     home: Path | None = None,
     hours: float = 24.0,
-    output: TableOrJson = "table",
+    output: Output = "table",
 ) -> None:
     """Print a bearer token for the site that lives in HOME, running or not.
 
@@ -173,11 +173,22 @@ def token(
 
 
 @with_common_flags
-def demo(*, output: TableOrJson = "table") -> int:
+def demo(*, output: Output = "table") -> int:
     """Carve a rack, claim devices, prove the path: on simulated hardware, every step verified by looking."""
-    from rackloom.app.demo.run import run_demo
+    from rackloom.app.demo.run import report_summary, run_demo
 
-    return run_demo(as_json=output == "json")
+    report = run_demo(_say if output == "table" else _say_nothing)
+    emit(report, output, lambda: report_summary(report))
+    return 0 if report.ok else 1
+
+
+def _say(text: str) -> None:
+    """Print a part of the result as soon as it is known."""
+    print(text, flush=True)
+
+
+def _say_nothing(_: str) -> None:
+    """The whole result is printed at the end."""
 
 
 # Scenarios.
@@ -216,8 +227,11 @@ def play(
     if on is not None and (home is not None or speed != "real"):
         raise Misuse("a running site has its own home and clock", nearest_fix="leave --home and --speed out")
     found = find_scenario(file)
-    is_transcript = output == "table"
-    report = (lambda played: print(render_step(played), flush=True)) if is_transcript else (lambda _: None)
+    say = _say if output == "table" else _say_nothing
+
+    def report(played: "PlayedStep") -> None:
+        say(render_step(played))
+
     if on is not None:
         from rackloom.app.twin.control_client import ControlClient
 

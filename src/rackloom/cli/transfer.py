@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cyclopts import App
 
-from rackloom.cli.common import Output, TableOrJson, columns, emit, note, with_common_flags
+from rackloom.cli.common import Output, columns, emit, note, with_common_flags
 from rackloom.cli.transfer_options import Devices, Sizes, parse_address, read_secret
 from rackloom.errors import Misuse, Refused, Retry
 
@@ -102,7 +102,7 @@ def run(
     secret_file: Path | None = None,
     save: Path | None = None,
     textfile: Path | None = None,
-    output: TableOrJson = "table",
+    output: Output = "table",
 ) -> int:
     """Measure; exit 0 only if the data was verified and the promised device carried it.
 
@@ -130,8 +130,6 @@ def run(
         File for the record. Runs that were complete before one failed are kept there too.
     textfile
         Also write the result for the textfile collector of Prometheus' node exporter.
-    output
-        table prints RESULT lines as runs complete, and a verdict; json the whole report.
     """
     spec, log = sizes.spec(), _RunLog(output == "table")
     if emulate and (target is not None or devices not in (Devices(), Devices(every_gpu=True))):

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from cyclopts import Parameter
 
-from rackloom.cli.common import TableOrJson, columns, emit, json_text, read_text, with_common_flags
+from rackloom.cli.common import Output, columns, data_text, emit, read_text, with_common_flags
 from rackloom.cli.transfer_options import Words
 from rackloom.core.transfer.comparison import (
     TEST_DESCRIPTION,
@@ -29,6 +29,14 @@ from rackloom.core.transfer.render import matrix_svg, rate_matrix, record_tables
 from rackloom.errors import Misuse, Refused
 from rackloom.prove.transfer.record_files import load_record, save_record, write_atomically
 
+ReportOutput = Annotated[
+    Literal["table", "json", "yaml", "html", "svg"],
+    Parameter(
+        name=["--output", "-o"],
+        help="How to print: html is one self-contained page, svg the matrix of GPUs and NICs.",
+    ),
+]
+
 
 @with_common_flags
 def report(
@@ -37,7 +45,7 @@ def report(
     model: Words = (),
     tokens: int = 8192,
     prefill_ms: float | None = None,
-    output: Annotated[Literal["table", "json", "html", "svg"], Parameter(name=["--output", "-o"])] = "table",
+    output: ReportOutput = "table",
     to: Path | None = None,
 ) -> None:
     """Show a saved record.
@@ -52,15 +60,13 @@ def report(
         Length of the prompt.
     prefill_ms
         Time to prefill it, for the share of the hand-over in the time to the first token.
-    output
-        html is one self-contained page; svg the GPU x NIC matrix.
     to
         File to write to instead of standard output.
     """
     kept = load_record(record)
     terms = _kv_terms(kept, model, tokens, prefill_ms)
-    if output == "json":
-        text = json_text({"record": kept, "kv": terms})
+    if output in ("json", "yaml"):
+        text = data_text({"record": kept, "kv": terms}, output)
     elif output == "html":
         text = render_page(kept, terms)
     else:
@@ -72,7 +78,7 @@ def report(
 
 
 @with_common_flags
-def compare(before: Path, after: Path, *, output: TableOrJson = "table") -> None:
+def compare(before: Path, after: Path, *, output: Output = "table") -> None:
     """Compare two records arm by arm.
 
     Parameters
@@ -106,7 +112,7 @@ def baseline(record: Path, to: Path) -> None:
 
 
 @with_common_flags
-def gate(record: Path, *, baseline: Path, output: TableOrJson = "table") -> int:
+def gate(record: Path, *, baseline: Path, output: Output = "table") -> int:
     """Exit 0 if every arm holds its baseline, 1 if one is slower beyond noise, misplaced or not known.
 
     Parameters
