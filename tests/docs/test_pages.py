@@ -83,7 +83,7 @@ def is_of_man_pages(arguments):
 
 
 def command_of(words):
-    """The command that words begin with, and what is left of them; of `help`, the command that it is about."""
+    """The command that words begin with or ask for help with, and what is left of them."""
     words = words[1:] if words[0] == "help" else words
     _, found, rest = app.parse_commands([word.strip("[]") for word in words])
     return found[-1], rest

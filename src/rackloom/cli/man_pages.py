@@ -67,8 +67,7 @@ def _program_page(program: App, summaries: dict[str, str]) -> str:
 
 
 def _command_page(name: str, command: App, summary: str) -> str:
-    for each in _tree(command):
-        describe(each)
+    describe_all(command)
     text = command.generate_docs(output_format="markdown", recursive=True, heading_level=1)
     text = re.sub(rf"^(#+ |```console\n){name}\b", rf"\1rackloom {name}", text, flags=re.MULTILINE)
     usage = re.findall(r"```console\n(.*)\n```", text)
@@ -78,11 +77,12 @@ def _command_page(name: str, command: App, summary: str) -> str:
     return _page(f"rackloom-{name}", summary, synopsis, list(_roff(body)), ["rackloom"])
 
 
-def _tree(command: App) -> Iterator[App]:
-    yield command
+def describe_all(command: App) -> None:
+    """Have the help of a command and of all below it show their docstrings."""
+    describe(command)
     for name in command:
         if not name.startswith("-"):
-            yield from _tree(command[name])
+            describe_all(command[name])
 
 
 def _summary(command: App) -> str:
