@@ -18,10 +18,13 @@ def lines() -> Iterator[list[str]]:
 
 
 def test_a_line_has_what_was_asked_what_came_of_it_and_the_time(lines: list[str]) -> None:
-    with asked("GET", "https://site.example/v2/org/demo/nico/vpc") as request:
-        request.outcome = 200
-    assert len(lines) == 1
-    assert re.fullmatch(r"GET https://site\.example/v2/org/demo/nico/vpc: 200 in \d+ ms", lines[0])
+    site, path = "https://site.example", "v2/org/demo/nico/vpc"
+    for address in ((f"{site}/{path}",), (site, path), (f"{site}/", path)):
+        with asked("GET", *address) as request:
+            request.outcome = 200
+    assert len(lines) == 3
+    for line in lines:
+        assert re.fullmatch(r"GET https://site\.example/v2/org/demo/nico/vpc: 200 in \d+ ms", line)
 
 
 def test_nothing_that_may_be_secret_is_part_of_it(lines: list[str]) -> None:

@@ -31,9 +31,15 @@ def log_requests(listener: Listener | None) -> None:
     _Log.listener = listener
 
 
-def asked(method: str, address: object) -> AbstractContextManager[Request]:
-    """Log the request that is sent within, with the error that leaves it. `address` is a URL or a name."""
-    return nullcontext(Request()) if _Log.listener is None else _timed(_Log.listener, method, str(address))
+def asked(method: str, address: object, path: str = "") -> AbstractContextManager[Request]:
+    """Log the request that is sent within, with the error that leaves it.
+
+    `address` is a URL or a name, and `path` what is asked for below it.
+    """
+    if _Log.listener is None:
+        return nullcontext(Request())
+    whole = f"{str(address).rstrip('/')}/{path.lstrip('/')}" if path else str(address)
+    return _timed(_Log.listener, method, whole)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from inline_snapshot import snapshot
 
-from rackloom.app.home import Home
+from rackloom.app.home import Home, default_home
 from rackloom.app.twin.site import embedded_site
 from rackloom.cli.doctor import doctor
 from rackloom.core.diagnosis.catalogue import Check
@@ -274,3 +274,8 @@ def test_a_home_may_have_any_name(portal, capsys, tmp_path):
     output = capsys.readouterr().out
     assert "site (simulated): 18 machines" in output
     assert f"1. rackloom up --home '{home}'" in output
+
+
+def test_the_home_of_every_command_may_stand_in_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("RACKLOOM_HOME", str(tmp_path))
+    assert default_home() == tmp_path

@@ -216,7 +216,7 @@ def test_a_cluster_is_asked_through_kubectl(
     ("words", "reason"),
     [
         ([MPI_JOB], "there is no node to place on"),
-        ([*RACKS, "1"], "there is no job in the files"),
+        ([*RACKS, "1"], "no file with a job is named"),
         ([MPI_JOB, *RACKS, "1", "--label", "nope=1"], "no such label"),
         ([MPI_JOB, *RACKS, "0"], "do not make whole domains"),
         ([MPI_JOB, *RACKS, "1", "--down", "3"], "is no share of trays"),

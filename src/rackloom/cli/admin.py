@@ -81,7 +81,7 @@ def connect(at: Connection) -> Iterator[RpcCaller]:
 
         # No RPC has the same name in both interfaces.
         def call_rpc(rpc: str, request: Any) -> Any:
-            with asked("CALL", f"{at.site}/{rpc}"):
+            with asked("CALL", at.site, rpc):
                 return _call_rpc(getattr(ours, rpc, None) or getattr(upstream, rpc), request)
 
         yield call_rpc

@@ -56,8 +56,8 @@ def stock_of(profile: str | None, found: Manifests | None) -> HardwareInventory:
     if found is not None:
         return inventory_of_slices(found.slices, found.classes, found.nodes, machine=machine)
     if machine is None:
-        fix = "name a --profile or files of --slices, or ask with --cluster"
-        raise Misuse("it is not known for which hardware the template is", nearest_fix=fix)
+        fix = "give --profile or --slices, or ask a cluster with --cluster"
+        raise Misuse("the hardware that the template is for is not named", nearest_fix=fix)
     return inventory_of_machine(machine)
 
 

@@ -73,7 +73,7 @@ COMMANDS = (
     (
         "uninstall",
         "rackloom.cli.uninstall:uninstall",
-        "Remove all of it from a cluster, in order.",
+        "Remove Rackloom from a cluster, in order.",
     ),
     ("node", "rackloom.cli.node:app", "Kubelet plugins: serve the devices of this node to pods."),
     ("imex", "rackloom.cli.imex:app", "Supervise the IMEX daemon of a ComputeDomain on one node."),

@@ -44,9 +44,12 @@ def answer_placement(
     """Print the answer. 1 where a job does not fit."""
     if request.down is not None and not 0 <= request.down < 1:
         raise Misuse(f"--down {request.down} is no share of trays", nearest_fix="0.01 is 1 %")
+    if not files and not _is_about_trays(request):
+        fix = "name it, as in: rackloom place job.yaml --profile gb200-nvl72"
+        raise Misuse("no file with a job is named", nearest_fix=fix)
     documents = [document for path in files for document in read_documents(path)]
     jobs = read_jobs([document.value for document in documents], request.labels)
-    if not jobs and not (request.drain or request.defrag or request.down is not None):
+    if not jobs and not _is_about_trays(request):
         kinds = list_names(dict.fromkeys(str(document.value.get("kind")) for document in documents), most=8)
         raise Refused(
             f"there is no job in the files ({kinds or 'nothing'})",
@@ -74,6 +77,11 @@ def answer_placement(
     else:
         emit(report, output, lambda: report_page(report))
     return int(bool(refused))
+
+
+def _is_about_trays(request: PlanRequest) -> bool:
+    """Whether there is something to plan without a job."""
+    return bool(request.drain or request.defrag or request.down is not None)
 
 
 def _lacks_templates(jobs: Sequence[Job], documents: Sequence[Document]) -> bool:

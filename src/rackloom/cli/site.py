@@ -93,8 +93,8 @@ def up(
     port
         TCP port of the REST service on 127.0.0.1; 0 picks a free one.
     home
-        Directory for the store, keys, logs and the cluster's kubeconfig; default: rackloom below the XDG
-        data directory.
+        Directory for the store, keys, logs and the cluster's kubeconfig; default: $RACKLOOM_HOME, else
+        rackloom below the XDG data directory.
     racks
         How many racks the site has.
     profile

@@ -87,7 +87,7 @@ class ControlClient:
 
     def _ask(self, method: str, path: str, body: object, kind: type[T]) -> T:
         content = None if body is None else msgspec.json.encode(body)
-        with self._reached(), asked(method, f"{self._http.base_url}{path}") as request:
+        with self._reached(), asked(method, self._http.base_url, path) as request:
             answer = self._http.request(method, path, content=content)
             request.outcome = answer.status_code
         if answer.status_code != httpx2.codes.OK:

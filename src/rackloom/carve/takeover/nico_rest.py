@@ -64,9 +64,8 @@ class NicoClient:
     def __init__(self, url: str, *, api_name: str = "nico", ca: Path | None = None) -> None:
         _check_url(url)
         self._api_name = api_name
-        self._url = url.rstrip("/")
         self._http = httpx2.Client(
-            base_url=self._url,
+            base_url=url.rstrip("/"),
             timeout=REQUEST_SECONDS,
             trust_env=False,
             verify=_trust(ca),
@@ -100,7 +99,7 @@ class NicoClient:
         headers = {"Authorization": f"Bearer {reader.token}"}
         place = f"/v2/org/{quote(reader.org, safe='')}/{self._api_name}/{path}"
         try:
-            with asked("GET", f"{self._url}{place}") as request:
+            with asked("GET", self._http.base_url, place) as request:
                 answer = self._http.get(place, params=dict(query), headers=headers)
                 request.outcome = answer.status_code
         except httpx2.TransportError as error:

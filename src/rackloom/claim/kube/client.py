@@ -276,7 +276,7 @@ class KubeClient:
             raise Rejected(422, "Invalid", f"{path}: it was not read whole, so it is not written")
         headers = {"Accept": _JSON} | ({} if body is None else {"Content-Type": content_type})
         try:
-            with asked(method, f"{self._client.base_url}{path}") as request:
+            with asked(method, self._client.base_url, path) as request:
                 response = await self._client.request(
                     method, path, params=params, content=content, headers=headers
                 )

@@ -59,7 +59,11 @@ def http_client(
     ) as error:
         where = kubeconfig or "this environment"
         why = error if isinstance(error, ConfigError | OSError | ValueError) else "it is no kubeconfig"
-        fix = "give --kubeconfig a readable file, or run in a pod with a service account"
+        fix = (
+            "give --kubeconfig a readable file, or run in a pod with a service account"
+            if context is None
+            else "give --kubeconfig a readable file, and --context one of its contexts"
+        )
         raise Refused(f"no API server from {where}: {why}", nearest_fix=fix) from error
 
 

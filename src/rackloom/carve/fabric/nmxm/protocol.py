@@ -286,7 +286,7 @@ class NmxmSession:
         """Raises FabricRefused when NMX-M refuses, FabricUnavailable when the outcome is unknown."""
         login = await self._logged_in()
         try:
-            with asked(method, f"{self.url}/{path}") as request:
+            with asked(method, self.url, path) as request:
                 reply = await self._client.request(
                     method,
                     f"{self.url}/{path}",
