@@ -209,7 +209,16 @@ def test_a_cluster_is_asked_through_kubectl(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert ran(saved(tmp_path, job("train", 2)), "--cluster", "-o", "json") == 0
     assert json.loads(capsys.readouterr().out)["jobs"][0]["plan"]["cliques"] == ["clique-0"]
-    assert "nodes,pods," in (tmp_path / "asked").read_text()
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[0].startswith("get nodes,pods,")
+    assert ran(saved(tmp_path, job("train", 2)), "--kubeconfig", "theirs", "--context", "lab", "-v") == 0
+    assert "kubectl --kubeconfig theirs --context lab get nodes,pods," in capsys.readouterr().err
+    assert (
+        (tmp_path / "asked")
+        .read_text()
+        .splitlines()[len(asked)]
+        .startswith("--kubeconfig theirs --context lab get nodes,pods,")
+    )
 
 
 @pytest.mark.parametrize(

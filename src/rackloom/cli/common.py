@@ -153,6 +153,11 @@ def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def shows_progress() -> bool:
+    """Whether a line that is written over and over may be shown: on a terminal, unless `-q` was given."""
+    return sys.stderr.isatty() and not _Speech.is_quiet
+
+
 def announce(text: str) -> None:
     """Print what a program that goes on says of itself, unless `-q` was given."""
     if not _Speech.is_quiet:

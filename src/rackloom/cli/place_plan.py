@@ -6,7 +6,6 @@ and why, or what blocks it with the nearest fixes. Rendered jobs are printed wit
 files, those that several jobs need once.
 """
 
-import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import yaml
 
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import manifests_of
-from rackloom.cli.common import Format, columns, emit
+from rackloom.cli.common import Format, columns, emit, note
 from rackloom.cli.place import SiteParameters
 from rackloom.cli.place_site import TEMPLATE_KINDS, priority_classes, read_cluster_objects, site_objects
 from rackloom.core.place.job_moves import JobMove
@@ -73,7 +72,7 @@ def answer_placement(
     if target is not None and report.jobs and not refused:
         others = [] if target == "slurm" else objects_beside(documents, jobs)
         print(rendered_manifests(planner.rendered(target), others), end="")
-        print(report_page(report, seats=False), file=sys.stderr)
+        note(report_page(report, seats=False))
     else:
         emit(report, output, lambda: report_page(report))
     return int(bool(refused))

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.common import NAMESPACE, Flag, Kubeconfig, KubeContext, Output, emit, with_common_flags
+from rackloom.cli.common import (
+    NAMESPACE,
+    Flag,
+    Kubeconfig,
+    KubeContext,
+    Output,
+    emit,
+    shows_progress,
+    with_common_flags,
+)
 
 if TYPE_CHECKING:
     from rackloom.claim.cluster.uninstall.executor import FinishedStep, UninstallOutcome
@@ -64,7 +73,7 @@ def uninstall(
     target = UninstallTarget(
         kubeconfig=kubeconfig, context=context, namespace=namespace, helm_release=helm_release
     )
-    progress = _Progress(sys.stderr.isatty())
+    progress = _Progress(shows_progress())
     if not yes:
         found = plan_removal(target)
         emit(_plan_value(found), output, lambda: _plan_table(found))
