@@ -3,12 +3,14 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.cli.command_tree import LEAVES, Words, arguments, each_leaf, names
 from tests.waiting import PATIENCE
 
 from rackloom.cli.main import app
+from rackloom.errors import Misuse
 
 PROGRAMS: set[Words] = {
     ("up",),
@@ -60,6 +62,12 @@ READS_A_CLUSTER: set[Words] = {
     ("node", "all"),
     ("imex", "run"),
 }
+JOB = """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: train}
+spec: {parallelism: 1, template: {spec: {containers: []}}}
+"""
 SHORT = {
     "-o": "--output",
     "-f": "--file",
@@ -128,3 +136,35 @@ def test_contradictions_and_formats_that_there_are_not_end_with_2(flags: tuple[s
 def test_json_is_another_name_for_the_format(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     app(["topology", "list", *flag.split()], result_action="return_value")
     assert capsys.readouterr().out.startswith("[\n  {")
+
+
+MISUSED = (
+    "up --context lab",
+    "twin play switch-dark --on . --home .",
+    "instance list --watch -o json",
+    "partition list --url https://site.example",
+    "claim template --gpus 1 --nics 1 --align numa",
+    "place",
+    "place job.yaml --profile gb200-nvl72 --cluster",
+    "transfer run --emulate --target localhost:1",
+    "transfer run --block-size much",
+    "transfer serve --listen here",
+    "transfer evidence record.json",
+    "admin machine list",
+    "admin partition adopt --domain d --name n --reason r",
+    "topology list -q -v",
+    "topology list -o yaml --json",
+)
+
+
+@pytest.mark.parametrize("line", MISUSED)
+def test_what_a_command_line_lacks_or_contradicts_is_a_mistake_of_usage(
+    line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "record.json").write_text("{}")
+    for variable in ("RACKLOOM_ADMIN_CA", "RACKLOOM_TOKEN_FILE", "RACKLOOM_TRANSFER_SECRET"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(Misuse):
+        app(line.split(), result_action="return_value")

@@ -73,7 +73,7 @@ def doctor(
         mend it. Each finding names its own.
     """
     if runbook is not None:
-        return _print_runbook(runbook)
+        return _print_runbook(runbook, output)
     from rackloom.app.doctor import DoctorSources, diagnose
 
     sources = DoctorSources(
@@ -97,13 +97,13 @@ def doctor(
     if evidence == "ncp":
         from rackloom.core.diagnosis.acceptance import acceptance
 
-        emit(acceptance(examined.snapshot), "json", str)
+        emit(acceptance(examined.snapshot), "yaml" if output == "yaml" else "json", str)
     else:
         _print_result(examined, output)
     return 1 if examined.findings else 0
 
 
-def _print_runbook(name: str) -> int:
+def _print_runbook(name: str, output: Format) -> int:
     from rackloom.core.diagnosis.catalogue import runbook_name
     from rackloom.core.diagnosis.runbooks import runbook_text, runbooks
     from rackloom.errors import Refused
@@ -111,7 +111,8 @@ def _print_runbook(name: str) -> int:
     found = runbooks().get(runbook_name(name))
     if found is None:
         raise Refused(f"there is no runbook {name}", nearest_fix=f"name one of {', '.join(runbooks())}")
-    print(runbook_text(found))
+    text = runbook_text(found)
+    emit({"runbook": runbook_name(name), "text": text}, output, lambda: text)
     return 0
 
 

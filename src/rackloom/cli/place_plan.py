@@ -16,7 +16,13 @@ from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import manifests_of
 from rackloom.cli.common import Format, columns, emit, note
 from rackloom.cli.place import SiteParameters
-from rackloom.cli.place_site import TEMPLATE_KINDS, priority_classes, read_cluster_objects, site_objects
+from rackloom.cli.place_site import (
+    TEMPLATE_KINDS,
+    priority_classes,
+    read_cluster_objects,
+    require_one_site,
+    site_objects,
+)
 from rackloom.core.place.job_moves import JobMove
 from rackloom.core.place.jobs import JOB_KINDS, Job, TemplateName, channel_templates, read_jobs
 from rackloom.core.place.placement_values import FreeRegionCount, GangPlan, list_names
@@ -43,6 +49,7 @@ def answer_placement(
     """Print the answer. 1 where a job does not fit."""
     if request.down is not None and not 0 <= request.down < 1:
         raise Misuse(f"--down {request.down} is no share of trays", nearest_fix="0.01 is 1 %")
+    require_one_site(source)
     if not files and not _is_about_trays(request):
         fix = "name it, as in: rackloom place job.yaml --profile gb200-nvl72"
         raise Misuse("no file with a job is named", nearest_fix=fix)

@@ -50,6 +50,15 @@ class ClusterObjects(msgspec.Struct, frozen=True):
     """Whether a cluster has listed its priority classes."""
 
 
+def require_one_site(source: SiteParameters) -> None:
+    """Raise Misuse for a site that is both of a profile and of a cluster."""
+    if source.profile is not None and (source.site or source.is_live):
+        raise Misuse(
+            f"a site has the nodes of a profile ({source.profile}) or those of a cluster, not both",
+            nearest_fix="leave --profile out, or --site, --cluster, --kubeconfig and --context",
+        )
+
+
 def read_cluster_objects(source: SiteParameters, *, templates: bool) -> ClusterObjects:
     """The objects of saved files or of a live cluster; none for a profile.
 
@@ -91,11 +100,6 @@ def site_objects(
 
     `with_devices`: what the machines of a profile publish is looked at, not only how many GPUs they have.
     """
-    if source.profile is not None and (source.site or source.is_live):
-        raise Misuse(
-            f"a site has the nodes of a profile ({source.profile}) or those of a cluster, not both",
-            nearest_fix="leave --profile out, or --site, --cluster, --kubeconfig and --context",
-        )
     if source.profile is not None:
         return _profile_objects(source.profile, source.racks, labels, with_devices)
     nodes = tuple(document.value for document in documents if document.value.get("kind") == "Node")

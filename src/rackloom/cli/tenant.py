@@ -29,7 +29,7 @@ from rackloom.cli.tenant_objects import (
 )
 from rackloom.client import Client, models, operations
 from rackloom.client.call import Call
-from rackloom.errors import Refused
+from rackloom.errors import Misuse, Refused
 
 # The kinds.
 
@@ -164,6 +164,8 @@ def _app(kind: ObjectKind[Any], what: str) -> App:
     def every(
         *, output: ObjectOutput = "table", watching: Watch = False, site: SiteAccess = EVERYBODY
     ) -> None:
+        if watching and output != "table":
+            raise Misuse(f"--watch prints lines of a table: it has no --output {output}")
         with site.client() as client:
             if watching:
                 watch(client, kind)

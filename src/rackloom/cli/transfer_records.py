@@ -141,6 +141,8 @@ def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None
     nccl
         Output of a program of nccl-tests.
     """
+    if nvbandwidth is None and nccl is None:
+        raise Misuse("nothing to add", nearest_fix="give --nvbandwidth or --nccl with a file")
     kept = load_record(record)
     readers = ((nvbandwidth, read_nvbandwidth), (nccl, read_nccl))
     added = tuple(
@@ -148,8 +150,6 @@ def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None
         for file, read in readers
         if file is not None
     )
-    if not added:
-        raise Misuse("nothing to add", nearest_fix="give --nvbandwidth or --nccl with a file")
     save_record(msgspec.structs.replace(kept, evidence=(*kept.evidence, *added)), record)
     for evidence in added:
         print(f"{evidence.tool}: {len(evidence.figures)} figures")
