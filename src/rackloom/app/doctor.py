@@ -95,8 +95,9 @@ def command_access(
     home: Path | None,
     config: Path | None,
     kubeconfig: Path | None,
-    context: str | None = None,
     environment: Mapping[str, str] = os.environ,
+    *,
+    context: str | None = None,
 ) -> SiteCommands:
     """How `kubectl` and `rackloom admin` reach the site that was read from these sources."""
     if config is None:
@@ -210,7 +211,7 @@ def diagnose(sources: DoctorSources) -> DoctorResult:
     snapshot = asyncio.run(read_snapshot(sources, time.time()))
     root = sources.sysroot
     findings = examine(snapshot, host=() if root is None else host_findings(root, snapshot))
-    commands = command_access(sources.home, sources.config, sources.kubeconfig, sources.context)
+    commands = command_access(sources.home, sources.config, sources.kubeconfig, context=sources.context)
     host = None if root is None else host_name(root)
     return DoctorResult(snapshot, with_site_commands(findings, commands), host)
 

@@ -15,6 +15,7 @@ only.
 
 import inspect
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -156,6 +157,33 @@ def note(text: str) -> None:
 def shows_progress() -> bool:
     """Whether a line that is written over and over may be shown: on a terminal, unless `-q` was given."""
     return sys.stderr.isatty() and not _Speech.is_quiet
+
+
+def with_progress(items: Sequence[T], what: str) -> Iterator[T]:
+    """The items one by one. A terminal shows after a second how many are done and how long the rest takes."""
+    begun, shown_until = time.monotonic(), 0.0
+    for done, item in enumerate(items):
+        elapsed = time.monotonic() - begun
+        if elapsed >= shown_until + _PROGRESS_SECONDS and shows_progress():
+            shown_until = elapsed
+            text = progress_text(done, len(items), what, elapsed)
+            print(f"{_CLEARED_LINE}{text}", end="", file=sys.stderr, flush=True)
+        yield item
+    if shown_until:
+        print(_CLEARED_LINE, end="", file=sys.stderr, flush=True)
+
+
+def progress_text(done: int, total: int, what: str, seconds: float) -> str:
+    """How many there are, and where some are how fast they come and when the last will have."""
+    counted = f"{done} of {total} {what}"
+    if done <= 0 or seconds < _PROGRESS_SECONDS:
+        return counted
+    return f"{counted} ({done / seconds:.1f} a second, about {(total - done) * seconds / done:.0f} s left)"
+
+
+_PROGRESS_SECONDS = 1.0
+"""After which progress is shown, and shown again."""
+_CLEARED_LINE = "\r\x1b[K"
 
 
 def announce(text: str) -> None:

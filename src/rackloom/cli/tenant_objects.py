@@ -27,7 +27,7 @@ import httpx2
 import msgspec
 from cyclopts import UNSET, Parameter
 
-from rackloom.cli.common import OUTPUT, columns, emit, note
+from rackloom.cli.common import OUTPUT, columns, emit, note, progress_text
 from rackloom.client import Client, Connection
 from rackloom.client.call import Call, PagedCall
 from rackloom.client.errors import Missing
@@ -300,20 +300,12 @@ def _until_all(
     begun, before = clock(), -1
     while (done := count()) < total:
         if done != before:
-            note(_progress_text(done, total, what, clock() - begun))
+            note(progress_text(done, total, what, clock() - begun))
         if clock() > begun + seconds:
             raise Retry(f"{done} of {total} are {what} after {seconds:.0f} s", after=seconds)
         before = done
         sleep(WATCH_SECONDS / 4)
     note(f"{total} of {total} {what}")
-
-
-def _progress_text(done: int, total: int, what: str, seconds: float) -> str:
-    """How many there are, and where some are how fast they come and when the last will have."""
-    counted = f"{done} of {total} {what}"
-    if done <= 0 or seconds < 1:
-        return counted
-    return f"{counted} ({done / seconds:.1f} a second, about {(total - done) * seconds / done:.0f} s left)"
 
 
 def _is_gone(client: Client, kind: ObjectKind[Any], object_id: str) -> bool:
