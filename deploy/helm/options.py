@@ -35,6 +35,8 @@ DECIDED = {
     "cdi-root": "node.cdiRoot",
     "isolation": "imex.isolation: controller, webhook and plugin must agree",
     "mode": "imex.mode; of the webhook: webhook.mode",
+    "quiet": "off: the log of a pod is whole",
+    "verbose": "off: it logs each request",
     "additional-namespaces": "imex.additionalNamespaces: controller and plugin must agree",
 }
 """Options that are no value of their own, and what sets them."""

@@ -63,6 +63,9 @@
 {{- if hasKey $options "kubeconfig" }}
 - {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
 {{- end }}
+{{- if hasKey $options "context" }}
+- {{ include "rackloom.scalar" $options.context | printf "--context=%s" | quote }}
+{{- end }}
 {{- end }}
 
 {{- define "rackloom.env.webhook" -}}
@@ -79,6 +82,9 @@
 {{- end }}
 {{- if hasKey $options "kubeconfig" }}
 - {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "context" }}
+- {{ include "rackloom.scalar" $options.context | printf "--context=%s" | quote }}
 {{- end }}
 {{- end }}
 
@@ -113,6 +119,9 @@
 {{- $options := .Values.node.imex.options }}
 {{- if hasKey $options "kubeconfig" }}
 - {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "context" }}
+- {{ include "rackloom.scalar" $options.context | printf "--context=%s" | quote }}
 {{- end }}
 {{- if hasKey $options "fabricFile" }}
 - {{ include "rackloom.scalar" $options.fabricFile | printf "--fabric-file=%s" | quote }}
@@ -155,6 +164,9 @@
 {{- if hasKey $options "kubeconfig" }}
 - {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
 {{- end }}
+{{- if hasKey $options "context" }}
+- {{ include "rackloom.scalar" $options.context | printf "--context=%s" | quote }}
+{{- end }}
 {{- if hasKey $options "inventoryFile" }}
 - {{ include "rackloom.scalar" $options.inventoryFile | printf "--inventory-file=%s" | quote }}
 {{- end }}
@@ -185,6 +197,9 @@
 {{- $options := .Values.node.nic.options }}
 {{- if hasKey $options "kubeconfig" }}
 - {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "context" }}
+- {{ include "rackloom.scalar" $options.context | printf "--context=%s" | quote }}
 {{- end }}
 {{- if hasKey $options "leaveOut" }}
 {{- range $options.leaveOut }}
@@ -260,6 +275,9 @@
 {{- $options := .Values.node.all.options }}
 {{- if hasKey $options "kubeconfig" }}
 - {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "context" }}
+- {{ include "rackloom.scalar" $options.context | printf "--context=%s" | quote }}
 {{- end }}
 {{- if hasKey $options "imexFabricFile" }}
 - {{ include "rackloom.scalar" $options.imexFabricFile | printf "--imex.fabric-file=%s" | quote }}
