@@ -25,7 +25,7 @@ app = App(name="takeover", help="Take a node over from NVIDIA's DRA driver, and 
 class TakeoverParameters:
     """The files of this node."""
 
-    driver: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    driver: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
     "Only this driver, compute-domain.nvidia.com or gpu.nvidia.com; may be repeated. Default: both."
     plugins: Annotated[Path, env_parameter("KUBELET_PLUGINS_DIRECTORY_PATH")] = Path(
         "/var/lib/kubelet/plugins"
