@@ -132,12 +132,12 @@ class TestPlanted:
 
     def test_a_record_lost_after_a_reboot(self, monkeypatch):
         """The plugin then gives the claim back without knowing whose label the node has."""
-        begun = storage._as_started
+        begun = storage.as_started
 
         def forget(entry):
             return msgspec.structs.replace(begun(entry), record={})
 
-        monkeypatch.setattr(storage, "_as_started", forget)
+        monkeypatch.setattr(storage, "as_started", forget)
         found = self.found(StoryKind.DOMAIN, Disruption.REBOOT, range(70, 120, 3))
         assert any("only the jobs' nodes are labelled" in violation for violation in found)
 

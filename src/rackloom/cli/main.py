@@ -76,6 +76,7 @@ COMMANDS = (
         "Remove Rackloom from a cluster, in order.",
     ),
     ("node", "rackloom.cli.node:app", "Kubelet plugins: serve the devices of this node to pods."),
+    ("takeover", "rackloom.cli.takeover:app", "Take a node over from NVIDIA's DRA driver, and back."),
     ("imex", "rackloom.cli.imex:app", "Supervise the IMEX daemon of a ComputeDomain on one node."),
     ("completion", "rackloom.cli.completion:completion", "Print the completion of a shell."),
 )

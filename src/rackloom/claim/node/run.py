@@ -27,7 +27,6 @@ specs without an entry. It decides nothing while the API server does not answer.
 """
 
 import asyncio
-import fcntl
 import hashlib
 import os
 from base64 import urlsafe_b64encode
@@ -37,10 +36,9 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
-    Iterator,
     Mapping,
 )
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +57,7 @@ from rackloom.claim.node.pod_sync import PodSync
 from rackloom.claim.node.prepare import ClaimPreparer, PluginMetrics
 from rackloom.claim.node.requests import ANSWER_SECONDS, Requests
 from rackloom.claim.node.slices import SlicePublisher
-from rackloom.claim.node.storage import Checkpoint
+from rackloom.claim.node.storage import Checkpoint, plugin_lock
 from rackloom.claim.node.tasks import BackgroundTasks, run_background
 from rackloom.claim.node.wire import (
     dra_v1_pb2,
@@ -498,7 +496,7 @@ async def run_plugin(plugin: NodePlugin, api: KubeApi, host: PluginHost) -> Asyn
     check_socket_path(home / "dra.sock")
     home.mkdir(parents=True, exist_ok=True, mode=0o750)
     host.directories.registry.mkdir(parents=True, exist_ok=True)
-    with _exclusive_lock(home / "plugin.lock", plugin.driver):
+    with plugin_lock(home, plugin.driver):
         plugin_process = PluginProcess(plugin, api, host)
         async with AsyncExitStack() as stack:
             # After the last call has ended: a call that is cut off leaves its claims to the background.
@@ -512,21 +510,3 @@ async def run_plugin(plugin: NodePlugin, api: KubeApi, host: PluginHost) -> Asyn
                 run_background(*plugin_process.work())
             )
             yield plugin_process
-
-
-@contextmanager
-def _exclusive_lock(path: Path, driver: str) -> Iterator[None]:
-    """Two processes with one checkpoint would undo each other's work. The kernel drops the lock at exit."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise Refused(
-            f"another process serves {driver} on this node (it holds {path})",
-            nearest_fix="stop it, or wait until it has ended",
-        ) from error
-    try:
-        yield
-    finally:
-        os.close(handle)

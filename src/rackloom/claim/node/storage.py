@@ -12,18 +12,24 @@ A reboot loses everything that was prepared on the node, but not what was done e
 label. So entries of another boot id count as started only: they are prepared anew or undone, and never
 forgotten.
 
+`plugin_lock` keeps a second process from the same files.
+
 `BootScopedFiles` stores values that mean nothing after a reboot, one JSON file each (NIC attachments and
 DHCP leases). Files of another boot are deleted when the directory is read.
 """
 
+import fcntl
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from rackloom.claim.node.plugin import CheckpointEntry, PrepareState
+from rackloom.claim.node.takeover.nvidia_checkpoint import is_nvidia_checkpoint
 from rackloom.durable_files import PARTIAL, remove_durably, write_durably
 from rackloom.errors import Refused
 
@@ -89,6 +95,11 @@ def encode_checkpoint(content: CheckpointContent) -> bytes:
 
 def decode_checkpoint(data: bytes, path: Path) -> CheckpointContent:
     """Read the file's bytes. Raises `Refused` naming what is wrong with `path` and what to do."""
+    if is_nvidia_checkpoint(data):
+        raise Refused(
+            f"checkpoint {path} is of NVIDIA's DRA driver, whose claims may still be in use",
+            nearest_fix="take it over: rackloom takeover plan, then rackloom takeover apply",
+        )
     try:
         file = msgspec.json.decode(data, type=_CheckpointFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -117,10 +128,10 @@ def _read_checkpoint(path: Path, boot_id: str) -> dict[str, CheckpointEntry]:
     content = decode_checkpoint(data, path)
     if content.boot_id == boot_id:
         return content.claims
-    return {uid: _as_started(entry) for uid, entry in content.claims.items()}
+    return {uid: as_started(entry) for uid, entry in content.claims.items()}
 
 
-def _as_started(entry: CheckpointEntry) -> CheckpointEntry:
+def as_started(entry: CheckpointEntry) -> CheckpointEntry:
     """After a reboot nothing is prepared on the node, but what was done elsewhere must still be undone."""
     return msgspec.structs.replace(
         entry, state=PrepareState.STARTED, devices=(), undoing=False, aborted_at=None
@@ -137,6 +148,31 @@ def _damaged_checkpoint(path: Path, what: str) -> Refused:
         nearest_fix=f"drain the node, move {path} away and start the plugin again;"
         " without it the plugin cannot tell which claims it has prepared",
     )
+
+
+# The lock of a plugin's directory.
+
+
+@contextmanager
+def plugin_lock(home: Path, driver: str) -> Iterator[None]:
+    """Hold `plugin.lock` in the directory `home`; the kernel drops it when the process ends.
+
+    Two processes with one checkpoint would undo each other's work. Raises `Refused` where another one has it.
+    """
+    path = home / "plugin.lock"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise Refused(
+            f"another process serves {driver} on this node (it holds {path})",
+            nearest_fix="stop it, or wait until it has ended",
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 # A directory of values that are valid for one boot.

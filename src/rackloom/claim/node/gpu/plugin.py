@@ -114,7 +114,9 @@ class GpuPlugin(NodePlugin):
         devices = tuple(self._device(gpu, sharing, base) for gpu in wanted)
         # The intent on disk holds the same plan, so whatever part of this was done can be undone.
         await apply_sharing(sharing, self._programs, self._mps)
-        return PreparedClaim(devices=devices)
+        # NVIDIA's driver would need them, were the node given back to it.
+        uuids = {gpu.result.device: gpu.device.uuid for gpu in wanted}
+        return PreparedClaim(devices=devices, record={"uuids": uuids})
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Give the GPUs back as they were. A GPU belongs to one claim at a time, so `others` have no part."""

@@ -1,0 +1,180 @@
+"""`rackloom takeover plan|apply|back`: the prepared claims of one node, from NVIDIA's DRA driver and back.
+
+It works on files of the node it runs on, while no plugin of either driver runs there. `plan` changes nothing.
+Exit code 1: something blocks it, and nothing was changed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from rackloom.cli.common import Flag, Output, columns, emit, env_parameter, read_text, with_common_flags
+
+if TYPE_CHECKING:
+    from rackloom.claim.node.takeover.claims import Release
+    from rackloom.claim.node.takeover.node_files import DriverPlan, NodePlaces
+
+app = App(name="takeover", help="Take a node over from NVIDIA's DRA driver, and back.")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TakeoverParameters:
+    """The files of this node."""
+
+    driver: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
+    "Only this driver, compute-domain.nvidia.com or gpu.nvidia.com; may be repeated. Default: both."
+    plugins: Annotated[Path, env_parameter("KUBELET_PLUGINS_DIRECTORY_PATH")] = Path(
+        "/var/lib/kubelet/plugins"
+    )
+    "kubelet's plugins directory."
+    registry: Annotated[Path, env_parameter("KUBELET_REGISTRAR_DIRECTORY_PATH")] = Path(
+        "/var/lib/kubelet/plugins_registry"
+    )
+    "kubelet's plugins_registry directory."
+    cdi_root: Annotated[Path, env_parameter("CDI_ROOT")] = Path("/var/run/cdi")
+    "Where the container runtime reads CDI specs."
+    kubelet_state: Path = Path("/var/lib/kubelet/dra_manager_state")
+    "Where kubelet keeps the claims that it holds: it has names that NVIDIA's driver does not record."
+    sysroot: Path = Path("/")
+    "Where the host's /proc is found."
+
+    def places(self) -> "NodePlaces":
+        """The same, for the plan."""
+        from rackloom.claim.node.takeover.node_files import NodePlaces
+
+        boot_id = self.sysroot / "proc/sys/kernel/random/boot_id"
+        return NodePlaces(
+            plugins=self.plugins,
+            registry=self.registry,
+            cdi=self.cdi_root,
+            kubelet_state=self.kubelet_state,
+            boot_id=read_text(boot_id, "name the host's root by --sysroot").strip(),
+        )
+
+    def drivers(self) -> tuple[str, ...]:
+        """The drivers asked for. Raises `Refused` for another one."""
+        from rackloom.claim.node.takeover.node_files import DRIVERS
+        from rackloom.errors import Refused
+
+        for driver in self.driver:
+            if driver not in DRIVERS:
+                raise Refused(
+                    f"no takeover of driver {driver} is known", nearest_fix=f"use {' or '.join(DRIVERS)}"
+                )
+        return tuple(dict.fromkeys(self.driver)) or DRIVERS
+
+
+ReleaseName = Literal["0.4", "0.5"]
+
+
+@app.command
+@with_common_flags
+def plan(
+    *,
+    node: TakeoverParameters = TakeoverParameters(),
+    back: Flag = False,
+    release: ReleaseName | None = None,
+    output: Output = "table",
+) -> int:
+    """Print what `apply` would do, or `back`. Nothing is changed, and plugins may run.
+
+    Parameters
+    ----------
+    node
+        The files of this node.
+    back
+        Print the way back to NVIDIA's driver.
+    release
+        The release of NVIDIA's driver that will read the file; default: the one that wrote it.
+    """
+    from rackloom.claim.node.takeover.node_files import plan_takeover, plan_way_back
+
+    places = node.places()
+    plans = [
+        plan_way_back(places, driver, _release(release)) if back else plan_takeover(places, driver)
+        for driver in node.drivers()
+    ]
+    emit(plans, output, lambda: _table(plans, done=False))
+    return 1 if any(made.blocked for made in plans) else 0
+
+
+@app.command
+@with_common_flags
+def apply(*, node: TakeoverParameters = TakeoverParameters(), output: Output = "table") -> None:
+    """Take over the claims that NVIDIA's driver has prepared, and keep its file. Repeat it at will.
+
+    Parameters
+    ----------
+    node
+        The files of this node.
+    """
+    from rackloom.claim.node.takeover.node_files import apply_takeover
+
+    plans = apply_takeover(node.places(), node.drivers())
+    emit(plans, output, lambda: _table(plans, done=True))
+
+
+@app.command
+@with_common_flags
+def back(
+    *,
+    node: TakeoverParameters = TakeoverParameters(),
+    release: ReleaseName | None = None,
+    output: Output = "table",
+) -> None:
+    """Give the claims back: NVIDIA's driver finds those that are still prepared. Repeat it at will.
+
+    Parameters
+    ----------
+    node
+        The files of this node.
+    release
+        The release of NVIDIA's driver that will read the file; default: the one that wrote it.
+    """
+    from rackloom.claim.node.takeover.node_files import give_back
+
+    plans = give_back(node.places(), node.drivers(), _release(release))
+    emit(plans, output, lambda: _table(plans, done=True))
+
+
+def _release(name: ReleaseName | None) -> "Release | None":
+    from rackloom.claim.node.takeover.claims import Release
+
+    return None if name is None else Release(name)
+
+
+_PHASES = {
+    "none": "there is no checkpoint",
+    "nvidia": "the checkpoint is NVIDIA's",
+    "taken-over": "the checkpoint was taken over",
+    "ours": "the checkpoint is ours",
+}
+
+
+def _table(plans: "Sequence[DriverPlan]", *, done: bool) -> str:
+    return "\n\n".join("\n".join(_lines(plan, done=done)) for plan in plans)
+
+
+def _lines(plan: "DriverPlan", *, done: bool) -> list[str]:
+    found = f"{plan.driver}: {_PHASES[plan.phase]}"
+    if not plan.writes:
+        return [f"{found}; nothing to do"]
+    lines = [found]
+    if plan.claims:
+        rows = [
+            (move.uid, move.claim or "-", move.state, ", ".join(move.devices) or "-", move.fate)
+            for move in plan.claims
+        ]
+        lines += columns(("UID", "CLAIM", "STATE", "DEVICES", "FATE"), rows).split("\n")
+    for move in plan.claims:
+        lines += [f"{move.fate}: {move.uid}: {move.why}"] if move.why else []
+        lines += [f"  fix: {move.fix}"] if move.fix else []
+    lines += [f"note: {note}" for note in plan.notes]
+    lines += [f"stop first: {what}" for what in plan.running]
+    if plan.blocked:
+        return [*lines, "nothing is written while a claim is blocked"]
+    return lines + [f"{'done' if done else 'would'}: {write}" for write in plan.writes]

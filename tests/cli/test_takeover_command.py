@@ -1,0 +1,176 @@
+"""`rackloom takeover plan|apply|back` as people and programs call it, on the files of a node."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from inline_snapshot import snapshot
+from tests.claim.node.takeover.nvidia_files import (
+    STARTED,
+    Node,
+    checkpoint_file,
+    gpu_claim,
+    gpu_config,
+    imex_claim,
+)
+
+from rackloom.core.domains.names import GPU_DRIVER, IMEX_DRIVER
+
+MPS = gpu_claim("u-gpu", "gpu-0", config=gpu_config("MPS"), state={"mpsControlDaemonID": "m"})
+IMEX_FILE = checkpoint_file(
+    {"u-work": imex_claim("u-work", "channel"), "u-begun": imex_claim("u-begun", "daemon", state=STARTED)}
+)
+
+
+class Command:
+    """The program, on one node."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        boot_id = node.root / "proc/sys/kernel/random/boot_id"
+        boot_id.parent.mkdir(parents=True)
+        boot_id.write_text("boot-1\n")
+
+    def __call__(self, *words):
+        """Exit code, standard output and standard error."""
+        places = {
+            "plugins": "plug",
+            "registry": "reg",
+            "cdi-root": "cdi",
+            "kubelet-state": "dra_manager_state",
+        }
+        options = [
+            word for name, path in places.items() for word in (f"--{name}", str(self.node.root / path))
+        ]
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "rackloom.cli.main",
+                "takeover",
+                *words,
+                *options,
+                "--sysroot",
+                str(self.node.root),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+        return done.returncode, *(
+            text.replace(str(self.node.root), "NODE") for text in (done.stdout, done.stderr)
+        )
+
+
+@pytest.fixture
+def takeover():
+    with tempfile.TemporaryDirectory(prefix="rl") as root:
+        yield Command(Node(Path(root)))
+
+
+def test_a_node_goes_over_and_back(takeover):
+    path = takeover.node.install(IMEX_FILE)
+    takeover.node.add_cdi(IMEX_DRIVER, "u-work")
+    code, printed, _ = takeover("plan")
+    assert (code, printed) == (
+        0,
+        snapshot("""\
+compute-domain.nvidia.com: the checkpoint is NVIDIA's
+UID      CLAIM                  STATE             DEVICES    FATE
+u-begun  default/claim-u-begun  PrepareStarted    -          moved
+u-work   default/claim-u-work   PrepareCompleted  channel-0  moved
+would: write NODE/plug/compute-domain.nvidia.com/checkpoint.nvidia.json
+would: write NODE/plug/compute-domain.nvidia.com/checkpoint.json
+
+gpu.nvidia.com: there is no checkpoint; nothing to do
+"""),
+    )
+    assert takeover("apply") == (0, printed.replace("would:", "done:"), "")
+    assert takeover("apply") == (
+        0,
+        snapshot("""\
+compute-domain.nvidia.com: the checkpoint was taken over; nothing to do
+
+gpu.nvidia.com: there is no checkpoint; nothing to do
+"""),
+        "",
+    )
+    code, printed, _ = takeover("plan", "--back")
+    assert (code, printed) == (
+        0,
+        snapshot("""\
+compute-domain.nvidia.com: the checkpoint was taken over
+UID      CLAIM                  STATE             DEVICES    FATE
+u-begun  default/claim-u-begun  PrepareStarted    -          moved
+u-work   default/claim-u-work   PrepareCompleted  channel-0  moved
+would: write NODE/plug/compute-domain.nvidia.com/checkpoint.json
+would: delete NODE/plug/compute-domain.nvidia.com/checkpoint.nvidia.json
+
+gpu.nvidia.com: there is no checkpoint; nothing to do
+"""),
+    )
+    code, printed, _ = takeover("back", "-o", "json")
+    assert code == 0
+    (imex, gpu) = json.loads(printed)
+    assert (imex["driver"], imex["phase"], len(imex["claims"]), gpu["phase"]) == (
+        IMEX_DRIVER,
+        "taken-over",
+        2,
+        "none",
+    )
+    assert path.read_bytes() == IMEX_FILE
+
+
+def test_what_blocks_it_is_named_and_nothing_is_changed(takeover):
+    takeover.node.set_state("u-gpu")
+    takeover.node.install(IMEX_FILE)
+    takeover.node.install(checkpoint_file({"u-gpu": MPS}), GPU_DRIVER)
+    before = takeover.node.files()
+    code, printed, _ = takeover("plan", "--driver", GPU_DRIVER)
+    assert (code, printed) == (
+        1,
+        snapshot("""\
+gpu.nvidia.com: the checkpoint is NVIDIA's
+UID    CLAIM                STATE             DEVICES  FATE
+u-gpu  default/claim-u-gpu  PrepareCompleted  gpu-0    blocked
+blocked: u-gpu: it uses the MPS daemon that NVIDIA's driver runs in its own namespace
+  fix: end the pods that use it first
+nothing is written while a claim is blocked
+"""),
+    )
+    code, printed, error = takeover("apply")
+    assert (code, printed, error) == (
+        1,
+        "",
+        snapshot("""\
+rackloom: claim default/claim-u-gpu of gpu.nvidia.com cannot be moved: it uses the MPS daemon that NVIDIA's driver runs in its own namespace
+  fix: end the pods that use it first; nothing was changed
+"""),  # noqa: E501 (lines as they are printed)
+    )
+    assert takeover.node.files() == before
+    assert takeover("apply", "--driver", IMEX_DRIVER)[0] == 0
+
+
+def test_damage_and_other_drivers_are_refused(takeover):
+    takeover.node.install(IMEX_FILE[:100])
+    code, printed, error = takeover("plan")
+    assert (code, printed, error) == (
+        1,
+        "",
+        snapshot("""\
+rackloom: checkpoint NODE/plug/compute-domain.nvidia.com/checkpoint.json of NVIDIA's driver cannot be read: Input data was truncated
+  fix: start NVIDIA's driver on this node again, whose log says more; or drain the node and move NODE/plug/compute-domain.nvidia.com/checkpoint.json away
+"""),  # noqa: E501 (lines as they are printed)
+    )
+    assert takeover("plan", "--driver", "dra.net")[::2] == (
+        1,
+        snapshot("""\
+rackloom: no takeover of driver dra.net is known
+  fix: use compute-domain.nvidia.com or gpu.nvidia.com
+"""),
+    )
