@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from rackloom.claim.node.allocated_claim import read_claim
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
     CheckpointEntry,
@@ -31,7 +32,6 @@ from rackloom.claim.node.plugin import (
     PrepareState,
     ReadyDevice,
 )
-from rackloom.claim.node.prepare import read_claim
 from rackloom.claim.node.takeover.nvidia_checkpoint import (
     NvidiaCheckpoint,
     NvidiaClaim,
