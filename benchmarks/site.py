@@ -42,7 +42,7 @@ MEASURES: dict[str, Callable[..., Coroutine[Any, Any, Rows]]] = {
 }
 FULL: Arguments = {
     "latency": [(1, 100), (100, 100), (1000, 200)],
-    "passes": [(100,)],
+    "passes": [(100,), (1000,)],
     "rest": [(2, 7, 200)],
     "peer": [(7, 400)],
     "memory": [(100,), (1000,)],
@@ -80,21 +80,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few domains and samples: shows that it works")
     parser.add_argument("--only", choices=MEASURES, help="one measure instead of all")
-    parser.add_argument("--domains", type=int, help="only the runs on a site of so many domains")
+    parser.add_argument("--domains", type=int, help="one run, on a site of so many domains")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     asked = parser.parse_args()
     if asked.domains is not None and asked.only not in SIZED:
         parser.error(f"--domains goes with --only and one of {', '.join(SIZED)}")
     asked.folder.mkdir(parents=True, exist_ok=True)
     for measure in [asked.only] if asked.only else MEASURES:
-        for arguments in (QUICK if asked.quick else FULL)[measure]:
-            if asked.domains not in (None, arguments[0]):
-                continue
+        for arguments in _runs((QUICK if asked.quick else FULL)[measure], asked.domains):
             process = get_context("spawn").Process(target=run, args=(measure, arguments, asked.folder))
             process.start()
             process.join()
             if process.exitcode:
                 sys.exit(f"{measure} {arguments}: the measurement ended with {process.exitcode}")
+
+
+def _runs(known: list[tuple[int, ...]], domains: int | None) -> list[tuple[int, ...]]:
+    """The runs of a measure; on so many domains only, as the largest known run has it where none has them."""
+    if domains is None:
+        return known
+    return [run for run in known if run[0] == domains] or [(domains, *known[-1][1:])]
 
 
 if __name__ == "__main__":

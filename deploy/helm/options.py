@@ -7,7 +7,7 @@ Names, types, defaults and descriptions are those of the commands, so that a new
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -19,6 +19,7 @@ PROGRAMS = {
     "node.imex": ("node", "imex"),
     "node.gpu": ("node", "gpu"),
     "node.nic": ("node", "nic"),
+    "node.all": ("node", "all"),
 }
 """The command of each program, by its path in the values."""
 DECIDED = {
@@ -34,6 +35,8 @@ DECIDED = {
     "cdi-root": "node.cdiRoot",
     "isolation": "imex.isolation: controller, webhook and plugin must agree",
     "mode": "imex.mode; of the webhook: webhook.mode",
+    "quiet": "off: the log of a pod is whole",
+    "verbose": "off: it logs each request",
     "additional-namespaces": "imex.additionalNamespaces: controller and plugin must agree",
 }
 """Options that are no value of their own, and what sets them."""
@@ -53,15 +56,25 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Its name among the values: `gang-max-spares` is `gangMaxSpares`."""
-        return re.sub(r"-(\w)", lambda found: found.group(1).upper(), self.name)
+        """Its name among the values: `gang-max-spares` is `gangMaxSpares`, `gpu.vfio` is `gpuVfio`."""
+        return re.sub(r"[-.](\w)", lambda found: found.group(1).upper(), self.name)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the manifests decide it, also where it has the name of its plugin in front."""
+        return self.name.rpartition(".")[2] in DECIDED
+
+    def negative(self, prefix: str) -> str:
+        """The option that says no (`no`) or none (`empty`): `--no-vfio`, `--gpu.no-vfio`."""
+        group, dot, name = self.name.rpartition(".")
+        return f"--{group}{dot}{prefix}-{name}"
 
 
 def options(program: str) -> Iterator[Option]:
     """All options of a program, also those that the manifests decide."""
     _, commands, _ = app.parse_commands(list(PROGRAMS[program]))
     for argument in commands[-1].assemble_argument_collection(parse_docstring=True):
-        if argument.names[0] == "*":
+        if is_dataclass(argument.hint):
             continue
         default = argument.field_info.default
         text = argument.parameter.help or argument.field_info.help or ""
@@ -77,7 +90,7 @@ def options(program: str) -> Iterator[Option]:
 
 def values_of(program: str) -> list[Option]:
     """The options of a program that are values of the chart."""
-    return [option for option in options(program) if option.name not in DECIDED]
+    return [option for option in options(program) if not option.is_decided]
 
 
 def helpers(program: str) -> str:
@@ -100,13 +113,14 @@ def _variable(option: Option) -> str:
 
 def _argument(option: Option) -> str:
     if option.schema["type"] == "boolean":
-        words = f'- {{{{ ternary "--{option.name}" "--no-{option.name}" $options.{option.key} }}}}\n'
+        no = option.negative("no")
+        words = f'- {{{{ ternary "--{option.name}" "{no}" $options.{option.key} }}}}\n'
     elif option.schema["type"] == "array":
         flag = f"--{option.name}="
         words = (
             f"{{{{- range $options.{option.key} }}}}\n"
             f'- {{{{ include "rackloom.scalar" . | printf "{flag}%s" | quote }}}}\n'
-            f"{{{{- else }}}}\n- --empty-{option.name}\n{{{{- end }}}}\n"
+            f"{{{{- else }}}}\n- {option.negative('empty')}\n{{{{- end }}}}\n"
         )
     else:
         text = f'include "rackloom.scalar" $options.{option.key} | printf "--{option.name}=%s" | quote'

@@ -27,7 +27,9 @@ _TEXTS = {
     "an earlier release has left IMEX daemons.",
     "controller": "Two replicas: one works, the other waits for its lease.",
     "webhook": "Admission, docs/admission.md. mode: warn or enforce.",
-    "node": "The kubelet plugins. kubeletRoot: kubelet's --root-dir; cdiRoot: where CDI specs are read.",
+    "node": "The kubelet plugins. kubeletRoot: kubelet's --root-dir; cdiRoot: where CDI specs are read.\n"
+    "all: one process in place of the three, for less memory; what stands under imex, gpu and nic is\n"
+    "then not used.",
 }
 _CHOICES = {
     "image.pullPolicy": ["", "Always", "IfNotPresent", "Never"],
@@ -60,6 +62,7 @@ def fixed() -> Values:
             "kubeletRoot": "/var/lib/kubelet",
             "cdiRoot": "/var/run/cdi",
             **{plugin: {"enabled": True, **copy.deepcopy(_POD)} for plugin in ("imex", "gpu", "nic")},
+            "all": {"enabled": False, **copy.deepcopy(_POD)},
         },
     }
 

@@ -95,6 +95,8 @@ class ChartWriter:
         """Every file of the chart, by its path in it."""
         for name, obj in documents(KUBERNETES / "base"):
             self._add(name, obj)
+        for name, obj in documents(KUBERNETES / "one-process"):
+            self._add(name, obj, ".Values.node.all.enabled")
         for name, obj in documents(KUBERNETES / "webhook"):
             self._add(f"webhook-{name}".replace("webhook-webhook", "webhook"), obj, ".Values.webhook.enabled")
         for name, obj in documents(KUBERNETES / "take-over"):
@@ -194,8 +196,13 @@ class ChartWriter:
                 place[self._yaml(key, f"{path}.{extra}")] = None
         if obj["kind"] == "DaemonSet":
             self._folders(pod)
-            return f"{path}.enabled"
+            return self._where_it_runs(program)
         return None
+
+    def _where_it_runs(self, program: str) -> str:
+        """One process for all drivers takes the place of the three plugins."""
+        enabled = f".Values.{program}.enabled"
+        return enabled if program == "node.all" else f"and {enabled} (not .Values.node.all.enabled)"
 
     def _ports(self, container: Object, path: str, mine: Object) -> None:
         where = container["args"].index("--listen") + 1
@@ -218,7 +225,7 @@ class ChartWriter:
                 variable["value"] = self.tokens.inline(".Values.webhook.mode")
             elif variable["name"] == "IMEX_ISOLATION":
                 variable["value"] = self.tokens.inline(".Values.imex.isolation")
-        if program in ("controller", "node.imex"):
+        if program in ("controller", "node.imex", "node.all"):
             container["env"].append(self._include("rackloom.env.domains"))
         if program.startswith("node."):
             container["env"].append(self._include("rackloom.env.kubelet"))

@@ -27,6 +27,10 @@ class Refused(Exception):
         self.nearest_fix = nearest_fix
 
 
+class Misuse(Refused):
+    """What was asked for contradicts itself, or is incomplete: a mistake of whoever asks, not of a state."""
+
+
 class Unknown(Exception):
     """The truth could not be observed since `since` (seconds since the epoch)."""
 

@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 
 import pytest
+from tests.proxies import with_dead_proxies
 from tests.waiting import until
 
 from rackloom.app.demo import run
@@ -15,6 +16,7 @@ from rackloom.app.demo.running import check_demo_racks
 from rackloom.app.demo.story import DEGRADED, DemoReport, DemoStep, DemoStory, NotObserved, step_mark
 from rackloom.app.demo.tenants import DemoTenant
 from rackloom.app.home import Home
+from rackloom.app.twin.site import embedded_site
 from rackloom.app.twin.up import running_twin
 from rackloom.cli.main import app as main_app
 from rackloom.errors import Refused
@@ -154,11 +156,11 @@ def test_a_fabric_that_keeps_a_partition_fails_the_release(monkeypatch):
     monkeypatch.setattr(DemoTenant, "_delete", nothing_deleted)
     monkeypatch.setattr(DemoTenant, "_gone", as_if_gone)
     monkeypatch.setattr(DemoTenant, "_partition_gone", as_if_gone)
-    lines = []
-    assert run.run_demo(as_json=True, print_line=lines.append) == 1
-    last = json.loads(lines[-1])["steps"][-1]
-    assert last["ok"] is False
-    assert last["evidence"]["reason"] == "the fabric still holds partitions"
+    report = run.run_demo(lambda _: None)
+    assert report.ok is False
+    last = report.steps[-1]
+    assert last.ok is False
+    assert last.evidence["reason"] == "the fabric still holds partitions"
 
 
 @pytest.mark.slow
@@ -191,3 +193,16 @@ def test_a_job_without_a_partition_is_refused_with_what_helps(tmp_path):
         return await until(placed, "the job is placed")
 
     assert asyncio.run(scenario())["workers"] == 18
+
+
+@pytest.mark.slow
+def test_a_proxy_of_the_environment_is_not_asked_for_the_own_site(tmp_path, monkeypatch):
+    with_dead_proxies(monkeypatch)
+
+    async def create():
+        async with embedded_site(Home(tmp_path), port=0, racks=1, profile="gb200-nvl72") as site:
+            tenant = DemoTenant(site, "blue", 1)
+            async with tenant.http:
+                return await tenant.create_partition()
+
+    assert asyncio.run(create())["status"] == "Ready"

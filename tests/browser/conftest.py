@@ -13,6 +13,7 @@ from tests.web.snapshots import AT
 from tests.web.stand_ins import ShownSite, doorman
 
 from rackloom.app.listeners import serve_http
+from rackloom.web.live import LiveMap
 from rackloom.web.model import SiteReading
 from rackloom.web.pages import create_pages
 
@@ -53,9 +54,10 @@ def pictures_folder(tmp_path) -> Path:
 class Served:
     """The map of a `ShownSite`, in a thread of its own."""
 
-    def __init__(self, url: str, site: ShownSite, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, url: str, site: ShownSite, live: LiveMap, loop: asyncio.AbstractEventLoop) -> None:
         self.url = url
         self.site = site
+        self.live = live
         self._loop = loop
 
     def show(self, reading: SiteReading) -> None:
@@ -74,9 +76,10 @@ def serving(reading: SiteReading) -> Iterator[Served]:
     async def serve() -> None:
         site = ShownSite(reading)
         stop.append(asyncio.Event())
-        pages = create_pages(site, doorman, lambda: AT, switch_trays=9)
+        live = LiveMap(site, lambda: AT)
+        pages = create_pages(live, doorman, lambda: AT, switch_trays=9)
         async with serve_http(pages, "127.0.0.1:0") as port:
-            ready.append(Served(f"http://127.0.0.1:{port}", site, asyncio.get_running_loop()))
+            ready.append(Served(f"http://127.0.0.1:{port}", site, live, asyncio.get_running_loop()))
             up.set()
             await stop[0].wait()
 

@@ -7,7 +7,7 @@ import pytest
 from inline_snapshot import external_file
 
 from rackloom.cli.main import app
-from rackloom.errors import Refused, Retry, Unknown
+from rackloom.errors import Misuse, Refused, Retry, Unknown
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CLAIMS = str(EXAMPLES / "nixl-kv-transfer")
@@ -102,7 +102,7 @@ def exit_of(words):
     try:
         code = app(list(words), result_action="return_value")
     except Refused as refused:
-        return 1, (refused.reason, refused.nearest_fix)
+        return 2 if isinstance(refused, Misuse) else 1, (refused.reason, refused.nearest_fix)
     except (Retry, Unknown) as trouble:
         return 1, (trouble.reason, None)
     except SystemExit as ended:
@@ -161,7 +161,7 @@ def test_machines_that_there_cannot_be_are_a_mistake_of_usage(words, number, cap
 
 def test_a_link_is_not_shaped_to_what_is_no_number():
     words = ("transfer", "run", "--emulate", "--rates", "nan", "1")
-    assert exit_of(words) == (1, ("a link cannot be shaped to (nan, 1.0)", "give Gb/s from 0.001 to 1000"))
+    assert exit_of(words) == (2, ("a link cannot be shaped to (nan, 1.0)", "give Gb/s from 0.001 to 1000"))
 
 
 @pytest.mark.parametrize("words", [("controller", "--image", "image"), ("webhook",)], ids=" ".join)

@@ -9,7 +9,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from inline_snapshot import snapshot
 
-from rackloom.app.home import Home
+from rackloom.app.home import Home, default_home
 from rackloom.app.twin.site import embedded_site
 from rackloom.cli.doctor import doctor
 from rackloom.core.diagnosis.catalogue import Check
@@ -77,7 +77,7 @@ all holds
 
 
 def test_json_says_ok_and_nothing_else(site, diagnosis):
-    assert json.loads(diagnosis(json=True)) == {"ok": True, "simulated": True, "findings": []}
+    assert json.loads(diagnosis(output="json")) == {"ok": True, "simulated": True, "findings": []}
 
 
 def break_it(portal, site):
@@ -96,7 +96,7 @@ def break_it(portal, site):
 
 def until_found(diagnosis, check):
     for _ in range(600):
-        found = json.loads(diagnosis(json=True))["findings"]
+        found = json.loads(diagnosis(output="json"))["findings"]
         if [finding["check"] for finding in found] == [check]:
             return found[0]
     raise AssertionError(f"{check} was not found, but {found}")
@@ -194,7 +194,7 @@ sqlite = "{diagnosis.home}"
 allow_insecure = true
 """
     )
-    assert doctor(config=config, json=True) == 0
+    assert doctor(config=config, output="json") == 0
     assert json.loads(diagnosis.capsys.readouterr().out) == {"ok": True, "simulated": True, "findings": []}
 
 
@@ -238,7 +238,7 @@ contexts: [{name: c, context: {cluster: c, user: u}}]
 current-context: c
 """
     )
-    found = json.loads(diagnosis(kubeconfig=config, json=True))["findings"]
+    found = json.loads(diagnosis(kubeconfig=config, output="json"))["findings"]
     assert [(finding["check"], finding["state"], finding["severity"]) for finding in found] == [
         (Check.LAYER, "unknown", "unknown")
     ]
@@ -249,7 +249,7 @@ def test_a_transfer_record_that_cannot_be_read_makes_its_layer_unknown(site, dia
     folder = tmp_path / "transfers"
     folder.mkdir()
     (folder / "b.json").write_text('{"format": "rackl')
-    found = json.loads(diagnosis(transfers=folder, json=True))["findings"]
+    found = json.loads(diagnosis(transfers=folder, output="json"))["findings"]
     assert [(finding["subject"], finding["state"]) for finding in found] == [("layer transfer", "unknown")]
     assert "b.json" in found[0]["message"]
 
@@ -274,3 +274,8 @@ def test_a_home_may_have_any_name(portal, capsys, tmp_path):
     output = capsys.readouterr().out
     assert "site (simulated): 18 machines" in output
     assert f"1. rackloom up --home '{home}'" in output
+
+
+def test_the_home_of_every_command_may_stand_in_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("RACKLOOM_HOME", str(tmp_path))
+    assert default_home() == tmp_path

@@ -1,6 +1,7 @@
 """The program as a whole: what it lists, and that every command can be asked for help."""
 
 import os
+import pty
 import re
 import shlex
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.cli.command_tree import LEAVES, arguments, each_leaf
 from tests.waiting import PATIENCE
 
 from rackloom import __version__
@@ -44,16 +46,6 @@ def test_every_command_can_be_asked_for_help(name):
     assert f"Usage: rackloom {name}" in asked.stdout
 
 
-def leaves(words=()):
-    """Every command that does something, as the words that call it."""
-    command = app.parse_commands(words)[1][-1]
-    below = [name for name in command if not name.startswith("-")]
-    return [leaf for name in below for leaf in leaves((*words, name))] or [words]
-
-
-each_leaf = pytest.mark.parametrize("words", leaves(), ids=" ".join)
-
-
 def ended(*words):
     """The exit code of a command that ends before it begins."""
     with pytest.raises(SystemExit) as end:
@@ -62,7 +54,7 @@ def ended(*words):
 
 
 def test_there_are_commands_below_commands():
-    assert {("place",), ("admin", "machine", "nvlink-info", "show"), ("transfer", "model")} <= set(leaves())
+    assert {("place",), ("admin", "machine", "nvlink-info", "show"), ("transfer", "model")} <= set(LEAVES)
 
 
 @pytest.mark.slow
@@ -76,8 +68,7 @@ def test_each_command_is_listed_with_what_it_does_and_can_be_asked_for_help(word
 
 @each_leaf
 def test_mistakes_of_usage_end_with_2(words, capsys, monkeypatch):
-    arguments = app.parse_commands(words)[1][-1].assemble_argument_collection()
-    required = [argument for argument in arguments if argument.required]
+    required = [argument for argument in arguments(words) if argument.required]
     for variable in (name for argument in required for name in argument.parameter.env_var or ()):
         monkeypatch.delenv(variable, raising=False)
     assert ended(*words, "--no-such-option") == 2
@@ -105,6 +96,27 @@ def test_what_is_refused_says_why_and_what_to_change_on_stderr():
     assert refused.stdout == ""
     assert refused.stderr.startswith("rackloom: no ")
     assert "\n  fix: use gb200-nvl" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "first"),
+    [
+        ({"TERM": "xterm"}, "\x1b[31mrackloom:\x1b[0m no "),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "rackloom: no "),
+        ({"TERM": "dumb"}, "rackloom: no "),
+    ],
+)
+def test_errors_are_coloured_on_a_terminal_that_wants_it(settings, first):
+    ours, theirs = pty.openpty()
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
+    command = [*RACKLOOM, "topology", "show", "gb200"]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=theirs, timeout=PATIENCE, env=plain | settings
+    )
+    os.close(theirs)
+    assert os.read(ours, 1000).decode().startswith(first)
+    os.close(ours)
+    assert (done.returncode, done.stdout) == (1, b"")
 
 
 def test_listing_commands_imports_none_of_them():

@@ -209,14 +209,23 @@ def test_a_cluster_is_asked_through_kubectl(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert ran(saved(tmp_path, job("train", 2)), "--cluster", "-o", "json") == 0
     assert json.loads(capsys.readouterr().out)["jobs"][0]["plan"]["cliques"] == ["clique-0"]
-    assert "nodes,pods," in (tmp_path / "asked").read_text()
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[0].startswith("get nodes,pods,")
+    assert ran(saved(tmp_path, job("train", 2)), "--kubeconfig", "theirs", "--context", "lab", "-v") == 0
+    assert "kubectl --kubeconfig theirs --context lab get nodes,pods," in capsys.readouterr().err
+    assert (
+        (tmp_path / "asked")
+        .read_text()
+        .splitlines()[len(asked)]
+        .startswith("--kubeconfig theirs --context lab get nodes,pods,")
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         ([MPI_JOB], "there is no node to place on"),
-        ([*RACKS, "1"], "there is no job in the files"),
+        ([*RACKS, "1"], "no file with a job is named"),
         ([MPI_JOB, *RACKS, "1", "--label", "nope=1"], "no such label"),
         ([MPI_JOB, *RACKS, "0"], "do not make whole domains"),
         ([MPI_JOB, *RACKS, "1", "--down", "3"], "is no share of trays"),

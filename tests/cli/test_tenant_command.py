@@ -77,6 +77,34 @@ def test_each_command_names_the_next_for_the_same_site(run, site):
         run("partition", "delete", "two words", "--wait")
 
 
+def test_a_command_says_what_it_asks_of_the_site_and_shows_no_token(run, site):
+    made, asked = run("partition", "list", "-v")
+    pattern = rf"GET {site.url}/v2/org/cli/nico/nvlink-logical-partition: 200 in \d+ ms\n"
+    assert made == ""
+    assert re.fullmatch(f"(?:{pattern})+organisation cli has no partitions\n", asked)
+
+
+def test_a_quiet_command_prints_results_alone(run):
+    try:
+        made, following = run("partition", "create", "quiet", "-q")
+        assert made.startswith("partition quiet created (")
+        assert following == ""
+        assert run("partition", "delete", "quiet", "--wait", "--quiet")[1] == ""
+        # That there is none is the result: a misspelt organisation looks like an empty one.
+        nothing = "organisation clii has no partitions\n"
+        assert run("partition", "list", "-q", "--org", "clii") == ("", nothing)
+    finally:
+        for name in run("partition", "list", "-o", "name")[0].split():
+            run("partition", "delete", name, "--wait")
+
+
+def test_what_is_made_and_deleted_is_data_too(run):
+    made = json.loads(run("partition", "create", "data", "--json")[0])
+    assert made["name"] == "data"
+    deleted = yaml.safe_load(run("partition", "delete", "data", "--wait", "-o", "yaml")[0])
+    assert deleted == [{"id": made["id"], "name": "data"}]
+
+
 def test_one_machine_is_no_batch(run, vpc):
     assert "solo" in run("instance", "create", "solo", "--vpc", vpc, "--dry-run")[0]
     assert run("instance", "create", "solo", "--vpc", vpc)[0].splitlines()[1].startswith("solo ")

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from tests.proxies import with_dead_proxies
 
 from rackloom.app.home import Home
 from rackloom.app.home_connection import home_connection
@@ -39,6 +40,21 @@ def test_addresses(url: str, base: str) -> None:
 def test_addresses_that_are_refused(url: str) -> None:
     with pytest.raises(Refused):
         Connection(url=url, org="demo", token="t").base_url()
+
+
+@pytest.mark.parametrize(
+    ("url", "proxied"),
+    [
+        ("http://127.0.0.1:8080", False),
+        ("http://[::1]:8080", False),
+        ("https://localhost", False),
+        ("https://site.example", True),
+    ],
+)
+def test_a_proxy_is_asked_for_other_hosts_only(url: str, proxied: bool, monkeypatch: Any) -> None:
+    with_dead_proxies(monkeypatch)
+    with Client(Connection(url=url, org="demo", token="abc")) as client:
+        assert bool(client._http._mounts) is proxied
 
 
 @pytest.mark.parametrize("org", ["", ".", ".."])

@@ -16,7 +16,7 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, DAEMON_SET, DEPLOYMENT, POD
 
 pytestmark = pytest.mark.anyio
-PLUGINS = "node-imex, node-gpu, node-nic"
+PLUGINS = "node-imex, node-gpu, node-nic, node-all"
 PART_OF = "app.kubernetes.io/part-of"
 
 

@@ -1,6 +1,7 @@
 """The chart: what is checked in, what Helm makes of it, and which options it reaches."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -89,6 +90,7 @@ def test_the_chart_is_what_the_manifests_and_the_commands_make_of_it() -> None:
         (None, ("base",)),
         ("channel-isolation", ("channel-isolation",)),
         ("take-over", ("take-over",)),
+        ("one-process", ("one-process",)),
         ("webhook", ("base", "webhook")),
     ],
 )
@@ -128,18 +130,19 @@ def test_every_option_is_a_value_or_decided_by_a_manifest(program: str) -> None:
     listed = {option.name for option in options.options(program)}
     _, commands, _ = app.parse_commands(list(options.PROGRAMS[program]))
     names = {name for argument in commands[-1].assemble_argument_collection() for name in argument.names}
-    assert listed == {name.removeprefix("--") for name in names - {"*"} if not is_negative(name)}
+    long = {name for name in names if name.startswith("--")}
+    groups = {"--imex", "--gpu", "--nic"}
+    assert listed == {name.removeprefix("--") for name in long - groups if not is_negative(name)}
     schema = json.loads((CHART / "values.schema.json").read_text())
     for part in (*program.split("."), "options"):
         schema = schema["properties"][part]
-    decided = listed & options.DECIDED.keys()
-    assert set(schema["properties"]) == {option.key for option in options.options(program)} - {
-        option.key for option in options.options(program) if option.name in decided
+    assert set(schema["properties"]) == {
+        option.key for option in options.options(program) if not option.is_decided
     }
 
 
 def is_negative(name: str) -> bool:
-    return name.startswith(("--no-", "--empty-"))
+    return re.match(r"--(?:\w+\.)?(?:no|empty)-", name) is not None
 
 
 def test_what_is_said_to_be_decided_is_an_option() -> None:
@@ -172,10 +175,13 @@ def test_a_program_is_told_every_option_as_it_stands_in_the_values(
 
 
 def flattened(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Parameters by their names, also those in groups."""
+    """Parameters by their names; those of groups also with the name of the group in front."""
     flat: dict[str, Any] = {}
     for name, value in arguments.items():
-        flat |= vars(value) if hasattr(value, "__dataclass_fields__") else {name: value}
+        if hasattr(value, "__dataclass_fields__"):
+            flat |= vars(value) | {f"{name}.{key}": inner for key, inner in vars(value).items()}
+        else:
+            flat[name] = value
     return flat
 
 

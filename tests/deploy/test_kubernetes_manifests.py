@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cel_expr_python import cel
+from cel_expr_python.ext import ext_optional, ext_strings
 
 from rackloom.core.domains import names
 from rackloom.core.domains.compute_domain import read_compute_domain
@@ -81,6 +83,71 @@ def test_earlier_daemons_are_known_to_the_controller_and_to_the_plugin():
     variable = "'ADDITIONAL_NAMESPACES', 'value': 'rackloom-system'"
     configured = [obj["metadata"]["name"] for obj in built(BASE.parent / "take-over") if variable in str(obj)]
     assert sorted(configured) == ["rackloom-controller", "rackloom-node-imex"]
+
+
+def test_one_process_takes_the_place_of_the_three_plugins():
+    """With the rights, the folders of the host and the nodes of all three, and nothing beside."""
+    alone = {obj["metadata"]["name"]: obj for obj in built(BASE) if obj["kind"] == "DaemonSet"}
+    together = built(BASE.parent / "one-process")
+    (node,) = (obj for obj in together if obj["kind"] == "DaemonSet")
+    assert node["metadata"]["name"] == "rackloom-node-all"
+    pods = [obj["spec"]["template"]["spec"] for obj in alone.values()]
+    pod = node["spec"]["template"]["spec"]
+    assert [pod["affinity"]] * 3 == [each["affinity"] for each in pods]
+    assert [pod["tolerations"]] * 3 == [each["tolerations"] for each in pods]
+    # /sys and /proc of the host, which the NIC plugin reads, are below its root.
+    assert host_paths([pod]) == host_paths(pods) - {"/sys", "/proc"}
+    assert written_by([pod]) == written_by(pods)
+    (arguments,) = (container["args"] for container in pod["containers"])
+    assert arguments[:2] == ["node", "all"]
+    assert roles_of("rackloom-node-all", together) == set().union(
+        *(roles_of(account, built(BASE)) for account in alone)
+    )
+
+
+def host_paths(pods: list[dict]) -> set[str]:
+    return {volume["hostPath"]["path"] for pod in pods for volume in pod["volumes"]}
+
+
+def written_by(pods: list[dict]) -> set[str]:
+    """Where the pods mount what they may write."""
+    mounts = [mount for pod in pods for mount in pod["containers"][0]["volumeMounts"]]
+    return {mount["mountPath"] for mount in mounts if not mount.get("readOnly")}
+
+
+def roles_of(account: str, objects: list[dict]) -> set[tuple[str, str, str]]:
+    """The roles that an account is bound to, and where."""
+    return {
+        (obj["metadata"].get("namespace", ""), obj["roleRef"]["kind"], obj["roleRef"]["name"])
+        for obj in objects
+        if obj["kind"] in ("ClusterRoleBinding", "RoleBinding")
+        for subject in obj["subjects"]
+        if subject["name"] == account
+    }
+
+
+@pytest.mark.parametrize(
+    ("account", "drivers"),
+    [
+        ("imex", {"compute-domain.nvidia.com"}),
+        ("gpu", {"gpu.nvidia.com"}),
+        ("nic", {"dra.net"}),
+        ("all", {"compute-domain.nvidia.com", "gpu.nvidia.com", "dra.net"}),
+        ("other", set()),
+    ],
+)
+def test_a_plugin_publishes_devices_of_its_own_drivers_only(account, drivers):
+    (policy,) = (
+        obj["spec"]
+        for obj in documents(BASE / "admission-policies.yaml")
+        if obj["kind"] == "ValidatingAdmissionPolicy" and obj["metadata"]["name"] == "rackloom-node-slices"
+    )
+    (known,) = (each["expression"] for each in policy["variables"] if each["name"] == "drivers")
+    user = {"userInfo": {"username": f"system:serviceaccount:rackloom-system:rackloom-node-{account}"}}
+    extensions = [ext_optional.ExtOptional(), ext_strings.ExtStrings()]
+    environment = cel.NewEnv(variables={"request": cel.Type.DYN}, extensions=extensions)
+    found = environment.compile(known).eval(data={"request": user}).plain_value()
+    assert set(found) == drivers
 
 
 def test_every_port_that_a_pod_serves_is_in_one_network_policy():
@@ -231,7 +298,7 @@ def test_examples_name_the_template_of_their_compute_domain(example):
     assert names.GPU_CLIQUE_LABEL in (ROOT / "examples" / example).read_text()
 
 
-OVERLAYS = ("base", "channel-isolation", "take-over", "webhook")
+OVERLAYS = ("base", "channel-isolation", "one-process", "take-over", "webhook")
 PART_OF = "app.kubernetes.io/part-of"
 
 

@@ -29,6 +29,11 @@ def test_workflows_call_targets_that_exist(path: Path) -> None:
     assert set(called) <= TARGETS
 
 
+def test_a_change_builds_the_documentation_site() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())["jobs"]
+    assert "make docs-site" in {run for job in jobs.values() for run in commands(job)}
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_have_a_limit_and_read_only_rights(path: Path) -> None:
     workflow = yaml.safe_load(path.read_text())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from tests.proxies import with_dead_proxies
 from tests.waiting import PATIENCE
 
 from rackloom.app.process import log_beside_host
@@ -94,9 +95,7 @@ def test_a_host_that_configures_structlog_meanwhile_keeps_what_it_chose():
 
 @pytest.mark.slow
 def test_a_proxy_of_its_host_is_not_asked(monkeypatch):
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-        monkeypatch.setenv(name.lower(), "http://127.0.0.1:9")
+    with_dead_proxies(monkeypatch)
     with start_site(in_process=True, seed=7) as running:
         assert running.seed == "7"
         running.do("make-logical-partition", name="training")

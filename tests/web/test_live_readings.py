@@ -2,8 +2,9 @@
 
 import asyncio
 
+import msgspec
 import pytest
-from tests.web.snapshots import snapshot
+from tests.web.snapshots import AT, snapshot
 from tests.web.stand_ins import ShownSite
 
 from rackloom.web import live
@@ -47,6 +48,34 @@ def test_a_change_is_read_and_everybody_who_waits_hears_of_it(monkeypatch):
             return [len(reading.whole.gpus) for reading in await asyncio.gather(*waiting)]
 
     assert run(scenario()) == [8, 8, 8]
+
+
+def test_the_history_is_recorded_when_nobody_looks(monkeypatch):
+    monkeypatch.setattr(live, "RECORD_SECONDS", 0.15)
+
+    async def scenario():
+        site = ShownSite(SiteReading(snapshot=snapshot(1, 1)))
+        feed = LiveMap(site, lambda: 0.0)
+        recording = asyncio.create_task(feed.record())
+        try:
+            for number in range(1, 4):
+                while site.reads < number:
+                    await asyncio.sleep(0.01)
+                seen = msgspec.structs.replace(snapshot(1, 1), at=AT + 60 * number)
+                site.show(SiteReading(snapshot=seen))
+            # A site that cannot be read leaves a gap, and the recording goes on.
+            site.breaks(True)
+            broken = site.reads
+            while site.reads == broken:
+                await asyncio.sleep(0.01)
+            site.breaks(False)
+            while feed.history.maps[-1].at < AT + 180:
+                await asyncio.sleep(0.01)
+        finally:
+            recording.cancel()
+        return [whole.at - AT for whole in feed.history.maps]
+
+    assert run(scenario()) == [0, 60, 120, 180]
 
 
 def test_nobody_reads_when_nobody_looks():

@@ -80,8 +80,8 @@ def test_a_result_leads_to_a_gpu_of_what_was_found():
     (rack,) = finds("rack-07")[:1]
     assert (rack.rack, rack.gpu) == ("rack-07", "")
     markup = render_found(ColourMode.USE, "x", [node, rack])
-    assert f'href="/?by=use&amp;gpu={node.gpu}#{node.gpu}"' in markup
-    assert f'href="/?by=use&amp;rack=rack-07#{rack_id("rack-07")}"' in markup
+    assert f'href="?by=use&amp;gpu={node.gpu}#{node.gpu}"' in markup
+    assert f'href="?by=use&amp;rack=rack-07#{rack_id("rack-07")}"' in markup
 
 
 def test_what_is_in_several_racks_is_one_result():

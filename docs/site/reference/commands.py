@@ -5,10 +5,12 @@ import re
 from docs.site.reference.markdown import made_from
 
 from rackloom.cli.main import app
+from rackloom.cli.man_pages import describe_all
 
 
 def page() -> str:
     """Every command with its options, in the order of the help."""
+    describe_all(app)
     text = app.generate_docs(output_format="markdown", recursive=True, heading_level=1)
     text = _without_lists(text).replace(
         "# rackloom\n", f"# Commands\n\n{made_from('the declarations of the commands')}", 1

@@ -152,6 +152,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     listen: str | None = None
     """`host:port` of /metrics and /healthz; None for none."""
     kubeconfig: Path | None = None
+    context: str | None = None
 
 
 def run_controller(
@@ -183,7 +184,7 @@ async def _run_controller(
 ) -> None:
     stopped = stop_on_signals()
     identity = f"{options.identity}-{uuid.uuid4()}"
-    client = http_client(options.kubeconfig, None)
+    client = http_client(options.kubeconfig, options.context)
     client.headers["User-Agent"] = CONTROLLER_LEASE
     api = KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST))
     async with api, contextlib.AsyncExitStack() as stack:

@@ -96,10 +96,12 @@ def command_access(
     config: Path | None,
     kubeconfig: Path | None,
     environment: Mapping[str, str] = os.environ,
+    *,
+    context: str | None = None,
 ) -> SiteCommands:
     """How `kubectl` and `rackloom admin` reach the site that was read from these sources."""
     if config is None:
-        kubectl = _kubectl_options(kubeconfig, None)
+        kubectl = _kubectl_options(kubeconfig, context)
         if home is None:
             return SiteCommands(kubectl=kubectl)
         # A twin serves REST alone, and a token of its home gives the rights of an operator.
@@ -109,10 +111,10 @@ def command_access(
             then="rackloom up serves REST alone: with this token it does what elsewhere does",
         )
     site = load_config(config)
-    if kubeconfig is None and site.kubernetes is not None:
+    if kubeconfig is None and context is None and site.kubernetes is not None:
         kubectl = _kubectl_options(site.kubernetes.kubeconfig, site.kubernetes.context)
     else:
-        kubectl = _kubectl_options(kubeconfig, None)
+        kubectl = _kubectl_options(kubeconfig, context)
     if site.admin is None:
         lacks = f"{config} has no section [admin]: without it no admin interface is served"
         return SiteCommands(kubectl=kubectl, admin_lacks=lacks)
@@ -148,6 +150,8 @@ class DoctorSources(msgspec.Struct, frozen=True, kw_only=True):
     home: Path | None = None
     config: Path | None = None
     kubeconfig: Path | None = None
+    context: str | None = None
+    """Of the kubeconfig; None: its current one."""
     transfers: Path | None = None
     namespace: str | None = None
     """Where IMEX daemons run; None: where the configuration says, else `DEFAULT_DAEMON_NAMESPACE`."""
@@ -173,7 +177,8 @@ def choose_sources(sources: DoctorSources) -> DoctorSources:
         raise Refused("a home and a configuration are two sites", nearest_fix="give --home or --config")
     own = OWN_ROOT if sources.sysroot is None and has_nvidia_module(OWN_ROOT) else None
     found = msgspec.structs.replace(sources, sysroot=sources.sysroot or own)
-    if any((sources.home, sources.config, sources.kubeconfig, sources.transfers, sources.sysroot)):
+    named = (sources.home, sources.config, sources.kubeconfig, sources.context, sources.transfers)
+    if any((*named, sources.sysroot)):
         return found if sources.home is None else _with_home(found, sources.home)
     home = default_home()
     if (home / "site.db").is_file():
@@ -206,7 +211,7 @@ def diagnose(sources: DoctorSources) -> DoctorResult:
     snapshot = asyncio.run(read_snapshot(sources, time.time()))
     root = sources.sysroot
     findings = examine(snapshot, host=() if root is None else host_findings(root, snapshot))
-    commands = command_access(sources.home, sources.config, sources.kubeconfig)
+    commands = command_access(sources.home, sources.config, sources.kubeconfig, context=sources.context)
     host = None if root is None else host_name(root)
     return DoctorResult(snapshot, with_site_commands(findings, commands), host)
 
@@ -255,8 +260,8 @@ def _cluster(sources: DoctorSources, config: Config | None, now: float) -> KubeC
     The configured kubeconfig may be for the machine of the service. If it cannot be used here, the cluster
     layer is unknown, and everything else is read.
     """
-    if sources.kubeconfig is not None:
-        return connect(sources.kubeconfig, user_agent=_USER_AGENT)
+    if sources.kubeconfig is not None or sources.context is not None:
+        return connect(sources.kubeconfig, sources.context, user_agent=_USER_AGENT)
     if config is None or config.kubernetes is None:
         return None
     try:

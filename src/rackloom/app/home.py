@@ -61,7 +61,9 @@ class Home(msgspec.Struct, frozen=True):
 
 
 def default_home() -> Path:
-    """`rackloom` under the XDG data directory."""
+    """$RACKLOOM_HOME; without it, `rackloom` under the XDG data directory."""
+    if named := os.environ.get("RACKLOOM_HOME"):
+        return Path(named)
     data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     return Path(data) / "rackloom"
 

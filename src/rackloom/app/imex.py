@@ -57,6 +57,7 @@ class ImexDaemonOptions:
     program: Sequence[str]
     control_program: Sequence[str]
     kubeconfig: Path | None
+    context: str | None
     probe_port: int
 
 
@@ -94,7 +95,7 @@ def run_imex(settings: ImexDaemonOptions) -> None:
 
 async def _run_daemon(settings: ImexDaemonOptions, place: DaemonIdentity) -> None:
     stopped = stop_on_signals()
-    async with connect(settings.kubeconfig, user_agent="rackloom-imex") as api:
+    async with connect(settings.kubeconfig, settings.context, user_agent="rackloom-imex") as api:
         if not place.clique_id:
             _log.info("imex.idle", reason="this node is in no NVLink clique")
             async with answer_probes(place.address, settings.probe_port, _always_ready):

@@ -276,6 +276,7 @@ class WebhookOptions(msgspec.Struct, frozen=True, kw_only=True):
     dns_names: tuple[str, ...] = ()
     """By which the API server calls it; none: those of the service."""
     kubeconfig: Path | None = None
+    context: str | None = None
 
 
 def run_webhook(
@@ -290,7 +291,7 @@ async def _run_webhook(
     settings: AdmissionSettings, options: WebhookOptions, announce: Callable[[str], None]
 ) -> None:
     stopped = stop_on_signals()
-    client = http_client(options.kubeconfig, None)
+    client = http_client(options.kubeconfig, options.context)
     client.headers["User-Agent"] = WEBHOOK_NAME
     api = KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST))
     async with api, webhook(api, settings, options) as port:

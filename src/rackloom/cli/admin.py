@@ -10,6 +10,7 @@ and `admin_audit`. They are named here by import path and imported when one is c
 modules take time to load.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from rackloom.cli.common import Format, Output, columns, emit
-from rackloom.errors import Refused, Retry, file_error_text
+from rackloom.cli.common import Format, columns, emit
+from rackloom.errors import Misuse, Refused, Retry, file_error_text
+from rackloom.request_log import asked
 
 # The connection.
 
@@ -47,7 +49,6 @@ class Connection:
 
 ConnectionParameters = Annotated[Connection, Parameter(name="*")]
 DEFAULT_CONNECTION = Connection()
-Printed = Annotated[Output, Parameter(help="How to print.")]
 Reason = Annotated[str, Parameter(name="--reason", help="Why; it is recorded.")]
 Domain = Annotated[str, Parameter(help="Domain uuid.")]
 MachineId = Annotated[str, Parameter(help="Machine id.")]
@@ -77,8 +78,13 @@ def connect(at: Connection) -> Iterator[RpcCaller]:
     options = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", REPLY_BYTES))
     with grpc.secure_channel(at.site, credentials, options=options) as channel:
         ours, upstream = operator_pb2_grpc.OperatorStub(channel), forge_pb2_grpc.ForgeStub(channel)
+
         # No RPC has the same name in both interfaces.
-        yield lambda rpc, request: _call_rpc(getattr(ours, rpc, None) or getattr(upstream, rpc), request)
+        def call_rpc(rpc: str, request: Any) -> Any:
+            with asked("CALL", at.site, rpc):
+                return _call_rpc(getattr(ours, rpc, None) or getattr(upstream, rpc), request)
+
+        yield call_rpc
 
 
 def call(at: Connection, rpc: str, request: Any) -> Any:
@@ -88,10 +94,21 @@ def call(at: Connection, rpc: str, request: Any) -> Any:
 
 
 def emit_messages(
-    found: Sequence[Any], output: Format, heads: Sequence[str], row: Callable[[Any], Sequence[object]]
+    found: Sequence[Any],
+    output: Format,
+    heads: Sequence[str],
+    row: Callable[[Any], Sequence[object]],
+    *,
+    tenant: str | None = None,
 ) -> None:
-    """Print protobuf messages: a row each, or as JSON or YAML."""
+    """Print protobuf messages: a row each, or as JSON or YAML.
+
+    `tenant`: they are those of this organisation. That it has none is printed on standard error: a misspelt
+    organisation would look like an empty one.
+    """
     emit([as_dict(message) for message in found], output, lambda: columns(heads, map(row, found)))
+    if tenant and not found:
+        print(f"nothing here is of organisation {tenant}", file=sys.stderr)
 
 
 def as_dict(message: Any) -> dict[str, Any]:
@@ -122,14 +139,19 @@ def id_pages(ids: Sequence[Any]) -> list[Sequence[Any]]:
     return [ids[start : start + PAGE_SIZE] for start in range(0, len(ids), PAGE_SIZE)]
 
 
-def send_order(at: Connection, rpc: str, request: Any) -> None:
+def send_order(at: Connection, rpc: str, request: Any, output: Format) -> None:
     """Call an RPC of our interface whose reply is a sentence, and print it."""
-    print(call(at, rpc, request).message)
+    report(call(at, rpc, request).message, output)
+
+
+def report(message: str, output: Format, **fields: str) -> None:
+    """Print what was done, as a sentence; JSON and YAML have it with `fields`."""
+    emit({"message": message, **fields}, output, lambda: message)
 
 
 def _read_pem(path: Path | None, option: str, variable: str) -> bytes:
     if path is None:
-        raise Refused(f"the admin interface needs {option}", nearest_fix=f"give {option} or set {variable}")
+        raise Misuse(f"the admin interface needs {option}", nearest_fix=f"give {option} or set {variable}")
     try:
         return path.read_bytes()
     except OSError as error:

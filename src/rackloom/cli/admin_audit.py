@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 
 from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.cli.admin import DEFAULT_CONNECTION, ConnectionParameters, RpcCaller, connect, timestamp
+from rackloom.cli.common import with_common_flags
 
 FOLLOW_SECONDS = 1.0
 
@@ -21,6 +22,7 @@ app = App(name="audit", help="Who requested what, and what came of it.")
 
 
 @app.command(name="export")
+@with_common_flags
 def export(
     *,
     since: Annotated[

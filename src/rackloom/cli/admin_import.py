@@ -22,12 +22,11 @@ from rackloom.cli.admin import (
     DEFAULT_CONNECTION,
     Connection,
     ConnectionParameters,
-    Printed,
     RpcCaller,
     connect,
     id_pages,
 )
-from rackloom.cli.common import Format, columns, emit, read_text
+from rackloom.cli.common import FILE, Format, Output, columns, emit, read_text, with_common_flags
 from rackloom.core.takeover.planner import plan_takeover
 from rackloom.core.takeover.records import (
     PLAN_VERSION,
@@ -47,7 +46,7 @@ from rackloom.core.takeover.records import (
     subject_of_step,
 )
 from rackloom.core.takeover.rollback import imported_steps, rollback_obstacles
-from rackloom.errors import Refused
+from rackloom.errors import Misuse, Refused
 
 OWNER_ONLY = 0o600
 SHOWN_LENGTH = 80
@@ -58,10 +57,11 @@ nico = App(name="nico", help="Take over from NVIDIA Infra Controller (NICo).")
 app.command(nico)
 
 
-PlanFile = Annotated[Path, Parameter(help="What `rackloom admin import nico plan --out` wrote.")]
+PlanFile = Annotated[Path, FILE, Parameter(help="What `rackloom admin import nico plan --out` wrote.")]
 
 
 @nico.command(name="plan")
+@with_common_flags
 def plan(
     *,
     url: Annotated[str, Parameter(help="https://HOST[:PORT] of NICo's REST.")],
@@ -88,21 +88,19 @@ def plan(
     nico_admin_cert: Annotated[Path | None, Parameter(help="Our certificate for it (PEM).")] = None,
     nico_admin_key: Annotated[Path | None, Parameter(help="Key of our certificate for it (PEM).")] = None,
     at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Printed = "table",
+    output: Output = "table",
 ) -> None:
     """Read NICo and our site, and write what an import would do. Nothing is changed."""
     tenants = [_reader(entry, token_file) for entry in org]
     if not tenants or len({reader.org for reader in tenants}) < len(tenants):
-        raise Refused("each organisation is to be named once", nearest_fix="give --org NAME for each")
+        raise Misuse("each organisation is to be named once", nearest_fix="give --org NAME for each")
     provider = None if provider_org is None else _reader(provider_org, token_file)
     admin = None
     if nico_admin is not None:
         admin = Connection(nico_admin, nico_admin_ca, nico_admin_cert, nico_admin_key)
         if None in (admin.ca, admin.cert, admin.key):
             fix = "give --nico-admin-ca, --nico-admin-cert and --nico-admin-key"
-            raise Refused(
-                "NICo's admin gRPC needs an authority, our certificate and its key", nearest_fix=fix
-            )
+            raise Misuse("NICo's admin gRPC needs an authority, our certificate and its key", nearest_fix=fix)
     client = NicoClient(url, api_name=api_name, ca=nico_ca)
     try:
         reading = read_nico(client, tenants, provider=provider, site=nico_site)
@@ -118,11 +116,12 @@ def plan(
 
 
 @nico.command(name="apply")
+@with_common_flags
 def apply(
     file: PlanFile,
     *,
     at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Printed = "table",
+    output: Output = "table",
 ) -> int:
     """Create the records of a plan and adopt its partitions. The fabric is not touched. Repeat it at will."""
     made = _read_plan(file)
@@ -132,11 +131,12 @@ def apply(
 
 
 @nico.command(name="rollback")
+@with_common_flags
 def rollback(
     file: PlanFile,
     *,
     at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Printed = "table",
+    output: Output = "table",
 ) -> int:
     """Remove what the import of a plan created, and give up its partitions. The fabric is not touched."""
     made = _read_plan(file)
@@ -158,9 +158,7 @@ def _reader(entry: str, common: Path | None) -> NicoReader:
     name, _, own = entry.partition("=")
     file = Path(own) if own else common
     if file is None:
-        raise Refused(
-            f"organisation {name} has no token", nearest_fix="give --token-file, or --org NAME=FILE"
-        )
+        raise Misuse(f"organisation {name} has no token", nearest_fix="give --token-file, or --org NAME=FILE")
     token = read_text(file, "write the token into it").strip()
     if not token or not token.isascii() or any(letter.isspace() for letter in token):
         raise Refused(f"{file} holds no token", nearest_fix="write the token alone into it")

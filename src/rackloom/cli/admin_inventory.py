@@ -22,7 +22,6 @@ from rackloom.cli.admin import (
     DEFAULT_CONNECTION,
     ConnectionParameters,
     MachineId,
-    Printed,
     RpcCaller,
     Serial,
     Url,
@@ -31,8 +30,9 @@ from rackloom.cli.admin import (
     connect,
     emit_messages,
     id_pages,
+    report,
 )
-from rackloom.cli.common import columns, emit, json_text, read_text
+from rackloom.cli.common import FILE, Output, columns, emit, json_text, read_text, with_common_flags
 from rackloom.errors import Refused, file_error_text
 
 # Switch controllers and their credentials.
@@ -50,11 +50,12 @@ PasswordKind = Annotated[
 
 
 @endpoint.command(name="show")
+@with_common_flags
 def endpoint_show(
     *,
     chassis_serial: Annotated[str | None, Parameter(help="Only this chassis.")] = None,
     at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Printed = "table",
+    output: Output = "table",
 ) -> None:
     """Show which controller speaks for which chassis."""
     rows = [
@@ -69,17 +70,19 @@ def endpoint_show(
 def _add_put_command(verb: str, help_text: str) -> None:
     """`create` and `update` have the same parameters, and differ in the RPC alone."""
 
+    @with_common_flags
     def put(
         *,
         chassis_serial: Serial,
         url: Url,
         kind: ControllerKindName = None,
         at: ConnectionParameters = DEFAULT_CONNECTION,
+        output: Output = "table",
     ) -> None:
         whole = url if kind is None else url_of_kind(url, ControllerKind(kind))
         request = pb.NvlinkNmxcEndpoint(chassis_serial=chassis_serial, endpoint=whole)
         call(at, f"{verb.title()}NvlinkNmxcEndpoint", request)
-        print(f"{verb}d {chassis_serial} -> {whole}")
+        report(f"{verb}d {chassis_serial} -> {whole}", output, chassis_serial=chassis_serial, endpoint=whole)
 
     endpoint.command(put, name=verb, help=help_text)
 
@@ -89,12 +92,16 @@ _add_put_command("update", "Give a chassis another controller, or another addres
 
 
 @endpoint.command(name="delete")
-def endpoint_delete(*, chassis_serial: Serial, at: ConnectionParameters = DEFAULT_CONNECTION) -> None:
+@with_common_flags
+def endpoint_delete(
+    *, chassis_serial: Serial, at: ConnectionParameters = DEFAULT_CONNECTION, output: Output = "table"
+) -> None:
     """Stop speaking to the controller of a chassis; what it told turns unknown."""
     call(at, "DeleteNvlinkNmxcEndpoint", pb.DeleteNvlinkNmxcEndpointRequest(chassis_serial=chassis_serial))
-    print(f"deleted {chassis_serial}")
+    report(f"deleted {chassis_serial}", output, chassis_serial=chassis_serial)
 
 
+@with_common_flags
 def browse(
     *,
     chassis_serial: Annotated[Serial, Parameter(help="Chassis whose controller is asked.")],
@@ -110,6 +117,7 @@ def browse(
 
 
 @credential.command(name="add")
+@with_common_flags
 def credential_add(
     kind: PasswordKind,
     *,
@@ -118,20 +126,24 @@ def credential_add(
         Path | None, Parameter(help="File whose first line is the password; asked for where left out.")
     ] = None,
     at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Output = "table",
 ) -> None:
     """Keep the name and password of a controller in the site's secret provider."""
     request = pb.CredentialCreationRequest(
         credential_type=pb.NmxM, username=username, password=_read_password(password_file)
     )
     call(at, "CreateCredential", request)
-    print(f"kept the credential of {kind}")
+    report(f"kept the credential of {kind}", output, kind=kind)
 
 
 @credential.command(name="delete")
-def credential_delete(kind: PasswordKind, *, at: ConnectionParameters = DEFAULT_CONNECTION) -> None:
+@with_common_flags
+def credential_delete(
+    kind: PasswordKind, *, at: ConnectionParameters = DEFAULT_CONNECTION, output: Output = "table"
+) -> None:
     """Forget the name and password of a controller."""
     call(at, "DeleteCredential", pb.CredentialDeletionRequest(credential_type=pb.NmxM))
-    print(f"forgot the credential of {kind}")
+    report(f"forgot the credential of {kind}", output, kind=kind)
 
 
 def browse_controller(call_rpc: RpcCaller, chassis_serial: str, operation: str, gpu_uid: int) -> str:
@@ -187,7 +199,8 @@ class _InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @machine.command(name="list")
-def machine_list(*, at: ConnectionParameters = DEFAULT_CONNECTION, output: Printed = "table") -> None:
+@with_common_flags
+def machine_list(*, at: ConnectionParameters = DEFAULT_CONNECTION, output: Output = "table") -> None:
     """List the machines with their place, domain and state."""
     with connect(at) as call_rpc:
         ids = call_rpc("FindMachineIds", pb.MachineSearchConfig()).machine_ids
@@ -198,14 +211,16 @@ def machine_list(*, at: ConnectionParameters = DEFAULT_CONNECTION, output: Print
 
 
 @machine.command(name="import")
+@with_common_flags
 def machine_import(
     file: Annotated[
         Path,
+        FILE,
         Parameter(help="A list of {chassis_serial, slot, tray_index, rack, gpus, id}; id may be left out."),
     ],
     *,
     at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Printed = "table",
+    output: Output = "table",
 ) -> None:
     """Add the machines of a file (JSON or YAML); all of them or none."""
     records = [ours.MachineRecord(**msgspec.structs.asdict(record)) for record in _read_records(file)]
@@ -215,21 +230,31 @@ def machine_import(
 
 
 @machine.command(name="force-delete")
+@with_common_flags
 def machine_force_delete(
-    *, machine_id: Annotated[str, Parameter(name="--machine")], at: ConnectionParameters = DEFAULT_CONNECTION
+    *,
+    machine_id: Annotated[str, Parameter(name="--machine", help="Machine id.")],
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Output = "table",
 ) -> int:
     """Release what runs on a machine and forget the machine. Exit code 1: not done yet, ask again."""
     reply = call(at, "AdminForceDeleteMachine", pb.AdminForceDeleteMachineRequest(host_query=machine_id))
     if reply.all_done:
-        print(f"deleted {machine_id}")
+        report(f"deleted {machine_id}", output, machine=machine_id)
         return 0
-    print(f"releasing instance {reply.instance_id} of {machine_id}: its GPUs are still to leave the fabric")
+    report(
+        f"releasing instance {reply.instance_id} of {machine_id}: its GPUs are still to leave the fabric",
+        output,
+        machine=machine_id,
+        instance=reply.instance_id,
+    )
     return 1
 
 
 @nvlink_info.command(name="show")
+@with_common_flags
 def nvlink_info_show(
-    machine_id: MachineId, *, at: ConnectionParameters = DEFAULT_CONNECTION, output: Printed = "json"
+    machine_id: MachineId, *, at: ConnectionParameters = DEFAULT_CONNECTION, output: Output = "json"
 ) -> None:
     """Show the GPU mapping of a machine, and in which partition each GPU was last seen."""
     with connect(at) as call_rpc:
@@ -243,6 +268,7 @@ def nvlink_info_show(
 
 
 @nvlink_info.command(name="populate")
+@with_common_flags
 def nvlink_info_populate(
     machine_id: MachineId,
     *,
@@ -264,12 +290,13 @@ def nvlink_info_populate(
 
 
 @instance.command(name="update-nvlink-config")
+@with_common_flags
 def instance_update(
     *,
     instance_id: Annotated[str, Parameter(name=["--instance", "-i"], help="Instance id.")],
     config: Annotated[str, Parameter(help=CONFIG_HELP)],
     at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Printed = "table",
+    output: Output = "table",
 ) -> None:
     """Change which logical partition each GPU of an instance joins."""
     try:

@@ -23,18 +23,18 @@ from rackloom.cli.admin import (
     ConnectionParameters,
     Domain,
     MachineId,
-    Printed,
     Reason,
     as_dict,
     call,
     connect,
     emit_messages,
     id_pages,
+    report,
     send_order,
     utc_time,
 )
-from rackloom.cli.common import columns, emit, read_text
-from rackloom.errors import Refused
+from rackloom.cli.common import FILE, Output, columns, emit, read_text, with_common_flags
+from rackloom.errors import Misuse, Refused
 
 # Partitions.
 
@@ -44,12 +44,13 @@ partition = App(name="partition", help="Physical partitions, as the switch contr
 
 
 @logical.command(name="show")
+@with_common_flags
 def logical_show(
     partition_id: Annotated[str | None, Parameter(help="Only this one.")] = None,
     *,
     name: Annotated[str | None, Parameter(name=["--name", "-n"], help="Only those of this name.")] = None,
     at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Printed = "table",
+    output: Output = "table",
 ) -> None:
     """Show logical partitions."""
     wanted = pb.NVLinkLogicalPartitionSearchFilter(name=name)
@@ -58,30 +59,38 @@ def logical_show(
 
 
 @logical.command(name="create")
+@with_common_flags
 def logical_create(
     *,
     name: Annotated[str, Parameter(name=["--name", "-n"], help="Its name, unique for the tenant.")],
     tenant: Annotated[str, Parameter(name=["--tenant", "-t"], help="Organisation of the tenant.")],
     at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Output = "table",
 ) -> None:
     """Make a logical partition for a tenant, and print its id."""
     config = pb.NVLinkLogicalPartitionConfig(metadata=pb.Metadata(name=name), tenant_organization_id=tenant)
     request = pb.NVLinkLogicalPartitionCreationRequest(config=config)
-    print(call(at, "CreateNVLinkLogicalPartition", request).id.value)
+    made = call(at, "CreateNVLinkLogicalPartition", request)
+    emit(as_dict(made), output, lambda: str(made.id.value))
 
 
 @logical.command(name="delete")
+@with_common_flags
 def logical_delete(
-    partition_id: Annotated[str, Parameter(help="Its id.")], *, at: ConnectionParameters = DEFAULT_CONNECTION
+    partition_id: Annotated[str, Parameter(help="Its id.")],
+    *,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Output = "table",
 ) -> None:
     """Begin to delete a logical partition that nothing refers to."""
     request = pb.NVLinkLogicalPartitionDeletionRequest()
     request.id.value = partition_id
     call(at, "DeleteNVLinkLogicalPartition", request)
-    print(f"deleting {partition_id}")
+    report(f"deleting {partition_id}", output, partition=partition_id)
 
 
 @partition.command(name="show")
+@with_common_flags
 def partition_show(
     partition_id: Annotated[str | None, Parameter(help="Only this one.")] = None,
     *,
@@ -90,16 +99,17 @@ def partition_show(
     ] = None,
     name: Annotated[str | None, Parameter(name=["--name", "-n"], help="Only those of this name.")] = None,
     at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Printed = "table",
+    output: Output = "table",
 ) -> None:
     """Show physical partitions; those without a logical partition were found, and are nobody's."""
     wanted = pb.NVLinkPartitionSearchFilter(tenant_organization_id=tenant, name=name)
     found = _find_partitions(at, "NVLinkPartition", wanted, partition_id)
     heads = ("ID", "NAME", "LOGICAL PARTITION ID", "NMX-C PARTITION ID", "NVLINK DOMAIN UUID")
-    emit_messages(found, output, heads, _partition_row)
+    emit_messages(found, output, heads, _partition_row, tenant=tenant)
 
 
 @partition.command(name="adopt")
+@with_common_flags
 def partition_adopt(
     *,
     domain: Domain,
@@ -122,30 +132,33 @@ def partition_adopt(
         str | None, Parameter(help="With --tenant: name of the logical partition; that of the partition.")
     ] = None,
     at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Output = "table",
 ) -> None:
     """Make a partition that was found that of a logical partition. No GPU moves."""
     if (logical_partition is None) == (tenant is None):
-        raise Refused("a partition is adopted for one of --logical-partition and --tenant")
+        raise Misuse("a partition is adopted for one of --logical-partition and --tenant")
     request = ours.AdoptRequest(
         domain=domain, partition_name=name, logical_partition_id=logical_partition or "", reason=reason
     )
     if tenant is not None:
         owner = {"vpc": vpc, "logical_partition": logical_partition_name or name}
         request.owner.CopyFrom(ours.PartitionOwner(tenant_organization_id=tenant, **owner))
-    send_order(at, "AdoptPartition", request)
+    send_order(at, "AdoptPartition", request, output)
 
 
 @partition.command(name="release")
+@with_common_flags
 def partition_release(
     *,
     domain: Domain,
     name: Annotated[str, Parameter(help="Name of the partition.")],
     reason: Reason,
     at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Output = "table",
 ) -> None:
     """Let a partition that was found be taken apart."""
     request = ours.ReleaseRequest(domain=domain, partition_name=name, reason=reason)
-    send_order(at, "ReleasePartition", request)
+    send_order(at, "ReleasePartition", request, output)
 
 
 def _find_partitions(at: Connection, kind: str, wanted: Any, only: str | None) -> list[Any]:
@@ -176,6 +189,7 @@ domain = App(name="domain", help="NVLink domains.")
 tray = App(name="tray", help="Trays under maintenance.")
 
 
+@with_common_flags
 def plan(
     domain: Domain,
     *,
@@ -183,7 +197,7 @@ def plan(
         Path | None, Parameter(help="Also write the plan into this file, for `rackloom admin apply`.")
     ] = None,
     at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Printed = "table",
+    output: Output = "table",
 ) -> None:
     """Show what would be done to a domain now; nothing is done."""
     text = call(at, "MakePlan", ours.PlanRequest(domain=domain)).plan
@@ -195,11 +209,12 @@ def plan(
     emit(msgspec.json.decode(text), output, lambda: _plan_table(msgspec.json.decode(text)))
 
 
+@with_common_flags
 def apply(
-    file: Annotated[Path, Parameter(help="What `rackloom admin plan --to` wrote.")],
+    file: Annotated[Path, FILE, Parameter(help="What `rackloom admin plan --to` wrote.")],
     *,
     at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Printed = "table",
+    output: Output = "table",
 ) -> int:
     """Carry out a plan. Refused when fabric or intent are no longer as the plan found them."""
     text = read_text(file, "write one with: rackloom admin plan --to FILE")
@@ -211,11 +226,12 @@ def apply(
 
 
 @domain.command(name="show")
+@with_common_flags
 def domain_show(
     domain: Annotated[str | None, Parameter(help="Only this one.")] = None,
     *,
     at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Printed = "table",
+    output: Output = "table",
 ) -> None:
     """Show what is known of domains, which GPUs are blocked, and which trays get no instance."""
     found = call(at, "ShowDomains", ours.DomainsRequest(domain=domain or "")).domains
@@ -223,41 +239,64 @@ def domain_show(
 
 
 @domain.command(name="pause")
-def domain_pause(domain: Domain, *, reason: Reason, at: ConnectionParameters = DEFAULT_CONNECTION) -> None:
+@with_common_flags
+def domain_pause(
+    domain: Domain, *, reason: Reason, at: ConnectionParameters = DEFAULT_CONNECTION, output: Output = "table"
+) -> None:
     """Do nothing to a domain until it is resumed; it is observed as ever."""
-    send_order(at, "PauseDomain", ours.DomainRequest(domain=domain, reason=reason))
+    send_order(at, "PauseDomain", ours.DomainRequest(domain=domain, reason=reason), output)
 
 
 @domain.command(name="resume")
+@with_common_flags
 def domain_resume(
-    domain: Domain, *, reason: Reason = "", at: ConnectionParameters = DEFAULT_CONNECTION
+    domain: Domain,
+    *,
+    reason: Reason = "",
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Output = "table",
 ) -> None:
     """Work on a domain again."""
-    send_order(at, "ResumeDomain", ours.DomainRequest(domain=domain, reason=reason))
+    send_order(at, "ResumeDomain", ours.DomainRequest(domain=domain, reason=reason), output)
 
 
 @tray.command(name="cordon")
+@with_common_flags
 def tray_cordon(
-    machine_id: MachineId, *, reason: Reason, at: ConnectionParameters = DEFAULT_CONNECTION
+    machine_id: MachineId,
+    *,
+    reason: Reason,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Output = "table",
 ) -> None:
     """Place nothing new on a tray; what runs there stays."""
-    send_order(at, "CordonTray", ours.TrayRequest(machine_id=machine_id, reason=reason))
+    send_order(at, "CordonTray", ours.TrayRequest(machine_id=machine_id, reason=reason), output)
 
 
 @tray.command(name="uncordon")
+@with_common_flags
 def tray_uncordon(
-    machine_id: MachineId, *, reason: Reason = "", at: ConnectionParameters = DEFAULT_CONNECTION
+    machine_id: MachineId,
+    *,
+    reason: Reason = "",
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Output = "table",
 ) -> None:
     """Use a tray again, and join the GPUs of its instance again if it was drained."""
-    send_order(at, "UncordonTray", ours.TrayRequest(machine_id=machine_id, reason=reason))
+    send_order(at, "UncordonTray", ours.TrayRequest(machine_id=machine_id, reason=reason), output)
 
 
 @tray.command(name="drain")
+@with_common_flags
 def tray_drain(
-    machine_id: MachineId, *, reason: Reason, at: ConnectionParameters = DEFAULT_CONNECTION
+    machine_id: MachineId,
+    *,
+    reason: Reason,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Output = "table",
 ) -> None:
     """Take the GPUs of a tray out of all partitions. Its instance stays and is not Ready meanwhile."""
-    send_order(at, "DrainTray", ours.TrayRequest(machine_id=machine_id, reason=reason))
+    send_order(at, "DrainTray", ours.TrayRequest(machine_id=machine_id, reason=reason), output)
 
 
 def _plan_table(plan: dict[str, Any]) -> str:

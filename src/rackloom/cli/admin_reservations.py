@@ -13,33 +13,36 @@ from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.cli.admin import (
     DEFAULT_CONNECTION,
     ConnectionParameters,
-    Printed,
     Reason,
+    as_dict,
     call,
     emit_messages,
     send_order,
     timestamp,
     utc_time,
 )
+from rackloom.cli.common import Output, emit, with_common_flags
 
 app = App(name="reservation", help="Trays that wait for an organisation until a time.")
 
 
 @app.command(name="list")
+@with_common_flags
 def reservation_list(
     *,
     tenant: Annotated[str, Parameter(name=("--tenant", "-t"), help="Only those of this organisation.")] = "",
     at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Printed = "table",
+    output: Output = "table",
 ) -> None:
     """List reservations, also those that have ended; those that end first come first."""
     request = ours.TrayReservationsRequest(tenant_organization_id=tenant)
     found = call(at, "ListTrayReservations", request).reservations
     heads = ("ID", "ORGANISATION", "UNTIL", "STATE", "TRAYS", "REASON", "BY")
-    emit_messages(found, output, heads, _row)
+    emit_messages(found, output, heads, _row, tenant=tenant)
 
 
 @app.command(name="create")
+@with_common_flags
 def reservation_create(
     *,
     tenant: Annotated[str, Parameter(name=("--tenant", "-t"), help="Organisation of the tenant.")],
@@ -56,6 +59,7 @@ def reservation_create(
         bool, Parameter(negative="", help="Choose trays of several domains, where it must be.")
     ] = False,
     at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Output = "table",
 ) -> None:
     """Keep trays for an organisation until a time."""
     order = ours.TrayReservationOrder(
@@ -70,18 +74,27 @@ def reservation_create(
         may_span_domains=span_domains,
     )
     made = call(at, "CreateTrayReservation", order)
-    print(f"reservation {made.id} keeps {' '.join(made.machine_ids)} for {made.tenant_organization_id}")
+    machines = " ".join(made.machine_ids)
+    emit(
+        as_dict(made),
+        output,
+        lambda: f"reservation {made.id} keeps {machines} for {made.tenant_organization_id}",
+    )
 
 
 @app.command(name="delete")
+@with_common_flags
 def reservation_delete(
     reservation: Annotated[str, Parameter(help="Reservation id.")],
     *,
     reason: Reason,
     at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Output = "table",
 ) -> None:
     """Free the trays of a reservation now; instances on them stay."""
-    send_order(at, "DeleteTrayReservation", ours.TrayReservationDeletion(id=reservation, reason=reason))
+    send_order(
+        at, "DeleteTrayReservation", ours.TrayReservationDeletion(id=reservation, reason=reason), output
+    )
 
 
 def _row(made: Any) -> tuple[str, ...]:

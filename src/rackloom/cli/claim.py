@@ -16,14 +16,14 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.common import Flag, Output, emit
+from rackloom.cli.common import OUTPUT, Files, Flag, KubeContext, Kubectl, Output, emit, with_common_flags
 
 # `rackloom claim template`.
 
 
 Slices = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
 Rails = Annotated[list[int] | None, Parameter(negative="", consume_multiple=True)]
-TemplateFormat = Annotated[Literal["yaml", "json"], Parameter(name=["--output", "-o"])]
+TemplateFormat = Annotated[Literal["yaml", "json"], OUTPUT]
 
 
 @Parameter(name="*")
@@ -39,9 +39,14 @@ class HardwareParameters:
     slices: Slices = None
     "ResourceSlices of a cluster (`kubectl get resourceslices,deviceclasses -o yaml`)."
     cluster: Flag = False
-    "Ask the cluster that kubectl talks to for its slices."
-    context: str | None = None
-    "Another of kubectl's contexts."
+    "Ask the cluster of the kubeconfig for its slices."
+    kubeconfig: Kubectl = None
+    context: KubeContext = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the slices are those of a live cluster."""
+        return self.cluster or self.kubeconfig is not None or self.context is not None
 
 
 @Parameter(name="*")
@@ -68,6 +73,7 @@ class TemplateParameters:
     "Name of the template."
 
 
+@with_common_flags
 def template(
     *,
     request: TemplateParameters,
@@ -85,8 +91,6 @@ def template(
         What a claim asks for.
     hardware
         The hardware that a claim is for.
-    output
-        How to print.
     """
     # The allocator and its CEL library take longer to load than help may take to print.
     from rackloom.cli.claim_template import template_text
@@ -97,7 +101,8 @@ def template(
 # `rackloom claim check`.
 
 
-def check(*file: Path, profile: str | None = None, slices: Slices = None, output: Output = "table") -> int:
+@with_common_flags
+def check(file: Files, *, profile: str | None = None, slices: Slices = None, output: Output = "table") -> int:
     """Find traps in claims, templates and classes: what the API server takes and the hardware does not.
 
     Selectors are run on the devices that they will meet, and claims are allocated. Exit code 1 if there is a
@@ -113,8 +118,6 @@ def check(*file: Path, profile: str | None = None, slices: Slices = None, output
     slices
         ResourceSlices of the cluster (`kubectl get resourceslices,deviceclasses -o yaml`). With neither,
         claims are checked against what the drivers are known to publish.
-    output
-        How to print.
     """
     from rackloom.cli import claim_check
 
@@ -143,14 +146,14 @@ app.command(
     help_format="markdown",
 )
 
-ClaimFiles = Annotated[list[Path], Parameter(name=["--file", "-f"], negative="", consume_multiple=True)]
 NodeCount = Annotated[int, Parameter(validator=Number(gte=1, lte=10_000))]
 
 
 @app.command(name="allocate", help_format="markdown")
+@with_common_flags
 def allocate_claims(
+    file: Files,
     *,
-    file: ClaimFiles,
     profile: str | None = None,
     nodes: NodeCount = 1,
     slices: Slices = None,
@@ -177,8 +180,6 @@ def allocate_claims(
         exact: the devices that the upstream allocator would choose. best: the valid choice that takes
         preferred alternatives, breaks the fewest NUMA nodes, PCIe roots and NVLink cliques, packs
         partitions, and keeps the devices of a claim close to each other, in this order.
-    output
-        How to print.
     """
     # The allocator and its CEL library take longer to load than help may take to print.
     from rackloom.cli import claim_plan
@@ -190,9 +191,10 @@ def allocate_claims(
 
 
 @app.command(name="explain", help_format="markdown")
+@with_common_flags
 def explain_claims(
+    file: Files,
     *,
-    file: ClaimFiles,
     profile: str | None = None,
     nodes: NodeCount = 1,
     slices: Slices = None,
@@ -211,8 +213,6 @@ def explain_claims(
         How many nodes of the profile there are.
     slices
         ResourceSlices of a cluster (`kubectl get resourceslices -o yaml`).
-    output
-        How to print.
     """
     from rackloom.cli import claim_plan
     from rackloom.core.allocate.explanation import render_explanation

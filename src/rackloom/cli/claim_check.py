@@ -12,6 +12,7 @@ import msgspec
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import Manifests, claim_from_template, decode_object, read_manifests
 from rackloom.cli.claim_template import stock_of
+from rackloom.cli.common import with_progress
 from rackloom.core.allocate.lint.claims import claim_findings, class_findings
 from rackloom.core.allocate.lint.selectors import (
     FieldPath,
@@ -51,7 +52,7 @@ def located_findings(
     if not checked:
         raise Refused("there is nothing to check", nearest_fix="name files with claims, templates or classes")
     evidence = _check_evidence(files, profile, slices)
-    for document, value in checked:
+    for document, value in with_progress(checked, "objects checked"):
         prefix: FieldPath = ("spec",)
         if isinstance(value, ResourceClaimTemplate):
             prefix, value = ("spec", "spec"), claim_from_template(value)

@@ -13,7 +13,7 @@ from time import monotonic
 import msgspec
 
 from rackloom.claim.manifests.read import Manifests, read_manifests
-from rackloom.cli.common import columns
+from rackloom.cli.common import columns, with_progress
 from rackloom.cli.hardware import profile_slices, with_built_in_classes
 from rackloom.core.allocate.allocator import SearchMode
 from rackloom.core.allocate.explanation import Explanation, render_explanation
@@ -43,11 +43,15 @@ def explain_all(found: Manifests) -> list[Explanation]:
     fleet = Fleet(found.nodes, found.classes, found.slices)
     fleet.occupy([claim.status.allocation for claim in found.claims if claim.status.allocation is not None])
     holders = in_use_by(found.claims).holders
-    return [
-        fleet.explain_on(node.metadata.name, [claim], holders=holders, proceed=_deadline())
+    accounts = [
+        (node.metadata.name, claim)
         for claim in found.claims
         if claim.status.allocation is None
         for node in found.nodes
+    ]
+    return [
+        fleet.explain_on(node, [claim], holders=holders, proceed=_deadline())
+        for node, claim in with_progress(accounts, "nodes explained")
     ]
 
 

@@ -22,7 +22,7 @@ from rackloom.core.allocate.templates.inventory import (
     inventory_of_slices,
 )
 from rackloom.core.allocate.templates.layout import Align, TemplateRequest
-from rackloom.errors import Refused
+from rackloom.errors import Misuse
 from rackloom.topology import profiles
 
 _YAML_WIDTH = 10_000
@@ -56,14 +56,14 @@ def stock_of(profile: str | None, found: Manifests | None) -> HardwareInventory:
     if found is not None:
         return inventory_of_slices(found.slices, found.classes, found.nodes, machine=machine)
     if machine is None:
-        fix = "name a --profile or files of --slices, or ask with --cluster"
-        raise Refused("it is not known for which hardware the template is", nearest_fix=fix)
+        fix = "give --profile or --slices, or ask a cluster with --cluster"
+        raise Misuse("the hardware that the template is for is not named", nearest_fix=fix)
     return inventory_of_machine(machine)
 
 
 def _hardware_manifests(hardware: HardwareParameters) -> Manifests | None:
-    if hardware.cluster:
-        return read_cluster(hardware.context)
+    if hardware.is_live:
+        return read_cluster(hardware.kubeconfig, hardware.context)
     return read_manifests(hardware.slices) if hardware.slices else None
 
 

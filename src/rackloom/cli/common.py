@@ -1,35 +1,212 @@
-"""What commands share: how they print, how they read files, and parameters from environment variables.
+"""What commands share: their flags, how they print and read files, and parameters from the environment.
+
+Flags that several commands have are declared here, so that they have one name and one meaning: `-o`, `-f`,
+`-n`, `--kubeconfig`, `--context`. `with_common_flags` gives a command those that all have: `-q`, `-v`, and
+`--json` where it has `-o`.
+
+What a command prints is of four kinds. Results go to standard output, whatever the flags (`emit`, `print`).
+`announce` prints what a program that goes on says of itself, to standard output, and `note` prints advice
+and progress, to standard error; `-q` leaves both out. Errors are raised.
 
 `emit` prints a plain table for people, or JSON or YAML of the same value for programs. Tables are plain
 text: rich takes a quarter of the time that a local command may take, so it is used for progress bars
 only.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 from cyclopts import Parameter
 
-from rackloom.errors import Refused, file_error_text
+from rackloom.errors import Misuse, Refused, file_error_text
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Flags that several commands have.
+
 
 Format = Literal["table", "json", "yaml"]
-Output = Annotated[Format, Parameter(name=["--output", "-o"])]
-TableOrJson = Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])]
-Flag = Annotated[bool, Parameter(negative="")]
+OUTPUT = Parameter(name=["--output", "-o"], help="How to print.")
+Output = Annotated[Format, OUTPUT]
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+FILE = Parameter(name=["--file", "-f"])
+"""Of a file or several, which may also be given without the flag."""
+Files = Annotated[list[Path], FILE, Parameter(negative="", consume_multiple=True)]
+NAMESPACE = Parameter(name=["--namespace", "-n"])
+Kubeconfig = Annotated[
+    Path | None,
+    Parameter(
+        name="--kubeconfig",
+        help="How to reach the API server; default: the service account of this pod, else $KUBECONFIG, else "
+        "~/.kube/config.",
+    ),
+]
+Kubectl = Annotated[
+    Path | None,
+    Parameter(name="--kubeconfig", help="The kubeconfig with which kubectl is asked; default: its own."),
+]
+KubeContext = Annotated[
+    str | None,
+    Parameter(name="--context", help="Another context of the kubeconfig than its current one."),
+]
+
+# Flags that all commands have.
+
+
+_EVERY_FLAG = (
+    inspect.Parameter(
+        "quiet",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[
+            bool,
+            Parameter(
+                name=["--quiet", "-q"],
+                negative="",
+                show_default=False,
+                help="Print results and errors only.",
+            ),
+        ],
+    ),
+    inspect.Parameter(
+        "verbose",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[
+            bool,
+            Parameter(
+                name=["--verbose", "-v"],
+                negative="",
+                show_default=False,
+                help="Log on standard error what is asked of which system, and how long it takes.",
+            ),
+        ],
+    ),
+)
+_AS_JSON = inspect.Parameter(
+    "as_json",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        Parameter(name="--json", negative="", show_default=False, help="The same as --output json."),
+    ],
+)
+
+
+def with_common_flags(function: Callable[P, T]) -> Callable[P, T]:
+    """The command with `-q` and `-v`, and with `--json` if it has `--output`. Raises Misuse when called."""
+    own = inspect.signature(function)
+    added = (*((_AS_JSON,) if "output" in own.parameters else ()), *_EVERY_FLAG)
+
+    @wraps(function)
+    def run(
+        *args: Any, quiet: bool = False, verbose: bool = False, as_json: bool = False, **options: Any
+    ) -> T:
+        if as_json and options.setdefault("output", "json") != "json":
+            raise Misuse(f"--json and --output {options['output']} are two formats: give one of them")
+        with _speaking(quiet=quiet, verbose=verbose):
+            return function(*args, **options)
+
+    run.__signature__ = own.replace(parameters=(*own.parameters.values(), *added))  # type: ignore[attr-defined]
+    run.__annotations__ = function.__annotations__ | {flag.name: flag.annotation for flag in added}
+    return run  # type: ignore[return-value]
+
+
+class _Speech:
+    """How much the command says that runs in this process."""
+
+    is_quiet = False
+
+
+@contextmanager
+def _speaking(*, quiet: bool, verbose: bool) -> Iterator[None]:
+    """Say less or more until the context ends."""
+    if quiet and verbose:
+        raise Misuse("--quiet and --verbose contradict each other: give one of them")
+    if not verbose:
+        _Speech.is_quiet = quiet
+        try:
+            yield
+        finally:
+            _Speech.is_quiet = False
+        return
+    from rackloom.request_log import log_requests
+
+    log_requests(lambda line: print(line, file=sys.stderr, flush=True))
+    try:
+        yield
+    finally:
+        log_requests(None)
+
+
+def note(text: str) -> None:
+    """Print advice or progress on standard error, unless `-q` was given."""
+    if not _Speech.is_quiet:
+        print(text, file=sys.stderr, flush=True)
+
+
+def shows_progress() -> bool:
+    """Whether a line that is written over and over may be shown: on a terminal, unless `-q` was given."""
+    return sys.stderr.isatty() and not _Speech.is_quiet
+
+
+def with_progress(items: Sequence[T], what: str) -> Iterator[T]:
+    """The items one by one. A terminal shows after a second how many are done and how long the rest takes."""
+    begun, shown_until = time.monotonic(), 0.0
+    for done, item in enumerate(items):
+        elapsed = time.monotonic() - begun
+        if elapsed >= shown_until + _PROGRESS_SECONDS and shows_progress():
+            shown_until = elapsed
+            text = progress_text(done, len(items), what, elapsed)
+            print(f"{_CLEARED_LINE}{text}", end="", file=sys.stderr, flush=True)
+        yield item
+    if shown_until:
+        print(_CLEARED_LINE, end="", file=sys.stderr, flush=True)
+
+
+def progress_text(done: int, total: int, what: str, seconds: float) -> str:
+    """How many there are, and where some are how fast they come and when the last will have."""
+    counted = f"{done} of {total} {what}"
+    if done <= 0 or seconds < _PROGRESS_SECONDS:
+        return counted
+    return f"{counted} ({done / seconds:.1f} a second, about {(total - done) * seconds / done:.0f} s left)"
+
+
+_PROGRESS_SECONDS = 1.0
+"""After which progress is shown, and shown again."""
+_CLEARED_LINE = "\r\x1b[K"
+
+
+def announce(text: str) -> None:
+    """Print what a program that goes on says of itself, unless `-q` was given."""
+    if not _Speech.is_quiet:
+        print(text, flush=True)
+
+
+# Printing and reading.
 
 
 def emit(value: object, output: Format, table: Callable[[], str]) -> None:
     """Print `value` (anything msgspec can encode) as JSON or YAML, or what `table` returns."""
-    if output == "json":
-        print(json_text(value))
-    elif output == "yaml":
-        import yaml
+    print(table() if output == "table" else data_text(value, output))
 
-        print(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False), end="")
-    else:
-        print(table())
+
+def data_text(value: object, output: Literal["json", "yaml"]) -> str:
+    """`value` (anything msgspec can encode) as JSON or YAML."""
+    if output == "json":
+        return json_text(value)
+    import yaml
+
+    return yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False).removesuffix("\n")
 
 
 def json_text(value: object) -> str:

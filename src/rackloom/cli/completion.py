@@ -6,7 +6,10 @@ cyclopts makes it from the commands. Names of a tenant's objects are not in it: 
 
 from typing import Literal
 
+from rackloom.cli.common import with_common_flags
 
+
+@with_common_flags
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print the completion of a shell.
 

@@ -7,13 +7,19 @@ a command runs.
 """
 
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from rackloom.cli.common import env_parameter, split_names
+from rackloom.cli.common import (
+    NAMESPACE,
+    Kubeconfig,
+    KubeContext,
+    announce,
+    env_parameter,
+    split_names,
+    with_common_flags,
+)
 
 if TYPE_CHECKING:
     from rackloom.core.domains.settings import ImexDaemonSettings
@@ -115,15 +121,17 @@ class GangParameters:
         )
 
 
+@with_common_flags
 def controller(
     *,
     daemon: DaemonParameters,
     domains: DomainParameters = DomainParameters(),
     gangs: GangParameters = GangParameters(),
-    namespace: Annotated[str, env_parameter("NAMESPACE")] = "rackloom-system",
+    namespace: Annotated[str, NAMESPACE, env_parameter("NAMESPACE")] = "rackloom-system",
     listen: Annotated[str | None, env_parameter("HTTP_ENDPOINT")] = None,
     pod: Annotated[str, env_parameter("POD_NAME")] = "controller",
-    kubeconfig: Path | None = None,
+    kubeconfig: Kubeconfig = None,
+    context: KubeContext = None,
 ) -> None:
     """Give each ComputeDomain its claim templates and IMEX daemons, and whole-rack jobs their trays.
 
@@ -141,8 +149,6 @@ def controller(
         HOST:PORT of /metrics and /healthz.
     pod
         Name of this pod, for the election.
-    kubeconfig
-        How to reach the API server; default: as the service account of this pod.
     """
     from rackloom.app.controller import ControllerOptions, run_controller
     from rackloom.core.domains.names import ImexIsolation, ImexMode
@@ -156,20 +162,24 @@ def controller(
         isolation=ImexIsolation(domains.isolation),
         lost_after=gangs.gang_lost_after,
     )
-    options = ControllerOptions(identity=pod, namespace=namespace, listen=listen, kubeconfig=kubeconfig)
-    run_controller(settings, gangs.settings(), options, partial(print, flush=True))
+    options = ControllerOptions(
+        identity=pod, namespace=namespace, listen=listen, kubeconfig=kubeconfig, context=context
+    )
+    run_controller(settings, gangs.settings(), options, announce)
 
 
+@with_common_flags
 def webhook(
     *,
-    namespace: Annotated[str, env_parameter("NAMESPACE")] = "rackloom-system",
+    namespace: Annotated[str, NAMESPACE, env_parameter("NAMESPACE")] = "rackloom-system",
     daemon_namespace: Annotated[str, env_parameter("IMEX_NAMESPACE")] = "rackloom-imex",
     mode: Annotated[Literal["warn", "enforce"], env_parameter("ADMISSION_MODE")] = "warn",
     isolation: Annotated[Literal["domain", "channel"], env_parameter("IMEX_ISOLATION")] = "domain",
     listen: Annotated[str, env_parameter("HTTPS_ENDPOINT")] = "0.0.0.0:8443",
     dns_name: tuple[str, ...] = (),
     pod: Annotated[str, env_parameter("POD_NAME")] = "webhook",
-    kubeconfig: Path | None = None,
+    kubeconfig: Kubeconfig = None,
+    context: KubeContext = None,
 ) -> None:
     """Validate device configs, keep the pods of a ComputeDomain together, and hold back those that are early.
 
@@ -189,8 +199,6 @@ def webhook(
         Name by which the API server calls the webhook; default: that of its service.
     pod
         Name of this pod, for the election.
-    kubeconfig
-        How to reach the API server; default: as the service account of this pod.
     """
     from rackloom.app.webhook import WebhookOptions, run_webhook
     from rackloom.claim.cluster.admission.reviews import AdmissionMode
@@ -203,10 +211,13 @@ def webhook(
         mode=AdmissionMode(mode),
         isolation=ImexIsolation(isolation),
     )
-    options = WebhookOptions(identity=pod, listen=listen, dns_names=dns_name, kubeconfig=kubeconfig)
-    run_webhook(settings, options, partial(print, flush=True))
+    options = WebhookOptions(
+        identity=pod, listen=listen, dns_names=dns_name, kubeconfig=kubeconfig, context=context
+    )
+    run_webhook(settings, options, announce)
 
 
+@with_common_flags
 def crds() -> None:
     """Print the CustomResourceDefinitions that the controller needs, as YAML.
 

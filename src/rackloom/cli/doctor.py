@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import ArgumentCollection, Group, Parameter
 
-from rackloom.cli.common import Flag, emit
+from rackloom.cli.common import NAMESPACE, Format, KubeContext, Output, emit, with_common_flags
 
 if TYPE_CHECKING:
     from rackloom.app.doctor import DoctorResult
@@ -23,15 +23,23 @@ def _require_one_site(named: ArgumentCollection) -> None:
 _SITE_GROUP = Group(validator=_require_one_site)
 
 
+@with_common_flags
 def doctor(
     *,
     home: Annotated[Path | None, Parameter(group=_SITE_GROUP)] = None,
     config: Annotated[Path | None, Parameter(group=_SITE_GROUP)] = None,
-    kubeconfig: Path | None = None,
+    kubeconfig: Annotated[
+        Path | None,
+        Parameter(
+            help="The cluster on the same machines, in place of the configured one; alone, only the cluster "
+            "is examined."
+        ),
+    ] = None,
+    context: KubeContext = None,
     transfers: Path | None = None,
-    namespace: str | None = None,
+    namespace: Annotated[str | None, NAMESPACE] = None,
     sysroot: Path | None = None,
-    json: Flag = False,
+    output: Output = "table",
     textfile: Path | None = None,
     evidence: Literal["ncp"] | None = None,
     runbook: str | None = None,
@@ -39,7 +47,7 @@ def doctor(
     """Examine a site over all layers: switch fabrics, tenants' records, the cluster, measured transfers.
 
     Nothing is changed. Exit code 0 if everything that was read is as it should be, 1 if anything is wrong or
-    unknown.
+    unknown. JSON and YAML are an object with `ok`, `simulated` and `findings`.
 
     Parameters
     ----------
@@ -48,8 +56,6 @@ def doctor(
         and `transfers` are examined too.
     config
         TOML file of a `rackloom serve`; its database is read, and the cluster and transfers that it names.
-    kubeconfig
-        The cluster on the same machines, in place of the configured one; alone, only the cluster is examined.
     transfers
         Directory with records that `rackloom transfer run --save` wrote, in place of the configured one.
     namespace
@@ -58,8 +64,6 @@ def doctor(
     sysroot
         Where a GPU host's own / is seen, such as /host in a pod; default: this host, where NVIDIA's driver is
         loaded. Alone, only that host is examined.
-    json
-        Print {"ok", "simulated", "findings"} as JSON.
     textfile
         Also write the result for the textfile collector of Prometheus' node exporter.
     evidence
@@ -69,13 +73,14 @@ def doctor(
         mend it. Each finding names its own.
     """
     if runbook is not None:
-        return _print_runbook(runbook)
+        return _print_runbook(runbook, output)
     from rackloom.app.doctor import DoctorSources, diagnose
 
     sources = DoctorSources(
         home=home,
         config=config,
         kubeconfig=kubeconfig,
+        context=context,
         transfers=transfers,
         namespace=namespace,
         sysroot=sysroot,
@@ -92,13 +97,13 @@ def doctor(
     if evidence == "ncp":
         from rackloom.core.diagnosis.acceptance import acceptance
 
-        emit(acceptance(examined.snapshot), "json", str)
+        emit(acceptance(examined.snapshot), "yaml" if output == "yaml" else "json", str)
     else:
-        _print_result(examined, json=json)
+        _print_result(examined, output)
     return 1 if examined.findings else 0
 
 
-def _print_runbook(name: str) -> int:
+def _print_runbook(name: str, output: Format) -> int:
     from rackloom.core.diagnosis.catalogue import runbook_name
     from rackloom.core.diagnosis.runbooks import runbook_text, runbooks
     from rackloom.errors import Refused
@@ -106,7 +111,8 @@ def _print_runbook(name: str) -> int:
     found = runbooks().get(runbook_name(name))
     if found is None:
         raise Refused(f"there is no runbook {name}", nearest_fix=f"name one of {', '.join(runbooks())}")
-    print(runbook_text(found))
+    text = runbook_text(found)
+    emit({"runbook": runbook_name(name), "text": text}, output, lambda: text)
     return 0
 
 
@@ -120,7 +126,7 @@ def _write_failed_textfile(textfile: Path | None) -> None:
         write_failed_textfile(textfile, time.time())
 
 
-def _print_result(examined: "DoctorResult", *, json: bool) -> None:
+def _print_result(examined: "DoctorResult", output: Format) -> None:
     from rackloom.core.diagnosis.report import render_findings
 
     value = {
@@ -130,6 +136,6 @@ def _print_result(examined: "DoctorResult", *, json: bool) -> None:
     }
     emit(
         value,
-        "json" if json else "table",
+        output,
         lambda: render_findings(examined.snapshot, examined.findings, examined.host),
     )

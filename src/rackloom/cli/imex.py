@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter, validators
 
+from rackloom.cli.common import Kubeconfig, KubeContext, with_common_flags
 from rackloom.core.domains.names import IMEX_PROBE_PORT
 
 app = App(name="imex", help="Supervise NVIDIA's IMEX daemon in a pod of a ComputeDomain.")
@@ -21,6 +22,7 @@ ProbePort = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=6553
 
 
 @app.command
+@with_common_flags
 def run(
     *,
     directory: Directory = Path("/imexd"),
@@ -31,7 +33,8 @@ def run(
     program: Program = "nvidia-imex",
     control_program: ControlProgram = "nvidia-imex-ctl",
     hosts: Path = Path("/etc/hosts"),
-    kubeconfig: Path | None = None,
+    kubeconfig: Kubeconfig = None,
+    context: KubeContext = None,
     probe_port: ProbePort = IMEX_PROBE_PORT,
 ) -> None:
     """Join the clique of this ComputeDomain and keep nvidia-imex running with its peers.
@@ -57,8 +60,6 @@ def run(
         NVIDIA's control tool.
     hosts
         The hosts file of the pod.
-    kubeconfig
-        How to reach the API server; by default as the pod's service account.
     probe_port
         Where kubelet's probes are answered, over HTTP at the pod's address: 200 if nvidia-imex is READY, or
         if the node has no NVLink fabric.
@@ -75,6 +76,7 @@ def run(
             program=program.split(),
             control_program=control_program.split(),
             kubeconfig=kubeconfig,
+            context=context,
             probe_port=probe_port,
         )
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from cyclopts import App
 
 from rackloom import __version__
-from rackloom.errors import Refused, Retry, Unknown
+from rackloom.errors import Misuse, Refused, Retry, Unknown
 
 app = App(
     name="rackloom",
@@ -29,6 +29,10 @@ app = App(
     - an operator of racks: `rackloom serve --help`, `rackloom doctor`
     - a platform engineer: `rackloom claim check FILE`, `rackloom place FILE --profile gb200-nvl72`
     - a performance engineer: `rackloom transfer run`
+
+    Every command has `-q` (results and errors only) and `-v` (what is asked of which system); what prints
+    data has `-o json` too. `rackloom help COMMAND` shows one command, `rackloom help --man DIRECTORY` writes
+    man pages, `rackloom version` prints the version.
 
     Exit codes: 0 done, 1 refused or unhealthy, 2 usage.
     """,
@@ -69,7 +73,7 @@ COMMANDS = (
     (
         "uninstall",
         "rackloom.cli.uninstall:uninstall",
-        "Remove all of it from a cluster, in order.",
+        "Remove Rackloom from a cluster, in order.",
     ),
     ("node", "rackloom.cli.node:app", "Kubelet plugins: serve the devices of this node to pods."),
     ("takeover", "rackloom.cli.takeover:app", "Take a node over from NVIDIA's DRA driver, and back."),
@@ -87,13 +91,13 @@ def main() -> None:
     """Entry point of the console script."""
     _open_missing_streams()
     _silence_grpc()
-    _use_docstring_as_help(sys.argv[1:2])
+    _describe_called(sys.argv[1:])
     try:
         result = _run_command()
         sys.stdout.flush()  # A pipe is written in blocks: whether anybody reads the last shows here.
     except Refused as refused:
         _print_error(refused.reason, refused.nearest_fix)
-        sys.exit(1)
+        sys.exit(2 if isinstance(refused, Misuse) else 1)
     except (Retry, Unknown) as trouble:
         _print_error(trouble.reason, None)
         sys.exit(1)
@@ -116,16 +120,40 @@ def _run_command() -> object:
     if words in (["--version"], ["version"]):
         print(__version__)
         return 0
+    if words[:2] == ["help", "--man"]:
+        return _write_man_pages(words[2:])
     if words[:1] == ["help"]:
         return app([*words[1:], "--help"])
     return app()
 
 
-def _use_docstring_as_help(called: list[str]) -> None:
-    """Help of a single command shows its docstring, not its line in the list of commands."""
-    for name, _, _ in COMMANDS:
-        if [name] == called and app[name].default_command is not None:
-            app[name].help = None
+def _write_man_pages(words: list[str]) -> int:
+    if len(words) != 1 or words[0].startswith("-"):
+        raise Misuse(
+            "man pages are written into one directory",
+            nearest_fix="rackloom help --man ~/.local/share/man/man1",
+        )
+    from rackloom.cli.man_pages import write_man_pages
+
+    written = write_man_pages(app, Path(words[0]))
+    print(f"{len(written)} man pages in {words[0]}")
+    return 0
+
+
+def describe(command: App) -> None:
+    """Have the help of a command show its docstring, not its line in the list of commands."""
+    if command.default_command is not None and command.default_command.__doc__:
+        command.help = None
+
+
+def _describe_called(words: list[str]) -> None:
+    """Describe the command that is called or asked for help."""
+    command = app
+    for word in words[1:] if words[:1] == ["help"] else words:
+        if word.startswith("-") or word not in command:
+            break
+        command = command[word]
+    describe(command)
 
 
 def _open_missing_streams() -> None:
@@ -149,10 +177,19 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+_RED, _GREEN = 31, 32
+
+
 def _print_error(reason: str, fix: str | None) -> None:
-    print(f"rackloom: {reason}", file=sys.stderr)
+    print(f"{_coloured('rackloom:', _RED)} {reason}", file=sys.stderr)
     if fix is not None:
-        print(f"  fix: {fix}", file=sys.stderr)
+        print(f"  {_coloured('fix:', _GREEN)} {fix}", file=sys.stderr)
+
+
+def _coloured(word: str, colour: int) -> str:
+    """A word in a colour (its number for terminals), where standard error is a terminal that wants it."""
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty()
+    return word if plain else f"\x1b[{colour}m{word}\x1b[0m"
 
 
 if __name__ == "__main__":

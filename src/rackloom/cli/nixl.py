@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from cyclopts import App
 
-from rackloom.cli.common import Flag
+from rackloom.cli.common import Flag, Output, announce, emit, with_common_flags
 from rackloom.errors import Refused
 from rackloom.prove.transfer.installation import (
     DOWNLOAD_MEGABYTES,
@@ -18,6 +18,7 @@ app = App(name="nixl", help="NIXL moves the data of `rackloom transfer`; Rackloo
 
 
 @app.command
+@with_common_flags
 def install(*, dry_run: Flag = False) -> int:
     """Install NIXL into the environment of this program: pinned wheels, by hash, without their dependencies.
 
@@ -30,10 +31,11 @@ def install(*, dry_run: Flag = False) -> int:
         Print the command, and install nothing.
     """
     command = installer_command()
-    print(shlex.join(command))
     if dry_run:
+        print(shlex.join(command))
         return 0
-    print(f"downloads about {DOWNLOAD_MEGABYTES} MB", flush=True)
+    announce(shlex.join(command))
+    announce(f"downloads about {DOWNLOAD_MEGABYTES} MB")
     ended = subprocess.run(command, check=False).returncode
     if ended != 0:
         raise Refused(f"the installer ended with {ended}; it says above why")
@@ -41,10 +43,10 @@ def install(*, dry_run: Flag = False) -> int:
 
 
 @app.command
-def status() -> int:
+@with_common_flags
+def status(*, output: Output = "table") -> int:
     """Say whether transfers can run over NIXL here, and why not. Exit code 0 if they can."""
-    if reason := nixl_missing_reason():
-        print(reason)
-        return 1
-    print(f"NIXL {version('nixl')} is installed")
-    return 0
+    reason = nixl_missing_reason()
+    found = {"usable": not reason, "version": None if reason else version("nixl"), "reason": reason or None}
+    emit(found, output, lambda: reason or f"NIXL {found['version']} is installed")
+    return 1 if reason else 0

@@ -6,13 +6,19 @@ runs.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from rackloom.cli.common import env_parameter, split_names
+from rackloom.cli.common import (
+    Kubeconfig,
+    KubeContext,
+    announce,
+    env_parameter,
+    split_names,
+    with_common_flags,
+)
 
 if TYPE_CHECKING:
     from rackloom.app.node.gpu import GpuOptions
@@ -61,8 +67,8 @@ class PluginParameters:
     "HOST:PORT of /metrics, /healthz and /readyz."
     healthcheck_port: Annotated[int, env_parameter("HEALTHCHECK_PORT")] = -1
     "TCP port of the gRPC health service that kubelet probes; -1 for none."
-    kubeconfig: Path | None = None
-    "How to reach the API server; default: as the service account of this pod."
+    kubeconfig: Kubeconfig = None
+    context: KubeContext = None
 
     def options(self) -> "NodeOptions":
         """The same, for the process."""
@@ -76,6 +82,7 @@ class PluginParameters:
             listen=self.listen,
             health_listen=None if self.healthcheck_port < 0 else f"[::]:{self.healthcheck_port}",
             kubeconfig=self.kubeconfig,
+            context=self.context,
         )
 
 
@@ -214,6 +221,7 @@ app.command("rackloom.cli.node:together", name="all", help="Serve all three in o
 
 
 @app.command
+@with_common_flags
 def imex(
     *,
     common: PluginParameters,
@@ -233,9 +241,10 @@ def imex(
     """
     from rackloom.app.node.imex import run_imex
 
-    run_imex(common.options(), imex.options(driver), partial(print, flush=True))
+    run_imex(common.options(), imex.options(driver), announce)
 
 
+@with_common_flags
 def gpu(
     *,
     common: PluginParameters,
@@ -255,9 +264,10 @@ def gpu(
     """
     from rackloom.app.node.gpu import run_gpu
 
-    run_gpu(common.options(), gpu.options(driver), partial(print, flush=True))
+    run_gpu(common.options(), gpu.options(driver), announce)
 
 
+@with_common_flags
 def nic(
     *, common: PluginParameters, nic: Annotated[NicParameters, Parameter(name="*")] = NicParameters()
 ) -> None:
@@ -272,9 +282,10 @@ def nic(
     """
     from rackloom.app.node.nic import run_nic
 
-    run_nic(common.options(), nic.options(), partial(print, flush=True))
+    run_nic(common.options(), nic.options(), announce)
 
 
+@with_common_flags
 def together(
     *,
     common: PluginParameters,
@@ -303,6 +314,4 @@ def together(
     """
     from rackloom.app.node.together import run_together
 
-    run_together(
-        common.options(), imex.options(driver), gpu.options(driver), nic.options(), partial(print, flush=True)
-    )
+    run_together(common.options(), imex.options(driver), gpu.options(driver), nic.options(), announce)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.common import Flag, Output
+from rackloom.cli.common import Files, Flag, KubeContext, Kubectl, Output, with_common_flags
 
 SiteFiles = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
 NameList = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]
@@ -33,16 +33,16 @@ class SiteParameters:
         " -A -o yaml`)."
     )
     cluster: Flag = False
-    "Ask the cluster that kubectl talks to."
-    context: str | None = None
-    "Another of kubectl's contexts."
+    "Ask the cluster of the kubeconfig."
+    kubeconfig: Kubectl = None
+    context: KubeContext = None
     label: NameList = None
     "A name that differs here, such as clique=accelerator.topograph.run/domain."
 
     @property
     def is_live(self) -> bool:
         """Whether the site is read from a live cluster."""
-        return self.cluster or self.context is not None
+        return self.cluster or self.kubeconfig is not None or self.context is not None
 
 
 @Parameter(name="*")
@@ -75,8 +75,10 @@ class WhatIfParameters:
     ("Share of trays that are down (0.01), for the price of a segment size; without --segment, of all sizes.")
 
 
+@with_common_flags
 def place(
-    *jobs: Path,
+    file: Files | None = None,
+    *,
     site: SiteParameters = SiteParameters(),
     how: PlacementParameters = PlacementParameters(),
     what_if: WhatIfParameters = WhatIfParameters(),
@@ -89,7 +91,7 @@ def place(
 
     Parameters
     ----------
-    jobs
+    file
         Manifests with an MPIJob (v2beta1), Job, JobSet, LeaderWorkerSet or pods, their ComputeDomain and
         claim templates. Several jobs are placed beside each other: as many GPUs as can be for the highest
         priority, then for the next.
@@ -101,8 +103,6 @@ def place(
         Changes of the site to plan with.
     render
         Print the job for a scheduler, with what else its files have, and on stderr what the plan rests on.
-    output
-        How to print.
     """
     # The allocator and its CEL library take longer to load than help may take to print.
     from rackloom.cli import place_plan
@@ -121,4 +121,4 @@ def place(
         defrag=what_if.defrag,
         down=what_if.down,
     )
-    return place_plan.answer_placement(jobs, site, request, render, output)
+    return place_plan.answer_placement(file or [], site, request, render, output)

@@ -6,7 +6,6 @@ and why, or what blocks it with the nearest fixes. Rendered jobs are printed wit
 files, those that several jobs need once.
 """
 
-import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,15 @@ import yaml
 
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import manifests_of
-from rackloom.cli.common import Format, columns, emit
+from rackloom.cli.common import Format, columns, emit, note
 from rackloom.cli.place import SiteParameters
-from rackloom.cli.place_site import TEMPLATE_KINDS, priority_classes, read_cluster_objects, site_objects
+from rackloom.cli.place_site import (
+    TEMPLATE_KINDS,
+    priority_classes,
+    read_cluster_objects,
+    require_one_site,
+    site_objects,
+)
 from rackloom.core.place.job_moves import JobMove
 from rackloom.core.place.jobs import JOB_KINDS, Job, TemplateName, channel_templates, read_jobs
 from rackloom.core.place.placement_values import FreeRegionCount, GangPlan, list_names
@@ -28,7 +33,7 @@ from rackloom.core.place.site_planner import (
     SegmentPrice,
     SitePlanner,
 )
-from rackloom.errors import Refused
+from rackloom.errors import Misuse, Refused
 
 if TYPE_CHECKING:
     from rackloom.core.place.rendering import RenderedJob
@@ -43,10 +48,14 @@ def answer_placement(
 ) -> int:
     """Print the answer. 1 where a job does not fit."""
     if request.down is not None and not 0 <= request.down < 1:
-        raise Refused(f"--down {request.down} is no share of trays", nearest_fix="0.01 is 1 %")
+        raise Misuse(f"--down {request.down} is no share of trays", nearest_fix="0.01 is 1 %")
+    require_one_site(source)
+    if not files and not _is_about_trays(request):
+        fix = "name it, as in: rackloom place job.yaml --profile gb200-nvl72"
+        raise Misuse("no file with a job is named", nearest_fix=fix)
     documents = [document for path in files for document in read_documents(path)]
     jobs = read_jobs([document.value for document in documents], request.labels)
-    if not jobs and not (request.drain or request.defrag or request.down is not None):
+    if not jobs and not _is_about_trays(request):
         kinds = list_names(dict.fromkeys(str(document.value.get("kind")) for document in documents), most=8)
         raise Refused(
             f"there is no job in the files ({kinds or 'nothing'})",
@@ -70,10 +79,15 @@ def answer_placement(
     if target is not None and report.jobs and not refused:
         others = [] if target == "slurm" else objects_beside(documents, jobs)
         print(rendered_manifests(planner.rendered(target), others), end="")
-        print(report_page(report, seats=False), file=sys.stderr)
+        note(report_page(report, seats=False))
     else:
         emit(report, output, lambda: report_page(report))
     return int(bool(refused))
+
+
+def _is_about_trays(request: PlanRequest) -> bool:
+    """Whether there is something to plan without a job."""
+    return bool(request.drain or request.defrag or request.down is not None)
 
 
 def _lacks_templates(jobs: Sequence[Job], documents: Sequence[Document]) -> bool:

@@ -23,7 +23,7 @@ from rackloom.core.place.observed_site import DraDevices
 from rackloom.core.place.placement_values import SchedulerLabels
 from rackloom.core.place.pod_constraints import PREEMPT_NEVER
 from rackloom.core.place.site_planner import SiteObjects
-from rackloom.errors import Refused
+from rackloom.errors import Misuse, Refused
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile, build_site
 
@@ -50,6 +50,15 @@ class ClusterObjects(msgspec.Struct, frozen=True):
     """Whether a cluster has listed its priority classes."""
 
 
+def require_one_site(source: SiteParameters) -> None:
+    """Raise Misuse for a site that is both of a profile and of a cluster."""
+    if source.profile is not None and (source.site or source.is_live):
+        raise Misuse(
+            f"a site has the nodes of a profile ({source.profile}) or those of a cluster, not both",
+            nearest_fix="leave --profile out, or --site, --cluster, --kubeconfig and --context",
+        )
+
+
 def read_cluster_objects(source: SiteParameters, *, templates: bool) -> ClusterObjects:
     """The objects of saved files or of a live cluster; none for a profile.
 
@@ -61,7 +70,7 @@ def read_cluster_objects(source: SiteParameters, *, templates: bool) -> ClusterO
         return ClusterObjects(tuple(documents))
     from rackloom.claim.manifests.cluster import objects_from_cluster
 
-    documents += objects_from_cluster(_CLUSTER_KINDS, source.context)
+    documents += objects_from_cluster(_CLUSTER_KINDS, source.kubeconfig, source.context)
     classes = _optional_objects("priorityclasses.scheduling.k8s.io", "PriorityClass", source)
     documents += classes or ()
     if templates:
@@ -76,7 +85,9 @@ def _optional_objects(resource: str, kind: str, source: SiteParameters) -> list[
 
     try:
         return [
-            obj for obj in objects_from_cluster(resource, source.context) if obj.value.get("kind") == kind
+            obj
+            for obj in objects_from_cluster(resource, source.kubeconfig, source.context)
+            if obj.value.get("kind") == kind
         ]
     except Refused:
         return None
@@ -89,17 +100,12 @@ def site_objects(
 
     `with_devices`: what the machines of a profile publish is looked at, not only how many GPUs they have.
     """
-    if source.profile is not None and (source.site or source.is_live):
-        raise Refused(
-            f"a site has the nodes of a profile ({source.profile}) or those of a cluster, not both",
-            nearest_fix="leave --profile out, or --site, --cluster and --context",
-        )
     if source.profile is not None:
         return _profile_objects(source.profile, source.racks, labels, with_devices)
     nodes = tuple(document.value for document in documents if document.value.get("kind") == "Node")
     if not nodes:
         fix = "name a --profile and --racks, files of a --site, or ask with --cluster"
-        raise Refused("there is no node to place on", nearest_fix=fix)
+        raise Misuse("there is no node to place on", nearest_fix=fix)
     pods = tuple(document.value for document in documents if document.value.get("kind") == "Pod")
     for shape, objects in ((object_shapes.NodeShape, nodes), (object_shapes.PodShape, pods)):
         for obj in objects:

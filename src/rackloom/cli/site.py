@@ -9,16 +9,30 @@ import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, ArgumentCollection, Group, Parameter
 from cyclopts.validators import Number
 
-from rackloom.errors import Refused
+from rackloom.cli.common import (
+    FILE,
+    KubeContext,
+    Output,
+    announce,
+    columns,
+    emit,
+    with_common_flags,
+)
+from rackloom.errors import Misuse
+
+if TYPE_CHECKING:
+    from rackloom.app.twin.control_messages import SiteReport
+    from rackloom.lab.scenario.played import PlayedStep
 
 # The site service.
 
 
+@with_common_flags
 def serve(*, config: Path) -> None:
     """Serve a site: REST for tenants, admin gRPC for operators, metrics, and the reconciler behind them.
 
@@ -29,7 +43,7 @@ def serve(*, config: Path) -> None:
     """
     from rackloom.app.site.service import run_serve
 
-    run_serve(config, partial(print, flush=True))
+    run_serve(config, announce)
 
 
 # The embedded site, and tokens for it.
@@ -46,6 +60,7 @@ def _require_simulated_cluster(named: ArgumentCollection) -> None:
 _CLUSTER_GROUP = Group(validator=_require_simulated_cluster)
 
 
+@with_common_flags
 def up(
     *,
     port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8080,
@@ -53,8 +68,15 @@ def up(
     racks: int = 2,
     profile: str = "gb200-nvl72",
     seed: str | None = None,
-    kubeconfig: Annotated[Path | None, Parameter(group=_CLUSTER_GROUP)] = None,
-    context: str | None = None,
+    kubeconfig: Annotated[
+        Path | None,
+        Parameter(
+            group=_CLUSTER_GROUP,
+            help="A cluster that others run: the trays become nodes of it, labelled and tainted as "
+            "simulated, until the end. docs/twin.md says what is made there, and when it is refused.",
+        ),
+    ] = None,
+    context: KubeContext = None,
     taint: bool = True,
     demo: Annotated[bool, Parameter(negative="", group=_CLUSTER_GROUP)] = False,
     browser: bool | None = None,
@@ -71,19 +93,14 @@ def up(
     port
         TCP port of the REST service on 127.0.0.1; 0 picks a free one.
     home
-        Directory for the store, keys, logs and the cluster's kubeconfig; default: rackloom below the XDG
-        data directory.
+        Directory for the store, keys, logs and the cluster's kubeconfig; default: $RACKLOOM_HOME, else
+        rackloom below the XDG data directory.
     racks
         How many racks the site has.
     profile
         Rack profile, as `rackloom topology list` names them.
     seed
         All names of a new home are drawn from this text; without it, from chance.
-    kubeconfig
-        A cluster that others run: the trays become nodes of it, labelled and tainted as simulated, until the
-        end. docs/twin.md says what is made there, and when it is refused.
-    context
-        The context of that file; default: its current one.
     taint
         Taint those nodes (rackloom.dev/simulated=true:NoSchedule): only pods that tolerate it go there.
     demo
@@ -98,7 +115,7 @@ def up(
     from rackloom.app.twin.up import UpOptions, run_up
 
     if context is not None and kubeconfig is None:
-        raise Refused("--context names a context of a file", nearest_fix="give --kubeconfig FILE too")
+        raise Misuse("--context names a context of a file", nearest_fix="give --kubeconfig FILE too")
     guest = None if kubeconfig is None else GuestOptions(kubeconfig, context, taint=taint)
     wanted = UpOptions(
         port=port,
@@ -109,7 +126,7 @@ def up(
         traces=traces,
         open_browser=demo and _has_desktop() if browser is None else browser,
     )
-    at, announce = Home(home or default_home()), partial(print, flush=True)
+    at = Home(home or default_home())
     if not demo:
         run_up(at, wanted, announce)
         return
@@ -124,12 +141,14 @@ def _has_desktop() -> bool:
     return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
+@with_common_flags
 def token(
     *,
     org: str,
     role: Annotated[list[TokenRole], Parameter(consume_multiple=True, negative="")],
     home: Path | None = None,
     hours: float = 24.0,
+    output: Output = "table",
 ) -> None:
     """Print a bearer token for the site that lives in HOME, running or not.
 
@@ -146,23 +165,30 @@ def token(
     """
     from rackloom.app.home import Home, default_home, mint_token
 
-    print(mint_token(Home(home or default_home()), org=org, roles=role, hours=hours))
+    made = mint_token(Home(home or default_home()), org=org, roles=role, hours=hours)
+    emit({"token": made, "org": org, "roles": role, "hours": hours}, output, lambda: made)
 
 
 # The demonstration.
 
 
-def demo(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
-    """Carve a rack, claim devices, prove the path: on simulated hardware, every step verified by looking.
+@with_common_flags
+def demo(*, output: Output = "table") -> int:
+    """Carve a rack, claim devices, prove the path: on simulated hardware, every step verified by looking."""
+    from rackloom.app.demo.run import report_summary, run_demo
 
-    Parameters
-    ----------
-    as_json
-        Print one JSON object instead of the story.
-    """
-    from rackloom.app.demo.run import run_demo
+    report = run_demo(_say if output == "table" else _say_nothing)
+    emit(report, output, lambda: report_summary(report))
+    return 0 if report.ok else 1
 
-    return run_demo(as_json=as_json)
+
+def _say(text: str) -> None:
+    """Print a part of the result as soon as it is known."""
+    print(text, flush=True)
+
+
+def _say_nothing(_: str) -> None:
+    """The whole result is printed at the end."""
 
 
 # Scenarios.
@@ -172,10 +198,11 @@ twin_app = App(name="twin", help="Incidents replayed on the production code, ove
 
 
 @twin_app.command
+@with_common_flags
 def play(
-    file: Path,
+    file: Annotated[Path, FILE],
     *,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    output: Output = "table",
     speed: Literal["real", "virtual"] = "real",
     home: Path | None = None,
     on: Path | None = None,
@@ -186,8 +213,6 @@ def play(
     ----------
     file
         A scenario file, or the name of one that `rackloom twin list` shows.
-    as_json
-        Print one JSON object instead of the transcript.
     speed
         Real time, over sockets; or virtual time, in which an hour takes seconds.
     home
@@ -200,9 +225,13 @@ def play(
     from rackloom.lab.scenario.reading import read_scenario
 
     if on is not None and (home is not None or speed != "real"):
-        raise Refused("a running site has its own home and clock", nearest_fix="leave --home and --speed out")
+        raise Misuse("a running site has its own home and clock", nearest_fix="leave --home and --speed out")
     found = find_scenario(file)
-    report = (lambda _: None) if as_json else (lambda played: print(render_step(played), flush=True))
+    say = _say if output == "table" else _say_nothing
+
+    def report(played: "PlayedStep") -> None:
+        say(render_step(played))
+
     if on is not None:
         from rackloom.app.twin.control_client import ControlClient
 
@@ -214,23 +243,21 @@ def play(
         from rackloom.app.twin.scenarios import play_scenario
 
         played = play_scenario(scenario, speed=speed, home=home, report=report)
-    if as_json:
-        import msgspec
-
-        print(msgspec.json.encode(played).decode())
-    else:
-        print(render_summary(played))
+    emit(played, output, lambda: render_summary(played))
     return 0 if played.ok else 1
 
 
 @twin_app.command
+@with_common_flags
 def status(
     *,
     home: Path | None = None,
     wait: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    output: Output = "table",
 ) -> None:
     """Show the `rackloom up` that runs in HOME, a line `key=value` for each of its properties.
+
+    JSON and YAML also list the trays.
 
     Parameters
     ----------
@@ -238,24 +265,25 @@ def status(
         Home of the site; default: the one that `rackloom up` uses.
     wait
         Wait up to so many seconds until it answers and all trays are nodes of its cluster.
-    as_json
-        Print one JSON object, which also lists the trays.
     """
-    import msgspec
-
     from rackloom.app.home import default_home
     from rackloom.app.twin.control_client import wait_for_site
 
     report = wait_for_site(home or default_home(), wait)
-    if as_json:
-        print(msgspec.json.encode(report).decode())
-        return
-    for key, value in msgspec.to_builtins(report).items():
-        if key != "trays":
-            print(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
+    emit(report, output, lambda: _property_lines(report))
+
+
+def _property_lines(report: "SiteReport") -> str:
+    import msgspec
+
+    values = {key: value for key, value in msgspec.to_builtins(report).items() if key != "trays"}
+    return "\n".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in values.items()
+    )
 
 
 @twin_app.command
+@with_common_flags
 def schema() -> None:
     """Print the JSON schema of scenario files."""
     import json
@@ -266,13 +294,15 @@ def schema() -> None:
 
 
 @twin_app.command(name="list")
-def list_scenarios() -> None:
+@with_common_flags
+def list_scenarios(*, output: Output = "table") -> None:
     """List the scenarios that ship with Rackloom."""
-    from rackloom.cli.common import columns
     from rackloom.lab.scenario.reading import shipped_scenarios
 
     rows = [
         (scenario.name, ",".join(sorted(scenario.layers)), ",".join(sorted(scenario.speeds)), scenario.title)
         for scenario in shipped_scenarios()
     ]
-    print(columns(("SCENARIO", "LAYERS", "SPEEDS", "WHAT HAPPENS"), rows))
+    keys = ("scenario", "layers", "speeds", "title")
+    value = [dict(zip(keys, row, strict=True)) for row in rows]
+    emit(value, output, lambda: columns(("SCENARIO", "LAYERS", "SPEEDS", "WHAT HAPPENS"), rows))

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.common import Output, columns, emit
+from rackloom.cli.common import Format, Output, columns, emit, with_common_flags
 from rackloom.cli.tenant_objects import (
     Names,
     ObjectKind,
@@ -29,7 +29,7 @@ from rackloom.cli.tenant_objects import (
 )
 from rackloom.client import Client, models, operations
 from rackloom.client.call import Call
-from rackloom.errors import Refused
+from rackloom.errors import Misuse, Refused
 
 # The kinds.
 
@@ -160,14 +160,18 @@ def _app(kind: ObjectKind[Any], what: str) -> App:
     """`list`, `get` and, where tenants delete such objects, `delete`."""
     made = App(name=kind.noun, help=what)
 
+    @with_common_flags
     def every(
         *, output: ObjectOutput = "table", watching: Watch = False, site: SiteAccess = EVERYBODY
     ) -> None:
+        if watching and output != "table":
+            raise Misuse(f"--watch prints lines of a table: it has no --output {output}")
         with site.client() as client:
             if watching:
                 watch(client, kind)
             show_list(client, kind, site.org, output)
 
+    @with_common_flags
     def get(
         name: Annotated[str, _named(kind, "Its name or id.")],
         /,
@@ -178,16 +182,18 @@ def _app(kind: ObjectKind[Any], what: str) -> App:
         with site.client() as client:
             show(client, kind, [kind.find(client, name)], output, single=True)
 
+    @with_common_flags
     def delete(
         name: Annotated[str, _named(kind, "Its name or id.")],
         /,
         *names: Annotated[str, _named(kind, "More of them.")],
         waiting: Wait = False,
+        output: Output = "table",
         site: SiteAccess = EVERYBODY,
     ) -> None:
         with site.client() as client:
             # All are looked for first, so that a misspelt name deletes nothing.
-            _delete(client, kind, [kind.find(client, each) for each in (name, *names)], waiting)
+            _delete(client, kind, [kind.find(client, each) for each in (name, *names)], waiting, output)
 
     made.command(every, name="list", help=f"List the {kind.plural}.")
     made.command(get, name="get", help=f"Show one {kind.noun}.")
@@ -196,11 +202,19 @@ def _app(kind: ObjectKind[Any], what: str) -> App:
     return made
 
 
-def _delete(client: Client, kind: ObjectKind[Any], found: list[Any], waiting: bool) -> None:
+def _delete(client: Client, kind: ObjectKind[Any], found: list[Any], waiting: bool, output: Format) -> None:
     assert kind.delete is not None  # noqa: S101 (the command exists only then)
-    for each in found:
-        client.call(kind.delete(each.id))
-        print(f"{kind.noun} {kind.name(each)} is being deleted")
+    deleted: list[dict[str, str]] = []
+    try:
+        for each in found:
+            client.call(kind.delete(each.id))
+            deleted.append({"id": str(each.id), "name": kind.name(each)})
+            if output == "table":
+                print(f"{kind.noun} {kind.name(each)} is being deleted", flush=True)
+    finally:
+        # What was done before a failure is printed too.
+        if output != "table":
+            emit(deleted, output, str)
     if waiting:
         wait_until_gone(client, kind, [each.id for each in found], WAIT_SECONDS)
 
@@ -224,22 +238,25 @@ NewName = Annotated[str, _help("Its name.")]
 
 
 @partition_app.command(name="create")
+@with_common_flags
 def create_partition(
     name: NewName,
     /,
     *,
     place: Annotated[str | None, _named(SITE, "The site, where there are several.", "--site")] = None,
+    output: Output = "table",
     site: SiteAccess = EVERYBODY,
 ) -> None:
     """Make a logical partition. No GPU is in it until an instance is."""
     with site.client() as client:
         body = models.LogicalPartitionCreate(name=name, site_id=_only(client, SITE, place).id)
         made = client.call(operations.create_nvlink_logical_partition(body))
-        print(f"partition {made.name} created ({made.id})")
+        emit(made, output, lambda: f"partition {made.name} created ({made.id})")
         site.advise(f"vpc create NAME --partition {made.id}")
 
 
 @vpc_app.command(name="create")
+@with_common_flags
 def create_vpc(
     name: NewName,
     /,
@@ -247,6 +264,7 @@ def create_vpc(
     partition: Annotated[
         str | None, _named(PARTITION, "The logical partition that GPUs of its instances join; default: none.")
     ] = None,
+    output: Output = "table",
     site: SiteAccess = EVERYBODY,
 ) -> None:
     """Make a VPC."""
@@ -258,11 +276,12 @@ def create_vpc(
             nv_link_logical_partition_id=None if chosen is None else chosen.id,
         )
         made = client.call(operations.create_vpc(body))
-        print(f"vpc {made.name} created ({made.id})")
+        emit(made, output, lambda: f"vpc {made.name} created ({made.id})")
         site.advise(f"instance create NAME --vpc {made.id} --count 2 --wait")
 
 
 @instance_app.command(name="create")
+@with_common_flags
 def create_instances(
     name: Annotated[str, _help("Its name; of several, what their names begin with.")],
     /,

@@ -27,16 +27,16 @@ import httpx2
 import msgspec
 from cyclopts import UNSET, Parameter
 
-from rackloom.cli.common import columns, emit
+from rackloom.cli.common import OUTPUT, columns, emit, note, progress_text
 from rackloom.client import Client, Connection
 from rackloom.client.call import Call, PagedCall
 from rackloom.client.errors import Missing
 from rackloom.client.exchange import RetryPolicy
-from rackloom.errors import Refused, Retry
+from rackloom.errors import Misuse, Refused, Retry
 
 T = TypeVar("T")
 ObjectFormat = Literal["table", "json", "yaml", "name"]
-ObjectOutput = Annotated[ObjectFormat, Parameter(name=["--output", "-o"])]
+ObjectOutput = Annotated[ObjectFormat, OUTPUT]
 WATCH_SECONDS = 1.0
 COMPLETION_SECONDS = 2.0
 """For the names that a shell offers: nobody waits longer for those."""
@@ -76,7 +76,7 @@ class SiteAccess:
             "--home": self.home,
         }
         given = [f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
-        print(" ".join(["next: rackloom", command, *given]), file=sys.stderr)
+        note(" ".join(["next: rackloom", command, *given]))
 
     def _connection(self) -> Connection:
         if self.url is None:
@@ -85,7 +85,7 @@ class SiteAccess:
 
             return home_connection(Home(self.home or default_home()), org=self.org, roles=["TENANT_ADMIN"])
         if self.token_file is None:
-            raise Refused(
+            raise Misuse(
                 f"{self.url} wants a token",
                 nearest_fix="name its file with --token-file or RACKLOOM_TOKEN_FILE",
             )
@@ -241,7 +241,7 @@ def _readings(
             names = Names(client)
             yield {_id(each): _cells(kind, each, names) for each in client.items(kind.listed())}
         except Retry as trouble:
-            print(f"rackloom: {trouble.reason}; asking again", file=sys.stderr)
+            note(f"rackloom: {trouble.reason}; asking again")
         sleep(WATCH_SECONDS)
 
 
@@ -297,15 +297,15 @@ def _until_all(
     clock: Callable[[], float],
 ) -> None:
     """Return when `count` gives `total`; each change of the count is printed."""
-    deadline, before = clock() + seconds, -1
+    begun, before = clock(), -1
     while (done := count()) < total:
         if done != before:
-            print(f"{done} of {total} {what}", file=sys.stderr, flush=True)
-        if clock() > deadline:
+            note(progress_text(done, total, what, clock() - begun))
+        if clock() > begun + seconds:
             raise Retry(f"{done} of {total} are {what} after {seconds:.0f} s", after=seconds)
         before = done
         sleep(WATCH_SECONDS / 4)
-    print(f"{total} of {total} {what}", file=sys.stderr, flush=True)
+    note(f"{total} of {total} {what}")
 
 
 def _is_gone(client: Client, kind: ObjectKind[Any], object_id: str) -> bool:

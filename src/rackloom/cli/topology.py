@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from cyclopts import App
 
-from rackloom.cli.common import Flag, Output, columns, emit
+from rackloom.cli.common import Flag, Output, columns, emit, with_common_flags
 from rackloom.errors import Refused
 from rackloom.topology import profiles
 from rackloom.topology.affinity import Cell, classes, guest_view
@@ -27,14 +27,9 @@ ClassMatrix = tuple[tuple[Cell, ...], ...]
 
 
 @app.command(name="list")
+@with_common_flags
 def list_profiles(*, output: Output = "table") -> None:
-    """List the machine and rack profiles that ship with Rackloom.
-
-    Parameters
-    ----------
-    output
-        How to print.
-    """
+    """List the machine and rack profiles that ship with Rackloom."""
     loaded = [profiles.load_profile(name) for name in profiles.profile_names()]
     rows = [_summary(profile) for profile in loaded]
     keys = ("profile", "kind", "gpus", "nics")
@@ -43,6 +38,7 @@ def list_profiles(*, output: Output = "table") -> None:
 
 
 @app.command
+@with_common_flags
 def show(profile: str, *, output: Output = "table") -> None:
     """Show a profile: devices, NUMA nodes and PCIe paths of a machine; racks, trays and links of a rack.
 
@@ -50,8 +46,6 @@ def show(profile: str, *, output: Output = "table") -> None:
     ----------
     profile
         Name as `rackloom topology list` prints it, or a machine saved as a .json file.
-    output
-        How to print.
     """
     found = _load_profile(profile)
     emit(
@@ -62,6 +56,7 @@ def show(profile: str, *, output: Output = "table") -> None:
 
 
 @app.command
+@with_common_flags
 def discover(
     *,
     sysroot: Path = Path("/"),
@@ -79,8 +74,6 @@ def discover(
         The vendor's topology file (NCCL_TOPO_FILE), for what a hypervisor hides.
     declared
         A JSON file with what is wrong or missing on this machine; docs/discovery.md shows one.
-    output
-        How to print.
     """
     from rackloom.topology.discovery.discover import discover_machine as find
 
@@ -89,6 +82,7 @@ def discover(
 
 
 @app.command(name="classes")
+@with_common_flags
 def show_classes(
     profile: str,
     *,
@@ -104,8 +98,6 @@ def show_classes(
         of its trays is shown.
     guest
         Only what the kernel and driver of the machine itself show, without vendor files and declarations.
-    output
-        How to print.
     """
     found, machine = _load_profile(profile), load_machine(profile)
     matrix = classes(guest_view(machine) if guest else machine)

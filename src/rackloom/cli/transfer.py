@@ -7,7 +7,6 @@ initiators on other hosts. `model` moves nothing. The commands for saved records
 `transfer_records`.
 """
 
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from cyclopts import App
 
-from rackloom.cli.common import Output, TableOrJson, columns, emit
+from rackloom.cli.common import Output, columns, emit, note, with_common_flags
 from rackloom.cli.transfer_options import Devices, Sizes, parse_address, read_secret
-from rackloom.errors import Refused, Retry
+from rackloom.errors import Misuse, Refused, Retry
 
 if TYPE_CHECKING:
     from rackloom.core.transfer.model import ModelledPair, RateRange
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 # `rackloom transfer model`.
 
 
+@with_common_flags
 def model(machine: str, *, block_size: str = "1GiB", batch_size: int = 1, output: Output = "table") -> None:
     """Model the transfer of a machine's GPU and NIC pairs from its wiring; nothing is moved or measured.
 
@@ -42,8 +42,6 @@ def model(machine: str, *, block_size: str = "1GiB", batch_size: int = 1, output
         Bytes in one block, such as 64MiB.
     batch_size
         Blocks in one request.
-    output
-        How to print.
     """
     from rackloom.cli.topology import load_machine
     from rackloom.core.transfer.model import model_transfers as modelled
@@ -92,6 +90,7 @@ app.command("rackloom.cli.transfer:model", name="model", help="Model a transfer 
 
 
 @app.command
+@with_common_flags
 def run(
     *,
     sizes: Sizes = Sizes(),  # noqa: B008 (frozen)
@@ -103,7 +102,7 @@ def run(
     secret_file: Path | None = None,
     save: Path | None = None,
     textfile: Path | None = None,
-    output: TableOrJson = "table",
+    output: Output = "table",
 ) -> int:
     """Measure; exit 0 only if the data was verified and the promised device carried it.
 
@@ -131,12 +130,10 @@ def run(
         File for the record. Runs that were complete before one failed are kept there too.
     textfile
         Also write the result for the textfile collector of Prometheus' node exporter.
-    output
-        table prints RESULT lines as runs complete, and a verdict; json the whole report.
     """
     spec, log = sizes.spec(), _RunLog(output == "table")
     if emulate and (target is not None or devices not in (Devices(), Devices(every_gpu=True))):
-        raise Refused(
+        raise Misuse(
             "--emulate makes both ends and their devices itself",
             nearest_fix="leave out --target and what names devices, transports and allocations",
         )
@@ -161,6 +158,7 @@ def run(
 
 
 @app.command
+@with_common_flags
 def serve(
     *,
     listen: str,
@@ -202,7 +200,7 @@ def serve(
             listener,
             key,
             devices.config(),
-            lambda peer, reason: _print_step(f"{peer}: {reason}"),
+            lambda peer, reason: note(f"{peer}: {reason}"),
             once=once,
             deadline=deadline,
         )
@@ -224,7 +222,7 @@ class _RunLog:
     def watch(self) -> "RunObserver":
         from rackloom.prove.transfer.run import RunObserver
 
-        return RunObserver(_print_step, self._finished)
+        return RunObserver(note, self._finished)
 
     def _finished(self, transfer_report: "TransferReport") -> None:
         from rackloom.core.transfer.report import result_line
@@ -241,7 +239,7 @@ def _run_emulated(
 
     gigabits = rates or (emulation.ALIGNED_GIGABITS, emulation.UNALIGNED_GIGABITS)
     if not all(0.001 <= rate <= 1000 for rate in gigabits):
-        raise Refused(f"a link cannot be shaped to {gigabits}", nearest_fix="give Gb/s from 0.001 to 1000")
+        raise Misuse(f"a link cannot be shaped to {gigabits}", nearest_fix="give Gb/s from 0.001 to 1000")
     if pairs:
         return run.run_emulated_pairs(spec, gigabits, runs=runs, watch=watch)
     return run.run_alignment(
@@ -335,7 +333,3 @@ def _arm_row(arm: "Arm") -> tuple[str, ...]:
         f"{1e3 * max(run.p99_seconds for run in arm.runs):.2f}",
         ", ".join(sorted({run.path.verdict for run in arm.runs})),
     )
-
-
-def _print_step(step: str) -> None:
-    print(step, file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from rackloom.cli.common import read_text
-from rackloom.errors import Refused
+from rackloom.errors import Misuse, Refused
 
 if TYPE_CHECKING:
     from rackloom.core.transfer.pairing import GpuNicPair
@@ -147,7 +147,7 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in _UNITS:
-        raise Refused(f"{text!r} is not a size", nearest_fix="write bytes, or a number with KiB, MiB or GiB")
+        raise Misuse(f"{text!r} is not a size", nearest_fix="write bytes, or a number with KiB, MiB or GiB")
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
@@ -159,7 +159,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise Refused(f"{text!r} is not HOST:PORT", nearest_fix="write it as 192.0.2.1:5555")
+        raise Misuse(f"{text!r} is not HOST:PORT", nearest_fix="write it as 192.0.2.1:5555")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -172,7 +172,7 @@ def read_secret(file: Path | None) -> str:
     if file is None:
         if secret := os.environ.get(SECRET_VARIABLE):
             return secret
-        raise Refused("no shared secret", nearest_fix=f"give --secret-file or set {SECRET_VARIABLE}")
+        raise Misuse("no shared secret", nearest_fix=f"give --secret-file or set {SECRET_VARIABLE}")
     return read_text(file, "name a readable text file").strip()
 
 
@@ -182,7 +182,7 @@ def _parse_pair(text: str, machine: "Machine | None") -> "GpuNicPair":
 
     device, equals, nic = text.partition("=")
     if not equals or not device or not nic:
-        raise Refused(f"{text!r} is not DEVICE=NIC", nearest_fix="write it as cuda:0=mlx5_0:1 or cpu=eth0")
+        raise Misuse(f"{text!r} is not DEVICE=NIC", nearest_fix="write it as cuda:0=mlx5_0:1 or cpu=eth0")
     _, _, which = device.partition(":")
     address = CudaDriver().address(int(which)) if which.isdecimal() else which or None
     return describe_pair(machine, device, address, nic)

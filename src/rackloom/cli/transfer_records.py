@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from cyclopts import Parameter
 
-from rackloom.cli.common import TableOrJson, columns, emit, json_text, read_text
+from rackloom.cli.common import Output, columns, data_text, emit, read_text, with_common_flags
 from rackloom.cli.transfer_options import Words
 from rackloom.core.transfer.comparison import (
     TEST_DESCRIPTION,
@@ -26,17 +26,26 @@ from rackloom.core.transfer.comparison import (
 from rackloom.core.transfer.kv_cache import KvTerms, kv_terms, kv_terms_of_all_models
 from rackloom.core.transfer.records import TransferRecord, read_nccl, read_nvbandwidth
 from rackloom.core.transfer.render import matrix_svg, rate_matrix, record_tables, render_page
-from rackloom.errors import Refused
+from rackloom.errors import Misuse, Refused
 from rackloom.prove.transfer.record_files import load_record, save_record, write_atomically
 
+ReportOutput = Annotated[
+    Literal["table", "json", "yaml", "html", "svg"],
+    Parameter(
+        name=["--output", "-o"],
+        help="How to print: html is one self-contained page, svg the matrix of GPUs and NICs.",
+    ),
+]
 
+
+@with_common_flags
 def report(
     record: Path,
     *,
     model: Words = (),
     tokens: int = 8192,
     prefill_ms: float | None = None,
-    output: Annotated[Literal["table", "json", "html", "svg"], Parameter(name=["--output", "-o"])] = "table",
+    output: ReportOutput = "table",
     to: Path | None = None,
 ) -> None:
     """Show a saved record.
@@ -51,15 +60,13 @@ def report(
         Length of the prompt.
     prefill_ms
         Time to prefill it, for the share of the hand-over in the time to the first token.
-    output
-        html is one self-contained page; svg the GPU x NIC matrix.
     to
         File to write to instead of standard output.
     """
     kept = load_record(record)
     terms = _kv_terms(kept, model, tokens, prefill_ms)
-    if output == "json":
-        text = json_text({"record": kept, "kv": terms})
+    if output in ("json", "yaml"):
+        text = data_text({"record": kept, "kv": terms}, output)
     elif output == "html":
         text = render_page(kept, terms)
     else:
@@ -70,7 +77,8 @@ def report(
         write_atomically(text.encode(), to)
 
 
-def compare(before: Path, after: Path, *, output: TableOrJson = "table") -> None:
+@with_common_flags
+def compare(before: Path, after: Path, *, output: Output = "table") -> None:
     """Compare two records arm by arm.
 
     Parameters
@@ -79,8 +87,6 @@ def compare(before: Path, after: Path, *, output: TableOrJson = "table") -> None
         Record A.
     after
         Record B.
-    output
-        How to print.
     """
     compared = compare_records(load_record(before), load_record(after))
     headers = ("ARM", "A GB/s", "B GB/s", "p (ranks)", "B AGAINST A")
@@ -91,6 +97,7 @@ def compare(before: Path, after: Path, *, output: TableOrJson = "table") -> None
     emit({"test": TEST_DESCRIPTION, "arms": compared}, output, text)
 
 
+@with_common_flags
 def baseline(record: Path, to: Path) -> None:
     """Keep a record as a baseline, with the topology it was measured on.
 
@@ -104,7 +111,8 @@ def baseline(record: Path, to: Path) -> None:
     save_record(check_baseline(load_record(record)), to)
 
 
-def gate(record: Path, *, baseline: Path, output: TableOrJson = "table") -> int:
+@with_common_flags
+def gate(record: Path, *, baseline: Path, output: Output = "table") -> int:
     """Exit 0 if every arm holds its baseline, 1 if one is slower beyond noise, misplaced or not known.
 
     Parameters
@@ -113,8 +121,6 @@ def gate(record: Path, *, baseline: Path, output: TableOrJson = "table") -> int:
         Record to judge.
     baseline
         Record to judge it by, measured on the same kind of machine.
-    output
-        How to print.
     """
     findings = judge_record(load_record(record), check_baseline(load_record(baseline)))
     headers = ("ARM", "OUTCOME", "NODE", "DEVICE", "REASON")
@@ -122,6 +128,7 @@ def gate(record: Path, *, baseline: Path, output: TableOrJson = "table") -> int:
     return 0 if all(finding.outcome == "holds" for finding in findings) else 1
 
 
+@with_common_flags
 def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None = None) -> None:
     """Add what other tools printed on the same machine to a record.
 
@@ -134,6 +141,8 @@ def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None
     nccl
         Output of a program of nccl-tests.
     """
+    if nvbandwidth is None and nccl is None:
+        raise Misuse("nothing to add", nearest_fix="give --nvbandwidth or --nccl with a file")
     kept = load_record(record)
     readers = ((nvbandwidth, read_nvbandwidth), (nccl, read_nccl))
     added = tuple(
@@ -141,8 +150,6 @@ def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None
         for file, read in readers
         if file is not None
     )
-    if not added:
-        raise Refused("nothing to add", nearest_fix="give --nvbandwidth or --nccl with a file")
     save_record(msgspec.structs.replace(kept, evidence=(*kept.evidence, *added)), record)
     for evidence in added:
         print(f"{evidence.tool}: {len(evidence.figures)} figures")

@@ -7,13 +7,21 @@ one line shows what a step that takes more than a second waits for.
 import sys
 import textwrap
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.common import Flag, Output, emit
+from rackloom.cli.common import (
+    NAMESPACE,
+    Flag,
+    Kubeconfig,
+    KubeContext,
+    Output,
+    emit,
+    shows_progress,
+    with_common_flags,
+)
 
 if TYPE_CHECKING:
     from rackloom.claim.cluster.uninstall.executor import FinishedStep, UninstallOutcome
@@ -27,17 +35,18 @@ _PROGRESS_AFTER = 1.0
 """Seconds after which a terminal shows what is waited for."""
 
 
+@with_common_flags
 def uninstall(
     *,
-    kubeconfig: Path | None = None,
-    context: str | None = None,
-    namespace: str = "rackloom-system",
+    kubeconfig: Kubeconfig = None,
+    context: KubeContext = None,
+    namespace: Annotated[str, NAMESPACE] = "rackloom-system",
     helm_release: str | None = None,
     yes: Flag = False,
     timeout: Annotated[float, Parameter(validator=Number(gt=0, lte=86_400))] = 120.0,
     output: Output = "table",
 ) -> int:
-    """Remove from a cluster what deploy/kubernetes installed and what came of it.
+    """Remove from a cluster what deploy/kubernetes installed and what came of it, as its administrator.
 
     Prints the plan, and changes nothing; with --yes it acts, and reports each step once a look at the cluster
     finds nothing more of it. What pods still use is never taken away: it is reported with the command that
@@ -50,11 +59,6 @@ def uninstall(
 
     Parameters
     ----------
-    kubeconfig
-        How to reach the API server, as an administrator of the whole cluster; default: $KUBECONFIG,
-        ~/.kube/config, or the service account of this pod.
-    context
-        Another context of the kubeconfig than its current one.
     namespace
         The driver's namespace; others of ours are found by their label.
     helm_release
@@ -63,15 +67,13 @@ def uninstall(
         Act.
     timeout
         Seconds for which a step may stand still before it is given up.
-    output
-        How to print.
     """
     from rackloom.app.uninstall import ProgressListener, UninstallTarget, perform_removal, plan_removal
 
     target = UninstallTarget(
         kubeconfig=kubeconfig, context=context, namespace=namespace, helm_release=helm_release
     )
-    progress = _Progress(sys.stderr.isatty())
+    progress = _Progress(shows_progress())
     if not yes:
         found = plan_removal(target)
         emit(_plan_value(found), output, lambda: _plan_table(found))

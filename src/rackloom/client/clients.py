@@ -29,6 +29,7 @@ from rackloom.client.exchange import (
     transport_text,
 )
 from rackloom.client.pages import LARGEST_PAGE, Page, page_steps
+from rackloom.request_log import asked
 
 T = TypeVar("T")
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
@@ -42,6 +43,7 @@ def _settings(connection: Connection, timeout: httpx2.Timeout) -> dict[str, Any]
     return {
         "base_url": connection.base_url(),
         "verify": connection.tls(),
+        "trust_env": connection.may_use_proxy(),
         "timeout": timeout,
         "headers": {"User-Agent": "rackloom"},
     }
@@ -168,10 +170,14 @@ class Client:
         if isinstance(step, Pause):
             self._sleep(step.seconds)
             return None
+        request = _request(self._http, step)
         try:
-            return self._http.send(_request(self._http, step))
+            with asked(request.method, request.url) as sent:
+                answer = self._http.send(request)
+                sent.outcome = answer.status_code
         except httpx2.RequestError as error:
             return error
+        return answer
 
     def _stream(self, position: str | None) -> Iterator[Event]:
         headers = _stream_headers(self._exchange, position)
@@ -265,10 +271,14 @@ class AsyncClient:
         if isinstance(step, Pause):
             await self._sleep(step.seconds)
             return None
+        request = _request(self._http, step)
         try:
-            return await self._http.send(_request(self._http, step))
+            with asked(request.method, request.url) as sent:
+                answer = await self._http.send(request)
+                sent.outcome = answer.status_code
         except httpx2.RequestError as error:
             return error
+        return answer
 
     async def _stream(self, position: str | None) -> AsyncIterator[Event]:
         headers = _stream_headers(self._exchange, position)

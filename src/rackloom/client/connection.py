@@ -7,13 +7,13 @@ a log line or a URL, and none goes over a connection without TLS, except to this
 
 import ssl
 from collections.abc import Callable
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from rackloom.errors import Refused, file_error_text
+from rackloom.loopback import is_this_host
 
 Token = str | Path | Callable[[], str]
 TenantPath = "/v2/org/{}/nico/"
@@ -41,7 +41,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.url!r} is not the address of a service",
                 nearest_fix="give https://HOST or https://HOST:PORT",
             )
-        if parts.scheme == "http" and not _is_this_host(parts.hostname):
+        if parts.scheme == "http" and not is_this_host(parts.hostname):
             raise Refused(
                 f"a token would go to {parts.hostname} in plain text",
                 nearest_fix=f"use https://{parts.netloc}",
@@ -50,6 +50,10 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
             raise Refused(f"{self.org!r} cannot be an organisation", nearest_fix="name the organisation")
         path = parts.path.partition("/v2/org/")[0].rstrip("/")
         return f"{parts.scheme}://{parts.netloc}{path}" + TenantPath.format(quote(self.org, safe=""))
+
+    def may_use_proxy(self) -> bool:
+        """Whether a proxy of the environment may carry the requests: it cannot reach this host's loopback."""
+        return not is_this_host(urlsplit(self.url).hostname or "")
 
     def authorization(self) -> str:
         """The value of the header. Raises Refused for a token that cannot be read or sent."""
@@ -86,10 +90,3 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
     def _source(self) -> str:
         return str(self.token) if isinstance(self.token, Path) else "what was given as token"
-
-
-def _is_this_host(name: str) -> bool:
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost" or name.endswith(".localhost")

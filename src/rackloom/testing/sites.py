@@ -11,12 +11,13 @@ fix.
 
 import asyncio
 import inspect
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from rackloom.testing.temporary_home import temporary_home
 
 if TYPE_CHECKING:
     from rackloom.app.twin.control_client import ControlClient
@@ -262,13 +263,8 @@ def start_site(
         Refused: a profile, a number of racks or a fault that there is not.
         SiteFailed: it did not start, or ended by itself meanwhile.
     """
-    fresh: AbstractContextManager[str] = (
-        tempfile.TemporaryDirectory(prefix="rackloom-test-", ignore_cleanup_errors=True)
-        if home is None
-        else nullcontext(str(home))
-    )
-    with fresh as directory:
-        place = Path(directory).resolve()
+    fresh: AbstractContextManager[Path] = temporary_home() if home is None else nullcontext(home.resolve())
+    with fresh as place:
         running: AbstractContextManager[tuple[SiteReport, ControlClient]]
         if in_process:
             from rackloom.testing.in_process import site_in_thread

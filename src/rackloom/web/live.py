@@ -6,6 +6,9 @@ as the last one took, at least `PAUSE` and at most `LONGEST_PAUSE` seconds: a la
 for more than being drawn, and a change waits for the end of the pause. A request while the reading is
 kept fresh gets what is known.
 
+Each reading is offered to the history of the last day (`history`). While no page is open, `record` reads
+for it every 30 seconds.
+
 A reading that fails is shown as unread since its first failure, whatever the error: the page must not
 look current when it is not.
 """
@@ -18,6 +21,7 @@ import msgspec
 import structlog
 
 from rackloom.errors import Retry, Unknown
+from rackloom.web.history import RECORD_SECONDS, SiteHistory
 from rackloom.web.model import ReadingSource, SiteMap, SiteMapCache, update_site_map
 
 log = structlog.get_logger(__name__)
@@ -43,6 +47,7 @@ class LiveMap:
     """Readings of one source. `clock` gives seconds since the epoch."""
 
     def __init__(self, source: ReadingSource, clock: Callable[[], float]) -> None:
+        self.history = SiteHistory()
         self._source = source
         self._clock = clock
         self._now = LiveReading(number=0, whole=SiteMap(at=0.0))
@@ -86,6 +91,12 @@ class LiveMap:
                 self._task = None
                 self._kept = False
 
+    async def record(self) -> None:
+        """Read for the history while no page is open. Never returns."""
+        while True:
+            await self.fresh()
+            await asyncio.sleep(RECORD_SECONDS)
+
     async def _watch(self) -> None:
         await self._read_unless_resting()
         while True:
@@ -121,6 +132,7 @@ class LiveMap:
             self._now = msgspec.structs.replace(self._now, number=number, unread_since=since, problem=problem)
         else:
             self._now = LiveReading(number=number, whole=whole)
+            self.history.add(whole)
         self._read_at = asyncio.get_running_loop().time()
         self._took = self._read_at - begun
         async with self._news:

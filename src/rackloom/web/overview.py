@@ -281,7 +281,7 @@ def _as_last_known(number: KeyNumber, since: float) -> KeyNumber:
 def _sentence(whole: SiteMap, counts: RackCounts) -> tuple[str, float | None, str]:
     """The sentence, since when it is so, and its tone."""
     gpus = _gpus(whole, counts.gpus)
-    wrong = _failing(whole.findings or ())
+    wrong = failing(whole.findings or ())
     if wrong:
         first = f": {wrong[0].title or wrong[0].subject}"
         needs = "One thing needs" if len(wrong) == 1 else f"{len(wrong)} things need"
@@ -309,7 +309,8 @@ def _gpus(whole: SiteMap, count: int) -> str:
     return f"{count:,} GPUs in {racks:,} {'rack' if racks == 1 else 'racks'}"
 
 
-def _failing(findings: Collection[Finding]) -> list[Finding]:
+def failing(findings: Collection[Finding]) -> list[Finding]:
+    """Those that need attention: what is unknown, or only advice, is not among them."""
     return [finding for finding in findings if finding.severity in _IN_ORDER]
 
 
@@ -322,7 +323,7 @@ def _attention(whole: SiteMap, counts: RackCounts) -> KeyNumber:
         )
     if whole.findings is None:
         return KeyNumber(label=label, value=UNKNOWN, note="not examined yet", tone="doubt")
-    wrong = len(_failing(whole.findings))
+    wrong = len(failing(whole.findings))
     doubts = sum(finding.severity is Severity.UNKNOWN for finding in whole.findings)
     return KeyNumber(
         label=label,

@@ -38,15 +38,18 @@ from rackloom.core.diagnosis.runbooks import runbooks
 from rackloom.errors import Retry, Unknown
 from rackloom.web import render
 from rackloom.web.chain import findings_on_gpu, layer_reports
+from rackloom.web.changes import changes_between
 from rackloom.web.export import gpu_table
 from rackloom.web.frames import ColourMode
+from rackloom.web.history import PastTime
 from rackloom.web.live import LiveMap
-from rackloom.web.model import ReadingSource
+from rackloom.web.model import SiteMap
 from rackloom.web.painters import PageSheet, Painters, ViewerKind
 from rackloom.web.racks import GpuAddress, find_gpu, rack_id
 from rackloom.web.search import SearchIndexes
 from rackloom.web.sign_in_codes import SignInCodes
-from rackloom.web.view import PageView, gpu_address, page_view
+from rackloom.web.trends import Trends
+from rackloom.web.view import PageView, gpu_address, page_path, page_view, time_of_address
 
 # Headers of every answer.
 
@@ -196,7 +199,7 @@ ViewerPageHandler = Callable[[Request, Viewer], Awaitable[Response]]
 
 
 def create_pages(
-    source: ReadingSource,
+    live: LiveMap,
     authenticate: Authenticator,
     clock: Callable[[], float],
     *,
@@ -208,26 +211,52 @@ def create_pages(
     `switch_trays` is the number of switch trays in a rack, if known; `clock` gives seconds since the epoch;
     `codes` are those of the sign-in links that this process offers.
     """
-    pages = _MapPages(source, authenticate, clock, switch_trays, codes or SignInCodes(clock))
+    pages = _MapPages(live, authenticate, clock, switch_trays, codes or SignInCodes(clock))
+    compressed = [Middleware(GZipMiddleware)]
+    # What shows a time of the history has that time before its name: see `view`.
+    shown = [
+        Route(below + path, pages.signed_in(page, pages.unauthorized), middleware=compressed)
+        for below in ("/map", "/map/at/{at}")
+        for path, page in (
+            ("/gpus.csv", pages.table),
+            ("/search", pages.search),
+            ("/history", pages.history),
+            ("/gpu/{rack}/{tray}/{gpu}", pages.gpu),
+        )
+    ]
     return Starlette(
         routes=[
-            Route("/", pages.signed_in(pages.map, pages.to_login), middleware=[Middleware(GZipMiddleware)]),
+            Route("/", pages.signed_in(pages.map, pages.to_login), middleware=compressed),
+            Route("/map/at", pages.signed_in(pages.to_time, pages.to_login)),
+            Route("/map/at/{at}", pages.signed_in(pages.map, pages.to_login), middleware=compressed),
+            *shown,
             Route("/map/login", pages.login, methods=["GET", "POST"]),
             Route("/map/logout", pages.logout, methods=["POST"]),
             Route("/map/live", pages.signed_in(pages.live, pages.unauthorized)),
             Route("/map/runbook/{name}", pages.signed_in(pages.runbook, pages.to_login)),
-            Route(
-                "/map/gpus.csv",
-                pages.signed_in(pages.table, pages.unauthorized),
-                middleware=[Middleware(GZipMiddleware)],
-            ),
-            Route("/map/search", pages.signed_in(pages.search, pages.unauthorized)),
-            Route("/map/gpu/{rack}/{tray}/{gpu}", pages.signed_in(pages.gpu, pages.unauthorized)),
             Mount("/map/static", StaticFiles(directory=STATIC)),
         ],
         middleware=[Middleware(SecurityHeaders)],
-        exception_handlers={Retry: _unavailable, Unknown: _unavailable},
+        exception_handlers={
+            Retry: _unavailable,
+            Unknown: _unavailable,
+            _NoSuchTime: _no_such_time,
+        },
     )
+
+
+class _NoSuchTime(Exception):
+    """An address names a time that the history does not have."""
+
+    def __init__(self, oldest: float | None) -> None:
+        super().__init__("the history of this site does not have that time")
+        self.oldest = oldest
+        """When the history begins, in seconds since the epoch; None: nothing was read yet."""
+
+
+async def _no_such_time(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, _NoSuchTime)  # noqa: S101 - narrows the type
+    return HTMLResponse(render.render_no_such_time(error.oldest), 404)
 
 
 async def _unavailable(_request: Request, error: Exception) -> Response:
@@ -239,19 +268,20 @@ async def _unavailable(_request: Request, error: Exception) -> Response:
 class _MapPages:
     def __init__(
         self,
-        source: ReadingSource,
+        live: LiveMap,
         authenticate: Authenticator,
         clock: Callable[[], float],
         switch_trays: int,
         codes: SignInCodes,
     ) -> None:
-        self._live = LiveMap(source, clock)
+        self._live = live
         self._codes = codes
         self._authenticate = authenticate
         self._clock = clock
         self._painters = Painters(switch_trays)
         self._streams = OpenStreams()
         self._searches = SearchIndexes()
+        self._trends = Trends()
         self._boot = secrets.token_hex(8)
         """Part of stream positions, which are not valid for another process or after a restart."""
 
@@ -322,16 +352,49 @@ class _MapPages:
         return answer
 
     async def map(self, request: Request, viewer: Viewer) -> Response:
-        """The page."""
-        view, sheet = await self._seen(request, viewer)
+        """The page, as of now or of a time of the history."""
+        view, sheet, past = await self._seen(request, viewer)
         position = f"{self._boot}.{sheet.number}"
+        changes = None if past is None else changes_between(sheet.whole, await self._present(viewer, view))
         chain = render.render_no_choice() if not view.gpu else _chain(sheet, gpu_address(view.gpu))[0]
         racks = {rack_id(rack.name): rack.name for rack in sheet.whole.racks}
         view = view.with_rack_of_gpu(racks)
         found = await self._found(request, viewer, view, sheet)
         return HTMLResponse(
-            render.render_page(viewer.org, view, position, dict(sheet.all()), chain, racks.values(), found)
+            render.render_page(
+                viewer.org,
+                view,
+                position,
+                dict(sheet.all()),
+                chain,
+                racks.values(),
+                found,
+                past=past,
+                changes=changes,
+            )
         )
+
+    async def _present(self, viewer: Viewer, view: PageView) -> SiteMap:
+        """What the viewer sees of the site now."""
+        now = await self._live.fresh()
+        return (await self._painters.sheet(_viewer_kind(viewer, view.mode), now, view.opened)).whole
+
+    async def to_time(self, request: Request, _viewer: Viewer) -> Response:
+        """Lead a form that names a time to its page."""
+        at = time_of_address(request.query_params.get("time", ""))
+        if at is None:
+            return RedirectResponse("/", 303)
+        query = (await self._view(request)).query()
+        now = (await self._live.fresh()).whole.at
+        return RedirectResponse(page_path(None if at >= now else at) + query, 303)
+
+    async def history(self, request: Request, viewer: Viewer) -> Response:
+        """The charts of the last day, and the slider."""
+        await self._live.fresh()
+        maps = self._live.history.maps
+        org, _ = _viewer_kind(viewer, ColourMode.USE)
+        points = await self._trends.follow(org, maps)
+        return HTMLResponse(render.render_history(points, operator=viewer.operator, past=self._past(request)))
 
     async def runbook(self, request: Request, _viewer: Viewer) -> Response:
         """What to know of the findings of one check; it says nothing of the site."""
@@ -340,7 +403,7 @@ class _MapPages:
 
     async def table(self, request: Request, viewer: Viewer) -> Response:
         """The GPUs of the opened racks, or of all, as CSV."""
-        view, sheet = await self._seen(request, viewer)
+        view, sheet, _ = await self._seen(request, viewer)
         # The lines are made in a thread, a rack at a time.
         return StreamingResponse(
             gpu_table(sheet.whole, view.opened),
@@ -350,7 +413,7 @@ class _MapPages:
 
     async def search(self, request: Request, viewer: Viewer) -> Response:
         """What the viewer finds by a part of a name."""
-        view, sheet = await self._seen(request, viewer)
+        view, sheet, _ = await self._seen(request, viewer)
         return HTMLResponse(await self._found(request, viewer, view, sheet))
 
     async def _found(self, request: Request, viewer: Viewer, view: PageView, sheet: PageSheet) -> str:
@@ -361,14 +424,28 @@ class _MapPages:
     async def gpu(self, request: Request, viewer: Viewer) -> Response:
         """One GPU through all layers."""
         address = _path_address(request)
-        _, sheet = await self._seen(request, viewer)
+        _, sheet, _ = await self._seen(request, viewer)
         markup, found = _chain(sheet, address)
         return HTMLResponse(markup, 200 if found else 404)
 
-    async def _seen(self, request: Request, viewer: Viewer) -> tuple[PageView, PageSheet]:
-        """What an address asks for, and what this viewer is shown of it."""
+    async def _seen(self, request: Request, viewer: Viewer) -> tuple[PageView, PageSheet, PastTime | None]:
+        """What an address asks for, what this viewer is shown of it, and of which past time it is."""
         view, now = await self._view(request), await self._live.fresh()
-        return view, await self._painters.sheet(_viewer_kind(viewer, view.mode), now, view.opened)
+        kind, past = _viewer_kind(viewer, view.mode), self._past(request)
+        if past is None:
+            return view, await self._painters.sheet(kind, now, view.opened), None
+        return view, await self._painters.past_sheet(kind, past.whole, view.opened), past
+
+    def _past(self, request: Request) -> PastTime | None:
+        """The time of the history that a path names; None: it shows the present. Raises _NoSuchTime."""
+        if "at" not in request.path_params:
+            return None
+        at = time_of_address(request.path_params["at"])
+        # The times of readings have fractions of a second, those of addresses do not.
+        whole = None if at is None else self._live.history.find(at + 1)
+        if at is None or whole is None:
+            raise _NoSuchTime(self._live.history.oldest)
+        return PastTime(asked=at, whole=whole)
 
     async def _view(self, request: Request) -> PageView:
         asked = request.query_params

@@ -10,14 +10,19 @@ Each kind has colours of its own: letters that skip some would tell a tenant how
 A painter is kept while a stream is drawn by it, because a new one would give other colours and send every
 rack again; of idle painters the 32 that were used last are kept.
 
+A page that shows the past is drawn by a painter of its own, beside the one of the present and in its
+colours: moving on through the history costs what differs between two times.
+
 Drawing runs in a thread, one at a time. When a client goes away its thread still ends before the next one
 starts.
 """
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import ParamSpec
 
 import msgspec
 
@@ -143,12 +148,17 @@ class PainterMemory(msgspec.Struct, kw_only=True):
 class Painter:
     """Draws what one kind of viewer sees in one mode; `org` None sees everything."""
 
-    def __init__(self, org: str | None, mode: ColourMode, switch_trays: int) -> None:
+    def __init__(
+        self, org: str | None, mode: ColourMode, switch_trays: int, colours: MapColours | None = None
+    ) -> None:
         self._org = org
         self._mode = mode
         self._switch_trays = switch_trays
         # One palette per kind of viewer: gaps in the letters would reveal how many groups others have.
-        self._colours = MapColours()
+        self._colours = colours or MapColours()
+        self._past: Painter | None = None
+        """Draws maps of the history."""
+        self._past_maps = 0
         self.memory = PainterMemory()
         self._sheet = PageSheet()
         self._parts: dict[str, PagePart] = {}
@@ -162,6 +172,13 @@ class Painter:
         if now.number > self._sheet.number:
             self._sheet = self._next_sheet(now)
         return msgspec.structs.replace(self._sheet, racks=self._drawn_whole(opened))
+
+    def follow_past(self, whole: SiteMap, opened: Collection[str] = ()) -> PageSheet:
+        """The parts as of a map of the history, in the colours of the present."""
+        if self._past is None:
+            self._past = Painter(self._org, self._mode, self._switch_trays, self._colours)
+        self._past_maps += 1
+        return self._past.follow(LiveReading(number=self._past_maps, whole=whole), opened)
 
     def _next_sheet(self, now: LiveReading) -> PageSheet:
         whole, before = now.whole, self._sheet
@@ -281,6 +298,7 @@ def _names_wanted(whole: SiteMap) -> set[str]:
 # All kinds.
 
 
+P = ParamSpec("P")
 KINDS_KEPT = 32
 """Painters without a stream that are kept."""
 RACKS_KEPT = 256
@@ -311,9 +329,16 @@ class Painters:
 
     async def sheet(self, kind: ViewerKind, now: LiveReading, opened: Collection[str] = ()) -> PageSheet:
         """What a kind of viewer sees of a reading, with these racks drawn whole, by id."""
+        return await self._draw(self._painter(kind).follow, now, opened)
+
+    async def past_sheet(self, kind: ViewerKind, whole: SiteMap, opened: Collection[str] = ()) -> PageSheet:
+        """What a kind of viewer sees of a map of the history, with these racks drawn whole, by id."""
+        return await self._draw(self._painter(kind).follow_past, whole, opened)
+
+    async def _draw(self, draw: Callable[P, PageSheet], *args: P.args, **options: P.kwargs) -> PageSheet:
         await self._painting.acquire()
         # In a thread: drawing a hundred racks would block other requests.
-        painting = asyncio.get_running_loop().run_in_executor(None, self._painter(kind).follow, now, opened)
+        painting = asyncio.get_running_loop().run_in_executor(None, partial(draw, *args, **options))
         # The thread continues when its client disconnects, and painters are not thread-safe: only its end
         # releases the lock.
         painting.add_done_callback(lambda _: self._painting.release())

@@ -19,14 +19,17 @@ from rackloom.core.diagnosis.report import consequences_by_check
 from rackloom.core.diagnosis.runbooks import Runbook, runbooks
 from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.web.chain import LayerReport
+from rackloom.web.changes import SiteChanges
 from rackloom.web.frames import ColourMode
+from rackloom.web.history import PastTime
 from rackloom.web.live import LiveReading
 from rackloom.web.model import MapGpu, SiteMap
 from rackloom.web.overview import OverviewCell, SiteSummary
 from rackloom.web.panels import FoundLocations, FreeCapacity, PlaceLink, PlacesByName, locate
 from rackloom.web.racks import CELL, LEFT, DrawnRack, LegendEntry, drawing, rack_id
 from rackloom.web.search import LONGEST_QUERY, SearchResult
-from rackloom.web.view import PageView, gpu_address, gpu_link, rack_link
+from rackloom.web.trends import HEIGHT, WIDTH, TrendPoint, trend_charts
+from rackloom.web.view import PageView, gpu_address, gpu_link, path_below, rack_link
 
 TRAY_CELLS = 100
 """An overview of so many racks has room for their trays."""
@@ -83,6 +86,7 @@ def _templates() -> Environment:
     )
     found.filters.update(
         moment=time_markup,
+        address_time=lambda at: datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S"),
         day=date_markup,
         lasted=duration_text,
         short=shorten_uuids,
@@ -199,11 +203,15 @@ def render_page(
     chain: str,
     racks: Collection[str],
     found: str = "",
+    *,
+    past: PastTime | None = None,
+    changes: SiteChanges | None = None,
 ) -> str:
     """The whole page of the elements above, by id; the stream of changes starts at `position`.
 
     `chain` is the chosen GPU, or what stands in its place; `racks` are the names of all racks; `found` is
-    what the address searches for.
+    what the address searches for. `past` is the time that is shown, if it is not the present, and `changes`
+    what has changed since.
     """
     written = {name: Markup(markup) for name, markup in parts.items()}  # noqa: S704 - by the functions above
     return _render(
@@ -218,7 +226,27 @@ def render_page(
         choosable="<a " in written["overview"],
         found=Markup(found),  # noqa: S704 - by render_found
         longest=LONGEST_QUERY,
+        past=past,
+        changes=changes,
+        below=path_below(None if past is None else past.asked),
     )
+
+
+def render_history(points: Sequence[TrendPoint], *, operator: bool, past: PastTime | None) -> str:
+    """The charts of the last day and the slider, which stands at the time that is shown."""
+    first, last = (points[0].at, points[-1].at) if points else (0.0, 0.0)
+    shown = last if past is None else min(max(past.asked, first), last)
+    mark = None if past is None else round(WIDTH * (shown - first) / ((last - first) or 1.0), 1)
+    charts = trend_charts(points, operator=operator)
+    box = f"0 0 {WIDTH:g} {HEIGHT:g}"
+    return _render(
+        "history.html", charts=charts, first=first, last=last, shown=shown, mark=mark, box=box, height=HEIGHT
+    )
+
+
+def render_no_such_time(oldest: float | None) -> str:
+    """The page of a time that the history does not have."""
+    return _render("no_such_time.html", oldest=oldest)
 
 
 def render_changes(parts: Iterable[tuple[str, str]]) -> str:

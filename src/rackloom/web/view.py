@@ -3,10 +3,15 @@
 Every state of the page that a viewer may want to share is in its address, so that a view is a link:
 `/?by=tenant&rack=rack-07&gpu=r0123456789ab-3-1`. Racks are named as people name them. A GPU is named by the
 id of its element on the page, and its rack is opened too. What an address asks for need not exist.
+
+The path says which time is shown: `/` is the present, and `/map/at/2026-11-26T14:05:00Z` is the site as it
+was. All links are relative to the path (`?by=tenant`), so that a link of a page leads to the same time.
 """
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from urllib.parse import urlencode
 
 import msgspec
@@ -75,6 +80,30 @@ def page_view(asked: QueryParams, racks: int) -> PageView:
     )
 
 
+_PRESENT, _BELOW = "/", "/map"
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_TIMES = (_TIME, "%Y-%m-%dT%H:%MZ", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M")
+"""Times in an address, in UTC; a browser's form for a time leaves out the Z."""
+
+
+def time_of_address(text: str) -> float | None:
+    """The time that an address names, in seconds since the epoch; None: it names none."""
+    for form in _TIMES:
+        with suppress(ValueError):
+            return datetime.strptime(text, form).replace(tzinfo=UTC).timestamp()
+    return None
+
+
+def page_path(at: float | None = None) -> str:
+    """The path of the page that shows the site as it was, to the second; None: as it is."""
+    return _PRESENT if at is None else path_below(at)
+
+
+def path_below(at: float | None = None) -> str:
+    """The path below which GPUs, search and export of that page are."""
+    return _BELOW if at is None else f"{_BELOW}/at/{datetime.fromtimestamp(at, UTC).strftime(_TIME)}"
+
+
 def gpu_address(id_: str) -> GpuAddress | None:
     """The GPU that the id of a page element names; None: it names none."""
     found = _GPU_ID.fullmatch(id_)
@@ -83,9 +112,9 @@ def gpu_address(id_: str) -> GpuAddress | None:
 
 def rack_link(mode: ColourMode, name: str) -> str:
     """The address of a page that opens one rack, at that rack."""
-    return f"/{PageView(mode=mode, racks=(name,)).query()}#{rack_id(name)}"
+    return f"{PageView(mode=mode, racks=(name,)).query()}#{rack_id(name)}"
 
 
 def gpu_link(mode: ColourMode, id_: str) -> str:
     """The address of a page on which one GPU is chosen, at that GPU."""
-    return f"/{PageView(mode=mode, gpu=id_).query()}#{id_}"
+    return f"{PageView(mode=mode, gpu=id_).query()}#{id_}"

@@ -209,7 +209,7 @@ def test_a_host_alone_is_examined(tmp_path, capsys):
     assert doctor(sysroot=root) == 0
     assert capsys.readouterr().out == f"examined:\n  host: {load_machine(TRAY).name}\n\nall holds\n"
     (root / "sys/module/nvidia/version").write_text("550.54.15\n")
-    assert doctor(sysroot=root, json=True) == 1
+    assert doctor(sysroot=root, output="json") == 1
     reported = json.loads(capsys.readouterr().out)
     assert [finding["check"] for finding in reported["findings"]] == [Check.DRIVER]
 

@@ -83,7 +83,7 @@ def test_a_site_on_postgresql(ground, config, capsys):
 
     domain = asyncio.run(play())
     capsys.readouterr()
-    code = doctor(config=config, json=True)
+    code = doctor(config=config, output="json")
     assert json.loads(capsys.readouterr().out) == {"ok": True, "simulated": False, "findings": []}
     assert code == 0
     asyncio.run(_ages(config, domain))

@@ -93,3 +93,13 @@ def test_the_context_of_the_configuration_is_named_unless_another_kubeconfig_is(
         reported("kubectl get nodes", command_access(None, config, Path("/k"), {}))
         == "kubectl --kubeconfig /k get nodes"
     )
+
+
+def test_a_context_that_was_given_is_part_of_each_command(ground):
+    config = ground.config(kubernetes='kubeconfig = "/etc/kube"\ncontext = "prod"')
+    assert reported("kubectl get nodes", command_access(None, config, Path("/k"), {}, context="lab")) == (
+        "kubectl --kubeconfig /k --context lab get nodes"
+    )
+    assert reported("kubectl get nodes", command_access(None, None, None, {}, context="lab")) == (
+        "kubectl --context lab get nodes"
+    )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 import yaml
+from tests.proxies import with_dead_proxies
 from tests.waiting import until
 
 from rackloom.app.demo.story import example_directory
@@ -167,12 +168,30 @@ def test_what_a_killed_guest_left_is_taken_over_and_removed(tmp_path: Path) -> N
     uvloop.run(run())
 
 
+def test_a_proxy_is_not_asked_for_a_cluster_on_this_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_dead_proxies(monkeypatch)
+
+    async def run() -> list[Object]:
+        async with their_cluster(tmp_path) as (_, api):
+            return list((await api.list(NODE)).items)
+
+    assert [node["metadata"]["name"] for node in uvloop.run(run())] == ["theirs"]
+
+
 Spoil = Callable[[FakeKube, KubeApi, TwinSite], Any]
 
 
 async def with_real_gpus(_: FakeKube, api: KubeApi, __: TwinSite) -> None:
     pool = {"name": "theirs", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": GPU_DRIVER, "nodeName": "theirs", "pool": pool, "devices": [{"name": "gpu-0"}]}
+    await api.create(RESOURCE_SLICE, {"metadata": {"name": "theirs"}, "spec": spec})
+
+
+async def with_devices_of_no_node(_: FakeKube, api: KubeApi, __: TwinSite) -> None:
+    pool = {"name": "theirs", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": GPU_DRIVER, "allNodes": True, "pool": pool, "devices": [{"name": "gpu-0"}]}
     await api.create(RESOURCE_SLICE, {"metadata": {"name": "theirs"}, "spec": spec})
 
 
@@ -188,6 +207,7 @@ async def without_rights(kube: FakeKube, _: KubeApi, __: TwinSite) -> None:
     ("spoil", "why"),
     [
         (with_real_gpus, "devices of gpu.nvidia.com on node theirs, which is not simulated.*of its own"),
+        (with_devices_of_no_node, "devices of gpu.nvidia.com for several nodes: its.*of its own"),
         (with_a_node_of_our_name, "a node node-[0-9a-f]+ that this site did not make.*--seed"),
         (without_rights, "forbids to list nodes and resource slices.*cluster administrator"),
     ],

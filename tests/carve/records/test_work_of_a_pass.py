@@ -38,6 +38,23 @@ def test_a_reading_that_repeats_the_last_one_costs_three(small_site: Any, domain
     assert len(statements) == 3, statements
 
 
+def test_a_reading_that_repeats_the_last_one_goes_through_no_table_that_grows(
+    small_site: Any, domain: str
+) -> None:
+    if small_site.read(lambda conn: conn.dialect.name) != "sqlite":
+        pytest.skip("PostgreSQL chooses by what its tables hold, and these are small")
+    with counted() as statements:
+        small_site.observe(domain)
+
+    def scans(conn: sa.Connection) -> list[str]:
+        asked = [f"EXPLAIN QUERY PLAN {statement}" for statement in statements]
+        plans = [conn.exec_driver_sql(each, ("",) * each.count("?")).all() for each in asked]
+        return [row.detail for plan in plans for row in plan if row.detail.startswith("SCAN ")]
+
+    # A store has one site.
+    assert set(small_site.read(scans)) <= {"SCAN site"}
+
+
 def test_one_controller_is_compared_with_nobody(small_site: Any, domain: str) -> None:
     small_site.partitions[domain] = {"by hand": frozenset({small_site.guid(domain, 0, 0)})}
     with counted() as statements:

@@ -35,6 +35,7 @@ OLD = [
     "0015",
     "0016",
     "0017",
+    "0018",
 ]
 Rows = dict[str, list[dict[str, Any]]]
 FACTS = json.dumps({"partitions": [{"id": 7, "name": "theirs", "guid_based": True, "members": [9]}]})

@@ -63,6 +63,9 @@
 {{- if hasKey $options "kubeconfig" }}
 - {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
 {{- end }}
+{{- if hasKey $options "context" }}
+- {{ include "rackloom.scalar" $options.context | printf "--context=%s" | quote }}
+{{- end }}
 {{- end }}
 
 {{- define "rackloom.env.webhook" -}}
@@ -79,6 +82,9 @@
 {{- end }}
 {{- if hasKey $options "kubeconfig" }}
 - {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "context" }}
+- {{ include "rackloom.scalar" $options.context | printf "--context=%s" | quote }}
 {{- end }}
 {{- end }}
 
@@ -113,6 +119,9 @@
 {{- $options := .Values.node.imex.options }}
 {{- if hasKey $options "kubeconfig" }}
 - {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "context" }}
+- {{ include "rackloom.scalar" $options.context | printf "--context=%s" | quote }}
 {{- end }}
 {{- if hasKey $options "fabricFile" }}
 - {{ include "rackloom.scalar" $options.fabricFile | printf "--fabric-file=%s" | quote }}
@@ -155,6 +164,9 @@
 {{- if hasKey $options "kubeconfig" }}
 - {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
 {{- end }}
+{{- if hasKey $options "context" }}
+- {{ include "rackloom.scalar" $options.context | printf "--context=%s" | quote }}
+{{- end }}
 {{- if hasKey $options "inventoryFile" }}
 - {{ include "rackloom.scalar" $options.inventoryFile | printf "--inventory-file=%s" | quote }}
 {{- end }}
@@ -186,6 +198,9 @@
 {{- if hasKey $options "kubeconfig" }}
 - {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
 {{- end }}
+{{- if hasKey $options "context" }}
+- {{ include "rackloom.scalar" $options.context | printf "--context=%s" | quote }}
+{{- end }}
 {{- if hasKey $options "leaveOut" }}
 {{- range $options.leaveOut }}
 - {{ include "rackloom.scalar" . | printf "--leave-out=%s" | quote }}
@@ -210,5 +225,99 @@
 {{- end }}
 {{- if hasKey $options "declared" }}
 - {{ include "rackloom.scalar" $options.declared | printf "--declared=%s" | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "rackloom.env.node.all" -}}
+{{- $options := .Values.node.all.options }}
+{{- if hasKey $options "healthcheckPort" }}
+- name: HEALTHCHECK_PORT
+  value: {{ include "rackloom.scalar" $options.healthcheckPort | quote }}
+{{- end }}
+{{- if hasKey $options "driverRoot" }}
+- name: DRIVER_ROOT_CTR_PATH
+  value: {{ include "rackloom.scalar" $options.driverRoot | quote }}
+{{- end }}
+{{- if hasKey $options "hostDriverRoot" }}
+- name: NVIDIA_DRIVER_ROOT
+  value: {{ include "rackloom.scalar" $options.hostDriverRoot | quote }}
+{{- end }}
+{{- if hasKey $options "procDevices" }}
+- name: ALT_PROC_DEVICES_PATH
+  value: {{ include "rackloom.scalar" $options.procDevices | quote }}
+{{- end }}
+{{- if hasKey $options "imexCliqueLabel" }}
+- name: GPU_CLIQUE_LABEL_ENABLED
+  value: {{ include "rackloom.scalar" $options.imexCliqueLabel | quote }}
+{{- end }}
+{{- if hasKey $options "imexHostSocket" }}
+- name: IMEX_HOST_SOCKET_PATH
+  value: {{ include "rackloom.scalar" $options.imexHostSocket | quote }}
+{{- end }}
+{{- if hasKey $options "gpuNcclTopology" }}
+- name: NCCL_TOPO_FILE
+  value: {{ include "rackloom.scalar" $options.gpuNcclTopology | quote }}
+{{- end }}
+{{- if hasKey $options "gpuVfio" }}
+- name: VFIO_ENABLED
+  value: {{ include "rackloom.scalar" $options.gpuVfio | quote }}
+{{- end }}
+{{- if hasKey $options "gpuConsumableShares" }}
+- name: CONSUMABLE_SHARES
+  value: {{ include "rackloom.scalar" $options.gpuConsumableShares | quote }}
+{{- end }}
+{{- if hasKey $options "nicNriSocket" }}
+- name: NRI_SOCKET
+  value: {{ include "rackloom.scalar" $options.nicNriSocket | quote }}
+{{- end }}
+{{- end }}
+{{- define "rackloom.args.node.all" -}}
+{{- $options := .Values.node.all.options }}
+{{- if hasKey $options "kubeconfig" }}
+- {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "context" }}
+- {{ include "rackloom.scalar" $options.context | printf "--context=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "imexFabricFile" }}
+- {{ include "rackloom.scalar" $options.imexFabricFile | printf "--imex.fabric-file=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "gpuInventoryFile" }}
+- {{ include "rackloom.scalar" $options.gpuInventoryFile | printf "--gpu.inventory-file=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "gpuTopologyFile" }}
+- {{ include "rackloom.scalar" $options.gpuTopologyFile | printf "--gpu.topology-file=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "gpuIgnoreXid" }}
+{{- range $options.gpuIgnoreXid }}
+- {{ include "rackloom.scalar" . | printf "--gpu.ignore-xid=%s" | quote }}
+{{- else }}
+- --gpu.empty-ignore-xid
+{{- end }}
+{{- end }}
+{{- if hasKey $options "nicLeaveOut" }}
+{{- range $options.nicLeaveOut }}
+- {{ include "rackloom.scalar" . | printf "--nic.leave-out=%s" | quote }}
+{{- else }}
+- --nic.empty-leave-out
+{{- end }}
+{{- end }}
+{{- if hasKey $options "nicFilter" }}
+- {{ include "rackloom.scalar" $options.nicFilter | printf "--nic.filter=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "nicMoveIbInterfaces" }}
+- {{ ternary "--nic.move-ib-interfaces" "--nic.no-move-ib-interfaces" $options.nicMoveIbInterfaces }}
+{{- end }}
+{{- if hasKey $options "nicProfiles" }}
+- {{ include "rackloom.scalar" $options.nicProfiles | printf "--nic.profiles=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "nicAttributes" }}
+- {{ include "rackloom.scalar" $options.nicAttributes | printf "--nic.attributes=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "nicNcclTopology" }}
+- {{ include "rackloom.scalar" $options.nicNcclTopology | printf "--nic.nccl-topology=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "nicDeclared" }}
+- {{ include "rackloom.scalar" $options.nicDeclared | printf "--nic.declared=%s" | quote }}
 {{- end }}
 {{- end }}

@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
-
 from rackloom.app.demo.job import LostGpu, RackJob
 from rackloom.app.demo.story import (
     DEGRADED,
@@ -192,22 +190,18 @@ WHOLE_RACK, PART_OF_A_RACK = ("blue", 18), ("green", 6)
 """Two tenants, and how many compute trays each of them takes."""
 
 
-def run_demo(*, as_json: bool, print_line: Callable[[str], None] = print) -> int:
-    """Run the demonstration; 0 only if every step was verified by observation."""
+def run_demo(print_line: Callable[[str], None]) -> DemoReport:
+    """Run the demonstration; `print_line` gets the story while it happens."""
     import uvloop
 
     keep_files_private()
 
     def show(step: DemoStep) -> None:
-        if not as_json:
-            print_line(_step_text(step))
+        print_line(_step_text(step))
 
-    if not as_json:
-        print_line(f"{RACK_COUNT} racks of {RACK_PROFILE}. {_SIMULATED_NOTE}\n")
+    print_line(f"{RACK_COUNT} racks of {RACK_PROFILE}. {_SIMULATED_NOTE}\n")
     with tempfile.TemporaryDirectory(prefix="rackloom-demo-") as directory:
-        report = uvloop.run(_run_story(Home(Path(directory)), DemoStory(show)))
-    print_line(msgspec.json.encode(report).decode() if as_json else report_summary(report))
-    return 0 if report.ok else 1
+        return uvloop.run(_run_story(Home(Path(directory)), DemoStory(show)))
 
 
 async def _run_story(home: Home, story: DemoStory) -> DemoReport:

@@ -97,6 +97,7 @@ class DemoTenant:
             base_url=f"{site.url}/v2/org/{org}/nico/",
             headers={"Authorization": f"Bearer {token}"},
             timeout=REQUEST_SECONDS,
+            trust_env=False,  # The site is on loopback, which no proxy reaches.
         )
         self.partition = ""
         self.vpc = ""

@@ -31,8 +31,8 @@ from rackloom.claim.node.nic.config import (
     read_profiles,
     read_stated_attributes,
 )
-from rackloom.claim.node.nic.dhcp import LeaseStore, boot_seconds
 from rackloom.claim.node.nic.inventory import HostScanner, NodeNetwork, read_pci_names
+from rackloom.claim.node.nic.leases import LeaseStore, boot_seconds
 from rackloom.claim.node.nic.plugin import NIC_DRIVER, NicPlugin, NicSettings
 from rackloom.claim.node.nic.renewal import LeaseKeeper, exchange_dhcp
 from rackloom.claim.node.nic.status import (

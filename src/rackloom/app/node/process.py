@@ -51,6 +51,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     health_listen: str | None = None
     """`host:port` of the gRPC health service, which kubelet probes at the pod's address; None for none."""
     kubeconfig: Path | None = None
+    context: str | None = None
     """None: the cluster that this pod runs in."""
 
 
@@ -84,7 +85,9 @@ async def serve_plugin(
     allow_open_files(files_needed(Process.NODE))
     stopped = stop_on_signals()
     async with AsyncExitStack() as stack:
-        api = await stack.enter_async_context(connect(common.kubeconfig, user_agent=f"rackloom-{driver}"))
+        api = await stack.enter_async_context(
+            connect(common.kubeconfig, common.context, user_agent=f"rackloom-{driver}")
+        )
         service = await stack.enter_async_context(serve(api))
         freeze_loaded_objects()
         announce(f"rackloom: serving {driver} on node {common.node}")

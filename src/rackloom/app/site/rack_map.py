@@ -39,6 +39,7 @@ from rackloom.core.diagnosis.snapshot import SiteSnapshot
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 from rackloom.errors import Retry
+from rackloom.web.live import LiveMap
 from rackloom.web.model import SiteReading, TimelineEntry
 from rackloom.web.pages import Authenticator, Viewer, create_pages
 from rackloom.web.sign_in_codes import SignInCodes
@@ -211,6 +212,7 @@ def authenticator_of(
 
 def mount_rack_map(
     api: ASGIApp,
+    live: LiveMap,
     source: SiteSource,
     verifier: TokenVerifier,
     clock: Callable[[], float],
@@ -218,9 +220,12 @@ def mount_rack_map(
     switch_trays: int = 0,
     codes: SignInCodes | None = None,
 ) -> ASGIApp:
-    """The map at `/` and below `/map/`, and REST at every other path. `codes` sign browsers in by a link."""
+    """The map at `/` and below `/map/`, and REST at every other path. `codes` sign browsers in by a link.
+
+    `live` has the readings of `source`; its `record` should run beside the listener, for the history.
+    """
     authenticate = authenticator_of(verifier, source.is_operated_by)
-    pages = create_pages(source, authenticate, clock, switch_trays=switch_trays, codes=codes)
+    pages = create_pages(live, authenticate, clock, switch_trays=switch_trays, codes=codes)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")

@@ -6,9 +6,9 @@ machines come from the observations of the switch controllers, or from a file th
 `site_service` enters the parts in this order: records and reconciler, the cluster that the map follows,
 background jobs, the first reading of each controller (for a few seconds at most), then the listeners
 (REST with the map, metrics, admin). Background jobs are the refresh of signing keys, the audit log, the
-reconciler, the discovery of an NMX-M's chassis, the poll of host states and the cluster follower. Each of
-them ends only by failing, and the process then ends with that error. On SIGTERM or SIGINT the listeners
-close first.
+reconciler, the discovery of an NMX-M's chassis, the history of the map, the poll of host states and
+the cluster follower. Each of them ends only by failing, and the process then ends with that error. On
+SIGTERM or SIGINT the listeners close first.
 
 The admin gRPC is served over mTLS only, and only where the configuration has a section `[admin]`.
 """
@@ -49,11 +49,12 @@ from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.errors import Refused
 from rackloom.limits import PROBES, SITE_REST, Process, files_needed
+from rackloom.web.live import LiveMap
 
 # Listeners: REST with the rack map, and the operators' gRPC.
 
 
-def serve_rest(parts: ServiceParts, source: SiteSource) -> AbstractAsyncContextManager[int]:
+def serve_rest(parts: ServiceParts, live: LiveMap, source: SiteSource) -> AbstractAsyncContextManager[int]:
     """Serve REST, with the map of `source`; gives the port."""
     server = parts.config.server
     api = create_app(
@@ -70,7 +71,7 @@ def serve_rest(parts: ServiceParts, source: SiteSource) -> AbstractAsyncContextM
         ),
         caller_limits(parts.config.limits, parts.metrics.refused_request),
     )
-    page = mount_rack_map(api, source, parts.issuers, parts.clock)
+    page = mount_rack_map(api, live, source, parts.issuers, parts.clock)
     return serve_http(
         page,
         server.listen,
@@ -211,12 +212,13 @@ async def site_service(config: Config) -> AsyncIterator[SiteService]:
         parts = await stack.enter_async_context(assemble(config, traces))
         cluster = await stack.enter_async_context(_followed_cluster(parts))
         source = _map_source(parts, cluster)
+        live = LiveMap(source, parts.clock)
         freeze_loaded_objects()
-        background = await stack.enter_async_context(_running_jobs(_background_jobs(parts, cluster)))
+        background = await stack.enter_async_context(_running_jobs(_background_jobs(parts, cluster, live)))
         if parts.config.nvlink_config.enabled or parts.config.nvlink_config.domain_discovery_enabled:
             await _first_readings(parts.reconciler)
         yield SiteService(
-            rest_port=await stack.enter_async_context(serve_rest(parts, source)),
+            rest_port=await stack.enter_async_context(serve_rest(parts, live, source)),
             metrics_port=await stack.enter_async_context(
                 serve_http(
                     parts.page,
@@ -282,8 +284,9 @@ def _map_source(parts: ServiceParts, cluster: ClusterFollower | None) -> SiteSou
     return source
 
 
-def _background_jobs(parts: ServiceParts, cluster: ClusterFollower | None) -> Iterator[Job]:
+def _background_jobs(parts: ServiceParts, cluster: ClusterFollower | None, live: LiveMap) -> Iterator[Job]:
     """The jobs that run beside the listeners."""
+    yield live.record()
     if parts.config.auth.issuers:  # without any it would end at once, and a job that ends stops the service
         yield parts.issuers.refresh()
     yield AuditKeeper(

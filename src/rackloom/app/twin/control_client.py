@@ -23,6 +23,7 @@ from rackloom.app.twin.control_messages import (
 )
 from rackloom.errors import Refused, file_error_text
 from rackloom.lab.scenario.played import PlayedScenario, PlayedStep
+from rackloom.request_log import asked
 
 CONNECT_SECONDS = 10.0
 T = TypeVar("T")
@@ -85,9 +86,10 @@ class ControlClient:
                 raise self._ended() from error
 
     def _ask(self, method: str, path: str, body: object, kind: type[T]) -> T:
-        with self._reached():
-            content = None if body is None else msgspec.json.encode(body)
+        content = None if body is None else msgspec.json.encode(body)
+        with self._reached(), asked(method, self._http.base_url, path) as request:
             answer = self._http.request(method, path, content=content)
+            request.outcome = answer.status_code
         if answer.status_code != httpx2.codes.OK:
             raise self._refusal(answer.status_code, answer.content)
         return msgspec.json.decode(answer.content, type=kind)

@@ -121,9 +121,14 @@ async def refuse_foreign(api: KubeApi, racks: SimulatedRacks) -> None:
         spec = item["spec"]
         owner = _labels(nodes.get(spec.get("nodeName", ""), {}))
         if spec["driver"] in _DRIVERS and owner.get(SIMULATED_LABEL) != "true":
+            place = (
+                f"on node {spec['nodeName']}, which is not simulated"
+                if "nodeName" in spec
+                else "for several nodes"
+            )
             raise Refused(
-                f"the cluster has devices of {spec['driver']} on node {spec.get('nodeName')}, which is not"
-                " simulated: its workloads would be scheduled onto simulated ones",
+                f"the cluster has devices of {spec['driver']} {place}:"
+                " its workloads would be scheduled onto simulated ones",
                 nearest_fix="use a cluster of its own, such as one of kind",
             )
 

@@ -57,6 +57,7 @@ from rackloom.limits import SITE_REST
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackSite, build_site
 from rackloom.traces import NO_TRACES, Traces
+from rackloom.web.live import LiveMap
 from rackloom.web.sign_in_codes import SignInCodes
 
 # The racks of a home, and the switch controllers that serve them.
@@ -272,9 +273,11 @@ async def embedded_service(
         await reconciler.first_passes()
         app = create_app(deps)
         source = SiteSource(store, clock, home.path / "transfers")
+        live = LiveMap(source, clock)
         codes = SignInCodes(clock)
         mapped = mount_rack_map(
             app,
+            live,
             source,
             deps.verifier,
             clock,
@@ -285,7 +288,7 @@ async def embedded_service(
         answering = serve_http(
             _with_metrics(mapped, page), f"{LOOPBACK}:{port}", limits=SITE_REST, ended=ended
         )
-        async with answering as bound:
+        async with background_task(live.record()), answering as bound:
             url = f"http://{LOOPBACK}:{bound}"
             write_durably(home.address, url.encode())
             try:

@@ -23,6 +23,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
+from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.rows import delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     blocked_gpu,
@@ -55,7 +56,7 @@ _UNFINISHED_IN_DOMAIN = _UNFINISHED_DRAINS.where(machine.c.domain == sa.bindpara
 _UNFINISHED_WITHOUT_DOMAIN = _UNFINISHED_DRAINS.where(machine.c.domain.is_(None))
 
 
-_DRAINED_GPUS = (
+_DRAINED_GPUS = PreparedStatement(
     sa.select(machine_gpu.c.guid)
     .join(machine, machine.c.id == machine_gpu.c.machine_id)
     .join(drain, sa.and_(drain.c.machine_id == machine.c.id, drain.c.ended.is_(None)))
@@ -77,7 +78,7 @@ def drain_reason_column(machine_id: sa.Column[str]) -> sa.ScalarSelect[str]:
 
 def drained_gpus(conn: sa.Connection, domain: str) -> frozenset[int]:
     """Fabric GUIDs in `domain` that shall be in no partition."""
-    return frozenset(int(guid) for guid in conn.execute(_DRAINED_GPUS, {"domain": domain}).scalars())
+    return frozenset(_DRAINED_GPUS.records(conn, _guid_of, {"domain": domain}))
 
 
 def unfinished_drains(conn: sa.Connection, domain: str | None) -> dict[sa.Row[Any], list[int | None]]:
@@ -107,7 +108,7 @@ def update_drains(
 # Assignments.
 
 
-_ASSIGNMENTS = (
+_ASSIGNMENTS = PreparedStatement(
     sa.select(machine_gpu.c.guid, nvlink_interface.c.logical_partition_id, instance.c.tenant_id)
     .select_from(nvlink_interface)
     .join(instance, instance.c.id == nvlink_interface.c.instance_id)
@@ -133,21 +134,23 @@ _ASSIGNMENTS = (
 
 def gpu_assignments(conn: sa.Connection, domain: str) -> tuple[GpuAssignment, ...]:
     """The GPUs that shall join a partition: of interfaces and instances that stay, on trays not drained."""
-    return tuple(
-        GpuAssignment(guid=int(guid), logical_partition=partition, tenant=tenant)
-        for guid, partition, tenant in conn.execute(_ASSIGNMENTS, {"domain": domain})
-    )
+    return tuple(_ASSIGNMENTS.records(conn, _assignment_of, {"domain": domain}))
+
+
+def _assignment_of(row: Sequence[str]) -> GpuAssignment:
+    guid, partition, tenant = row
+    return GpuAssignment(guid=int(guid), logical_partition=partition, tenant=tenant)
 
 
 # Managed GPUs and the default partition policy.
 
 
-_MANAGED_GPUS = (
+_MANAGED_GPUS = PreparedStatement(
     sa.select(machine_gpu.c.guid)
     .join(machine, machine.c.id == machine_gpu.c.machine_id)
     .where(machine.c.domain == sa.bindparam("domain"), machine_gpu.c.guid.is_not(None))
 )
-_DEFAULT_PARTITION_POLICY = (
+_DEFAULT_PARTITION_POLICY = PreparedStatement(
     sa.select(site.c.default_partition)
     .join(machine, machine.c.site_id == site.c.id)
     .where(machine.c.domain == sa.bindparam("domain"))
@@ -157,13 +160,17 @@ _DEFAULT_PARTITION_POLICY = (
 
 def managed_gpus(conn: sa.Connection, domain: str | None) -> frozenset[int]:
     """Fabric GUIDs of the GPUs on the site's machines in this domain."""
-    return frozenset(int(guid) for (guid,) in conn.execute(_MANAGED_GPUS, {"domain": domain}) if guid)
+    return frozenset(_MANAGED_GPUS.records(conn, _guid_of, {"domain": domain}))
+
+
+def _guid_of(row: Sequence[str]) -> int:
+    return int(row[0])
 
 
 def default_partition_policy(conn: sa.Connection, domain: str | None) -> DefaultPartitionPolicy:
     """What the site does with the factory default partition; it stays where the site has no machine."""
-    policy = conn.execute(_DEFAULT_PARTITION_POLICY, {"domain": domain}).scalar_one_or_none()
-    return DefaultPartitionPolicy.KEEP if policy is None else DefaultPartitionPolicy(policy)
+    row = _DEFAULT_PARTITION_POLICY.one_or_none(conn, {"domain": domain})
+    return DefaultPartitionPolicy.KEEP if row is None else DefaultPartitionPolicy(row.default_partition)
 
 
 def default_partition_policies(conn: sa.Connection) -> dict[str, DefaultPartitionPolicy]:

@@ -24,6 +24,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.store.journal import OperatorOrder
+from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.rows import delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     endpoint,
@@ -253,7 +254,11 @@ partition that a list omits and nobody deleted. No controller is known to list o
 
 # Built once: every pass runs these.
 _owned_in_domain = owned_partition.c.domain == sa.bindparam("here")
-_OWNED_IN_DOMAIN = sa.select(owned_partition).where(_owned_in_domain).order_by(owned_partition.c.name)
+_OWNED_IN_DOMAIN = PreparedStatement(
+    sa.select(owned_partition.c.name, owned_partition.c.logical_partition_id, owned_partition.c.partition_id)
+    .where(_owned_in_domain)
+    .order_by(owned_partition.c.name)
+)
 _OWNED_WITH_OPERATION = (
     sa.select(owned_partition, operation.c.state, operation.c.finished)
     .join(operation, operation.c.id == owned_partition.c.operation_id)
@@ -266,13 +271,12 @@ _OMITTED = sa.select(owned_partition.c.name).where(
 
 def owned_partitions(conn: sa.Connection, domain: str) -> tuple[OwnedPartition, ...]:
     """The partitions that the site created or adopted in `domain`, and those that it has begun to create."""
-    rows = conn.execute(_OWNED_IN_DOMAIN, {"here": domain})
-    return tuple(
-        OwnedPartition(
-            name=row.name, logical_partition=row.logical_partition_id, partition_id=row.partition_id
-        )
-        for row in rows
-    )
+    return tuple(_OWNED_IN_DOMAIN.records(conn, _owned_of, {"here": domain}))
+
+
+def _owned_of(row: tuple[str, str, int | None]) -> OwnedPartition:
+    name, logical_partition, partition_id = row
+    return OwnedPartition(name=name, logical_partition=logical_partition, partition_id=partition_id)
 
 
 def claim_name(

@@ -28,7 +28,7 @@ another endpoint acted there. After a change the other controllers of the domain
 """
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
@@ -132,20 +132,24 @@ class DomainTurns:
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._acted: Counter[str] = Counter()
+        self._actions = 0
+        """Counts what was done in all domains."""
+        self._last_action: dict[str, int] = {}
+        """The number of the last action in each domain."""
 
-    def before_observing(self) -> Counter[str]:
-        """How often each domain was acted in; taken before an observation, and passed to `act` after it."""
-        return self._acted.copy()
+    def before_observing(self) -> int:
+        """How much was done so far; taken before an observation, and passed to `act` after it."""
+        return self._actions
 
     @asynccontextmanager
-    async def act(self, domain: str, before: Counter[str]) -> AsyncIterator[bool]:
+    async def act(self, domain: str, before: int) -> AsyncIterator[bool]:
         """Wait for the domain; yields whether nobody has acted in it since `before`."""
         async with self._locks[domain]:
             try:
-                yield before[domain] == self._acted[domain]
+                yield self._last_action.get(domain, 0) <= before
             finally:
-                self._acted[domain] += 1
+                self._actions += 1
+                self._last_action[domain] = self._actions
 
 
 # Reading, and reading again in doubt.

@@ -52,7 +52,7 @@ CAUSE_CHANNEL = "rackloom_cause"
 """For `DOMAIN TRACEPARENT`: apart, because replicas of versions without traces read the other."""
 
 _here = domain_revision.c.domain == sa.bindparam("here")
-_CURRENT = sa.select(domain_revision.c.revision).where(_here)
+_CURRENT = PreparedStatement(sa.select(domain_revision.c.revision).where(_here))
 _INCREMENT = sa.update(domain_revision).where(_here).values(revision=domain_revision.c.revision + 1)
 
 
@@ -79,7 +79,8 @@ def notify_cause(conn: sa.Connection, domains: Iterable[str], cause: str) -> Non
 
 def current_revision(conn: sa.Connection, domain: str) -> int:
     """The intent revision of `domain`; 0 before the first intent."""
-    return conn.execute(_CURRENT, {"here": domain}).scalar_one_or_none() or 0
+    row = _CURRENT.one_or_none(conn, {"here": domain})
+    return 0 if row is None else int(row.revision)
 
 
 # The clock.

@@ -234,7 +234,8 @@ logical_partition = _of_tenant(
     _ref("site_id", "site"),
     _text("name"),
     _text("description", nullable=True),
-    _text("status"),
+    # Indexed: every pass over a domain asks whether one is being deleted.
+    _text("status", index=True),
     sa.UniqueConstraint("tenant_id", "name"),
 )
 

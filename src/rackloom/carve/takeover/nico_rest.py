@@ -9,7 +9,6 @@ Only `https` is spoken, except to this machine, because each request carries a t
 followed. No token appears in an error, and no proxy of the environment is used.
 """
 
-import ipaddress
 import json
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +33,8 @@ from rackloom.core.takeover.records import (
     NicoVpc,
 )
 from rackloom.errors import Refused, Retry, file_error_text
+from rackloom.loopback import is_this_host
+from rackloom.request_log import asked
 
 PAGE_SIZE = 100
 REQUEST_SECONDS = 50.0
@@ -98,7 +99,9 @@ class NicoClient:
         headers = {"Authorization": f"Bearer {reader.token}"}
         place = f"/v2/org/{quote(reader.org, safe='')}/{self._api_name}/{path}"
         try:
-            answer = self._http.get(place, params=dict(query), headers=headers)
+            with asked("GET", self._http.base_url, place) as request:
+                answer = self._http.get(place, params=dict(query), headers=headers)
+                request.outcome = answer.status_code
         except httpx2.TransportError as error:
             raise Retry(f"NICo did not answer {place}: {type(error).__name__}", after=1.0) from None
         if answer.status_code == httpx2.codes.OK:
@@ -124,18 +127,11 @@ def _check_url(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme == "https" and parts.hostname:
         return
-    if parts.scheme == "http" and parts.hostname and _is_this_machine(parts.hostname):
+    if parts.scheme == "http" and parts.hostname and is_this_host(parts.hostname):
         return
     raise Refused(
         "a token is sent over https only, or to this machine", nearest_fix="give --url as https://HOST[:PORT]"
     )
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _message_of(answer: httpx2.Response) -> str:

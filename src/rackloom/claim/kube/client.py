@@ -24,6 +24,7 @@ from rackloom.claim.kube.api import Expired, KubeError, ObjectList, Rejected, Wa
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.decoding import status_error, unreachable_error, watch_events
 from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.request_log import asked
 
 # Rate limit.
 
@@ -275,9 +276,11 @@ class KubeClient:
             raise Rejected(422, "Invalid", f"{path}: it was not read whole, so it is not written")
         headers = {"Accept": _JSON} | ({} if body is None else {"Content-Type": content_type})
         try:
-            response = await self._client.request(
-                method, path, params=params, content=content, headers=headers
-            )
+            with asked(method, self._client.base_url, path) as request:
+                response = await self._client.request(
+                    method, path, params=params, content=content, headers=headers
+                )
+                request.outcome = response.status_code
         except _UNREACHABLE_ERRORS as error:
             raise unreachable_error(error) from error
         if not response.is_success:

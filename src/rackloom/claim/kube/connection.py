@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
@@ -20,6 +21,7 @@ from lightkube.core.exceptions import ConfigError
 
 from rackloom import programs
 from rackloom.errors import Refused, Retry
+from rackloom.loopback import is_this_host
 
 TIMEOUT = httpx2.Timeout(10.0, read=60.0)
 """Seconds. The server ends a request that is not a watch after 60 (--request-timeout)."""
@@ -57,14 +59,19 @@ def http_client(
     ) as error:
         where = kubeconfig or "this environment"
         why = error if isinstance(error, ConfigError | OSError | ValueError) else "it is no kubeconfig"
-        fix = "give --kubeconfig a readable file, or run in a pod with a service account"
+        fix = (
+            "give --kubeconfig a readable file, or run in a pod with a service account"
+            if context is None
+            else "give --kubeconfig a readable file, and --context one of its contexts"
+        )
         raise Refused(f"no API server from {where}: {why}", nearest_fix=fix) from error
 
 
 def _configured_client(
     config: SingleConfig, transport: httpx2.AsyncBaseTransport | None
 ) -> httpx2.AsyncClient:
-    client = AsyncClient(config, ConnectionParams(timeout=TIMEOUT, transport=transport))  # type: ignore[arg-type]
+    proxied = not is_this_host(urlsplit(config.cluster.server).hostname or "")
+    client = AsyncClient(config, ConnectionParams(timeout=TIMEOUT, transport=transport, trust_env=proxied))  # type: ignore[arg-type]
     command = config.user.exec if config.user else None
     if isinstance(client.auth, ExecAuth) and command is not None:
         client.auth = ExecCredentialAuth(command)

@@ -3,41 +3,45 @@
 The module is separate because it starts a process; commands that read files only do not load it.
 """
 
+import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 from rackloom.claim.manifests.documents import Document, parse_documents
 from rackloom.claim.manifests.read import Manifests, manifests_of
 from rackloom.errors import Refused, Retry
+from rackloom.request_log import asked
 
 _KINDS = "resourceslices.resource.k8s.io,deviceclasses.resource.k8s.io,nodes"
 _TIMEOUT_SECONDS = 60.0
 _USE_DUMP = "name a dump with --slices instead"
 
 
-def read_cluster(context: str | None = None) -> Manifests:
-    """The slices, classes and nodes of the cluster that kubectl talks to, or of another of its contexts.
+def read_cluster(kubeconfig: Path | None = None, context: str | None = None) -> Manifests:
+    """The slices, classes and nodes of the cluster of a kubeconfig; without one, of that of kubectl.
 
     Raises:
         Refused: there is no kubectl, or it could not answer.
         Retry: it did not answer in time.
     """
-    return manifests_of(objects_from_cluster(_KINDS, context))
+    return manifests_of(objects_from_cluster(_KINDS, kubeconfig, context))
 
 
-def objects_from_cluster(kinds: str, context: str | None = None) -> list[Document]:
+def objects_from_cluster(
+    kinds: str, kubeconfig: Path | None = None, context: str | None = None
+) -> list[Document]:
     """All objects of `kinds` (comma-separated) in all namespaces. Raises like `read_cluster`."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         raise Refused("kubectl is not on the PATH, and a cluster is asked through it", nearest_fix=_USE_DUMP)
-    chosen = [] if context is None else ["--context", context]
+    chosen = [] if kubeconfig is None else ["--kubeconfig", str(kubeconfig)]
+    chosen += [] if context is None else ["--context", context]
+    words = [*chosen, "get", kinds, "--all-namespaces", "-o", "json"]
     try:
-        done = subprocess.run(
-            [kubectl, *chosen, "get", kinds, "--all-namespaces", "-o", "json"],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_SECONDS,
-        )
+        with asked("kubectl", shlex.join(words)) as request:
+            done = subprocess.run([kubectl, *words], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+            request.outcome = f"exit code {done.returncode}"
     except subprocess.TimeoutExpired as slow:
         raise Retry(
             f"kubectl did not answer within {_TIMEOUT_SECONDS:.0f} s", after=_TIMEOUT_SECONDS

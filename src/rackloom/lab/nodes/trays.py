@@ -31,7 +31,7 @@ from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
-from rackloom.claim.node.nic.dhcp import LeaseStore
+from rackloom.claim.node.nic.leases import LeaseStore
 from rackloom.claim.node.nic.plugin import NIC_DRIVER, NicPlugin, NicSettings
 from rackloom.claim.node.plugin import NodePlugin
 from rackloom.claim.node.prepare import PluginMetrics

@@ -65,7 +65,7 @@ function writeAddress() {
 
 function showChain() {
   const [rack, tray, gpu] = selectedId.split("-");
-  htmx.ajax("GET", `/map/gpu/${rack}/${tray}/${gpu}?by=${chain.dataset.by}`, { target: "#chain", swap: "innerHTML" });
+  htmx.ajax("GET", `${chain.dataset.below}/gpu/${rack}/${tray}/${gpu}?by=${chain.dataset.by}`, { target: "#chain", swap: "innerHTML" });
 }
 
 function focusCell(cell) {
@@ -225,7 +225,7 @@ async function askFor(text) {
     await new Promise((resolve) => setTimeout(resolve, SEARCH_PAUSE_MS));
     if (mine.signal.aborted) return;
     const asked = new URLSearchParams({ by: chain.dataset.by, find: text });
-    const answer = await fetch(`/map/search?${asked}`, { signal: mine.signal });
+    const answer = await fetch(`${chain.dataset.below}/search?${asked}`, { signal: mine.signal });
     if (answer.status === 401) return window.location.assign("/map/login"); // the token has ended
     if (!answer.ok) throw new Error(answer.statusText);
     showFound(await answer.text());

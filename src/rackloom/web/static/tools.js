@@ -1,4 +1,4 @@
-// What helps around the map: copying, the age of times, the theme switch, and a drawing of what is shown.
+// What helps around the map: copying, the age of times, the last day, the theme, and a drawing of what is shown.
 "use strict";
 
 // Copy buttons.
@@ -46,6 +46,31 @@ function showAges() {
 document.addEventListener("htmx:sse:after:message", showAges);
 setInterval(showAges, AGE_EVERY_MS);
 showAges();
+
+// The charts of the last day, and the slider: it leads to the page of a past time, or back to the present.
+const trends = document.getElementById("trends");
+const HISTORY_EVERY_MS = 30000;
+
+async function showHistory() {
+  if (document.hidden || document.activeElement?.id === "when") return; // never under the user's hand
+  const answer = await fetch(`${chain.dataset.below}/history`).catch(() => null);
+  if (answer?.ok && document.activeElement?.id !== "when") trends.innerHTML = await answer.text();
+}
+
+const isoTime = (seconds) => new Date(seconds * 1000).toISOString().replace(".000Z", "Z");
+
+trends.addEventListener("input", (event) => {
+  const output = trends.querySelector("output");
+  output.textContent = `${isoTime(event.target.value).slice(11, 19)} UTC`;
+  event.target.setAttribute("aria-valuetext", output.textContent);
+});
+trends.addEventListener("change", (event) => {
+  const { value, max } = event.target;
+  window.location.assign((value === max ? "/" : `/map/at/${isoTime(value)}`) + window.location.search);
+});
+document.addEventListener("visibilitychange", showHistory);
+setInterval(showHistory, HISTORY_EVERY_MS);
+showHistory();
 
 // The theme.
 const theme = document.getElementById("theme");

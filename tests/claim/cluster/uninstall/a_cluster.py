@@ -170,7 +170,9 @@ class Cluster:
         while True:
             await asyncio.sleep(0.5)
             sets = self.kube.store.all(DAEMON_SET)
-            serves = any(labelled(found, "component", "node-imex") for found in sets)
+            serves = any(
+                labelled(found, "component", plugin) for found in sets for plugin in ("node-imex", "node-all")
+            )
             for pod in self.kube.store.all(POD):
                 has_claims = bool(pod["spec"].get("resourceClaims"))
                 if "deletionTimestamp" in pod["metadata"] and (serves or not has_claims):

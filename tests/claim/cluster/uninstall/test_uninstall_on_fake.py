@@ -304,10 +304,17 @@ def test_nothing_is_taken_from_a_pod_that_uses_it(use: str) -> None:
     run(story)
 
 
-def test_a_compute_domain_goes_under_load_only_with_its_annotation_and_then_its_plugin_waits() -> None:
+@pytest.mark.parametrize("serving", ["node-imex", "node-all"])
+def test_a_compute_domain_goes_under_load_only_with_its_annotation_and_then_its_plugin_waits(
+    serving: str,
+) -> None:
     async def story(cluster: Cluster) -> None:
         await cluster.install("base")
-        await programs(cluster, *PLUGINS)
+        if serving == "node-all":
+            await cluster.install("one-process")
+            for plugin in PLUGINS:
+                await cluster.user.delete(DAEMON_SET, f"rackloom-{plugin}", DRIVER)
+        await programs(cluster, *PLUGINS, serving)
         uid = await domain_of(cluster, "cd")
         await slice_of(cluster, names.IMEX_DRIVER, "n0", by=f"rackloom-{names.IMEX_DRIVER}")
         holder = await running(cluster, pod("worker", TEAM))
@@ -320,7 +327,7 @@ def test_a_compute_domain_goes_under_load_only_with_its_annotation_and_then_its_
         assert outcome.rest.steps[0].phase is UninstallPhase.PLUGINS
         (blocker,) = outcome.rest.blockers
         assert blocker.fix == "kubectl delete pod -n team worker"
-        assert await cluster.user.get(DAEMON_SET, "rackloom-node-imex", DRIVER)
+        assert await cluster.user.get(DAEMON_SET, f"rackloom-{serving}", DRIVER)
         await cluster.user.delete(POD, "worker", TEAM)
         await asyncio.sleep(5)
         assert (await cluster.uninstall()).rest.steps == ()

@@ -15,7 +15,7 @@ from tests.waiting import until, until_seen, until_so
 
 from rackloom.claim.node.nic import attach as lending
 from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
-from rackloom.claim.node.nic.dhcp import LeaseRecord, LeaseStore
+from rackloom.claim.node.nic.leases import LeaseRecord, LeaseStore
 from rackloom.claim.node.nic.renewal import REQUEST_THREADS, LeaseKeeper
 from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.tasks import run_background

@@ -19,8 +19,8 @@ from rackloom.app.node.nic import NicOptions, nic_parts
 from rackloom.app.node.process import NodeOptions
 from rackloom.claim.kube.api import KubeError
 from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
-from rackloom.claim.node.nic.dhcp import LeaseStore
 from rackloom.claim.node.nic.inventory import NETWORK_SECONDS, HostScanner, NodeNetwork
+from rackloom.claim.node.nic.leases import LeaseStore
 from rackloom.claim.node.nic.links import attach_link
 from rackloom.core.allocate.objects import Device
 from rackloom.core.domains.network_config import LINK_SCOPE

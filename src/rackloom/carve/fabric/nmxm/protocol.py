@@ -25,6 +25,7 @@ import msgspec
 
 from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, TlsMaterial
 from rackloom.errors import Refused
+from rackloom.request_log import asked
 
 # JSON bodies.
 
@@ -285,14 +286,16 @@ class NmxmSession:
         """Raises FabricRefused when NMX-M refuses, FabricUnavailable when the outcome is unknown."""
         login = await self._logged_in()
         try:
-            reply = await self._client.request(
-                method,
-                f"{self.url}/{path}",
-                auth=httpx2.BasicAuth(login.username, login.password),
-                content=None if body is None else msgspec.json.encode(body),
-                headers={"content-type": "application/json"} if body is not None else None,
-                extensions=self._extensions,
-            )
+            with asked(method, self.url, path) as request:
+                reply = await self._client.request(
+                    method,
+                    f"{self.url}/{path}",
+                    auth=httpx2.BasicAuth(login.username, login.password),
+                    content=None if body is None else msgspec.json.encode(body),
+                    headers={"content-type": "application/json"} if body is not None else None,
+                    extensions=self._extensions,
+                )
+                request.outcome = reply.status_code
         except httpx2.TimeoutException as error:
             raise FabricUnavailable(f"{call}: DEADLINE_EXCEEDED: {self.url} did not answer") from error
         except httpx2.HTTPError as error:

@@ -58,7 +58,10 @@ PLUGINS: Mapping[str, str] = {
     "dra.net": "node-nic",
 }
 """The driver that each node plugin serves, and its component label."""
-COMPONENTS = frozenset({"controller", "webhook", *PLUGINS.values()})
+ALL_PLUGINS = "node-all"
+"""The component label of the node plugin that serves all drivers in one process."""
+PLUGIN_COMPONENTS = (*PLUGINS.values(), ALL_PLUGINS)
+COMPONENTS = frozenset({"controller", "webhook", *PLUGIN_COMPONENTS})
 """Our programs, by the component label of their Deployments and DaemonSets."""
 DOMAIN_KINDS = (RESOURCE_CLAIM_TEMPLATE, DAEMON_SET, SECRET, RESOURCE_CLAIM, NODE, COMPUTE_DOMAIN_CLIQUE, POD)
 """Kinds whose objects carry the UID of a ComputeDomain as a label."""
@@ -170,7 +173,7 @@ class ClusterInventory:
         """Whether our plugin of a driver is installed and is to stay, so that it can give devices back."""
         return any(
             kind == DAEMON_SET
-            and labels_of(obj).get(COMPONENT_LABEL) == PLUGINS[driver]
+            and labels_of(obj).get(COMPONENT_LABEL) in (PLUGINS[driver], ALL_PLUGINS)
             and not is_being_deleted(obj)
             for kind, obj in self.installed
         )

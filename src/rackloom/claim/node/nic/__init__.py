@@ -5,7 +5,7 @@
   pod's sandbox.
 - `attach` moves NICs into sandboxes and back, with `links`, `rdma` and `datapath` for the kernel's
   interfaces and `netlink` for the wire.
-- `dhcp` asks for addresses and `renewal` keeps them.
+- `dhcp` asks for addresses, `leases` stores them and `renewal` keeps them.
 - `status` reports to the claim, to the pod's events and to metrics.
 - `config` reads the operator's files and the filter expression.
 """

@@ -38,8 +38,8 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from rackloom.claim.node.nic import dhcp, links, rdma
-from rackloom.claim.node.nic.dhcp import LeaseRecord, LeaseStore
+from rackloom.claim.node.nic import links, rdma
+from rackloom.claim.node.nic.leases import LeaseRecord, LeaseStore, boot_seconds
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, in_namespace, namespace_id
 from rackloom.claim.node.nri.client import PodSandbox
 from rackloom.claim.node.plugin import ClaimRef
@@ -229,7 +229,7 @@ class AttachmentManager:
         if not namespace_lives(attachment) or nic.identity is None or nic.pod is None:
             return
         address, until = record.lease.grant.address, record.lease.until if held else None
-        seconds = 0 if until is None else seconds_left(until, dhcp.boot_seconds())
+        seconds = 0 if until is None else seconds_left(until, boot_seconds())
         found = links.set_link_address(nic.identity, nic.pod, Path(attachment.netns), address, seconds)
         attached = msgspec.structs.replace(attachment.attached, addresses=found)
         self.attachments.put(msgspec.structs.replace(attachment, attached=attached, address_until=until))
@@ -292,6 +292,8 @@ def _not_attached(attachment: Attachment, error: OSError, what: str = "") -> Ref
 
 def _release_record(record: LeaseRecord) -> None:
     """Release a lease at its server, which would otherwise keep the address until the lease ends."""
+    from rackloom.claim.node.nic import dhcp
+
     try:
         if record.nic.identity is not None:
             link = links.link_name_in(record.nic.identity, HOST_NAMESPACE)

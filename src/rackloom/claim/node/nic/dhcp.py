@@ -1,4 +1,4 @@
-"""The DHCP client (RFC 2131) on the wire, and the store of leases.
+"""The DHCP client (RFC 2131) on the wire.
 
 `request_lease` asks for an address by DISCOVER, OFFER, REQUEST, ACK; `renew_lease` asks once for one that
 was given; `release_lease` gives it back. When to do so is decided by `core.nics.lease`. Everything runs
@@ -10,29 +10,24 @@ asked by broadcast. A router (option 3) is not taken: it would be a default rout
 pod's first interface. Routes of option 121 are. Anybody on the network may send frames, so frames that
 cannot be read are waited past, without logging each.
 
-`LeaseStore` keeps one file for each leased NIC of a claim, from prepare to unprepare. A restarted plugin
-asks at once whether its leases still stand.
+Whoever needs it imports this module when a lease is asked for: the library's client takes as much memory as
+the rest of it, and most nodes never speak DHCP.
 """
 
 import asyncio
 import logging
 import secrets
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 from pyroute2.dhcp import messages  # type: ignore[import-untyped]
 from pyroute2.dhcp.dhcp4socket import AsyncDHCP4Socket  # type: ignore[import-untyped]
 from pyroute2.dhcp.enums.dhcp import MessageType, Option  # type: ignore[import-untyped]
 from pyroute2.dhcp.fsm import State  # type: ignore[import-untyped]
 
-from rackloom.claim.node.plugin import ClaimRef
-from rackloom.claim.node.storage import BootScopedFiles
-from rackloom.core.domains.network_config import RouteConfig
-from rackloom.core.nics.attachment import NicValue, PreparedNic
+from rackloom.claim.node.nic.leases import LeasedAddress, boot_seconds
 from rackloom.core.nics.lease import (
     DhcpGrant,
     DhcpLease,
@@ -41,7 +36,6 @@ from rackloom.core.nics.lease import (
     classless_routes,
     new_lease,
     read_grant,
-    restored_lease,
 )
 from rackloom.errors import Refused, Retry
 
@@ -74,18 +68,6 @@ _UNREADABLE = (ValueError, LookupError, AssertionError)
 """What the library raises for a frame that it cannot read."""
 logging.getLogger("pyroute2.dhcp").setLevel(logging.CRITICAL)
 """The library logs every frame that it cannot read, and anybody on the network may send those."""
-
-
-class LeasedAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server gave: one address, and the routes of option 121, but not a router (option 3)."""
-
-    lease: DhcpLease
-    routes: tuple[RouteConfig, ...] = ()
-
-
-def boot_seconds() -> float:
-    """Seconds since the machine was booted, those in which it slept too."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def request_lease(link: str, seconds: float = DHCP_SECONDS) -> LeasedAddress:
@@ -209,38 +191,3 @@ async def _received(server: Any, number: int, wanted: _ExpectedAnswers) -> Any:
             kind, by = options.get("message_type"), options.get("server_id")
             if answer.dhcp["xid"] == number and kind in wanted and wanted[kind] in (None, by):
                 return answer
-
-
-# Leases on disk.
-
-
-class LeaseRecord(NicValue, frozen=True, kw_only=True):
-    """The lease of one NIC, and all that is needed to prolong and to report it."""
-
-    ref: ClaimRef
-    pod: str
-    """UID of the pod."""
-    pod_name: str
-    nic: PreparedNic
-    lease: DhcpLease
-    boot_id: str
-
-    @property
-    def claim(self) -> str:
-        """UID of the claim."""
-        return self.ref.uid
-
-    @property
-    def key(self) -> str:
-        """Name of its file."""
-        return f"{self.claim}-{self.nic.device}"
-
-
-class LeaseStore(BootScopedFiles[LeaseRecord]):
-    """The leases of this boot. After a reboot every claim is prepared anew, and asks for a new lease."""
-
-    shape = LeaseRecord
-
-    def _read(self) -> Iterator[LeaseRecord]:
-        for record in super()._read():
-            yield msgspec.structs.replace(record, lease=restored_lease(record.lease))

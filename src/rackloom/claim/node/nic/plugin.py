@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from rackloom.claim.node.nic import dhcp, rdma
+from rackloom.claim.node.nic import rdma
 from rackloom.claim.node.nic.attach import AttachmentManager, ReadyClaim
 from rackloom.claim.node.nic.config import (
     NO_PROFILES,
@@ -32,8 +32,8 @@ from rackloom.claim.node.nic.config import (
     with_stated_attributes,
 )
 from rackloom.claim.node.nic.datapath import kernel_feature_names
-from rackloom.claim.node.nic.dhcp import LeaseRecord
 from rackloom.claim.node.nic.inventory import HostScanner, link_changes, nic_health
+from rackloom.claim.node.nic.leases import LeasedAddress, LeaseRecord
 from rackloom.claim.node.nic.links import read_links, read_settings
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, Rtnetlink, in_namespace
 from rackloom.claim.node.plugin import (
@@ -196,7 +196,7 @@ def _check_ipv6(link: NetworkLink, config: NetworkConfig) -> None:
         )
 
 
-def _request_address(link: NetworkLink) -> dhcp.LeasedAddress:
+def _request_address(link: NetworkLink) -> LeasedAddress:
     """What a DHCP server gives. It may take longer to answer than a runtime waits."""
     if link.encapsulation != "ether":
         raise Refused(
@@ -205,6 +205,8 @@ def _request_address(link: NetworkLink) -> dhcp.LeasedAddress:
         )
     if not link.up:
         raise Retry(f"interface {link.name} is down: DHCP needs it up on the host", after=NIC_RETRY_SECONDS)
+    from rackloom.claim.node.nic import dhcp
+
     return in_namespace(HOST_NAMESPACE, lambda: dhcp.request_lease(link.name))
 
 

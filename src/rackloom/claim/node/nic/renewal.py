@@ -19,9 +19,9 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
-from rackloom.claim.node.nic import dhcp, links
+from rackloom.claim.node.nic import links
 from rackloom.claim.node.nic.attach import AttachmentManager, namespace_lives
-from rackloom.claim.node.nic.dhcp import LeaseRecord
+from rackloom.claim.node.nic.leases import LeaseRecord
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, in_namespace
 from rackloom.claim.node.nic.status import ReportLease
 from rackloom.claim.node.tasks import TaskSet
@@ -43,7 +43,7 @@ LEASE_CHECK_SECONDS = 1.0
 READDRESS_RETRY_SECONDS = 5.0
 """After the kernel did not take or give an address."""
 REQUEST_THREADS = 4
-"""Requests that may wait for an answer at the same time, each for `dhcp.SECONDS`."""
+"""Requests that may wait for an answer at the same time, each for `dhcp.DHCP_SECONDS`."""
 RENEWED = "renewed"
 OUTCOMES = (RENEWED, *RequestFailure)
 log = structlog.get_logger(__name__)
@@ -54,6 +54,8 @@ DhcpExchange = Callable[[LeaseRecord, Path, LeaseAction], DhcpGrant | RequestFai
 
 def exchange_dhcp(record: LeaseRecord, netns: Path, way: LeaseAction) -> DhcpGrant | RequestFailure:
     """One request on the wire."""
+    from rackloom.claim.node.nic import dhcp
+
     identity = record.nic.identity
     if identity is None:
         raise FileNotFoundError(f"NIC {record.nic.device} has no interface")

@@ -22,7 +22,7 @@ from prometheus_client import Counter
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.node.nic.attach import AttachmentStore, AttachOutcome
-from rackloom.claim.node.nic.dhcp import LeaseRecord
+from rackloom.claim.node.nic.leases import LeaseRecord
 from rackloom.claim.node.nri.client import PodSandbox
 from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.tasks import TaskSet

@@ -1,0 +1,72 @@
+"""Importing less of a library than it loads by itself: what a process never uses would stay in its memory.
+
+`defer_package` puts off the `__init__` of a package that gathers all its modules. Modules of it can be
+imported one by one meanwhile. The `__init__` runs when something asks the package for a name that is none
+of its modules, so nobody else sees a difference.
+
+`import_without` imports a library as if optional ones, which it would use, were not installed.
+
+Both change nothing about what is imported already.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec
+from threading import RLock
+from typing import Any
+
+
+def defer_package(name: str) -> None:
+    """Run the `__init__` of the package `name` no earlier than when a name of it is asked for.
+
+    Raises ModuleNotFoundError where there is no such package.
+    """
+    if name in sys.modules:
+        return
+    spec = find_spec(name)
+    if spec is None or spec.loader is None or spec.submodule_search_locations is None:
+        raise ModuleNotFoundError(f"no package named {name!r}", name=name)
+    package, load = module_from_spec(spec), spec.loader.exec_module
+    lock, begun = RLock(), False
+
+    def find(attribute: str) -> Any:
+        """The value of an attribute that the package does not have yet."""
+        nonlocal begun
+        submodule = f"{name}.{attribute}"
+        try:
+            return import_module(submodule)
+        except ModuleNotFoundError as error:
+            if error.name != submodule:
+                raise
+        with lock:
+            if not begun:
+                begun = True
+                load(package)
+        try:
+            return vars(package)[attribute]
+        except KeyError:
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}") from None
+
+    package.__getattr__ = find  # type: ignore[method-assign]
+    sys.modules[name] = package
+
+
+def import_without(library: str, *optional: str) -> None:
+    """Import `library` as if the packages `optional` were not installed."""
+    with _hidden(optional):
+        import_module(library)
+
+
+@contextmanager
+def _hidden(packages: tuple[str, ...]) -> Iterator[None]:
+    """Let imports of these packages fail: None in `sys.modules` does that."""
+    loaded = {name: sys.modules.pop(name) for name in packages if name in sys.modules}
+    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in packages:
+            del sys.modules[name]
+        sys.modules.update(loaded)
