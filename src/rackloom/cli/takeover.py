@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from rackloom.cli.common import Flag, Output, columns, emit, env_parameter, read_text
+from rackloom.cli.common import Flag, Output, columns, emit, env_parameter, read_text, with_common_flags
 
 if TYPE_CHECKING:
     from rackloom.claim.node.takeover.claims import Release
@@ -25,7 +25,7 @@ app = App(name="takeover", help="Take a node over from NVIDIA's DRA driver, and 
 class TakeoverParameters:
     """The files of this node."""
 
-    driver: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    driver: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
     "Only this driver, compute-domain.nvidia.com or gpu.nvidia.com; may be repeated. Default: both."
     plugins: Annotated[Path, env_parameter("KUBELET_PLUGINS_DIRECTORY_PATH")] = Path(
         "/var/lib/kubelet/plugins"
@@ -72,6 +72,7 @@ ReleaseName = Literal["0.4", "0.5"]
 
 
 @app.command
+@with_common_flags
 def plan(
     *,
     node: TakeoverParameters = TakeoverParameters(),
@@ -89,8 +90,6 @@ def plan(
         Print the way back to NVIDIA's driver.
     release
         The release of NVIDIA's driver that will read the file; default: the one that wrote it.
-    output
-        How to print.
     """
     from rackloom.claim.node.takeover.node_files import plan_takeover, plan_way_back
 
@@ -104,6 +103,7 @@ def plan(
 
 
 @app.command
+@with_common_flags
 def apply(*, node: TakeoverParameters = TakeoverParameters(), output: Output = "table") -> None:
     """Take over the claims that NVIDIA's driver has prepared, and keep its file. Repeat it at will.
 
@@ -111,8 +111,6 @@ def apply(*, node: TakeoverParameters = TakeoverParameters(), output: Output = "
     ----------
     node
         The files of this node.
-    output
-        How to print.
     """
     from rackloom.claim.node.takeover.node_files import apply_takeover
 
@@ -121,6 +119,7 @@ def apply(*, node: TakeoverParameters = TakeoverParameters(), output: Output = "
 
 
 @app.command
+@with_common_flags
 def back(
     *,
     node: TakeoverParameters = TakeoverParameters(),
@@ -135,8 +134,6 @@ def back(
         The files of this node.
     release
         The release of NVIDIA's driver that will read the file; default: the one that wrote it.
-    output
-        How to print.
     """
     from rackloom.claim.node.takeover.node_files import give_back
 
