@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -38,10 +39,12 @@ def test_slices_and_classes_are_read_from_the_chosen_context(kubectl, tmp_path):
         json.dumps({"apiVersion": "v1", "kind": "List", "items": published()})
     )
     asked = kubectl(f"cat {tmp_path}/list.json")
-    found = read_cluster("prod")
+    found = read_cluster(Path("theirs"), "prod")
     assert {slice_.spec.driver for slice_ in found.slices} == {"gpu.nvidia.com", "dra.net"}
     assert len(found.classes) == 2
-    assert asked.read_text().startswith("--context prod get resourceslices.resource.k8s.io,")
+    assert asked.read_text().startswith(
+        "--kubeconfig theirs --context prod get resourceslices.resource.k8s.io,"
+    )
 
 
 def test_what_kubectl_complains_of_is_told(kubectl):

@@ -1,9 +1,7 @@
 """Preparing and unpreparing one claim, with the checkpoint that makes both safe to repeat after a crash.
 
 `fetch_claim` reads the ResourceClaim that kubelet names and checks its UID: a claim of the same name may
-have replaced it. `read_claim` keeps the allocation results and opaque configurations of one driver.
-Configurations of the device class come before those of the claim, so a later one wins. The fingerprint
-covers the allocation and `reservedFor`, but not `status.devices`, which drivers write while they prepare.
+have replaced it.
 
 `ClaimPreparer.prepare` works in this order:
 
@@ -28,7 +26,6 @@ mark keeps the claim from being counted as prepared, and kubelet repeats the cal
 zero from the start, so that the first failure is a change and not a new series.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,22 +36,20 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
+from rackloom.claim.node.allocated_claim import read_claim
 from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
-    AllocatedDevice,
     CheckpointEntry,
-    ClaimConsumer,
     ClaimRef,
     NodePlugin,
-    OpaqueConfig,
     PreparedClaim,
     PreparedDevice,
     PrepareState,
     ReadyDevice,
 )
 from rackloom.claim.node.storage import Checkpoint
-from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, Object
+from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
 from rackloom.errors import Refused, Retry
 
 OPERATIONS = ("prepare", "unprepare")
@@ -130,8 +125,6 @@ class PluginMetrics:
 # Reading a ResourceClaim.
 
 
-POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
-"""Annotation that the control plane puts on a claim which it made from a template."""
 API_RETRY_SECONDS = 0.25
 
 
@@ -159,70 +152,11 @@ async def fetch_claim(api: KubeApi, ref: ClaimRef, driver: str) -> AllocatedClai
     return read_claim(found, ref, driver)
 
 
-def read_claim(obj: Object, ref: ClaimRef, driver: str) -> AllocatedClaim:
-    """The part of a ResourceClaim that concerns `driver`. Raises `Refused` when it is not allocated."""
-    status = obj.get("status", {})
-    devices = status.get("allocation", {}).get("devices")
-    if devices is None:
-        raise Refused(
-            f"claim {ref} is not allocated",
-            nearest_fix="let the scheduler place the pod: spec.nodeName must not be set by hand",
-        )
-    return AllocatedClaim(
-        ref=ref,
-        results=tuple(_result(result) for result in devices.get("results", ()) if result["driver"] == driver),
-        configs=_configs(devices.get("config", ()), driver),
-        fingerprint=_fingerprint(status),
-        of_pod=_pod_of(obj["metadata"]),
-        consumers=msgspec.convert(status.get("reservedFor", ()), tuple[ClaimConsumer, ...]),
-    )
-
-
 def api_failure(doing: str, error: KubeError) -> Exception:
     """`Retry` for an answer of the API server that may change, `Refused` for one that will not."""
     if isinstance(error, Rejected):
         return Refused(f"{doing}: {error.message}", nearest_fix="give the plugin's service account its role")
     return Retry(f"{doing}: {error.message}", after=error.retry_after or API_RETRY_SECONDS)
-
-
-def _result(result: Mapping[str, Any]) -> AllocatedDevice:
-    return AllocatedDevice(
-        request=result["request"],
-        pool=result["pool"],
-        device=result["device"],
-        admin_access=result.get("adminAccess") or False,
-        share_id=result.get("shareID"),
-    )
-
-
-def _configs(entries: list[Mapping[str, Any]], driver: str) -> tuple[OpaqueConfig, ...]:
-    """Those of the class before those of the claim, each in their own order."""
-    ours = [
-        OpaqueConfig(
-            source=entry["source"],
-            requests=tuple(entry.get("requests", ())),
-            parameters=entry["opaque"]["parameters"],
-        )
-        for entry in entries
-        if entry.get("opaque", {}).get("driver") == driver
-    ]
-    return tuple(sorted(ours, key=lambda config: config.source == "FromClaim"))
-
-
-def _fingerprint(status: Mapping[str, Any]) -> str:
-    """Of the allocation and its consumers: `devices` is left out, which drivers write while they prepare."""
-    kept = {part: status.get(part) for part in ("allocation", "reservedFor")}
-    return hashlib.sha256(msgspec.json.encode(kept, order="sorted")).hexdigest()
-
-
-def _pod_of(metadata: Mapping[str, Any]) -> str | None:
-    """A template's claim carries the annotation and is owned by its pod; either is enough."""
-    owners = [
-        reference["name"] for reference in metadata.get("ownerReferences", ()) if reference["kind"] == "Pod"
-    ]
-    if owners:
-        return str(owners[0])
-    return "unknown" if POD_CLAIM_NAME in metadata.get("annotations", {}) else None
 
 
 # Preparing and unpreparing it.

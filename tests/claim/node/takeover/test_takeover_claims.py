@@ -19,6 +19,7 @@ from rackloom.claim.node.takeover.nvidia_checkpoint import decode_nvidia_checkpo
 from rackloom.core.domains.names import GPU_DRIVER, IMEX_DRIVER
 
 HELD = {"u": ClaimRef(namespace="default", name="claim-u", uid="u")}
+CUT_OFF = "its prepare was cut off, and NVIDIA's driver may have set up sharing or bound a GPU to vfio-pci"
 NO_ALLOCATION = {"reservedFor": []}
 
 
@@ -97,11 +98,20 @@ def test_a_claim_without_a_name_gets_the_one_that_kubelet_has():
         (gpu_config("TimeSlicing"), {"mpsControlDaemonID": ""}, {"GPU-gpu-0": 0}),
         (gpu_config("TimeSlicing"), {"timeSliceApplied": False}, None),
         (None, {}, None),
+        # A field that is not known here: that time slices were set counts.
+        (gpu_config("TimeSlicing", phase=1), {"timeSliceApplied": True}, {"GPU-gpu-0": 0}),
+        (["no object"], {}, None),
     ],
 )
 def test_time_slices_are_reset_when_the_claim_ends(config, state, slices):
     _, entry = moved(GPU_DRIVER, gpu_claim("u", "gpu-0", config=config, state=state))
     assert entry.record == {"sharing": {"time_slices": slices} if slices else {}}
+
+
+def test_a_gpu_whose_prepare_was_cut_off_is_begun_anew():
+    claim = {**gpu_claim("u", "gpu-0"), "checkpointState": STARTED, "preparedDevices": None}
+    _, entry = moved(GPU_DRIVER, claim)
+    assert (entry.state, entry.devices, entry.record) == (PrepareState.STARTED, (), {"sharing": {}})
 
 
 def test_a_mig_device_is_taken_over():
@@ -129,7 +139,21 @@ def test_a_mig_device_is_taken_over():
                 "checkpointState": STARTED,
                 "preparedDevices": None,
             },
-            "its prepare was cut off, and it asks for sharing of its GPUs",
+            CUT_OFF,
+        ),
+        (
+            GPU_DRIVER,
+            {
+                **gpu_claim("u", "gpu-0", config={**gpu_config("MPS"), "kind": "MigDeviceConfig"}),
+                "checkpointState": STARTED,
+                "preparedDevices": None,
+            },
+            CUT_OFF,
+        ),
+        (
+            GPU_DRIVER,
+            {**gpu_claim("u", "gpu-vfio-1"), "checkpointState": STARTED, "preparedDevices": None},
+            CUT_OFF,
         ),
         (GPU_DRIVER, imex_claim("u", "channel"), "its device channel-0 (channel) is not known here"),
         (IMEX_DRIVER, gpu_claim("u", "gpu-0"), "its device gpu-0 (gpu) is not known here"),

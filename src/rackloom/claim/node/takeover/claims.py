@@ -17,25 +17,27 @@ sharing of GPUs that our plugin has set up) blocks the way back. Claims that wer
 call for them is under way while no plugin runs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from rackloom.claim.node.allocated_claim import read_claim
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
     CheckpointEntry,
     ClaimRef,
     NodeValue,
+    OpaqueConfig,
     PrepareState,
     ReadyDevice,
 )
-from rackloom.claim.node.prepare import read_claim
 from rackloom.claim.node.takeover.nvidia_checkpoint import (
     NvidiaCheckpoint,
     NvidiaClaim,
     NvidiaDevice,
+    NvidiaDeviceGroup,
     go_json,
     with_texts,
 )
@@ -44,6 +46,9 @@ from rackloom.core.domains.device_configs import (
     ChannelConfig,
     DaemonConfig,
     GpuConfig,
+    GpuSharing,
+    MigDeviceConfig,
+    MigSharing,
     SharingStrategy,
     decode_gpu_config,
     decode_imex_config_leniently,
@@ -210,46 +215,57 @@ def _imex_record(claim: NvidiaClaim, allocated: AllocatedClaim) -> Mapping[str, 
 
 
 def _gpu_record(claim: NvidiaClaim, allocated: AllocatedClaim) -> Mapping[str, Any]:
-    """The time slices, by GPU. Those of a prepare that was cut off are not known: it has no devices yet."""
+    """The time slices, by GPU."""
+    if claim.state is not PrepareState.COMPLETED:
+        # What was done of it is recorded only at the end.
+        shares = any(_sharing(config) is not None for config in allocated.configs)
+        if shares or any(result.device.startswith("gpu-vfio-") for result in allocated.results):
+            raise _Blocked(
+                "its prepare was cut off, and NVIDIA's driver may have set up sharing or bound a GPU to"
+                " vfio-pci",
+                "start NVIDIA's driver until the claim is prepared or gone",
+            )
     slices = {}
     for group in claim.groups:
         if group.config.get("mpsControlDaemonID") or group.config.get("mpsApplied"):
             raise _Blocked("it uses the MPS daemon that NVIDIA's driver runs in its own namespace")
-        number = _time_slice(allocated, group.devices)
-        if number is not None and group.config.get("timeSliceApplied") is not False:
+        number = _time_slice(allocated, group)
+        if number is not None:
             slices.update({device.uuid: number for device in group.devices if device.kind == "gpu"})
-    if claim.state is not PrepareState.COMPLETED and _asks_for_sharing(allocated):
-        raise _Blocked(
-            "its prepare was cut off, and it asks for sharing of its GPUs",
-            "start NVIDIA's driver until the claim is prepared or gone",
-        )
-    return {"sharing": {"time_slices": slices}} if slices else {"sharing": {}}
+    return {"sharing": {"time_slices": slices} if slices else {}}
 
 
-def _time_slice(allocated: AllocatedClaim, devices: Iterable[NvidiaDevice]) -> int | None:
-    """The number of the time slice that the winning configuration of these devices asks for."""
-    group = {device.device for device in devices}
-    results = [result for result in allocated.results if result.device in group]
-    number = None
+def _time_slice(allocated: AllocatedClaim, group: NvidiaDeviceGroup) -> int | None:
+    """The number of the time slice of a group's devices; None where none was set.
+
+    It follows from the configuration that won. Release 0.5 also records whether it was set.
+    """
+    applied = group.config.get("timeSliceApplied")
+    if applied is False:
+        return None
+    number = 0 if applied else None
+    names_here = {device.device for device in group.devices}
+    results = [result for result in allocated.results if result.device in names_here]
     for config in (config for result in results[:1] for config in allocated.configs_for(result)):
-        sharing = _sharing(config.parameters)
-        number = None
-        if sharing is not None and sharing.strategy is SharingStrategy.TIME_SLICING:
+        sharing = _sharing(config)
+        if isinstance(sharing, GpuSharing) and sharing.strategy is SharingStrategy.TIME_SLICING:
             slicing = sharing.time_slicing_config
             number = 0 if slicing is None else slicing.interval.number
+        elif not applied:
+            number = None
     return number
 
 
-def _asks_for_sharing(allocated: AllocatedClaim) -> bool:
-    return any(_sharing(config.parameters) is not None for config in allocated.configs)
-
-
-def _sharing(parameters: Mapping[str, Any]) -> Any:
+def _sharing(config: OpaqueConfig) -> GpuSharing | MigSharing | None:
+    """None also for a configuration that cannot be read: NVIDIA's driver refuses it first of all."""
+    parameters: object = config.parameters
+    if not isinstance(parameters, Mapping):
+        return None  # The API server takes any JSON.
     try:
-        config = decode_gpu_config(parameters)
+        decoded = decode_gpu_config(parameters)
     except Refused:
         return None
-    return config.sharing if isinstance(config, GpuConfig) else None
+    return decoded.sharing if isinstance(decoded, GpuConfig | MigDeviceConfig) else None
 
 
 # From ours back to NVIDIA's driver.
