@@ -7,7 +7,6 @@ import os
 
 import msgspec
 import pytest
-import structlog
 from tests.simulation.planted.claims import BUGS
 from tests.simulation.run_claims import classes, quiet
 
@@ -20,6 +19,7 @@ from rackloom.claim.node.prepare import ClaimPreparer
 from rackloom.claim.node.storage import Checkpoint
 from rackloom.lab.compute_domains.cluster import STOP_DISRUPTIONS, Disruption, StoryKind
 from rackloom.lab.compute_domains.story import play_story
+from rackloom.log_settings import structlog_configured
 
 EVERY = bool(os.environ.get("RACKLOOM_EVERY_DEATH"))
 SAMPLE = (0.15, 0.4, 0.65)
@@ -30,10 +30,9 @@ FEWER = (0.3, 0.55)
 
 @pytest.fixture(scope="module", autouse=True)
 def _quiet():
-    before = structlog.get_config()
-    quiet()
-    yield
-    structlog.configure(**before)
+    with structlog_configured():
+        quiet()
+        yield
 
 
 @pytest.fixture(scope="module")

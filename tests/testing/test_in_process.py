@@ -16,6 +16,7 @@ from tests.proxies import with_dead_proxies
 from tests.waiting import PATIENCE
 
 from rackloom.app.process import log_beside_host
+from rackloom.log_settings import structlog_configured
 from rackloom.testing import start_site
 
 
@@ -67,6 +68,15 @@ def test_a_thread_leaves_its_host_as_it_was(monkeypatch):
     assert not [file for file in open_files() - files if file.startswith(("socket:", str(running.home)))]
 
 
+@pytest.fixture
+def host_without_structlog():
+    """A host that has not configured structlog, whatever other tests have."""
+    with structlog_configured():
+        structlog.reset_defaults()
+        yield
+
+
+@pytest.mark.usefixtures("host_without_structlog")
 def test_sites_that_overlap_leave_the_logging_of_their_host_as_it_was(tmp_path):
     before = settings_of_logging()
     first, second = log_beside_host(), log_beside_host()

@@ -340,5 +340,11 @@ def test_importing_it_imports_nothing_of_a_site():
     program = "import rackloom.testing, rackloom.pytest_plugin, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = {name for name in done.stdout.split() if name.startswith("rackloom")}
-    assert loaded == {"rackloom", "rackloom.testing", "rackloom.testing.sites", "rackloom.pytest_plugin"}
+    assert loaded == {
+        "rackloom",
+        "rackloom.testing",
+        "rackloom.testing.sites",
+        "rackloom.testing.temporary_home",
+        "rackloom.pytest_plugin",
+    }
     assert not {"httpx2", "msgspec", "fastapi"} & set(done.stdout.split())

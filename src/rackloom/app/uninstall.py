@@ -9,8 +9,8 @@ writes are silenced meanwhile: the output is for people, or is JSON.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 from rackloom.errors import Retry
+from rackloom.log_settings import structlog_configured
 
 AGENT = "rackloom-uninstall"
 REQUESTS_PER_SECOND = 200.0
@@ -83,15 +84,9 @@ async def _plan(_: KubeClient, reader: InventoryReader) -> UninstallPlan:
     return build_uninstall_plan(await reader.read())
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> AbstractContextManager[None]:
     """Writes are reported by the steps that they belong to: what is printed is for people, or is JSON."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    try:
-        yield
-    finally:
-        structlog.configure(**before)
+    return structlog_configured(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
 
 
 async def _with_cluster(

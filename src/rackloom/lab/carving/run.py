@@ -23,7 +23,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Never
@@ -47,6 +47,7 @@ from rackloom.lab.switches.fabric import FabricSnapshot
 from rackloom.lab.virtual import event_loop
 from rackloom.lab.virtual.racks import ExecutedChange, SimRack, SimSite
 from rackloom.lab.virtual.service import SERVICE_EPOCH, SimulatedService, rest_application
+from rackloom.log_settings import structlog_configured
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile
 
@@ -326,8 +327,7 @@ def _rack_profile(plan: LoadPlan) -> RackProfile:
     )
 
 
-@contextmanager
-def _collect_defects(defects: list[BaseException]) -> Iterator[None]:
+def _collect_defects(defects: list[BaseException]) -> AbstractContextManager[None]:
     """Collect the exceptions that the service logged but did not expect, instead of a log."""
 
     def listen(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Never:
@@ -336,12 +336,7 @@ def _collect_defects(defects: list[BaseException]) -> Iterator[None]:
             defects.append(error)
         raise structlog.DropEvent
 
-    before = structlog.get_config()
-    structlog.configure(processors=[listen])
-    try:
-        yield
-    finally:
-        structlog.configure(**before)
+    return structlog_configured(processors=[listen])
 
 
 @contextmanager
