@@ -34,6 +34,31 @@ def test_many_who_look_at_once_share_one_reading():
     assert run(scenario()) == (1, {1})
 
 
+def test_a_reading_that_began_before_a_change_does_not_answer_who_asks_after_it():
+    async def scenario():
+        site = ShownSite(SiteReading(snapshot=snapshot(1, 1)))
+        going_on, read = asyncio.Event(), site.read
+
+        async def slow_read():
+            found = await read()
+            await going_on.wait()
+            return found
+
+        site.read = slow_read
+        feed = LiveMap(site, lambda: 0.0)
+        early = asyncio.create_task(feed.fresh())
+        while not site.reads:
+            await asyncio.sleep(0)
+        await asyncio.sleep(2 * live.LONGEST_PAUSE)
+        site.show(SiteReading(snapshot=snapshot(2, 1)))
+        late = [asyncio.create_task(feed.fresh()) for _ in range(5)]
+        await asyncio.sleep(0)
+        going_on.set()
+        return [len(each.whole.gpus) for each in await asyncio.gather(early, *late)], site.reads
+
+    assert run(scenario()) == ([4, *[8] * 5], 2)
+
+
 def test_a_change_is_read_and_everybody_who_waits_hears_of_it(monkeypatch):
     monkeypatch.setattr(live, "AT_LEAST", 3600.0)
 
@@ -124,7 +149,7 @@ def test_the_server_rests_half_as_long_as_the_last_reading_took(monkeypatch):
         feed = LiveMap(site, lambda: 0.0)
         await feed.fresh()
         await another(feed)
-        (begun, ended), (again, _) = site.times
+        (begun, ended), (again, _), *_ = site.times
         return ended - begun, again - ended
 
     took, rested = run(scenario())

@@ -41,8 +41,8 @@ def browse(scenario, readings, *, who=None):
         live = LiveMap(site, lambda: AT)
         for shown in readings:
             site.show(shown)
-            live._read_at = -1000.0  # the pause between readings is over
-            await live.fresh()
+            while not live.history.maps or live.history.maps[-1].at < shown.snapshot.at:
+                await live.fresh()
         async with (
             serve_http(create_pages(live, doorman, lambda: AT, switch_trays=9), "127.0.0.1:0") as port,
             httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,

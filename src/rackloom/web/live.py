@@ -52,8 +52,8 @@ class LiveMap:
         self._clock = clock
         self._now = LiveReading(number=0, whole=SiteMap(at=0.0))
         self._cache = SiteMapCache()
-        self._read_at = -AT_LEAST
-        self._took = 0.0
+        self._began = self._ended = float("-inf")
+        """When the last reading did, on the clock of the event loop."""
         self._kept = False
         """Whether the watch task has read and keeps the reading fresh."""
         self._lock = asyncio.Lock()
@@ -62,12 +62,12 @@ class LiveMap:
         self._task: asyncio.Task[None] | None = None
 
     async def fresh(self) -> LiveReading:
-        """The newest reading; without a watch task, one no older than the pause between two readings.
+        """The newest reading; without a watch task, one that began no earlier than a pause before this call.
 
-        If the site cannot be read, the last reading there is.
+        So it shows what happened before. If the site cannot be read, the last reading there is.
         """
         if not self._kept:
-            await self._read_unless_resting()
+            await self._read_unless_recent()
         return self._now
 
     async def after(self, number: int) -> LiveReading:
@@ -98,27 +98,35 @@ class LiveMap:
             await asyncio.sleep(RECORD_SECONDS)
 
     async def _watch(self) -> None:
-        await self._read_unless_resting()
+        await self._read_unless_recent()
         while True:
             self._kept = True
             # Nothing may end this loop: if `changed` fails, the reading fails too and shows why.
             with suppress(Exception):
                 async with asyncio.timeout(AT_LEAST):
                     await self._source.changed()
-            await asyncio.sleep(self._read_at + self._rest() - asyncio.get_running_loop().time())
             async with self._lock:
+                await self._pause()
                 await self._read()
 
-    async def _read_unless_resting(self) -> None:
+    async def _read_unless_recent(self) -> None:
+        asked = asyncio.get_running_loop().time()
         async with self._lock:
-            if asyncio.get_running_loop().time() - self._read_at > self._rest():
+            # A reading that ended meanwhile may have begun long before, and lack what came since.
+            if self._began < asked - self._rest():
+                await self._pause()
                 await self._read()
+
+    async def _pause(self) -> None:
+        """Wait until the pause after the last reading is over."""
+        await asyncio.sleep(self._ended + self._rest() - asyncio.get_running_loop().time())
 
     def _rest(self) -> float:
-        return min(max(PAUSE, self._took / 2), LONGEST_PAUSE)
+        took = self._ended - self._began if self._now.number else 0.0
+        return min(max(PAUSE, took / 2), LONGEST_PAUSE)
 
     async def _read(self) -> None:
-        begun = asyncio.get_running_loop().time()
+        began = asyncio.get_running_loop().time()
         number = self._now.number + 1
         try:
             reading = await self._source.read()
@@ -133,7 +141,6 @@ class LiveMap:
         else:
             self._now = LiveReading(number=number, whole=whole)
             self.history.add(whole)
-        self._read_at = asyncio.get_running_loop().time()
-        self._took = self._read_at - begun
+        self._began, self._ended = began, asyncio.get_running_loop().time()
         async with self._news:
             self._news.notify_all()
