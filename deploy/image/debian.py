@@ -9,6 +9,7 @@ add a snapshot of them to the sources of apt. No package is installed and no mai
 `unpack` reads the files out of the packages.
 """
 
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -116,9 +117,14 @@ def fetch(packages: Sequence[Package], folder: Path) -> dict[Package, Path]:
             f"{complaints}no archive of this machine's apt gave {names}.\n"
             "  fix: `make image-lock` locks the versions that they have now",
             # What is not there will not be there in a minute.
-            again="404" not in complaints,
+            again=not is_absent(complaints),
         )
     return files
+
+
+def is_absent(complaints: str) -> bool:
+    """Whether an archive has answered that it does not have a file: a port may have the same digits."""
+    return re.search(r"\s404\s", complaints) is not None
 
 
 def unpack(files: dict[Package, Path]) -> Tree:

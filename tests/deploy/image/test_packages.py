@@ -142,6 +142,17 @@ def test_an_archive_that_does_not_answer_is_asked_again(archives, tmp_path):
     assert raised.value.again
 
 
+@pytest.mark.parametrize(
+    ("complaint", "absent"),
+    [
+        ("http://127.0.0.1:80/a_1.deb  404  File not found [IP: 127.0.0.1 80]", True),
+        ("http://127.0.0.1:40463/a_1.deb  Could not connect to 127.0.0.1:40463 (127.0.0.1).", False),
+    ],
+)
+def test_an_answer_of_404_is_told_from_a_port(complaint, absent):
+    assert debian.is_absent(f"E: Failed to fetch {complaint}\n") is absent
+
+
 def test_a_package_with_another_hash_is_refused(archives, tmp_path):
     package = replace(archives[0].put("alpha"), sha256="0" * 64)
     with pytest.raises(BuildError, match="alpha"):
