@@ -6,14 +6,17 @@ these have to be found on the map.
 
 python benchmarks/rack_map.py                # 100 racks, 7,200 GPUs
 python benchmarks/rack_map.py --racks 10
+python benchmarks/rack_map.py --history      # also what an hour of the past takes
 python benchmarks/rack_map.py --quick        # 2 racks: shows that it works
 """
 
 import argparse
+import gc
 import gzip
 import json
 import sys
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,12 +32,15 @@ from rackloom.app.process import freeze_loaded_objects
 from rackloom.core.diagnosis.findings import fails
 from rackloom.core.diagnosis.index import at_domain, at_node
 from rackloom.core.diagnosis.snapshot import SiteSnapshot
+from rackloom.web.changes import changes_between
 from rackloom.web.frames import ColourMode
+from rackloom.web.history import SiteHistory
 from rackloom.web.live import LiveReading
 from rackloom.web.model import SiteMapCache, SiteReading, TimelineEntry, site_map, update_site_map
 from rackloom.web.painters import PageSheet, Painter
 from rackloom.web.racks import rack_id
 from rackloom.web.render import render_changes, render_no_choice, render_page
+from rackloom.web.trends import Trend
 from rackloom.web.view import PageView
 
 T = TypeVar("T")
@@ -76,13 +82,57 @@ def compressed_kib(text: str) -> int:
     return len(gzip.compress(text.encode(), 6)) // 1024
 
 
+CHANGED = 50
+"""Of so many racks one changes between two readings of the history."""
+
+
+def readings_of_an_hour(seen: SiteSnapshot) -> Iterator[SiteReading]:
+    """A reading a minute; in each, all GPUs of other racks are sick."""
+    for minute in range(60):
+        gpus = tuple(
+            msgspec.structs.replace(gpu, healthy=(number // 72 + minute) % CHANGED != 0)
+            for number, gpu in enumerate(seen.fabric_gpus)
+        )
+        at = seen.at + 60 * minute
+        domains = tuple(msgspec.structs.replace(domain, observed_at=at) for domain in seen.domains)
+        yield read(msgspec.structs.replace(seen, at=at, fabric_gpus=gpus, domains=domains))
+
+
+def history_figures(seen: SiteSnapshot) -> dict[str, float]:
+    """What an hour of the past takes of memory, and what its charts and a comparison take of CPU."""
+    history, cache = SiteHistory(), SiteMapCache()
+    readings = readings_of_an_hour(seen)
+    whole, cache = update_site_map(next(readings), cache)
+    history.add(whole)
+    tracemalloc.start()
+    for reading in readings:
+        whole, cache = update_site_map(reading, cache)
+        history.add(whole)
+    del reading
+    gc.collect()
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    maps = history.maps
+    charted, _ = timed(lambda: Trend(None).follow(maps))
+    compared, _ = timed(lambda: changes_between(maps[0], maps[-1]))
+    return {
+        "racks": len(whole.racks),
+        "maps_of_an_hour": len(maps),
+        "different_racks": len({id(rack) for kept in maps for rack in kept.racks}),
+        "history_mib": round(size / 2**20, 1),
+        "cpu_seconds_to_chart": charted,
+        "cpu_seconds_to_compare": compared,
+    }
+
+
 def main() -> None:
     """Print the figures as JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--racks", type=int, default=100)
-    parser.add_argument("--quick", action="store_true", help="2 racks")
+    parser.add_argument("--quick", action="store_true", help="2 racks, and their history")
+    parser.add_argument("--history", action="store_true", help="also an hour of the past")
     asked = parser.parse_args()
     racks = 2 if asked.quick else asked.racks
     # As `rackloom serve` does: what is imported takes no part in collections, and full ones are rare.
@@ -132,6 +182,8 @@ def main() -> None:
         ),
     }
     print(json.dumps(figures | load()))
+    if asked.history or asked.quick:
+        print(json.dumps(history_figures(seen) | load()))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ FRACTION_OF_AGE = 60.0
 FINE_RACKS = 250
 """Sites of more racks are kept at larger distances: each map refers to all racks."""
 RACKS_KEPT = 2000
-"""Different racks in all maps together: about 35 KiB each, where all its GPUs changed."""
+"""Different racks in all maps together: about 40 KiB each, where all its GPUs changed."""
 
 T = TypeVar("T")
 
