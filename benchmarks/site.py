@@ -54,7 +54,7 @@ QUICK: Arguments = {
     "latency": [(2, 3)],
     "passes": [(2,)],
     "rest": [(1, 3, 32)],
-    "peer": [(1, 100)],
+    "peer": [(3, 300)],
     "memory": [(2,)],
     "fairness": [(1, 2)],
     "sizing": [(2, 3, 1)],
