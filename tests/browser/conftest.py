@@ -120,3 +120,19 @@ def open_map(chromium):
                 context.close()
 
     return opened
+
+
+@contextmanager
+def signed_in_without_script(chromium, served: Served, **options):
+    """A page of a browser that runs no scripts, signed in as operator."""
+    context = chromium.new_context(java_script_enabled=False, **options)
+    page = context.new_page()
+    page.goto(served.url + "/")
+    page.fill("input[name=org]", "provider")
+    page.fill("input[name=token]", OPERATOR)
+    with page.expect_navigation():
+        page.click("button")
+    try:
+        yield page
+    finally:
+        context.close()

@@ -5,7 +5,7 @@ import time
 import msgspec
 import pytest
 from tests.browser.axe import violations
-from tests.browser.conftest import OPERATOR, serving
+from tests.browser.conftest import serving, signed_in_without_script
 from tests.browser.test_rack_map import CLIPPED, GPU, story
 
 from rackloom.web.model import SiteReading
@@ -79,14 +79,7 @@ def test_the_slider_leads_to_the_past_and_back(open_map, pictures_folder, racks,
 
 
 def test_a_past_time_is_named_and_left_without_a_script(chromium):
-    with serving(story(2)) as served:
-        context = chromium.new_context(java_script_enabled=False)
-        page = context.new_page()
-        page.goto(served.url + "/")
-        page.fill("input[name=org]", "provider")
-        page.fill("input[name=token]", OPERATOR)
-        with page.expect_navigation():
-            page.click("button")
+    with serving(story(2)) as served, signed_in_without_script(chromium, served) as page:
         at = story(2).snapshot.at
         let_pass(served, 2, 2, page.reload)
         shown = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at + 30))
@@ -98,4 +91,3 @@ def test_a_past_time_is_named_and_left_without_a_script(chromium):
         with page.expect_navigation():
             page.click(".past a")
         assert page.locator(".past").count() == 0
-        context.close()

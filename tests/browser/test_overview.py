@@ -128,16 +128,9 @@ def test_a_change_reaches_the_cell_and_the_opened_rack(open_map):
 
 
 def test_everything_is_shown_without_a_script(chromium):
-    from tests.browser.conftest import OPERATOR, serving
+    from tests.browser.conftest import serving, signed_in_without_script
 
-    with serving(story(20)) as served:
-        context = chromium.new_context(java_script_enabled=False)
-        page = context.new_page()
-        page.goto(served.url + "/")
-        page.fill("input[name=org]", "provider")
-        page.fill("input[name=token]", OPERATOR)
-        with page.expect_navigation():
-            page.click("button")
+    with serving(story(20)) as served, signed_in_without_script(chromium, served) as page:
         assert page.locator(CELL).count() == 20
         page.fill(".open input[name=rack]", "rack-07")
         with page.expect_navigation():
@@ -153,4 +146,3 @@ def test_everything_is_shown_without_a_script(chromium):
         with page.expect_navigation():
             page.click("text=close rack-07")
         assert page.locator(GPU).count() == 0
-        context.close()

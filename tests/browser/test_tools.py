@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from tests.browser.conftest import OPERATOR, serving
+from tests.browser.conftest import serving, signed_in_without_script
 from tests.browser.test_rack_map import GPU, story, style
 from tests.web.snapshots import AT
 
@@ -41,14 +41,7 @@ def test_the_theme_is_the_systems_until_one_is_chosen_and_stays(open_map, pictur
 
 
 def test_without_a_script_the_systems_theme_counts_and_no_dead_button_is_shown(chromium):
-    with serving(story(1)) as served:
-        context = chromium.new_context(java_script_enabled=False, color_scheme="dark")
-        page = context.new_page()
-        page.goto(served.url + "/")
-        page.fill("input[name=org]", "provider")
-        page.fill("input[name=token]", OPERATOR)
-        with page.expect_navigation():
-            page.click("button")
+    with serving(story(1)) as served, signed_in_without_script(chromium, served, color_scheme="dark") as page:
         assert is_dark(page)
         assert page.locator("button.copy:visible, #theme:visible, #svg:visible").count() == 0
         assert page.locator("footer a:visible").count() == 1
@@ -57,7 +50,6 @@ def test_without_a_script_the_systems_theme_counts_and_no_dead_button_is_shown(c
         with page.expect_navigation():
             page.press("#find", "Enter")
         assert page.locator("#found [role=option]").count() > 1
-        context.close()
 
 
 def test_ids_and_commands_are_copied(open_map):

@@ -61,45 +61,22 @@ KubeContext = Annotated[
 # Flags that all commands have.
 
 
+def _added_flag(parameter: str, names: Sequence[str], text: str) -> inspect.Parameter:
+    """A flag as one more keyword parameter of a command."""
+    described = Parameter(name=names, negative="", show_default=False, help=text)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(parameter, kind, default=False, annotation=Annotated[bool, described])
+
+
 _EVERY_FLAG = (
-    inspect.Parameter(
-        "quiet",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False,
-        annotation=Annotated[
-            bool,
-            Parameter(
-                name=["--quiet", "-q"],
-                negative="",
-                show_default=False,
-                help="Print results and errors only.",
-            ),
-        ],
-    ),
-    inspect.Parameter(
+    _added_flag("quiet", ["--quiet", "-q"], "Print results and errors only."),
+    _added_flag(
         "verbose",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False,
-        annotation=Annotated[
-            bool,
-            Parameter(
-                name=["--verbose", "-v"],
-                negative="",
-                show_default=False,
-                help="Log on standard error what is asked of which system, and how long it takes.",
-            ),
-        ],
+        ["--verbose", "-v"],
+        "Log on standard error what is asked of which system, and how long it takes.",
     ),
 )
-_AS_JSON = inspect.Parameter(
-    "as_json",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=False,
-    annotation=Annotated[
-        bool,
-        Parameter(name="--json", negative="", show_default=False, help="The same as --output json."),
-    ],
-)
+_AS_JSON = _added_flag("as_json", ["--json"], "The same as --output json.")
 
 
 def with_common_flags(function: Callable[P, T]) -> Callable[P, T]:

@@ -38,7 +38,7 @@ from rackloom.core.diagnosis.runbooks import runbooks
 from rackloom.errors import Retry, Unknown
 from rackloom.web import render
 from rackloom.web.chain import findings_on_gpu, layer_reports
-from rackloom.web.changes import changes_between
+from rackloom.web.changes import SiteChanges, changes_between
 from rackloom.web.export import gpu_table
 from rackloom.web.frames import ColourMode
 from rackloom.web.history import PastTime
@@ -47,6 +47,7 @@ from rackloom.web.model import SiteMap
 from rackloom.web.painters import PageSheet, Painters, ViewerKind
 from rackloom.web.racks import GpuAddress, find_gpu, rack_id
 from rackloom.web.search import SearchIndexes
+from rackloom.web.serial_thread import SerialThread
 from rackloom.web.sign_in_codes import SignInCodes
 from rackloom.web.trends import Trends
 from rackloom.web.view import PageView, gpu_address, page_path, page_view, time_of_address
@@ -282,6 +283,7 @@ class _MapPages:
         self._streams = OpenStreams()
         self._searches = SearchIndexes()
         self._trends = Trends()
+        self._comparing = SerialThread()
         self._boot = secrets.token_hex(8)
         """Part of stream positions, which are not valid for another process or after a restart."""
 
@@ -355,7 +357,7 @@ class _MapPages:
         """The page, as of now or of a time of the history."""
         view, sheet, past = await self._seen(request, viewer)
         position = f"{self._boot}.{sheet.number}"
-        changes = None if past is None else changes_between(sheet.whole, await self._present(viewer, view))
+        changes = None if past is None else await self._changes_since(sheet.whole, viewer, view)
         chain = render.render_no_choice() if not view.gpu else _chain(sheet, gpu_address(view.gpu))[0]
         racks = {rack_id(rack.name): rack.name for rack in sheet.whole.racks}
         view = view.with_rack_of_gpu(racks)
@@ -374,10 +376,12 @@ class _MapPages:
             )
         )
 
-    async def _present(self, viewer: Viewer, view: PageView) -> SiteMap:
-        """What the viewer sees of the site now."""
-        now = await self._live.fresh()
-        return (await self._painters.sheet(_viewer_kind(viewer, view.mode), now, view.opened)).whole
+    async def _changes_since(self, then: SiteMap, viewer: Viewer, view: PageView) -> SiteChanges:
+        """What has changed of the viewer's part of the site since it was as in `then`."""
+        present = await self._painters.sheet(
+            _viewer_kind(viewer, view.mode), await self._live.fresh(), view.opened
+        )
+        return await self._comparing.run(changes_between, then, present.whole)
 
     async def to_time(self, request: Request, _viewer: Viewer) -> Response:
         """Lead a form that names a time to its page."""

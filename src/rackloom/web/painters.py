@@ -13,16 +13,12 @@ rack again; of idle painters the 32 that were used last are kept.
 A page that shows the past is drawn by a painter of its own, beside the one of the present and in its
 colours: moving on through the history costs what differs between two times.
 
-Drawing runs in a thread, one at a time. When a client goes away its thread still ends before the next one
-starts.
+Drawing runs in a thread, one page at a time (`serial_thread`).
 """
 
-import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import ParamSpec
 
 import msgspec
 
@@ -56,6 +52,7 @@ from rackloom.web.panels import (
     site_capacity,
 )
 from rackloom.web.racks import DrawnRack, colour_groups, domain_badges, drawn_rack, legend_entries, rack_id
+from rackloom.web.serial_thread import SerialThread
 from rackloom.web.tenancy import TenantRacks, tenant_map
 from rackloom.web.view import WHOLE_RACKS
 
@@ -298,7 +295,6 @@ def _names_wanted(whole: SiteMap) -> set[str]:
 # All kinds.
 
 
-P = ParamSpec("P")
 KINDS_KEPT = 32
 """Painters without a stream that are kept."""
 RACKS_KEPT = 256
@@ -315,7 +311,7 @@ class Painters:
         self._switch_trays = switch_trays
         self._painters: OrderedDict[ViewerKind, Painter] = OrderedDict()
         self._streams: Counter[ViewerKind] = Counter()
-        self._painting = asyncio.Lock()
+        self._thread = SerialThread()
 
     @contextmanager
     def held(self, kind: ViewerKind) -> Iterator[None]:
@@ -329,20 +325,11 @@ class Painters:
 
     async def sheet(self, kind: ViewerKind, now: LiveReading, opened: Collection[str] = ()) -> PageSheet:
         """What a kind of viewer sees of a reading, with these racks drawn whole, by id."""
-        return await self._draw(self._painter(kind).follow, now, opened)
+        return await self._thread.run(lambda: self._painter(kind).follow(now, opened))
 
     async def past_sheet(self, kind: ViewerKind, whole: SiteMap, opened: Collection[str] = ()) -> PageSheet:
         """What a kind of viewer sees of a map of the history, with these racks drawn whole, by id."""
-        return await self._draw(self._painter(kind).follow_past, whole, opened)
-
-    async def _draw(self, draw: Callable[P, PageSheet], *args: P.args, **options: P.kwargs) -> PageSheet:
-        await self._painting.acquire()
-        # In a thread: drawing a hundred racks would block other requests.
-        painting = asyncio.get_running_loop().run_in_executor(None, partial(draw, *args, **options))
-        # The thread continues when its client disconnects, and painters are not thread-safe: only its end
-        # releases the lock.
-        painting.add_done_callback(lambda _: self._painting.release())
-        return await asyncio.shield(painting)
+        return await self._thread.run(lambda: self._painter(kind).follow_past(whole, opened))
 
     def _painter(self, kind: ViewerKind) -> Painter:
         painter = self._painters.setdefault(kind, Painter(*kind, self._switch_trays))

@@ -10,7 +10,6 @@ the coarse levels first. The search ends as soon as `MOST_RESULTS` objects are f
 is fast: a query that nothing matches reads all names of the site a few times.
 """
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,6 +21,7 @@ from rackloom.core.diagnosis.snapshot import GpuChain
 from rackloom.web.chain import clique_of, use_hidden
 from rackloom.web.model import MapGpu, MapRack, SiteMap
 from rackloom.web.racks import rack_id
+from rackloom.web.serial_thread import SerialThread
 
 MOST_RESULTS = 12
 LONGEST_QUERY = 100
@@ -281,17 +281,11 @@ class SearchIndexes:
 
     def __init__(self) -> None:
         self._indexes: OrderedDict[str | None, SearchIndex] = OrderedDict()
-        self._searching = asyncio.Lock()
+        self._thread = SerialThread()
 
     async def search(self, org: str | None, whole: SiteMap, query: str) -> tuple[SearchResult, ...]:
-        """What a viewer finds on its own map; one search at a time, in a thread beside the event loop."""
-        if not query.strip():
-            return ()
-        await self._searching.acquire()
-        work = asyncio.get_running_loop().run_in_executor(None, self._search, org, whole, query)
-        # The thread continues when its client disconnects: only its end releases the lock.
-        work.add_done_callback(lambda _: self._searching.release())
-        return await asyncio.shield(work)
+        """What a viewer finds on its own map; one search at a time."""
+        return await self._thread.run(self._search, org, whole, query) if query.strip() else ()
 
     def _search(self, org: str | None, whole: SiteMap, query: str) -> tuple[SearchResult, ...]:
         self._indexes[org] = update_index(whole, self._indexes.get(org, {}))

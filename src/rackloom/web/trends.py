@@ -10,7 +10,6 @@ is unknown for some GPUs has a band from the lowest to the highest value that it
 was not read, the line is interrupted.
 """
 
-import asyncio
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from rackloom.web.frames import RackFrame, RackFrames, update_rack_frames
 from rackloom.web.history import CLOSEST_SECONDS, gap_after
 from rackloom.web.model import SiteMap
 from rackloom.web.overview import RackCounts, failing, rack_counts, site_counts
+from rackloom.web.serial_thread import SerialThread
 from rackloom.web.tenancy import TenantRacks, tenant_map
 
 MOST_POINTS = 120
@@ -110,19 +110,18 @@ class Trends:
 
     def __init__(self) -> None:
         self._trends: OrderedDict[str | None, Trend] = OrderedDict()
-        self._counting = asyncio.Lock()
+        self._thread = SerialThread()
 
     async def follow(self, org: str | None, maps: Sequence[SiteMap]) -> tuple[TrendPoint, ...]:
-        """The points of some maps for a viewer; one at a time, in a thread beside the event loop."""
-        await self._counting.acquire()
+        """The points of some maps for a viewer; one viewer at a time."""
+        return await self._thread.run(self._follow, org, maps)
+
+    def _follow(self, org: str | None, maps: Sequence[SiteMap]) -> tuple[TrendPoint, ...]:
         trend = self._trends.setdefault(org, Trend(org))
         self._trends.move_to_end(org)
         while len(self._trends) > TRENDS_KEPT:
             self._trends.popitem(last=False)
-        work = asyncio.get_running_loop().run_in_executor(None, trend.follow, maps)
-        # The thread continues when its client disconnects: only its end releases the lock.
-        work.add_done_callback(lambda _: self._counting.release())
-        return await asyncio.shield(work)
+        return trend.follow(maps)
 
 
 class TrendChart(msgspec.Struct, frozen=True, kw_only=True):

@@ -283,7 +283,7 @@ def give_back_claim(
 ) -> tuple[ClaimMove, NvidiaClaim | None]:
     """The plan for one entry of `driver`, and NVIDIA's claim of it where it is moved.
 
-    `release` is the one that will read it; None: the one that wrote `original`, where that can be told.
+    `release` is the one that will read it; None: the one that wrote `original`, where the file shows it.
     """
     move = ClaimMove(
         uid=entry.ref.uid,
