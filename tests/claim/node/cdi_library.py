@@ -1,15 +1,14 @@
 """CDI specs read by the library that containerd has, in a small Go program that is built once."""
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
-from tests.cluster.build import NotBuilt, Tools, at_hand, download, made
+from tests.claim.node.go_programs import go_program
+from tests.cluster.build import Tools
 
 READER = Tools(Path(__file__).parent / "cdi_reader", {"cdi-reader": "."})
 
@@ -53,15 +52,8 @@ ReadSpecs = Callable[..., Reading]
 
 
 def program() -> Path:
-    """The reader, built where it is not at hand. Skips where there is no Go, or no sources for it."""
-    if at_hand(READER) is None:
-        if shutil.which("go") is None:
-            pytest.skip("NEEDS GO: containerd's CDI library is built with it")
-        try:
-            download(READER)
-        except NotBuilt as error:
-            pytest.skip(f"NEEDS THE GO MODULE PROXY, or the modules of tests/claim/node/cdi_reader: {error}")
-    return made(READER) / "cdi-reader"
+    """The reader, built where it is not at hand."""
+    return go_program(READER, "cdi-reader", "containerd's CDI library")
 
 
 def read_specs(binary: Path, directory: Path, *containers: Sequence[str]) -> Reading:

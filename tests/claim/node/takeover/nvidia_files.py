@@ -1,15 +1,14 @@
 """Checkpoints as NVIDIA's driver writes them, made from the facts of their format, and nodes with them."""
 
 import json
-import shutil
 import subprocess
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-from tests.cluster.build import NotBuilt, Tools, at_hand, download, made
+from tests.claim.node.go_programs import go_program
+from tests.cluster.build import Tools
 
 from rackloom.claim.node.takeover.node_files import CHECKPOINT, NodePlaces
 from rackloom.claim.node.takeover.nvidia_checkpoint import go_checksum
@@ -190,15 +189,8 @@ class Node:
 
 
 def reader() -> Path:
-    """The program, built where it is not at hand. Skips where there is no Go, or no sources for it."""
-    if at_hand(READER) is None:
-        if shutil.which("go") is None:
-            pytest.skip("NEEDS GO: kubelet's checksum package is built with it")
-        try:
-            download(READER)
-        except NotBuilt as error:
-            pytest.skip(f"NEEDS THE GO MODULE PROXY, or the modules of checkpoint_reader: {error}")
-    return made(READER) / "checkpoint-reader"
+    """The program, built where it is not at hand."""
+    return go_program(READER, "checkpoint-reader", "kubelet's checksum package")
 
 
 def states_read_by_driver(binary: Path, driver: str, file: Path, release: str = "") -> dict[str, str]:
