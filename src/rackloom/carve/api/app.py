@@ -64,7 +64,7 @@ from rackloom.carve.api.renames import CONTRACTS, UNSERVED, describe_renames
 from rackloom.carve.api.route_index import RouteIndex
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.api.trace_middleware import TraceMiddleware
-from rackloom.carve.api.wire import PATTERN_RULES
+from rackloom.carve.api.wire import PATTERN_RULES, Problem
 from rackloom.carve.store.values import RefusalKind, Rejected
 from rackloom.errors import Refused, Retry, Unknown
 from rackloom.traces import NO_TRACES
@@ -256,6 +256,10 @@ class AuthenticationMiddleware:
 # OpenAPI description.
 
 
+_SHAPE = "#/components/schemas/{model}"
+"""Where the description says what a model looks like."""
+
+
 def complete_openapi(app: FastAPI) -> None:
     """Describe authentication, error bodies, the headers of pages, and the versions of the contract."""
     gather = app.openapi
@@ -270,6 +274,9 @@ def complete_openapi(app: FastAPI) -> None:
             schema["info"]["x-rackloom-contracts"] = list(CONTRACTS)
             schema["info"]["x-rackloom-unserved"] = sorted(UNSERVED)
             describe_renames(schema)
+            schema["components"]["schemas"]["Problem"] = Problem.model_json_schema(
+                by_alias=True, ref_template=_SHAPE, mode="serialization"
+            )
             for methods in schema["paths"].values():
                 for operation in methods.values():
                     # The framework's validation error, which this API does not use.
@@ -295,11 +302,10 @@ def _description_route(app: FastAPI) -> Route:
 
 
 def _describe_errors(operation: dict[str, Any]) -> None:
-    """Errors are JSON, whatever the media type of the successful response."""
+    """Every error is a `Problem` as JSON, whatever the media type of the successful response."""
     for status, response in operation["responses"].items():
         if int(status) >= HTTPStatus.BAD_REQUEST:
-            (shape,) = response["content"].values()
-            response["content"] = {"application/json": shape}
+            response["content"] = {"application/json": {"schema": {"$ref": _SHAPE.format(model="Problem")}}}
 
 
 def _describe_page(operation: dict[str, Any]) -> None:

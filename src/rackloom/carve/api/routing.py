@@ -51,17 +51,19 @@ from rackloom.traces import NO_TRACES, Traces
 # Operations.
 
 
+# The body of each is `wire.Problem`, which `complete_openapi` says: a model named here would be built anew
+# for each status of each of a hundred routes, at every start.
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": wire.Problem, "description": "The request contradicts itself or a record that it names"},
-    401: {"model": wire.Problem, "description": "The caller did not prove who it is"},
-    403: {"model": wire.Problem, "description": "The caller may not do this"},
-    404: {"model": wire.Problem, "description": "The thing named in the path does not exist"},
-    408: {"model": wire.Problem, "description": "The body took too long"},
-    409: {"model": wire.Problem, "description": "The state of the site is against it"},
-    413: {"model": wire.Problem, "description": "The body is too large"},
-    415: {"model": wire.Problem, "description": "The body is not JSON"},
-    429: {"model": wire.Problem, "description": "Too many requests of the org wait already: see Retry-After"},
-    503: {"model": wire.Problem, "description": "Nothing was decided: try again"},
+    400: {"description": "The request contradicts itself or a record that it names"},
+    401: {"description": "The caller did not prove who it is"},
+    403: {"description": "The caller may not do this"},
+    404: {"description": "The thing named in the path does not exist"},
+    408: {"description": "The body took too long"},
+    409: {"description": "The state of the site is against it"},
+    413: {"description": "The body is too large"},
+    415: {"description": "The body is not JSON"},
+    429: {"description": "Too many requests of the org wait already: see Retry-After"},
+    503: {"description": "Nothing was decided: try again"},
 }
 
 
