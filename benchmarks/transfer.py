@@ -1,6 +1,7 @@
 """Moves the same bytes three ways over TCP loopback and prints ratios, one JSON object per line.
 
     python benchmarks/transfer.py [--size 67108864] [--iters 20] [--rounds 7] [--ucx-perftest PATH] [--quick]
+    python benchmarks/transfer.py --where [--rounds 4]      # CPU time of a MiB by place; needs perf
 
 ours: `rackloom transfer` (NIXL WRITE over UCX, tcp pinned to lo). Against `ucx_perftest` (ucp_put_bw, the
 same transport, device and size; its program is in the PyPI package libucx-cu12) and against a raw TCP socket
@@ -11,6 +12,10 @@ and discarded, if processes that are not ours used more than a tenth of a proces
 our ends got less than 95% of one. The ratio of a comparison is the median over the rounds that are left, at
 least 7, with the exact 95% interval of a median from the binomial distribution. With fewer there is no ratio,
 and the exit code is 1.
+
+`--where` says where each way spends its CPU time, also on a busy machine: `perf record` samples the CPU clock
+of the whole process tree once with few and once with many iterations, and the difference belongs to the bytes
+in between. Places are the kernel's copies from and to a process, the rest of the kernel, and user space.
 """
 
 import argparse
@@ -24,6 +29,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -199,6 +205,67 @@ def row(
     }
 
 
+# Where the time goes.
+
+
+FEW, MANY = 10, 60
+"""Iterations of the two profiles whose difference counts: what happens before and after them cancels out."""
+_SAMPLES_PER_S = 999
+_SAMPLE = re.compile(r"^\s*[\d.]+%\s+(?P<count>\d+)\s+\[(?P<space>[k.])\]\s+(?P<symbol>\S+)", re.MULTILINE)
+"""A row of `perf report -n --sort sym`: share, samples, kernel or user space, and the function."""
+
+
+def where(names: Sequence[str], rounds: int, size: int, perftest: Path | None) -> list[dict[str, object]]:
+    """CPU microseconds of a MiB by place, one row a way; the ways take turns."""
+    if shutil.which("perf") is None:
+        sys.exit("SKIPPED: perf is not installed")
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            few, many = (profile(name, iters, size, perftest) for iters in (FEW, MANY))
+            mib = (MANY - FEW) * size / _MIB
+            found[name].append(
+                {place: (many[place] - few[place]) / _SAMPLES_PER_S * 1e6 / mib for place in many}
+            )
+    return [
+        {
+            "measure": "cpu_us_per_mib",
+            "way": name,
+            **{place: round(statistics.median(run[place] for run in runs)) for place in runs[0]},
+            "rounds": {place: sorted(round(run[place]) for run in runs) for place in runs[0]},
+            "load": round(os.getloadavg()[0], 2),
+        }
+        for name, runs in found.items()
+    ]
+
+
+def profile(name: str, iters: int, size: int, perftest: Path | None) -> dict[str, int]:
+    """Samples by place of one measurement of one way, in processes of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder, "perf.data")
+        command = [sys.executable, __file__, "--way", name, "--iters", str(iters), "--size", str(size)]
+        if perftest is not None:
+            command += ["--ucx-perftest", str(perftest)]
+        record = ["perf", "record", "-o", str(data), "-e", "cpu-clock", "-F", str(_SAMPLES_PER_S)]
+        subprocess.run([*record, *command], capture_output=True, timeout=300, check=True)
+        report = ["perf", "report", "-i", str(data), "--sort", "sym", "--stdio", "-n"]
+        return places(subprocess.run(report, capture_output=True, text=True, timeout=60, check=True).stdout)
+
+
+def places(report: str) -> dict[str, int]:
+    """Samples by place in what perf reports."""
+    counts = {"copied_from_process": 0, "copied_to_process": 0, "rest_of_kernel": 0, "user_space": 0}
+    for row in _SAMPLE.finditer(report):
+        if row["symbol"].startswith("_copy_from_iter"):
+            place = "copied_from_process"
+        elif row["symbol"].startswith("_copy_to_iter"):
+            place = "copied_to_process"
+        else:
+            place = "rest_of_kernel" if row["space"] == "k" else "user_space"
+        counts[place] += int(row["count"])
+    return counts
+
+
 def found_perftest(given: Path | None) -> Path | None:
     """The program that was named, on the PATH, or in libucx-cu12."""
     if given is not None:
@@ -241,6 +308,8 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="one attempt of a small size: for tests of this file"
     )
+    parser.add_argument("--where", action="store_true", help="where each way spends CPU time, by perf")
+    parser.add_argument("--way", help="measure this way once, and print GB/s")
     args = parser.parse_args()
     if reason := nixl_missing_reason():
         sys.exit(f"SKIPPED: {reason}")
@@ -252,6 +321,13 @@ def main() -> int:
         print("SKIPPED against ucx_perftest: install libucx-cu12 or give --ucx-perftest", file=sys.stderr)
     else:
         ways["ucx_perftest"] = ucx_perftest(program, spec)
+    if args.way is not None:
+        print(ways[args.way]()[0])
+        return 0
+    if args.where:
+        for found in where(list(ways), args.rounds, size, program):
+            print(json.dumps(found), flush=True)
+        return 0
     try:
         kept, discarded = rounds(ways, args.rounds, attempts)
     except Refused as refused:

@@ -59,6 +59,22 @@ def test_the_overall_rate_of_ucx_perftest_is_read() -> None:
     assert BENCHMARK.overall_rate(output) == pytest.approx(2000 * (1 << 20) / 1e9)
 
 
+def test_samples_are_counted_by_place() -> None:
+    report = """# Samples: 12  of event 'cpu-clock:pppH'
+    50.00%             6  [k] _copy_from_iter
+    25.00%             3  [k] _copy_to_iter.part.0
+     8.33%             1  [k] do_syscall_64
+     8.33%             1  [.] ucp_worker_progress
+     8.33%             1  [.] 0x000000000004f3a1
+"""
+    assert BENCHMARK.places(report) == {
+        "copied_from_process": 6,
+        "copied_to_process": 3,
+        "rest_of_kernel": 1,
+        "user_space": 2,
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.nixl
 @pytest.mark.skipif(nixl_missing_reason() is not None, reason=str(nixl_missing_reason()))
