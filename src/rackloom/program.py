@@ -4,6 +4,7 @@ The wheel installs on an older Python and on Windows too, but without its depend
 refused would name whichever of them it tried first. This file therefore runs on Python 3.8.
 """
 
+import os
 import sys
 
 _OLDEST = (3, 11)
@@ -17,6 +18,14 @@ def why_not_here() -> "str | None":
     if sys.platform == "win32":
         return "rackloom: runs on Linux and macOS; on Windows use the Windows Subsystem for Linux"
     return None
+
+
+def is_kubectl_plugin() -> bool:
+    """Whether this runs as `kubectl rackloom`, by the name of the file that kubectl starts for it.
+
+    Whoever names no hardware and no site there means the cluster of the kubeconfig.
+    """
+    return os.path.basename(sys.argv[0]).startswith("kubectl-")  # noqa: PTH119 (pathlib takes long to import)
 
 
 def main() -> None:

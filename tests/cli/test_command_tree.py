@@ -51,6 +51,8 @@ TAKES_FILES: set[Words] = {
 READS_A_CLUSTER: set[Words] = {
     ("up",),
     ("doctor",),
+    ("claim", "allocate"),
+    ("claim", "explain"),
     ("claim", "template"),
     ("place",),
     ("controller",),

@@ -1,5 +1,11 @@
 """The real scheduler allocates what `rackloom claim allocate` predicts."""
 
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -7,10 +13,12 @@ import msgspec
 import pytest
 import yaml
 from tests.cluster.conftest import AddNodes
+from tests.cluster.control_plane import ControlPlane
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.cli import claim_plan
+from rackloom.cli.claim import HardwareParameters
 from rackloom.cli.hardware import machine_of
 from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.allocate.objects import AllocationResult
@@ -36,7 +44,8 @@ Devices = list[tuple[str, str, str]]
 
 def predicted() -> Mapping[str, Devices]:
     """By template: request, driver and device of each result, in order."""
-    answers = claim_plan.allocate_all(claim_plan.read_inputs([*TEMPLATES.values()], PROFILE, 2), "exact")
+    hardware = HardwareParameters(profile=PROFILE)
+    answers = claim_plan.allocate_all(claim_plan.read_inputs([*TEMPLATES.values()], hardware, 2), "exact")
     return {
         answer.claim: devices_of(answer.allocation) for answer in answers if isinstance(answer, PlacedClaim)
     }
@@ -104,3 +113,27 @@ async def test_both_example_templates_get_the_predicted_devices(
         assert {result["pool"] for result in results} == {used[-1]}
         assert [user["uid"] for user in claim["status"]["reservedFor"]] == [pod["metadata"]["uid"]]
     assert set(used) == set(azure_nodes)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on the PATH")
+async def test_the_plugin_of_kubectl_sees_what_is_left(
+    api: KubeApi,
+    azure_nodes: list[str],
+    namespace: str,
+    cluster: ControlPlane,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the first pod has its devices, `kubectl rackloom` plans the same claim for the other node."""
+    template = "h100-4gpu-4nic-numa-aligned"
+    pod, _ = await run_pod(api, template, namespace)
+    program = tmp_path / "kubectl-rackloom"
+    program.write_text(f"#!{sys.executable}\nfrom rackloom.program import main\nmain()\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("KUBECONFIG", str(cluster.admin))
+    command = ("kubectl", "rackloom", "claim", "allocate", str(TEMPLATES[template]), "-o", "json")
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (answer,) = json.loads(done.stdout)
+    assert {pod["spec"]["nodeName"], answer["node"]} == set(azure_nodes)

@@ -98,6 +98,7 @@ def command_access(
     environment: Mapping[str, str] = os.environ,
     *,
     context: str | None = None,
+    cluster: bool = False,
 ) -> SiteCommands:
     """How `kubectl` and `rackloom admin` reach the site that was read from these sources."""
     if config is None:
@@ -111,7 +112,7 @@ def command_access(
             then="rackloom up serves REST alone: with this token it does what elsewhere does",
         )
     site = load_config(config)
-    if kubeconfig is None and context is None and site.kubernetes is not None:
+    if not cluster and kubeconfig is None and context is None and site.kubernetes is not None:
         kubectl = _kubectl_options(site.kubernetes.kubeconfig, site.kubernetes.context)
     else:
         kubectl = _kubectl_options(kubeconfig, context)
@@ -149,6 +150,8 @@ class DoctorSources(msgspec.Struct, frozen=True, kw_only=True):
 
     home: Path | None = None
     config: Path | None = None
+    cluster: bool = False
+    """The cluster of the current kubeconfig."""
     kubeconfig: Path | None = None
     context: str | None = None
     """Of the kubeconfig; None: its current one."""
@@ -177,8 +180,8 @@ def choose_sources(sources: DoctorSources) -> DoctorSources:
         raise Refused("a home and a configuration are two sites", nearest_fix="give --home or --config")
     own = OWN_ROOT if sources.sysroot is None and has_nvidia_module(OWN_ROOT) else None
     found = msgspec.structs.replace(sources, sysroot=sources.sysroot or own)
-    named = (sources.home, sources.config, sources.kubeconfig, sources.context, sources.transfers)
-    if any((*named, sources.sysroot)):
+    cluster = (sources.cluster, sources.kubeconfig, sources.context)
+    if any((sources.home, sources.config, *cluster, sources.transfers, sources.sysroot)):
         return found if sources.home is None else _with_home(found, sources.home)
     home = default_home()
     if (home / "site.db").is_file():
@@ -186,8 +189,8 @@ def choose_sources(sources: DoctorSources) -> DoctorSources:
     if own is None:
         raise Refused(
             f"there is nothing to examine: no site in {home}",
-            nearest_fix="give --home of a `rackloom up`, --config of a `rackloom serve`, --kubeconfig, or "
-            "--sysroot",
+            nearest_fix="give --home of a `rackloom up`, --config of a `rackloom serve`, --cluster, "
+            "--kubeconfig, or --sysroot",
         )
     return found
 
@@ -200,7 +203,7 @@ def _with_home(sources: DoctorSources, home: Path) -> DoctorSources:
     return msgspec.structs.replace(
         sources,
         home=home,
-        kubeconfig=sources.kubeconfig or kubeconfig,
+        kubeconfig=sources.kubeconfig or (None if sources.cluster else kubeconfig),
         transfers=sources.transfers or transfers,
     )
 
@@ -211,7 +214,13 @@ def diagnose(sources: DoctorSources) -> DoctorResult:
     snapshot = asyncio.run(read_snapshot(sources, time.time()))
     root = sources.sysroot
     findings = examine(snapshot, host=() if root is None else host_findings(root, snapshot))
-    commands = command_access(sources.home, sources.config, sources.kubeconfig, context=sources.context)
+    commands = command_access(
+        sources.home,
+        sources.config,
+        sources.kubeconfig,
+        context=sources.context,
+        cluster=sources.cluster,
+    )
     host = None if root is None else host_name(root)
     return DoctorResult(snapshot, with_site_commands(findings, commands), host)
 
@@ -260,7 +269,7 @@ def _cluster(sources: DoctorSources, config: Config | None, now: float) -> KubeC
     The configured kubeconfig may be for the machine of the service. If it cannot be used here, the cluster
     layer is unknown, and everything else is read.
     """
-    if sources.kubeconfig is not None or sources.context is not None:
+    if sources.cluster or sources.kubeconfig is not None or sources.context is not None:
         return connect(sources.kubeconfig, sources.context, user_agent=_USER_AGENT)
     if config is None or config.kubernetes is None:
         return None

@@ -16,14 +16,22 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.common import OUTPUT, Files, Flag, KubeContext, Kubectl, Output, emit, with_common_flags
+from rackloom.cli.common import (
+    OUTPUT,
+    Files,
+    Flag,
+    KubeContext,
+    Kubectl,
+    Output,
+    emit,
+    with_common_flags,
+)
+from rackloom.program import is_kubectl_plugin
 
-# `rackloom claim template`.
+# Hardware.
 
 
 Slices = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
-Rails = Annotated[list[int] | None, Parameter(negative="", consume_multiple=True)]
-TemplateFormat = Annotated[Literal["yaml", "json"], OUTPUT]
 
 
 @Parameter(name="*")
@@ -33,20 +41,30 @@ class HardwareParameters:
 
     profile: str | None = None
     (
-        "A machine or rack of `rackloom topology list`. With slices: what is known of the topology of the "
-        "devices that they publish."
+        "A machine or rack of `rackloom topology list`: its devices as the drivers would publish them, and "
+        "the classes gpu.nvidia.com and dranet.net. For `template`, with slices: what is known of the "
+        "topology of the devices that they publish."
     )
     slices: Slices = None
     "ResourceSlices of a cluster (`kubectl get resourceslices,deviceclasses -o yaml`)."
     cluster: Flag = False
-    "Ask the cluster of the kubeconfig for its slices."
+    "Ask the cluster of the kubeconfig for its slices, classes and nodes, and for what claims hold there."
     kubeconfig: Kubectl = None
     context: KubeContext = None
 
     @property
     def is_live(self) -> bool:
         """Whether the slices are those of a live cluster."""
-        return self.cluster or self.kubeconfig is not None or self.context is not None
+        if self.cluster or self.kubeconfig is not None or self.context is not None:
+            return True
+        return is_kubectl_plugin() and self.profile is None and not self.slices
+
+
+# `rackloom claim template`.
+
+
+Rails = Annotated[list[int] | None, Parameter(negative="", consume_multiple=True)]
+TemplateFormat = Annotated[Literal["yaml", "json"], OUTPUT]
 
 
 @Parameter(name="*")
@@ -154,9 +172,8 @@ NodeCount = Annotated[int, Parameter(validator=Number(gte=1, lte=10_000))]
 def allocate_claims(
     file: Files,
     *,
-    profile: str | None = None,
+    hardware: HardwareParameters = HardwareParameters(),
     nodes: NodeCount = 1,
-    slices: Slices = None,
     mode: Literal["exact", "best"] = "exact",
     output: Output = "table",
 ) -> int:
@@ -169,13 +186,10 @@ def allocate_claims(
     file
         Manifests with claims or templates, or a directory of them; classes, slices and nodes count too.
         Claims that have an allocation keep it.
-    profile
-        A machine or rack of `rackloom topology list` to plan for: its devices as the drivers would publish
-        them, and the classes gpu.nvidia.com and dranet.net.
+    hardware
+        The hardware that a claim is for.
     nodes
         How many nodes of the profile there are.
-    slices
-        ResourceSlices of a cluster (`kubectl get resourceslices -o yaml`).
     mode
         exact: the devices that the upstream allocator would choose. best: the valid choice that takes
         preferred alternatives, breaks the fewest NUMA nodes, PCIe roots and NVLink cliques, packs
@@ -184,7 +198,7 @@ def allocate_claims(
     # The allocator and its CEL library take longer to load than help may take to print.
     from rackloom.cli import claim_plan
 
-    manifests = claim_plan.read_inputs([*file, *(slices or [])], profile, nodes)
+    manifests = claim_plan.read_inputs(file, hardware, nodes)
     answers = claim_plan.allocate_all(manifests, mode)
     emit(answers, output, lambda: claim_plan.allocation_page(answers, manifests.slices))
     return claim_plan.exit_code(answers)
@@ -195,9 +209,8 @@ def allocate_claims(
 def explain_claims(
     file: Files,
     *,
-    profile: str | None = None,
+    hardware: HardwareParameters = HardwareParameters(),
     nodes: NodeCount = 1,
-    slices: Slices = None,
     output: Output = "table",
 ) -> int:
     """Account for every device of every node: what takes it away from each request, and what is left.
@@ -207,16 +220,14 @@ def explain_claims(
     file
         Manifests with claims or templates, or a directory of them; classes, slices and nodes count too.
         Claims that have an allocation hold their devices.
-    profile
-        A machine or rack of `rackloom topology list` to plan for.
+    hardware
+        The hardware that a claim is for.
     nodes
         How many nodes of the profile there are.
-    slices
-        ResourceSlices of a cluster (`kubectl get resourceslices -o yaml`).
     """
     from rackloom.cli import claim_plan
     from rackloom.core.allocate.explanation import render_explanation
 
-    accounts = claim_plan.explain_all(claim_plan.read_inputs([*file, *(slices or [])], profile, nodes))
+    accounts = claim_plan.explain_all(claim_plan.read_inputs(file, hardware, nodes))
     emit(accounts, output, lambda: "\n\n".join(map(render_explanation, accounts)))
     return claim_plan.exit_code(accounts)

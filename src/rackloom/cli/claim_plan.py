@@ -1,9 +1,9 @@
 """The work of `rackloom claim allocate` and `explain`: inputs from files, answers as tables.
 
 Claims, classes, slices and nodes come from the files; a profile adds the slices and classes that its
-drivers would publish. Without Node objects, the nodes are those that the slices name. A search ends after
-10 s, the time for which kube-scheduler searches on one node. The exit code is 1 where a claim was
-refused, or cannot be met on some node.
+drivers would publish, a cluster what it has. Without Node objects, the nodes are those that the slices
+name. A search ends after 10 s, the time for which kube-scheduler searches on one node. The exit code is 1
+where a claim was refused, or cannot be met on some node.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from time import monotonic
 import msgspec
 
 from rackloom.claim.manifests.read import Manifests, read_manifests
+from rackloom.cli.claim import HardwareParameters
 from rackloom.cli.common import columns, with_progress
 from rackloom.cli.hardware import profile_slices, with_built_in_classes
 from rackloom.core.allocate.allocator import SearchMode
@@ -72,21 +73,48 @@ def _deadline() -> Callable[[], bool]:
     return lambda: monotonic() < until
 
 
-def read_inputs(files: Sequence[Path], profile: str | None, nodes: int) -> Manifests:
-    """What the files hold, and the slices and classes of `nodes` machines of the profile."""
-    found = read_manifests(files)
+def read_inputs(files: Sequence[Path], hardware: HardwareParameters, nodes: int) -> Manifests:
+    """The claims of the files, and the hardware: that of the files, of the cluster, and of `nodes` machines.
+
+    Claims of the cluster count if they hold devices: those that wait there are others' to place.
+    """
+    found = read_manifests([*files, *(hardware.slices or ())])
     if not found.claims:
         raise Refused("there is no claim in the files", nearest_fix="add a ResourceClaimTemplate")
+    if hardware.is_live:
+        from rackloom.claim.manifests.cluster import read_cluster
+
+        found = _with_cluster(found, read_cluster(hardware.kubeconfig, hardware.context))
     names = [f"node-{number}" for number in range(nodes)]
-    planned = profile_slices(profile, names) if profile is not None else ()
+    planned = profile_slices(hardware.profile, names) if hardware.profile is not None else ()
     slices = (*found.slices, *planned)
     if not slices:
-        raise Refused("there is no device to allocate", nearest_fix="name a --profile or a file of --slices")
+        fix = "name a --profile or a file of --slices, or ask with --cluster"
+        raise Refused("there is no device to allocate", nearest_fix=fix)
     return msgspec.structs.replace(
         found,
         classes=with_built_in_classes(found.classes),
         slices=slices,
         nodes=found.nodes or _nodes_of_slices(slices),
+    )
+
+
+def _with_cluster(found: Manifests, cluster: Manifests) -> Manifests:
+    """Both. A class or a claim of the files is meant as it stands there, also if the cluster has it."""
+    classes = {klass.metadata.name for klass in found.classes}
+    claims = {(claim.metadata.namespace, claim.metadata.name) for claim in found.claims}
+    holders = (
+        claim
+        for claim in cluster.claims
+        if claim.status.allocation is not None
+        and (claim.metadata.namespace, claim.metadata.name) not in claims
+    )
+    return msgspec.structs.replace(
+        found,
+        classes=(*found.classes, *(klass for klass in cluster.classes if klass.metadata.name not in classes)),
+        slices=(*found.slices, *cluster.slices),
+        claims=(*found.claims, *holders),
+        nodes=found.nodes or cluster.nodes,
     )
 
 

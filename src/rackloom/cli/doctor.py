@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import ArgumentCollection, Group, Parameter
 
-from rackloom.cli.common import NAMESPACE, Format, KubeContext, Output, emit, with_common_flags
+from rackloom.cli.common import (
+    NAMESPACE,
+    Flag,
+    Format,
+    KubeContext,
+    Output,
+    emit,
+    with_common_flags,
+)
+from rackloom.program import is_kubectl_plugin
 
 if TYPE_CHECKING:
     from rackloom.app.doctor import DoctorResult
@@ -28,6 +37,7 @@ def doctor(
     *,
     home: Annotated[Path | None, Parameter(group=_SITE_GROUP)] = None,
     config: Annotated[Path | None, Parameter(group=_SITE_GROUP)] = None,
+    cluster: Flag = False,
     kubeconfig: Annotated[
         Path | None,
         Parameter(
@@ -56,6 +66,9 @@ def doctor(
         and `transfers` are examined too.
     config
         TOML file of a `rackloom serve`; its database is read, and the cluster and transfers that it names.
+    cluster
+        The cluster of the current kubeconfig, in place of the configured one; alone, only the cluster is
+        examined. `kubectl rackloom doctor` does so where nothing is named.
     transfers
         Directory with records that `rackloom transfer run --save` wrote, in place of the configured one.
     namespace
@@ -76,9 +89,11 @@ def doctor(
         return _print_runbook(runbook, output)
     from rackloom.app.doctor import DoctorSources, diagnose
 
+    named = (home, config, kubeconfig, context, transfers, sysroot)
     sources = DoctorSources(
         home=home,
         config=config,
+        cluster=cluster or (is_kubectl_plugin() and not any(named)),
         kubeconfig=kubeconfig,
         context=context,
         transfers=transfers,

@@ -17,9 +17,10 @@ from cyclopts import App
 
 from rackloom import __version__
 from rackloom.errors import Misuse, Refused, Retry, Unknown
+from rackloom.program import is_kubectl_plugin
 
 app = App(
-    name="rackloom",
+    name="kubectl rackloom" if is_kubectl_plugin() else "rackloom",
     help="""One control plane for rack-scale GPU fabrics: carve, claim, prove.
 
     Where to begin:

@@ -11,7 +11,15 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.common import Files, Flag, KubeContext, Kubectl, Output, with_common_flags
+from rackloom.cli.common import (
+    Files,
+    Flag,
+    KubeContext,
+    Kubectl,
+    Output,
+    with_common_flags,
+)
+from rackloom.program import is_kubectl_plugin
 
 SiteFiles = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
 NameList = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]
@@ -42,7 +50,9 @@ class SiteParameters:
     @property
     def is_live(self) -> bool:
         """Whether the site is read from a live cluster."""
-        return self.cluster or self.kubeconfig is not None or self.context is not None
+        if self.cluster or self.kubeconfig is not None or self.context is not None:
+            return True
+        return is_kubectl_plugin() and self.profile is None and not self.site
 
 
 @Parameter(name="*")

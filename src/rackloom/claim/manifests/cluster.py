@@ -13,13 +13,13 @@ from rackloom.claim.manifests.read import Manifests, manifests_of
 from rackloom.errors import Refused, Retry
 from rackloom.request_log import asked
 
-_KINDS = "resourceslices.resource.k8s.io,deviceclasses.resource.k8s.io,nodes"
+_KINDS = "resourceslices.resource.k8s.io,deviceclasses.resource.k8s.io,nodes,resourceclaims.resource.k8s.io"
 _TIMEOUT_SECONDS = 60.0
 _USE_DUMP = "name a dump with --slices instead"
 
 
 def read_cluster(kubeconfig: Path | None = None, context: str | None = None) -> Manifests:
-    """The slices, classes and nodes of the cluster of a kubeconfig; without one, of that of kubectl.
+    """Slices, classes, nodes and claims of the cluster of a kubeconfig; without one, of that of kubectl.
 
     Raises:
         Refused: there is no kubectl, or it could not answer.
