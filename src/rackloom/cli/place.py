@@ -102,9 +102,9 @@ def place(
     Parameters
     ----------
     file
-        Manifests with an MPIJob (v2beta1), Job, JobSet, LeaderWorkerSet or pods, their ComputeDomain and
-        claim templates. Several jobs are placed beside each other: as many GPUs as can be for the highest
-        priority, then for the next.
+        Manifests with jobs of any kind that has pod templates (docs/placement.md), or pods, their
+        ComputeDomain and claim templates. Several jobs are placed beside each other: as many GPUs as can be
+        for the highest priority, then for the next.
     site
         The site to plan for.
     how

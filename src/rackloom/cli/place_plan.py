@@ -24,7 +24,7 @@ from rackloom.cli.place_site import (
     site_objects,
 )
 from rackloom.core.place.job_moves import JobMove
-from rackloom.core.place.jobs import JOB_KINDS, Job, TemplateName, channel_templates, read_jobs
+from rackloom.core.place.jobs import Job, TemplateName, channel_templates, read_jobs
 from rackloom.core.place.placement_values import FreeRegionCount, GangPlan, list_names
 from rackloom.core.place.site_planner import (
     JobAnswer,
@@ -33,6 +33,7 @@ from rackloom.core.place.site_planner import (
     SegmentPrice,
     SitePlanner,
 )
+from rackloom.core.place.workload_kinds import JOB_KINDS
 from rackloom.errors import Misuse, Refused
 
 if TYPE_CHECKING:

@@ -18,11 +18,12 @@ from rackloom.cli.place import SiteParameters
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.allocate.objects import Node
 from rackloom.core.place import object_shapes
-from rackloom.core.place.jobs import BUILT_IN_PRIORITIES, PriorityClass, PriorityClasses, value_at
+from rackloom.core.place.jobs import BUILT_IN_PRIORITIES, PriorityClass, PriorityClasses
 from rackloom.core.place.observed_site import DraDevices
 from rackloom.core.place.placement_values import SchedulerLabels
 from rackloom.core.place.pod_constraints import PREEMPT_NEVER
 from rackloom.core.place.site_planner import SiteObjects
+from rackloom.core.place.workload_kinds import value_at
 from rackloom.errors import Misuse, Refused
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile, build_site

@@ -1,14 +1,12 @@
 """Read jobs of the kinds that users submit: their groups, pod templates, labels and priority.
 
-`read_jobs` finds the jobs among Kubernetes objects: MPIJob (kubeflow.org/v2beta1), Job, JobSet,
-LeaderWorkerSet, and unbound pods. Pods form one job if they share a gang label, a job label, a
+`read_jobs` finds the jobs among Kubernetes objects: the kinds of `workload_kinds`, whatever else has pod
+templates, and unbound pods. Pods form one job if they share a gang label, a job label, a
 controller, or the channel template of a ComputeDomain. Pods of a job with equal requirements become
 members of one group; where anti-affinity is involved, their labels must be equal too.
 
-A `JobGroup` is the members of one pod template. A Job counts the pods that run at a time (the smaller of
-parallelism and completions); each replica of a LeaderWorkerSet shares a clique. A job has at most 4096
-members. Labels that a controller adds to its pods (`controller_labels`) are part of the group's identity,
-because selectors may refer to them.
+A `JobGroup` is the members of one pod template. A job has at most 4096 members. Labels that a controller adds
+to its pods (`controller_labels`) are part of the group's identity, because selectors may refer to them.
 
 The priority is the class of the gang (an MPIJob's scheduling policy) if it names one, else the highest of
 the groups with devices. A job preempts only if no class or pod says `preemptionPolicy: Never`.
@@ -16,7 +14,7 @@ the groups with devices. A job preempts only if no class or pod says `preemption
 Raises Refused for a job that cannot be read.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,15 +30,34 @@ from rackloom.core.place.pod_constraints import (
     pod_identity,
     read_pod_requirements,
 )
+from rackloom.core.place.workload_kinds import (
+    ObjectPath,
+    PodGroup,
+    check_members,
+    checked_name,
+    controller_labels,
+    is_for_devices,
+    is_guess,
+    is_job,
+    object_name,
+    read_groups,
+    value_at,
+)
 from rackloom.errors import Refused
 
-ObjectPath = tuple[str | int, ...]
 TemplateName = tuple[str, str]
 """The namespace and the name of a ResourceClaimTemplate."""
-MAX_JOB_MEMBERS = 4096
-"""Members of a job: far above any rack, and soon planned."""
-_MPI_VERSION = "kubeflow.org/v2beta1"
-_JOB_NAME_LABELS = ("training.kubeflow.org/job-name", "batch.kubernetes.io/job-name", "job-name")
+_JOB_NAME_LABELS = (
+    "nvidia.com/dynamo-graph-deployment-name",
+    "disaggregatedset.x-k8s.io/name",
+    "grove.io/podgang",
+    "ray.io/cluster",
+    "volcano.sh/job-name",
+    "training.kubeflow.org/job-name",
+    "batch.kubernetes.io/job-name",
+    "job-name",
+)
+"""Widest first: an outer object's pods have the labels of the objects that it makes too."""
 
 
 class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +67,8 @@ class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
     members: int
     template: ObjectPath
     """Where the object has the pod template."""
+    spec_key: str = "spec"
+    """What the template calls its pod spec."""
     need: PodRequirements
     share: str = ""
     channel: bool = False
@@ -68,22 +87,25 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[JobGroup, ...]
     objects: tuple[dict[str, Any], ...]
     """One, or the pods of a gang in the order of the groups."""
-
-
-GroupReader = Callable[[JsonMapping], Iterator[tuple[str, int, ObjectPath, str]]]
-"""Yields name, members, path of the pod template and share of each group."""
+    is_guess: bool = False
+    """Its kind is not known: its groups are those of the pod templates that it has."""
 
 
 def read_jobs(objects: Sequence[dict[str, Any]], labels: SchedulerLabels) -> list[Job]:
-    """The jobs among the objects, in their order. Refused for a job that cannot be read."""
+    """The jobs among the objects, in their order. Refused for a job that cannot be read.
+
+    A Deployment and its like, and what is read by a guess, count only if a pod takes a device.
+    """
     for obj in objects:
-        if obj.get("kind") in (*JOB_KINDS, "ComputeDomain"):
+        if is_job(obj) or obj.get("kind") in ("Pod", "ComputeDomain"):
             check_shape(obj, PodShape if obj["kind"] == "Pod" else OwnedShape, object_title(obj))
     jobs, channels = [], channel_templates(objects)
     for obj in objects:
-        if obj.get("kind") in _READERS:
+        if is_job(obj):
             with _refuse_malformed(object_title(obj)):
-                jobs.append(_read_job(obj, channels, labels))
+                job = _read_job(obj, channels, labels)
+            if is_for_devices(job.kind) or any(group.need.takes_devices for group in job.groups):
+                jobs.append(job)
     pods = [
         obj for obj in objects if obj.get("kind") == "Pod" and not (obj.get("spec") or {}).get("nodeName")
     ]
@@ -101,11 +123,6 @@ def owner_of_pod(pod: JsonMapping, labels: SchedulerLabels) -> str:
     return qualified_name(metadata, named or controller or object_name(metadata))
 
 
-def object_name(metadata: JsonMapping) -> Any:
-    """The name, or what the API server begins one with (generateName)."""
-    return metadata.get("name") or metadata.get("generateName") or ""
-
-
 def object_namespace(metadata: JsonMapping) -> str:
     """The namespace; the one that kubectl takes where none is written."""
     return metadata.get("namespace") or "default"
@@ -115,16 +132,6 @@ def qualified_name(metadata: JsonMapping, name: str) -> str:
     """The name by which a job is known to the planner; the default namespace is not named."""
     namespace = object_namespace(metadata)
     return name if namespace == "default" else f"{namespace}/{name}"
-
-
-def value_at(value: Any, path: ObjectPath) -> Any:
-    """What an object has at a path; None where it has nothing."""
-    for key in path:
-        try:
-            value = value[key]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return value
 
 
 @contextmanager
@@ -141,23 +148,21 @@ def _refuse_malformed(what: str) -> Iterator[None]:
 
 def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels: SchedulerLabels) -> Job:
     kind, metadata = value["kind"], value.get("metadata") or {}
-    name = _checked_name(metadata, kind)
+    name = checked_name(metadata, kind)
     title, namespace = f"{kind} {name or '(unnamed)'}", object_namespace(metadata)
     groups: list[JobGroup] = []
-    for group_name, members, path, share in _READERS[kind](value):
-        template = value_at(value, path)
-        if not isinstance(template, Mapping):
-            raise Refused(f"{title} has no pod template at {_dotted_path(path)}", nearest_fix="add it")
-        check_shape(template, PodShape, title, _dotted_path(path))
-        _check_members(f"{title}: {group_name}", members, sum(group.members for group in groups))
-        need, added = read_pod_requirements(template, labels), controller_labels(kind, name, group_name)
+    for group in read_groups(value):
+        template = _pod_template(value, group, title)
+        check_members(f"{title}: {group.name}", group.members, sum(other.members for other in groups))
+        need, added = read_pod_requirements(template, labels), controller_labels(kind, name, group.name)
         groups.append(
             JobGroup(
-                name=group_name,
-                members=members,
-                template=path,
+                name=group.name,
+                members=group.members,
+                template=group.template,
+                spec_key=group.spec_key,
                 need=need,
-                share=share,
+                share=group.share,
                 channel=any((namespace, template) in channels for template in need.templates),
                 identity=PodIdentity(
                     namespace=namespace,
@@ -169,86 +174,24 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
         )
     if not groups:
         raise Refused(f"{title} has no replicas", nearest_fix="add its replica specs")
-    return Job(name=qualified_name(metadata, name), kind=kind, groups=tuple(groups), objects=(value,))
+    return Job(
+        name=qualified_name(metadata, name),
+        kind=kind,
+        groups=tuple(groups),
+        objects=(value,),
+        is_guess=is_guess(kind),
+    )
 
 
-def _check_members(group: str, members: object, others: int) -> None:
-    if not isinstance(members, int) or members < 1:
-        raise Refused(f"{group} has {members!r} members", nearest_fix="ask for a whole number from 1")
-    if others + members > MAX_JOB_MEMBERS:
-        fix = f"ask for {MAX_JOB_MEMBERS} or fewer in the whole job"
-        raise Refused(f"{group} has {members} members, and {others} stand before it", nearest_fix=fix)
-
-
-def _checked_name(meta: JsonMapping, what: str) -> str:
-    name = object_name(meta)
-    if not isinstance(name, str):
-        raise Refused(f"{what}: a name is {name!r}", nearest_fix="write it as text, in quotes if need be")
-    return name
-
-
-def _count_at(value: Any, path: ObjectPath) -> Any:
-    """A number of replicas; 1 where none is written, and 0 where it is 0."""
-    found = value_at(value, path)
-    return 1 if found is None else found
-
-
-def _mpi_job(value: JsonMapping) -> Iterator[tuple[str, int, ObjectPath, str]]:
-    if value.get("apiVersion", _MPI_VERSION) != _MPI_VERSION:
-        reason = f"MPIJob {object_name(value.get('metadata') or {})} is of {value['apiVersion']}"
-        raise Refused(f"{reason}, which is not read", nearest_fix=f"write it for {_MPI_VERSION}")
-    specs = value_at(value, ("spec", "mpiReplicaSpecs")) or {}
-    launchers = _count_at(value, ("spec", "mpiReplicaSpecs", "Launcher", "replicas"))
-    if launchers != 1:
-        reason = f"MPIJob {object_name(value.get('metadata') or {})} has {launchers!r} launchers"
-        raise Refused(reason, nearest_fix="set Launcher.replicas to 1: no other number is taken")
-    for role in ("Launcher", "Worker"):
-        if role in specs:
-            path: ObjectPath = ("spec", "mpiReplicaSpecs", role)
-            yield role.lower(), _count_at(value, (*path, "replicas")), (*path, "template"), ""
-
-
-def _batch_job(value: JsonMapping) -> Iterator[tuple[str, int, ObjectPath, str]]:
-    yield "pod", _parallel_pods(value, ("spec",)), ("spec", "template"), ""
-
-
-def _job_set(value: JsonMapping) -> Iterator[tuple[str, int, ObjectPath, str]]:
-    for number, job in enumerate(value_at(value, ("spec", "replicatedJobs")) or ()):
-        spec: ObjectPath = ("spec", "replicatedJobs", number, "template", "spec")
-        replicas = job.get("replicas", 1)
-        if replicas != 0:
-            pods = replicas * _parallel_pods(value, spec)
-            yield _checked_name(job, "JobSet") or f"job-{number}", pods, (*spec, "template"), ""
-
-
-def _parallel_pods(value: JsonMapping, spec: ObjectPath) -> Any:
-    """Pods of a Job that run beside each other: never more than are left to complete."""
-    parallelism = _count_at(value, (*spec, "parallelism"))
-    completions = value_at(value, (*spec, "completions"))
-    return parallelism if completions is None else min(parallelism, completions)
-
-
-def _leader_worker_set(value: JsonMapping) -> Iterator[tuple[str, int, ObjectPath, str]]:
-    """Each replica is a leader and its workers, which share a clique."""
-    inside: ObjectPath = ("spec", "leaderWorkerTemplate")
-    size = _count_at(value, (*inside, "size"))
-    _check_members("each replica", size, 0)
-    leads = value_at(value, (*inside, "leaderTemplate")) is not None
-    for number in range(_count_at(value, ("spec", "replicas"))):
-        replica = f"replica-{number}"
-        if leads:
-            yield f"{replica}-leader", 1, (*inside, "leaderTemplate"), replica
-        if size > leads:
-            yield f"{replica}-worker", size - leads, (*inside, "workerTemplate"), replica
-
-
-_READERS: dict[str, GroupReader] = {
-    "MPIJob": _mpi_job,
-    "Job": _batch_job,
-    "JobSet": _job_set,
-    "LeaderWorkerSet": _leader_worker_set,
-}
-JOB_KINDS = (*_READERS, "Pod")
+def _pod_template(value: JsonMapping, group: PodGroup, title: str) -> JsonMapping:
+    """The pod template of a group, with its spec under that name. Refused where there is none."""
+    template, at = value_at(value, group.template), _dotted_path(group.template)
+    if group.spec_key != "spec" and isinstance(template, Mapping):
+        template, at = {"spec": template.get(group.spec_key)}, f"{at}.{group.spec_key}"
+    if not isinstance(template, Mapping) or not isinstance(template.get("spec", {}), Mapping):
+        raise Refused(f"{title} has no pod template at {at}", nearest_fix="add it")
+    check_shape(template, PodShape, title, at)
+    return template
 
 
 def _gangs_of_pods(
@@ -258,7 +201,7 @@ def _gangs_of_pods(
     gangs: dict[str, list[tuple[dict[str, Any], JobGroup]]] = {}
     for pod in pods:
         need, metadata = read_pod_requirements(pod, labels), pod.get("metadata") or {}
-        own, namespace = _checked_name(metadata, "Pod"), object_namespace(metadata)
+        own, namespace = checked_name(metadata, "Pod"), object_namespace(metadata)
         domain = next((name for name in need.templates if (namespace, name) in channels), None)
         name = qualified_name(metadata, domain) if domain else owner_of_pod(pod, labels)
         group = JobGroup(
@@ -294,30 +237,6 @@ def channel_templates(objects: Sequence[JsonMapping]) -> set[TemplateName]:
 
 def _dotted_path(path: ObjectPath) -> str:
     return ".".join(str(key) for key in path)
-
-
-# Labels that controllers put on their pods.
-
-
-def controller_labels(kind: str, name: str, group: str) -> dict[str, str]:
-    """The labels that tell the pods of a group of a job from all others."""
-    match kind:
-        case "MPIJob":
-            return {
-                "training.kubeflow.org/job-name": name,
-                "training.kubeflow.org/operator-name": "mpi-operator",
-                "training.kubeflow.org/job-role": group,
-            }
-        case "Job":
-            return {"batch.kubernetes.io/job-name": name, "job-name": name}
-        case "JobSet":
-            return {
-                "jobset.sigs.k8s.io/jobset-name": name,
-                "jobset.sigs.k8s.io/replicatedjob-name": group,
-            }
-        case "LeaderWorkerSet":
-            return {"leaderworkerset.sigs.k8s.io/name": name}
-    return {}
 
 
 # Priority classes.

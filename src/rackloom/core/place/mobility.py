@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.pools import MalformedNodeSelector
-from rackloom.core.place.jobs import owner_of_pod, value_at
+from rackloom.core.place.jobs import owner_of_pod
 from rackloom.core.place.observed_site import hold_of_pod, is_bound_pod
 from rackloom.core.place.placement_values import SchedulerLabels, TrayHold
 from rackloom.core.place.pod_constraints import (
@@ -33,6 +33,7 @@ from rackloom.core.place.pod_constraints import (
     selector_keys,
     unmet_requirements,
 )
+from rackloom.core.place.workload_kinds import value_at
 
 
 def restrict_moves(

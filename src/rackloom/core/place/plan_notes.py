@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import comb
 
-from rackloom.core.place.jobs import Job, JobGroup, object_name, value_at
+from rackloom.core.place.jobs import Job, JobGroup
 from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels
 from rackloom.core.place.pod_constraints import (
     REQUIRED_DURING_SCHEDULING,
@@ -26,8 +26,9 @@ from rackloom.core.place.pod_constraints import (
     selector_values,
     term_selects,
 )
+from rackloom.core.place.workload_kinds import object_name, value_at
 
-_REQUIRED_POD_AFFINITY = ("spec", "affinity", "podAffinity", REQUIRED_DURING_SCHEDULING)
+_REQUIRED_POD_AFFINITY = ("affinity", "podAffinity", REQUIRED_DURING_SCHEDULING)
 
 
 def plan_notes(
@@ -50,6 +51,12 @@ def plan_notes(
             f"it requires pod affinity on {labels.clique}: as written, its first pod picks the clique,"
             " whether or not the others fit; apply it with --render"
         )
+    if job.is_guess:
+        groups = ", ".join(f"{group.members} of {group.name}" for group in job.groups)
+        yield (
+            f"a {job.kind} is not known: its pod templates and the replicas around them were read as"
+            f" {groups}, which is a guess"
+        )
     if value_at(job.objects[0], ("spec", "launcherCreationPolicy")) == "WaitForWorkersReady":
         yield "its launcher waits for the workers: a gang scheduler must count the workers only"
     yield from unsupported_constraints(job, plan, labels)
@@ -57,7 +64,7 @@ def plan_notes(
 
 def _requires_clique_affinity(job: Job, labels: SchedulerLabels) -> Iterator[bool]:
     for group in job.groups:
-        rules = value_at(job.objects[0], (*group.template, *_REQUIRED_POD_AFFINITY)) or ()
+        rules = value_at(job.objects[0], (*group.template, group.spec_key, *_REQUIRED_POD_AFFINITY)) or ()
         yield any(rule.get("topologyKey") == labels.clique for rule in rules)
 
 
@@ -120,7 +127,7 @@ def _template_notes(job: Job, group: JobGroup, labels: SchedulerLabels) -> Itera
 def _pod_specs(job: Job, group: JobGroup) -> Iterator[JsonMapping]:
     """The pod specs of a group: that of its template, or one of each pod."""
     if group.template:
-        yield value_at(job.objects[0], (*group.template, "spec")) or {}
+        yield value_at(job.objects[0], (*group.template, group.spec_key)) or {}
         return
     for obj in job.objects:
         if group.name in ("pod", object_name(obj.get("metadata") or {})):

@@ -19,10 +19,11 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-from rackloom.core.place.jobs import Job, JobGroup, value_at
+from rackloom.core.place.jobs import Job, JobGroup
 from rackloom.core.place.placement_values import Gang, GangPlan, SchedulerLabels
 from rackloom.core.place.pod_constraints import REQUIRED_DURING_SCHEDULING
 from rackloom.core.place.search.gang_needs import colocation_groups
+from rackloom.core.place.workload_kinds import value_at
 from rackloom.errors import Refused
 
 JsonObject = dict[str, Any]
@@ -45,6 +46,12 @@ class ManifestDraft:
         if self.job.kind != "Pod":
             listed: set[tuple[str | int, ...]] = set()
             for group in self.job.groups:
+                if group.spec_key != "spec":
+                    raise Refused(
+                        f"{self.job.name}: a {self.job.kind} has pod specs without pod templates, which are"
+                        " not written to",
+                        nearest_fix="use the plan without --render, and its own topology constraint",
+                    )
                 if group.template not in listed:
                     listed.add(group.template)
                     yield group, 0, value_at(self.main, group.template)

@@ -24,7 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.place.gang_planner import shares_clique
-from rackloom.core.place.jobs import Job, value_at
+from rackloom.core.place.jobs import Job
 from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels
 from rackloom.core.place.pod_templates import (
     JsonObject,
@@ -36,6 +36,7 @@ from rackloom.core.place.pod_templates import (
     render_affinity,
 )
 from rackloom.core.place.search.gang_needs import colocation_groups
+from rackloom.core.place.workload_kinds import value_at
 from rackloom.errors import Refused
 
 
