@@ -197,7 +197,7 @@ def choose_cliques(
     best = search.run()
     # Equal subgroups fill the fewest cliques at once, so the loop mostly ends at its first condition.
     while best is not None and (cliques := len({choice.clique for choice in best})) > 1:
-        if cliques <= search.min_cliques():
+        if search.needs(cliques):
             break
         fewer = search.run(most=cliques - 1)
         if fewer is None:
@@ -240,9 +240,11 @@ class CliqueSearch:
         self._steps: list[tuple[str, _CliqueContent]] = []
         """The clique of each subgroup so far, and what was in it before."""
 
-    def min_cliques(self) -> int:
-        """A lower bound for the cliques that the subgroups take."""
-        return max([bound.min_cliques() for bound in self._bounds])
+    def needs(self, cliques: int) -> bool:
+        """Whether it is known, without a search, that no fewer cliques take the subgroups."""
+        if self._ranking.min_cliques() >= cliques:
+            return True
+        return max([bound.min_cliques() for bound in self._bounds]) >= cliques
 
     def run(self, most: int | None = None) -> list[CliqueChoice] | None:
         """A clique for each subgroup, in their order; None where none was found.
@@ -482,6 +484,21 @@ class CliqueRanking:
     def prune_by(self, bounds: Sequence[WeightBound]) -> None:
         """From now on cliques that are too weak by one of the bounds are left out."""
         self._weight_bounds = bounds
+
+    def min_cliques(self) -> int:
+        """A lower bound for the cliques that the subgroups of the first one's shape take, by counting."""
+        group, waiting = self._groups[0], self._waiting[0]
+        unused = self._capacity.states.shapes.values()
+        found = [
+            (fit.fits, len(orders)) for shape, orders in unused if (fit := self._unused_fit(shape, group))
+        ]
+        cliques = 0
+        for fits, count in sorted(found, reverse=True):
+            opened = min(count, -(-waiting // fits))
+            cliques, waiting = cliques + opened, waiting - opened * fits
+            if waiting <= 0:
+                break
+        return cliques
 
     def best_first(self, number: int, most: int | None) -> Iterator[str]:
         """The cliques that can take a subgroup, of `most` that may be used.
