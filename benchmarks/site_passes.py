@@ -15,12 +15,16 @@ from rackloom.carve.tenancy import entitlements, quotas
 from rackloom.carve.tenancy.quotas import QuotaKind
 
 
-async def measured(domains: int, folder: Path) -> list[dict[str, Any]]:
-    """A row with everything to do, and one with nothing to do."""
+async def measured(domains: int, filled: int, folder: Path) -> list[dict[str, Any]]:
+    """A row with everything to do, and one with nothing to do.
+
+    A tenant has all machines of `filled` domains; in the others the factory's partition is left.
+    """
+    filled = min(filled, domains)
     async with plant(domains, folder) as site:
         # Filling takes minutes at 1,000 domains, and only a domain that was read lately has room.
         async with site.reconciling(acts=False):
-            machines = await fill(site, domains)
+            machines = await fill(site, filled)
         before = time.process_time(), time.perf_counter()
         async with site.reconciling() as (reconciler, passes):
             await quiet(reconciler, passes)
