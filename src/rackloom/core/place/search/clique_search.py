@@ -552,7 +552,7 @@ class CliqueRanking:
         for clique in self.inside:
             fits = self._used_fits[clique]
             if group not in fits:
-                fits[group] = self._counted_fit(clique, group)
+                fits[group] = self._counted_fit(self._capacity.shape(clique), group, clique)
             if (fit := fits[group]) is not None:
                 order = self._capacity.view.order(clique)
                 ranks.append((_CliqueRank(-min(fit.fits, waiting), fit, order), (order,)))
@@ -581,23 +581,13 @@ class CliqueRanking:
         fit: _CliqueFit | None = remembered(
             shape.fits,
             (group, self._spares),
-            lambda: self._fit_by_counting(shape, {}, group, shape.empty, None),
+            lambda: self._counted_fit(shape, group, None),
         )
         return fit
 
-    def _counted_fit(self, clique: str, group: GroupShape) -> _CliqueFit | None:
-        empty, left = self._trial.empty(clique), self._trial.clique_slots(clique, group[0][0])
-        return self._fit_by_counting(
-            self._capacity.shape(clique), self.inside.get(clique, {}), group, empty, left
-        )
-
-    def _fit_by_counting(
-        self, shape: CliqueShape, inside: MembersByNeed, group: GroupShape, empty: int, left: int | None
-    ) -> _CliqueFit | None:
-        """The fit in a clique of a shape that has members `inside` and so many empty trays and slots `left`.
-
-        `left` None: it has no members yet.
-        """
+    def _counted_fit(self, shape: CliqueShape, group: GroupShape, clique: str | None) -> _CliqueFit | None:
+        """The fit in a clique of a shape; None: in one that has no members yet."""
+        inside: MembersByNeed = {} if clique is None else self.inside[clique]
         bounds = self._bounds(shape)
         fits = max_groups_that_fit(bounds, inside, dict(group))
         if fits <= 0:
@@ -607,7 +597,9 @@ class CliqueRanking:
         if trays is None:
             return None
         # Tightness: among cliques that close equally many regions, the one with least room is taken.
-        left = bounds[group[0][0]].capacity if left is None else left
+        need = group[0][0]
+        left = bounds[need].capacity if clique is None else self._trial.clique_slots(clique, need)
+        empty = shape.empty if clique is None else self._trial.empty(clique)
         closes = _regions_closed_by(shape, empty, trays)
         return _CliqueFit(closes, left, fits, is_counting_exact(bounds, wanted, self._spares))
 

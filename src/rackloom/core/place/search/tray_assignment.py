@@ -154,8 +154,8 @@ class TrialPlacement:
         if use.devices != need.devices or self._is_barred(clique, number, need):
             return 0
         tray = self.capacity.cliques[clique].states[number]
-        if need.gpus:
-            most = min(most, (tray.free - use.gpus) // need.gpus)
+        if need.gpus and (left := (tray.free - use.gpus) // need.gpus) < most:
+            most = left
         return most if need.devices is None else min(most, need.device_slots(tray) - use.members)
 
     def free(self, at: TrayPosition) -> int:
