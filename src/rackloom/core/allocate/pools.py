@@ -180,24 +180,25 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         return self.driver, self.name
 
 
-class _SlicesBy:
-    """Slices by a name. Most names have one slice, which is kept without a list of its own."""
+_Found = dict[str, ResourceSlice | list[ResourceSlice]]
+"""Slices by a name. Most names have one slice, which is kept without a list of its own."""
 
-    def __init__(self, name_of: Callable[[ResourceSlice], str], slices: Sequence[ResourceSlice]) -> None:
+
+def _add(found: _Found, name: str, slice_: ResourceSlice) -> None:
+    """Add a slice to those of a name that has one."""
+    known = found[name]
+    if isinstance(known, list):
+        known.append(slice_)
+    else:
+        found[name] = [known, slice_]
+
+
+class _SlicesBy:
+    """Slices by a name, of which some are replaced."""
+
+    def __init__(self, name_of: Callable[[ResourceSlice], str], found: _Found) -> None:
         self._name_of = name_of
-        names = list(map(name_of, slices))
-        self._found: dict[str, ResourceSlice | list[ResourceSlice]] = dict(zip(names, slices, strict=True))
-        if len(self._found) == len(slices):
-            return
-        self._found = {}
-        for name, slice_ in zip(names, slices, strict=True):
-            known = self._found.get(name)
-            if known is None:
-                self._found[name] = slice_
-            elif isinstance(known, list):
-                known.append(slice_)
-            else:
-                self._found[name] = [known, slice_]
+        self._found = found
 
     def of(self, name: str) -> Sequence[ResourceSlice]:
         """The slices of a name, in order."""
@@ -241,9 +242,22 @@ class SliceIndex:
     """All slices of a cluster, found by node and by pool."""
 
     def __init__(self, slices: Iterable[ResourceSlice]) -> None:
-        found = list(slices)
-        self._of_node = _SlicesBy(_node_named, found)
-        self._with_pool_name = _SlicesBy(attrgetter("spec.pool.name"), found)
+        of_node: _Found = {}
+        with_pool_name: _Found = {}
+        # Each slice is read once: a fleet that places few pods spends most of its time here.
+        for slice_ in slices:
+            spec = slice_.spec
+            node, pool = spec.node_name or "", spec.pool.name
+            if node in of_node:
+                _add(of_node, node, slice_)
+            else:
+                of_node[node] = slice_
+            if pool in with_pool_name:
+                _add(with_pool_name, pool, slice_)
+            else:
+                with_pool_name[pool] = slice_
+        self._of_node = _SlicesBy(_node_named, of_node)
+        self._with_pool_name = _SlicesBy(attrgetter("spec.pool.name"), with_pool_name)
 
     def replace(self, before: ResourceSlice | None, after: ResourceSlice | None) -> None:
         """Put a slice in place of another one; None: there was none, or there is none any more."""
