@@ -1,6 +1,6 @@
 """Speed and size of the site service, one JSON object a row; `docs/speed.md` says how to read them.
 
-    python benchmarks/site.py [--quick] [--only MEASURE] [--domains N] [--folder FOLDER]
+    python benchmarks/site.py [--quick] [--only MEASURE] [--domains N [--filled N]] [--folder FOLDER]
 
 The service is whole: REST, store (SQLite on disk, synchronous FULL), reconciler, NMX-C driver. The racks
 are simulated, by a process of their own that is reached over sockets. Each measure runs in a fresh process.
@@ -42,7 +42,7 @@ MEASURES: dict[str, Callable[..., Coroutine[Any, Any, Rows]]] = {
 }
 FULL: Arguments = {
     "latency": [(1, 100), (100, 100), (1000, 200)],
-    "passes": [(100,), (1000,)],
+    "passes": [(100, 100), (1000, 1000)],
     "rest": [(2, 7, 200)],
     "peer": [(7, 400)],
     "memory": [(100,), (1000,)],
@@ -52,7 +52,7 @@ FULL: Arguments = {
 }
 QUICK: Arguments = {
     "latency": [(2, 3)],
-    "passes": [(2,)],
+    "passes": [(2, 2)],
     "rest": [(1, 3, 32)],
     "peer": [(3, 300)],
     "memory": [(2,)],
@@ -81,13 +81,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few domains and samples: shows that it works")
     parser.add_argument("--only", choices=MEASURES, help="one measure instead of all")
     parser.add_argument("--domains", type=int, help="one run, on a site of so many domains")
+    parser.add_argument(
+        "--filled", type=int, help="with --only passes: domains that a tenant has; default: 1000"
+    )
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     asked = parser.parse_args()
     if asked.domains is not None and asked.only not in SIZED:
         parser.error(f"--domains goes with --only and one of {', '.join(SIZED)}")
+    if asked.filled is not None and (asked.only != "passes" or asked.domains is None):
+        parser.error("--filled goes with --only passes and --domains")
     asked.folder.mkdir(parents=True, exist_ok=True)
     for measure in [asked.only] if asked.only else MEASURES:
-        for arguments in _runs((QUICK if asked.quick else FULL)[measure], asked.domains):
+        for arguments in _runs((QUICK if asked.quick else FULL)[measure], asked.domains, asked.filled):
             process = get_context("spawn").Process(target=run, args=(measure, arguments, asked.folder))
             process.start()
             process.join()
@@ -95,10 +100,12 @@ def main() -> None:
                 sys.exit(f"{measure} {arguments}: the measurement ended with {process.exitcode}")
 
 
-def _runs(known: list[tuple[int, ...]], domains: int | None) -> list[tuple[int, ...]]:
+def _runs(known: list[tuple[int, ...]], domains: int | None, filled: int | None) -> list[tuple[int, ...]]:
     """The runs of a measure; on so many domains only, as the largest known run has it where none has them."""
     if domains is None:
         return known
+    if filled is not None:
+        return [(domains, filled)]
     return [run for run in known if run[0] == domains] or [(domains, *known[-1][1:])]
 
 

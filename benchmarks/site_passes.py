@@ -14,15 +14,22 @@ from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import entitlements, quotas
 from rackloom.carve.tenancy.quotas import QuotaKind
 
+NO_TIMERS = 3600.0
+"""Seconds from pass to pass of a domain: with the default, some timer of a large site ends at any time."""
 
-async def measured(domains: int, folder: Path) -> list[dict[str, Any]]:
-    """A row with everything to do, and one with nothing to do."""
+
+async def measured(domains: int, filled: int, folder: Path) -> list[dict[str, Any]]:
+    """A row with everything to do, and one with nothing to do.
+
+    A tenant has all machines of `filled` domains; in the others the factory's partition is left.
+    """
+    filled = min(filled, domains)
     async with plant(domains, folder) as site:
         # Filling takes minutes at 1,000 domains, and only a domain that was read lately has room.
         async with site.reconciling(acts=False):
-            machines = await fill(site, domains)
+            machines = await fill(site, filled)
         before = time.process_time(), time.perf_counter()
-        async with site.reconciling() as (reconciler, passes):
+        async with site.reconciling(interval=NO_TIMERS) as (reconciler, passes):
             await quiet(reconciler, passes)
             everything = _row("everything", domains, machines, before, passes)
             await _require_ready(site, machines)

@@ -24,6 +24,7 @@ from rackloom.carve.reconcile.loop import ConcurrencySlots, Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import MonotonicSiteClock
 from rackloom.core.partitions.domain import DomainObservation
+from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL
 
 BASE = f"/v2/org/{DEMO_ORG}/nico"
 QUIET_SECONDS = 0.5
@@ -65,12 +66,19 @@ class Plant(msgspec.Struct, frozen=True):
     """The one that runs now, if one does: a change of intent wakes it."""
 
     @asynccontextmanager
-    async def reconciling(self, *, acts: bool = True) -> AsyncIterator[tuple[Reconciler, Passes]]:
+    async def reconciling(
+        self, *, acts: bool = True, interval: float = DEFAULT_INTERVAL
+    ) -> AsyncIterator[tuple[Reconciler, Passes]]:
         """A reconciler that runs until the context ends; begun like one that has just been started."""
         passes = Passes()
         hooks = ReconcileHooks(metrics=passes, read_only=not acts)
         reconciler = Reconciler(
-            self.store, self._driver, self.clock, hooks=hooks, slots=ConcurrencySlots(AT_ONCE)
+            self.store,
+            self._driver,
+            self.clock,
+            hooks=hooks,
+            interval=interval,
+            slots=ConcurrencySlots(AT_ONCE),
         )
         self.reconcilers.append(reconciler)
         freeze_loaded_objects()

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from random import Random
 
 import pytest
+from tests.core.place.place_sites import workers
 from tests.core.place.test_apart import apart, open_site
 
 from rackloom.core.place.gang_planner import try_gang
-from rackloom.core.place.search.clique_search import NogoodTable
+from rackloom.core.place.search.clique_search import CliqueChoice, CliqueSearch, NogoodTable
 from rackloom.core.place.search.gang_needs import MemberNeed
 from rackloom.core.place.search.site_capacity import SiteCapacity
 from rackloom.core.place.search.tray_assignment import MAX_GANG_DEAD_ENDS, SearchBudget
@@ -91,3 +92,21 @@ def test_a_search_in_vain_takes_the_fewer_dead_ends_the_more_cliques_are_in_use(
         sizes.append(chance.randint(5, 9))
     assert try_gang(open_site([18] * cliques), apart([*sizes, left]), SearchBudget()) is None
     assert 400 < found["dead ends"] < 400 + MAX_GANG_DEAD_ENDS // (cliques // 2)
+
+
+@pytest.mark.parametrize(("trays", "cliques"), [([3, 3, 3], 3), ([3, 5, 3, 2], 2), ([7, 1, 1], 1)])
+def test_nothing_is_searched_again_where_counting_shows_that_no_fewer_cliques_take_the_segments(
+    trays: list[int], cliques: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three segments of two trays: the odd tray of a clique takes none."""
+    runs: list[int | None] = []
+    run = CliqueSearch.run
+
+    def noted(search: CliqueSearch, most: int | None = None) -> list[CliqueChoice] | None:
+        runs.append(most)
+        return run(search, most)
+
+    monkeypatch.setattr(CliqueSearch, "run", noted)
+    plan = try_gang(open_site(trays), workers(6, segment=2), SearchBudget())
+    assert plan is not None
+    assert (len(plan.cliques), runs) == (cliques, [None])

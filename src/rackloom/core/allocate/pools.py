@@ -19,9 +19,9 @@ Nothing is allocated from an invalid or incomplete pool. `SliceIndex` finds slic
 so that one index serves every node of a cluster.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Generic, TypeVar
+from operator import attrgetter
 
 import msgspec
 
@@ -180,28 +180,29 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         return self.driver, self.name
 
 
-_Key = TypeVar("_Key", bound=Hashable)
+_Found = dict[str, ResourceSlice | list[ResourceSlice]]
+"""Slices by a name. Most names have one slice, which is kept without a list of its own."""
 
 
-class _SlicesBy(Generic[_Key]):
-    """Slices by a key. Most keys have one slice, which is kept without a list of its own."""
+def _add(found: _Found, name: str, slice_: ResourceSlice) -> None:
+    """Add a slice to those of a name that has one."""
+    known = found[name]
+    if isinstance(known, list):
+        known.append(slice_)
+    else:
+        found[name] = [known, slice_]
 
-    def __init__(self, key_of: Callable[[ResourceSlice], _Key], slices: Iterable[ResourceSlice]) -> None:
-        self._key_of = key_of
-        self._found: dict[_Key, ResourceSlice | list[ResourceSlice]] = {}
-        for slice_ in slices:
-            key = key_of(slice_)
-            known = self._found.get(key)
-            if known is None:
-                self._found[key] = slice_
-            elif isinstance(known, list):
-                known.append(slice_)
-            else:
-                self._found[key] = [known, slice_]
 
-    def of(self, key: _Key) -> Sequence[ResourceSlice]:
-        """The slices of a key, in order."""
-        known = self._found.get(key)
+class _SlicesBy:
+    """Slices by a name, of which some are replaced."""
+
+    def __init__(self, name_of: Callable[[ResourceSlice], str], found: _Found) -> None:
+        self._name_of = name_of
+        self._found = found
+
+    def of(self, name: str) -> Sequence[ResourceSlice]:
+        """The slices of a name, in order."""
+        known = self._found.get(name)
         if known is None:
             return ()
         return known if isinstance(known, list) else (known,)
@@ -217,38 +218,51 @@ class _SlicesBy(Generic[_Key]):
     def replace(self, before: ResourceSlice | None, after: ResourceSlice | None) -> None:
         """Put a slice in place of another one; None: there was none, or there is none any more."""
         if before is not None:
-            key = self._key_of(before)
-            slices = list(self.of(key))
+            name = self._name_of(before)
+            slices = list(self.of(name))
             at = slices.index(before)
-            if after is not None and self._key_of(after) == key:
+            if after is not None and self._name_of(after) == name:
                 slices[at] = after
                 after = None
             else:
                 del slices[at]
-            self._put(key, slices)
+            self._put(name, slices)
         if after is not None:
-            key = self._key_of(after)
-            self._put(key, [*self.of(key), after])
+            name = self._name_of(after)
+            self._put(name, [*self.of(name), after])
 
-    def _put(self, key: _Key, slices: list[ResourceSlice]) -> None:
+    def _put(self, name: str, slices: list[ResourceSlice]) -> None:
         if slices:
-            self._found[key] = slices if len(slices) > 1 else slices[0]
+            self._found[name] = slices if len(slices) > 1 else slices[0]
         else:
-            self._found.pop(key, None)
+            self._found.pop(name, None)
 
 
 class SliceIndex:
     """All slices of a cluster, found by node and by pool."""
 
     def __init__(self, slices: Iterable[ResourceSlice]) -> None:
-        found = list(slices)
-        self._of_node = _SlicesBy(_node_named, found)
-        self._of_pool = _SlicesBy(pool_key, found)
+        of_node: _Found = {}
+        with_pool_name: _Found = {}
+        # Each slice is read once: a fleet that places few pods spends most of its time here.
+        for slice_ in slices:
+            spec = slice_.spec
+            node, pool = spec.node_name or "", spec.pool.name
+            if node in of_node:
+                _add(of_node, node, slice_)
+            else:
+                of_node[node] = slice_
+            if pool in with_pool_name:
+                _add(with_pool_name, pool, slice_)
+            else:
+                with_pool_name[pool] = slice_
+        self._of_node = _SlicesBy(_node_named, of_node)
+        self._with_pool_name = _SlicesBy(attrgetter("spec.pool.name"), with_pool_name)
 
     def replace(self, before: ResourceSlice | None, after: ResourceSlice | None) -> None:
         """Put a slice in place of another one; None: there was none, or there is none any more."""
         self._of_node.replace(before, after)
-        self._of_pool.replace(before, after)
+        self._with_pool_name.replace(before, after)
 
     def near(self, node: str) -> list[ResourceSlice]:
         """Slices that name the node, then those that name no node."""
@@ -256,13 +270,13 @@ class SliceIndex:
 
     def taints(self) -> Iterator[DeviceTaint]:
         """The taints of all devices."""
-        for slice_ in self._of_pool.everything():
+        for slice_ in self._with_pool_name.everything():
             for device in slice_.spec.devices:
                 yield from device.taints
 
     def tainted(self) -> bool:
         """Whether any device has a taint."""
-        for slice_ in self._of_pool.everything():
+        for slice_ in self._with_pool_name.everything():
             for device in slice_.spec.devices:
                 if device.taints:
                     return True
@@ -278,7 +292,9 @@ class SliceIndex:
 
     def pool(self, key: PoolKey) -> Sequence[ResourceSlice]:
         """All slices of a pool, of every node and generation."""
-        return self._of_pool.of(key)
+        driver, name = key
+        # A text is found in less time than a pair, and few drivers have a pool of one name.
+        return [slice_ for slice_ in self._with_pool_name.of(name) if slice_.spec.driver == driver]
 
 
 def _node_named(slice_: ResourceSlice) -> str:

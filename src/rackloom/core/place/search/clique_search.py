@@ -197,7 +197,7 @@ def choose_cliques(
     best = search.run()
     # Equal subgroups fill the fewest cliques at once, so the loop mostly ends at its first condition.
     while best is not None and (cliques := len({choice.clique for choice in best})) > 1:
-        if cliques <= search.min_cliques():
+        if search.needs(cliques):
             break
         fewer = search.run(most=cliques - 1)
         if fewer is None:
@@ -240,9 +240,11 @@ class CliqueSearch:
         self._steps: list[tuple[str, _CliqueContent]] = []
         """The clique of each subgroup so far, and what was in it before."""
 
-    def min_cliques(self) -> int:
-        """A lower bound for the cliques that the subgroups take."""
-        return max([bound.min_cliques() for bound in self._bounds])
+    def needs(self, cliques: int) -> bool:
+        """Whether it is known, without a search, that no fewer cliques take the subgroups."""
+        if self._ranking.min_cliques() >= cliques:
+            return True
+        return max([bound.min_cliques() for bound in self._bounds]) >= cliques
 
     def run(self, most: int | None = None) -> list[CliqueChoice] | None:
         """A clique for each subgroup, in their order; None where none was found.
@@ -483,6 +485,21 @@ class CliqueRanking:
         """From now on cliques that are too weak by one of the bounds are left out."""
         self._weight_bounds = bounds
 
+    def min_cliques(self) -> int:
+        """A lower bound for the cliques that the subgroups of the first one's shape take, by counting."""
+        group, waiting = self._groups[0], self._waiting[0]
+        unused = self._capacity.states.shapes.values()
+        found = [
+            (fit.fits, len(orders)) for shape, orders in unused if (fit := self._unused_fit(shape, group))
+        ]
+        cliques = 0
+        for fits, count in sorted(found, reverse=True):
+            opened = min(count, -(-waiting // fits))
+            cliques, waiting = cliques + opened, waiting - opened * fits
+            if waiting <= 0:
+                break
+        return cliques
+
     def best_first(self, number: int, most: int | None) -> Iterator[str]:
         """The cliques that can take a subgroup, of `most` that may be used.
 
@@ -535,7 +552,7 @@ class CliqueRanking:
         for clique in self.inside:
             fits = self._used_fits[clique]
             if group not in fits:
-                fits[group] = self._counted_fit(clique, group)
+                fits[group] = self._counted_fit(self._capacity.shape(clique), group, clique)
             if (fit := fits[group]) is not None:
                 order = self._capacity.view.order(clique)
                 ranks.append((_CliqueRank(-min(fit.fits, waiting), fit, order), (order,)))
@@ -564,23 +581,13 @@ class CliqueRanking:
         fit: _CliqueFit | None = remembered(
             shape.fits,
             (group, self._spares),
-            lambda: self._fit_by_counting(shape, {}, group, shape.empty, None),
+            lambda: self._counted_fit(shape, group, None),
         )
         return fit
 
-    def _counted_fit(self, clique: str, group: GroupShape) -> _CliqueFit | None:
-        empty, left = self._trial.empty(clique), self._trial.clique_slots(clique, group[0][0])
-        return self._fit_by_counting(
-            self._capacity.shape(clique), self.inside.get(clique, {}), group, empty, left
-        )
-
-    def _fit_by_counting(
-        self, shape: CliqueShape, inside: MembersByNeed, group: GroupShape, empty: int, left: int | None
-    ) -> _CliqueFit | None:
-        """The fit in a clique of a shape that has members `inside` and so many empty trays and slots `left`.
-
-        `left` None: it has no members yet.
-        """
+    def _counted_fit(self, shape: CliqueShape, group: GroupShape, clique: str | None) -> _CliqueFit | None:
+        """The fit in a clique of a shape; None: in one that has no members yet."""
+        inside: MembersByNeed = {} if clique is None else self.inside[clique]
         bounds = self._bounds(shape)
         fits = max_groups_that_fit(bounds, inside, dict(group))
         if fits <= 0:
@@ -590,7 +597,9 @@ class CliqueRanking:
         if trays is None:
             return None
         # Tightness: among cliques that close equally many regions, the one with least room is taken.
-        left = bounds[group[0][0]].capacity if left is None else left
+        need = group[0][0]
+        left = bounds[need].capacity if clique is None else self._trial.clique_slots(clique, need)
+        empty = shape.empty if clique is None else self._trial.empty(clique)
         closes = _regions_closed_by(shape, empty, trays)
         return _CliqueFit(closes, left, fits, is_counting_exact(bounds, wanted, self._spares))
 

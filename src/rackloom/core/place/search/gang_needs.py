@@ -171,7 +171,8 @@ def add_members(wanted: MembersByNeed, more: Iterable[tuple[MemberNeed, int]]) -
 
 def group_shape(subgroup: ColocationGroup) -> GroupShape:
     """What the subgroup asks for, whoever its members are."""
-    return tuple(sorted(members_by_need([subgroup]).items(), key=str))
+    members = members_by_need([subgroup])
+    return tuple(members.items() if len(members) == 1 else sorted(members.items(), key=str))
 
 
 # What one tray can carry of members that are unlike.

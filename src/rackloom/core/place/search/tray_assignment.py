@@ -151,11 +151,11 @@ class TrialPlacement:
         if not use.members:
             return most
         # The allocator was not asked whether claims of two kinds fit on one tray.
-        if use.devices != need.devices or self._is_barred(TrayPosition(clique, number), need):
+        if use.devices != need.devices or self._is_barred(clique, number, need):
             return 0
         tray = self.capacity.cliques[clique].states[number]
-        if need.gpus:
-            most = min(most, (tray.free - use.gpus) // need.gpus)
+        if need.gpus and (left := (tray.free - use.gpus) // need.gpus) < most:
+            most = left
         return most if need.devices is None else min(most, need.device_slots(tray) - use.members)
 
     def free(self, at: TrayPosition) -> int:
@@ -202,11 +202,12 @@ class TrialPlacement:
         if need.terms is not None:
             self._with_terms[at][need] -= members
 
-    def _is_barred(self, at: TrayPosition, need: MemberNeed) -> bool:
+    def _is_barred(self, clique: str, number: int, need: MemberNeed) -> bool:
         """Whether a member of the gang on the tray excludes such a member."""
-        return need.terms is not None and any(
-            members and need.bars(present) for present, members in self._with_terms.get(at, Counter()).items()
-        )
+        if need.terms is None:
+            return False
+        here = self._with_terms.get(TrayPosition(clique, number), Counter())
+        return any(members and need.bars(present) for present, members in here.items())
 
     def _use(self, at: TrayPosition) -> _TrayUse:
         return self._uses.get(at.clique, {}).get(at.number, _UNUSED)
@@ -317,9 +318,10 @@ def trays_that_carry(
 def _best_fit_trays(trial: TrialPlacement, clique: str, part: MemberRange) -> Iterator[TrayAssignment]:
     """For as many members of a part as the clique takes, the trays with least room first."""
     need, number, end = part.need, part.first, part.first + part.members
-    if trial.clique_slots(clique, need) < part.members:
+    trays = trial.least_room_first(clique, need)
+    if sum([slots for slots, _ in trays]) < part.members:
         return
-    for slots, at in trial.least_room_first(clique, need):
+    for slots, at in trays:
         here = min(slots, end - number)
         if not here:
             return
