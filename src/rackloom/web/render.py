@@ -24,7 +24,7 @@ from rackloom.web.frames import ColourMode
 from rackloom.web.history import PastTime
 from rackloom.web.live import LiveReading
 from rackloom.web.model import MapGpu, SiteMap
-from rackloom.web.overview import OverviewCell, SiteSummary
+from rackloom.web.overview import OverviewCell, SiteSummary, cell_id
 from rackloom.web.panels import FoundLocations, FreeCapacity, PlaceLink, PlacesByName, locate
 from rackloom.web.racks import CELL, LEFT, DrawnRack, LegendEntry, drawing, rack_id
 from rackloom.web.search import LONGEST_QUERY, SearchResult
@@ -96,7 +96,7 @@ def _templates() -> Environment:
         first_few=first_few,
         runbook=runbook_name,
     )
-    found.filters.update(address=_address, gpu_link=lambda id_, mode: gpu_link(mode, id_))
+    found.filters.update(address=_address, cell_id=cell_id, gpu_link=lambda id_, mode: gpu_link(mode, id_))
     found.globals.update(LEFT=LEFT, CELL=CELL, modes=tuple(ColourMode), layers=tuple(Layer))
     return found
 

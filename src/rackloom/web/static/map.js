@@ -49,6 +49,12 @@ function markRackCells() {
   }
 }
 
+function focusRackCell(cell) {
+  focusedRackId = cell.id;
+  markRackCells();
+  cell.focus();
+}
+
 // The address names the chosen GPU, so that the view is a link; the links to other colours keep it.
 function writeAddress() {
   const withChoice = (address) => {
@@ -148,9 +154,7 @@ document.addEventListener("keydown", (event) => {
   const to = from && !event.altKey && !event.ctrlKey && !event.metaKey && rackCellAt(from, event.key);
   if (!to) return;
   event.preventDefault();
-  focusedRackId = to.id;
-  markRackCells();
-  to.focus();
+  focusRackCell(to);
 });
 
 document.addEventListener("keydown", (event) => {
@@ -162,6 +166,24 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   move();
 });
+
+// What a mouse reads in tooltips is written out for whoever walks by keys; screen readers have the labels.
+const hint = document.getElementById("hint");
+
+document.addEventListener("focusin", (event) => {
+  const cell = event.target.matches("#overview a, rect[role=gridcell]") && event.target.matches(":focus-visible");
+  const tray = cell && event.target.closest("g[role=row]")?.querySelector("title").textContent.replace(/^[^,]*,? ?/, ""); // without the slot
+  hint.textContent = cell ? event.target.getAttribute("aria-label") + (tray ? ` (${tray})` : "") : "";
+});
+document.addEventListener("focusout", () => (hint.textContent = ""));
+
+// A link to a rack or a GPU of another page: the keyboard goes on there.
+function focusAimed() {
+  const aimed = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (aimed?.matches("rect[role=gridcell]")) focusCell(aimed);
+  else if (aimed?.matches(".rack")) focusCell(aimed.querySelector("rect[role=gridcell]"));
+  else if (aimed?.matches("#overview a")) focusRackCell(aimed);
+}
 
 // A link of a finding or an operation: select its GPU, or focus the first GPU of its rack.
 function followLink(link, event) {
@@ -292,3 +314,5 @@ setInterval(() => {
   if (Date.now() - lastEventAt > QUIET_SECONDS * 1000 && live.dataset.state === "live") onLost();
 }, 1000);
 markCells();
+// The browser's own jump to the place takes the focus away from everything else, and comes first.
+window.addEventListener("load", () => setTimeout(focusAimed));
