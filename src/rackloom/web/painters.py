@@ -30,7 +30,6 @@ from rackloom.web.frames import (
     MapColours,
     RackFrame,
     RackFrames,
-    tenant_groups,
     update_rack_frames,
 )
 from rackloom.web.live import LiveReading
@@ -133,6 +132,8 @@ class PainterMemory(msgspec.Struct, kw_only=True):
 
     own: TenantRacks = TenantRacks()
     frames: RackFrames = RackFrames()
+    grouped: Memo[str, RackFrame, Counter[ColourGroup]] = msgspec.field(default_factory=dict)
+    """The groups of each rack."""
     results: Memo[str, RackFrame, FrameResult] = msgspec.field(default_factory=dict)
     opened: Memo[str, RackFrame, DrawnRack] = msgspec.field(default_factory=dict)
     """Racks that are or were drawn whole, by id."""
@@ -181,8 +182,6 @@ class Painter:
         whole, before = now.whole, self._sheet
         if self._org is not None:
             whole, self.memory.own = tenant_map(whole, self._org, self.memory.own)
-        if self._mode is ColourMode.TENANT:
-            self._colours.groups.give_hues(tenant_groups(whole))
         results = self._follow_racks(whole)
         same = [rack.name for rack in whole.racks] == [rack.name for rack in before.whole.racks]
         return PageSheet(
@@ -201,6 +200,12 @@ class Painter:
         """Look at the racks that changed; the sums over all racks follow from these."""
         memory = self.memory
         memory.frames = update_rack_frames(whole, memory.frames)
+        memory.grouped = recompute_changed(
+            memory.grouped, memory.frames.frames, lambda frame: colour_groups(frame, self._mode)
+        )
+        # All groups at once, before a rack is drawn: those that are called by a colour choose first.
+        groups = {group for _, counts in memory.grouped.values() for group in counts}
+        self._colours.groups.give_hues(groups - memory.groups.keys())
         before, memory.results = (
             memory.results,
             recompute_changed(memory.results, memory.frames.frames, self._result),
@@ -225,7 +230,7 @@ class Painter:
         counts = rack_counts(frame)
         return FrameResult(
             overview_cell(frame, self._mode, self._colours, counts),
-            colour_groups(frame, self._mode),
+            self.memory.grouped[frame.rack.name][1],
             counts,
             rack_capacity(frame.rack),
             RackPlaces(frame.rack),

@@ -4,6 +4,7 @@
 const QUIET_SECONDS = 15; // the server sends an event every five seconds, even if nothing changed
 
 const live = document.getElementById("live");
+const lost = document.getElementById("lost");
 const chain = document.getElementById("chain");
 let lastEventAt = Date.now();
 let selectedId = chain.dataset.gpu || null; // id of the GPU whose chain is shown
@@ -21,11 +22,15 @@ function showState(state, text) {
 
 function onEvent() {
   lastEventAt = Date.now();
+  lost.hidden = true;
   showState("live", "live");
 }
 
 function onLost() {
-  showState("lost", `not live since ${new Date(lastEventAt).toISOString().slice(11, 19)} UTC`);
+  showState("lost", "not live");
+  const since = `${new Date(lastEventAt).toISOString().slice(11, 19)} UTC`;
+  lost.textContent = `Not live since ${since}: the service does not answer, and all below is as it was then. This page tries again by itself; your jobs are not affected.`;
+  lost.hidden = false;
 }
 
 // htmx replaces whole racks, so the focus and selection attributes must be set again.
