@@ -101,7 +101,7 @@ SCREENS = {
     "1000-racks": Screen(reading=lambda: story(1000)),
     "phone": Screen(reading=lambda: story(4), size=(390, 844), then=choose_a_gpu, often=True),
     "dark": Screen(reading=lambda: story(8), scheme="dark", then=choose_a_gpu),
-    "tenant": Screen(reading=lambda: story(2), who=("blue", "blue-token"), then=choose_a_gpu),
+    "tenant": Screen(reading=lambda: demo(sick=True), who=("blue", "blue-token"), then=choose_the_sick_gpu),
     "sign-in": Screen(reading=lambda: story(1), who=None),
     "offline": Screen(reading=lambda: demo(sick=False), then=lose_the_server),
 }
