@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export UV_SYSTEM_CERTS ?= $(if $(SYSTEM_CERTIFICATES),true,false)
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel release verify-release helm docs-site diagrams lint simulate mutate bench-quick format proto client pins clean
+.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel release verify-release helm docs-site diagrams screens lint simulate mutate bench-quick format proto client pins clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -76,6 +76,11 @@ docs-site: venv  ## the documentation as a site, in build/site
 # Drawings of the diagrams in the pages; only when one changed. Needs npm and Chromium.
 diagrams: venv  ## drawings of the diagrams, where one changed
 	$(BIN)/python -m docs.site.diagrams
+
+# Ten states of the rack map in a browser, kept below build/screens: each compared with its reference, and looked through
+# by axe-core. UPDATE=yes: the present looks become the references.
+screens: venv  ## ten states of the rack map look as they did
+	RACKLOOM_SCREENS=$(if $(UPDATE),update,all) RACKLOOM_SCREENSHOTS=build/screens $(BIN)/python -m pytest tests/browser/test_screens.py
 
 wheel: venv  ## dist/rackloom-*.whl
 	$(BIN)/python -m hatchling build -t wheel -d dist

@@ -53,8 +53,9 @@ def test_the_slider_leads_to_the_past_and_back(open_map, pictures_folder, racks,
         assert page.evaluate(CLIPPED) == []
         # To the beginning, by keys.
         slider.focus()
+        page.keyboard.press("Home")
         with page.expect_navigation():
-            page.keyboard.press("Home")
+            page.keyboard.press("Enter")
         assert "/map/at/" in page.url
         page.wait_for_selector("#trends .mark >> nth=0", state="attached")
         page.screenshot(path=pictures_folder / f"past-{racks}-{width}.png", full_page=True)

@@ -253,7 +253,8 @@ def test_the_page_says_when_nobody_feeds_it(open_map):
         page.context.set_offline(True)
         page.evaluate("htmx.find('#stream')._htmx.sse.reader.cancel()")
         page.wait_for_selector("#live[data-state=lost]")
-        assert "not live since" in page.inner_text("#live")
+        assert page.inner_text("#lost").startswith("Not live since ")
+        assert "grayscale" in style(page, ".stage", "filter")
 
 
 def test_a_tenant_sees_its_own_and_signs_out(open_map, pictures_folder):

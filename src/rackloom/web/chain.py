@@ -112,7 +112,7 @@ def _tray_chains(whole: SiteMap, gpu: MapGpu) -> Iterator[GpuChain]:
 
 
 def findings_on_gpu(whole: SiteMap, gpu: MapGpu) -> tuple[Finding, ...]:
-    """The doctor's findings that concern a GPU, the worst first; a tenant gets none."""
+    """The findings that concern a GPU, the worst first."""
     here = frozenset() if gpu.chain is None else frozenset(places_around((gpu.chain,)))
     return tuple(finding for finding in whole.findings or () if not here.isdisjoint(finding.where))
 

@@ -303,12 +303,6 @@ def _tenant_group(frame: RackFrame, chain: GpuChain) -> ColourGroup | None:
     return ColourGroup(tenant, frame.tenants.get(tenant, tenant)) if tenant else None
 
 
-def tenant_groups(whole: SiteMap) -> set[ColourGroup]:
-    """The groups of all tenants that have something on the map."""
-    present = frozenset[str]().union(*[rack.tenants for rack in whole.racks])
-    return {ColourGroup(tenant, whole.tenants.get(tenant, tenant)) for tenant in present}
-
-
 def _clique_group(_: RackFrame, chain: GpuChain) -> ColourGroup | None:
     found = clique_of(chain)
     return ColourGroup(found, found) if found else None

@@ -316,7 +316,7 @@ def failing(findings: Collection[Finding]) -> list[Finding]:
 
 def _attention(whole: SiteMap, counts: RackCounts) -> KeyNumber:
     label = "Needs attention"
-    if not whole.operator:
+    if not whole.operator and not failing(whole.findings or ()):
         troubled = counts.problems + counts.stuck
         return KeyNumber(
             label=label, value=f"{troubled:,}", note="of your GPUs", tone="bad" if troubled else ""

@@ -43,6 +43,7 @@ from rackloom.web.export import gpu_table
 from rackloom.web.frames import ColourMode
 from rackloom.web.history import PastTime
 from rackloom.web.live import LiveMap
+from rackloom.web.make_room import MOST_TRAYS, RoomPlan, room_plan
 from rackloom.web.model import SiteMap
 from rackloom.web.painters import PageSheet, Painters, ViewerKind
 from rackloom.web.racks import GpuAddress, find_gpu, rack_id
@@ -194,6 +195,8 @@ STATIC = Path(__file__).parent / "static"
 FORM_BYTES = 8192
 _READING_NUMBER = re.compile(r"[0-9]{1,18}")
 """The number of a reading; a limit, because Python refuses to convert more than 4300 digits."""
+
+_TRAY_COUNT = re.compile(r"[0-9]{1,5}")
 
 PageHandler = Callable[[Request], Awaitable[Response]]
 ViewerPageHandler = Callable[[Request, Viewer], Awaitable[Response]]
@@ -373,6 +376,8 @@ class _MapPages:
                 found,
                 past=past,
                 changes=changes,
+                operator=viewer.operator,
+                room=_room_plan(request, sheet.whole),
             )
         )
 
@@ -479,6 +484,13 @@ class _MapPages:
     def _number(self, position: str) -> int:
         boot, _, number = position.partition(".")
         return int(number) if boot == self._boot and _READING_NUMBER.fullmatch(number) else 0
+
+
+def _room_plan(request: Request, whole: SiteMap) -> RoomPlan | None:
+    """Where a job fits of as many trays as an address names; None: it names no such number."""
+    asked = request.query_params.get("trays", "")
+    trays = int(asked) if _TRAY_COUNT.fullmatch(asked) else 0
+    return room_plan(whole, trays) if 0 < trays <= MOST_TRAYS else None
 
 
 def _viewer_kind(viewer: Viewer, mode: ColourMode) -> ViewerKind:

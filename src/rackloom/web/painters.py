@@ -17,11 +17,12 @@ Drawing runs in a thread, one page at a time (`serial_thread`).
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
+from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.web import render
 from rackloom.web.frames import (
@@ -30,11 +31,10 @@ from rackloom.web.frames import (
     MapColours,
     RackFrame,
     RackFrames,
-    tenant_groups,
     update_rack_frames,
 )
 from rackloom.web.live import LiveReading
-from rackloom.web.model import SiteMap
+from rackloom.web.model import SiteMap, TimelineEntry
 from rackloom.web.overview import (
     OverviewCell,
     RackCounts,
@@ -45,6 +45,7 @@ from rackloom.web.overview import (
 )
 from rackloom.web.panels import (
     FreeCapacity,
+    PlacesByName,
     RackCapacity,
     RackPlaces,
     places_named,
@@ -53,7 +54,8 @@ from rackloom.web.panels import (
 )
 from rackloom.web.racks import DrawnRack, colour_groups, domain_badges, drawn_rack, legend_entries, rack_id
 from rackloom.web.serial_thread import SerialThread
-from rackloom.web.tenancy import TenantRacks, tenant_map
+from rackloom.web.tenancy import TenantRacks, labelled_namespaces, tenant_map
+from rackloom.web.tenant_findings import tenant_findings
 from rackloom.web.view import WHOLE_RACKS
 
 # One kind of viewer.
@@ -133,6 +135,8 @@ class PainterMemory(msgspec.Struct, kw_only=True):
 
     own: TenantRacks = TenantRacks()
     frames: RackFrames = RackFrames()
+    grouped: Memo[str, RackFrame, Counter[ColourGroup]] = msgspec.field(default_factory=dict)
+    """The groups of each rack."""
     results: Memo[str, RackFrame, FrameResult] = msgspec.field(default_factory=dict)
     opened: Memo[str, RackFrame, DrawnRack] = msgspec.field(default_factory=dict)
     """Racks that are or were drawn whole, by id."""
@@ -181,9 +185,14 @@ class Painter:
         whole, before = now.whole, self._sheet
         if self._org is not None:
             whole, self.memory.own = tenant_map(whole, self._org, self.memory.own)
-        if self._mode is ColourMode.TENANT:
-            self._colours.groups.give_hues(tenant_groups(whole))
         results = self._follow_racks(whole)
+        found, examined_at = now.whole.findings, now.whole.examined_at
+        places = places_named([result.places for result in results], _names_wanted(found, whole.happenings))
+        if self._org is not None and found is not None:
+            whole = msgspec.structs.replace(whole, examined_at=examined_at)
+            namespaces = labelled_namespaces(now.whole, self._org)
+            own = tenant_findings(found, whole, places, namespaces)
+            whole = msgspec.structs.replace(whole, findings=own)
         same = [rack.name for rack in whole.racks] == [rack.name for rack in before.whole.racks]
         return PageSheet(
             number=now.number,
@@ -192,7 +201,7 @@ class Painter:
             cells=self._cells([result.cell for result in results], before.cells if same else {}, now.number),
             panels={
                 id_: self._part(before.panels, id_, text, now.number)
-                for id_, text in self._texts(now, whole, results)
+                for id_, text in self._texts(now, whole, places)
             },
             regrouped=before.regrouped if same else now.number,
         )
@@ -201,6 +210,12 @@ class Painter:
         """Look at the racks that changed; the sums over all racks follow from these."""
         memory = self.memory
         memory.frames = update_rack_frames(whole, memory.frames)
+        memory.grouped = recompute_changed(
+            memory.grouped, memory.frames.frames, lambda frame: colour_groups(frame, self._mode)
+        )
+        # All groups at once, before a rack is drawn: those that are called by a colour choose first.
+        groups = {group for _, counts in memory.grouped.values() for group in counts}
+        self._colours.groups.give_hues(groups - memory.groups.keys())
         before, memory.results = (
             memory.results,
             recompute_changed(memory.results, memory.frames.frames, self._result),
@@ -225,7 +240,7 @@ class Painter:
         counts = rack_counts(frame)
         return FrameResult(
             overview_cell(frame, self._mode, self._colours, counts),
-            colour_groups(frame, self._mode),
+            self.memory.grouped[frame.rack.name][1],
             counts,
             rack_capacity(frame.rack),
             RackPlaces(frame.rack),
@@ -271,9 +286,7 @@ class Painter:
             return before
         return PagePart(markup=markup, changed=number)
 
-    def _texts(
-        self, now: LiveReading, whole: SiteMap, results: Sequence[FrameResult]
-    ) -> Iterator[tuple[str, str]]:
+    def _texts(self, now: LiveReading, whole: SiteMap, places: PlacesByName) -> Iterator[tuple[str, str]]:
         entries = legend_entries(self.memory.groups, self._colours)
         badges = domain_badges(whole, self._colours)
         summary = site_summary(now, whole, self.memory.counts, self.memory.room)
@@ -281,15 +294,14 @@ class Painter:
         yield "reading", render.render_reading(msgspec.structs.replace(now, whole=whole))
         yield "legend", render.render_legend(self._mode, entries, badges, operator=whole.operator)
         yield "room", render.render_capacity(self.memory.room)
-        places = places_named([result.places for result in results], _names_wanted(whole))
         yield "findings", render.render_findings(whole, places, self._mode)
         yield "timeline", render.render_timeline(whole, places, self._mode)
 
 
-def _names_wanted(whole: SiteMap) -> set[str]:
+def _names_wanted(findings: Iterable[Finding] | None, happenings: Iterable[TimelineEntry]) -> set[str]:
     """Everything that findings and operations name."""
-    findings = (place for finding in whole.findings or () for place in finding.where)
-    return {*findings, *(place for happening in whole.happenings for place in happening.places)}
+    found = (place for finding in findings or () for place in finding.where)
+    return {*found, *(place for happening in happenings for place in happening.places)}
 
 
 # All kinds.

@@ -205,6 +205,12 @@ def places_named(racks: Iterable[RackPlaces], wanted: Collection[str]) -> Places
     return grouped((name, spot) for rack in some for name in rack.keys() & names for spot in rack[name])
 
 
+def finest_names(where: Sequence[str]) -> tuple[str, ...]:
+    """Of what a finding names, the finest objects: what it is about, without what surrounds them."""
+    by_kind = (tuple(name for name in where if name.partition(" ")[0] in kinds) for kinds in _FINEST_FIRST)
+    return next((names for names in by_kind if names), ())
+
+
 def locate(where: Sequence[str], places: PlacesByName) -> FoundLocations:
     """The finest known location: the GPU, the tray, or the racks."""
     for fineness, kinds in enumerate(_FINEST_FIRST):

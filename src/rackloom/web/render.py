@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
+from shlex import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -23,8 +24,9 @@ from rackloom.web.changes import SiteChanges
 from rackloom.web.frames import ColourMode
 from rackloom.web.history import PastTime
 from rackloom.web.live import LiveReading
+from rackloom.web.make_room import MOST_TRAYS, RoomPlan
 from rackloom.web.model import MapGpu, SiteMap
-from rackloom.web.overview import OverviewCell, SiteSummary
+from rackloom.web.overview import OverviewCell, SiteSummary, cell_id
 from rackloom.web.panels import FoundLocations, FreeCapacity, PlaceLink, PlacesByName, locate
 from rackloom.web.racks import CELL, LEFT, DrawnRack, LegendEntry, drawing, rack_id
 from rackloom.web.search import LONGEST_QUERY, SearchResult
@@ -96,7 +98,7 @@ def _templates() -> Environment:
         first_few=first_few,
         runbook=runbook_name,
     )
-    found.filters.update(address=_address, gpu_link=lambda id_, mode: gpu_link(mode, id_))
+    found.filters.update(address=_address, cell_id=cell_id, gpu_link=lambda id_, mode: gpu_link(mode, id_))
     found.globals.update(LEFT=LEFT, CELL=CELL, modes=tuple(ColourMode), layers=tuple(Layer))
     return found
 
@@ -206,12 +208,14 @@ def render_page(
     *,
     past: PastTime | None = None,
     changes: SiteChanges | None = None,
+    operator: bool = True,
+    room: RoomPlan | None = None,
 ) -> str:
     """The whole page of the elements above, by id; the stream of changes starts at `position`.
 
     `chain` is the chosen GPU, or what stands in its place; `racks` are the names of all racks; `found` is
     what the address searches for. `past` is the time that is shown, if it is not the present, and `changes`
-    what has changed since.
+    what has changed since. `room` is where a job fits that the address asks for; `operator` says who looks.
     """
     written = {name: Markup(markup) for name, markup in parts.items()}  # noqa: S704 - by the functions above
     return _render(
@@ -229,6 +233,21 @@ def render_page(
         past=past,
         changes=changes,
         below=path_below(None if past is None else past.asked),
+        operator=operator,
+        room=room,
+        reserve=_reserve_command(room),
+        most_trays=MOST_TRAYS,
+    )
+
+
+def _reserve_command(room: RoomPlan | None) -> str:
+    """What keeps the free trays of the nearest domain for one tenant; empty where none is free."""
+    if room is None or not room.domains or not room.domains[0].free:
+        return ""
+    nearest = room.domains[0]
+    return (
+        "rackloom admin reservation create --tenant ORG --instance-type ID --until TIME --reason 'a job'"
+        f" --rack {quote(nearest.racks[0])} --count {nearest.free}"
     )
 
 

@@ -135,7 +135,7 @@ def tenant_map(whole: SiteMap, org: str, before: TenantRacks) -> tuple[SiteMap, 
         rack.name: _TenantRack(rack, tenant, nodes if rack.name == NO_RACK else none) for rack in whole.racks
     }
     own = recompute_changed(before.own, inputs, _own_rack)
-    labelled = frozenset(name for name, owner in whole.namespaces.items() if owner == org)
+    labelled = labelled_namespaces(whole, org)
     read_at = whole.layer(Layer.CLUSTER).at
     answers = {uuid: (domain.answers, domain.disputed) for uuid, domain in whole.domains.items()}
     facts = {
@@ -163,6 +163,11 @@ def tenant_map(whole: SiteMap, org: str, before: TenantRacks) -> tuple[SiteMap, 
         happenings=tuple(happening for happening in whole.happenings if happening.tenant == org),
     )
     return own_map, TenantRacks(own=own, held=held, shown=shown, domains=domains)
+
+
+def labelled_namespaces(whole: SiteMap, org: str) -> frozenset[str]:
+    """The namespaces that carry the label of an organisation: the only statement of whose pods are."""
+    return frozenset(name for name, owner in whole.namespaces.items() if owner == org)
 
 
 def _node_numbers(whole: SiteMap) -> Mapping[str, str]:

@@ -19,6 +19,7 @@ from rackloom.app.demo.story import DEGRADED, DemoStep, DemoStory, step_mark
 from rackloom.app.demo.tenants import DemoTenant, DemoTenants
 from rackloom.app.home import Home
 from rackloom.app.twin.up import Announce, RunningTwin
+from rackloom.carve.api.auth import Role
 from rackloom.errors import Refused
 from rackloom.topology.profiles import load_rack
 
@@ -68,6 +69,9 @@ async def keep_demo(home: Home, announce: Announce, twin: RunningTwin) -> None:
             await story.step_if_holding(name, act)
             if command is not None and story.holds:
                 announce(f"         try: {command}")
+            if act == tenants.keep_instances and story.holds:
+                link = twin.site.sign_in_link(blue.org, [Role.TENANT_ADMIN])
+                announce(f"         the map as {blue.org} sees it, in a private window: {link}")
     await _lose_and_heal(story, lost_gpu, announce, f"rackloom doctor {at}")
 
 

@@ -93,7 +93,7 @@ def explained(findings: Iterable[Finding], index: SnapshotIndex) -> tuple[Findin
 def _title(finding: Finding, places: "_Places") -> str:
     pattern = _TITLES_BY_NAME.get(finding.check, "{subject}")
     if finding.check == Check.DEVICE_TAINT:
-        pattern = _taint_title(finding.message)
+        pattern = taint_title(finding.message)
     place = places.name(finding.where)
     if not place and "{place}" in pattern:
         pattern = "{subject}: {message}"
@@ -106,7 +106,8 @@ def _title(finding: Finding, places: "_Places") -> str:
     return title[:1].upper() + title[1:]
 
 
-def _taint_title(message: str) -> str:
+def taint_title(message: str) -> str:
+    """The title of a tainted GPU, whose place is `{place}`; nothing else of the message is in it."""
     if _LOST in message:
         return "{place} is lost"
     if _REBOOT in message:

@@ -4,6 +4,7 @@
 const QUIET_SECONDS = 15; // the server sends an event every five seconds, even if nothing changed
 
 const live = document.getElementById("live");
+const lost = document.getElementById("lost");
 const chain = document.getElementById("chain");
 let lastEventAt = Date.now();
 let selectedId = chain.dataset.gpu || null; // id of the GPU whose chain is shown
@@ -21,11 +22,15 @@ function showState(state, text) {
 
 function onEvent() {
   lastEventAt = Date.now();
+  lost.hidden = true;
   showState("live", "live");
 }
 
 function onLost() {
-  showState("lost", `not live since ${new Date(lastEventAt).toISOString().slice(11, 19)} UTC`);
+  showState("lost", "not live");
+  const since = `${new Date(lastEventAt).toISOString().slice(11, 19)} UTC`;
+  lost.textContent = `Not live since ${since}: the service does not answer, and all below is as it was then. This page tries again by itself; your jobs are not affected.`;
+  lost.hidden = false;
 }
 
 // htmx replaces whole racks, so the focus and selection attributes must be set again.
@@ -47,6 +52,12 @@ function markRackCells() {
     cell.setAttribute("tabindex", cell === at ? "0" : "-1");
     if (opened.has(cell.id)) cell.setAttribute("aria-current", "true");
   }
+}
+
+function focusRackCell(cell) {
+  focusedRackId = cell.id;
+  markRackCells();
+  cell.focus();
 }
 
 // The address names the chosen GPU, so that the view is a link; the links to other colours keep it.
@@ -148,9 +159,7 @@ document.addEventListener("keydown", (event) => {
   const to = from && !event.altKey && !event.ctrlKey && !event.metaKey && rackCellAt(from, event.key);
   if (!to) return;
   event.preventDefault();
-  focusedRackId = to.id;
-  markRackCells();
-  to.focus();
+  focusRackCell(to);
 });
 
 document.addEventListener("keydown", (event) => {
@@ -162,6 +171,24 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   move();
 });
+
+// What a mouse reads in tooltips is written out for whoever walks by keys; screen readers have the labels.
+const hint = document.getElementById("hint");
+
+document.addEventListener("focusin", (event) => {
+  const cell = event.target.matches("#overview a, rect[role=gridcell]") && event.target.matches(":focus-visible");
+  const tray = cell && event.target.closest("g[role=row]")?.querySelector("title").textContent.replace(/^[^,]*,? ?/, ""); // without the slot
+  hint.textContent = cell ? event.target.getAttribute("aria-label") + (tray ? ` (${tray})` : "") : "";
+});
+document.addEventListener("focusout", () => (hint.textContent = ""));
+
+// A link to a rack or a GPU of another page: the keyboard goes on there.
+function focusAimed() {
+  const aimed = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (aimed?.matches("rect[role=gridcell]")) focusCell(aimed);
+  else if (aimed?.matches(".rack")) focusCell(aimed.querySelector("rect[role=gridcell]"));
+  else if (aimed?.matches("#overview a")) focusRackCell(aimed);
+}
 
 // A link of a finding or an operation: select its GPU, or focus the first GPU of its rack.
 function followLink(link, event) {
@@ -292,3 +319,5 @@ setInterval(() => {
   if (Date.now() - lastEventAt > QUIET_SECONDS * 1000 && live.dataset.state === "live") onLost();
 }, 1000);
 markCells();
+// The browser's own jump to the place takes the focus away from everything else, and comes first.
+window.addEventListener("load", () => setTimeout(focusAimed));

@@ -59,18 +59,35 @@ async function showHistory() {
 
 const isoTime = (seconds) => new Date(seconds * 1000).toISOString().replace(".000Z", "Z");
 
-trends.addEventListener("input", (event) => {
+function showSliderTime(slider) {
   const output = trends.querySelector("output");
-  output.textContent = `${isoTime(event.target.value).slice(11, 19)} UTC`;
-  event.target.setAttribute("aria-valuetext", output.textContent);
-});
-trends.addEventListener("change", (event) => {
-  const { value, max } = event.target;
-  window.location.assign((value === max ? "/" : `/map/at/${isoTime(value)}`) + window.location.search);
+  output.textContent = `${isoTime(slider.value).slice(11, 19)} UTC`;
+  slider.setAttribute("aria-valuetext", output.textContent);
+}
+
+function goToSliderTime({ value, max }, hash = "") {
+  window.location.assign((value === max ? "/" : `/map/at/${isoTime(value)}`) + window.location.search + hash);
+}
+
+// By mouse a time is chosen when the slider is let go; keys move it by minutes, and Enter chooses.
+const SLIDER_KEYS = { ArrowLeft: -60, ArrowDown: -60, ArrowRight: 60, ArrowUp: 60, PageDown: -900, PageUp: 900 };
+
+trends.addEventListener("input", (event) => showSliderTime(event.target));
+trends.addEventListener("change", (event) => goToSliderTime(event.target));
+trends.addEventListener("keydown", (event) => {
+  const slider = event.target;
+  if (slider.id !== "when" || event.altKey || event.ctrlKey || event.metaKey) return;
+  const ends = { Home: slider.min, End: slider.max };
+  if (event.key === "Enter") goToSliderTime(slider, "#when");
+  else if (event.key in SLIDER_KEYS) slider.value = Number(slider.value) + SLIDER_KEYS[event.key];
+  else if (event.key in ends) slider.value = ends[event.key];
+  else return;
+  event.preventDefault();
+  showSliderTime(slider);
 });
 document.addEventListener("visibilitychange", showHistory);
 setInterval(showHistory, HISTORY_EVERY_MS);
-showHistory();
+showHistory().then(() => location.hash === "#when" && document.getElementById("when")?.focus());
 
 // The theme.
 const theme = document.getElementById("theme");

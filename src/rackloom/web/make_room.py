@@ -1,0 +1,88 @@
+"""Where a job of so many whole trays fits, or what stands in its way where the least does.
+
+Trays of one NVLink domain share memory, so a job needs all of its trays in one domain. Operators read who
+holds the other trays of a domain; a tenant reads which are its own, and of all others only that they are
+not available, because a reserved tray looks to it like one in use.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from rackloom.core.diagnosis.snapshot import grouped
+from rackloom.web.model import MapTray, SiteMap, tray_free
+
+MOST_TRAYS = 10_000
+MOST_DOMAINS = 3
+"""Domains that are named: those where least is in the way."""
+
+
+class DomainRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """The trays of one NVLink domain."""
+
+    racks: tuple[str, ...]
+    trays: int
+    free: int
+    in_the_way: tuple[tuple[str, int], ...]
+    """Who or what keeps how many of the others, the most first."""
+
+
+class RoomPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Where so many trays fit, or nearly do."""
+
+    trays: int
+    fits: bool
+    domains: tuple[DomainRoom, ...]
+    """Those where they fit, else the nearest."""
+    largest: int
+    """Trays of the largest domain: no job can have more."""
+
+
+def room_plan(whole: SiteMap, trays: int) -> RoomPlan:
+    """Where a job of `trays` whole trays fits on a viewer's part of a site."""
+    by_domain = grouped((tray[0].domain, tray) for rack in whole.racks for tray in rack.trays)
+    domains = [_domain_room(whole, found) for domain, found in by_domain.items() if domain]
+    large_enough = [domain for domain in domains if domain.trays >= trays]
+    room = [domain for domain in large_enough if domain.free >= trays]
+    # Of domains where it fits, the fullest is taken first: large free regions stay.
+    nearest = sorted(room, key=lambda domain: domain.free) or sorted(
+        large_enough, key=lambda domain: -domain.free
+    )
+    return RoomPlan(
+        trays=trays,
+        fits=bool(room),
+        domains=tuple(nearest[:MOST_DOMAINS]),
+        largest=max((domain.trays for domain in domains), default=0),
+    )
+
+
+def _domain_room(whole: SiteMap, trays: Iterable[MapTray]) -> DomainRoom:
+    found = list(trays)
+    others = Counter(_holder(whole, tray) for tray in found if not tray_free(tray))
+    return DomainRoom(
+        racks=tuple(dict.fromkeys(tray[0].place.rack for tray in found)),
+        trays=len(found),
+        free=len(found) - others.total(),
+        in_the_way=tuple(others.most_common()),
+    )
+
+
+def _holder(whole: SiteMap, tray: MapTray) -> str:
+    """Who or what keeps a tray."""
+    tenants = list(dict.fromkeys(_tenants(tray)))
+    if not whole.operator:
+        return "by you" if tenants else "not available to you"
+    if tenants:
+        return " and ".join(f"by tenant {whole.tenants.get(tenant, tenant)}" for tenant in tenants)
+    if any(gpu.taken for gpu in tray):
+        return "by pods without an instance"
+    if reserved := next((gpu.reserved_for for gpu in tray if gpu.reserved_for), None):
+        return f"reserved for {whole.tenants.get(reserved, reserved)}"
+    return "cordoned, sick or not ready" if any(gpu.held_back for gpu in tray) else "in an unknown state"
+
+
+def _tenants(tray: MapTray) -> Iterator[str]:
+    for gpu in tray:
+        if gpu.chain is not None and gpu.chain.machine is not None and gpu.chain.machine.tenant is not None:
+            yield gpu.chain.machine.tenant
