@@ -46,12 +46,16 @@ test-cluster: venv  ## tests on a real Kubernetes control plane
 test-node: venv  ## tests on two real kubelets; root on Linux
 	$(BIN)/python tests/node/run.py $(WORDS)
 
-# The same, and what takes longer than a change may wait for: deaths, reboots, an upgrade, other Kubernetes versions.
+# The same, and what takes longer than a change may wait for: deaths, reboots, an upgrade, other Kubernetes versions,
+# and the core with the chart in place of kustomize, with three node plugins and with one.
 # Then the core on cgroup v2, in a virtual machine; status 3: there is none here, and it says why.
 test-node-all: venv  ## the same with deaths, an upgrade and other Kubernetes versions
 	$(BIN)/python tests/node/run.py --all $(WORDS)
 	for minor in 1.34 1.35 1.37; do \
 	  RACKLOOM_KUBERNETES=$$minor $(BIN)/python tests/node/run.py $(WORDS) || exit; \
+	done
+	for chart in --chart --chart=one-process; do \
+	  $(BIN)/python tests/node/run.py $$chart $(WORDS) || exit; \
 	done
 	$(BIN)/python tests/node/run.py --vm $(WORDS) || [ $$? = 3 ]
 
@@ -102,6 +106,8 @@ verify-release:  ## a downloaded release: DIST=, SIGNERS=
 # When an archive no longer has a package of deploy/image/packages.lock: what it has now.
 image-lock: venv  ## new pins of the image's packages
 	$(BIN)/python -m deploy.image.build --lock
+	$(BIN)/python -m deploy.release.copyrights
+	$(BIN)/python -m deploy.release.licences
 
 # What one machine with an NVIDIA GPU can show; elsewhere each check is skipped and says why. With WHEELS=DIR all
 # packages come from that directory and nothing is fetched (docs/gpus.md).

@@ -1,12 +1,13 @@
-"""docs/licences.md: `python -m deploy.release.licences` writes it from the pins and their metadata.
+"""docs/licences.md: `python -m deploy.release.licences` writes it from the pins and what they say.
 
 What Rackloom chooses to depend on must be permissive (`PERMISSIVE`), with the exceptions that the page names.
-What the image takes from Debian is what every program on that system uses.
+What the image takes from Debian is what every program on that system uses; the page says which is permissive.
 """
 
 import re
 from collections.abc import Iterable
 
+from deploy.release import copyrights
 from deploy.release.pins import ROOT, Part, parts
 
 PAGE = ROOT / "docs" / "licences.md"
@@ -16,10 +17,15 @@ PERMISSIVE = {
     "BSD-2-Clause",
     "BSD-3-Clause",
     "CC0-1.0",
+    "LicenseRef-public-domain",
     "MIT",
     "MIT-0",
     "PSF-2.0",
+    "X11",
     "Zlib",
+    "blessing",
+    "bzip2-1.0.6",
+    "libselinux-1.0",
 }
 EXCEPTIONS = {
     "certifi": "MPL-2.0. It asks that changes of its own files be published; the list of certificates is "
@@ -54,10 +60,17 @@ _DEBIAN = """
 ## Debian packages of the images
 
 They are the system that the programs run on: unchanged, as Debian publishes them, with their sources in
-Debian's archive. Not all are permissive. Each image has their licences in `/usr/share/doc/*/copyright`.
-Libraries of the C and C++ runtime are under LGPL-2.1, or GPL-3.0 with the exception for programs that are
-compiled with them. `coreutils` (`chroot`) is a program of its own under GPL-3.0. `readline` is loaded by
-nothing of ours: it belongs to the interactive prompt of Python.
+Debian's archive. Each image has their licences in `/usr/share/doc/*/copyright`. **{count} of {all} are
+not permissive**; they are marked. Libraries of the C and C++ runtime are under LGPL-2.1, or GPL-3.0 with
+the exception for programs that are compiled with them. `coreutils` (`chroot`) is a program of its own
+under GPL-3.0, and brings `libacl1`, `libattr1` and `libgmp10`. `readline` is loaded by nothing of ours:
+it belongs to the interactive prompt of Python. `libdb5.3`, and `libnsl2` with what it needs
+(`libcom-err2`, `libkeyutils1`), belong to modules of Python that nothing of ours imports (`dbm`, `nis`).
+
+The last column is what the package's copyright file names, read from the locked packages by `python -m
+deploy.release.copyrights`: more than the image has in it, because that file is of the whole source, with
+its tests and its build. The licence is that of what the image takes; a test refuses one that the file
+does not name.
 
 """
 
@@ -69,7 +82,10 @@ def page(found: Iterable[Part]) -> str:
     wheels = [part for part in found if part.purl.startswith("pkg:pypi/")]
     files = [part for part in found if part.purl.startswith("pkg:npm/")]
     packages = [part for part in found if part.purl.startswith("pkg:deb/")]
-    tables = (_FILES, _table(files), _WHEELS, _table(wheels), _DEBIAN, _table(packages))
+    introduction = _DEBIAN.format(
+        count=sum(not is_permissive(part.licence) for part in packages), all=len(packages)
+    )
+    tables = (_FILES, _table(files), _WHEELS, _table(wheels), introduction, _table_of_debian(packages))
     return "".join([_INTRODUCTION, *words, *tables])
 
 
@@ -95,6 +111,17 @@ def is_permissive(expression: str) -> bool:
 def _table(found: Iterable[Part]) -> str:
     rows = [f"| {part.name} | {part.version} | {part.licence} |\n" for part in found]
     return "| package | version | licence |\n|---|---|---|\n" + "".join(rows)
+
+
+def _table_of_debian(found: Iterable[Part]) -> str:
+    named = copyrights.locked()
+    rows = [
+        f"| {part.name} | {part.version} | {part.licence} | "
+        f"{'yes' if is_permissive(part.licence) else '**no**'} | {', '.join(named[part.name].names)} |\n"
+        for part in found
+    ]
+    head = "| package | version | licence | permissive | its copyright file names |\n|---|---|---|---|---|\n"
+    return head + "".join(rows)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from deploy.release import build, licences, pins, verify
+from deploy.release import build, copyrights, licences, pins, verify
 from referencing import Registry, Resource
+
+from deploy.image import debian
 
 ROOT = build.ROOT
 SECONDS = 1_700_000_000
@@ -75,6 +77,21 @@ def test_the_sdist_makes_the_same_wheel(release: Path, tmp_path: Path) -> None:
         for archive in map(zipfile.ZipFile, (only(release, "*.whl"), only(tmp_path / "out", "*.whl")))
     )
     assert ours == theirs
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_man_pages_that_the_program_writes(release: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rackloom.cli.main", "help", "--man", tmp_path]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    folder = f"rackloom-{VERSION}.data/data/share/man/man1/"
+    with zipfile.ZipFile(only(release, "*.whl")) as archive:
+        found = {
+            name.removeprefix(folder): archive.read(name)
+            for name in archive.namelist()
+            if name.startswith(folder)
+        }
+    assert found == {page.name: page.read_bytes() for page in tmp_path.iterdir()}
+    assert "rackloom-claim.1" in found
 
 
 @pytest.mark.slow
@@ -248,6 +265,36 @@ def test_every_file_that_names_the_version_names_the_same() -> None:
 
 def test_the_page_of_licences_is_that_of_the_pins() -> None:
     assert licences.PAGE.read_text() == licences.page(pins.parts()), "run python -m deploy.release.licences"
+
+
+def test_the_copyright_files_are_those_of_the_locked_packages() -> None:
+    found = {name: each.version for name, each in copyrights.locked().items()}
+    for arch in debian.ARCHITECTURES:
+        wanted = {package.name: package.version for package in debian.locked(arch)}
+        assert found == wanted, "run python -m deploy.release.copyrights"
+
+
+def test_a_package_is_under_no_licence_of_which_its_copyright_file_does_not_speak() -> None:
+    named = copyrights.locked()
+    unsupported = {
+        name: terms
+        for name, licence in pins.TABLE["debian"].items()
+        if (terms := copyrights.unsupported(licence, named[name].names))
+    }
+    assert unsupported == {}
+    assert copyrights.unsupported("MIT", named["libc6"].names) == ["MIT"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("Format: x\n\nFiles: *\nLicense: GPL-2+ or MIT\n\nLicense: GPL-2+\n A text.\n", {"GPL-2+", "MIT"}),
+        ("See /usr/share/common-licenses/GPL-2.\nlibx is\npublic domain", {"GPL-2", "public-domain"}),
+        ("Nothing is said.", set()),
+    ],
+)
+def test_which_licences_a_copyright_file_names(text: str, names: set[str]) -> None:
+    assert set(copyrights.named_licences(text)) == names
 
 
 def test_what_is_shipped_is_permissive_or_named() -> None:

@@ -1,4 +1,4 @@
-"""Two real nodes for all tests of this folder, and what deploy/kubernetes installs on them.
+"""Two real nodes for all tests of this folder, and what is installed on them (`installation`).
 
 `make test-node` sets RACKLOOM_TEST_NODE; without it the tests are collected and skipped, so that `make test`
 starts no nodes.
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.build import MPI_OPERATOR, made
 from tests.cluster.processes import start
+from tests.node import installation
 from tests.node.nodes import NodeCluster
 from tests.node.workloads import claiming, pod
 from tests.waiting import until_seen
@@ -53,13 +54,13 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeCluster]:
 
 @pytest.fixture(scope="session")
 def installed(nodes: NodeCluster) -> NodeCluster:
-    """The nodes with deploy/kubernetes/base, unchanged, once every plugin has published its devices."""
-    nodes.kubectl("apply", "-k", str(ROOT / "deploy/kubernetes/base"))
+    """The nodes with Rackloom as a user installs it, once every plugin has published its devices."""
+    installation.install(nodes)
     wanted = SLICES * len(nodes.nodes)
     until_seen(lambda: len(nodes.get("resourceslices")["items"]) >= wanted, "every plugin has published", 120)
     for workload in (
         "deployment/rackloom-controller",
-        *(f"daemonset/rackloom-node-{kind}" for kind in ("gpu", "imex", "nic")),
+        *(f"daemonset/{plugin}" for plugin in installation.plugins()),
     ):
         nodes.kubectl("rollout", "status", "-n", "rackloom-system", workload, "--timeout=120s")
     return nodes
@@ -77,8 +78,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def admission(installed: NodeCluster) -> NodeCluster:
-    """The nodes with deploy/kubernetes/webhook on them, and the webhook asked about pods."""
-    installed.kubectl("apply", "-k", str(ROOT / "deploy/kubernetes/webhook"))
+    """The nodes with the webhook on them, asked about pods."""
+    installation.install_webhook(installed)
     installed.kubectl(
         "rollout", "status", "-n", "rackloom-system", "deployment/rackloom-webhook", "--timeout=120s"
     )

@@ -1,6 +1,8 @@
 """`make test-node`: the tests of this folder on real nodes, and nothing of them left behind.
 
 python tests/node/run.py [--all] [words for pytest]
+python tests/node/run.py --chart[=VALUES] [words for pytest]
+                                                    the core, with the chart by Helm (installation.py)
 python tests/node/run.py --vm [words for run.py]    on cgroup v2, in a virtual machine (vm.py)
 python tests/node/run.py --hold                     two nodes to look at by hand, until Ctrl-C
 python tests/node/run.py --download                 only what the builds ask a network for
@@ -26,9 +28,10 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from deploy.image.build import NAMES  # noqa: E402
-from tests.cluster.build import CONTROL_PLANE, MPI_OPERATOR, NODE, NotBuilt, cache, download, made  # noqa: E402
+from tests.cluster.build import CONTROL_PLANE, HELM, MPI_OPERATOR, NODE, NotBuilt, cache, download, made  # noqa: E402
 from tests.node import vm  # noqa: E402
 from tests.node.images import write_test_images  # noqa: E402
+from tests.node.installation import CHART  # noqa: E402
 from tests.node.nodes import COREDNS  # noqa: E402
 
 CONTAINERD = "RACKLOOM_CONTAINERD_ROOT"
@@ -139,17 +142,27 @@ def _program(words: list[str]) -> list[str]:
     return ["-m", "pytest", "-p", "no:cacheprovider", *words, *where]
 
 
+def _chart(words: list[str]) -> tuple[str | None, list[str]]:
+    """With which values of the chart, none being the defaults (None: by kustomize), and the other words."""
+    if not words[:1] or words[0].partition("=")[0] != "--chart":
+        return None, words
+    if "--all" in words:
+        sys.exit("test-node: --chart runs the core; without --all")
+    return words[0].partition("=")[2], words[1:]
+
+
 def main(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if words == ["--download"]:
         return _download()
     in_machine = words[:1] == ["--vm"]
+    chart, words = _chart(words)
     if lacking := missing() + (vm.missing() if in_machine else []):
         where = "on cgroup v2 in a virtual machine here" if in_machine else "here"
         print(f"test-node: NO REAL NODES RUN {where}:", *lacking, sep="\n  ", file=sys.stderr)
         return CANNOT
     try:
-        for tools in (CONTROL_PLANE, NODE, COREDNS, MPI_OPERATOR):
+        for tools in (CONTROL_PLANE, NODE, COREDNS, MPI_OPERATOR, *([] if chart is None else [HELM])):
             made(tools)
         if in_machine:
             vm.kernel()
@@ -163,6 +176,7 @@ def main(words: list[str]) -> int:
         "RACKLOOM_NODE_CGROUP": f"{_PREFIX}{os.getpid()}",
         IMAGES: os.environ.get(IMAGES) or str(images()),
         CONTAINERD: str(containerd_root()),
+        **({} if chart is None else {CHART: chart}),
     }
     if in_machine:
         try:

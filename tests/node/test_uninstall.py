@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from tests.cluster.uninstalled import is_admitted, remains
+from tests.node.installation import words_to_uninstall
 from tests.node.nodes import NodeCluster
 from tests.node.workloads import claiming, compute_domain, pod, until_gone, until_running
 
@@ -39,6 +40,7 @@ def _uninstall(cluster: NodeCluster, *words: str) -> subprocess.CompletedProcess
         "--kubeconfig",
         str(cluster.plane.admin),
     ]
+    command += words_to_uninstall()
     return subprocess.run([*command, *words], capture_output=True, text=True, timeout=240)
 
 

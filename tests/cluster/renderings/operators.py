@@ -22,7 +22,7 @@ from tests.cluster.renderings.applied import apply, established
 from tests.ports import reserved_ports
 from tests.waiting import until
 
-from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.core.kubernetes.objects import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, Object
 
 _HOOKS = {
@@ -71,15 +71,19 @@ async def _installed_at(
     await asyncio.to_thread(apply, cluster, documents)
     await established(api)
     child = _started(operator, cluster, folder, port)
+    hooks = [document for document in documents if document["kind"] in _HOOKS]
     try:
         if operator.makes_certificate:
             await _mounted(operator, api, folder)
-        hooks = [document for document in documents if document["kind"] in _HOOKS]
         await until(lambda: _are_trusted(api, hooks), f"{operator.name} tells the API server whom to trust")
         await until(lambda: _listens(port), f"{operator.name} listens")
         yield
     finally:
         child.stop()
+        # Nobody answers any more, and other operators' objects are to be had all the same.
+        for hook in hooks:
+            with contextlib.suppress(NotFound):
+                await api.delete(_HOOKS[hook["kind"]], hook["metadata"]["name"])
 
 
 def _documents(operator: Operator, port: int) -> list[Object]:

@@ -127,6 +127,10 @@ def test_our_layer_is_the_same_each_time_and_knows_nothing_of_this_machine(own, 
     assert [path for path, entry in own.items() if any(text in entry.data for text in strange)] == []
 
 
+def test_no_data_of_the_wheel_is_in_the_image(own):
+    assert [path for path in own if ".data/" in path] == []
+
+
 def test_each_module_of_ours_has_its_bytecode(own):
     modules = {path for path in own if path.endswith(".py")}
     assert len(modules) > 300
@@ -247,6 +251,16 @@ def test_the_build_backend_is_the_one_with_hashes():
     assert "build.txt" in re.search(
         r"-r requirements/dev\.txt -r (\S+)", (ROOT / "Makefile").read_text()
     ).group(1)
+
+
+def test_the_man_pages_are_written_with_the_versions_that_are_tested():
+    """A build in an environment of its own gives the same wheel as one in ours."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
+    pins = (ROOT / "requirements/runtime.txt").read_text()
+    wanted = [needed.partition(" ;")[0] for needed in hook["dependencies"]]
+    assert wanted
+    assert [pin for pin in wanted if not re.search(rf"^{re.escape(pin)} ", pins, re.MULTILINE)] == []
 
 
 def test_what_a_builder_is_given_is_the_layers_alone():

@@ -13,9 +13,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 from deploy.image.trees import DIRECTORY, FILE, LINK, MACHINES, sha256, write_tar
+from deploy.release import copyrights
 from tests.deploy.image import elf
 
-from deploy.image import build
+from deploy.image import build, debian
 
 ROOT = Path(__file__).parents[3]
 ASKED_BY = "RACKLOOM_TEST_IMAGE"
@@ -116,6 +117,11 @@ def test_the_root_is_whole_and_nothing_in_it_is_of_this_machine(image, arch):
         assert not any(text in data for text in strange), info.name
     dangling = [path for path in links if reached(path, kinds, links) is None]
     assert dangling == []
+
+
+@pytest.mark.parametrize("arch", debian.ARCHITECTURES)
+def test_the_list_of_licences_is_what_the_packages_say(arch):
+    assert copyrights.read(arch) == list(copyrights.locked().values())
 
 
 def reached(path, kinds, links, depth=0):
