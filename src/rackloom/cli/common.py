@@ -58,7 +58,6 @@ KubeContext = Annotated[
     Parameter(name="--context", help="Another context of the kubeconfig than its current one."),
 ]
 
-
 # Flags that all commands have.
 
 

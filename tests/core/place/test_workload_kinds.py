@@ -47,6 +47,7 @@ def test_what_keeps_replicas_running(kind: str) -> None:
 
 def test_a_deployment_without_devices_is_no_job() -> None:
     assert read_jobs([workload("Deployment", {"template": template(0)})], LABELS) == []
+    assert read_jobs([workload("Deployment", {"replicas": 0, "template": template()})], LABELS) == []
 
 
 def test_a_cron_job_is_one_run_of_it() -> None:

@@ -172,7 +172,7 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
                 controller_labels=tuple(added),
             )
         )
-    if not groups:
+    if not groups and is_for_devices(kind):
         raise Refused(f"{title} has no replicas", nearest_fix="add its replica specs")
     return Job(
         name=qualified_name(metadata, name),
