@@ -20,6 +20,7 @@ from rackloom.claim.node.gpu.inventory import (
     VfioGpu,
     gpu_device,
     mig_device,
+    parse_shares,
     semantic_version,
     vfio_device,
 )
@@ -110,11 +111,18 @@ def check_device(device):
     assert device.name == device.name.lower()
 
 
-@given(gpu=gpus, inventory=inventories, place=places)
-def test_every_device_is_within_the_limits_of_the_api(gpu, inventory, place):
-    check_device(gpu_device(gpu, inventory, place))
+@given(
+    gpu=gpus,
+    inventory=inventories,
+    place=places,
+    shares=st.sampled_from(["disabled", "memory", "unlimited", "7"]),
+)
+def test_every_device_is_within_the_limits_of_the_api(gpu, inventory, place, shares):
+    """Also as one that several claims may have, which has one capacity more."""
+    published = parse_shares(shares).of
+    check_device(published(gpu_device(gpu, inventory, place)))
     for mig in gpu.migs:
-        check_device(mig_device(gpu, mig, inventory, place))
+        check_device(published(mig_device(gpu, mig, inventory, place)))
 
 
 @given(condition=conditions)
