@@ -177,7 +177,7 @@ def test_nothing_to_examine_names_what_to_give(tmp_path):
     assert asked.stdout == ""
     assert asked.stderr.replace(str(tmp_path), "DATA") == snapshot("""\
 rackloom: there is nothing to examine: no site in DATA/rackloom
-  fix: give --home of a `rackloom up`, --config of a `rackloom serve`, --kubeconfig, or --sysroot
+  fix: give --home of a `rackloom up`, --config of a `rackloom serve`, --cluster, --kubeconfig, or --sysroot
 """)
 
 

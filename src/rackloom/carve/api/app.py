@@ -274,9 +274,9 @@ def complete_openapi(app: FastAPI) -> None:
             schema["info"]["x-rackloom-contracts"] = list(CONTRACTS)
             schema["info"]["x-rackloom-unserved"] = sorted(UNSERVED)
             describe_renames(schema)
-            schema["components"]["schemas"]["Problem"] = Problem.model_json_schema(
-                by_alias=True, ref_template=_SHAPE, mode="serialization"
-            )
+            problem = Problem.model_json_schema(by_alias=True, ref_template=_SHAPE, mode="serialization")
+            shapes = {**schema["components"]["schemas"], "Problem": problem}
+            schema["components"]["schemas"] = dict(sorted(shapes.items()))
             for methods in schema["paths"].values():
                 for operation in methods.values():
                     # The framework's validation error, which this API does not use.
