@@ -211,7 +211,7 @@ async def test_what_can_never_work_is_said_on_the_pod_with_what_to_change(
     nobody = "00000000-0000-4000-8000-000000000000"
 
     await hand_made(site, namespace, "unknown-field", domainID=uid, alocationMode="All")
-    await said_in_time(site, namespace, "unknown-field-0", "alocationMode")
+    await said_in_time(site, namespace, "unknown-field-0", 'unknown field "alocationMode"')
     await hand_made(site, other, "foreign", domainID=uid)
     await said_in_time(
         site, other, "foreign-0", "create the pod and its claim in the namespace of the ComputeDomain"

@@ -15,6 +15,7 @@ entry for one device, by UUID or by index in the claim, overrides the default. S
 `resource.nvidia.com/v1beta1` of NVIDIA's DRA driver for GPUs, version 0.5.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -38,6 +39,9 @@ class ConfigValue(
     """Base of all config values."""
 
 
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`")
+
+
 def decode_strictly(parameters: Mapping[str, Any], shape: type[T], kind: str) -> T:
     """Read `parameters`, less `apiVersion` and `kind`, as a `shape`. Raises Refused."""
     fields = {name: value for name, value in parameters.items() if name not in ("apiVersion", "kind")}
@@ -45,7 +49,13 @@ def decode_strictly(parameters: Mapping[str, Any], shape: type[T], kind: str) ->
         return msgspec.convert(fields, shape)
     except msgspec.ValidationError as error:
         known = ", ".join(shape.__struct_encode_fields__)
-        raise Refused(f"{kind}: {error}", nearest_fix=f"its fields are {known}") from error
+        text = _UNKNOWN_FIELD.sub(lambda found: unknown_fields_text([found[1]]), str(error))
+        raise Refused(f"{kind}: {text}", nearest_fix=f"its fields are {known}") from error
+
+
+def unknown_fields_text(names: Sequence[str]) -> str:
+    """As Kubernetes' strict decoder words it, and so NVIDIA's driver: tools look for the words in events."""
+    return "strict decoding error: " + ", ".join(f'unknown field "{name}"' for name in names)
 
 
 def refuse_problems(kind: str, problems: tuple[str, ...], fix: str | None = None) -> None:
@@ -86,7 +96,7 @@ def decode_imex_config(parameters: Mapping[str, Any]) -> ImexConfig:
     kind = _known_kind(parameters)
     if unknown := sorted(set(parameters) - _FIELDS_BY_KIND[kind]):
         raise Refused(
-            f"{kind}: unknown field " + ", ".join(f'"{field}"' for field in unknown),
+            f"{kind}: {unknown_fields_text(unknown)}",
             nearest_fix=f"remove it; the fields are {', '.join(sorted(_FIELDS_BY_KIND[kind]))}",
         )
     domain_id = _domain_id(kind, parameters)
