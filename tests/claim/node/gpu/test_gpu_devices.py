@@ -166,6 +166,7 @@ def test_a_gpu_for_a_virtual_machine():
     check_device(device)
     assert device.name == "gpu-vfio-3"
     assert device.attributes["iommuFDEnabled"].bool_ is False
+    assert device.attributes["uuid"].string == "c6d656ef-bc10-58ab-8b52-b6bd2b19e909"
 
 
 def published(gpus_):

@@ -34,6 +34,7 @@ from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
+from uuid import NAMESPACE_DNS, uuid5
 
 import msgspec
 
@@ -440,6 +441,8 @@ def vfio_device(vfio: VfioGpu) -> Device:
     attributes = device_attributes(
         {
             "type": "vfio",
+            # As NVIDIA's driver makes it of the address: nothing reads the GPU's own while vfio-pci has it.
+            "uuid": str(uuid5(NAMESPACE_DNS, vfio.pci_address)),
             "iommuFDEnabled": vfio.iommufd is not None,
             "deviceID": vfio.device_id,
             "vendorID": vfio.vendor_id,

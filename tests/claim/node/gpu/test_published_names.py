@@ -1,0 +1,138 @@
+"""What NVIDIA's driver publishes under which name, and what Rackloom does: selectors must keep their meaning.
+
+Read of kubernetes-sigs/dra-driver-nvidia-gpu at 95932046 (August 7, 2026): GetDevice of each kind of device
+in cmd/gpu-kubelet-plugin/deviceinfo.go, and the device classes of its chart.
+"""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rackloom.claim.node.gpu.inventory import (
+    GpuInventory,
+    GpuLocation,
+    MigDevice,
+    NicPartner,
+    NodeGpu,
+    ShareSettings,
+    VfioGpu,
+    gpu_device,
+    mig_device,
+    vfio_device,
+)
+from rackloom.core.allocate.objects import Device
+from rackloom.topology.join_key import declared_key
+
+CLASSES = Path(__file__).parents[4] / "deploy" / "kubernetes" / "base" / "device-classes.yaml"
+STANDARD = "resource.kubernetes.io/"
+OF_A_GPU = {
+    "productName", "brand", "architecture", "cudaComputeCapability", "driverVersion", "cudaDriverVersion",
+    "addressingMode", f"{STANDARD}pciBusID", f"{STANDARD}pcieRoot",
+}  # fmt: skip
+THEIRS = {
+    "gpu": {"type", "uuid", "gpuModuleID", *OF_A_GPU},
+    "mig": {"type", "uuid", "parentUUID", "profile", *OF_A_GPU},
+    "vfio": {
+        "type", "uuid", "deviceID", "vendorID", "productName", "iommuFDEnabled",
+        f"{STANDARD}pciBusID", f"{STANDARD}pcieRoot",
+    },
+}  # fmt: skip
+MISSING = {"gpu": set(), "mig": set(), "vfio": {"productName"}}
+"""A GPU that vfio-pci has is named by the host's list of PCI names alone, which is not read for GPUs."""
+THEIR_CAPACITIES = {
+    "gpu": {"memory", "shares"},
+    "mig": {
+        "memory", "shares", "multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines",
+        "ofaEngines", "memorySlice0", "memorySlice1",
+    },
+    "vfio": {"addressableMemory"},
+}  # fmt: skip
+THEIR_CLASSES = {
+    "gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com",
+    "compute-domain-daemon.nvidia.com", "compute-domain-default-channel.nvidia.com",
+}  # fmt: skip
+
+
+def device(kind: str) -> Device:
+    """One of whose GPU everything is known, and that several claims may have."""
+    mig = MigDevice(
+        uuid="MIG-1",
+        profile="1g.10gb",
+        gpu_instance=1,
+        compute_instance=0,
+        profile_id=19,
+        placement_start=0,
+        placement_size=2,
+        memory_bytes=10 << 30,
+        multiprocessors=16,
+    )
+    gpu = NodeGpu(
+        minor=0,
+        uuid="GPU-1",
+        pci_address="0000:41:00.0",
+        product="NVIDIA H100",
+        memory_bytes=80 << 30,
+        brand="Nvidia",
+        architecture="Hopper",
+        compute_capability="9.0",
+        addressing_mode="HMM",
+        migs=(mig,),
+        key=declared_key(
+            uuid="GPU-1",
+            pci_address="0000:41:00.0",
+            chassis_serial="C",
+            slot=1,
+            module_id=1,
+            fabric_guid=None,
+        ),
+    )
+    inventory = GpuInventory(driver_version="580.95.05", cuda_version="13.0")
+    nic = NicPartner(rdma="mlx5_0", pci_address="0000:42:00.0", path_class="PIX")
+    location = GpuLocation(pcie_root="pci0000:40", numa_node=0, nic=nic)
+    vfio = VfioGpu(
+        index=0,
+        pci_address="0000:41:00.0",
+        vendor_id="0x10de",
+        device_id="0x2330",
+        group=17,
+        addressable_memory=1 << 37,
+        pcie_root="pci0000:40",
+    )
+    found = {
+        "gpu": gpu_device(gpu, inventory, location),
+        "mig": mig_device(gpu, mig, inventory, location),
+        "vfio": vfio_device(vfio),
+    }[kind]
+    return ShareSettings("shares", 7).of(found)
+
+
+@pytest.mark.parametrize("kind", ["gpu", "mig", "vfio"])
+def test_every_attribute_of_theirs_is_published_under_its_name(kind: str) -> None:
+    published = {name.removeprefix("gpu.nvidia.com/") for name in device(kind).attributes}
+    assert THEIRS[kind] - published == MISSING[kind]
+
+
+@pytest.mark.parametrize("kind", ["gpu", "mig", "vfio"])
+def test_every_capacity_of_theirs_is_published_under_its_name(kind: str) -> None:
+    assert THEIR_CAPACITIES[kind] <= device(kind).capacity.keys()
+
+
+def test_what_is_added_takes_no_bare_name_of_theirs() -> None:
+    """A name of ours in their domain could get another meaning with their next release: each is listed."""
+    added = {
+        name.removeprefix("gpu.nvidia.com/")
+        for kind in THEIRS
+        for name in device(kind).attributes
+        if name.removeprefix("gpu.nvidia.com/") not in THEIRS[kind] and "/" not in name
+    }
+    assert added == {
+        *("nicPartner", "nicPartnerPCIBusID", "nicPartnerClass"),
+        *("chassisSerial", "slot", "moduleID"),
+    }
+
+
+def test_their_classes_are_there() -> None:
+    classes = {document["metadata"]["name"] for document in yaml.safe_load_all(CLASSES.read_text())}
+    assert classes - THEIR_CLASSES == {"compute-domain-isolated-channel.rackloom.dev"}
+    assert classes >= THEIR_CLASSES
