@@ -135,6 +135,59 @@ async def test_a_gpu_is_published_allocated_and_prepared(
     await until(is_left, "the GPU is given back")
 
 
+OWN = f"device.attributes['{GPU_DRIVER}']"
+MET = {
+    "product": f"{OWN}.productName.lowerAscii().matches('^.*h100.*$')",
+    "version": f"{OWN}.driverVersion.isGreaterThan(semver('500.0.0'))",
+    "memory": f"device.capacity['{GPU_DRIVER}'].memory.compareTo(quantity('40Gi')) >= 0",
+    "architecture": f"{OWN}.architecture == 'Hopper'",
+}
+"""Selectors as NVIDIA's own tests have them: a pattern, a version, an amount, a text."""
+
+
+async def test_selectors_on_patterns_versions_and_amounts_are_met(
+    api: KubeApi, host: tuple[str, Files], namespace: str
+) -> None:
+    """One pod with a claim for each, so that each gets a GPU of its own; another that none meets waits."""
+    expressions = {**MET, "none": f"{OWN}.productName == 'NVIDIA H300'"}
+    for name, expression in expressions.items():
+        exactly = {"deviceClassName": GPU_DRIVER, "selectors": [{"cel": {"expression": expression}}]}
+        spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+        meta = {"name": name, "namespace": namespace}
+        await api.create(RESOURCE_CLAIM_TEMPLATE, {"metadata": meta, "spec": {"spec": spec}})
+    await make_pod(api, namespace, "met", [*MET])
+    await make_pod(api, namespace, "waits", ["none"])
+
+    async def met_runs() -> bool:
+        return (await api.get(POD, "met", namespace)).get("status", {}).get("phase") == "Running"
+
+    async def waits_said() -> Object | None:
+        conditions = (await api.get(POD, "waits", namespace)).get("status", {}).get("conditions", ())
+        return next((found for found in conditions if found.get("reason") == "Unschedulable"), None)
+
+    await until(met_runs, "each selector is met")
+    unmet = await until(waits_said, "no GPU meets it")
+    assert "cannot allocate all claims" in unmet["message"]
+    allocated = [
+        claim["status"]["allocation"]["devices"]["results"][0]["device"]
+        for claim in (await api.list(RESOURCE_CLAIM, namespace)).items
+        if "allocation" in claim.get("status", {})
+    ]
+    assert len(set(allocated)) == len(allocated) == len(MET)
+
+
+async def make_pod(api: KubeApi, namespace: str, name: str, templates: list[str]) -> None:
+    """A pod whose only container has a claim of each template."""
+    container = {
+        "name": "main",
+        "image": "none",
+        "resources": {"claims": [{"name": own} for own in templates]},
+    }
+    claims = [{"name": own, "resourceClaimTemplateName": own} for own in templates]
+    spec = {"containers": [container], "resourceClaims": claims}
+    await api.create(POD, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
+
+
 @pytest.mark.parametrize("shares", [MANY])
 async def test_two_claims_have_a_share_of_one_gpu(
     api: KubeApi, host: tuple[str, Files], namespace: str
