@@ -27,6 +27,7 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.requests import ANSWER_SECONDS
 from rackloom.core.diagnosis.checks.domains import check_domains
 from rackloom.core.diagnosis.findings import CheckState, verdict
+from rackloom.core.domains.clique import Readiness
 from rackloom.core.domains.names import ImexIsolation
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
@@ -142,6 +143,13 @@ async def test_both_seed_manifests_reach_ready_and_leave_nothing(
     (pod,) = await site.running(namespace, "imex-minimal", 1)
     status = await site.ready("imex-minimal", namespace, {pod["spec"]["nodeName"]}, shared=shares)
     await site.api.delete(POD, "imex-minimal", namespace)
+
+    async def empty() -> bool:
+        left = await site.status("imex-minimal", namespace)
+        return (left.status, left.nodes) == (Readiness.NOT_READY, ())
+
+    if not shares:
+        await until(empty, "the domain that stays has no node, and is not ready")
     await site.api.delete(COMPUTE_DOMAIN, "imex-minimal", namespace)
     await site.is_clean(namespace)
 
