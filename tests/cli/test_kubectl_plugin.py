@@ -101,6 +101,24 @@ def test_claims_that_wait_in_the_cluster_are_not_placed(plugin: Plugin) -> None:
     assert plugin.asked[0].startswith("--context lab get resourceslices")
 
 
+def test_a_template_asks_for_no_claims(plugin: Plugin) -> None:
+    """Whoever may see the hardware alone gets a template: it is allocated on fresh nodes."""
+    wanted = ("--gpus", "4", "--nics", "4", "--align", "numa")
+    done = plugin.run("claim", "template", *wanted, "--cluster", "--profile", PROFILE)
+    assert done.returncode == 0, done.stderr
+    (asked,) = plugin.asked
+    assert "resourceclaims" not in asked
+    plugin.run("claim", "allocate", ALIGNED)
+    assert "resourceclaims" in plugin.asked[-1]
+
+
+def test_a_claim_is_planned_on_a_profile_or_on_a_cluster(plugin: Plugin) -> None:
+    done = plugin.run("claim", "allocate", ALIGNED, "--cluster", "--profile", PROFILE)
+    assert done.returncode == 2
+    assert "not both" in done.stderr
+    assert plugin.asked == []
+
+
 def test_hardware_that_is_named_is_meant(plugin: Plugin) -> None:
     done = plugin.run("claim", "allocate", ALIGNED, "--profile", PROFILE, "-o", "json")
     assert json.loads(done.stdout)[0]["node"] == "node-0"

@@ -23,7 +23,7 @@ from rackloom.core.allocate.inputs import in_use_by
 from rackloom.core.allocate.objects import DeviceAttribute, DeviceResult, Node, ObjectMeta, ResourceSlice
 from rackloom.core.allocate.outcome import Cost, Optimality
 from rackloom.core.allocate.planning import PlacedClaim, RefusedClaim, allocate_each
-from rackloom.errors import Refused
+from rackloom.errors import Misuse, Refused
 
 DeviceKey = tuple[str, str, str]
 _SEARCH_SECONDS = 10.0
@@ -78,13 +78,18 @@ def read_inputs(files: Sequence[Path], hardware: HardwareParameters, nodes: int)
 
     Claims of the cluster count if they hold devices: those that wait there are others' to place.
     """
+    if hardware.is_live and hardware.profile is not None:
+        raise Misuse(
+            f"claims are planned on the machines of a profile ({hardware.profile}) or on a cluster, not both",
+            nearest_fix="leave --profile out, or --cluster, --kubeconfig and --context",
+        )
     found = read_manifests([*files, *(hardware.slices or ())])
     if not found.claims:
         raise Refused("there is no claim in the files", nearest_fix="add a ResourceClaimTemplate")
     if hardware.is_live:
         from rackloom.claim.manifests.cluster import read_cluster
 
-        found = _with_cluster(found, read_cluster(hardware.kubeconfig, hardware.context))
+        found = _with_cluster(found, read_cluster(hardware.kubeconfig, hardware.context, with_claims=True))
     names = [f"node-{number}" for number in range(nodes)]
     planned = profile_slices(hardware.profile, names) if hardware.profile is not None else ()
     slices = (*found.slices, *planned)

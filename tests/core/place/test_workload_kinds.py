@@ -68,7 +68,7 @@ def test_a_train_job_names_what_to_place_instead() -> None:
     assert "kubectl get jobset w" in str(refused.value.nearest_fix)
 
 
-def test_a_volcano_job_is_told_from_a_job_by_its_version() -> None:
+def test_a_volcano_job_is_distinguished_by_its_version() -> None:
     tasks = [
         {"name": "head", "template": template(0)},
         {"name": "work", "replicas": 3, "template": template()},
@@ -183,6 +183,13 @@ def test_what_runs_on_every_node_or_makes_no_pods_is_no_job() -> None:
     for kind in ("DaemonSet", "PodTemplate", "ClusterTrainingRuntime"):
         assert read_jobs([workload(kind, {"template": template()})], LABELS) == []
     assert read_jobs([{"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "b"}}], LABELS) == []
+
+
+@pytest.mark.parametrize("kind", [["Deployment"], {"a": 1}, 7, None])
+def test_a_kind_that_is_no_text_is_no_job(kind: object) -> None:
+    assert (
+        read_jobs([{"kind": kind, "metadata": {"name": "w"}, "spec": {"template": template()}}], LABELS) == []
+    )
 
 
 def test_pods_of_an_outer_object_belong_to_it() -> None:

@@ -13,19 +13,25 @@ from rackloom.claim.manifests.read import Manifests, manifests_of
 from rackloom.errors import Refused, Retry
 from rackloom.request_log import asked
 
-_KINDS = "resourceslices.resource.k8s.io,deviceclasses.resource.k8s.io,nodes,resourceclaims.resource.k8s.io"
+_HARDWARE = "resourceslices.resource.k8s.io,deviceclasses.resource.k8s.io,nodes"
+_CLAIMS = "resourceclaims.resource.k8s.io"
 _TIMEOUT_SECONDS = 60.0
 _USE_DUMP = "name a dump with --slices instead"
 
 
-def read_cluster(kubeconfig: Path | None = None, context: str | None = None) -> Manifests:
-    """Slices, classes, nodes and claims of the cluster of a kubeconfig; without one, of that of kubectl.
+def read_cluster(
+    kubeconfig: Path | None = None, context: str | None = None, *, with_claims: bool = False
+) -> Manifests:
+    """The slices, classes and nodes of the cluster of a kubeconfig; without one, of that of kubectl.
+
+    `with_claims`: its claims too, which fewer people may read.
 
     Raises:
         Refused: there is no kubectl, or it could not answer.
         Retry: it did not answer in time.
     """
-    return manifests_of(objects_from_cluster(_KINDS, kubeconfig, context))
+    kinds = f"{_HARDWARE},{_CLAIMS}" if with_claims else _HARDWARE
+    return manifests_of(objects_from_cluster(kinds, kubeconfig, context))
 
 
 def objects_from_cluster(

@@ -57,15 +57,15 @@ def read_groups(value: JsonMapping) -> Iterator[PodGroup]:
 
 
 def is_job(value: JsonMapping) -> bool:
-    """Whether an object makes pods that run together; bare pods are told by their owners instead."""
+    """Whether an object makes pods that run together; bare pods are grouped by their owners instead."""
     kind = value.get("kind")
-    if kind in _READERS:
-        return True
-    return kind not in NOT_JOBS and kind != "Pod" and next(_templates(value, ()), None) is not None
+    if not isinstance(kind, str) or kind == "Pod" or kind in NOT_JOBS:
+        return False
+    return kind in _READERS or next(_templates(value, ()), None) is not None
 
 
 def is_guess(kind: str) -> bool:
-    """Whether nothing but the shape of an object tells its groups."""
+    """Whether the groups of an object are read from its shape alone."""
     return kind not in _READERS
 
 
