@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # uv trusts what the system trusts, as pip does: a proxy or an index may have a private certificate authority.
 SYSTEM_CERTIFICATES := $(wildcard /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem)
-# Where this is set, each process would compile all its modules anew: that doubles the time of the slow tests.
+# Where this is set, each process would compile all its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 export UV_SYSTEM_CERTS ?= $(if $(SYSTEM_CERTIFICATES),true,false)
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml

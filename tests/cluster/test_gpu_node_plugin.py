@@ -161,12 +161,12 @@ async def test_selectors_on_patterns_versions_and_amounts_are_met(
     async def met_runs() -> bool:
         return (await api.get(POD, "met", namespace)).get("status", {}).get("phase") == "Running"
 
-    async def waits_said() -> Object | None:
+    async def unschedulable() -> Object | None:
         conditions = (await api.get(POD, "waits", namespace)).get("status", {}).get("conditions", ())
         return next((found for found in conditions if found.get("reason") == "Unschedulable"), None)
 
     await until(met_runs, "each selector is met")
-    unmet = await until(waits_said, "no GPU meets it")
+    unmet = await until(unschedulable, "no GPU meets it")
     assert "cannot allocate all claims" in unmet["message"]
     allocated = [
         claim["status"]["allocation"]["devices"]["results"][0]["device"]

@@ -290,7 +290,7 @@ def test_a_package_is_under_no_licence_of_which_its_copyright_file_does_not_spea
     [
         ("Format: x\n\nFiles: *\nLicense: GPL-2+ or MIT\n\nLicense: GPL-2+\n A text.\n", {"GPL-2+", "MIT"}),
         ("See /usr/share/common-licenses/GPL-2.\nlibx is\npublic domain", {"GPL-2", "public-domain"}),
-        ("Nothing is said.", set()),
+        ("No licence is named.", set()),
     ],
 )
 def test_which_licences_a_copyright_file_names(text: str, names: set[str]) -> None:

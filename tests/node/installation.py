@@ -43,7 +43,7 @@ def install_webhook(cluster: NodeCluster) -> None:
 
 
 def words_to_uninstall() -> list[str]:
-    """What `rackloom uninstall` is told of the installation."""
+    """What `rackloom uninstall` needs to know of the installation."""
     return ["--helm-release", _RELEASE] if CHART in os.environ else []
 
 

@@ -40,7 +40,7 @@ HARDWARE: Mapping[str, str] = {
     Check.DEFAULT_GONE: "in the factory's partition still",
     Check.INTERFACE: "not in the partition that was asked for",
     Check.LOGICAL_SPREAD: "of a logical partition that spans racks, which share no memory",
-    Check.MAPPING: "of a machine whose GPUs cannot be told apart",
+    Check.MAPPING: "of a machine whose GPUs cannot be distinguished",
     Check.IDENTITY: "named differently by different layers",
     Check.SPLIT: "on a tray that is split over several partitions",
     Check.CLIQUE_LABEL: "on a node with a wrong clique label",

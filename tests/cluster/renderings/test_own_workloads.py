@@ -117,7 +117,7 @@ async def namespace(trays: None, api: KubeApi) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def kueue(operators: Path, cluster: ControlPlane, api: KubeApi) -> AsyncIterator[None]:
-    """Kueue, told which resource a device of the class `gpu.nvidia.com` is."""
+    """Kueue, configured with the resource that a device of the class `gpu.nvidia.com` is."""
     operator = Operator("kueue", operators / "kueue", source(QUEUES, KUEUE), CONFIG)
     async with installed(operator, cluster, api):
         yield

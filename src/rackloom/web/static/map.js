@@ -29,7 +29,7 @@ function onEvent() {
 function onLost() {
   showState("lost", "not live");
   const since = `${new Date(lastEventAt).toISOString().slice(11, 19)} UTC`;
-  lost.textContent = `Not live since ${since}: the service does not answer, and all below is as it was then. This page tries again by itself; your jobs are not affected.`;
+  lost.textContent = `Not live since ${since}: nothing arrives from the service, and all below is as it was then. This page tries again by itself.`;
   lost.hidden = false;
 }
 
