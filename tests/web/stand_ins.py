@@ -26,6 +26,8 @@ class ShownSite:
         self.reading = reading
         self.broken = False
         self.reads = 0
+        self.followed = asyncio.Event()
+        """Set once somebody waits for changes."""
         self._news = asyncio.Event()
 
     def show(self, reading: SiteReading) -> None:
@@ -43,6 +45,7 @@ class ShownSite:
         return self.reading
 
     async def changed(self) -> None:
+        self.followed.set()
         if self.broken:
             raise Retry("the store is busy", after=1)
         await self._news.wait()
