@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,6 +36,21 @@ def up(home, *arguments):
         if process.poll() is None:
             process.terminate()
         process.communicate(timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def ended_home(tmp_path_factory):
+    """The home of a service that was started and ended."""
+    home = tmp_path_factory.mktemp("ended")
+    with up(home):
+        pass
+    return home
+
+
+@pytest.fixture
+def used_home(ended_home, tmp_path):
+    """A copy of such a home, which a test may damage."""
+    return shutil.copytree(ended_home, tmp_path / "home", symlinks=True)
 
 
 def rackloom(*arguments):
@@ -129,10 +145,8 @@ def test_a_port_that_there_is_not_is_a_mistake_of_usage(tmp_path, port):
 
 
 @pytest.mark.parametrize("arguments", [("--racks", "3"), ("--profile", "gb300-nvl72")])
-def test_a_home_keeps_the_racks_it_was_made_with(tmp_path, arguments):
-    with up(tmp_path):
-        pass
-    refused = rackloom("up", "--port", "0", "--home", str(tmp_path), *arguments)
+def test_a_home_keeps_the_racks_it_was_made_with(used_home, arguments):
+    refused = rackloom("up", "--port", "0", "--home", str(used_home), *arguments)
     assert refused.returncode == 1
     assert "was made with 2 racks of gb200-nvl72" in refused.stderr
     assert "--racks 2 --profile gb200-nvl72" in refused.stderr
@@ -288,11 +302,9 @@ def key_is_garbage(home):
         (key_is_garbage, "cannot be used"),
     ],
 )
-def test_a_home_that_is_not_whole_is_refused_with_the_file(tmp_path, harm, message):
-    with up(tmp_path):
-        pass
-    harm(tmp_path)
-    refused = rackloom("up", "--port", "0", "--home", str(tmp_path))
+def test_a_home_that_is_not_whole_is_refused_with_the_file(used_home, harm, message):
+    harm(used_home)
+    refused = rackloom("up", "--port", "0", "--home", str(used_home))
     assert refused.returncode == 1
     assert message in refused.stderr
     assert "\n  fix: " in refused.stderr
