@@ -34,8 +34,13 @@ FIXED_FORM: set[Words] = {
     ("admin", "audit", "export"),
 }
 """They print a document that has one form: YAML of Kubernetes, a script, a schema, JSON."""
-WRITERS: set[Words] = {("transfer", "baseline"), ("transfer", "evidence"), ("nixl", "install")}
-"""What they are asked for is a file, or an installed package."""
+WRITERS: set[Words] = {
+    ("examples",),
+    ("transfer", "baseline"),
+    ("transfer", "evidence"),
+    ("nixl", "install"),
+}
+"""What they are asked for are files, or an installed package."""
 TAKES_FILES: set[Words] = {
     ("place",),
     ("claim", "check"),

@@ -6,7 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.docs.tutorials import ROOT, Lesson, missing, steps, taken_port
+from tests.docs.tutorials import (
+    OF_A_CHECKOUT,
+    ROOT,
+    Lesson,
+    copy_checkout,
+    missing,
+    steps,
+    taken_port,
+)
 
 PAGES = sorted((ROOT / "docs").glob("tutorial-*.md"))
 PERSONAS = {"newcomer", "tenant", "operator", "platform-engineer", "performance-engineer", "contributor"}
@@ -41,7 +49,11 @@ def test_a_lesson_goes_as_its_page_says(page: Path, tmp_path: Path) -> None:
         pytest.skip(f"NO NIXL (rackloom nixl status): the lesson {page.name} was not taken")
     if port := taken_port():
         pytest.skip(f"PORT {port} IS TAKEN: the lesson {page.name} was not taken")
-    lesson = Lesson(tmp_path)
+    source = ROOT / "src"
+    if page.stem == OF_A_CHECKOUT:
+        copy_checkout(tmp_path)
+        source = tmp_path / "src"
+    lesson = Lesson(tmp_path, Path(sys.executable).parent, source)
     try:
         for step in steps(page):
             lesson.take(step)

@@ -1,4 +1,4 @@
-"""Runs a tutorial: its commands as they stand on the page, in one shell, in a copy of the checkout.
+"""Runs a tutorial: its commands as they stand on the page, in one shell, in an empty home.
 
 On a page, a block `sh` is run and must succeed; a block `sh refused` must end with another status than 0; a
 block `sh server` is started and stays until the end. A block `text` behind one is what it printed: its lines
@@ -21,8 +21,10 @@ from pathlib import Path
 from queue import Empty, Queue
 
 ROOT = Path(__file__).parents[2]
+OF_A_CHECKOUT = "tutorial-contributor"
+"""The page whose reader has a checkout; the others have the program alone."""
 COPIED = ("src", "tests", "pyproject.toml")
-"""What a lesson may change."""
+"""What a contributor changes."""
 LINKED = ("examples", "docs", "deploy", "benchmarks", "Makefile", "requirements", "README.md", ".venv")
 PORTS = (8080, 1079, 9108, 8443)
 PATIENCE_SECONDS = 240
@@ -62,26 +64,33 @@ def missing(printed: list[str], output: str) -> str | None:
     return None
 
 
-class Lesson:
-    """A shell in a copy of the checkout. `close` ends all that it started."""
+def copy_checkout(folder: Path) -> None:
+    """What a contributor works in: parts of the checkout to change, and links to the rest."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(source, folder / name)
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
 
-    def __init__(self, folder: Path) -> None:
-        for name in COPIED:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copyfile(source, folder / name)
-        for name in LINKED:
-            (folder / name).symlink_to(ROOT / name)
+
+class Lesson:
+    """A shell whose home is `folder`. `close` ends all that it started.
+
+    `program` is the directory of `rackloom`, and `source` the packages that it imports; None: its own.
+    """
+
+    def __init__(self, folder: Path, program: Path, source: Path | None) -> None:
         environment = {
             **{
                 name: value
                 for name, value in os.environ.items()
-                if not name.startswith(("RACKLOOM_", "PYTEST_", "KUBE"))
+                if not name.startswith(("RACKLOOM_", "PYTEST_", "PYTHON", "KUBE"))
             },
-            "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}",
-            "PYTHONPATH": str(folder / "src"),
+            "PATH": f"{program}:{os.environ['PATH']}",
+            **({} if source is None else {"PYTHONPATH": str(source)}),
             "HOME": str(folder),
         }
         own_network = may_have_a_network()

@@ -15,40 +15,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.install.commands import ASKED_BY, LIMIT, UV, output_of
 
-ROOT = Path(__file__).parents[2]
-ASKED_BY = "RACKLOOM_TEST_INSTALL"
 pytestmark = pytest.mark.skipif(
     ASKED_BY not in os.environ, reason=f"NO PLAIN INSTALLATION: `make test-install` makes it ({ASKED_BY})"
 )
-UV = Path(sys.executable).with_name("uv")
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 PLATFORMS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin")
 WINDOWS = "x86_64-pc-windows-msvc"
-LIMIT = 300.0
-
-
-def output_of(*command: object, home: Path | None = None, rc: int = 0) -> str:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
-    env.pop("VIRTUAL_ENV", None)
-    if home is not None:
-        env["HOME"] = str(home)
-    done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=LIMIT, env=env, cwd="/"
-    )
-    assert done.returncode == rc, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    return done.stdout + done.stderr
-
-
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made of the files that git has, so that nothing of this working tree helps."""
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(["git", "clone", "--quiet", "--local", ROOT, folder / "clone"], check=True)
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
-    subprocess.run(command, check=True, cwd=folder / "clone", capture_output=True, timeout=LIMIT)
-    (made,) = folder.glob("*.whl")
-    return made
 
 
 def interpreters() -> dict[str, str]:

@@ -51,6 +51,7 @@ COMMANDS = (
     ("machine", "rackloom.cli.tenant:machine_app", "The machines that you may see."),
     ("type", "rackloom.cli.tenant:type_app", "The instance types that you may ask for."),
     ("allocation", "rackloom.cli.tenant:allocation_app", "How many machines you were given."),
+    ("examples", "rackloom.cli.examples:examples", "Write the examples of the documentation as files."),
     ("twin", "rackloom.cli.site:twin_app", "Replay incidents on the production code."),
     ("doctor", "rackloom.cli.doctor:doctor", "What is wrong with a site, over all layers, and the fix."),
     ("topology", "rackloom.cli.topology:app", "What is wired to what, on known machines and racks."),

@@ -1,0 +1,29 @@
+"""`rackloom examples`: the manifests and scripts that the documentation works with, as files to change."""
+
+import shutil
+from pathlib import Path
+
+from rackloom.cli.common import note, with_common_flags
+from rackloom.errors import Refused
+from rackloom.shipped_files import shipped_path
+
+
+@with_common_flags
+def examples(directory: Path = Path("examples"), /) -> None:
+    """Write the examples of the documentation into a directory, and print what each is.
+
+    Parameters
+    ----------
+    directory
+        A directory that does not exist yet; nothing is overwritten.
+    """
+    try:
+        shutil.copytree(shipped_path("examples"), directory)
+    except FileExistsError:
+        raise Refused(
+            f"{directory} exists, and nothing is overwritten", nearest_fix="name another directory"
+        ) from None
+    for readme in sorted(directory.glob("*/README.md")):
+        heading = readme.read_text().partition("\n")[0].lstrip("# ")
+        print(f"{readme.parent}  {heading}")
+    note("their documentation is in the README.md of each")
