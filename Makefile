@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# uv trusts what the system trusts, as pip does: a proxy or an index may have a private certificate authority.
+# uv and pip trust what the system trusts: a proxy or an index may have a private certificate authority. Of pip only
+# 24.2 and later do so by themselves, and Python 3.11 comes with older ones.
 SYSTEM_CERTIFICATES := $(wildcard /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem)
 # Where this is set, each process would compile all its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 export UV_SYSTEM_CERTS ?= $(if $(SYSTEM_CERTIFICATES),true,false)
+PIP_TRUST = $(if $(SYSTEM_CERTIFICATES),$(BIN)/python -m pip config list | grep -q '\.cert=' || export PIP_CERT=$(firstword $(SYSTEM_CERTIFICATES));)
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
 .PHONY: help venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel release verify-release helm docs-site diagrams screens lint simulate mutate bench-quick format proto client pins clean
@@ -18,7 +20,7 @@ venv: $(VENV)/.complete  ## .venv, from the pins
 
 $(VENV)/.complete: $(PINS)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
+	$(PIP_TRUST) $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.txt -r requirements/build.txt
 	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --require-hashes -r requirements/nixl.txt \
 	  || echo "venv: NIXL could not be installed (see above); the transfer step of the demo will say so"
