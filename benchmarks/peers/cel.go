@@ -32,6 +32,45 @@ type figures struct {
 	Compile float64 `json:"compile_ns"`
 }
 
+// verdict is what becomes of an expression on a device without attributes. Costs are without a unit.
+type verdict struct {
+	Expression string  `json:"expression"`
+	Refused    string  `json:"refused,omitempty"` // why it does not compile
+	Failed     string  `json:"failed,omitempty"`  // why it gives no answer
+	Matches    bool    `json:"matches"`
+	MaxCost    uint64  `json:"max_cost"`
+	Cost       *uint64 `json:"cost,omitempty"`
+}
+
+func answers(input io.Reader) ([]verdict, error) {
+	var asked question
+	if err := json.NewDecoder(input).Decode(&asked); err != nil {
+		return nil, err
+	}
+	compiler := cel.GetCompiler(cel.Features{EnableConsumableCapacity: true})
+	given := []verdict{}
+	for _, expression := range asked.Expressions {
+		answer := verdict{Expression: expression}
+		selector := compiler.CompileCELExpression(expression, cel.Options{})
+		if selector.Error != nil {
+			answer.Refused = selector.Error.Error()
+			given = append(given, answer)
+			continue
+		}
+		answer.MaxCost = selector.MaxCost
+		matches, details, err := selector.DeviceMatches(context.Background(), cel.Device{Driver: asked.Driver})
+		if err != nil {
+			answer.Failed = err.Error()
+		}
+		answer.Matches = matches
+		if details != nil {
+			answer.Cost = details.ActualCost()
+		}
+		given = append(given, answer)
+	}
+	return given, nil
+}
+
 func evaluate(input io.Reader, seconds time.Duration) ([]figures, error) {
 	var asked question
 	if err := json.NewDecoder(input).Decode(&asked); err != nil {

@@ -2,6 +2,7 @@
 //
 //	upstream allocate -mode first|sched|rotating [-pods N] [-limit SECONDS] < scenario.json
 //	upstream cel [-seconds S] < expressions.json
+//	upstream answers < expressions.json
 //
 // The scenario comes on standard input, the answer goes to standard output as one JSON object. Reading the
 // scenario is in no figure. CPU time is that of the whole process, its garbage collector included.
@@ -26,7 +27,7 @@ func main() {
 
 func run(words []string, input io.Reader, output io.Writer) error {
 	if len(words) == 0 {
-		return fmt.Errorf("say allocate or cel")
+		return fmt.Errorf("say allocate, cel or answers")
 	}
 	flags := flag.NewFlagSet(words[0], flag.ContinueOnError)
 	mode := flags.String("mode", "first", "first, sched or rotating")
@@ -43,8 +44,10 @@ func run(words []string, input io.Reader, output io.Writer) error {
 		answer, err = allocate(input, *mode, *pods, *limit)
 	case "cel":
 		answer, err = evaluate(input, *seconds)
+	case "answers":
+		answer, err = answers(input)
 	default:
-		err = fmt.Errorf("%q: say allocate or cel", words[0])
+		err = fmt.Errorf("%q: say allocate, cel or answers", words[0])
 	}
 	if err != nil {
 		return err

@@ -140,6 +140,8 @@ def _limit_below(here: SizeLimit | None, step: str) -> SizeLimit | None:
 
 _LIST_CALL = 11
 """A call that builds a list: one for the call, ten for the list."""
+_MESSAGE = 40
+"""Building a message, beside the values of its fields."""
 _STRING, _REGEX = 0.1, 0.25
 """Cost of one character that is walked over, and of one character of a pattern."""
 FORMAT_REGEX_SIZE = 128
@@ -463,6 +465,7 @@ _ORDERS = ("less", "less_equals", "greater", "greater_equals")
 
 CALL_COSTS: dict[str, CallCost] = {
     # By overload.
+    types.NEW_MESSAGE: CallCost(lambda of: CallEstimate(exactly(_MESSAGE)), lambda args, result: _MESSAGE),
     "string_format": _by_sizes(_walk(_STRING), 1, full=False),
     "string_to_bytes": _by_sizes(_walk(_STRING), 1, full=False, size=_resized(1, 4, 0)),
     "bytes_to_string": _by_sizes(_walk(_STRING), 1, full=False, size=_resized(0.25, 1, 0)),

@@ -22,8 +22,9 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.cel import types
 from rackloom.core.allocate.cel.environment import CelEnvironment
-from rackloom.core.allocate.cel.errors import CompileError, EvaluationError
+from rackloom.core.allocate.cel.errors import CompileError, EvaluationError, no_such_overload
 from rackloom.core.allocate.cel.library.conversions import parse_duration, parse_timestamp
+from rackloom.core.allocate.cel.library.messages import MESSAGES, MessageType
 from rackloom.core.allocate.cel.library.strings import (
     FORMAT_CLAUSE,
     FORMAT_VERB_TYPES,
@@ -40,12 +41,13 @@ from rackloom.core.allocate.cel.syntax import (
     ListNode,
     MapEntry,
     MapNode,
+    MessageNode,
     ParsedExpression,
     Select,
-    StructNode,
     children,
 )
 from rackloom.core.allocate.cel.types import (
+    NEW_MESSAGE,
     Bindings,
     CelType,
     Overload,
@@ -55,7 +57,7 @@ from rackloom.core.allocate.cel.types import (
     most_general,
     substitute,
 )
-from rackloom.core.allocate.cel.values import TypeName, Uint, key_of
+from rackloom.core.allocate.cel.values import OptionalValue, TypeName, Uint, key_of
 
 # The type checker.
 
@@ -142,9 +144,8 @@ class _TypeChecker:
                 return self.list_literal(node)
             case MapNode():
                 return self.map_literal(node)
-            case StructNode():
-                undeclared = f"undeclared reference to '{node.type_name}' (in container '')"
-                raise self.fail(node.id, undeclared, "message values cannot be built in selectors")
+            case MessageNode():
+                return self.message(node)
             case Fold():
                 return self.fold(node)
         return node
@@ -309,6 +310,29 @@ class _TypeChecker:
         self.types[node.id] = types.map_of(key or next(self.fresh), value or next(self.fresh))
         return replace(node, entries=tuple(entries))
 
+    def message(self, node: MessageNode) -> CelNode:
+        """A call that builds the message of its fields."""
+        declared = MESSAGES.get(node.type_name.removeprefix("."))
+        if declared is None:
+            known = ", ".join(name.removeprefix("google.protobuf.") for name in MESSAGES)
+            undeclared = f"undeclared reference to '{node.type_name}' (in container '')"
+            raise self.fail(node.id, undeclared, f"messages of google.protobuf may be built: {known}")
+        values = tuple(self.check(field.value) for field in node.fields)
+        for field, value in zip(node.fields, values, strict=True):
+            wanted = declared.fields.get(field.name)
+            if wanted is None:
+                raise self.fail(field.id, f"undefined field '{field.name}'")
+            found = self.optional_item(value) if field.optional else self.type_of(value)
+            if not self.fits(found, wanted):
+                raise self.fail(
+                    field.id,
+                    f"expected type of field '{field.name}' is '{wanted}' but provided type is "
+                    f"'{substitute(self.bindings, found)}'",
+                )
+        self.types[node.id] = declared.result
+        self.overloads[node.id] = (_message_builder(node, declared),)
+        return Call(node.id, None, node.type_name, values)
+
     def fold(self, node: Fold) -> CelNode:
         iter_range, accu_init = self.check(node.iter_range), self.check(node.accu_init)
         accumulated = self.type_of(accu_init)
@@ -342,6 +366,25 @@ class _TypeChecker:
             node.id,
             f"expression of type '{over}' cannot be range of a comprehension (must be list, map, or dynamic)",
         )
+
+
+def _message_builder(node: MessageNode, declared: MessageType) -> Overload:
+    """What builds a message of the values of its fields, as a function of its own."""
+    fields = [(field.name, field.optional) for field in node.fields]
+
+    def build(*values: Any) -> Any:
+        present = {}
+        for (name, optional), value in zip(fields, values, strict=True):
+            if not optional:
+                present[name] = value
+            elif type(value) is not OptionalValue:
+                raise no_such_overload()
+            elif value.present:
+                present[name] = value.value
+        return declared.build(present)
+
+    params = (types.DYN,) * len(fields)
+    return Overload(NEW_MESSAGE, node.type_name, False, params, declared.result, (), build)
 
 
 def _dotted(node: CelNode) -> str | None:
@@ -486,7 +529,7 @@ def _validate_format(template: str, args: ListNode, checked: CheckedExpression) 
 
 def _unshowable(verb: str, node: CelNode, checked: CheckedExpression) -> CelNode | None:
     """The first part of an argument whose static type the verb does not take."""
-    type_ = checked.types[node.id]
+    type_ = types.unwrapped(checked.types[node.id])
     if type_ != types.DYN and type_.name not in FORMAT_VERB_TYPES[verb]:
         return node
     if isinstance(node, ListNode | MapNode):
@@ -501,6 +544,6 @@ def _require_one_type(checked: CheckedExpression, items: list[tuple[CelNode, boo
     wanted: CelType | None = None
     for node, optional in items:
         found = types.without_optional(checked.types[node.id]) if optional else checked.types[node.id]
-        if wanted is not None and found != wanted:
+        if wanted is not None and types.unwrapped(found) != types.unwrapped(wanted):
             raise _compile_error(checked, node, f"expected type '{wanted}' but found '{found}'")
         wanted = found

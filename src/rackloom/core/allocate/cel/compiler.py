@@ -276,7 +276,7 @@ def compile_selector(
 def _compile_uncached(expression: str, names: Any) -> Program:
     checked = check_types(parse_expression(expression), names)
     validate_literals(checked)
-    if checked.output not in (types.BOOL, names.attribute):
+    if types.unwrapped(checked.output) not in (types.BOOL, names.attribute):
         raise CompileError(
             f"must evaluate to bool or the unknown type, not {checked.output}", source=expression
         )

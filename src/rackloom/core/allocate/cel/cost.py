@@ -35,8 +35,8 @@ from rackloom.core.allocate.cel.syntax import (
     Ident,
     ListNode,
     MapNode,
+    MessageNode,
     Select,
-    StructNode,
 )
 from rackloom.core.allocate.cel.types import CelType, Overload
 
@@ -67,7 +67,7 @@ class _CostEstimator:
 
     def cost(self, node: CelNode) -> CostRange:
         match node:
-            case Const() | StructNode():
+            case Const() | MessageNode():  # The checker leaves no message.
                 return ZERO
             case Ident():
                 return self.ident(node)
@@ -301,4 +301,4 @@ def _literal_size(node: CelNode) -> CostRange | None:
 def _is_scalar(type_: CelType) -> bool:
     if types.is_optional(type_):
         return _is_scalar(type_.params[0])
-    return type_.kind in ("bool", "double", "duration", "int", "timestamp", "uint")
+    return types.unwrapped(type_).kind in ("bool", "double", "duration", "int", "timestamp", "uint")

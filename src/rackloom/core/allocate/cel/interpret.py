@@ -45,8 +45,8 @@ from rackloom.core.allocate.cel.syntax import (
     Ident,
     ListNode,
     MapNode,
+    MessageNode,
     Select,
-    StructNode,
 )
 from rackloom.core.allocate.cel.types import dispatch
 from rackloom.core.allocate.cel.values import OptionalValue, equal, key_of, same_value
@@ -86,7 +86,7 @@ class _EvaluatorBuilder:
                 return self.map_literal(node)
             case Fold():
                 return self.bind(node) if node.is_bind else self.fold(node)
-            case Const() | StructNode():
+            case Const() | MessageNode():
                 raise AssertionError(node)
 
     @staticmethod

@@ -29,9 +29,10 @@ from rackloom.core.allocate.cel.syntax import (
     ListNode,
     MapEntry,
     MapNode,
+    MessageField,
+    MessageNode,
     ParsedExpression,
     Select,
-    StructNode,
     expand_macros,
 )
 from rackloom.core.allocate.cel.values import Uint
@@ -214,7 +215,17 @@ def _list(node_id: int, fields: Wire) -> CelNode:
 
 def _struct(node_id: int, fields: Wire) -> CelNode:
     name = _text(fields, 1)
-    return StructNode(node_id, name) if name else MapNode(node_id, tuple(map(_entry, fields.get(2, ()))))
+    entries = fields.get(2, ())
+    if name:
+        return MessageNode(node_id, name, tuple(map(_message_field, entries)))
+    return MapNode(node_id, tuple(map(_entry, entries)))
+
+
+def _message_field(data: bytes) -> MessageField:
+    fields = _fields(data)
+    return MessageField(
+        fields.get(1, [0])[0], _text(fields, 2), _node(fields[4][0]), bool(fields.get(5, [0])[0])
+    )
 
 
 def _entry(data: bytes) -> MapEntry:

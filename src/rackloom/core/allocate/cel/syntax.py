@@ -83,11 +83,21 @@ class MapNode(msgspec.Struct, frozen=True):
     entries: tuple[MapEntry, ...]
 
 
-class StructNode(msgspec.Struct, frozen=True):
-    """`type.name{field: value}`; no message type can be built in selectors, so only the name is kept."""
+class MessageField(msgspec.Struct, frozen=True):
+    """One `name: value` of a message."""
+
+    id: int
+    name: str
+    value: "CelNode"
+    optional: bool = False
+
+
+class MessageNode(msgspec.Struct, frozen=True):
+    """`type.name{field: value}`; the checker makes it a call of what builds the message."""
 
     id: int
     type_name: str
+    fields: tuple[MessageField, ...]
 
 
 class Fold(msgspec.Struct, frozen=True):
@@ -115,7 +125,7 @@ class Fold(msgspec.Struct, frozen=True):
         )
 
 
-CelNode = Const | Ident | Select | Call | ListNode | MapNode | StructNode | Fold
+CelNode = Const | Ident | Select | Call | ListNode | MapNode | MessageNode | Fold
 
 
 def children(node: CelNode) -> tuple[CelNode, ...]:
@@ -129,6 +139,8 @@ def children(node: CelNode) -> tuple[CelNode, ...]:
             return node.elements
         case MapNode():
             return tuple(part for entry in node.entries for part in (entry.key, entry.value))
+        case MessageNode():
+            return tuple(field.value for field in node.fields)
         case Fold():
             return node.iter_range, node.accu_init, node.condition, node.step, node.result
     return ()
@@ -148,6 +160,8 @@ def with_children(node: CelNode, parts: Iterable[CelNode]) -> CelNode:
         case MapNode():
             entries = (replace(entry, key=next(new), value=next(new)) for entry in node.entries)
             return replace(node, entries=tuple(entries))
+        case MessageNode():
+            return replace(node, fields=tuple(replace(field, value=next(new)) for field in node.fields))
         case Fold():
             names = ("iter_range", "accu_init", "condition", "step", "result")
             return replace(node, **dict(zip(names, new, strict=True)))

@@ -70,6 +70,16 @@ def optional_of(value: CelType) -> CelType:
     return CelType("opaque", "optional_type", (value,))
 
 
+def wrapper_of(value: CelType) -> CelType:
+    """`wrapper(value)`: the type of a message such as Int32Value, which may also be null."""
+    return CelType("wrapper", "wrapper", (value,))
+
+
+def unwrapped(type_: CelType) -> CelType:
+    """The type inside a wrapper; any other type as it is."""
+    return type_.params[0] if type_.kind == "wrapper" else type_
+
+
 def type_of(value: CelType) -> CelType:
     """The type of a type."""
     return CelType("type", "type", (value,))
@@ -148,7 +158,7 @@ Bindings = dict[CelType, CelType]
 """What each type variable stands for so far."""
 
 _PLAIN = frozenset(type_.kind for type_ in (BOOL, INT, UINT, DOUBLE, STRING, BYTES, TIMESTAMP, DURATION))
-_NULLABLE = ("opaque", "struct", "any", "timestamp", "duration")
+_NULLABLE = ("opaque", "struct", "any", "timestamp", "duration", "wrapper")
 
 
 def assignable(bindings: Bindings, given: list[CelType], wanted: list[CelType]) -> Bindings | None:
@@ -212,6 +222,7 @@ def _is_assignable(bindings: Bindings, first: CelType, second: CelType) -> bool:
         return other.kind == "null" or other.kind in _NULLABLE
     if first.kind == "type":
         return second.kind == "type"
+    first, second = unwrapped(first), unwrapped(second)
     return (first.kind, first.name) == (second.kind, second.name) and _all_assignable(
         bindings, list(first.params), list(second.params)
     )
@@ -246,6 +257,7 @@ def _occurs_in(bindings: Bindings, variable: CelType, within: CelType) -> bool:
 
 
 def _no_more_specific(first: CelType, second: CelType) -> bool:
+    first, second = unwrapped(first), unwrapped(second)
     if is_dyn(first) or first.kind == "param":
         return True
     if is_dyn(second) or second.kind == "param" or (first.kind, first.name) != (second.kind, second.name):
@@ -280,6 +292,8 @@ class Overload(msgspec.Struct, frozen=True, eq=False):
         return len(args) == len(self.params) and all(map(_value_has_type, self.params, args))
 
 
+NEW_MESSAGE = "new_message"
+"""The overload id of what builds a message."""
 FUNCTIONS: dict[str, tuple[Overload, ...]] = {}
 """Every function by name. Run-time dispatch takes the first overload that accepts the values."""
 
