@@ -57,10 +57,10 @@ class OrdersDone:
     def find(self, viewer: Name, id_: str) -> Outcome | None:
         """The outcome of an order; None: unknown, or not over."""
         _, task = self._orders.get((viewer, id_), (0.0, None))
-        return task.result() if task is not None and task.done() else None
+        return task.result() if task is not None and task.done() and not _failed(task) else None
 
     def _forget_failed(self, key: tuple[Name, str], ended: asyncio.Task[Outcome]) -> None:
-        if ended.cancelled() or ended.exception() is not None:
+        if _failed(ended):
             del self._orders[key]
 
     def _forget_old(self, viewer: Name) -> None:
@@ -70,3 +70,7 @@ class OrdersDone:
         old = [key for key, begun in ended if begun < since]
         for key in {*own[: max(0, len(own) - MOST_OF_VIEWER + 1)], *old}:
             del self._orders[key]
+
+
+def _failed(ended: asyncio.Task[Outcome]) -> bool:
+    return ended.cancelled() or ended.exception() is not None

@@ -14,6 +14,7 @@ A plan has an id, a digest of what it would do. Whoever carries a plan out plans
 Steps have the words and effects that the steps of findings have (`repair_steps`).
 """
 
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from enum import StrEnum
 from hashlib import sha256
@@ -31,6 +32,7 @@ from rackloom.web.tenant_objects import objects_of, status_text
 
 MOST_RELEASED = 64
 """Instances that one form may release."""
+_ID = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 
 
 class Action(StrEnum):
@@ -93,6 +95,8 @@ def asked_for(action: Action, fields: Fields) -> Asked:
     if action is Action.RELEASE:
         if not names:
             raise Misuse("No instance is chosen")
+        if not all(_ID.fullmatch(value) for _, value in fields):
+            raise Misuse("The form names an instance by what is no id")
         if len(set(fields)) > MOST_RELEASED:
             raise Misuse(f"More than {MOST_RELEASED} instances are chosen: release them in parts")
     elif len(names) != len(set(names)):
