@@ -10,6 +10,7 @@ from rackloom.web.viewers import COOKIE
 
 pytestmark = pytest.mark.slow
 
+MOST_PLANS = 10
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
@@ -137,5 +138,10 @@ def test_a_plan_that_holds_no_longer_is_shown_anew(tenant_at, site):
     first.page.click(".confirm button")
     assert "this is the plan now" in first.text
     first.look("stale")
-    first.page.click(".confirm button")
-    assert "2 instances ordered" in first.text
+    # Machines that other tests released become free meanwhile, and change the plan again.
+    for _ in range(MOST_PLANS):
+        first.page.click(".confirm button")
+        if "2 instances ordered" in first.text:
+            return
+        assert "this is the plan now" in first.text
+    raise AssertionError("each plan was another one")

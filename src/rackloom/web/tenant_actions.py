@@ -62,6 +62,8 @@ class ActionPlan(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     steps: tuple[RepairStep, ...]
+    note: str = ""
+    """What the rows need for a reader."""
     reason: str = ""
     """Why just these machines."""
     warnings: tuple[str, ...] = ()
@@ -177,6 +179,7 @@ async def _planned_batch(client: AsyncClient, asked: Asked) -> ActionPlan:
                 f" --count {count}"
             ),
         ),
+        note="" if count == 1 else "What stands for … in the names is drawn when they are made.",
         reason=plan.reason,
         warnings=tuple(warning.message for warning in plan.warnings),
     )
