@@ -40,6 +40,7 @@ from rackloom.web.changes import SiteChanges, changes_between
 from rackloom.web.export import gpu_table
 from rackloom.web.forms import is_same_origin, read_form
 from rackloom.web.frames import ColourMode
+from rackloom.web.highlight import MARK, filter_style
 from rackloom.web.history import PastTime
 from rackloom.web.live import LiveMap
 from rackloom.web.make_room import MOST_TRAYS, RoomPlan, room_plan
@@ -157,6 +158,8 @@ STATIC = Path(__file__).parent / "static"
 _READING_NUMBER = re.compile(r"[0-9]{1,18}")
 """The number of a reading; a limit, because Python refuses to convert more than 4300 digits."""
 
+STYLE_SECONDS = 3600
+"""How long a browser keeps the style sheet of a filter."""
 _TRAY_COUNT = re.compile(r"[0-9]{1,5}")
 
 PageHandler = Callable[[Request], Awaitable[Response]]
@@ -205,6 +208,7 @@ def create_pages(
             Route("/map/live", pages.signed_in(pages.live, pages.unauthorized)),
             Route("/map/runbook/{name}", pages.signed_in(pages.runbook, pages.to_login)),
             *([] if actions is None else _action_routes(pages, actions)),
+            Route("/map/only/{mark}.css", _filter_style),
             Mount("/map/static", StaticFiles(directory=STATIC)),
         ],
         middleware=[Middleware(SecurityHeaders)],
@@ -239,6 +243,15 @@ class _NoSuchTime(Exception):
 async def _no_such_time(_request: Request, error: Exception) -> Response:
     assert isinstance(error, _NoSuchTime)  # noqa: S101 - narrows the type
     return HTMLResponse(render.render_no_such_time(error.oldest), 404)
+
+
+async def _filter_style(request: Request) -> Response:
+    """The style sheet of a filter. It says nothing of the site."""
+    mark = str(request.path_params["mark"])
+    if not MARK.fullmatch(mark):
+        return PlainTextResponse("there is no such filter\n", 404)
+    headers = {"Cache-Control": f"max-age={STYLE_SECONDS}"}
+    return Response(filter_style(mark), media_type="text/css", headers=headers)
 
 
 async def _unavailable(_request: Request, error: Exception) -> Response:
@@ -349,6 +362,7 @@ class _MapPages:
                 changes=changes,
                 operator=viewer.operator,
                 room=_room_plan(request, sheet.whole),
+                only=sheet.marks.get(view.only, "what is not on the map now"),
                 acting=self._acting and past is None and not viewer.operator,
             )
         )

@@ -214,13 +214,14 @@ def render_page(
     operator: bool = True,
     room: RoomPlan | None = None,
     acting: bool = False,
+    only: str = "",
 ) -> str:
     """The whole page of the elements above, by id; the stream of changes starts at `position`.
 
     `chain` is the chosen GPU, or what stands in its place; `racks` are the names of all racks; `found` is
     what the address searches for. `past` is the time that is shown, if it is not the present, and `changes`
     what has changed since. `room` is where a job fits that the address asks for; `operator` says who looks,
-    and `acting` whether the viewer has the forms of a tenant.
+    and `acting` whether the viewer has the forms of a tenant. `only` is what the view is filtered by.
     """
     written = {name: Markup(markup) for name, markup in parts.items()}  # noqa: S704 - by the functions above
     return render_template(
@@ -241,6 +242,7 @@ def render_page(
         operator=operator,
         room=room,
         acting=acting,
+        only=only,
         reserve=_reserve_command(room),
         most_trays=MOST_TRAYS,
     )
