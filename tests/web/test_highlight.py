@@ -25,7 +25,7 @@ def entries(sheet):
     """Mark and text of each entry of the legend."""
     markup = sheet.panels["legend"].markup
     return dict(
-        re.findall(r'<button form="filter" name="only" value="([^"]*)">.*?<span>([^<]*)</span>', markup)
+        re.findall(r'<button form="filter" name="only" value="([^"]*)"[^>]*>.*?<span>([^<]*)</span>', markup)
     )
 
 
@@ -38,7 +38,7 @@ def test_a_group_is_found_in_every_rack_where_it_has_a_gpu():
     assert len(found) == RACKS
     for rack in found:
         assert {marks["acme"], marks["blue"], "xf"} <= rack
-    assert sheet.marks == {mark: name for name, mark in marks.items()}
+    assert {mark: choice.name for mark, choice in sheet.choices.items()} == entries(sheet)
 
 
 @pytest.mark.parametrize("mode", list(ColourMode))
@@ -50,7 +50,7 @@ def test_every_entry_of_the_legend_is_found_where_it_is_drawn(mode):
     absent = {"p", "w"} | ({"f"} if mode in (ColourMode.CLIQUE, ColourMode.WORKLOAD) else set())
     for mark in entries(sheet):
         assert MARK.fullmatch(mark)
-        assert mark in sheet.marks
+        assert mark in sheet.choices
         assert mark in absent or any(mark in rect for rect in rects)
 
 
@@ -63,7 +63,7 @@ def test_the_mark_of_a_group_does_not_depend_on_the_process_or_on_others():
 def test_a_tenant_finds_its_own_groups_only():
     sheet = sheet_of(snapshot(RACKS, 4, HOLDERS), org="acme", mode=ColourMode.TENANT)
     assert set(entries(sheet).values()) == {"acme", "no tenant, or free"}
-    others = [mark for mark in sheet.marks if mark not in entries(sheet)]
+    others = [mark for mark in sheet.choices if mark not in entries(sheet)]
     assert others == []
     whole = "".join([*(part.markup for part in sheet.cells.values()), *(text for _, text in sheet.all())])
     assert set(re.findall(r"\bk[0-9a-f]{8}\b", whole)) == {
@@ -83,7 +83,7 @@ def get(*paths, reading=None):
 def test_the_address_keeps_the_filter_and_the_page_says_what_it_shows():
     mark = group_mark("acme-id")
     ((page,), _) = get(f"/?by=tenant&only={mark}&rack=rack-00")
-    assert f'<link id="only" rel="stylesheet" href="/map/only/{mark}.css">' in page.text
+    assert f'<link id="only" rel="stylesheet" href="/map/only/{mark}.css?hue=' in page.text
     assert re.search(r'<p id="filtered"[^>]*role="status">Only <b>acme</b> is in colour', page.text)
     link = re.search(r'<a href="([^"]*)">Show all</a>', page.text)
     assert link is not None
@@ -122,10 +122,16 @@ def test_a_group_that_is_gone_is_said_to_be():
 
 def test_the_style_sheet_says_nothing_of_the_site_and_is_kept_for_an_hour():
     async def scenario(client, site):
-        return await client.get(f"/map/only/{group_mark('acme-id')}.css"), site.reads
+        return await client.get(f"/map/only/{group_mark('acme-id')}.css?hue=3"), site.reads
 
     sheet, reads = visit(scenario, SiteReading(snapshot=snapshot(1, 2, ("acme",))))
     assert (sheet.status_code, reads) == (200, 0)
     assert sheet.headers["content-type"].startswith("text/css")
     assert sheet.headers["cache-control"] == "max-age=3600"
-    assert sheet.text == filter_style(group_mark("acme-id"))
+    assert sheet.text == filter_style(group_mark("acme-id"), 3)
+
+
+@pytest.mark.parametrize("hue", ["8", "-1", "0)", "{}", "00", "٣"])
+def test_a_hue_is_one_of_eight(hue):
+    ((sheet,), _) = get(f"/map/only/f.css?hue={hue}")
+    assert sheet.status_code == 404

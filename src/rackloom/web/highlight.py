@@ -13,14 +13,17 @@ it. It names no group to a viewer who does not see that group.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from hashlib import sha256
 
-from rackloom.web.frames import GROUP_MODES, STATE_CLASSES, ColourMode, GpuShade, GpuState
+import msgspec
+
+from rackloom.web.frames import COLOURS, GROUP_MODES, STATE_CLASSES, ColourMode, GpuShade, GpuState
 
 MARK = re.compile(r"k[0-9a-f]{8}|[fpuw]")
 """What an address may name: a group, or a state that a legend has."""
+HUE = re.compile(f"[0-{COLOURS - 1}]")
 IN_RACK = "x"
 """Begins the class by which a rack says that it holds a state: letters by themselves are colours of cells."""
 
@@ -43,11 +46,25 @@ def rack_marks(shades: Iterable[GpuShade]) -> str:
     return " ".join([*sorted(groups), *sorted(states)])
 
 
-def state_names(mode: ColourMode) -> Mapping[str, str]:
-    """The marks of the states that the legend of a mode has, and what they are called."""
-    if mode in GROUP_MODES:
-        return {STATE_CLASSES[GpuState.FREE]: f"no {mode}"}
-    return {STATE_CLASSES[state]: name for state, name in _STATES_OF_LEGEND[mode].items()}
+class FilterChoice(msgspec.Struct, frozen=True):
+    """What a filter leaves in colour."""
+
+    mark: str
+    name: str
+    hue: int | None = None
+    """Of a group: cells of racks are drawn in it, although another group may have more of them."""
+
+    @property
+    def path(self) -> str:
+        """Where its style sheet is."""
+        return f"/map/only/{self.mark}.css" + ("" if self.hue is None else f"?hue={self.hue}")
+
+
+def state_choices(mode: ColourMode) -> Iterator[FilterChoice]:
+    """The states that the legend of a mode has."""
+    states = {GpuState.FREE: f"no {mode}"} if mode in GROUP_MODES else _STATES_OF_LEGEND[mode]
+    for state, name in states.items():
+        yield FilterChoice(STATE_CLASSES[state], name)
 
 
 _STATES_OF_LEGEND = {
@@ -61,20 +78,29 @@ _STATES_OF_LEGEND = {
 }
 
 
-def filter_style(mark: str) -> str:
-    """The style sheet that leaves colours to what has this mark only; problems stay marked."""
+def filter_style(mark: str, hue: int | None = None) -> str:
+    """The style sheet that leaves colours to what has this mark only; problems stay marked.
+
+    A group has a hue, in which the cells of all racks with a GPU of it are drawn.
+    """
     in_rack = mark if mark.startswith("k") else IN_RACK + mark
     return f"""\
 #overview a:not(.{in_rack}) {{ background: var(--ground); border-color: var(--ground); }}
 #overview a:not(.{in_rack}).s {{ border-color: var(--bad); }}
 #overview a:not(.{in_rack}) > i {{ background: var(--ground); }}
 #overview a:not(.{in_rack}):not(.s) > b {{ visibility: hidden; }}
-{_other_trays(mark)}.rack rect[role="gridcell"]:not(.{mark}) {{ fill: var(--ground); }}
+{_cells_of_group(mark, hue)}.rack rect[role="gridcell"]:not(.{mark}) {{ fill: var(--ground); }}
 .rack rect[role="gridcell"]:not(.{mark}):not(.s) {{ stroke-opacity: .25; }}
 #legend button[value="{mark}"] {{ box-shadow: inset 3px 0 var(--ink); }}
 """
 
 
-def _other_trays(mark: str) -> str:
-    """Trays in the overview are coloured by their largest group; states have other classes there."""
-    return f"#overview i:not(.{mark}) {{ background: var(--ground); }}\n" if mark.startswith("k") else ""
+def _cells_of_group(mark: str, hue: int | None) -> str:
+    """Cells of the overview are drawn for their largest group; under a filter, for the chosen one."""
+    if hue is None:
+        return ""
+    return f"""\
+#overview:not(.trays) a.{mark}, #overview i.{mark} {{ background: var(--h{hue}); }}
+#overview i:not(.{mark}) {{ background: var(--ground); }}
+#overview a:not(.s) > b {{ visibility: hidden; }}
+"""

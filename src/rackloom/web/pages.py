@@ -40,7 +40,7 @@ from rackloom.web.changes import SiteChanges, changes_between
 from rackloom.web.export import gpu_table
 from rackloom.web.forms import is_same_origin, read_form
 from rackloom.web.frames import ColourMode
-from rackloom.web.highlight import MARK, filter_style
+from rackloom.web.highlight import HUE, MARK, FilterChoice, filter_style
 from rackloom.web.history import PastTime
 from rackloom.web.live import LiveMap
 from rackloom.web.make_room import MOST_TRAYS, RoomPlan, room_plan
@@ -247,11 +247,12 @@ async def _no_such_time(_request: Request, error: Exception) -> Response:
 
 async def _filter_style(request: Request) -> Response:
     """The style sheet of a filter. It says nothing of the site."""
-    mark = str(request.path_params["mark"])
-    if not MARK.fullmatch(mark):
+    mark, hue = str(request.path_params["mark"]), request.query_params.get("hue", "")
+    if not MARK.fullmatch(mark) or not (hue == "" or HUE.fullmatch(hue)):
         return PlainTextResponse("there is no such filter\n", 404)
+    style = filter_style(mark, int(hue) if hue else None)
     headers = {"Cache-Control": f"max-age={STYLE_SECONDS}"}
-    return Response(filter_style(mark), media_type="text/css", headers=headers)
+    return Response(style, media_type="text/css", headers=headers)
 
 
 async def _unavailable(_request: Request, error: Exception) -> Response:
@@ -362,7 +363,7 @@ class _MapPages:
                 changes=changes,
                 operator=viewer.operator,
                 room=_room_plan(request, sheet.whole),
-                only=sheet.marks.get(view.only, "what is not on the map now"),
+                only=_filter_of(view, sheet),
                 acting=self._acting and past is None and not viewer.operator,
             )
         )
@@ -477,6 +478,13 @@ def _room_plan(request: Request, whole: SiteMap) -> RoomPlan | None:
     asked = request.query_params.get("trays", "")
     trays = int(asked) if _TRAY_COUNT.fullmatch(asked) else 0
     return room_plan(whole, trays) if 0 < trays <= MOST_TRAYS else None
+
+
+def _filter_of(view: PageView, sheet: PageSheet) -> FilterChoice | None:
+    """What stays in colour; None: everything does."""
+    if not view.only:
+        return None
+    return sheet.choices.get(view.only, FilterChoice(view.only, "what is not on the map now"))
 
 
 def _viewer_kind(viewer: Viewer, mode: ColourMode) -> ViewerKind:

@@ -33,7 +33,7 @@ from rackloom.web.frames import (
     RackFrames,
     update_rack_frames,
 )
-from rackloom.web.highlight import state_names
+from rackloom.web.highlight import FilterChoice, state_choices
 from rackloom.web.live import LiveReading
 from rackloom.web.model import SiteMap, TimelineEntry
 from rackloom.web.overview import (
@@ -98,8 +98,8 @@ class PageSheet(msgspec.Struct, frozen=True, kw_only=True):
     cells: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
     """Those of all racks, by id; none on a site that is drawn whole."""
     panels: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
-    marks: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """What a filter may choose by its mark, and what that is called."""
+    choices: Mapping[str, FilterChoice] = msgspec.field(default_factory=dict)
+    """What a filter may choose, by its mark."""
     regrouped: int = 0
     """The reading in which racks came or went."""
 
@@ -215,7 +215,10 @@ class Painter:
                 id_: self._part(before.panels, id_, text, now.number)
                 for id_, text in self._texts(now, whole, places, legend)
             },
-            marks={**{entry.mark: entry.name for entry in legend}, **state_names(self._mode)},
+            choices={
+                choice.mark: choice
+                for choice in (*(entry.choice for entry in legend), *state_choices(self._mode))
+            },
             regrouped=before.regrouped if same else now.number,
         )
 

@@ -37,7 +37,7 @@ from rackloom.web.frames import (
     is_sick,
     letter_of,
 )
-from rackloom.web.highlight import gpu_mark, group_mark
+from rackloom.web.highlight import FilterChoice, gpu_mark, group_mark
 from rackloom.web.model import MapGpu, MapTray, SiteMap, tray_free
 
 # Values.
@@ -276,8 +276,8 @@ class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
     letter: str
     name: str
     count: int
-    mark: str
-    """By which a filter finds it."""
+    choice: FilterChoice
+    """What a filter chooses by it."""
 
 
 def domain_badges(whole: SiteMap, colours: MapColours) -> tuple[LegendEntry, ...]:
@@ -311,7 +311,7 @@ def _legend(
             letter=letter(number),
             name=group.name,
             count=count,
-            mark=group_mark(group.key),
+            choice=FilterChoice(group_mark(group.key), group.name, palette.hue(group)),
         )
         for number, group, count in numbered
     )

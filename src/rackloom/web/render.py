@@ -22,6 +22,7 @@ from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.web.chain import LayerReport
 from rackloom.web.changes import SiteChanges
 from rackloom.web.frames import ColourMode
+from rackloom.web.highlight import FilterChoice
 from rackloom.web.history import PastTime
 from rackloom.web.live import LiveReading
 from rackloom.web.make_room import MOST_TRAYS, RoomPlan
@@ -214,7 +215,7 @@ def render_page(
     operator: bool = True,
     room: RoomPlan | None = None,
     acting: bool = False,
-    only: str = "",
+    only: FilterChoice | None = None,
 ) -> str:
     """The whole page of the elements above, by id; the stream of changes starts at `position`.
 

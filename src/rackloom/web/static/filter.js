@@ -26,12 +26,12 @@ function withFilter(address) {
   return url;
 }
 
-function showOnly(mark, name) {
-  only = mark;
+function showOnly(entry) {
+  only = entry?.value || null;
   document.getElementById("only")?.remove();
-  if (mark) document.head.append(Object.assign(document.createElement("link"), { id: "only", rel: "stylesheet", href: `/map/only/${mark}.css` }));
-  filtered.querySelector("b").textContent = name;
-  filtered.hidden = !mark;
+  if (entry) document.head.append(Object.assign(document.createElement("link"), { id: "only", rel: "stylesheet", href: entry.dataset.style }));
+  filtered.querySelector("b").textContent = entry?.querySelector("span").textContent || "";
+  filtered.hidden = !only;
   history.replaceState(null, "", withFilter(location.href));
   markEntries();
   keepInLinks();
@@ -39,15 +39,13 @@ function showOnly(mark, name) {
 
 filterForm.addEventListener("submit", (event) => {
   event.preventDefault();
-  const entry = event.submitter;
-  if (entry.value === only) showOnly(null, "");
-  else showOnly(entry.value, entry.querySelector("span").textContent);
+  showOnly(event.submitter.value === only ? null : event.submitter);
 });
 
 filtered.querySelector("a").addEventListener("click", (event) => {
   event.preventDefault();
   const entry = entries().find((found) => found.value === only);
-  showOnly(null, "");
+  showOnly(null);
   entry?.focus();
 });
 
