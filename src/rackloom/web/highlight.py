@@ -41,8 +41,10 @@ def gpu_mark(shade: GpuShade) -> str:
 
 def rack_marks(shades: Iterable[GpuShade]) -> str:
     """The classes of all that is in a rack."""
-    groups = {gpu_mark(shade) for shade in shades if shade.group is not None}
-    states = {IN_RACK + STATE_CLASSES[shade.state] for shade in shades if shade.state in STATE_CLASSES}
+    # Shades of a state are the same object in all GPUs; comparing them by value costs more than drawing.
+    different = {id(shade): shade for shade in shades}.values()
+    groups = {gpu_mark(shade) for shade in different if shade.group is not None}
+    states = {IN_RACK + STATE_CLASSES[shade.state] for shade in different if shade.state in STATE_CLASSES}
     return " ".join([*sorted(groups), *sorted(states)])
 
 

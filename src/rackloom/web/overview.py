@@ -155,8 +155,8 @@ def overview_cell(
 
 def _tray_style(frame: RackFrame, mode: ColourMode, colours: MapColours, shades: Sequence[GpuShade]) -> str:
     """The style class of a tray, with the mark of the group that it is drawn for."""
-    group = _largest_group(shades)
     style = _style(frame, mode, colours, shades)
+    group = _largest_group(shades) if style.startswith("h") else None
     return style if group is None else f"{style} {group_mark(group.key)}"
 
 
