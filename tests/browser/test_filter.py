@@ -133,9 +133,9 @@ def test_without_a_script_an_entry_leads_to_the_filtered_page(chromium):
         assert page.url == f"{served.url}/?by=tenant&rack=rack-02"
 
 
-def story_with_another_holder():
+def story_with_another_holder(racks=8):
     """The same site, in which another tenant got a tray."""
-    reading = story()
+    reading = story(racks)
     seen = reading.snapshot
     machines = list(seen.machines)
     free = next(number for number, machine in enumerate(machines) if machine.tenant is None)
