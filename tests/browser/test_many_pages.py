@@ -71,8 +71,12 @@ def test_a_hidden_page_follows_when_it_is_shown(chromium):
     hidden = """
       let hidden = true;
       Object.defineProperty(document, "hidden", { get: () => hidden });
-      window.addEventListener("show-page", () => { hidden = false; document.dispatchEvent(new Event("visibilitychange")); });
-      window.addEventListener("hide-page", () => { hidden = true; document.dispatchEvent(new Event("visibilitychange")); });
+      const becomes = (value) => {
+        hidden = value;
+        document.dispatchEvent(new Event("visibilitychange"));
+      };
+      window.addEventListener("show-page", () => becomes(false));
+      window.addEventListener("hide-page", () => becomes(true));
     """
     with serving(story(2)) as served, signed_in(chromium, served) as context:
         page = context.new_page()

@@ -55,9 +55,9 @@ def test_every_entry_of_the_legend_is_found_where_it_is_drawn(mode):
 
 
 def test_the_mark_of_a_group_does_not_depend_on_the_process_or_on_others():
-    one = entries(sheet_of(snapshot(RACKS, 4, HOLDERS), mode=ColourMode.TENANT))
+    all_groups = entries(sheet_of(snapshot(RACKS, 4, HOLDERS), mode=ColourMode.TENANT))
     other = entries(sheet_of(snapshot(RACKS, 4, ("blue", None, None, None)), mode=ColourMode.TENANT))
-    assert other.items() <= one.items()
+    assert other.items() <= all_groups.items()
 
 
 def test_a_tenant_finds_its_own_groups_only():

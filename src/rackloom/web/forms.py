@@ -22,6 +22,8 @@ from rackloom.web.viewers import Session
 FORM_BYTES = 8192
 TICKET_SECONDS = 3600.0
 """How long a page with a form may be looked at before it is sent."""
+CLOCK_SKEW = 60.0
+"""By how much the clock of another replica may be ahead."""
 _TICKET_ID = re.compile(r"([0-9]{1,12})\.[A-Za-z0-9_-]{16,32}")
 
 Fields = tuple[tuple[str, str], ...]
@@ -66,7 +68,7 @@ def ticket_problem(session: Session, action: str, ticket: Ticket, now: float) ->
     proof = _proof(session, action, ticket.id)
     if found is None or not hmac.compare_digest(proof.encode(), ticket.proof.encode("utf-8", "replace")):
         return "The form is not from a page of this session. Nothing was done: look at the plan again."
-    if not 0 <= now - float(found[1]) < TICKET_SECONDS:
+    if not -CLOCK_SKEW <= now - float(found[1]) < TICKET_SECONDS:
         return "The page of this form is more than an hour old. Nothing was done: look at the plan again."
     return None
 
