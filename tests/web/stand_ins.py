@@ -4,7 +4,7 @@ import asyncio
 
 from rackloom.errors import Retry
 from rackloom.web.model import SiteReading
-from rackloom.web.pages import Viewer
+from rackloom.web.viewers import Viewer
 
 FAR = 4_000_000_000.0
 PEOPLE = {

@@ -312,6 +312,14 @@ class LogicalPartitionCreate(Model, frozen=True, kw_only=True):
     description: str | None = None
 
 
+class LogicalPartitionPlan(Model, frozen=True, kw_only=True):
+    """A logical partition that would be made; nothing was changed."""
+
+    dry_run: bool = field(name="dryRun")
+    name: str
+    site_id: str = field(name="siteId")
+
+
 class LogicalPartitionUpdate(Model, frozen=True, kw_only=True):
     """Changes of an NVLink logical partition."""
 
@@ -899,6 +907,15 @@ class VpcCreate(Model, frozen=True, kw_only=True):
     nv_link_logical_partition_id: str | None = field(name="nvLinkLogicalPartitionId", default=None)
 
 
+class VpcPlan(Model, frozen=True, kw_only=True):
+    """A VPC that would be made; nothing was changed."""
+
+    dry_run: bool = field(name="dryRun")
+    name: str
+    site_id: str = field(name="siteId")
+    nv_link_logical_partition_id: str | None = field(name="nvLinkLogicalPartitionId")
+
+
 class VpcUpdate(Model, frozen=True, kw_only=True):
     """Changes of a VPC; an empty nvLinkLogicalPartitionId clears the default."""
 
@@ -1271,6 +1288,7 @@ class InstancePlan(Model, frozen=True, kw_only=True):
     """What a request would make; nothing was changed."""
 
     dry_run: bool = field(name="dryRun")
+    plan_id: str = field(name="planId")
     reason: str
     nv_link_domain_ids: list[str | None] = field(name="nvLinkDomainIds")
     instances: list[PlannedInstance]

@@ -1253,6 +1253,23 @@ def create_nvlink_logical_partition(
     )
 
 
+def create_nvlink_logical_partition_dry_run(
+    body: models.LogicalPartitionCreate,
+) -> Call[models.LogicalPartitionPlan]:
+    """A new logical partition.
+
+    POST /nvlink-logical-partition?dryRun=true
+    """
+    return Call(
+        operation="create-nvlink-logical-partition",
+        method="POST",
+        path=path_of("nvlink-logical-partition"),
+        answer=models.LogicalPartitionPlan,
+        query={"dryRun": True},
+        body=body,
+    )
+
+
 def get_nvlink_logical_partition(
     nv_link_logical_partition_id: str,
     *,
@@ -1481,6 +1498,21 @@ def create_vpc(body: models.VpcCreate) -> Call[models.Vpc]:
     return Call(operation="create-vpc", method="POST", path=path_of("vpc"), answer=models.Vpc, body=body)
 
 
+def create_vpc_dry_run(body: models.VpcCreate) -> Call[models.VpcPlan]:
+    """A new VPC.
+
+    POST /vpc?dryRun=true
+    """
+    return Call(
+        operation="create-vpc",
+        method="POST",
+        path=path_of("vpc"),
+        answer=models.VpcPlan,
+        query={"dryRun": True},
+        body=body,
+    )
+
+
 def get_vpc(vpc_id: str, *, include_relation: Many[str] | None = None) -> Call[models.Vpc]:
     """One VPC.
 
@@ -1597,7 +1629,7 @@ def get_all_instance(
     )
 
 
-def create_instance(body: models.InstanceCreate) -> Call[models.Instance]:
+def create_instance(body: models.InstanceCreate, *, if_plan: str | None = None) -> Call[models.Instance]:
     """A new instance.
 
     POST /instance
@@ -1607,11 +1639,14 @@ def create_instance(body: models.InstanceCreate) -> Call[models.Instance]:
         method="POST",
         path=path_of("instance"),
         answer=models.Instance,
+        query={"ifPlan": if_plan},
         body=body,
     )
 
 
-def create_instance_dry_run(body: models.InstanceCreate) -> Call[models.InstancePlan]:
+def create_instance_dry_run(
+    body: models.InstanceCreate, *, if_plan: str | None = None
+) -> Call[models.InstancePlan]:
     """A new instance.
 
     POST /instance?dryRun=true
@@ -1621,12 +1656,14 @@ def create_instance_dry_run(body: models.InstanceCreate) -> Call[models.Instance
         method="POST",
         path=path_of("instance"),
         answer=models.InstancePlan,
-        query={"dryRun": True},
+        query={"ifPlan": if_plan, "dryRun": True},
         body=body,
     )
 
 
-def batch_create_instance(body: models.InstanceBatchCreate) -> Call[list[models.Instance]]:
+def batch_create_instance(
+    body: models.InstanceBatchCreate, *, if_plan: str | None = None
+) -> Call[list[models.Instance]]:
     """Several new instances, all or none.
 
     POST /instance/batch
@@ -1636,11 +1673,14 @@ def batch_create_instance(body: models.InstanceBatchCreate) -> Call[list[models.
         method="POST",
         path=path_of("instance", "batch"),
         answer=list[models.Instance],
+        query={"ifPlan": if_plan},
         body=body,
     )
 
 
-def batch_create_instance_dry_run(body: models.InstanceBatchCreate) -> Call[models.InstancePlan]:
+def batch_create_instance_dry_run(
+    body: models.InstanceBatchCreate, *, if_plan: str | None = None
+) -> Call[models.InstancePlan]:
     """Several new instances, all or none.
 
     POST /instance/batch?dryRun=true
@@ -1650,7 +1690,7 @@ def batch_create_instance_dry_run(body: models.InstanceBatchCreate) -> Call[mode
         method="POST",
         path=path_of("instance", "batch"),
         answer=models.InstancePlan,
-        query={"dryRun": True},
+        query={"ifPlan": if_plan, "dryRun": True},
         body=body,
     )
 

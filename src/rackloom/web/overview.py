@@ -31,6 +31,7 @@ from rackloom.web.frames import (
     gpu_shade,
     letter_of,
 )
+from rackloom.web.highlight import group_mark, rack_marks
 from rackloom.web.live import LiveReading
 from rackloom.web.model import MapGpu, SiteMap
 from rackloom.web.panels import FreeCapacity
@@ -145,11 +146,18 @@ def overview_cell(
     return OverviewCell(
         id=cell_id(frame.rack.name),
         name=frame.rack.name,
-        style=_style(frame, mode, colours, shades) + (" s" if problem else ""),
+        style=_style(frame, mode, colours, shades) + (" s " if problem else " ") + rack_marks(shades),
         mark="!" if problem else letter,
         words=", ".join(_cell_words(mode, counts, shades)),
-        trays=tuple(_style(frame, mode, colours, tray) for tray in trays),
+        trays=tuple(_tray_style(frame, mode, colours, tray) for tray in trays),
     )
+
+
+def _tray_style(frame: RackFrame, mode: ColourMode, colours: MapColours, shades: Sequence[GpuShade]) -> str:
+    """The style class of a tray, with the mark of the group that it is drawn for."""
+    style = _style(frame, mode, colours, shades)
+    group = _largest_group(shades) if style.startswith("h") else None
+    return style if group is None else f"{style} {group_mark(group.key)}"
 
 
 def _style(frame: RackFrame, mode: ColourMode, colours: MapColours, shades: Sequence[GpuShade]) -> str:

@@ -1,9 +1,8 @@
 """The HTTP side of the rack map: login, the page, one GPU, and the stream of changes.
 
-Changes are sent as server-sent events. Who may look is decided by a bearer token, taken once at the login
-page and kept in a cookie that scripts cannot read. The server remembers nothing: the cookie is the token,
-it is verified at every request, and it ends with the token. Forms are accepted only from a page of the
-same origin, as the browser states it.
+Changes are sent as server-sent events. Who may look is decided by a bearer token, which a cookie holds
+(`viewers`). Forms are accepted only from a page of the same origin, as the browser states it (`forms`).
+Where the pages are given the REST application, tenants carve, order and release there (`action_pages`).
 
 Every answer carries a content security policy that allows this server only, no inline scripts and no
 frames. Pages are never stored in a cache, because the page of one tenant must not stay there for the next
@@ -20,9 +19,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
-import msgspec
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -37,10 +34,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rackloom.core.diagnosis.runbooks import runbooks
 from rackloom.errors import Retry, Unknown
 from rackloom.web import render
+from rackloom.web.action_pages import ACTIONS, ActionPages
 from rackloom.web.chain import findings_on_gpu, layer_reports
 from rackloom.web.changes import SiteChanges, changes_between
 from rackloom.web.export import gpu_table
+from rackloom.web.forms import is_same_origin, read_form
 from rackloom.web.frames import ColourMode
+from rackloom.web.highlight import HUE, MARK, FilterChoice, filter_style
 from rackloom.web.history import PastTime
 from rackloom.web.live import LiveMap
 from rackloom.web.make_room import MOST_TRAYS, RoomPlan, room_plan
@@ -52,6 +52,15 @@ from rackloom.web.serial_thread import SerialThread
 from rackloom.web.sign_in_codes import SignInCodes
 from rackloom.web.trends import Trends
 from rackloom.web.view import PageView, gpu_address, page_path, page_view, time_of_address
+from rackloom.web.viewers import (
+    Authenticator,
+    Session,
+    Viewer,
+    end_session,
+    keep_session,
+    session_of,
+    verify_session,
+)
 
 # Headers of every answer.
 
@@ -97,47 +106,6 @@ class SecurityHeaders:
         await self.app(scope, receive, sent)
 
 
-# Authentication.
-
-
-COOKIE = "rackloom-map"
-_ORG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_TOKEN = re.compile(r"[A-Za-z0-9_.=-]{1,3800}")
-"""The characters of a signed token; the length is what browsers keep in a cookie."""
-
-
-class Viewer(msgspec.Struct, frozen=True):
-    """An authenticated viewer."""
-
-    org: str
-    subject: str
-    """The person or service that the token names."""
-    operator: bool
-    """Whether the viewer sees the whole site; else only what belongs to the organisation."""
-    expires: float
-    """When the token expires, in seconds since the epoch."""
-
-
-Authenticator = Callable[[str, str], Awaitable[Viewer | None]]
-"""Verifies a token for an organisation; None: rejected."""
-
-
-async def verify_token(authenticate: Authenticator, org: str, token: str) -> Viewer | None:
-    """The viewer with a token, from a form or a cookie."""
-    if not _ORG_NAME.fullmatch(org) or not _TOKEN.fullmatch(token):
-        return None
-    return await authenticate(token, org)
-
-
-def is_same_origin(request: Request) -> bool:
-    """Whether a form was sent from a page of this site; every current browser states it in a header."""
-    site = request.headers.get("sec-fetch-site")
-    if site is not None:
-        return site == "same-origin"
-    origin = request.headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc == request.headers.get("host")
-
-
 # Limits of open streams.
 
 
@@ -156,22 +124,17 @@ class OpenStreams:
 
     def full(self, viewer: Viewer) -> bool:
         """Whether a viewer, or all viewers together, have reached the limit."""
-        return self._open[_name_of(viewer)] >= MAX_OF_VIEWER or self._open.total() >= MAX_STREAMS
+        return self._open[viewer.name] >= MAX_OF_VIEWER or self._open.total() >= MAX_STREAMS
 
     @contextmanager
     def counted(self, viewer: Viewer) -> Iterator[None]:
         """Count one stream within the context."""
-        name = _name_of(viewer)
-        self._open[name] += 1
+        self._open[viewer.name] += 1
         try:
             yield
         finally:
-            self._open[name] -= 1
+            self._open[viewer.name] -= 1
             self._open += Counter()
-
-
-def _name_of(viewer: Viewer) -> tuple[str, str]:
-    return viewer.org, viewer.subject
 
 
 class ChangeStream(EventSourceResponse):
@@ -192,10 +155,11 @@ class ChangeStream(EventSourceResponse):
 
 
 STATIC = Path(__file__).parent / "static"
-FORM_BYTES = 8192
 _READING_NUMBER = re.compile(r"[0-9]{1,18}")
 """The number of a reading; a limit, because Python refuses to convert more than 4300 digits."""
 
+STYLE_SECONDS = 3600
+"""How long a browser keeps the style sheet of a filter."""
 _TRAY_COUNT = re.compile(r"[0-9]{1,5}")
 
 PageHandler = Callable[[Request], Awaitable[Response]]
@@ -209,13 +173,18 @@ def create_pages(
     *,
     switch_trays: int = 0,
     codes: SignInCodes | None = None,
+    rest: ASGIApp | None = None,
 ) -> ASGIApp:
     """The ASGI application that answers `/` and `/map/`.
 
     `switch_trays` is the number of switch trays in a rack, if known; `clock` gives seconds since the epoch;
-    `codes` are those of the sign-in links that this process offers.
+    `codes` are those of the sign-in links that this process offers. `rest` is the application of REST, by
+    which tenants carve, order and release; without it they only look.
     """
-    pages = _MapPages(live, authenticate, clock, switch_trays, codes or SignInCodes(clock))
+    actions = None if rest is None else ActionPages(rest, clock)
+    pages = _MapPages(
+        live, authenticate, clock, switch_trays, codes or SignInCodes(clock), acting=actions is not None
+    )
     compressed = [Middleware(GZipMiddleware)]
     # What shows a time of the history has that time before its name: see `view`.
     shown = [
@@ -238,6 +207,8 @@ def create_pages(
             Route("/map/logout", pages.logout, methods=["POST"]),
             Route("/map/live", pages.signed_in(pages.live, pages.unauthorized)),
             Route("/map/runbook/{name}", pages.signed_in(pages.runbook, pages.to_login)),
+            *([] if actions is None else _action_routes(pages, actions)),
+            Route("/map/only/{mark}.css", _filter_style),
             Mount("/map/static", StaticFiles(directory=STATIC)),
         ],
         middleware=[Middleware(SecurityHeaders)],
@@ -247,6 +218,17 @@ def create_pages(
             _NoSuchTime: _no_such_time,
         },
     )
+
+
+def _action_routes(pages: "_MapPages", actions: ActionPages) -> list[Route]:
+    def route(path: str, page: ViewerPageHandler, method: str = "GET") -> Route:
+        return Route(ACTIONS + path, pages.signed_in(page, pages.to_login), methods=[method])
+
+    return [
+        route("", actions.overview),
+        route("/{action}", actions.plan),
+        route("/{action}", actions.order, "POST"),
+    ]
 
 
 class _NoSuchTime(Exception):
@@ -263,6 +245,16 @@ async def _no_such_time(_request: Request, error: Exception) -> Response:
     return HTMLResponse(render.render_no_such_time(error.oldest), 404)
 
 
+async def _filter_style(request: Request) -> Response:
+    """The style sheet of a filter. It says nothing of the site."""
+    mark, hue = str(request.path_params["mark"]), request.query_params.get("hue", "")
+    if not MARK.fullmatch(mark) or not (hue == "" or HUE.fullmatch(hue)):
+        return PlainTextResponse("there is no such filter\n", 404)
+    style = filter_style(mark, int(hue) if hue else None)
+    headers = {"Cache-Control": f"max-age={STYLE_SECONDS}"}
+    return Response(style, media_type="text/css", headers=headers)
+
+
 async def _unavailable(_request: Request, error: Exception) -> Response:
     """The answer while it cannot be found out who may look."""
     assert isinstance(error, Retry | Unknown)  # noqa: S101 - narrows the type
@@ -277,7 +269,11 @@ class _MapPages:
         clock: Callable[[], float],
         switch_trays: int,
         codes: SignInCodes,
+        *,
+        acting: bool,
     ) -> None:
+        self._acting = acting
+        """Whether tenants have forms."""
         self._live = live
         self._codes = codes
         self._authenticate = authenticate
@@ -294,8 +290,7 @@ class _MapPages:
         """A page for authenticated viewers; `otherwise` answers everybody else."""
 
         async def answer(request: Request) -> Response:
-            org, _, token = request.cookies.get(COOKIE, "").partition(":")
-            viewer = await verify_token(self._authenticate, org, token)
+            viewer = await verify_session(self._authenticate, session_of(request))
             return await (otherwise(request) if viewer is None else page(request, viewer))
 
         return answer
@@ -317,44 +312,34 @@ class _MapPages:
             return HTMLResponse(render.render_login(""))
         if not is_same_origin(request):
             return HTMLResponse(render.render_login("The form was sent from another site."), 403)
-        form = await _read_form(request)
-        org, token = form.get("org", "").strip(), form.get("token", "").strip()
-        viewer = await verify_token(self._authenticate, org, token)
+        form = dict(await read_form(request) or ())
+        session = Session(form.get("org", "").strip(), form.get("token", "").strip())
+        viewer = await verify_session(self._authenticate, session)
         if viewer is None:
             problem = "That token does not admit to this organisation, or it has expired."
             return HTMLResponse(render.render_login(problem), 401)
-        return self._with_cookie(RedirectResponse("/", 303), org, token, viewer, request.url.scheme)
+        return self._with_cookie(RedirectResponse("/", 303), session, viewer, request.url.scheme)
 
     async def _by_code(self, code: str, scheme: str) -> Response:
         """Sign in by a link. A page leads on: a redirect from elsewhere would carry no strict cookie."""
-        org, token = self._codes.find(code) or ("", "")
-        viewer = await verify_token(self._authenticate, org, token)
+        session = Session(*(self._codes.find(code) or ("", "")))
+        viewer = await verify_session(self._authenticate, session)
         if viewer is None:
             problem = (
                 "This link is no longer valid. Sign in with a token, or start the site again for a new link."
             )
             return HTMLResponse(render.render_login(problem), 401)
-        answer = HTMLResponse(render.render_signed_in(org))
-        return self._with_cookie(answer, org, token, viewer, scheme)
+        answer = HTMLResponse(render.render_signed_in(session.org))
+        return self._with_cookie(answer, session, viewer, scheme)
 
-    def _with_cookie(self, answer: Response, org: str, token: str, viewer: Viewer, scheme: str) -> Response:
-        answer.set_cookie(
-            COOKIE,
-            f"{org}:{token}",
-            max_age=max(0, int(viewer.expires - self._clock())),
-            httponly=True,
-            samesite="strict",
-            secure=scheme == "https",
-        )
-        return answer
+    def _with_cookie(self, answer: Response, session: Session, viewer: Viewer, scheme: str) -> Response:
+        return keep_session(answer, session, viewer.expires - self._clock(), scheme)
 
     async def logout(self, request: Request) -> Response:
         """Delete the cookie."""
         if not is_same_origin(request):
             return PlainTextResponse("the form was sent from another site\n", 403)
-        answer = RedirectResponse("/map/login", 303)
-        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
-        return answer
+        return end_session(RedirectResponse("/map/login", 303))
 
     async def map(self, request: Request, viewer: Viewer) -> Response:
         """The page, as of now or of a time of the history."""
@@ -378,6 +363,8 @@ class _MapPages:
                 changes=changes,
                 operator=viewer.operator,
                 room=_room_plan(request, sheet.whole),
+                only=_filter_of(view, sheet),
+                acting=self._acting and past is None and not viewer.operator,
             )
         )
 
@@ -493,6 +480,13 @@ def _room_plan(request: Request, whole: SiteMap) -> RoomPlan | None:
     return room_plan(whole, trays) if 0 < trays <= MOST_TRAYS else None
 
 
+def _filter_of(view: PageView, sheet: PageSheet) -> FilterChoice | None:
+    """What stays in colour; None: everything does."""
+    if not view.only:
+        return None
+    return sheet.choices.get(view.only, FilterChoice(view.only, "what is not on the map now"))
+
+
 def _viewer_kind(viewer: Viewer, mode: ColourMode) -> ViewerKind:
     return None if viewer.operator else viewer.org, mode
 
@@ -509,12 +503,3 @@ def _chain(sheet: PageSheet, address: GpuAddress | None) -> tuple[str, bool]:
         return render.render_chain(None, ()), False
     reports, findings = layer_reports(sheet.whole, gpu), findings_on_gpu(sheet.whole, gpu)
     return render.render_chain(gpu, reports, findings), True
-
-
-async def _read_form(request: Request) -> dict[str, str]:
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > FORM_BYTES:
-            return {}
-    return {name: values[0] for name, values in parse_qs(body.decode("ascii", "replace")).items()}

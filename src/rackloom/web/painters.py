@@ -33,6 +33,7 @@ from rackloom.web.frames import (
     RackFrames,
     update_rack_frames,
 )
+from rackloom.web.highlight import FilterChoice, state_choices
 from rackloom.web.live import LiveReading
 from rackloom.web.model import SiteMap, TimelineEntry
 from rackloom.web.overview import (
@@ -52,7 +53,15 @@ from rackloom.web.panels import (
     rack_capacity,
     site_capacity,
 )
-from rackloom.web.racks import DrawnRack, colour_groups, domain_badges, drawn_rack, legend_entries, rack_id
+from rackloom.web.racks import (
+    DrawnRack,
+    LegendEntry,
+    colour_groups,
+    domain_badges,
+    drawn_rack,
+    legend_entries,
+    rack_id,
+)
 from rackloom.web.serial_thread import SerialThread
 from rackloom.web.tenancy import TenantRacks, labelled_namespaces, tenant_map
 from rackloom.web.tenant_findings import tenant_findings
@@ -89,6 +98,8 @@ class PageSheet(msgspec.Struct, frozen=True, kw_only=True):
     cells: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
     """Those of all racks, by id; none on a site that is drawn whole."""
     panels: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
+    choices: Mapping[str, FilterChoice] = msgspec.field(default_factory=dict)
+    """What a filter may choose, by its mark."""
     regrouped: int = 0
     """The reading in which racks came or went."""
 
@@ -193,6 +204,7 @@ class Painter:
             namespaces = labelled_namespaces(now.whole, self._org)
             own = tenant_findings(found, whole, places, namespaces)
             whole = msgspec.structs.replace(whole, findings=own)
+        legend = legend_entries(self.memory.groups, self._colours)
         same = [rack.name for rack in whole.racks] == [rack.name for rack in before.whole.racks]
         return PageSheet(
             number=now.number,
@@ -201,7 +213,11 @@ class Painter:
             cells=self._cells([result.cell for result in results], before.cells if same else {}, now.number),
             panels={
                 id_: self._part(before.panels, id_, text, now.number)
-                for id_, text in self._texts(now, whole, places)
+                for id_, text in self._texts(now, whole, places, legend)
+            },
+            choices={
+                choice.mark: choice
+                for choice in (*(entry.choice for entry in legend), *state_choices(self._mode))
             },
             regrouped=before.regrouped if same else now.number,
         )
@@ -286,13 +302,14 @@ class Painter:
             return before
         return PagePart(markup=markup, changed=number)
 
-    def _texts(self, now: LiveReading, whole: SiteMap, places: PlacesByName) -> Iterator[tuple[str, str]]:
-        entries = legend_entries(self.memory.groups, self._colours)
+    def _texts(
+        self, now: LiveReading, whole: SiteMap, places: PlacesByName, legend: Sequence[LegendEntry]
+    ) -> Iterator[tuple[str, str]]:
         badges = domain_badges(whole, self._colours)
         summary = site_summary(now, whole, self.memory.counts, self.memory.room)
         yield "summary", render.render_summary(summary)
         yield "reading", render.render_reading(msgspec.structs.replace(now, whole=whole))
-        yield "legend", render.render_legend(self._mode, entries, badges, operator=whole.operator)
+        yield "legend", render.render_legend(self._mode, legend, badges, operator=whole.operator)
         yield "room", render.render_capacity(self.memory.room)
         yield "findings", render.render_findings(whole, places, self._mode)
         yield "timeline", render.render_timeline(whole, places, self._mode)

@@ -37,6 +37,7 @@ from rackloom.web.frames import (
     is_sick,
     letter_of,
 )
+from rackloom.web.highlight import FilterChoice, gpu_mark, group_mark
 from rackloom.web.model import MapGpu, MapTray, SiteMap, tray_free
 
 # Values.
@@ -53,6 +54,8 @@ class DrawnGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sick: bool = False
     busy: bool = False
     """Whether a pod uses it."""
+    mark: str = ""
+    """By which a filter finds its group: see `highlight`."""
     nic: str = "unknown"
     """aligned, astray (at another NUMA node), down, slow, none, unknown; empty: not shown."""
 
@@ -60,7 +63,8 @@ class DrawnGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def style(self) -> str:
         """The style classes of the drawing."""
         base = f"h{self.hue}" if self.state is GpuState.GROUP else STATE_CLASSES[self.state]
-        return base + (" s" if self.sick else "") + (" b" if self.busy else "")
+        mark = f" {self.mark}" if self.mark else ""
+        return base + (" s" if self.sick else "") + (" b" if self.busy else "") + mark
 
     @property
     def words(self) -> str:
@@ -228,6 +232,7 @@ def _drawn_gpu(
         hue=0 if found.group is None else colours.groups.hue(found.group),
         letter="" if number is None else letter_of(number),
         name=_group_name(found, mode),
+        mark=gpu_mark(found),
         sick=is_sick(chain),
         busy=chain.use is not None,
         nic=_nic_mark(frame, chain, siblings),
@@ -271,6 +276,8 @@ class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
     letter: str
     name: str
     count: int
+    choice: FilterChoice
+    """What a filter chooses by it."""
 
 
 def domain_badges(whole: SiteMap, colours: MapColours) -> tuple[LegendEntry, ...]:
@@ -299,7 +306,13 @@ def _legend(
 ) -> tuple[LegendEntry, ...]:
     numbered = sorted((palette.number(group), group, count) for group, count in counts.items())
     return tuple(
-        LegendEntry(hue=palette.hue(group), letter=letter(number), name=group.name, count=count)
+        LegendEntry(
+            hue=palette.hue(group),
+            letter=letter(number),
+            name=group.name,
+            count=count,
+            choice=FilterChoice(group_mark(group.key), group.name, palette.hue(group)),
+        )
         for number, group, count in numbered
     )
 

@@ -22,6 +22,7 @@ from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.web.chain import LayerReport
 from rackloom.web.changes import SiteChanges
 from rackloom.web.frames import ColourMode
+from rackloom.web.highlight import FilterChoice
 from rackloom.web.history import PastTime
 from rackloom.web.live import LiveReading
 from rackloom.web.make_room import MOST_TRAYS, RoomPlan
@@ -103,35 +104,36 @@ def _templates() -> Environment:
     return found
 
 
-def _render(name: str, **values: object) -> Markup:
+def render_template(name: str, **values: object) -> Markup:
+    """What a template makes of these values; it escapes all but markup."""
     return Markup(_templates().get_template(name).render(**values))  # noqa: S704 - escaped by the template
 
 
 def render_rack(value: DrawnRack, switch_trays: int) -> str:
     """One rack, whole."""
-    return _render("rack.svg", drawing=drawing(value, switch_trays))
+    return render_template("rack.svg", drawing=drawing(value, switch_trays))
 
 
 def render_racks(drawn: Iterable[str], in_all: int) -> str:
     """The element with the racks that are drawn whole, of so many in all."""
     racks = [Markup(markup) for markup in drawn]  # noqa: S704 - by render_rack
-    return _render("racks.html", racks=racks, in_all=in_all)
+    return render_template("racks.html", racks=racks, in_all=in_all)
 
 
 def render_cell(cell: OverviewCell, mode: ColourMode, *, trays: bool) -> str:
     """One rack among all; `trays`: with each of its trays."""
-    return _render("cell.html", cell=cell, link=rack_link(mode, cell.name), trays=trays)
+    return render_template("cell.html", cell=cell, link=rack_link(mode, cell.name), trays=trays)
 
 
 def render_overview(cells: Iterable[str]) -> str:
     """The element with the cells of all racks; hidden without cells."""
     written = [Markup(markup) for markup in cells]  # noqa: S704 - by render_cell
-    return _render("overview.html", cells=written, tray_cells=TRAY_CELLS)
+    return render_template("overview.html", cells=written, tray_cells=TRAY_CELLS)
 
 
 def render_summary(summary: SiteSummary) -> str:
     """What a viewer reads first."""
-    return _render("summary.html", summary=summary)
+    return render_template("summary.html", summary=summary)
 
 
 def _address(link: PlaceLink, mode: ColourMode) -> str:
@@ -141,25 +143,25 @@ def _address(link: PlaceLink, mode: ColourMode) -> str:
 
 def render_reading(now: LiveReading) -> str:
     """When each layer was read."""
-    return _render("reading.html", now=now, operator=now.whole.operator)
+    return render_template("reading.html", now=now, operator=now.whole.operator)
 
 
 def render_legend(
     mode: ColourMode, groups: Sequence[LegendEntry], badges: Sequence[LegendEntry], *, operator: bool
 ) -> str:
     """What the colours, letters and numbers mean."""
-    return _render("legend.html", mode=mode, groups=groups, badges=badges, operator=operator)
+    return render_template("legend.html", mode=mode, groups=groups, badges=badges, operator=operator)
 
 
 def render_capacity(left: FreeCapacity) -> str:
     """What is free."""
-    return _render("room.html", left=left)
+    return render_template("room.html", left=left)
 
 
 def render_findings(whole: SiteMap, places: PlacesByName, mode: ColourMode = ColourMode.PARTITION) -> str:
     """The doctor's findings and their places on the map."""
     found = None if whole.findings is None else _with_locations(whole.findings, places)
-    return _render(
+    return render_template(
         "findings.html", operator=whole.operator, findings=found, examined_at=whole.examined_at, mode=mode
     )
 
@@ -167,18 +169,20 @@ def render_findings(whole: SiteMap, places: PlacesByName, mode: ColourMode = Col
 def render_timeline(whole: SiteMap, places: PlacesByName, mode: ColourMode) -> str:
     """The latest operations on fabrics and their places on the map."""
     entries = [(entry, locate(entry.places, places)) for entry in whole.happenings[:TIMELINE_LINES]]
-    return _render("timeline.html", happenings=entries, mode=mode)
+    return render_template("timeline.html", happenings=entries, mode=mode)
 
 
 def render_chain(gpu: MapGpu | None, reports: Sequence[LayerReport], findings: Sequence[Finding] = ()) -> str:
     """One GPU through all layers, and the findings that concern it."""
     located = _with_locations(findings, {})
-    return _render("chain.html", gpu=gpu, reports=reports, findings=located, mode=ColourMode.PARTITION)
+    return render_template(
+        "chain.html", gpu=gpu, reports=reports, findings=located, mode=ColourMode.PARTITION
+    )
 
 
 def render_no_choice() -> str:
     """What stands in place of a GPU while none is chosen."""
-    return _render("no_choice.html")
+    return render_template("no_choice.html")
 
 
 def _with_locations(found: Sequence[Finding], places: PlacesByName) -> list[tuple[Finding, FoundLocations]]:
@@ -190,7 +194,7 @@ def render_found(mode: ColourMode, query: str, results: Sequence[SearchResult]) 
     entries = [
         (result, result.gpu or rack_id(result.rack), _result_address(result, mode)) for result in results
     ]
-    return _render("found.html", query=query.strip(), results=entries, longest=LONGEST_QUERY)
+    return render_template("found.html", query=query.strip(), results=entries, longest=LONGEST_QUERY)
 
 
 def _result_address(result: SearchResult, mode: ColourMode) -> str:
@@ -210,15 +214,18 @@ def render_page(
     changes: SiteChanges | None = None,
     operator: bool = True,
     room: RoomPlan | None = None,
+    acting: bool = False,
+    only: FilterChoice | None = None,
 ) -> str:
     """The whole page of the elements above, by id; the stream of changes starts at `position`.
 
     `chain` is the chosen GPU, or what stands in its place; `racks` are the names of all racks; `found` is
     what the address searches for. `past` is the time that is shown, if it is not the present, and `changes`
-    what has changed since. `room` is where a job fits that the address asks for; `operator` says who looks.
+    what has changed since. `room` is where a job fits that the address asks for; `operator` says who looks,
+    and `acting` whether the viewer has the forms of a tenant. `only` is what the view is filtered by.
     """
     written = {name: Markup(markup) for name, markup in parts.items()}  # noqa: S704 - by the functions above
-    return _render(
+    return render_template(
         "page.html",
         org=org,
         view=view,
@@ -235,6 +242,8 @@ def render_page(
         below=path_below(None if past is None else past.asked),
         operator=operator,
         room=room,
+        acting=acting,
+        only=only,
         reserve=_reserve_command(room),
         most_trays=MOST_TRAYS,
     )
@@ -258,14 +267,14 @@ def render_history(points: Sequence[TrendPoint], *, operator: bool, past: PastTi
     mark = None if past is None else round(WIDTH * (shown - first) / ((last - first) or 1.0), 1)
     charts = trend_charts(points, operator=operator)
     box = f"0 0 {WIDTH:g} {HEIGHT:g}"
-    return _render(
+    return render_template(
         "history.html", charts=charts, first=first, last=last, shown=shown, mark=mark, box=box, height=HEIGHT
     )
 
 
 def render_no_such_time(oldest: float | None) -> str:
     """The page of a time that the history does not have."""
-    return _render("no_such_time.html", oldest=oldest)
+    return render_template("no_such_time.html", oldest=oldest)
 
 
 def render_changes(parts: Iterable[tuple[str, str]]) -> str:
@@ -277,14 +286,14 @@ def render_changes(parts: Iterable[tuple[str, str]]) -> str:
 
 def render_runbook(runbook: Runbook | None) -> str:
     """The page of a runbook; None: there is none of that name, and the page lists those that there are."""
-    return _render("runbook.html", runbook=runbook, runbooks=tuple(runbooks().values()))
+    return render_template("runbook.html", runbook=runbook, runbooks=tuple(runbooks().values()))
 
 
 def render_login(trouble: str) -> str:
     """The page that asks for a token."""
-    return _render("login.html", trouble=trouble)
+    return render_template("login.html", trouble=trouble)
 
 
 def render_signed_in(org: str) -> str:
     """The page that leads a browser, which a link has signed in, to the map."""
-    return _render("signed_in.html", org=org)
+    return render_template("signed_in.html", org=org)

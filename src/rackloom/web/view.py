@@ -1,4 +1,4 @@
-"""What the address of a page says: the colours, the racks that are opened, and the chosen GPU.
+"""What the address of a page says: the colours, their filter, the racks that are opened, and the chosen GPU.
 
 Every state of the page that a viewer may want to share is in its address, so that a view is a link:
 `/?by=tenant&rack=rack-07&gpu=r0123456789ab-3-1`. Racks are named as people name them. A GPU is named by the
@@ -18,6 +18,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 
 from rackloom.web.frames import ColourMode
+from rackloom.web.highlight import MARK
 from rackloom.web.racks import GpuAddress, rack_id
 
 WHOLE_RACKS = 8
@@ -35,6 +36,8 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the racks that are opened."""
     gpu: str = ""
     """Id of the chosen GPU; empty: none is chosen."""
+    only: str = ""
+    """Mark of the entry of the legend that keeps its colours; empty: all do."""
 
     @property
     def opened(self) -> frozenset[str]:
@@ -43,10 +46,14 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(map(rack_id, self.racks)) | ({chosen[0]} if chosen is not None else set())
 
     def query(self, mode: ColourMode | None = None) -> str:
-        """The address of this view, from the `?` on; in the colours of another mode if one is given."""
+        """The address of this view, from the `?` on; in the colours of another mode if one is given.
+
+        Other colours have another legend, so that they keep no filter.
+        """
         racks = [("rack", name) for name in self.racks]
         gpu = [("gpu", self.gpu)] if self.gpu else []
-        return "?" + urlencode([("by", mode or self.mode), *racks, *gpu])
+        only = [("only", self.only)] if self.only and mode in (None, self.mode) else []
+        return "?" + urlencode([("by", mode or self.mode), *racks, *gpu, *only])
 
     def with_rack_of_gpu(self, names: Mapping[str, str]) -> "PageView":
         """The view that names the rack of the chosen GPU too; `names` are those of all racks by id."""
@@ -61,22 +68,28 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
         """The view without a chosen GPU; its rack stays open."""
         return msgspec.structs.replace(self, gpu="")
 
+    @property
+    def unfiltered(self) -> "PageView":
+        """The view in all colours."""
+        return msgspec.structs.replace(self, only="")
+
     def without(self, name: str) -> "PageView":
         """The view with one rack closed, and the choice of a GPU in it given up."""
         chosen = gpu_address(self.gpu)
         gone = chosen is not None and chosen[0] == rack_id(name)
         left = tuple(rack for rack in self.racks if rack != name)
-        return PageView(mode=self.mode, racks=left, gpu="" if gone else self.gpu)
+        return msgspec.structs.replace(self, racks=left, gpu="" if gone else self.gpu)
 
 
 def page_view(asked: QueryParams, racks: int) -> PageView:
     """The view that an address asks for, of a site with so many racks."""
-    by, gpu = asked.get("by"), asked.get("gpu", "")
+    by, gpu, only = asked.get("by"), asked.get("gpu", ""), asked.get("only", "")
     usual = ColourMode.PARTITION if racks <= WHOLE_RACKS else ColourMode.USE
     return PageView(
         mode=ColourMode(by) if by in set(ColourMode) else usual,
         racks=tuple(dict.fromkeys(name for name in asked.getlist("rack") if name))[:MAX_OPENED],
         gpu=gpu if gpu_address(gpu) is not None else "",
+        only=only if MARK.fullmatch(only) else "",
     )
 
 

@@ -195,3 +195,14 @@ def test_one_tenant_sees_nothing_of_another(api: Any) -> None:
     assert api.post("vpc", use, org="rival").status_code == 403
     shown = {row["tenantId"] for row in api.get("allocation", org="rival").json()}
     assert shown.isdisjoint({api.site.tenant.id})
+
+
+def test_a_dry_run_of_a_partition_refuses_what_would_be_refused_and_makes_nothing(api: Any) -> None:
+    wanted = {"name": "train", "siteId": api.site.site_id}
+    planned = api.post("nvlink-logical-partition?dryRun=true", wanted)
+    assert (planned.status_code, planned.json()) == (200, {"dryRun": True, **wanted})
+    assert api.get("nvlink-logical-partition").json() == []
+    api.new("nvlink-logical-partition", wanted)
+    refusals = [api.post(f"nvlink-logical-partition{query}", wanted) for query in ("?dryRun=true", "")]
+    assert [refused.status_code for refused in refusals] == [409, 409]
+    assert refusals[0].json() == refusals[1].json()

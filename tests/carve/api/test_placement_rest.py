@@ -213,3 +213,31 @@ def test_a_domain_that_cannot_be_read_says_since_when(api: Any) -> None:
     assert (shown["status"], shown["observedAt"], shown["observationAgeSeconds"]) == ("Unknown", None, None)
     assert shown["unknownSince"]
     assert "no route" in shown["statusMessage"]
+
+
+@pytest.mark.parametrize("count", [None, 2])
+def test_a_request_that_names_its_plan_gets_that_or_nothing(api: Any, count: int | None) -> None:
+    vpc = api.vpc(partition=api.partition())
+    path, wanted = ("instance", body(api, vpc)) if count is None else ("instance/batch", batch(api, vpc, 2))
+    plan = api.post(f"{path}?dryRun=true", wanted).json()
+    again = api.post(f"{path}?dryRun=true&ifPlan={plan['planId']}", wanted)
+    assert again.json()["planId"] == plan["planId"]
+    # A machine of the plan gets another instance.
+    api.instance(api.vpc("other"), "first")
+    moved = api.post(f"{path}?dryRun=true", wanted).json()
+    assert moved["planId"] != plan["planId"]
+    for query in ("", "dryRun=true&"):
+        refused = api.post(f"{path}?{query}ifPlan={plan['planId']}", wanted)
+        assert refused.status_code == 409
+        assert refused.json()["data"]["nearestFix"].startswith("make a new plan")
+    assert [found["name"] for found in api.get("instance").json()] == ["first"]
+    made = api.new(f"{path}?ifPlan={moved['planId']}", wanted)
+    machines = [each["machineId"] for each in ([made] if count is None else made)]
+    assert machines == [each["machineId"] for each in moved["instances"]]
+
+
+@pytest.mark.parametrize("plan", ["", "0" * 64, "x" * 65])
+def test_no_request_is_carried_out_for_a_plan_that_was_never_made(api: Any, plan: str) -> None:
+    answer = api.post(f"instance?ifPlan={plan}", body(api, api.vpc()))
+    assert answer.status_code == (400 if len(plan) > 64 else 409)
+    assert api.get("instance").json() == []

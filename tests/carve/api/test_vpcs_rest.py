@@ -122,3 +122,16 @@ def test_what_is_kept_of_unknown_fields_is_limited_also_over_many_changes(api: A
     made = api.new("vpc", body | {"first": "x" * (40 << 10)})
     assert api.patch(f"vpc/{made['id']}", {"second": "x" * (40 << 10)}).status_code == 400
     assert api.patch(f"vpc/{made['id']}", {"second": "x" * 1000}).status_code == 200
+
+
+def test_a_dry_run_of_a_vpc_refuses_what_would_be_refused_and_makes_nothing(api: Any) -> None:
+    wanted = {"name": "net", "siteId": api.site.site_id, "nvLinkLogicalPartitionId": api.partition()}
+    planned = api.post("vpc?dryRun=true", wanted)
+    assert (planned.status_code, planned.json()) == (200, {"dryRun": True, **wanted})
+    assert api.get("vpc").json() == []
+    api.new("vpc", wanted)
+    refusals = [api.post(f"vpc{query}", wanted) for query in ("?dryRun=true", "")]
+    assert [refused.status_code for refused in refusals] == [409, 409]
+    assert refusals[0].json() == refusals[1].json()
+    taken = api.post("vpc?dryRun=true", {**wanted, "name": "other", "id": api.get("vpc").json()[0]["id"]})
+    assert taken.status_code == 409

@@ -41,8 +41,9 @@ from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 from rackloom.errors import Retry
 from rackloom.web.live import LiveMap
 from rackloom.web.model import SiteReading, TimelineEntry
-from rackloom.web.pages import Authenticator, Viewer, create_pages
+from rackloom.web.pages import create_pages
 from rackloom.web.sign_in_codes import SignInCodes
+from rackloom.web.viewers import Authenticator, Viewer
 
 T = TypeVar("T")
 POLL_SECONDS = 0.1
@@ -222,10 +223,11 @@ def mount_rack_map(
 ) -> ASGIApp:
     """The map at `/` and below `/map/`, and REST at every other path. `codes` sign browsers in by a link.
 
-    `live` has the readings of `source`; its `record` should run beside the listener, for the history.
+    `live` has the readings of `source`; its `record` should run beside the listener, for the history. The
+    forms of tenants on the map act by `api`.
     """
     authenticate = authenticator_of(verifier, source.is_operated_by)
-    pages = create_pages(live, authenticate, clock, switch_trays=switch_trays, codes=codes)
+    pages = create_pages(live, authenticate, clock, switch_trays=switch_trays, codes=codes, rest=api)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")

@@ -227,6 +227,7 @@ class InstancePlan(wire.Answer):
     """What a request would make; nothing was changed."""
 
     dry_run: Literal[True]
+    plan_id: str
     reason: str
     nvlink_domain_ids: list[str | None] = Field(alias="nvLinkDomainIds")
     instances: list[PlannedInstance]
@@ -365,6 +366,7 @@ def plan_shape(planned: CreationPlan) -> Json:
     ]
     return {
         "dryRun": True,
+        "planId": planned.id,
         "reason": planned.reason,
         "nvLinkDomainIds": list(dict.fromkeys(assignment.domain for assignment in planned.assignments)),
         "instances": [

@@ -1,8 +1,9 @@
 """REST: instances. Create one or a batch, with dry run; read, change, release; status history.
 
 Every route runs one transaction. A create plans and executes in the same transaction, and returns the
-warnings of the plan. A dry run returns the plan and writes nothing. `nvLinkInterfaces` in a PATCH
-replaces the whole list.
+warnings of the plan. A dry run returns the plan and writes nothing. A create that names a plan (`ifPlan`) is
+refused where the present state of the site leads to another one, in the transaction that would write it.
+`nvLinkInterfaces` in a PATCH replaces the whole list.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ from rackloom.carve.api.instance_wire import (
     plan_shape,
     warning_shapes,
 )
-from rackloom.carve.api.routing import NO_QUERY, ApiDeps, Deps, Page, Row, TenantAdmin
+from rackloom.carve.api.routing import NO_QUERY, ApiDeps, Deps, DryRun, Page, Row, TenantAdmin
 from rackloom.carve.api.wire import (
     Json,
     Message,
@@ -60,8 +61,8 @@ from rackloom.carve.tenancy.quotas import QuotaKind, count_objects
 # Query parameters.
 
 
-DryRun = Annotated[bool, QueryParam(alias="dryRun")]
-"""Whether to return the plan and change nothing."""
+IfPlan = Annotated[str | None, QueryParam(alias="ifPlan", max_length=64)]
+"""The `planId` of a dry run: refused where it would be carried out otherwise now."""
 
 
 class InstanceQuery(PageQuery, RelationQuery):
@@ -108,12 +109,17 @@ async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InstanceQue
     response_model=Instance,
     responses={200: {"model": InstancePlan, "description": "With dryRun: what would be made"}},
 )
-async def create(deps: Deps, caller: TenantAdmin, body: InstanceCreate, dry_run: DryRun = False) -> Response:
+async def create(
+    deps: Deps, caller: TenantAdmin, body: InstanceCreate, dry_run: DryRun = False, if_plan: IfPlan = None
+) -> Response:
     """A new instance."""
 
     def plan(conn: sa.Connection) -> CreationPlan:
         request = _request(body, (body.name,), machine_id=body.machine_id)
-        return instances.plan_creation(conn, entitlements.get_tenant(conn, caller.org), request, deps.clock())
+        tenant = entitlements.get_tenant(conn, caller.org)
+        planned = instances.plan_creation(conn, tenant, request, deps.clock())
+        instances.check_same_plan(planned, if_plan)
+        return planned
 
     if dry_run:
         return routing.json_response(plan_shape(await deps.store.read(plan)))
@@ -128,7 +134,11 @@ async def create(deps: Deps, caller: TenantAdmin, body: InstanceCreate, dry_run:
     responses={200: {"model": InstancePlan, "description": "With dryRun: what would be made"}},
 )
 async def create_batch(
-    deps: Deps, caller: TenantAdmin, body: InstanceBatchCreate, dry_run: DryRun = False
+    deps: Deps,
+    caller: TenantAdmin,
+    body: InstanceBatchCreate,
+    dry_run: DryRun = False,
+    if_plan: IfPlan = None,
 ) -> Response:
     """Several new instances, all or none."""
     batch_id = deps.ids()[:6]
@@ -138,7 +148,9 @@ async def create_batch(
         instances.check_batch_size(conn, tenant.id, str(body.vpc_id), body.count)
         names = tuple(f"{body.name_prefix}-{batch_id}-{number}" for number in range(1, body.count + 1))
         request = _request(body, names, one_domain=body.topology_optimized)
-        return instances.plan_creation(conn, tenant, request, deps.clock())
+        planned = instances.plan_creation(conn, tenant, request, deps.clock())
+        instances.check_same_plan(planned, if_plan)
+        return planned
 
     if dry_run:
         return routing.json_response(plan_shape(await deps.store.read(plan)))

@@ -1,7 +1,7 @@
 """REST: NVLink logical partitions, with their VPCs, interfaces and numbers of GPUs on request."""
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_wire import InterfaceSummary, interface_summary
-from rackloom.carve.api.routing import Deps, Page, Row, Rows, TenantAdmin
+from rackloom.carve.api.routing import Deps, DryRun, Page, Row, Rows, TenantAdmin
 from rackloom.carve.api.wire import Json
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
@@ -95,6 +95,14 @@ class NVLinkLogicalPartition(wire.Timed):
     nvlink_interfaces: list[InterfaceSummary] = Field([], alias="nvLinkInterfaces")
 
 
+class LogicalPartitionPlan(wire.Answer):
+    """A logical partition that would be made; nothing was changed."""
+
+    dry_run: Literal[True]
+    name: str
+    site_id: UUID
+
+
 # Routes.
 
 
@@ -112,10 +120,26 @@ async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[PartitionQu
 
 
 @router.post(
-    "", operation_id="create-nvlink-logical-partition", response_model=NVLinkLogicalPartition, status_code=201
+    "",
+    operation_id="create-nvlink-logical-partition",
+    response_model=NVLinkLogicalPartition,
+    status_code=201,
+    responses={200: {"model": LogicalPartitionPlan, "description": "With dryRun: what would be made"}},
 )
-async def create(deps: Deps, caller: TenantAdmin, body: LogicalPartitionCreate) -> Response:
+async def create(
+    deps: Deps, caller: TenantAdmin, body: LogicalPartitionCreate, dry_run: DryRun = False
+) -> Response:
     """A new logical partition."""
+
+    def check(conn: sa.Connection) -> None:
+        tenant_id = entitlements.tenant_id_of(conn, caller.org)
+        logical_partitions.check_new_logical_partition(
+            conn, tenant_id, str(body.site_id), body.name, deps.clock()
+        )
+
+    if dry_run:
+        await deps.store.read(check)
+        return routing.json_response(wire.shape(LogicalPartitionPlan, body, dry_run=True))
 
     def create(conn: sa.Connection) -> Json:
         tenant_id = entitlements.tenant_id_of(conn, caller.org)

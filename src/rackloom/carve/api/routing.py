@@ -28,6 +28,7 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Path
+from fastapi import Query as QueryParam
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
@@ -242,6 +243,13 @@ def provider_and_tenant(conn: sa.Connection, caller: Caller) -> tuple[str, str]:
         provider.id if provider and provides else "",
         tenant.id if tenant and Role.TENANT_ADMIN in caller.roles else "",
     )
+
+
+# Dry runs.
+
+
+DryRun = Annotated[bool, QueryParam(alias="dryRun")]
+"""Whether to return what would be made and change nothing."""
 
 
 # Operator orders.

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.routing import Deps, Page, Row, Rows, TenantAdmin
+from rackloom.carve.api.routing import Deps, DryRun, Page, Row, Rows, TenantAdmin
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
 from rackloom.carve.store.prepared import PreparedListing
@@ -102,6 +102,15 @@ class Vpc(wire.Timed):
     status_history: list[wire.StatusDetail]
 
 
+class VpcPlan(wire.Answer):
+    """A VPC that would be made; nothing was changed."""
+
+    dry_run: Literal[True]
+    name: str
+    site_id: UUID
+    nvlink_logical_partition_id: UUID | None = Field(alias="nvLinkLogicalPartitionId")
+
+
 # Routes.
 
 
@@ -134,10 +143,31 @@ async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[VpcQuery, P
     return routing.page_response(*await deps.store.read(_list, caller, query), query)
 
 
-@router.post("", operation_id="create-vpc", response_model=Vpc, status_code=201)
-async def create(deps: Deps, caller: TenantAdmin, body: VpcCreate) -> Response:
+@router.post(
+    "",
+    operation_id="create-vpc",
+    response_model=Vpc,
+    status_code=201,
+    responses={200: {"model": VpcPlan, "description": "With dryRun: what would be made"}},
+)
+async def create(deps: Deps, caller: TenantAdmin, body: VpcCreate, dry_run: DryRun = False) -> Response:
     """A new VPC."""
     partition = body.nvlink_logical_partition_id
+
+    def check(conn: sa.Connection) -> None:
+        logical_partitions.check_new_vpc(
+            conn,
+            entitlements.tenant_id_of(conn, caller.org),
+            site_id=str(body.site_id),
+            name=body.name,
+            logical_partition_id=None if partition is None else str(partition),
+            wanted_id=None if body.id is None else str(body.id),
+            now=deps.clock(),
+        )
+
+    if dry_run:
+        await deps.store.read(check)
+        return routing.json_response(wire.shape(VpcPlan, body, dry_run=True))
 
     def create(conn: sa.Connection) -> Json:
         new = logical_partitions.create_vpc(

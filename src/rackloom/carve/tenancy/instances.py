@@ -17,6 +17,7 @@ partition that the site did not make, because they join nothing until an operato
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -298,7 +299,12 @@ class MachineAssignment(msgspec.Struct, frozen=True):
 
 
 class CreationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The instances that would be created; `execute_creation` writes them in the same transaction."""
+    """The instances that would be created; `execute_creation` writes them in the same transaction.
+
+    Its `id` is a digest of what a tenant decides on: the VPC, the machines and their domains, the interfaces
+    and the warnings. Names of a batch are new in each plan, and the reason counts what is left: a plan that
+    differs in these alone is the same.
+    """
 
     request: InstanceRequest
     tenant_id: str
@@ -308,6 +314,23 @@ class CreationPlan(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     interfaces: tuple[InterfaceSpec, ...]
     warnings: tuple[InstanceWarning, ...]
+
+    @property
+    def id(self) -> str:
+        """Equal plans have equal ids, and different plans different ones."""
+        machines = [(assignment.machine_id, assignment.domain) for assignment in self.assignments]
+        decided = (self.tenant_id, self.request.vpc_id, machines, self.interfaces, self.warnings)
+        return sha256(msgspec.json.encode(decided)).hexdigest()
+
+
+def check_same_plan(planned: CreationPlan, wanted_id: str | None) -> None:
+    """Refuse a plan that is not the one with this id; None: any plan will do."""
+    if wanted_id is not None and planned.id != wanted_id:
+        raise Rejected(
+            RefusalKind.CONFLICT,
+            "The site has changed: the request would be carried out otherwise than in the plan that it names",
+            nearest_fix="make a new plan (dryRun=true), and name its planId",
+        )
 
 
 def create_instances(

@@ -105,12 +105,7 @@ def create_logical_partition(
     ids: IdFactory,
 ) -> str:
     """A new logical partition, ready at once; returns its id."""
-    site = catalog.get_site(conn, site_id)
-    catalog.check_site_registered(site)
-    entitlements.check_site_access(conn, tenant_id, site_id)
-    catalog.check_nvlink_enabled(site)
-    _check_name(conn, tenant_id, name)
-    check_object_quota(conn, tenant_id, QuotaKind.LOGICAL_PARTITIONS, 1, now)
+    check_new_logical_partition(conn, tenant_id, site_id, name, now)
     new = ids()
     row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
     insert_row(conn, partitions, **row, status=Status.READY, created=now, updated=now)
@@ -121,6 +116,18 @@ def create_logical_partition(
     )
     journal.record_and_publish_new(conn, tenant_id, notes, now)
     return new
+
+
+def check_new_logical_partition(
+    conn: sa.Connection, tenant_id: str, site_id: str, name: str, now: float
+) -> None:
+    """Refuse a logical partition that could not be made."""
+    site = catalog.get_site(conn, site_id)
+    catalog.check_site_registered(site)
+    entitlements.check_site_access(conn, tenant_id, site_id)
+    catalog.check_nvlink_enabled(site)
+    _check_name(conn, tenant_id, name)
+    check_object_quota(conn, tenant_id, QuotaKind.LOGICAL_PARTITIONS, 1, now)
 
 
 def update_logical_partition(
@@ -230,6 +237,35 @@ def create_vpc(
     ids: IdFactory,
 ) -> str:
     """A new VPC; returns its id."""
+    new = wanted_id or ids()
+    check_new_vpc(
+        conn,
+        tenant_id,
+        site_id=site_id,
+        name=name,
+        logical_partition_id=logical_partition_id,
+        wanted_id=new,
+        now=now,
+    )
+    row: dict[str, Any] = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name}
+    row |= {"description": description, "logical_partition_id": logical_partition_id, "extra": extra}
+    insert_row(conn, vpc, **row, status=Status.READY, created=now, updated=now)
+    note = EventNote(Event.VPC, new, Status.READY, "VPC is ready for use")
+    journal.record_and_publish_new(conn, tenant_id, [note], now)
+    return new
+
+
+def check_new_vpc(
+    conn: sa.Connection,
+    tenant_id: str,
+    *,
+    site_id: str,
+    name: str,
+    logical_partition_id: str | None,
+    wanted_id: str | None,
+    now: float,
+) -> None:
+    """Refuse a VPC that could not be made."""
     site = catalog.get_site(conn, site_id)
     catalog.check_site_registered(site)
     entitlements.check_site_access(conn, tenant_id, site_id)
@@ -237,14 +273,8 @@ def create_vpc(
     if logical_partition_id is not None:
         _check_default_partition(conn, tenant_id, site, logical_partition_id)
     check_object_quota(conn, tenant_id, QuotaKind.VPCS, 1, now)
-    new = wanted_id or ids()
-    require_unused(find_row(conn, vpc, id=new), "A VPC with specified ID already exists")
-    row: dict[str, Any] = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name}
-    row |= {"description": description, "logical_partition_id": logical_partition_id, "extra": extra}
-    insert_row(conn, vpc, **row, status=Status.READY, created=now, updated=now)
-    note = EventNote(Event.VPC, new, Status.READY, "VPC is ready for use")
-    journal.record_and_publish_new(conn, tenant_id, [note], now)
-    return new
+    if wanted_id is not None:
+        require_unused(find_row(conn, vpc, id=wanted_id), "A VPC with specified ID already exists")
 
 
 def update_vpc(

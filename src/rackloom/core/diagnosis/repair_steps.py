@@ -88,6 +88,10 @@ COMMAND_RULES = tuple(
         ("rackloom admin endpoint update", _SAFE, "reads the switch controller at another address"),
         ("rackloom admin machine nvlink-info populate", _SAFE, "records what the switch controller reports"),
         ("rackloom admin logical-partition create", _SAFE, "makes a record; no GPU joins it yet"),
+        ("rackloom partition create", _SAFE, "makes a logical partition; no GPU joins it yet"),
+        ("rackloom vpc create", _SAFE, "makes a VPC; GPUs of its instances join the partition that it names"),
+        ("rackloom instance create", _SAFE, "takes free machines; instances that you have go on"),
+        ("rackloom instance delete", _DESTRUCTIVE, "ends the instance with all that runs on it"),
         ("rackloom admin partition release", _DESTRUCTIVE, "deletes the partition: its GPUs share no memory"),
     )
 )
@@ -102,7 +106,7 @@ _ON_NODE = re.compile(r"kubectl debug node/\S+ .* -- chroot /host ")
 def repair_steps(fix: str) -> tuple[RepairStep, ...]:
     """The commands of a fix, in their order; none for an empty one."""
     commands, *_ = _ADVICE.split(fix)
-    return tuple(_step(command) for command in _AND.split(commands.strip()) if command)
+    return tuple(repair_step(command) for command in _AND.split(commands.strip()) if command)
 
 
 def repair_advice(fix: str) -> str:
@@ -110,7 +114,8 @@ def repair_advice(fix: str) -> str:
     return "  # ".join(_ADVICE.split(fix)[1:])
 
 
-def _step(command: str) -> RepairStep:
+def repair_step(command: str) -> RepairStep:
+    """One command, with what it does."""
     rule = command_rule(command)
     return RepairStep(command, rule.effect, rule.does)
 

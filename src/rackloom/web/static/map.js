@@ -27,6 +27,7 @@ function onEvent() {
 }
 
 function onLost() {
+  if (live.dataset.state === "paused") return; // the page gave its stream up: see streams.js
   showState("lost", "not live");
   const since = `${new Date(lastEventAt).toISOString().slice(11, 19)} UTC`;
   lost.textContent = `Not live since ${since}: nothing arrives from the service, and all below is as it was then. This page tries again by itself.`;

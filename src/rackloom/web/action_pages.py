@@ -1,0 +1,212 @@
+"""The pages on which a tenant carves, orders and releases: forms, the plan of one, and what became of it.
+
+`/map/actions` has the three forms and what the tenant has. A form leads to its plan, a GET that changes
+nothing, and the form below the plan carries it out, a POST to the same path. The answer to that is a redirect
+to `/map/actions`, so that a reload sends nothing again.
+
+A POST is accepted from a page of this origin with a ticket of the same session (`forms`), at most
+`FORM_BYTES` long, with the fields of the action and no others, and carried out once (`done_once`). The action
+is planned again first. If the plan is another one than the tenant has read, the page shows the new plan and
+why, and does nothing.
+
+Everything is asked of REST in this process, with the token of the viewer's session and from the viewer's
+address: authorization, quotas, limits of requests and the audit log are those of REST.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import httpx2
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rackloom.client import AsyncClient, Connection, RetryPolicy
+from rackloom.errors import Misuse, Refused, Retry, Unknown
+from rackloom.web import render_actions as render
+from rackloom.web.done_once import OrdersDone, Outcome
+from rackloom.web.forms import (
+    FORM_BYTES,
+    TICKET_SECONDS,
+    Fields,
+    Ticket,
+    is_same_origin,
+    new_ticket,
+    read_form,
+    ticket_problem,
+)
+from rackloom.web.tenant_actions import Action, ActionPlan, Asked, asked_for, carried_out, planned
+from rackloom.web.tenant_objects import OwnObjects, objects_of
+from rackloom.web.viewers import Session, Viewer, session_of
+
+ACTIONS = "/map/actions"
+FORWARDED_FOR = b"x-forwarded-for"
+TICKET_FIELDS = frozenset({"ticket", "proof", "plan"})
+"""What a form has besides the fields of its action."""
+STALE = "The site has changed since that plan was shown. Nothing was done; this is the plan now."
+
+
+class ActionPages:
+    """The pages; `api` is the application of REST, `clock` gives seconds since the epoch."""
+
+    def __init__(self, api: ASGIApp, clock: Callable[[], float]) -> None:
+        self._api = api
+        self._clock = clock
+        self._done = OrdersDone(clock, TICKET_SECONDS)
+
+    async def overview(self, request: Request, viewer: Viewer) -> Response:
+        """The forms and what the tenant has; `done` in the address names an order to report on."""
+        if viewer.operator:
+            return _for_tenants_only(viewer)
+        given = tuple(request.query_params.multi_items())
+        outcome = self._done.find(viewer.name, dict(given).get("done", ""))
+        return await self._overview(request, viewer, fields=given, outcome=outcome)
+
+    async def plan(self, request: Request, viewer: Viewer) -> Response:
+        """What an action would do."""
+        if viewer.operator:
+            return _for_tenants_only(viewer)
+        action, fields = _action_of(request), tuple(request.query_params.multi_items())
+        return await self._answer(request, viewer, action, fields, lambda asked: self._plan(request, asked))
+
+    async def order(self, request: Request, viewer: Viewer) -> Response:
+        """Do what a plan says."""
+        action = _action_of(request)
+        if viewer.operator:
+            return _for_tenants_only(viewer)
+        if not is_same_origin(request):
+            return await self._refusal(request, viewer, "The form was sent from another site.", 403)
+        form = await read_form(request)
+        if form is None:
+            return await self._refusal(request, viewer, f"The form has more than {FORM_BYTES} bytes.", 413)
+        session, given = session_of(request), dict(form)
+        ticket = Ticket(given.get("ticket", ""), given.get("proof", ""))
+        problem = ticket_problem(session, action, ticket, self._clock())
+        if problem is not None:
+            return await self._refusal(request, viewer, problem, 403)
+        fields = tuple((name, value) for name, value in form if name not in TICKET_FIELDS)
+
+        async def carry_out(asked: Asked) -> Response:
+            await self._done.once(
+                viewer.name, ticket.id, lambda: self._carry_out(request, asked, given.get("plan", ""))
+            )
+            return RedirectResponse(f"{ACTIONS}?done={ticket.id}", 303)
+
+        return await self._answer(request, viewer, action, fields, carry_out)
+
+    async def _answer(
+        self,
+        request: Request,
+        viewer: Viewer,
+        action: Action,
+        fields: Fields,
+        work: Callable[[Asked], Awaitable[Response]],
+    ) -> Response:
+        """What `work` answers for the fields of an action; where it is refused, the forms and why."""
+        try:
+            return await work(asked_for(action, fields))
+        except _Stale as stale:
+            return self._plan_page(request, stale.plan, STALE, 409)
+        except Misuse as error:
+            return await self._refusal(request, viewer, error.reason, 400, fields)
+        except Refused as error:
+            status = getattr(error, "status", None) or 409
+            return await self._refusal(request, viewer, _refusal_text(error), status, fields)
+
+    async def _plan(self, request: Request, asked: Asked) -> Response:
+        async with self._rest(request) as client:
+            plan = await planned(client, asked)
+        return self._plan_page(request, plan)
+
+    def _plan_page(
+        self, request: Request, plan: ActionPlan, trouble: str = "", status: int = 200
+    ) -> Response:
+        session = session_of(request)
+        ticket = new_ticket(session, plan.action, self._clock())
+        return HTMLResponse(render.render_plan(session.org, plan, ticket, trouble), status)
+
+    async def _carry_out(self, request: Request, asked: Asked, plan_id: str) -> Outcome:
+        """Raises _Stale, and the errors of the client where nothing was done."""
+        done: list[str] = []
+        async with self._rest(request) as client:
+            plan = await planned(client, asked)
+            if plan.id != plan_id:
+                raise _Stale(plan)
+            try:
+                async for sentence in carried_out(client, plan):
+                    done.append(sentence)  # noqa: PERF401 - what was done before an error counts
+            except (Refused, Retry, Unknown) as error:
+                if not done:
+                    raise
+                return Outcome(done=tuple(done), problem=f"Not all was done: {error.reason}")
+        return Outcome(done=tuple(done))
+
+    async def _refusal(
+        self, request: Request, viewer: Viewer, trouble: str, status: int, fields: Fields = ()
+    ) -> Response:
+        return await self._overview(request, viewer, trouble=trouble, status=status, fields=fields)
+
+    async def _overview(
+        self,
+        request: Request,
+        viewer: Viewer,
+        *,
+        trouble: str = "",
+        status: int = 200,
+        fields: Fields = (),
+        outcome: Outcome | None = None,
+    ) -> Response:
+        own: OwnObjects | None = None
+        try:
+            async with self._rest(request) as client:
+                own = await objects_of(client)
+        except Refused as error:
+            trouble, status = trouble or _refusal_text(error), status if trouble else 403
+        shown = render.render_actions(viewer.org, own, trouble=trouble, fields=fields, outcome=outcome)
+        return HTMLResponse(shown, status)
+
+    def _rest(self, request: Request) -> AsyncClient:
+        """A client of REST that is the viewer, at the viewer's address."""
+        session = session_of(request)
+        return rest_client(self._api, session, request.scope)
+
+
+class _Stale(Exception):
+    """The plan is not the one that was read."""
+
+    def __init__(self, plan: ActionPlan) -> None:
+        super().__init__("the plan has changed")
+        self.plan = plan
+
+
+def rest_client(api: ASGIApp, session: Session, sender: Scope) -> AsyncClient:
+    """A client of REST in this process, for a session, whose requests come from the sender of another."""
+    forwarded = [header for header in sender["headers"] if header[0] == FORWARDED_FOR]
+
+    async def from_sender(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [*scope["headers"], *forwarded]
+        await api({**scope, "client": sender.get("client"), "headers": headers}, receive, send)
+
+    return AsyncClient(
+        # The address is never called: the transport is the application itself.
+        Connection(url="http://127.0.0.1", org=session.org, token=session.token),
+        retries=RetryPolicy(attempts=1),
+        transport=httpx2.ASGITransport(app=from_sender),
+    )
+
+
+def _action_of(request: Request) -> Action:
+    try:
+        return Action(request.path_params["action"])
+    except ValueError:
+        raise HTTPException(404) from None
+
+
+def _for_tenants_only(viewer: Viewer) -> Response:
+    """What operators read: what they do to machines is `rackloom admin`."""
+    return HTMLResponse(render.render_tenants_only(viewer.org), 403)
+
+
+def _refusal_text(error: Refused) -> str:
+    """Why, and what would help."""
+    return error.reason if error.nearest_fix is None else f"{error.reason}. Nearest fix: {error.nearest_fix}"
