@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,33 +39,26 @@ class Command:
 
     def __call__(self, *words):
         """Exit code, standard output and standard error."""
+        process = self.started(*words)
+        printed = process.communicate(timeout=300)
+        return process.returncode, *(text.replace(str(self.node.root), "NODE") for text in printed)
+
+    def started(self, *words):
+        """The process, while it runs."""
         places = {
             "plugins": "plug",
             "registry": "reg",
             "cdi-root": "cdi",
             "kubelet-state": "dra_manager_state",
+            "sysroot": "",
         }
-        options = [
-            word for name, path in places.items() for word in (f"--{name}", str(self.node.root / path))
-        ]
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "rackloom.cli.main",
-                "takeover",
-                *words,
-                *options,
-                "--sysroot",
-                str(self.node.root),
-            ],
-            capture_output=True,
+        options = [word for name, path in places.items() for word in (f"--{name}", self.node.root / path)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "rackloom.cli.main", "takeover", *words, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=300,
             env={**os.environ, "COLUMNS": "200"},
-        )
-        return done.returncode, *(
-            text.replace(str(self.node.root), "NODE") for text in (done.stdout, done.stderr)
         )
 
 
@@ -174,3 +169,23 @@ rackloom: no takeover of driver dra.net is known
   fix: use compute-domain.nvidia.com or gpu.nvidia.com
 """),
     )
+
+
+@pytest.mark.slow
+def test_it_waits_for_a_plugin_that_still_runs(takeover):
+    path = takeover.node.install(IMEX_FILE)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path.with_name("dra.sock")))
+        server.listen()
+        assert takeover("apply", "--wait", "0.1")[0] == 1
+        assert path.read_bytes() == IMEX_FILE
+        with takeover.started("apply", "--wait", "inf") as ended:
+            assert "rackloom: waiting: a plugin of compute-domain.nvidia.com runs" in ended.stderr.readline()
+            ended.terminate()
+            assert ended.wait(30) == 128 + signal.SIGTERM
+        assert path.read_bytes() == IMEX_FILE
+        waiting = takeover.started("apply", "--wait", "inf")
+        waiting.stderr.readline()
+    with waiting:
+        assert waiting.wait(30) == 0
+    assert path.read_bytes() != IMEX_FILE

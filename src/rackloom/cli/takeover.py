@@ -4,7 +4,10 @@ It works on files of the node it runs on, while no plugin of either driver runs 
 Exit code 1: something blocks it, and nothing was changed.
 """
 
-from collections.abc import Sequence
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -104,17 +107,22 @@ def plan(
 
 @app.command
 @with_common_flags
-def apply(*, node: TakeoverParameters = TakeoverParameters(), output: Output = "table") -> None:
+def apply(
+    *, node: TakeoverParameters = TakeoverParameters(), wait: float = 0.0, output: Output = "table"
+) -> None:
     """Take over the claims that NVIDIA's driver has prepared, and keep its file. Repeat it at will.
 
     Parameters
     ----------
     node
         The files of this node.
+    wait
+        Seconds to wait while a plugin runs; "inf" for as long as it takes.
     """
     from rackloom.claim.node.takeover.node_files import apply_takeover
 
-    plans = apply_takeover(node.places(), node.drivers())
+    places, drivers = node.places(), node.drivers()
+    plans = _once_stopped(lambda: apply_takeover(places, drivers), wait)
     emit(plans, output, lambda: _table(plans, done=True))
 
 
@@ -139,6 +147,29 @@ def back(
 
     plans = give_back(node.places(), node.drivers(), _release(release))
     emit(plans, output, lambda: _table(plans, done=True))
+
+
+LOOK_SECONDS = 1.0
+"""Between two looks for a plugin that is waited for."""
+
+
+def _once_stopped(act: "Callable[[], Sequence[DriverPlan]]", seconds: float) -> "Sequence[DriverPlan]":
+    """Call `act` until no plugin keeps it from its work. Raises `StillRunning` after `seconds`."""
+    from rackloom.claim.node.storage import StillRunning
+
+    # As the first process of a container it would not end by SIGTERM otherwise.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    until, reported = time.monotonic() + seconds, ""
+    while True:
+        try:
+            return act()
+        except StillRunning as running:
+            if time.monotonic() >= until:
+                raise
+            if reported != str(running):
+                reported = str(running)
+                print(f"rackloom: waiting: {running}", file=sys.stderr, flush=True)
+            time.sleep(LOOK_SECONDS)
 
 
 def _release(name: ReleaseName | None) -> "Release | None":

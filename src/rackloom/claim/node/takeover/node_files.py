@@ -26,7 +26,6 @@ when a claim ends.
 import binascii
 import fcntl
 import os
-import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
@@ -35,8 +34,10 @@ from pathlib import Path
 import msgspec
 
 from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, NodeValue
+from rackloom.claim.node.sockets import answering
 from rackloom.claim.node.storage import (
     CheckpointContent,
+    StillRunning,
     as_started,
     decode_checkpoint,
     encode_checkpoint,
@@ -64,7 +65,6 @@ CHECKPOINT = "checkpoint.json"
 KEPT = "checkpoint.nvidia.json"
 DRIVERS = (names.IMEX_DRIVER, names.GPU_DRIVER)
 _NVIDIA_LOCKS = ("pu.lock", "cp.lock")
-_ANSWER_SECONDS = 1.0
 
 
 class NodePlaces(NodeValue, frozen=True, kw_only=True):
@@ -264,7 +264,7 @@ def _names_of_kubelet(path: Path) -> ClaimNames | None:
 def apply_takeover(places: NodePlaces, drivers: Sequence[str]) -> tuple[DriverPlan, ...]:
     """Take `drivers` over; the plans that were carried out.
 
-    Raises `Refused` before the first write where a plugin runs or a claim is blocked.
+    Before the first write it raises `StillRunning` while a plugin runs, and `Refused` for a blocked claim.
     """
     with ExitStack() as stack:
         for driver in drivers:
@@ -312,7 +312,7 @@ def _carry_out(plans: Sequence[tuple[DriverPlan, tuple[_Write, ...]]]) -> tuple[
 
 @contextmanager
 def _stopped(places: NodePlaces, driver: str) -> Iterator[None]:
-    """No plugin of either driver runs while the context is entered. Raises `Refused` where one does."""
+    """No plugin of either driver runs while the context is entered. Raises `StillRunning` where one does."""
     home = places.plugins / driver
     if not home.is_dir():
         yield
@@ -321,8 +321,8 @@ def _stopped(places: NodePlaces, driver: str) -> Iterator[None]:
         stack.enter_context(plugin_lock(home, driver))
         for name in _NVIDIA_LOCKS:
             stack.enter_context(_existing_lock(home / name, driver))
-        for what in _answering(places, driver):
-            raise Refused(
+        for what in answering(home, places.registry, driver):
+            raise StillRunning(
                 f"a plugin of {driver} runs on this node: {what}",
                 nearest_fix="stop it (the DaemonSet of either driver must not run here), then call again",
             )
@@ -343,7 +343,7 @@ def _existing_lock(path: Path, driver: str) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        raise Refused(
+        raise StillRunning(
             f"a plugin of {driver} works on a claim (it holds {path})",
             nearest_fix="stop it, then call again",
         ) from error
@@ -360,20 +360,4 @@ def _running(places: NodePlaces, driver: str) -> Iterator[str]:
                 pass
         except Refused:
             yield f"a plugin holds {path}"
-    yield from _answering(places, driver)
-
-
-def _answering(places: NodePlaces, driver: str) -> Iterator[str]:
-    """Sockets of plugins on which somebody answers; a process that was killed leaves its socket behind."""
-    sockets = (*(places.plugins / driver).glob("*.sock"), *places.registry.glob(f"{driver}*.sock"))
-    for path in sorted(sockets):
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(_ANSWER_SECONDS)
-            try:
-                client.connect(str(path))
-            except (ConnectionRefusedError, FileNotFoundError):
-                continue
-            except OSError as error:
-                yield f"{path} cannot be asked: {error.strerror or error}"
-                continue
-        yield f"it answers on {path}"
+    yield from answering(places.plugins / driver, places.registry, driver)
