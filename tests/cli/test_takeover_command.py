@@ -162,12 +162,54 @@ rackloom: checkpoint NODE/plug/compute-domain.nvidia.com/checkpoint.json of NVID
   fix: start NVIDIA's driver on this node again, whose log says more; or drain the node and move NODE/plug/compute-domain.nvidia.com/checkpoint.json away
 """),  # noqa: E501 (lines as they are printed)
     )
-    assert takeover("plan", "--driver", "dra.net")[::2] == (
+    assert takeover("plan", "--driver", "nic.example.com")[::2] == (
         1,
         snapshot("""\
-rackloom: no takeover of driver dra.net is known
-  fix: use compute-domain.nvidia.com or gpu.nvidia.com
+rackloom: no takeover of driver nic.example.com is known
+  fix: use compute-domain.nvidia.com or gpu.nvidia.com or dra.net
 """),
+    )
+
+
+def test_nics_of_dranet_are_named_and_keep_it(takeover):
+    takeover.node.set_state("u-nic", devices={"dra.net": ["pci-0000-8a-00-0"]})
+    database = takeover.node.places.dranet
+    database.parent.mkdir(parents=True)
+    database.touch()
+    code, printed, _ = takeover("plan")
+    assert (code, printed.partition("gpu.nvidia.com: ")[2]) == (
+        0,
+        snapshot("""\
+there is no checkpoint; nothing to do
+
+dra.net: DRANET is or was here
+UID    CLAIM                STATE             DEVICES           FATE
+u-nic  default/claim-u-nic  PrepareCompleted  pci-0000-8a-00-0  blocked
+blocked: u-nic: DRANET moved its NIC into a pod, and what DRANET knows of the way back is not known here
+  fix: end the pods that use it, and leave the driver running until they have ended
+note: DRANET's database NODE/run/dranet/dranet.db is left as it is
+nothing to write
+"""),
+    )
+    assert takeover("plan", "--driver", "dra.net")[0] == 1
+    code, printed, error = takeover("apply", "--driver", "dra.net")
+    assert (code, printed, error) == (
+        1,
+        "",
+        snapshot("""\
+rackloom: claim default/claim-u-nic of dra.net cannot change hands: DRANET moved its NIC into a pod, and what DRANET knows of the way back is not known here
+  fix: end the pods that use it, and leave the driver running until they have ended
+"""),  # noqa: E501 (lines as they are printed)
+    )
+    takeover.node.set_state()
+    assert takeover("apply", "--driver", "dra.net") == (
+        0,
+        snapshot("""\
+dra.net: DRANET is or was here
+note: DRANET's database NODE/run/dranet/dranet.db is left as it is
+nothing to write
+"""),
+        "",
     )
 
 

@@ -2,6 +2,9 @@
 
 It works on files of the node it runs on, while no plugin of either driver runs there. `plan` changes nothing.
 Exit code 1: something blocks it, and nothing was changed.
+
+DRANET's NICs are not taken over. `plan` names those that are in pods; with `--driver dra.net`, `apply` and
+`back` fail until none is, and until the driver that is left behind has ended.
 """
 
 import signal
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from rackloom.claim.node.takeover.claims import Release
     from rackloom.claim.node.takeover.node_files import DriverPlan, NodePlaces
 
-app = App(name="takeover", help="Take a node over from NVIDIA's DRA driver, and back.")
+app = App(name="takeover", help="Take a node over from NVIDIA's DRA driver or DRANET, and back.")
 
 
 @Parameter(name="*")
@@ -29,7 +32,7 @@ class TakeoverParameters:
     """The files of this node."""
 
     driver: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
-    "Only this driver, compute-domain.nvidia.com or gpu.nvidia.com; may be repeated. Default: both."
+    "Only this: compute-domain.nvidia.com, gpu.nvidia.com or dra.net; may be repeated. Default: NVIDIA's two."
     plugins: Annotated[Path, env_parameter("KUBELET_PLUGINS_DIRECTORY_PATH")] = Path(
         "/var/lib/kubelet/plugins"
     )
@@ -56,17 +59,20 @@ class TakeoverParameters:
             cdi=self.cdi_root,
             kubelet_state=self.kubelet_state,
             boot_id=read_text(boot_id, "name the host's root by --sysroot").strip(),
+            dranet=self.sysroot / "run/dranet/dranet.db",
         )
 
     def drivers(self) -> tuple[str, ...]:
         """The drivers asked for. Raises `Refused` for another one."""
+        from rackloom.claim.node.takeover.dranet import DRANET
         from rackloom.claim.node.takeover.node_files import DRIVERS
         from rackloom.errors import Refused
 
+        known = (*DRIVERS, DRANET)
         for driver in self.driver:
-            if driver not in DRIVERS:
+            if driver not in known:
                 raise Refused(
-                    f"no takeover of driver {driver} is known", nearest_fix=f"use {' or '.join(DRIVERS)}"
+                    f"no takeover of driver {driver} is known", nearest_fix=f"use {' or '.join(known)}"
                 )
         return tuple(dict.fromkeys(self.driver)) or DRIVERS
 
@@ -94,15 +100,25 @@ def plan(
     release
         The release of NVIDIA's driver that will read the file; default: the one that wrote it.
     """
-    from rackloom.claim.node.takeover.node_files import plan_takeover, plan_way_back
+    from rackloom.claim.node.takeover.dranet import DRANET, plan_dranet
+    from rackloom.claim.node.takeover.node_files import Phase, plan_takeover, plan_way_back
 
-    places = node.places()
+    places, drivers = node.places(), node.drivers()
     plans = [
-        plan_way_back(places, driver, _release(release)) if back else plan_takeover(places, driver)
-        for driver in node.drivers()
+        plan_dranet(places, back=back)
+        if driver == DRANET
+        else plan_way_back(places, driver, _release(release))
+        if back
+        else plan_takeover(places, driver)
+        for driver in drivers
     ]
+    blocked = any(made.blocked for made in plans)
+    nics = plan_dranet(places, back=back)
+    if not node.driver and (nics.claims or nics.phase is Phase.DRANET):
+        # For information: `apply` and `back` concern it only where it is named.
+        plans.append(nics)
     emit(plans, output, lambda: _table(plans, done=False))
-    return 1 if any(made.blocked for made in plans) else 0
+    return 1 if blocked else 0
 
 
 @app.command
@@ -117,12 +133,17 @@ def apply(
     node
         The files of this node.
     wait
-        Seconds to wait while a plugin runs; "inf" for as long as it takes.
+        Seconds to wait while a plugin runs, or a pod has a NIC of DRANET's; "inf" for as long as it takes.
     """
     from rackloom.claim.node.takeover.node_files import apply_takeover
 
     places, drivers = node.places(), node.drivers()
-    plans = _once_stopped(lambda: apply_takeover(places, drivers), wait)
+
+    def act() -> "tuple[DriverPlan, ...]":
+        drained, rest = _drained(places, drivers, back=False)
+        return *apply_takeover(places, rest), *drained
+
+    plans = _once_stopped(act, wait)
     emit(plans, output, lambda: _table(plans, done=True))
 
 
@@ -145,8 +166,20 @@ def back(
     """
     from rackloom.claim.node.takeover.node_files import give_back
 
-    plans = give_back(node.places(), node.drivers(), _release(release))
+    places = node.places()
+    drained, rest = _drained(places, node.drivers(), back=True)
+    plans = (*give_back(places, rest, _release(release)), *drained)
     emit(plans, output, lambda: _table(plans, done=True))
+
+
+def _drained(
+    places: "NodePlaces", drivers: Sequence[str], *, back: bool
+) -> "tuple[tuple[DriverPlan, ...], tuple[str, ...]]":
+    """The plan for DRANET, where it is asked for and nothing is in its way; and the other drivers."""
+    from rackloom.claim.node.takeover.dranet import DRANET, require_drained
+
+    asked = tuple(require_drained(places, back=back) for driver in drivers if driver == DRANET)
+    return asked, tuple(driver for driver in drivers if driver != DRANET)
 
 
 LOOK_SECONDS = 1.0
@@ -183,6 +216,7 @@ _PHASES = {
     "nvidia": "the checkpoint is NVIDIA's",
     "taken-over": "the checkpoint was taken over",
     "ours": "the checkpoint is ours",
+    "dranet": "DRANET is or was here",
 }
 
 
@@ -192,7 +226,7 @@ def _table(plans: "Sequence[DriverPlan]", *, done: bool) -> str:
 
 def _lines(plan: "DriverPlan", *, done: bool) -> list[str]:
     found = f"{plan.driver}: {_PHASES[plan.phase]}"
-    if not plan.writes:
+    if not (plan.writes or plan.claims or plan.notes or plan.running):
         return [f"{found}; nothing to do"]
     lines = [found]
     if plan.claims:
@@ -206,6 +240,8 @@ def _lines(plan: "DriverPlan", *, done: bool) -> list[str]:
         lines += [f"  fix: {move.fix}"] if move.fix else []
     lines += [f"note: {note}" for note in plan.notes]
     lines += [f"stop first: {what}" for what in plan.running]
+    if not plan.writes:
+        return [*lines, "nothing to write"]
     if plan.blocked:
         return [*lines, "nothing is written while a claim is blocked"]
     return lines + [f"{'done' if done else 'would'}: {write}" for write in plan.writes]

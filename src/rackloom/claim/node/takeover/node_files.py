@@ -23,7 +23,6 @@ CDI files are not touched. Both drivers give them the same names, so that the pl
 when a claim ends.
 """
 
-import binascii
 import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +32,7 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, NodeValue
+from rackloom.claim.node.plugin import CheckpointEntry, NodeValue
 from rackloom.claim.node.sockets import answering
 from rackloom.claim.node.storage import (
     CheckpointContent,
@@ -45,12 +44,12 @@ from rackloom.claim.node.storage import (
 )
 from rackloom.claim.node.takeover.claims import (
     ClaimMove,
-    ClaimNames,
     Fate,
     Release,
     give_back_claim,
     take_over_claim,
 )
+from rackloom.claim.node.takeover.kubelet_state import held_claims
 from rackloom.claim.node.takeover.nvidia_checkpoint import (
     NvidiaClaim,
     decode_nvidia_checkpoint,
@@ -78,6 +77,8 @@ class NodePlaces(NodeValue, frozen=True, kw_only=True):
     kubelet_state: Path
     """kubelet's dra_manager_state."""
     boot_id: str
+    dranet: Path = Path("/run/dranet/dranet.db")
+    """DRANET's database."""
 
 
 class Phase(StrEnum):
@@ -87,6 +88,7 @@ class Phase(StrEnum):
     NVIDIA = "nvidia"
     TAKEN_OVER = "taken-over"
     OURS = "ours"
+    DRANET = "dranet"
 
 
 class DriverPlan(NodeValue, frozen=True, kw_only=True):
@@ -138,7 +140,8 @@ def _takeover(places: NodePlaces, driver: str) -> tuple[DriverPlan, tuple[_Write
         return DriverPlan(driver=driver, phase=phase), ()
     path = home / CHECKPOINT
     checkpoint = decode_nvidia_checkpoint(found, path)
-    known = _names_of_kubelet(places.kubelet_state)
+    held = held_claims(places.kubelet_state)
+    known = None if held is None else {claim.ref.uid: claim.ref for claim in held}
     moves = [take_over_claim(driver, claim, known) for _, claim in sorted(checkpoint.claims.items())]
     entries = {entry.ref.uid: entry for _, entry in moves if entry is not None}
     content = CheckpointContent(boot_id=checkpoint.boot_id or places.boot_id, claims=entries)
@@ -224,38 +227,6 @@ def _cdi_notes(cdi: Path, driver: str, entries: Iterable[CheckpointEntry]) -> It
         file = cdi / f"{vendor}-claim_{entry.ref.uid}.yaml"
         if named and not file.exists():
             yield f"claim {entry.ref.uid} has no CDI file {file}: it is prepared anew at kubelet's next call"
-
-
-# kubelet's own state, which names the claims that it holds.
-
-
-class _KubeletFile(msgspec.Struct, rename="pascal"):
-    data: str
-    checksum: int
-
-
-class _KubeletClaim(msgspec.Struct):
-    uid: str = msgspec.field(name="ClaimUID")
-    name: str = msgspec.field(name="ClaimName")
-    namespace: str = msgspec.field(name="Namespace")
-
-
-class _KubeletData(msgspec.Struct):
-    claims: list[_KubeletClaim] | None = msgspec.field(name="ClaimInfoStateList")
-
-
-def _names_of_kubelet(path: Path) -> ClaimNames | None:
-    """The claims that kubelet (1.34 and later) holds, by UID; None where its state cannot be read."""
-    try:
-        file = msgspec.json.decode(path.read_bytes(), type=_KubeletFile)
-        if binascii.crc32(file.data.encode()) != file.checksum:
-            return None
-        claims = msgspec.json.decode(file.data, type=_KubeletData).claims or ()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return {
-        claim.uid: ClaimRef(namespace=claim.namespace, name=claim.name, uid=claim.uid) for claim in claims
-    }
 
 
 # Carrying plans out.
@@ -355,9 +326,15 @@ def _running(places: NodePlaces, driver: str) -> Iterator[str]:
     """What `_stopped` would refuse. Nothing is made or locked for longer than the look."""
     for name in ("plugin.lock", *_NVIDIA_LOCKS):
         path = places.plugins / driver / name
-        try:
-            with _existing_lock(path, driver):
-                pass
-        except Refused:
+        if is_locked(path, driver):
             yield f"a plugin holds {path}"
     yield from answering(places.plugins / driver, places.registry, driver)
+
+
+def is_locked(path: Path, driver: str) -> bool:
+    """Whether a process holds the lock `path`."""
+    try:
+        with _existing_lock(path, driver):
+            return False
+    except StillRunning:
+        return True
