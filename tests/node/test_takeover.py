@@ -42,6 +42,9 @@ def plugins(nodes: NodeCluster) -> Iterator[dict[str, list[Child]]]:
     assert "rackloom-system" not in nodes.kubectl("get", "namespaces", "-o", "name"), (
         "it is installed already"
     )
+    for node in nodes.nodes:
+        # The init containers mount it, also on a node that never had a claim.
+        assert (node.root / "var/lib/kubelet/dra_manager_state").is_file(), node.name
     nvidia.install(nodes)
     nodes.apply(claim_template("one-gpu", "gpu.nvidia.com"))
     first, second = nodes.nodes
@@ -139,6 +142,18 @@ def test_a_cluster_goes_over_under_a_job(nodes: NodeCluster, plugins: dict[str, 
     until_seen(lambda: not claim_specs(second), "the CDI files are gone", 60)
     nodes.kubectl("delete", "computedomain", "job", "--timeout=60s")
     assert "computedomain-daemon" not in nodes.kubectl("get", "daemonsets", "-n", NAMESPACE, "-o", "name")
+
+    # A new job across a node of Rackloom's and a node of NVIDIA's, with NVIDIA's controller.
+    nodes.kubectl("scale", *SYSTEM, "deployment/rackloom-controller", "--replicas=0")
+    until_seen(
+        lambda: "controller" not in nodes.kubectl("get", "pods", *SYSTEM, "-o", "name"), "it is off", 60
+    )
+    domain = nvidia.make_domain(nodes, "mixed", "mixed-channel")
+    job = [worker(f"mixed-{node.name}", node, "mixed-channel") for node in nodes.nodes]
+    nodes.apply(*job)
+    until_running(nodes, *(each["metadata"]["name"] for each in job), within=120)
+    assert set(members(nodes, domain)) == {first.name, second.name}
+    until_seen(lambda: is_meshed(nodes), "the daemons reach each other", 60)
 
 
 PLUGINS = "var/lib/kubelet/plugins"
