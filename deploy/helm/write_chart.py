@@ -128,7 +128,9 @@ class ChartWriter:
         meta.setdefault("labels", {})["app.kubernetes.io/part-of"] = "rackloom"
         if kind not in CLUSTER_KINDS:
             meta.setdefault("namespace", SYSTEM)
-        if kind == "Namespace":
+        if kind == "DeviceClass" and meta["name"].endswith("nvidia.com"):
+            condition = ".Values.deviceClasses.install"
+        elif kind == "Namespace":
             condition = ".Values.namespaces.create"
         elif kind == "CustomResourceDefinition":
             condition = ".Values.crds.install"

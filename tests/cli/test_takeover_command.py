@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,33 +39,26 @@ class Command:
 
     def __call__(self, *words):
         """Exit code, standard output and standard error."""
+        process = self.started(*words)
+        printed = process.communicate(timeout=300)
+        return process.returncode, *(text.replace(str(self.node.root), "NODE") for text in printed)
+
+    def started(self, *words):
+        """The process, while it runs."""
         places = {
             "plugins": "plug",
             "registry": "reg",
             "cdi-root": "cdi",
             "kubelet-state": "dra_manager_state",
+            "sysroot": "",
         }
-        options = [
-            word for name, path in places.items() for word in (f"--{name}", str(self.node.root / path))
-        ]
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "rackloom.cli.main",
-                "takeover",
-                *words,
-                *options,
-                "--sysroot",
-                str(self.node.root),
-            ],
-            capture_output=True,
+        options = [word for name, path in places.items() for word in (f"--{name}", self.node.root / path)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "rackloom.cli.main", "takeover", *words, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=300,
             env={**os.environ, "COLUMNS": "200"},
-        )
-        return done.returncode, *(
-            text.replace(str(self.node.root), "NODE") for text in (done.stdout, done.stderr)
         )
 
 
@@ -167,10 +162,72 @@ rackloom: checkpoint NODE/plug/compute-domain.nvidia.com/checkpoint.json of NVID
   fix: start NVIDIA's driver on this node again, whose log says more; or drain the node and move NODE/plug/compute-domain.nvidia.com/checkpoint.json away
 """),  # noqa: E501 (lines as they are printed)
     )
-    assert takeover("plan", "--driver", "dra.net")[::2] == (
+    assert takeover("plan", "--driver", "nic.example.com")[::2] == (
         1,
         snapshot("""\
-rackloom: no takeover of driver dra.net is known
-  fix: use compute-domain.nvidia.com or gpu.nvidia.com
+rackloom: no takeover of driver nic.example.com is known
+  fix: use compute-domain.nvidia.com or gpu.nvidia.com or dra.net
 """),
     )
+
+
+def test_nics_of_dranet_are_named_and_keep_it(takeover):
+    takeover.node.set_state("u-nic", devices={"dra.net": ["pci-0000-8a-00-0"]})
+    database = takeover.node.places.dranet
+    database.parent.mkdir(parents=True)
+    database.touch()
+    code, printed, _ = takeover("plan")
+    assert (code, printed.partition("gpu.nvidia.com: ")[2]) == (
+        0,
+        snapshot("""\
+there is no checkpoint; nothing to do
+
+dra.net: DRANET is or was here
+UID    CLAIM                STATE             DEVICES           FATE
+u-nic  default/claim-u-nic  PrepareCompleted  pci-0000-8a-00-0  blocked
+blocked: u-nic: DRANET moved its NIC into a pod, and what DRANET knows of the way back is not known here
+  fix: end the pods that use it, and leave the driver running until they have ended
+note: DRANET's database NODE/run/dranet/dranet.db is left as it is
+nothing to write
+"""),
+    )
+    assert takeover("plan", "--driver", "dra.net")[0] == 1
+    code, printed, error = takeover("apply", "--driver", "dra.net")
+    assert (code, printed, error) == (
+        1,
+        "",
+        snapshot("""\
+rackloom: claim default/claim-u-nic of dra.net cannot change hands: DRANET moved its NIC into a pod, and what DRANET knows of the way back is not known here
+  fix: end the pods that use it, and leave the driver running until they have ended
+"""),  # noqa: E501 (lines as they are printed)
+    )
+    takeover.node.set_state()
+    assert takeover("apply", "--driver", "dra.net") == (
+        0,
+        snapshot("""\
+dra.net: DRANET is or was here
+note: DRANET's database NODE/run/dranet/dranet.db is left as it is
+nothing to write
+"""),
+        "",
+    )
+
+
+@pytest.mark.slow
+def test_it_waits_for_a_plugin_that_still_runs(takeover):
+    path = takeover.node.install(IMEX_FILE)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path.with_name("dra.sock")))
+        server.listen()
+        assert takeover("apply", "--wait", "0.1")[0] == 1
+        assert path.read_bytes() == IMEX_FILE
+        with takeover.started("apply", "--wait", "inf") as ended:
+            assert "rackloom: waiting: a plugin of compute-domain.nvidia.com runs" in ended.stderr.readline()
+            ended.terminate()
+            assert ended.wait(30) == 128 + signal.SIGTERM
+        assert path.read_bytes() == IMEX_FILE
+        waiting = takeover.started("apply", "--wait", "inf")
+        waiting.stderr.readline()
+    with waiting:
+        assert waiting.wait(30) == 0
+    assert path.read_bytes() != IMEX_FILE

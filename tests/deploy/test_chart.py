@@ -254,6 +254,14 @@ def test_definitions_outlive_the_release_and_may_be_left_alone(helm: str) -> Non
     assert not [obj for obj in without if obj["kind"] == "CustomResourceDefinition"]
 
 
+def test_the_classes_of_nvidias_chart_may_be_left_to_it(helm: str) -> None:
+    def classes(*words: str) -> set[str]:
+        return {obj["metadata"]["name"] for obj in rendered(helm, *words) if obj["kind"] == "DeviceClass"}
+
+    left = classes("--set", "deviceClasses.install=false")
+    assert {name for name in classes() if name.endswith(".rackloom.dev")} == left
+
+
 def test_parts_that_are_switched_off_are_not_there(helm: str) -> None:
     words = ("--set", "node.nic.enabled=false,namespaces.create=false,controller.replicas=1")
     found = {(obj["kind"], obj["metadata"]["name"]) for obj in rendered(helm, *words)}

@@ -33,8 +33,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not STAGE and here in item.path.parents:
             item.add_marker(skip)
-    if STAGE:  # all tests share one installation; after the test of uninstalling there is none
-        items.sort(key=lambda item: item.path.name == "test_uninstall.py")
+    if STAGE:
+        # All tests share one installation. After that of uninstalling there is none: a takeover begins so.
+        last = ["test_uninstall.py", "test_takeover.py"]
+        items.sort(key=lambda item: last.index(item.path.name) if item.path.name in last else -1)
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,15 @@
 
 It works on files of the node it runs on, while no plugin of either driver runs there. `plan` changes nothing.
 Exit code 1: something blocks it, and nothing was changed.
+
+DRANET's NICs are not taken over. `plan` names those that are in pods; with `--driver dra.net`, `apply` and
+`back` fail until none is, and until the driver that is left behind has ended.
 """
 
-from collections.abc import Sequence
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,7 +23,7 @@ if TYPE_CHECKING:
     from rackloom.claim.node.takeover.claims import Release
     from rackloom.claim.node.takeover.node_files import DriverPlan, NodePlaces
 
-app = App(name="takeover", help="Take a node over from NVIDIA's DRA driver, and back.")
+app = App(name="takeover", help="Take a node over from NVIDIA's DRA driver or DRANET, and back.")
 
 
 @Parameter(name="*")
@@ -26,7 +32,7 @@ class TakeoverParameters:
     """The files of this node."""
 
     driver: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
-    "Only this driver, compute-domain.nvidia.com or gpu.nvidia.com; may be repeated. Default: both."
+    "Only this: compute-domain.nvidia.com, gpu.nvidia.com or dra.net; may be repeated. Default: NVIDIA's two."
     plugins: Annotated[Path, env_parameter("KUBELET_PLUGINS_DIRECTORY_PATH")] = Path(
         "/var/lib/kubelet/plugins"
     )
@@ -53,17 +59,20 @@ class TakeoverParameters:
             cdi=self.cdi_root,
             kubelet_state=self.kubelet_state,
             boot_id=read_text(boot_id, "name the host's root by --sysroot").strip(),
+            dranet=self.sysroot / "run/dranet/dranet.db",
         )
 
     def drivers(self) -> tuple[str, ...]:
         """The drivers asked for. Raises `Refused` for another one."""
+        from rackloom.claim.node.takeover.dranet import DRANET
         from rackloom.claim.node.takeover.node_files import DRIVERS
         from rackloom.errors import Refused
 
+        known = (*DRIVERS, DRANET)
         for driver in self.driver:
-            if driver not in DRIVERS:
+            if driver not in known:
                 raise Refused(
-                    f"no takeover of driver {driver} is known", nearest_fix=f"use {' or '.join(DRIVERS)}"
+                    f"no takeover of driver {driver} is known", nearest_fix=f"use {' or '.join(known)}"
                 )
         return tuple(dict.fromkeys(self.driver)) or DRIVERS
 
@@ -91,30 +100,50 @@ def plan(
     release
         The release of NVIDIA's driver that will read the file; default: the one that wrote it.
     """
-    from rackloom.claim.node.takeover.node_files import plan_takeover, plan_way_back
+    from rackloom.claim.node.takeover.dranet import DRANET, plan_dranet
+    from rackloom.claim.node.takeover.node_files import Phase, plan_takeover, plan_way_back
 
-    places = node.places()
+    places, drivers = node.places(), node.drivers()
     plans = [
-        plan_way_back(places, driver, _release(release)) if back else plan_takeover(places, driver)
-        for driver in node.drivers()
+        plan_dranet(places, back=back)
+        if driver == DRANET
+        else plan_way_back(places, driver, _release(release))
+        if back
+        else plan_takeover(places, driver)
+        for driver in drivers
     ]
+    blocked = any(made.blocked for made in plans)
+    nics = plan_dranet(places, back=back)
+    if not node.driver and (nics.claims or nics.phase is Phase.DRANET):
+        # For information: `apply` and `back` concern it only where it is named.
+        plans.append(nics)
     emit(plans, output, lambda: _table(plans, done=False))
-    return 1 if any(made.blocked for made in plans) else 0
+    return 1 if blocked else 0
 
 
 @app.command
 @with_common_flags
-def apply(*, node: TakeoverParameters = TakeoverParameters(), output: Output = "table") -> None:
+def apply(
+    *, node: TakeoverParameters = TakeoverParameters(), wait: float = 0.0, output: Output = "table"
+) -> None:
     """Take over the claims that NVIDIA's driver has prepared, and keep its file. Repeat it at will.
 
     Parameters
     ----------
     node
         The files of this node.
+    wait
+        Seconds to wait while a plugin runs, or a pod has a NIC of DRANET's; "inf" for as long as it takes.
     """
     from rackloom.claim.node.takeover.node_files import apply_takeover
 
-    plans = apply_takeover(node.places(), node.drivers())
+    places, drivers = node.places(), node.drivers()
+
+    def act() -> "tuple[DriverPlan, ...]":
+        drained, rest = _drained(places, drivers, back=False)
+        return *apply_takeover(places, rest), *drained
+
+    plans = _once_stopped(act, wait)
     emit(plans, output, lambda: _table(plans, done=True))
 
 
@@ -137,8 +166,43 @@ def back(
     """
     from rackloom.claim.node.takeover.node_files import give_back
 
-    plans = give_back(node.places(), node.drivers(), _release(release))
+    places = node.places()
+    drained, rest = _drained(places, node.drivers(), back=True)
+    plans = (*give_back(places, rest, _release(release)), *drained)
     emit(plans, output, lambda: _table(plans, done=True))
+
+
+def _drained(
+    places: "NodePlaces", drivers: Sequence[str], *, back: bool
+) -> "tuple[tuple[DriverPlan, ...], tuple[str, ...]]":
+    """The plan for DRANET, where it is asked for and nothing is in its way; and the other drivers."""
+    from rackloom.claim.node.takeover.dranet import DRANET, require_drained
+
+    asked = tuple(require_drained(places, back=back) for driver in drivers if driver == DRANET)
+    return asked, tuple(driver for driver in drivers if driver != DRANET)
+
+
+LOOK_SECONDS = 1.0
+"""Between two looks for a plugin that is waited for."""
+
+
+def _once_stopped(act: "Callable[[], Sequence[DriverPlan]]", seconds: float) -> "Sequence[DriverPlan]":
+    """Call `act` until no plugin keeps it from its work. Raises `StillRunning` after `seconds`."""
+    from rackloom.claim.node.storage import StillRunning
+
+    # As the first process of a container it would not end by SIGTERM otherwise.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    until, reported = time.monotonic() + seconds, ""
+    while True:
+        try:
+            return act()
+        except StillRunning as running:
+            if time.monotonic() >= until:
+                raise
+            if reported != str(running):
+                reported = str(running)
+                print(f"rackloom: waiting: {running}", file=sys.stderr, flush=True)
+            time.sleep(LOOK_SECONDS)
 
 
 def _release(name: ReleaseName | None) -> "Release | None":
@@ -152,6 +216,7 @@ _PHASES = {
     "nvidia": "the checkpoint is NVIDIA's",
     "taken-over": "the checkpoint was taken over",
     "ours": "the checkpoint is ours",
+    "dranet": "DRANET is or was here",
 }
 
 
@@ -161,7 +226,7 @@ def _table(plans: "Sequence[DriverPlan]", *, done: bool) -> str:
 
 def _lines(plan: "DriverPlan", *, done: bool) -> list[str]:
     found = f"{plan.driver}: {_PHASES[plan.phase]}"
-    if not plan.writes:
+    if not (plan.writes or plan.claims or plan.notes or plan.running):
         return [f"{found}; nothing to do"]
     lines = [found]
     if plan.claims:
@@ -175,6 +240,8 @@ def _lines(plan: "DriverPlan", *, done: bool) -> list[str]:
         lines += [f"  fix: {move.fix}"] if move.fix else []
     lines += [f"note: {note}" for note in plan.notes]
     lines += [f"stop first: {what}" for what in plan.running]
+    if not plan.writes:
+        return [*lines, "nothing to write"]
     if plan.blocked:
         return [*lines, "nothing is written while a claim is blocked"]
     return lines + [f"{'done' if done else 'would'}: {write}" for write in plan.writes]

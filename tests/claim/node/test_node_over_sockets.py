@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import stat
 
 import msgspec
@@ -415,3 +416,38 @@ def test_a_claim_that_went_during_a_reboot_is_given_back_soon_after_the_api_serv
         assert kit.toys.unprepared == [claim.uid]
 
     virtual(1, story)
+
+
+@pytest.mark.parametrize("socket_of_theirs", ["dra.sock", "{driver}-reg.sock", "{driver}-8f1c-reg.sock"])
+def test_a_driver_of_another_project_keeps_its_sockets_and_slices(kit, socket_of_theirs):
+    """It holds no lock of ours. The last name is that of a driver of which two releases may run at a time."""
+    home = kit.places.plugins / kit.driver
+    folder = home if socket_of_theirs == "dra.sock" else kit.places.registry
+    theirs = folder / socket_of_theirs.format(driver=kit.driver)
+
+    async def story():
+        await kit.boot()
+        published = {"metadata": {"name": "theirs"}, "spec": their_slice(kit)}
+        await kit.api.create(RESOURCE_SLICE, published)
+        before = (await kit.api.list(RESOURCE_SLICE)).items
+        for directory in (home, kit.places.registry):
+            directory.mkdir(parents=True, exist_ok=True)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(theirs))
+            server.listen()
+            with pytest.raises(Refused, match=f"another driver serves {kit.driver} on this node: .*{theirs}"):
+                async with kit.plugin():
+                    pass
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(theirs))
+        assert (await kit.api.list(RESOURCE_SLICE)).items == before
+        # It was killed, and left the socket: that keeps nobody out.
+        async with kit.plugin():
+            pass
+
+    asyncio.run(story())
+
+
+def their_slice(kit):
+    pool = {"name": kit.node, "generation": 7, "resourceSliceCount": 1}
+    return {"driver": kit.driver, "nodeName": kit.node, "pool": pool, "devices": [{"name": "toy-0"}]}

@@ -33,6 +33,7 @@ from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.nvml import NvmlGpus
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.gpu.sharing import DriverPrograms
+from rackloom.claim.node.pci_names import read_pci_names
 from rackloom.claim.node.plugin import ContainerEdits
 from rackloom.claim.node.run import PluginProcess, run_plugin
 from rackloom.topology.discovery.discover import discover_machine
@@ -86,7 +87,8 @@ def _source(options: GpuOptions) -> GpuSource:
 def _reader(common: NodeOptions, options: GpuOptions, source: GpuSource) -> GpuReader:
     topology = {"nccl_topology": options.nccl_topology, "declared": options.topology_file}
     machine = partial(discover_machine, common.sysroot, **topology)
-    vfio = partial(read_vfio, Sysroot(common.sysroot)) if options.vfio else tuple
+    sysroot = Sysroot(common.sysroot)
+    vfio = partial(read_vfio, sysroot, read_pci_names(sysroot)) if options.vfio else tuple
     return GpuReader(source, machine, vfio)
 
 

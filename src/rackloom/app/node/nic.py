@@ -31,7 +31,7 @@ from rackloom.claim.node.nic.config import (
     read_profiles,
     read_stated_attributes,
 )
-from rackloom.claim.node.nic.inventory import HostScanner, NodeNetwork, read_pci_names
+from rackloom.claim.node.nic.inventory import HostScanner, NodeNetwork
 from rackloom.claim.node.nic.leases import LeaseStore, boot_seconds
 from rackloom.claim.node.nic.plugin import NIC_DRIVER, NicPlugin, NicSettings
 from rackloom.claim.node.nic.renewal import LeaseKeeper, exchange_dhcp
@@ -43,6 +43,7 @@ from rackloom.claim.node.nic.status import (
     lease_status,
 )
 from rackloom.claim.node.nri.client import NRI_SOCKET, HookMetrics, NriPlugin
+from rackloom.claim.node.pci_names import read_pci_names
 from rackloom.claim.node.run import PluginHost, PluginProcess, run_plugin
 from rackloom.claim.node.storage import Checkpoint
 from rackloom.claim.node.tasks import run_background

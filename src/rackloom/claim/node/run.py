@@ -57,7 +57,8 @@ from rackloom.claim.node.pod_sync import PodSync
 from rackloom.claim.node.prepare import ClaimPreparer, PluginMetrics
 from rackloom.claim.node.requests import ANSWER_SECONDS, Requests
 from rackloom.claim.node.slices import SlicePublisher
-from rackloom.claim.node.storage import Checkpoint, plugin_lock
+from rackloom.claim.node.sockets import answering
+from rackloom.claim.node.storage import Checkpoint, StillRunning, plugin_lock
 from rackloom.claim.node.tasks import BackgroundTasks, run_background
 from rackloom.claim.node.wire import (
     dra_v1_pb2,
@@ -490,13 +491,20 @@ async def run_plugin(plugin: NodePlugin, api: KubeApi, host: PluginHost) -> Asyn
     """Serve `plugin` while the context is entered.
 
     The plugin answers before kubelet can find it, and cannot be found any more before it stops. Raises
-    `Refused` when another process serves the driver here, or the checkpoint or a socket cannot be used.
+    `Refused` when another process serves the driver here, be it of another project, or the checkpoint or a
+    socket cannot be used.
     """
     home = host.directories.home(plugin.driver)
     check_socket_path(home / "dra.sock")
     home.mkdir(parents=True, exist_ok=True, mode=0o750)
     host.directories.registry.mkdir(parents=True, exist_ok=True)
     with plugin_lock(home, plugin.driver):
+        # A driver of another project knows nothing of the lock: its sockets would be taken away from it.
+        for what in answering(home, host.directories.registry, plugin.driver):
+            raise StillRunning(
+                f"another driver serves {plugin.driver} on this node: {what}",
+                nearest_fix="keep one of the two off this node; rackloom takeover plan shows what is there",
+            )
         plugin_process = PluginProcess(plugin, api, host)
         async with AsyncExitStack() as stack:
             # After the last call has ended: a call that is cut off leaves its claims to the background.

@@ -153,11 +153,16 @@ def _damaged_checkpoint(path: Path, what: str) -> Refused:
 # The lock of a plugin's directory.
 
 
+class StillRunning(Refused):
+    """A process works with these files. Once it has ended, the call may be repeated."""
+
+
 @contextmanager
 def plugin_lock(home: Path, driver: str) -> Iterator[None]:
     """Hold `plugin.lock` in the directory `home`; the kernel drops it when the process ends.
 
-    Two processes with one checkpoint would undo each other's work. Raises `Refused` where another one has it.
+    Two processes with one checkpoint would undo each other's work. Raises `StillRunning` while another
+    one has it.
     """
     path = home / "plugin.lock"
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -165,7 +170,7 @@ def plugin_lock(home: Path, driver: str) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(handle)
-        raise Refused(
+        raise StillRunning(
             f"another process serves {driver} on this node (it holds {path})",
             nearest_fix="stop it, or wait until it has ended",
         ) from error

@@ -3,7 +3,8 @@
 import pytest
 
 from rackloom.claim.node.device_files import DriverFiles, vfio_device_files
-from rackloom.claim.node.gpu.inventory import NodeGpu, read_vfio
+from rackloom.claim.node.gpu.inventory import NodeGpu, read_vfio, vfio_device
+from rackloom.claim.node.pci_names import read_pci_names
 from rackloom.core.domains.device_configs import IommuConfig, VfioBackendPolicy
 from rackloom.errors import Retry
 from rackloom.topology.discovery.sysfs import Sysroot
@@ -60,6 +61,21 @@ def test_passed_through_gpus_are_found_and_keep_their_names(tmp_path):
     assert (vfio.index, vfio.group, vfio.iommufd) == (1, 17, "vfio3")
     assert (vfio.vendor_id, vfio.device_id) == ("0x10de", "0x2330")
     assert (vfio.addressable_memory, vfio.pcie_root, vfio.numa_node) == (1 << 37, "pci0000:40", 1)
+    assert vfio.product is None
+
+
+@pytest.mark.parametrize("name", ["GH100 [H100 SXM5 80GB]", "x" * 64, "x" * 65])
+def test_a_passed_through_gpu_has_the_name_of_the_hosts_list(tmp_path, name):
+    passed_through(tmp_path)
+    (tmp_path / "usr/share/misc").mkdir(parents=True)
+    (tmp_path / "usr/share/misc/pci.ids").write_text(f"10de  NVIDIA Corporation\n\t2330  {name}\n")
+    sysroot = Sysroot(tmp_path)
+    (vfio,) = read_vfio(sysroot, read_pci_names(sysroot))
+    attributes = vfio_device(vfio).attributes
+    if len(name) > 64:
+        assert "productName" not in attributes, "no attribute is longer"
+    else:
+        assert attributes["productName"].string == name
 
 
 @pytest.mark.parametrize(

@@ -120,15 +120,24 @@ def checkpoint_file(claims: Mapping[str, Any], boot_id: str = "boot-1", parts: s
     return go(file)
 
 
-def kubelet_state(*claims: str, changed: str = "") -> bytes:
-    """kubelet's dra_manager_state with claims of these UIDs."""
+def kubelet_state(*claims: str, changed: str = "", devices: Mapping[str, Sequence[str]] = {}) -> bytes:
+    """kubelet's dra_manager_state with claims of these UIDs; `devices` of each, by driver."""
+    state = {
+        driver: {
+            "Devices": [
+                {"PoolName": NODE, "DeviceName": name, "RequestNames": ["r"], "CDIDeviceIDs": None}
+                for name in names
+            ]
+        }
+        for driver, names in devices.items()
+    }
     held = [
         {
             "ClaimUID": uid,
             "ClaimName": f"claim-{uid}",
             "Namespace": "default",
             "PodUIDs": {"p-uid": {}},
-            "DriverState": {},
+            "DriverState": state,
         }
         for uid in claims
     ]
@@ -157,10 +166,11 @@ class Node:
             cdi=self.root / "cdi",
             kubelet_state=self.root / "dra_manager_state",
             boot_id=self.boot_id,
+            dranet=self.root / "run/dranet/dranet.db",
         )
 
-    def set_state(self, *uids: str) -> None:
-        (self.root / "dra_manager_state").write_bytes(kubelet_state(*uids))
+    def set_state(self, *uids: str, devices: Mapping[str, Sequence[str]] = {}) -> None:
+        (self.root / "dra_manager_state").write_bytes(kubelet_state(*uids, devices=devices))
 
     def home(self, driver: str = IMEX_DRIVER) -> Path:
         return self.places.plugins / driver

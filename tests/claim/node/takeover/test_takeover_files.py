@@ -3,13 +3,19 @@
 import fcntl
 import json
 import socket
+import tempfile
+from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.claim.node.crash_points import Fuse, Killed, fuse_the_disk
+from tests.claim.node.takeover.killed_process import ACTS, ENDED, KILLED, act_until_killed
 from tests.claim.node.takeover.nvidia_files import (
     ABORTED,
     STARTED,
+    Node,
     checkpoint_file,
     gpu_claim,
     gpu_config,
@@ -420,3 +426,56 @@ def test_aborted_claims_are_taken_over_and_forgotten_on_the_way_back(node):
     assert entries(node).claims["u"].state is PrepareState.ABORTED
     give_back(node.places, IMEX)
     assert path.read_bytes() == checkpoint_file({})
+
+
+# Deaths of a real process: SIGKILL, any number of times, in either direction.
+
+HELD = {uid: imex_claim(uid, kind) for uid, kind in (("u-1", "channel"), ("u-2", "daemon"))}
+HELD["u-3"] = imex_claim("u-3", "channel", state=STARTED)
+GPUS = {f"g-{number}": gpu_claim(f"g-{number}", f"gpu-{number}") for number in range(3)}
+claim_sets = st.tuples(st.sets(st.sampled_from(sorted(HELD))), st.sets(st.sampled_from(sorted(GPUS))))
+lives = st.lists(st.tuples(st.sampled_from(sorted(ACTS)), st.integers(1, 60)), min_size=1, max_size=6)
+
+
+@pytest.mark.slow
+@settings(deadline=None)
+@given(claims=claim_sets, lives=lives)
+def test_processes_that_are_killed_lose_nothing(claims, lives):
+    held, gpus = claims
+    found = {
+        IMEX_DRIVER: checkpoint_file({uid: HELD[uid] for uid in held}),
+        GPU_DRIVER: checkpoint_file({uid: GPUS[uid] for uid in gpus}),
+    }
+    with tempfile.TemporaryDirectory(prefix="rl") as root:
+        node = Node(Path(root))
+        node.set_state(*gpus)
+        for driver, content in found.items():
+            node.install(content, driver)
+        for act, death in lives:
+            assert act_until_killed(act, node.places, death) in (KILLED, ENDED)
+            for driver, content in found.items():
+                now = (node.home(driver) / "checkpoint.json").read_bytes()
+                assert now == content or set(entries(node, driver).claims) == set(
+                    held if driver == IMEX_DRIVER else gpus
+                ), "the file is that of one driver, with all claims"
+        apply_takeover(node.places, DRIVERS)
+        assert set(entries(node).claims) == set(held)
+        assert set(entries(node, GPU_DRIVER).claims) == set(gpus)
+        give_back(node.places, DRIVERS)
+        assert {driver: (node.home(driver) / "checkpoint.json").read_bytes() for driver in found} == found
+        assert not [name for name in node.files() if name.endswith((KEPT, ".partial"))]
+
+
+@pytest.mark.slow
+def test_the_kills_reach_every_write(node):
+    """Without a death the property above would say nothing."""
+    points = []
+    for death in range(1, 100):
+        node.install(FILE).with_name(KEPT).unlink(missing_ok=True)
+        ended = act_until_killed("apply", node.places, death)
+        points.append((node.home() / "checkpoint.json").read_bytes() == FILE)
+        if ended == ENDED:
+            break
+    assert death > 8
+    assert points.count(True) > 5, "before the last write"
+    assert points.count(False) > 1, "after it"

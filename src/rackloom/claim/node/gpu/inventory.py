@@ -54,6 +54,7 @@ from rackloom.core.allocate.objects import (
     DeviceAttribute,
     DeviceCapacity,
 )
+from rackloom.core.nics.devices import PciNames
 from rackloom.errors import Refused, Retry
 from rackloom.topology.affinity import Cell, own_nics
 from rackloom.topology.discovery.discover import NVIDIA
@@ -157,6 +158,8 @@ class VfioGpu(NodeValue, frozen=True, kw_only=True):
     vendor_id: str
     device_id: str
     """Both as `0x10de`."""
+    product: str | None = None
+    """As the host's list of PCI names has it; that is another name than NVML's."""
     group: int
     addressable_memory: int
     """Bytes of its largest memory window."""
@@ -280,7 +283,10 @@ def _declared_gpu(gpu: DeclaredGpu) -> NodeGpu:
 # GPUs that are bound to vfio-pci.
 
 
-def read_vfio(sysroot: Sysroot) -> tuple[VfioGpu, ...]:
+NO_NAMES = PciNames()
+
+
+def read_vfio(sysroot: Sysroot, names: PciNames = NO_NAMES) -> tuple[VfioGpu, ...]:
     """NVIDIA GPUs that wait for a virtual machine, by PCI address."""
     gpus = [
         function
@@ -288,7 +294,7 @@ def read_vfio(sysroot: Sysroot) -> tuple[VfioGpu, ...]:
         if function.vendor == NVIDIA and function.class_code >> 16 == _DISPLAY
     ]
     bound = [(index, gpu) for index, gpu in enumerate(gpus) if gpu.driver == VFIO_DRIVER]
-    found = (_vfio_gpu(sysroot, index, gpu) for index, gpu in bound)
+    found = (_vfio_gpu(sysroot, index, gpu, names) for index, gpu in bound)
     return tuple(vfio for vfio in found if vfio is not None)
 
 
@@ -298,7 +304,7 @@ _MEMORY_WINDOW = 0x200
 """Flag of a resource that is memory (IORESOURCE_MEM); ports have another."""
 
 
-def _vfio_gpu(sysroot: Sysroot, index: int, function: PciFunction) -> VfioGpu | None:
+def _vfio_gpu(sysroot: Sysroot, index: int, function: PciFunction, names: PciNames) -> VfioGpu | None:
     at = f"{PCI_DEVICES}/{function.address}"
     group = sysroot.real(f"{at}/iommu_group")
     if group is None or not group.name.isdecimal():
@@ -309,6 +315,7 @@ def _vfio_gpu(sysroot: Sysroot, index: int, function: PciFunction) -> VfioGpu | 
         pci_address=function.address,
         vendor_id=f"0x{function.vendor:04x}",
         device_id=f"0x{function.device:04x}",
+        product=names.devices.get((function.vendor, function.device)),
         group=int(group.name),
         addressable_memory=max(_memory_windows(sysroot.text(f"{at}/resource") or ""), default=0),
         pcie_root=None if function.path is None else function.path.root,
@@ -446,6 +453,7 @@ def vfio_device(vfio: VfioGpu) -> Device:
             "iommuFDEnabled": vfio.iommufd is not None,
             "deviceID": vfio.device_id,
             "vendorID": vfio.vendor_id,
+            "productName": vfio.product,
             **_pci_attributes(vfio.pci_address, vfio.pcie_root, vfio.numa_node),
         }
     )

@@ -32,7 +32,7 @@ from rackloom.claim.node.plugin import DeviceHealth, Health
 from rackloom.claim.node.tasks import pause_until
 from rackloom.core.kubernetes.objects import ENDPOINT_SLICE, NODE, Object
 from rackloom.core.nics.attachment import NetworkLink, PreparedNic, find_link
-from rackloom.core.nics.devices import EbpfPrograms, HostLink, HostNic, NicSnapshot, PciNames, parse_pci_ids
+from rackloom.core.nics.devices import EbpfPrograms, HostLink, HostNic, NicSnapshot
 from rackloom.errors import Refused, Retry
 from rackloom.topology.discovery.discover import (
     NOTHING_DECLARED,
@@ -53,23 +53,6 @@ from rackloom.topology.nics import (
     ExclusionPolicy,
     excluded_interfaces,
 )
-
-# Names from the host's pci.ids.
-
-
-PCI_IDS_FILES = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
-_LARGEST_PCI_IDS = 8 << 20
-
-
-def read_pci_names(sysroot: Sysroot) -> PciNames:
-    """The host's list; without one, no device has a name."""
-    for file in PCI_IDS_FILES:
-        found = sysroot.real(file)
-        if found is not None:
-            with sysroot.root.joinpath(*found.parts[1:]).open("rb") as opened:
-                return parse_pci_ids(opened.read(_LARGEST_PCI_IDS).decode(errors="replace"))
-    return PciNames()
-
 
 # Scanning the host.
 

@@ -23,10 +23,8 @@ CDI files are not touched. Both drivers give them the same names, so that the pl
 when a claim ends.
 """
 
-import binascii
 import fcntl
 import os
-import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
@@ -34,9 +32,11 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, NodeValue
+from rackloom.claim.node.plugin import CheckpointEntry, NodeValue
+from rackloom.claim.node.sockets import answering
 from rackloom.claim.node.storage import (
     CheckpointContent,
+    StillRunning,
     as_started,
     decode_checkpoint,
     encode_checkpoint,
@@ -44,12 +44,12 @@ from rackloom.claim.node.storage import (
 )
 from rackloom.claim.node.takeover.claims import (
     ClaimMove,
-    ClaimNames,
     Fate,
     Release,
     give_back_claim,
     take_over_claim,
 )
+from rackloom.claim.node.takeover.kubelet_state import held_claims
 from rackloom.claim.node.takeover.nvidia_checkpoint import (
     NvidiaClaim,
     decode_nvidia_checkpoint,
@@ -64,7 +64,6 @@ CHECKPOINT = "checkpoint.json"
 KEPT = "checkpoint.nvidia.json"
 DRIVERS = (names.IMEX_DRIVER, names.GPU_DRIVER)
 _NVIDIA_LOCKS = ("pu.lock", "cp.lock")
-_ANSWER_SECONDS = 1.0
 
 
 class NodePlaces(NodeValue, frozen=True, kw_only=True):
@@ -78,6 +77,8 @@ class NodePlaces(NodeValue, frozen=True, kw_only=True):
     kubelet_state: Path
     """kubelet's dra_manager_state."""
     boot_id: str
+    dranet: Path = Path("/run/dranet/dranet.db")
+    """DRANET's database."""
 
 
 class Phase(StrEnum):
@@ -87,6 +88,7 @@ class Phase(StrEnum):
     NVIDIA = "nvidia"
     TAKEN_OVER = "taken-over"
     OURS = "ours"
+    DRANET = "dranet"
 
 
 class DriverPlan(NodeValue, frozen=True, kw_only=True):
@@ -138,7 +140,8 @@ def _takeover(places: NodePlaces, driver: str) -> tuple[DriverPlan, tuple[_Write
         return DriverPlan(driver=driver, phase=phase), ()
     path = home / CHECKPOINT
     checkpoint = decode_nvidia_checkpoint(found, path)
-    known = _names_of_kubelet(places.kubelet_state)
+    held = held_claims(places.kubelet_state)
+    known = None if held is None else {claim.ref.uid: claim.ref for claim in held}
     moves = [take_over_claim(driver, claim, known) for _, claim in sorted(checkpoint.claims.items())]
     entries = {entry.ref.uid: entry for _, entry in moves if entry is not None}
     content = CheckpointContent(boot_id=checkpoint.boot_id or places.boot_id, claims=entries)
@@ -226,45 +229,13 @@ def _cdi_notes(cdi: Path, driver: str, entries: Iterable[CheckpointEntry]) -> It
             yield f"claim {entry.ref.uid} has no CDI file {file}: it is prepared anew at kubelet's next call"
 
 
-# kubelet's own state, which names the claims that it holds.
-
-
-class _KubeletFile(msgspec.Struct, rename="pascal"):
-    data: str
-    checksum: int
-
-
-class _KubeletClaim(msgspec.Struct):
-    uid: str = msgspec.field(name="ClaimUID")
-    name: str = msgspec.field(name="ClaimName")
-    namespace: str = msgspec.field(name="Namespace")
-
-
-class _KubeletData(msgspec.Struct):
-    claims: list[_KubeletClaim] | None = msgspec.field(name="ClaimInfoStateList")
-
-
-def _names_of_kubelet(path: Path) -> ClaimNames | None:
-    """The claims that kubelet (1.34 and later) holds, by UID; None where its state cannot be read."""
-    try:
-        file = msgspec.json.decode(path.read_bytes(), type=_KubeletFile)
-        if binascii.crc32(file.data.encode()) != file.checksum:
-            return None
-        claims = msgspec.json.decode(file.data, type=_KubeletData).claims or ()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return {
-        claim.uid: ClaimRef(namespace=claim.namespace, name=claim.name, uid=claim.uid) for claim in claims
-    }
-
-
 # Carrying plans out.
 
 
 def apply_takeover(places: NodePlaces, drivers: Sequence[str]) -> tuple[DriverPlan, ...]:
     """Take `drivers` over; the plans that were carried out.
 
-    Raises `Refused` before the first write where a plugin runs or a claim is blocked.
+    Before the first write it raises `StillRunning` while a plugin runs, and `Refused` for a blocked claim.
     """
     with ExitStack() as stack:
         for driver in drivers:
@@ -312,7 +283,7 @@ def _carry_out(plans: Sequence[tuple[DriverPlan, tuple[_Write, ...]]]) -> tuple[
 
 @contextmanager
 def _stopped(places: NodePlaces, driver: str) -> Iterator[None]:
-    """No plugin of either driver runs while the context is entered. Raises `Refused` where one does."""
+    """No plugin of either driver runs while the context is entered. Raises `StillRunning` where one does."""
     home = places.plugins / driver
     if not home.is_dir():
         yield
@@ -321,8 +292,8 @@ def _stopped(places: NodePlaces, driver: str) -> Iterator[None]:
         stack.enter_context(plugin_lock(home, driver))
         for name in _NVIDIA_LOCKS:
             stack.enter_context(_existing_lock(home / name, driver))
-        for what in _answering(places, driver):
-            raise Refused(
+        for what in answering(home, places.registry, driver):
+            raise StillRunning(
                 f"a plugin of {driver} runs on this node: {what}",
                 nearest_fix="stop it (the DaemonSet of either driver must not run here), then call again",
             )
@@ -343,7 +314,7 @@ def _existing_lock(path: Path, driver: str) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        raise Refused(
+        raise StillRunning(
             f"a plugin of {driver} works on a claim (it holds {path})",
             nearest_fix="stop it, then call again",
         ) from error
@@ -355,25 +326,15 @@ def _running(places: NodePlaces, driver: str) -> Iterator[str]:
     """What `_stopped` would refuse. Nothing is made or locked for longer than the look."""
     for name in ("plugin.lock", *_NVIDIA_LOCKS):
         path = places.plugins / driver / name
-        try:
-            with _existing_lock(path, driver):
-                pass
-        except Refused:
+        if is_locked(path, driver):
             yield f"a plugin holds {path}"
-    yield from _answering(places, driver)
+    yield from answering(places.plugins / driver, places.registry, driver)
 
 
-def _answering(places: NodePlaces, driver: str) -> Iterator[str]:
-    """Sockets of plugins on which somebody answers; a process that was killed leaves its socket behind."""
-    sockets = (*(places.plugins / driver).glob("*.sock"), *places.registry.glob(f"{driver}*.sock"))
-    for path in sorted(sockets):
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(_ANSWER_SECONDS)
-            try:
-                client.connect(str(path))
-            except (ConnectionRefusedError, FileNotFoundError):
-                continue
-            except OSError as error:
-                yield f"{path} cannot be asked: {error.strerror or error}"
-                continue
-        yield f"it answers on {path}"
+def is_locked(path: Path, driver: str) -> bool:
+    """Whether a process holds the lock `path`."""
+    try:
+        with _existing_lock(path, driver):
+            return False
+    except StillRunning:
+        return True
