@@ -125,3 +125,27 @@ def test_a_long_run_rarely_looks_at_all_objects_for_garbage(monkeypatch: pytest.
     # What a full collection costs grows with what the run has made so far.
     assert len(collected) >= 64
     assert collected.count(2) <= 8
+
+
+def test_a_timer_is_never_early_even_where_others_keep_the_loop_busy() -> None:
+    looked = 0
+
+    async def wait_until(moment: float, first: int) -> None:
+        nonlocal looked
+        loop = asyncio.get_running_loop()
+        for _ in range(first):
+            await asyncio.sleep(0)
+        while loop.time() < moment:
+            looked += 1
+            assert looked < 1000, "time stands still"
+            await asyncio.sleep(moment - loop.time())
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        moment = 1.0
+        await asyncio.sleep(moment - event_loop.TIMER_RESOLUTION / 2)
+        assert loop.time() < moment
+        await asyncio.gather(*(wait_until(moment, first) for first in range(4)))
+        assert loop.time() == pytest.approx(moment, abs=event_loop.TIMER_RESOLUTION)
+
+    event_loop.run_simulation(0, play)
