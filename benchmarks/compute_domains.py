@@ -48,6 +48,9 @@ PODS_PER_TRAY = {ImexIsolation.DOMAIN: 1, ImexIsolation.CHANNEL: 4}
 """A tray's one channel of domain mode is one claim's; the claim of a job in channel mode has many pods."""
 TRAYS_PER_CLIQUE = 18
 TEAM = "team"
+WINDOW = 10_000
+"""Changes of a kind that a watch can go back: more than come between a client's list and its watch. To keep
+all of them would fill the memory."""
 OURS = ("controller", "plugin", "daemon")
 GOAL_MS = {ImexIsolation.DOMAIN: 500.0, ImexIsolation.CHANNEL: 100.0}
 SETTLED = 15.0
@@ -59,7 +62,7 @@ class Plant:
 
     def __init__(self, isolation: ImexIsolation, domains: int, pods: int, root: Path) -> None:
         self.isolation = isolation
-        self.kube = FakeKube(namespaces=("default", TEAM, DEFAULT_DAEMON_NAMESPACE), window=10**6)
+        self.kube = FakeKube(namespaces=("default", TEAM, DEFAULT_DAEMON_NAMESPACE), window=WINDOW)
         self.user = DirectApi(self.kube, "user")
         write_kernel_files(root)
         self.jobs = dict.fromkeys(range(domains), pods)
