@@ -4,8 +4,7 @@
 
 N ComputeDomains of P pods each, all created in the same moment: in domain mode one pod per tray, in channel
 mode four. Declared latencies: every API call 5 ms, a pod's start 1 s, nvidia-imex READY 0.5 s later. One
-process simulates every node: 1,000 ComputeDomains of two pods took 33 s of CPU time in mode channel and 86 s
-in mode domain, and the time grows somewhat faster than N.
+process simulates every node; docs/speed.md says how much CPU time that takes.
 
 Rows `delay` say how long a pod waited for us: from its creation until the claim or template is there that
 the controller makes, and from kubelet's call until its channel is prepared, without the declared starts in
