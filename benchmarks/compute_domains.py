@@ -4,8 +4,7 @@
 
 N ComputeDomains of P pods each, all created in the same moment: in domain mode one pod per tray, in channel
 mode four. Declared latencies: every API call 5 ms, a pod's start 1 s, nvidia-imex READY 0.5 s later. One
-process simulates every node: 1,000 ComputeDomains of two pods took 33 s of CPU time in mode channel and 86 s
-in mode domain, and the time grows somewhat faster than N.
+process simulates every node; docs/speed.md says how much CPU time that takes.
 
 Rows `delay` say how long a pod waited for us: from its creation until the claim or template is there that
 the controller makes, and from kubelet's call until its channel is prepared, without the declared starts in
@@ -48,6 +47,9 @@ PODS_PER_TRAY = {ImexIsolation.DOMAIN: 1, ImexIsolation.CHANNEL: 4}
 """A tray's one channel of domain mode is one claim's; the claim of a job in channel mode has many pods."""
 TRAYS_PER_CLIQUE = 18
 TEAM = "team"
+WINDOW = 10_000
+"""Changes of a kind that a watch can go back: more than come between a client's list and its watch. To keep
+all of them would fill the memory."""
 OURS = ("controller", "plugin", "daemon")
 GOAL_MS = {ImexIsolation.DOMAIN: 500.0, ImexIsolation.CHANNEL: 100.0}
 SETTLED = 15.0
@@ -59,7 +61,7 @@ class Plant:
 
     def __init__(self, isolation: ImexIsolation, domains: int, pods: int, root: Path) -> None:
         self.isolation = isolation
-        self.kube = FakeKube(namespaces=("default", TEAM, DEFAULT_DAEMON_NAMESPACE), window=10**6)
+        self.kube = FakeKube(namespaces=("default", TEAM, DEFAULT_DAEMON_NAMESPACE), window=WINDOW)
         self.user = DirectApi(self.kube, "user")
         write_kernel_files(root)
         self.jobs = dict.fromkeys(range(domains), pods)

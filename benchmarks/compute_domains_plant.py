@@ -29,6 +29,8 @@ from rackloom.lab.kube.server import FakeKube
 
 POD_START, IMEX_READY = 1.0, 0.5
 """Declared latencies: seconds from a prepared pod to its running containers, and from those to READY."""
+NEVER = 1e6
+"""Seconds in which nobody waits for an answer."""
 
 
 class Tray:
@@ -63,6 +65,8 @@ class Kubernetes:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: dict[tuple[str, str], list[Object]] = defaultdict(list)
         self._daemons: set[tuple[str, str]] = set()
+        self._warm_cliques: dict[str, tuple[dict[str, None], dict[str, None]]] = defaultdict(lambda: ({}, {}))
+        """Nodes that are kept warm, and the DaemonSets that do so, by clique."""
         self._shared: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._channels: dict[str, Iterator[int]] = defaultdict(lambda: iter(range(1, 129)))
         self._addresses = iter(range(1, 2**24))
@@ -71,8 +75,10 @@ class Kubernetes:
         kube.store.listeners.append(self._hear)
 
     async def stop(self) -> None:
-        """End what still runs, daemons above all."""
+        """End what still runs, daemons above all. The server answers none of them, so that none leaves its
+        clique: it would cost as much as coming."""
         self._kube.store.listeners.remove(self._hear)
+        self._kube.faults.delay(NEVER)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -123,24 +129,20 @@ class Kubernetes:
             uid = labels.get(names.COMPUTE_DOMAIN_LABEL)
             if uid is not None:
                 self._start_daemon(names.daemon_name(uid), obj["metadata"]["name"])
-            warm = labels.get(names.WARM_CLIQUE_LABEL)
-            found = (
-                [
-                    daemon_set
-                    for daemon_set in self._kube.store.all(objects.DAEMON_SET)
-                    if _warms(daemon_set) == warm
-                ]
-                if warm
-                else []
-            )
-            for warm_set in found:
-                self._start_daemon(warm_set["metadata"]["name"], obj["metadata"]["name"])
+            self._warm(labels.get(names.WARM_CLIQUE_LABEL), node=obj["metadata"]["name"])
         else:
-            warm = _warms(obj)
-            for tray in self._trays.values() if warm else ():
-                node = self._kube.store.find(objects.NODE, (None, tray.name))
-                if node and (node["metadata"].get("labels") or {}).get(names.WARM_CLIQUE_LABEL) == warm:
-                    self._start_daemon(obj["metadata"]["name"], tray.name)
+            self._warm(_warms(obj), daemon_set=obj["metadata"]["name"])
+
+    def _warm(self, clique: str | None, *, node: str | None = None, daemon_set: str | None = None) -> None:
+        """A clique is kept warm on one more node, or by one more DaemonSet."""
+        if clique is None:
+            return
+        nodes, daemon_sets = self._warm_cliques[clique]
+        nodes |= {} if node is None else {node: None}
+        daemon_sets |= {} if daemon_set is None else {daemon_set: None}
+        for made_by in daemon_sets if daemon_set is None else [daemon_set]:
+            for where in nodes if node is None else [node]:
+                self._start_daemon(made_by, where)
 
     def _start_daemon(self, daemon_set: str, node: str) -> None:
         if (daemon_set, node) not in self._daemons:

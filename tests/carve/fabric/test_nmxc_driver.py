@@ -1,10 +1,15 @@
 """The driver against a simulated controller over a real socket."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.carve.fabric.conftest import small_fabric
 from tests.waiting import until_so
 
 from rackloom.carve.fabric.controller import FabricDriver, FabricRefused, FabricUnavailable
@@ -19,7 +24,7 @@ from rackloom.core.partitions.domain import (
     GpuHealth,
     RemoveGpus,
 )
-from rackloom.lab.switches.fabric import FabricPartition, SimulatedFabric
+from rackloom.lab.switches.fabric import FabricPartition, FabricRefusal, SimulatedFabric
 from rackloom.lab.switches.servers import NmxcServer
 
 DEFAULT = DeletePartition(partition_id=DEFAULT_PARTITION_ID, name="Default Partition")
@@ -55,6 +60,69 @@ def test_a_domain_at_its_first_boot(fabric: SimulatedFabric, rig: Any) -> None:
             max_compute_nodes=18,
             max_gpus_per_compute_node=4,
         )
+
+    asyncio.run(scenario())
+
+
+def test_lists_that_say_the_same_are_not_read_into_values_again(
+    fabric: SimulatedFabric, rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rackloom.carve.fabric.nmxc import driver as module
+
+    read, each = module.read_gpus, [0]
+
+    def counting(infos: Any) -> Any:
+        each[-1] += 1
+        return read(infos)
+
+    monkeypatch.setattr(module, "read_gpus", counting)
+
+    async def scenario() -> None:
+        async with rig() as (server, driver):
+            first = await driver.observe()
+            each.append(0)
+            server.faults.omit_header_of_next("GetGpuInfoList")
+            with pytest.raises(FabricUnavailable):
+                await driver.observe()  # kept values are no answer
+            assert (await driver.observe()) == first
+            each.append(0)
+            fabric.set_health(min(fabric.gpus), GpuHealth.NO_NVLINK)
+            assert (await driver.observe()) != first
+        assert each == [1, 0, 1]  # a reading that fails, and one that repeats, read nothing into values
+
+    asyncio.run(scenario())
+
+
+CHANGES: dict[str, Callable[[SimulatedFabric, int], object]] = {
+    "unchanged": lambda fabric, guid: None,
+    "unwell": lambda fabric, guid: fabric.set_health(guid, GpuHealth.NO_NVLINK),
+    "well": lambda fabric, guid: fabric.set_health(guid, GpuHealth.HEALTHY),
+    "out": lambda fabric, guid: fabric.remove(fabric.partition_of(guid), [guid]),
+    "made": lambda fabric, guid: fabric.create(f"rl-{guid}", (guid,)),
+    "renamed": lambda fabric, guid: fabric.rename(f"00000000-0000-4000-8000-{guid % 9 + 1:012}"),
+    "reset": lambda fabric, guid: fabric.factory_reset(),
+    "gone": lambda fabric, guid: fabric.remove_gpus([guid]),
+}
+
+
+@pytest.mark.slow
+@settings(max_examples=10)
+@given(st.lists(st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(0, 7)), max_size=8))
+def test_a_driver_that_read_before_sees_what_a_new_one_sees(steps: list[tuple[str, int]]) -> None:
+    async def scenario() -> None:
+        fabric = small_fabric()
+        known = sorted(fabric.gpus)
+        async with NmxcServer(fabric) as server:
+            kept = NmxcDriver(server.url, clock=lambda: 1.0)
+            await kept.observe()
+            for step, gpu in steps:
+                # A GPU that was taken out of the rack changes no more.
+                with suppress(FabricRefusal, KeyError):
+                    CHANGES[step](fabric, known[gpu])
+                fresh = NmxcDriver(server.url, clock=lambda: 1.0)
+                assert await kept.observe() == await fresh.observe()
+                await fresh.close()
+            await kept.close()
 
     asyncio.run(scenario())
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -165,3 +166,35 @@ def test_a_defect_ends_the_work() -> None:
         assert error.group_contains(ZeroDivisionError)
 
     event_loop.run_simulation(0, run)
+
+
+def test_a_key_wakes_one_of_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    call_soon = event_loop.SimLoop.call_soon
+
+    def counting(loop: event_loop.SimLoop, *args: Any, **options: Any) -> asyncio.Handle:
+        nonlocal calls
+        calls += 1
+        return call_soon(loop, *args, **options)
+
+    async def work(workers: int) -> int:
+        keys, done = queue(), list[str]()
+
+        async def do(key: str) -> None:
+            done.append(key)
+
+        working = asyncio.create_task(keys.work(do, workers=workers))
+        await asyncio.sleep(1.0)
+        before = calls
+        for number in range(50):
+            keys.add(f"{number}")
+            await asyncio.sleep(1.0)
+        needed = calls - before
+        keys.stop()
+        await working
+        assert done == [f"{number}" for number in range(50)]
+        return needed
+
+    monkeypatch.setattr(event_loop.SimLoop, "call_soon", counting)
+    few, many = (event_loop.run_simulation(0, lambda n=n: work(n)) for n in (2, 100))  # type: ignore[misc]
+    assert many <= few

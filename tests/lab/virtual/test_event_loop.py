@@ -1,6 +1,7 @@
 """The event loop of simulations: no time, seeded order, no way out."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 
@@ -108,3 +109,43 @@ def test_another_thread_may_not_call_in() -> None:
         return seen[0]
 
     assert "thread" in str(event_loop.run_simulation(0, called))
+
+
+def test_a_long_run_rarely_looks_at_all_objects_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[int] = []
+    monkeypatch.setattr(event_loop, "COLLECT_TICKS", 10)
+
+    async def ticks() -> None:
+        monkeypatch.setattr(gc, "collect", lambda generation=2: collected.append(generation))
+        for _ in range(640):
+            await asyncio.sleep(1.0)
+
+    event_loop.run_simulation(0, ticks)
+    monkeypatch.undo()
+    # What a full collection costs grows with what the run has made so far.
+    assert len(collected) >= 64
+    assert collected.count(2) <= 8
+
+
+def test_a_timer_is_never_early_even_where_others_keep_the_loop_busy() -> None:
+    looked = 0
+
+    async def wait_until(moment: float, first: int) -> None:
+        nonlocal looked
+        loop = asyncio.get_running_loop()
+        for _ in range(first):
+            await asyncio.sleep(0)
+        while loop.time() < moment:
+            looked += 1
+            assert looked < 1000, "time stands still"
+            await asyncio.sleep(moment - loop.time())
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        moment = 1.0
+        await asyncio.sleep(moment - event_loop.TIMER_RESOLUTION / 2)
+        assert loop.time() < moment
+        await asyncio.gather(*(wait_until(moment, first) for first in range(4)))
+        assert loop.time() == pytest.approx(moment, abs=event_loop.TIMER_RESOLUTION)
+
+    event_loop.run_simulation(0, play)

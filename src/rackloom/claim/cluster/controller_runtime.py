@@ -17,6 +17,7 @@ change or delete is gone, nothing is done. A JSON patch whose `test` fails count
 
 import asyncio
 import random
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
@@ -50,12 +51,13 @@ class WorkQueue(Generic[K]):
         self._random = rng
         self._shortest = shortest
         self._longest = longest
-        self._ready: dict[K, None] = {}
+        self._ready: OrderedDict[K, None] = OrderedDict()
         self._active: set[K] = set()
         self._again: set[K] = set()
         self._failures: dict[K, int] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
-        self._changed = asyncio.Event()
+        self._waiting = asyncio.Semaphore(0)
+        """Counts the ready keys, so that a key wakes one of the many workers and not all of them."""
         self._stopping = False
 
     def __len__(self) -> int:
@@ -74,9 +76,9 @@ class WorkQueue(Generic[K]):
             return
         if key in self._active:
             self._again.add(key)
-        else:
+        elif key not in self._ready:
             self._ready[key] = None
-        self._changed.set()
+            self._waiting.release()
 
     def add_after(self, key: K, seconds: float) -> None:
         """Have `key` worked on in `seconds`, or earlier if an earlier time is pending."""
@@ -125,15 +127,13 @@ class WorkQueue(Generic[K]):
                 self._finish(key)
 
     async def _next(self) -> K | None:
-        while not self._stopping:
-            if self._ready:
-                key = next(iter(self._ready))
-                del self._ready[key]
-                self._active.add(key)
-                return key
-            self._changed.clear()
-            await self._changed.wait()
-        return None
+        await self._waiting.acquire()
+        if self._stopping:
+            self._waiting.release()  # for the next worker
+            return None
+        key, _ = self._ready.popitem(last=False)
+        self._active.add(key)
+        return key
 
     async def _do(self, do: Callable[[K], Awaitable[float | None]], key: K) -> None:
         try:
@@ -153,7 +153,6 @@ class WorkQueue(Generic[K]):
         if key in self._again:
             self._again.discard(key)
             self.add(key)
-        self._changed.set()
 
     def _unschedule(self, key: K) -> None:
         planned = self._timers.pop(key, None)
@@ -167,7 +166,7 @@ class WorkQueue(Generic[K]):
             self._unschedule(key)
         self._ready.clear()
         self._again.clear()
-        self._changed.set()
+        self._waiting.release()
 
 
 # Expectations: own writes that the caches have not shown yet.

@@ -23,6 +23,7 @@ only.
 import ipaddress
 from collections.abc import Collection, Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -108,11 +109,13 @@ def clique_json(value: ComputeDomainClique, namespace: str, read: JsonObject | N
     return {**base, "metadata": meta, "daemons": [msgspec.to_builtins(daemon) for daemon in value.daemons]}
 
 
+@lru_cache(maxsize=4096)
 def is_ip_address(text: str) -> bool:
     """Whether a text is one IP address and nothing else: what `isIP` of Kubernetes' CEL accepts.
 
     An address becomes a line of its peers' hosts files. The zone of an IPv6 address (`fe80::1%eth0`) is
-    refused, because Python accepts any characters in it, a line break too.
+    refused, because Python accepts any characters in it, a line break too. Answers are kept: every daemon
+    checks those of its whole clique at each change of one.
     """
     if "%" in text:
         return False

@@ -21,7 +21,7 @@ from rackloom.core.kubernetes import objects as kubernetes_objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind
 from rackloom.lab.kube import objects, patches, refusals
 from rackloom.lab.kube.faults import ApiCall, call_resource
-from rackloom.lab.kube.managed_fields import clone
+from rackloom.lab.kube.managed_fields import clone, copied
 from rackloom.lab.kube.objects import BINDING_SUBRESOURCE
 from rackloom.lab.kube.queries import (
     DeleteOptions,
@@ -29,7 +29,7 @@ from rackloom.lab.kube.queries import (
     Preconditions,
     WatchOptions,
     check_field_selector,
-    required_fields,
+    required_trait,
     selector_predicate,
     starts_with_all,
 )
@@ -51,7 +51,7 @@ class DirectApi:
     async def get(self, kind: ResourceKind, name: str, namespace: str | None = None) -> Object:
         """Read one object."""
         async with self._call("get", kind):
-            return clone(self._kube.store.read(kind, self._kube.key(kind, namespace, name)))
+            return copied(self._kube.store.read(kind, self._kube.key(kind, namespace, name)))
 
     async def list(
         self, kind: ResourceKind, namespace: str | None = None, *, labels: str = "", fields: str = ""
@@ -70,7 +70,7 @@ class DirectApi:
     ) -> ObjectList:
         """Read all objects of a kind as of a version: the newest is not older than any but those to come."""
         listed = await self._listed(kind, namespace, options, labels, fields)
-        return ObjectList(tuple(clone(obj) for obj in listed.items), listed.resource_version)
+        return ObjectList(tuple(copied(obj) for obj in listed.items), listed.resource_version)
 
     async def _listed(
         self, kind: ResourceKind, namespace: str | None, options: ListOptions, labels: str, fields: str
@@ -85,7 +85,7 @@ class DirectApi:
                 found = store.at(kind, int(version))
             else:
                 old = self._kube.stale_reads.view(self._user, version)
-                found = old.all(kind) if old else store.narrowed(kind, required_fields(fields))
+                found = old.all(kind) if old else store.narrowed(kind, namespace, scope.trait)
                 version = str((old or store).version)
         # Unfiltered lists of a large cluster are frequent: skip the predicate.
         held = filter(scope.holds, found) if namespace or labels or fields else found
@@ -93,7 +93,7 @@ class DirectApi:
 
     def _scope(self, kind: ResourceKind, namespace: str | None, labels: str, fields: str) -> WatchScope:
         check_field_selector(kind, fields, self._kube.schema(kind).selectable)
-        return WatchScope(namespace, selector_predicate(labels, fields))
+        return WatchScope(namespace, selector_predicate(labels, fields), required_trait(labels, fields))
 
     def watch(
         self,
@@ -125,17 +125,18 @@ class DirectApi:
         stale = self._kube.stale_reads.view(self._user, options.version) if options.has_first else None
         view = stale or store
         feed = store.open(kind, scope, view.version if is_new else int(options.version))
-        first = list(filter(scope.holds, view.all(kind))) if options.has_first else []
+        found = stale.all(kind) if stale else store.narrowed(kind, namespace, scope.trait)
+        first = list(filter(scope.holds, found)) if options.has_first else []
         deadline = asyncio.get_running_loop().time() + (options.seconds or self._kube.watch_seconds)
         try:
             for obj in first:
-                yield WatchEvent("ADDED", clone(obj))
+                yield WatchEvent("ADDED", copied(obj))
             if options.ends_first:
                 yield _bookmark_event(kind, feed.after, {"annotations": {_INITIAL_EVENTS_END: "true"}})
             while (event := await self._next(kind, feed, deadline, options)) is not None:
                 await self._kube.stale_reads.wait(self._user, event)
                 for delivered in await self._kube.disordered_events.delivered(self._user, event, feed.queue):
-                    yield WatchEvent(delivered.type, clone(delivered.object))
+                    yield WatchEvent(delivered.type, copied(delivered.object))
         finally:
             store.close(kind, feed)
 
@@ -156,7 +157,7 @@ class DirectApi:
     async def create(self, kind: ResourceKind, obj: Object, *, dry_run: bool = False) -> Object:
         """Create an object."""
         async with self._call("create", kind):
-            return clone(await self._kube.create(self._write(kind, dry_run=dry_run), obj))
+            return copied(await self._kube.create(self._write(kind, dry_run=dry_run), obj))
 
     async def replace(
         self, kind: ResourceKind, obj: Object, *, subresource: str = "", dry_run: bool = False
@@ -169,7 +170,7 @@ class DirectApi:
                 raise refusals.invalid(kind, metadata["name"], problem)
             key = self._kube.key(kind, metadata.get("namespace"), metadata["name"])
             write = self._write(kind, subresource, dry_run=dry_run)
-            return clone(await self._kube.change(write, key, lambda old: _keep_field_owners(old, whole)))
+            return copied(await self._kube.change(write, key, lambda old: _keep_field_owners(old, whole)))
 
     async def apply(
         self,
@@ -185,7 +186,7 @@ class DirectApi:
         async with self._call("apply", kind, subresource):
             key = self._kube.key(kind, obj["metadata"].get("namespace"), obj["metadata"]["name"])
             write = WriteRequest(kind, self._user, manager, subresource, dry_run)
-            return clone(await self._kube.apply(write, key, obj, force=force))
+            return copied(await self._kube.apply(write, key, obj, force=force))
 
     async def patch(
         self,
@@ -228,7 +229,7 @@ class DirectApi:
 
         async with self._call("patch", kind, subresource):
             write = self._write(kind, subresource, dry_run=dry_run)
-            return clone(await self._kube.change(write, self._kube.key(kind, namespace, name), same))
+            return copied(await self._kube.change(write, self._kube.key(kind, namespace, name), same))
 
     async def bind(
         self, name: str, namespace: str, node: str, *, uid: str | None = None, dry_run: bool = False

@@ -22,7 +22,7 @@ import msgspec
 from rackloom.claim.kube.api import ObjectList
 from rackloom.core.kubernetes.objects import Object, ResourceKind
 from rackloom.lab.kube import refusals
-from rackloom.lab.kube.store import ObjectStore
+from rackloom.lab.kube.store import NODE_NAME, OBJECT_NAME, ObjectStore, Trait
 
 _LIST_OPTIONS_KIND = ResourceKind("meta.k8s.io", "", "ListOptions", "listoptions", namespaced=False)
 _WRITE_OPTIONS_KIND = ResourceKind("meta.k8s.io", "", "PatchOptions", "patchoptions", namespaced=False)
@@ -188,10 +188,29 @@ def check_field_selector(kind: ResourceKind, fields: str, known: Collection[str]
             raise refusals.bad_request(f"field label not supported: {found['key']}")
 
 
-def required_fields(fields: str) -> dict[str, str]:
-    """The fields that a selector wants to have exactly one value, by path."""
-    terms = [_EQUALITY.match(term) for term in _selector_terms(fields)]
-    return {term["key"]: term["value"] for term in terms if term is not None and term["how"] != "!="}
+@lru_cache(maxsize=10_000)
+def required_trait(labels: str, fields: str) -> Trait | None:
+    """What every object of a selection has, if there is such: its name, its node, or the value of a label."""
+    wanted = {
+        found["key"]: found["value"]
+        for term in _selector_terms(fields)
+        if (found := _EQUALITY.match(term)) is not None and found["how"] != "!="
+    }
+    for path in (OBJECT_NAME, NODE_NAME):
+        if path in wanted:
+            return Trait(path, wanted[path])
+    return next((trait for term in _selector_terms(labels) if (trait := _one_label(term))), None)
+
+
+def _one_label(term: str) -> Trait | None:
+    """The label that a term wants to have exactly one value."""
+    if found := _SET.match(term):
+        values = [value.strip() for value in found["values"].split(",")]
+        is_one = found["how"] == "in" and len(values) == 1
+        return Trait(found["key"], values[0], of_label=True) if is_one else None
+    found = _EQUALITY.match(term)
+    is_equal = found is not None and found["how"] != "!="
+    return Trait(found["key"], found["value"], of_label=True) if found and is_equal else None
 
 
 def _selector_terms(selector: str) -> list[str]:

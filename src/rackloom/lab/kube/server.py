@@ -22,7 +22,7 @@ from rackloom.core.kubernetes.objects import Object, ResourceKind, metav1_time
 from rackloom.lab.kube import managed_fields, objects, refusals
 from rackloom.lab.kube.deletion import Deletion
 from rackloom.lab.kube.faults import ApiCall, DisorderedEvents, RequestFaults, StaleReads
-from rackloom.lab.kube.managed_fields import FieldWriter, clone, with_last_applied
+from rackloom.lab.kube.managed_fields import FieldWriter, clone, copied, with_last_applied
 from rackloom.lab.kube.objects import TYPE_SCHEMAS, TypeSchema, bound_pod
 from rackloom.lab.kube.queries import DeleteOptions
 from rackloom.lab.kube.store import ObjectKey, ObjectStore, key_of
@@ -169,7 +169,7 @@ class FakeKube:
         """Replace or patch an object: what `change` makes of it is stored."""
 
         def owned(old: Object) -> Object:
-            new, writer = self._settled(write, old, change(clone(old))), write.writer("Update")
+            new, writer = self._settled(write, old, change(copied(old))), write.writer("Update")
             return managed_fields.record_update(old, new, writer, self.schema(write.kind), self._time())
 
         return await self._commit(write, key, owned)

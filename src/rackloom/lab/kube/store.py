@@ -2,8 +2,12 @@
 
 Stored objects are immutable: each write stores a new value, and readers must not change what they get;
 the front ends hand out copies. `put` and `drop` first compute everything that can fail and then change
-the store, so a write is stored whole or not at all. Indexes by UID, by owner and by spec.nodeName keep
-garbage collection and kubelet-like watches cheap.
+the store, so a write is stored whole or not at all. Indexes by UID and by owner keep garbage collection
+cheap.
+
+Thousands of clients each select a few objects. So a selector names one `Trait` that all of its objects
+have: a name, a node, or the value of a label. Lists read an index by traits, which is made when it is first
+asked for, and a change is shown only to those watches whose trait the object has or had.
 
 `History` keeps the newest `window` changes of each kind. A watch from an older version, or from before
 `compact`, is expired (410). Watches with an equal `WatchScope` are evaluated once per change. An object
@@ -13,6 +17,7 @@ process see every change as it happens, in the context of the server.
 
 import asyncio
 import contextvars
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,11 +42,39 @@ class HistoryEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Trait:
+    """One value of an object: at a path, or of the label `path`."""
+
+    path: str
+    value: str
+    of_label: bool = False
+
+    def of(self, obj: Object) -> str | None:
+        """What the object has there; None where it lacks the label."""
+        if self.of_label:
+            found: str | None = (obj["metadata"].get("labels") or {}).get(self.path)
+            return found
+        return _node_name(obj) if self.path == NODE_NAME else str(obj["metadata"]["name"])
+
+
+OBJECT_NAME, NODE_NAME = "metadata.name", "spec.nodeName"
+
+
+def _traits_of(obj: Object) -> Iterator[Trait]:
+    yield Trait(OBJECT_NAME, obj["metadata"]["name"])
+    yield Trait(NODE_NAME, _node_name(obj))
+    for label, value in (obj["metadata"].get("labels") or {}).items():
+        yield Trait(label, value, of_label=True)
+
+
+@dataclass(frozen=True, slots=True)
 class WatchScope:
     """The selection of a watch. Watches with equal scopes share one evaluation per change."""
 
     namespace: str | None
     matches: Callable[[Object], bool]
+    trait: Trait | None = None
+    """Every object that matches has it."""
 
     def holds(self, obj: Object | None) -> bool:
         """Whether an object is one of those watched."""
@@ -72,6 +105,14 @@ class WatchFeed:
             self.queue.put_nowait(event)
 
 
+@dataclass(slots=True)
+class _Audience:
+    """The watches of one scope. `number` keeps the order in which scopes were first watched."""
+
+    number: int
+    feeds: dict[WatchFeed, None]
+
+
 class History:
     """Changes of every kind, the newest `window` of each; older resourceVersions are expired."""
 
@@ -80,7 +121,10 @@ class History:
         self._entries: dict[ResourceKind, deque[HistoryEntry]] = defaultdict(deque)
         self._floor: dict[ResourceKind, int] = defaultdict(int)
         self.compacted = 0
-        self._feeds: dict[ResourceKind, dict[WatchScope, dict[WatchFeed, None]]] = defaultdict(dict)
+        self._audiences: dict[ResourceKind, dict[Trait | None, dict[WatchScope, _Audience]]] = defaultdict(
+            lambda: defaultdict(dict)
+        )
+        self._numbers = itertools.count()
         self.version = 1
         self.listeners: list[Callable[[ResourceKind, Object], None]] = []
         """Called with every change as it happens, for controllers of the same process."""
@@ -94,14 +138,27 @@ class History:
         entries.append(entry)
         if len(entries) > self._window:
             self._floor[kind] = entries.popleft().version
-        for scope, feeds in self._feeds[kind].items():
+        for scope, audience in self._concerned(kind, obj, before):
             # One evaluation per scope: many watches share a selector.
             event = scope.seen(entry)
-            for feed in feeds:
+            for feed in audience.feeds:
                 if entry.version > feed.after:
                     feed.send(event)
         for listener in self.listeners:
             self.context.copy().run(listener, kind, obj)
+
+    def _concerned(
+        self, kind: ResourceKind, obj: Object, before: Object | None
+    ) -> list[tuple[WatchScope, _Audience]]:
+        """The watches that may see a change, in the order in which their scopes were first watched."""
+        by_trait = self._audiences[kind]
+        if not by_trait:
+            return []
+        traits: dict[Trait | None, None] = {None: None}
+        for state in (obj, before):
+            traits |= {} if state is None else dict.fromkeys(_traits_of(state))
+        found = [item for trait in traits if trait in by_trait for item in by_trait[trait].items()]
+        return sorted(found, key=lambda item: item[1].number)
 
     def open(self, kind: ResourceKind, scope: WatchScope, after: int) -> WatchFeed:
         """A watch from a version on, be it one to come. Raises `Expired` when that is too long ago."""
@@ -110,10 +167,12 @@ class History:
             raise refusals.watch_expired(after, floor)
         # Replay and registration happen without an await between them: no change is missed or sent twice.
         feed = WatchFeed(scope, after)
-        for entry in self._entries[kind]:
-            if entry.version > after:
-                feed.send(scope.seen(entry))
-        self._feeds[kind].setdefault(scope, {})[feed] = None
+        for entry in reversed(list(self.undone(kind, after))):
+            feed.send(scope.seen(entry))
+        scopes = self._audiences[kind][scope.trait]
+        if scope not in scopes:
+            scopes[scope] = _Audience(next(self._numbers), {})
+        scopes[scope].feeds[feed] = None
         return feed
 
     def oldest(self, kind: ResourceKind) -> int:
@@ -129,10 +188,14 @@ class History:
 
     def close(self, kind: ResourceKind, feed: WatchFeed) -> None:
         """End a watch whose reader is gone."""
-        feeds = self._feeds[kind].get(feed.scope, {})
-        feeds.pop(feed, None)
-        if not feeds:
-            self._feeds[kind].pop(feed.scope, None)
+        by_trait, scope = self._audiences[kind], feed.scope
+        audience = by_trait[scope.trait].get(scope)
+        if audience is not None:
+            audience.feeds.pop(feed, None)
+            if not audience.feeds:
+                del by_trait[scope.trait][scope]
+        if not by_trait[scope.trait]:
+            del by_trait[scope.trait]
 
     def compact(self) -> None:
         """Forget the past: every version but the current one is expired."""
@@ -141,17 +204,45 @@ class History:
 
     def hang_up(self) -> None:
         """End every watch, as a server does that is restarted."""
-        for scopes in self._feeds.values():
-            for feed in (feed for feeds in scopes.values() for feed in feeds):
-                feed.queue.put_nowait(None)
-            scopes.clear()
+        for by_trait in self._audiences.values():
+            audiences = [audience for scopes in by_trait.values() for audience in scopes.values()]
+            for audience in sorted(audiences, key=lambda audience: audience.number):
+                for feed in audience.feeds:
+                    feed.queue.put_nowait(None)
+            by_trait.clear()
 
 
 ObjectKey = tuple[str | None, str]
 """(namespace, name) of an object; the namespace of a cluster-wide one is None."""
 _ObjectPlace = tuple[ResourceKind, ObjectKey]
-_IndexPlace = tuple[str | ResourceKind, str]
-"""What an object is found by: its UID, an owner's UID, or its kind and spec.nodeName."""
+_IndexPlace = tuple[str, str]
+"""What an object is found by: its UID, or an owner's UID."""
+
+
+class _TraitIndex:
+    """The objects of one kind by what they have at one path or as one label."""
+
+    def __init__(self, trait: Trait) -> None:
+        self._trait = trait
+        self._keys = defaultdict[str, set[ObjectKey]](set)
+
+    def add(self, key: ObjectKey, obj: Object) -> None:
+        """File an object under its value, if it has one."""
+        value = self._trait.of(obj)
+        if value is not None:
+            self._keys[value].add(key)
+
+    def discard(self, key: ObjectKey, obj: Object) -> None:
+        """Take out an object that was filed as it was then."""
+        value = self._trait.of(obj)
+        if value is not None:
+            self._keys[value].discard(key)
+            if not self._keys[value]:
+                del self._keys[value]
+
+    def keys(self, value: str) -> list[ObjectKey]:
+        """The keys of a value, by namespace and name."""
+        return sorted(self._keys.get(value, ()), key=_place_in_list)
 
 
 class ObjectStore(History):
@@ -163,6 +254,8 @@ class ObjectStore(History):
         self._unsorted: set[ResourceKind] = set()
         """Kinds to which an object was added since they were last put in order."""
         self._index = defaultdict[_IndexPlace, set[_ObjectPlace]](set)
+        self._by_trait: dict[ResourceKind, dict[tuple[str, bool], _TraitIndex]] = defaultdict(dict)
+        """For those paths and labels of a kind by which objects were selected."""
 
     def find(self, kind: ResourceKind, key: ObjectKey) -> Object | None:
         """The object, or None."""
@@ -194,12 +287,20 @@ class ObjectStore(History):
                 objects[key_of(entry.before)] = entry.before
         return list(_sorted_objects(objects).values())
 
-    def narrowed(self, kind: ResourceKind, fields: Mapping[str, str]) -> list[Object]:
-        """Every object of a kind that may have these fields: a server has indexes for the common ones."""
-        node = fields.get("spec.nodeName")
-        if node is None:
+    def narrowed(self, kind: ResourceKind, namespace: str | None, trait: Trait | None) -> list[Object]:
+        """Every object of a kind that may be in a selection, by namespace and name."""
+        objects = self._objects[kind]
+        if trait is None:
             return self.all(kind)
-        return [self._objects[kind][key] for _, key in sorted(self._index.get((kind, node), ()), key=str)]
+        if trait.path == OBJECT_NAME and not trait.of_label and (namespace or not kind.namespaced):
+            found = self.find(kind, (namespace if kind.namespaced else None, trait.value))
+            return [] if found is None else [found]
+        where = (trait.path, trait.of_label)
+        if where not in self._by_trait[kind]:
+            index = self._by_trait[kind][where] = _TraitIndex(trait)
+            for key, obj in objects.items():
+                index.add(key, obj)
+        return [objects[key] for key in self._by_trait[kind][where].keys(trait.value)]
 
     def put(self, kind: ResourceKind, obj: Object) -> Object:
         """Store an object as it is now, under a new resourceVersion; returns it with that."""
@@ -207,22 +308,28 @@ class ObjectStore(History):
         before = self._objects[kind].get(key)
         stored = _with_version(obj, self.version + 1)
         # All that can fail comes before the first change: a write is stored whole or not at all.
-        left, taken = _index_places(kind, before), _index_places(kind, stored)
+        left, taken = _index_places(before), _index_places(stored)
         self.version += 1
         self._objects[kind][key] = stored
         if before is None:
             self._unsorted.add(kind)
         self._reindex((kind, key), left, taken)
+        for index in self._by_trait[kind].values():
+            if before is not None:
+                index.discard(key, before)
+            index.add(key, stored)
         self.add(kind, "ADDED" if before is None else "MODIFIED", stored, before)
         return stored
 
     def drop(self, kind: ResourceKind, key: ObjectKey) -> Object:
         """Remove an object; what watches see of it carries the version of its removal."""
         before = self._objects[kind][key]
-        gone, left = _with_version(before, self.version + 1), _index_places(kind, before)
+        gone, left = _with_version(before, self.version + 1), _index_places(before)
         self.version += 1
         del self._objects[kind][key]
         self._reindex((kind, key), left, set())
+        for index in self._by_trait[kind].values():
+            index.discard(key, before)
         self.add(kind, "DELETED", gone, before)
         return gone
 
@@ -262,11 +369,11 @@ class ObjectStore(History):
                     yield kind, key
 
 
-def _index_places(kind: ResourceKind, obj: Object | None) -> set[_IndexPlace]:
+def _index_places(obj: Object | None) -> set[_IndexPlace]:
     if obj is None:
         return set()
     owners: set[_IndexPlace] = {("owner", owner["uid"]) for owner in kube_objects.owner_references(obj)}
-    return owners | {("uid", obj["metadata"]["uid"]), (kind, _node_name(obj))}
+    return owners | {("uid", obj["metadata"]["uid"])}
 
 
 def key_of(obj: Object) -> ObjectKey:
@@ -275,7 +382,11 @@ def key_of(obj: Object) -> ObjectKey:
 
 
 def _sorted_objects(objects: dict[ObjectKey, Object]) -> dict[ObjectKey, Object]:
-    return dict(sorted(objects.items(), key=lambda item: (item[0][0] or "", item[0][1])))
+    return {key: objects[key] for key in sorted(objects, key=_place_in_list)}
+
+
+def _place_in_list(key: ObjectKey) -> tuple[str, str]:
+    return key[0] or "", key[1]
 
 
 def _node_name(obj: Object) -> str:

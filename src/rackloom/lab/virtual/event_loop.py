@@ -20,6 +20,7 @@ import asyncio
 import contextvars
 import gc
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
@@ -43,14 +44,17 @@ class Deadlock(RuntimeError):
 class _TimeJump:
     """The loop's selector: there is nothing to wait for but time, so time is advanced instead."""
 
-    def __init__(self) -> None:
+    def __init__(self, arrived: Callable[[], None]) -> None:
+        """`arrived` is called after each advance of time."""
         self.now = 0.0
+        self.arrived = arrived
 
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
             raise Deadlock("nothing is ready and nothing is scheduled")
         # asyncio passes the time until the next timer: nothing can happen before it, so jump there.
         self.now += timeout
+        self.arrived()
         return []
 
 
@@ -110,8 +114,8 @@ class SimLoop(asyncio.BaseEventLoop):
         nothing = asyncio.Handle(lambda: None, (), self)
         nothing.cancel()
         self._ready = _ReadyQueue(nothing)
-        self._clock_resolution = TIMER_RESOLUTION
-        self._selector = _TimeJump()
+        self._clock_resolution = math.ulp(0.0)
+        self._selector = _TimeJump(self._reach_due_timers)
         self._order = random.Random(seed)  # noqa: S311 (reproducible on purpose)
         self._ticks = 0
         self.task_numbers = itertools.count()
@@ -150,8 +154,24 @@ class SimLoop(asyncio.BaseEventLoop):
         queue.extend(ready)
         self._ticks += 1
         if self._ticks % COLLECT_TICKS == 0:
-            gc.collect()
+            _collect_garbage(self._ticks // COLLECT_TICKS)
         super()._run_once()  # type: ignore[misc]
+
+    def _reach_due_timers(self) -> None:
+        """Advance the clock to the latest of the timers that are due together.
+
+        A timer must not be early: what waits for a moment would find it not reached and wait again, and where
+        others keep the loop busy meanwhile, time would stand still for ever.
+        """
+        timers, now = self._scheduled, self._selector.now  # type: ignore[attr-defined]
+        at, until = [0], now + TIMER_RESOLUTION
+        while at:
+            number = at.pop()
+            if number < len(timers) and timers[number].when() < until:
+                now = max(now, timers[number].when())
+                at += (2 * number + 1, 2 * number + 2)  # those below it in the heap are later
+        self._selector.now = now
+        self._clock_resolution = math.ulp(now)
 
     def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
         # The base class schedules this from another thread; here every generator is left in this one.
@@ -182,6 +202,16 @@ def run_simulation(seed: int, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _collect_garbage(number: int) -> None:
+    """The collection of this number, from 1 on, in one run.
+
+    The first, second, fourth, eighth and so on look at all objects, the others at those made since the last:
+    a run that keeps what it makes would otherwise spend more on each collection, and most of its time.
+    """
+    is_full = number & (number - 1) == 0
+    gc.collect(2 if is_full else 1)
 
 
 _run_numbers = itertools.count()

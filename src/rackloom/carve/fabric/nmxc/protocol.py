@@ -197,8 +197,8 @@ class NmxcSession:
     async def call_in(self, domain: str, rpc: str, request: Message) -> Any:
         """As `call`. Raises FabricUnavailable for a reply of another domain than `domain`."""
         reply = await self.call(rpc, request)
-        speaker = canonical_domain(reply.server_header.domain_uuid)
-        if speaker != domain:
+        speaker = reply.server_header.domain_uuid
+        if speaker != domain and (speaker := canonical_domain(speaker)) != domain:
             raise FabricUnavailable(f"{rpc}: answered by domain {speaker}, {domain} had said hello")
         return reply
 
