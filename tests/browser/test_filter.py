@@ -90,7 +90,8 @@ def test_the_keyboard_filters_and_stays_where_it_is(open_map):
         assert page.evaluate("document.getElementById('only')") is None
         # Other colours have another legend.
         keyboard.press("Enter")
-        page.click("header nav a >> text=use")
+        with page.expect_navigation():
+            page.click("header nav a >> text=use")
         assert "only=" not in page.url
 
 

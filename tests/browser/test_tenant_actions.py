@@ -43,6 +43,11 @@ class Visit:
         with self.page.expect_navigation():
             self.page.keyboard.press("Enter")
 
+    def click(self, selector: str) -> None:
+        """Follow a link or send a form."""
+        with self.page.expect_navigation():
+            self.page.click(selector)
+
     def type(self, selector: str, text: str) -> None:
         self.keyboard.tab_to(selector)
         self.page.keyboard.type(text)
@@ -85,11 +90,10 @@ def test_from_the_map_to_machines_and_back_by_the_keyboard(tenant_at, site, org,
     scripted = options.get("java_script_enabled", True)
     look = visit.look if scripted else lambda _: None
     visit.page.goto(site.url + "/")
-    visit.enter("header .act") if scripted else visit.page.click("header .act")
-    look("empty")
     if not scripted:
-        visit.enter = visit.page.click
-        visit.type = visit.page.fill
+        visit.enter, visit.type = visit.click, visit.page.fill
+    visit.enter("header .act")
+    look("empty")
     visit.type("#carve-name", "training")
     visit.enter("#carve button")
     look("plan-carve")
@@ -128,19 +132,19 @@ def test_a_plan_that_holds_no_longer_is_shown_anew(tenant_at, site):
     for visit in (first, second):
         visit.page.goto(site.url + "/map/actions")
         visit.page.fill("#carve-name", "net")
-        visit.page.click("#carve button")
-        visit.page.click(".confirm button")
+        visit.click("#carve button")
+        visit.click(".confirm button")
         visit.page.fill("#batch-name", "job")
         visit.page.fill("#batch-count", "2")
-        visit.page.click("#batch button")
-    second.page.click(".confirm button")
+        visit.click("#batch button")
+    second.click(".confirm button")
     assert "2 instances ordered" in second.text
-    first.page.click(".confirm button")
+    first.click(".confirm button")
     assert "this is the plan now" in first.text
     first.look("stale")
     # Machines that other tests released become free meanwhile, and change the plan again.
     for _ in range(MOST_PLANS):
-        first.page.click(".confirm button")
+        first.click(".confirm button")
         if "2 instances ordered" in first.text:
             return
         assert "this is the plan now" in first.text
