@@ -125,7 +125,7 @@ def late_secrets_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
 
 BUGS: dict[Bug, Sought] = {
     stale_entries_removed_whatever_joined: Sought(
-        StoryKind.GANG, "went away while it ran", Disruption.CONTROLLER_STOPS, range(130, 160)
+        StoryKind.GANG, "went away while it ran", Disruption.CONTROLLER_STOPS, range(120, 160)
     ),
     a_pod_that_is_not_ready_is_no_member: Sought(StoryKind.DOMAIN, "went away while it ran"),
     ready_is_told_before_it_is_seen: Sought(StoryKind.DOMAIN, "was never READY"),
