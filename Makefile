@@ -71,7 +71,7 @@ test-image: venv  ## tests of whole images
 
 # The wheel alone, in empty environments on each Python that is here; packages come from the configured index.
 test-install: venv  ## the wheel alone, on each Python that is here
-	RACKLOOM_TEST_INSTALL=1 $(BIN)/python -m pytest -n 2 tests/install
+	RACKLOOM_TEST_INSTALL=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/install
 
 # A site of the pages and of what is generated from the code, below build/site; VERSION=1.2.0 names its folder. Other
 # versions there stay. Nothing of it asks another host.
