@@ -38,3 +38,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="exists, and nothing is overwritten"):
         run(str(own))
     assert [path.name for path in own.iterdir()] == ["job.yaml"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refused, match=r"cannot be written to .*file/examples: Not a directory"):
+        run(str(tmp_path / "file" / "examples"))

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from rackloom.cli.common import note, with_common_flags
-from rackloom.errors import Refused
+from rackloom.errors import Refused, file_error_text
 from rackloom.shipped_files import shipped_path
 
 
@@ -23,6 +23,11 @@ def examples(directory: Path = Path("examples"), /) -> None:
         raise Refused(
             f"{directory} exists, and nothing is overwritten", nearest_fix="name another directory"
         ) from None
+    except OSError as error:
+        raise Refused(
+            f"the examples cannot be written to {directory}: {file_error_text(error)}",
+            nearest_fix="name a directory that you may write",
+        ) from error
     for readme in sorted(directory.glob("*/README.md")):
         heading = readme.read_text().partition("\n")[0].lstrip("# ")
         print(f"{readme.parent}  {heading}")
