@@ -23,7 +23,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rackloom.client import AsyncClient, Connection, RetryPolicy
 from rackloom.errors import Misuse, Refused, Retry, Unknown
-from rackloom.web import render_actions as render
 from rackloom.web.done_once import OrdersDone, Outcome
 from rackloom.web.forms import (
     FORM_BYTES,
@@ -35,8 +34,17 @@ from rackloom.web.forms import (
     read_form,
     ticket_problem,
 )
-from rackloom.web.tenant_actions import Action, ActionPlan, Asked, asked_for, carried_out, planned
-from rackloom.web.tenant_objects import OwnObjects, objects_of
+from rackloom.web.render import render_template
+from rackloom.web.tenant_actions import (
+    MOST_RELEASED,
+    Action,
+    ActionPlan,
+    Asked,
+    asked_for,
+    carried_out,
+    planned,
+)
+from rackloom.web.tenant_objects import OwnObjects, objects_of, status_text
 from rackloom.web.viewers import Session, Viewer, session_of
 
 ACTIONS = "/map/actions"
@@ -44,6 +52,13 @@ FORWARDED_FOR = b"x-forwarded-for"
 TICKET_FIELDS = frozenset({"ticket", "proof", "plan"})
 """What a form has besides the fields of its action."""
 STALE = "The site has changed since that plan was shown. Nothing was done; this is the plan now."
+LONGEST_SHOWN = 256
+"""Characters of a field that a refused form shows again; names are no longer."""
+_BUTTONS = {
+    Action.CARVE: "Carve it",
+    Action.BATCH: "Order these machines",
+    Action.RELEASE: "Release them for good",
+}
 
 
 class ActionPages:
@@ -123,7 +138,7 @@ class ActionPages:
     ) -> Response:
         session = session_of(request)
         ticket = new_ticket(session, plan.action, self._clock())
-        return HTMLResponse(render.render_plan(session.org, plan, ticket, trouble), status)
+        return HTMLResponse(_render_plan(session.org, plan, ticket, trouble), status)
 
     async def _carry_out(self, request: Request, asked: Asked, plan_id: str) -> Outcome:
         """Raises _Stale, and the errors of the client where nothing was done."""
@@ -162,7 +177,7 @@ class ActionPages:
                 own = await objects_of(client)
         except Refused as error:
             trouble, status = trouble or _refusal_text(error), status if trouble else 403
-        shown = render.render_actions(viewer.org, own, trouble=trouble, fields=fields, outcome=outcome)
+        shown = _render_overview(viewer.org, own, trouble=trouble, fields=fields, outcome=outcome)
         return HTMLResponse(shown, status)
 
     def _rest(self, request: Request) -> AsyncClient:
@@ -204,9 +219,36 @@ def _action_of(request: Request) -> Action:
 
 def _for_tenants_only(viewer: Viewer) -> Response:
     """What operators read: what they do to machines is `rackloom admin`."""
-    return HTMLResponse(render.render_tenants_only(viewer.org), 403)
+    return HTMLResponse(render_template("tenants_only.html", org=viewer.org), 403)
 
 
 def _refusal_text(error: Refused) -> str:
     """Why, and what would help."""
     return error.reason if error.nearest_fix is None else f"{error.reason}. Nearest fix: {error.nearest_fix}"
+
+
+# Markup, by the same escaping templates as the map.
+
+
+def _render_overview(
+    org: str, own: OwnObjects | None, *, trouble: str, fields: Fields, outcome: Outcome | None
+) -> str:
+    """The forms, filled in with `fields`; without objects (None) there is nothing to choose from."""
+    return render_template(
+        "actions.html",
+        org=org,
+        own=own,
+        trouble=trouble,
+        given={name: value[:LONGEST_SHOWN] for name, value in fields},
+        chosen={value for name, value in fields if name == "instance"},
+        outcome=outcome,
+        status_text=status_text,
+        most_released=MOST_RELEASED,
+    )
+
+
+def _render_plan(org: str, plan: ActionPlan, ticket: Ticket, trouble: str) -> str:
+    """A plan, with the form that carries it out."""
+    return render_template(
+        "plan.html", org=org, plan=plan, ticket=ticket, trouble=trouble, button=_BUTTONS[plan.action]
+    )
