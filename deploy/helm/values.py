@@ -22,7 +22,8 @@ _POD = {
 _TEXTS = {
     "image": "One image is every program. Without a tag: the version of the chart. A digest beats the tag.",
     "crds": "keep: `helm uninstall` leaves the definitions, and with them all objects of users.",
-    "deviceClasses": "install: those that NVIDIA's chart has too. Without: leave to it what is there.",
+    "deviceClasses": "install: those that NVIDIA's chart has too. Without: leave to it what is there.\n"
+    "gpuExtendedResourceName: nvidia.com/gpu where no device plugin serves GPUs, docs/gpus.md.",
     "namespaces": "rackloom-system and rackloom-imex. Without: make them, labelled as in namespace.yaml.",
     "imex": "What controller, webhook and IMEX plugin must be told alike. additionalNamespaces: where\n"
     "an earlier release has left IMEX daemons.",
@@ -55,7 +56,7 @@ def fixed() -> Values:
     return {
         "image": {"repository": "rackloom", "tag": "", "digest": "", "pullPolicy": "", "pullSecrets": []},
         "crds": {"install": True, "keep": True},
-        "deviceClasses": {"install": True},
+        "deviceClasses": {"install": True, "gpuExtendedResourceName": ""},
         "namespaces": {"create": True},
         "imex": {"isolation": "domain", "mode": "driverManaged", "additionalNamespaces": []},
         "controller": copy.deepcopy(_POD),

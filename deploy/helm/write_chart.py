@@ -130,6 +130,11 @@ class ChartWriter:
             meta.setdefault("namespace", SYSTEM)
         if kind == "DeviceClass" and meta["name"].endswith("nvidia.com"):
             condition = ".Values.deviceClasses.install"
+            if meta["name"] == "gpu.nvidia.com":
+                name_of_count = self._line(
+                    "extendedResourceName", ".Values.deviceClasses.gpuExtendedResourceName"
+                )
+                obj["spec"][name_of_count] = None
         elif kind == "Namespace":
             condition = ".Values.namespaces.create"
         elif kind == "CustomResourceDefinition":

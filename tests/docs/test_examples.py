@@ -46,7 +46,7 @@ def test_an_inventory_of_gpus(written):
 
 
 def test_a_configuration_of_gpus():
-    (text,) = fenced("docs/gpus.md", "yaml")
+    *_, text = fenced("docs/gpus.md", "yaml")
     (config,) = yaml.safe_load(text)["config"]
     assert decode_gpu_config(config["opaque"]["parameters"])
 
