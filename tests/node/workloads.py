@@ -72,9 +72,9 @@ def until_gone(cluster: NodeCluster, *names: str, within: float = RUNNING_WITHIN
     return seconds_until(lambda: not any(phase(cluster, name) for name in names), f"{names} are gone", within)
 
 
-def inside(cluster: NodeCluster, name: str, *command: str) -> str:
-    """What a command prints in the container of a pod."""
-    return cluster.kubectl("exec", name, "--", *command)
+def inside(cluster: NodeCluster, name: str, *command: str, container: str = "main") -> str:
+    """What a command prints in a container of a pod."""
+    return cluster.kubectl("exec", name, "-c", container, "--", *command)
 
 
 def condition(cluster: NodeCluster, domain: str, kind: str) -> Object:
