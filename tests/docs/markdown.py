@@ -29,3 +29,13 @@ def lines(name):
 def spans(name):
     """Inline code: what stands between backticks outside of blocks, on one line or broken over two."""
     return [" ".join(found.split()) for found in re.findall(r"`([^`]+)`", FENCED.sub("", PAGES[name]))]
+
+
+def section_lines(name, heading):
+    """The lines of the fenced blocks below a heading (`## Install`), until the next of its rank or above."""
+    rank = len(heading) - len(heading.lstrip("#"))
+    _, _, rest = PAGES[name].partition(f"\n{heading}\n")
+    section = re.split(rf"^#{{1,{rank}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    return [
+        line.strip() for block in FENCED.findall(section) for line in block.replace("\\\n", " ").splitlines()
+    ]

@@ -34,8 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not STAGE and here in item.path.parents:
             item.add_marker(skip)
     if STAGE:
-        # All tests share one installation. After that of uninstalling there is none: a takeover begins so.
-        last = ["test_uninstall.py", "test_takeover.py"]
+        # All tests share one installation. After that of uninstalling there is none: the others begin so.
+        last = ["test_uninstall.py", "test_chart_reader.py", "test_takeover.py"]
         items.sort(key=lambda item: last.index(item.path.name) if item.path.name in last else -1)
 
 
