@@ -1,14 +1,19 @@
 """Identity providers for tests: signing keys, and a real https server with discovery document and key set."""
 
+import base64
+import hashlib
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -54,6 +59,9 @@ class Provider:
         content = {"iss": self.url, "iat": now, "exp": now + 300} | claims
         return jwt.encode(content, self._key, algorithm=self.algorithm, headers={"kid": self.kid} | header)
 
+    async def reply(self, request: Request, path: str) -> Response:
+        return self.answer(path)
+
     def answer(self, path: str) -> Response:
         self.fetched.append(path)
         if self.is_down:
@@ -65,6 +73,89 @@ class Provider:
             document = None if self.document is None else usual | self.document
             return Response(json.dumps(document), media_type="application/json")
         return Response(json.dumps(self.keys()), media_type="application/json")
+
+
+class SigningInProvider(Provider):
+    """One at which browsers sign in, as strict as OAuth 2.1 asks: PKCE, one use of a code, a known client.
+
+    Whoever comes is the person of `claims`, without a form. `client_secret` None: a public client.
+    """
+
+    def __init__(self, path: str, *, redirect: str, client_secret: str | None = None) -> None:
+        super().__init__(path)
+        self.redirect_uri = redirect
+        self.client_secret = client_secret
+        self.claims: dict[str, Any] = {}
+        self.refusal: str | None = None
+        self.sends_in_body = False
+        self.nonce: str | None = None
+        """Another than the one that was asked for."""
+        self._codes: dict[str, dict[str, str]] = {}
+
+    async def reply(self, request: Request, path: str) -> Response:
+        if path == "/authorize":
+            return self._authorize(dict(request.query_params))
+        if path == "/token" and request.method == "POST":
+            return self._token(request.headers, dict(parse_qsl((await request.body()).decode())))
+        self.document = {
+            "authorization_endpoint": f"{self.url}/authorize",
+            "token_endpoint": f"{self.url}/token",
+            **(
+                {"token_endpoint_auth_methods_supported": ["client_secret_post"]}
+                if self.sends_in_body
+                else {}
+            ),
+            **(self.document or {}),
+        }
+        return self.answer(path)
+
+    def _authorize(self, asked: dict[str, str]) -> Response:
+        if asked["client_id"] != "rack-map" or asked["redirect_uri"] != self.redirect_uri:
+            return Response("unknown client, or another redirect_uri", 400)
+        assert asked["response_type"] == "code"
+        assert asked["code_challenge_method"] == "S256"
+        assert "openid" in asked["scope"].split()
+        back = {"state": asked["state"], "iss": self.url}
+        if self.refusal is None:
+            code = back["code"] = secrets.token_urlsafe(16)
+            self._codes[code] = asked
+        else:
+            back |= {"error": self.refusal, "error_description": "<b>not today</b>"}
+        return RedirectResponse(f"{self.redirect_uri}?{urlencode(back)}", 302)
+
+    def _token(self, headers: Headers, form: dict[str, str]) -> Response:
+        asked = self._codes.pop(form.get("code", ""), None)
+        digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+        challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        if self.client_secret is not None and self._given_secret(headers, form) != self.client_secret:
+            return _json({"error": "invalid_client"}, 401)
+        if (
+            asked is None
+            or form["grant_type"] != "authorization_code"
+            or form["redirect_uri"] != asked["redirect_uri"]
+            or challenge != asked["code_challenge"]
+        ):
+            return _json({"error": "invalid_grant"}, 400)
+        nonce = self.nonce or asked["nonce"]
+        return _json(
+            {
+                "token_type": "Bearer",
+                "expires_in": 300,
+                "access_token": self.token({"aud": "rackloom", **self.claims}),
+                "id_token": self.token({"aud": "rack-map", "nonce": nonce, **self.claims}),
+            }
+        )
+
+    def _given_secret(self, headers: Headers, form: dict[str, str]) -> str | None:
+        if self.sends_in_body:
+            return form.get("client_secret")
+        kind, _, pair = headers.get("authorization", "").partition(" ")
+        name, _, secret = base64.b64decode(pair).decode().partition(":")
+        return unquote(secret) if (kind, name) == ("Basic", "rack-map") else None
+
+
+def _json(content: dict[str, Any], status: int = 200) -> Response:
+    return Response(json.dumps(content), status, media_type="application/json")
 
 
 _ENCRYPTION_KEY = rsa.generate_private_key(65537, 2048)
@@ -79,7 +170,8 @@ async def served(directory: Path, authority: Any, *providers: Provider) -> Async
         path = Request(scope).url.path
         for provider in providers:
             if path.startswith(f"{provider.path}/"):
-                await provider.answer(path.removeprefix(provider.path))(scope, receive, send)
+                reply = await provider.reply(Request(scope, receive), path.removeprefix(provider.path))
+                await reply(scope, receive, send)
                 return
         await Response(status_code=404)(scope, receive, send)
 

@@ -38,6 +38,7 @@ probe_timeout = "10s"
 """
 
 ISSUER = "[[auth.issuers]]\nissuer = 'https://i'\naudience = 'a'\n"
+SIGN_IN = "[auth.issuers.sign_in]\nclient_id = 'map'\n"
 GRANT = f"{ISSUER}[[auth.issuers.grants]]\nclaim = 'groups'\n"
 
 
@@ -126,6 +127,13 @@ def test_upstreams_section_is_read_as_it_is(written):
         ("[kubernetes]\nin_cluster = true\ncontext = 'a'", "kubernetes: context is one of a kubeconfig"),
         ("[kubernetes]\nnamespaces = 'a'", "unknown key kubernetes.namespaces"),
         ("[map]\ntransfer = '/x'", "unknown key map.transfer"),
+        ("[map]\naddress = 'http://racks.example.com'", "address is https://HOST[:PORT]"),
+        ("[map]\naddress = 'https://racks.example.com/map'", "address is https://HOST[:PORT]"),
+        ("[map]\ngrafana = 'javascript:alert(1)'", "grafana is https://HOST/PATH"),
+        ("[map]\ngrafana = 'https://user:word@grafana'", "grafana is https://HOST/PATH"),
+        (ISSUER + SIGN_IN, "needs map.address"),
+        (ISSUER.replace("https://i", "i") + "jwks_file = '/k'\n" + SIGN_IN, "sign_in needs an issuer https"),
+        (ISSUER + SIGN_IN + "token = 'refresh_token'", "auth.issuers.0.sign_in.token"),
     ],
 )
 def test_what_is_wrong_is_named(refused, text, message):

@@ -16,6 +16,7 @@ from rackloom.app.listeners import serve_http
 from rackloom.web.live import LiveMap
 from rackloom.web.model import SiteReading
 from rackloom.web.pages import create_pages
+from rackloom.web.provider_sign_in import ProviderSignIn
 
 FLAGS = [
     "--no-sandbox",
@@ -68,7 +69,7 @@ class Served:
 
 
 @contextmanager
-def serving(reading: SiteReading) -> Iterator[Served]:
+def serving(reading: SiteReading, port: int = 0, providers: ProviderSignIn | None = None) -> Iterator[Served]:
     ready: list[Served] = []
     up = threading.Event()
     stop: list[asyncio.Event] = []
@@ -77,9 +78,9 @@ def serving(reading: SiteReading) -> Iterator[Served]:
         site = ShownSite(reading)
         stop.append(asyncio.Event())
         live = LiveMap(site, lambda: AT)
-        pages = create_pages(live, doorman, lambda: AT, switch_trays=9)
-        async with serve_http(pages, "127.0.0.1:0") as port:
-            ready.append(Served(f"http://127.0.0.1:{port}", site, live, asyncio.get_running_loop()))
+        pages = create_pages(live, doorman, lambda: AT, switch_trays=9, providers=providers)
+        async with serve_http(pages, f"127.0.0.1:{port}") as bound:
+            ready.append(Served(f"http://127.0.0.1:{bound}", site, live, asyncio.get_running_loop()))
             up.set()
             await stop[0].wait()
 

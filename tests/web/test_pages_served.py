@@ -1,7 +1,12 @@
 """The pages over a real socket: who is let in, what is sent, and what the browser is told to refuse."""
 
 import asyncio
+import html
+import json
 import re
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx2
 import msgspec
@@ -18,16 +23,18 @@ from rackloom.web.model import SiteReading
 from rackloom.web.pages import create_pages
 from rackloom.web.sign_in_codes import CODE_SECONDS, MOST_CODES, SignInCodes
 
+DASHBOARD_FILES = Path(__file__).parents[2] / "deploy/monitoring/dashboards"
 OURS = {"Sec-Fetch-Site": "same-origin"}
 OPERATOR = {"org": "provider", "token": "operator-token"}
 
 
-def visit(scenario, reading=None, codes=None):
+def visit(scenario, reading=None, codes=None, grafana=None):
     """Run `scenario(client, site)` on the pages of a site."""
 
     async def served():
         site = ShownSite(reading or SiteReading(snapshot=snapshot(2, 3, ("acme", None, "blue"))))
-        pages = create_pages(LiveMap(site, lambda: AT), doorman, lambda: AT, switch_trays=9, codes=codes)
+        given = {"switch_trays": 9, "codes": codes, "grafana": grafana}
+        pages = create_pages(LiveMap(site, lambda: AT), doorman, lambda: AT, **given)
         async with (
             serve_http(pages, "127.0.0.1:0") as port,
             httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
@@ -441,3 +448,36 @@ def test_a_finding_links_to_its_runbook_which_strangers_do_not_read():
     assert book.headers["content-security-policy"] == pages.CONTENT_POLICY
     assert (book.status_code, none.status_code) == (200, 404)
     assert none.text.count("/map/runbook/") == len(runbooks())
+
+
+def test_operators_have_links_to_grafana_with_the_time_that_they_look_at():
+    async def scenario(client, _):
+        await sign_in(client)
+        now = (await client.get("/")).text
+        address = "/map/at/" + datetime.fromtimestamp(AT, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        then = (await client.get(address)).text
+        await sign_in(client, org="acme", token="acme-token")
+        return now, then, (await client.get("/")).text
+
+    now, then, tenants = visit(scenario, grafana="https://grafana.test/team/")
+    addresses = re.findall(r'href="(https://grafana[^"]*)"', now)
+    written = {json.loads(file.read_text())["uid"] for file in DASHBOARD_FILES.glob("*.json")}
+    assert {urlsplit(html.unescape(found)).path for found in addresses} == {
+        f"/team/d/{uid}" for uid in written
+    }
+    (site,) = (html.unescape(found) for found in re.findall(r'href="(https://[^"]*-site[^"]*)"', then))
+    hour = {name: int(value) / 1000 for name, value in parse_qsl(urlsplit(site).query)}
+    assert hour == {"from": int(AT) - 1800, "to": int(AT) + 1800}
+    assert "grafana" not in tenants
+
+
+def test_after_signing_in_a_browser_has_the_page_that_it_wanted():
+    async def scenario(client, _):
+        wanted = await client.get("/?by=health")
+        door = await client.get(wanted.headers["location"])
+        (target,) = set(re.findall(r'name="to" value="([^"]*)"', door.text))
+        signed = await client.post("/map/login", data=OPERATOR | {"to": html.unescape(target)}, headers=OURS)
+        elsewhere = await client.post("/map/login", data=OPERATOR | {"to": "//elsewhere.test"}, headers=OURS)
+        return signed.headers["location"], elsewhere.headers["location"]
+
+    assert visit(scenario) == ("/?by=health", "/")

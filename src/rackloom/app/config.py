@@ -184,6 +184,16 @@ ClaimValue = StrictStr | StrictBool | StrictInt
 ALL_ORGANISATIONS = "*"
 
 
+class SignInConfig(Section):
+    """`[auth.issuers.sign_in]`: the client as which the map signs browsers in at this issuer."""
+
+    client_id: Annotated[str, Field(min_length=1)]
+    client_secret_file: Path | None = None
+    title: Annotated[str, Field(max_length=60)] | None = None
+    scopes: tuple[str, ...] = ("openid",)
+    token: Literal["access_token", "id_token"] = "access_token"  # noqa: S105 - a name
+
+
 class IssuerConfig(Section):
     """`[[auth.issuers]]`: an issuer of bearer tokens, its keys, and how its claims are read."""
 
@@ -200,6 +210,13 @@ class IssuerConfig(Section):
     algorithms: tuple[Literal["EdDSA", "ES256", "RS256"], ...] = Field(default=("RS256",), min_length=1)
     refresh: Duration = timedelta(minutes=5)
     max_token_lifetime: Duration = timedelta(seconds=DEFAULT_LIFETIME)
+    sign_in: SignInConfig | None = None
+
+    @model_validator(mode="after")
+    def _addresses_can_be_discovered(self) -> "IssuerConfig":
+        if self.sign_in is not None and not _is_plain_https(self.issuer):
+            raise ValueError("sign_in needs an issuer https://HOST/PATH: its document has the addresses")
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> "IssuerConfig":
@@ -238,6 +255,17 @@ class IssuerConfig(Section):
     def discovery_url(self) -> str:
         """Where its discovery document is."""
         return f"{self.issuer.removesuffix('/')}/.well-known/openid-configuration"
+
+    @property
+    def host(self) -> str:
+        """Its host; empty where the issuer is no address."""
+        return urlsplit(self.issuer).hostname or ""
+
+    @property
+    def only_organisation(self) -> str | None:
+        """The organisation of all its tokens; None: there may be several."""
+        named = self._own_organisations
+        return next(iter(named)) if named is not None and len(named) == 1 else None
 
     @property
     def claim_mapping(self) -> ClaimMapping:
@@ -346,9 +374,27 @@ class ClusterConfig(Section):
 
 
 class MapConfig(Section):
-    """`[map]`: what the map shows beside records and cluster."""
+    """`[map]`: what the map shows beside records and cluster, and where browsers find it."""
 
     transfers: Path | None = None
+    address: str | None = None
+    grafana: str | None = None
+
+    @model_validator(mode="after")
+    def _leads_to_a_web_page(self) -> "MapConfig":
+        parts = urlsplit(self.grafana or "https://none")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
+            raise ValueError("grafana is https://HOST/PATH, as browsers reach it")
+        return self
+
+    @model_validator(mode="after")
+    def _is_where_browsers_go(self) -> "MapConfig":
+        if self.address is not None:
+            parts = urlsplit(self.address)
+            is_local = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
+            if not (is_local or _is_plain_https(self.address)) or parts.path not in ("", "/"):
+                raise ValueError("address is https://HOST[:PORT], as browsers reach the map")
+        return self
 
 
 class VaultConfig(Section):
@@ -475,6 +521,12 @@ class Config(BaseSettings):
     audit: AuditConfig = AuditConfig()
     tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _providers_know_the_way_back(self) -> "Config":
+        if self.map.address is None and any(issuer.sign_in is not None for issuer in self.auth.issuers):
+            raise ValueError("auth.issuers.sign_in needs map.address: the provider sends browsers back there")
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -16,9 +16,10 @@ of the service's connections, because REST needs them too.
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlencode
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.applications import Starlette
@@ -46,6 +47,7 @@ from rackloom.web.live import LiveMap
 from rackloom.web.make_room import MOST_TRAYS, RoomPlan, room_plan
 from rackloom.web.model import SiteMap
 from rackloom.web.painters import PageSheet, Painters, ViewerKind
+from rackloom.web.provider_sign_in import BACK, ProviderSignIn, page_of_the_map
 from rackloom.web.racks import GpuAddress, find_gpu, rack_id
 from rackloom.web.search import SearchIndexes
 from rackloom.web.serial_thread import SerialThread
@@ -162,6 +164,9 @@ STYLE_SECONDS = 3600
 """How long a browser keeps the style sheet of a filter."""
 _TRAY_COUNT = re.compile(r"[0-9]{1,5}")
 
+DASHBOARDS = {name: f"rackloom-{name}" for name in ("site", "claims", "gangs", "transfers")}
+"""The uid of each dashboard of deploy/monitoring."""
+
 PageHandler = Callable[[Request], Awaitable[Response]]
 ViewerPageHandler = Callable[[Request, Viewer], Awaitable[Response]]
 
@@ -174,16 +179,26 @@ def create_pages(
     switch_trays: int = 0,
     codes: SignInCodes | None = None,
     rest: ASGIApp | None = None,
+    providers: ProviderSignIn | None = None,
+    grafana: str | None = None,
 ) -> ASGIApp:
     """The ASGI application that answers `/` and `/map/`.
 
     `switch_trays` is the number of switch trays in a rack, if known; `clock` gives seconds since the epoch;
     `codes` are those of the sign-in links that this process offers. `rest` is the application of REST, by
-    which tenants carve, order and release; without it they only look.
+    which tenants carve, order and release; without it they only look. At `providers` browsers may sign in.
+    `grafana` is the address of the Grafana that has our dashboards; operators get links to them.
     """
     actions = None if rest is None else ActionPages(rest, clock)
     pages = _MapPages(
-        live, authenticate, clock, switch_trays, codes or SignInCodes(clock), acting=actions is not None
+        live,
+        authenticate,
+        clock,
+        switch_trays,
+        codes or SignInCodes(clock),
+        acting=actions is not None,
+        providers=providers,
+        grafana=grafana,
     )
     compressed = [Middleware(GZipMiddleware)]
     # What shows a time of the history has that time before its name: see `view`.
@@ -204,6 +219,7 @@ def create_pages(
             Route("/map/at/{at}", pages.signed_in(pages.map, pages.to_login), middleware=compressed),
             *shown,
             Route("/map/login", pages.login, methods=["GET", "POST"]),
+            *([] if providers is None else _provider_routes(pages, providers)),
             Route("/map/logout", pages.logout, methods=["POST"]),
             Route("/map/live", pages.signed_in(pages.live, pages.unauthorized)),
             Route("/map/runbook/{name}", pages.signed_in(pages.runbook, pages.to_login)),
@@ -228,6 +244,13 @@ def _action_routes(pages: "_MapPages", actions: ActionPages) -> list[Route]:
         route("", actions.overview),
         route("/{action}", actions.plan),
         route("/{action}", actions.order, "POST"),
+    ]
+
+
+def _provider_routes(pages: "_MapPages", providers: ProviderSignIn) -> list[Route]:
+    return [
+        Route("/map/login/begin", providers.begin, methods=["POST"]),
+        Route(BACK, pages.from_provider),
     ]
 
 
@@ -271,9 +294,13 @@ class _MapPages:
         codes: SignInCodes,
         *,
         acting: bool,
+        providers: ProviderSignIn | None,
+        grafana: str | None,
     ) -> None:
         self._acting = acting
         """Whether tenants have forms."""
+        self._providers = providers
+        self._grafana = grafana
         self._live = live
         self._codes = codes
         self._authenticate = authenticate
@@ -296,8 +323,11 @@ class _MapPages:
         return answer
 
     async def to_login(self, request: Request) -> Response:
-        """The answer to a browser without a valid token."""
-        return RedirectResponse("/map/login", 303)
+        """The answer to a browser without a valid token: after signing in it has the page that it wanted."""
+        query = f"?{request.url.query}" if request.url.query else ""
+        target = page_of_the_map(request.url.path + query) if request.method == "GET" else "/"
+        wanted = "" if target == "/" else f"?{urlencode({'to': target})}"
+        return RedirectResponse(f"/map/login{wanted}", 303)
 
     async def unauthorized(self, request: Request) -> Response:
         """The answer to a script without a valid token."""
@@ -309,16 +339,31 @@ class _MapPages:
             code = request.query_params.get("code")
             if code is not None:
                 return await self._by_code(code, request.url.scheme)
-            return HTMLResponse(render.render_login(""))
+            return self._login_page("", 200, page_of_the_map(request.query_params.get("to", "/")))
         if not is_same_origin(request):
-            return HTMLResponse(render.render_login("The form was sent from another site."), 403)
+            return self._login_page("The form was sent from another site.", 403)
         form = dict(await read_form(request) or ())
+        target = page_of_the_map(form.get("to", "/"))
         session = Session(form.get("org", "").strip(), form.get("token", "").strip())
         viewer = await verify_session(self._authenticate, session)
         if viewer is None:
             problem = "That token does not admit to this organisation, or it has expired."
-            return HTMLResponse(render.render_login(problem), 401)
-        return self._with_cookie(RedirectResponse("/", 303), session, viewer, request.url.scheme)
+            return self._login_page(problem, 401, target)
+        return self._with_cookie(RedirectResponse(target, 303), session, viewer, request.url.scheme)
+
+    def _login_page(self, problem: str, status: int, target: str = "/") -> Response:
+        providers = () if self._providers is None else self._providers.providers
+        return HTMLResponse(render.render_login(problem, providers, target), status)
+
+    async def from_provider(self, request: Request) -> Response:
+        """Sign in a browser that an identity provider has sent back."""
+        assert self._providers is not None  # noqa: S101 - else there is no route
+        finished = await self._providers.finish(request)
+        if isinstance(finished, Response):
+            return finished
+        session, viewer, target = finished
+        answer = self._leading_on(session, target)
+        return self._providers.forget(self._with_cookie(answer, session, viewer, request.url.scheme))
 
     async def _by_code(self, code: str, scheme: str) -> Response:
         """Sign in by a link. A page leads on: a redirect from elsewhere would carry no strict cookie."""
@@ -328,9 +373,12 @@ class _MapPages:
             problem = (
                 "This link is no longer valid. Sign in with a token, or start the site again for a new link."
             )
-            return HTMLResponse(render.render_login(problem), 401)
-        answer = HTMLResponse(render.render_signed_in(session.org))
-        return self._with_cookie(answer, session, viewer, scheme)
+            return self._login_page(problem, 401)
+        return self._with_cookie(self._leading_on(session), session, viewer, scheme)
+
+    def _leading_on(self, session: Session, target: str = "/") -> Response:
+        text = f"Signed in as {session.org}. Go to the rack map"
+        return HTMLResponse(render.render_leading_on(target, text))
 
     def _with_cookie(self, answer: Response, session: Session, viewer: Viewer, scheme: str) -> Response:
         return keep_session(answer, session, viewer.expires - self._clock(), scheme)
@@ -365,8 +413,18 @@ class _MapPages:
                 room=_room_plan(request, sheet.whole),
                 only=_filter_of(view, sheet),
                 acting=self._acting and past is None and not viewer.operator,
+                dashboards=self._dashboards(viewer, past),
             )
         )
+
+    def _dashboards(self, viewer: Viewer, past: PastTime | None) -> Mapping[str, str]:
+        """Name and address of each dashboard in Grafana; it has no view for one tenant alone."""
+        if self._grafana is None or not viewer.operator:
+            return {}
+        hours = ("now-6h", "now") if past is None else _hour_around(past.asked)
+        query = urlencode({"from": hours[0], "to": hours[1]})
+        base = self._grafana.rstrip("/")
+        return {name: f"{base}/d/{uid}?{query}" for name, uid in DASHBOARDS.items()}
 
     async def _changes_since(self, then: SiteMap, viewer: Viewer, view: PageView) -> SiteChanges:
         """What has changed of the viewer's part of the site since it was as in `then`."""
@@ -471,6 +529,11 @@ class _MapPages:
     def _number(self, position: str) -> int:
         boot, _, number = position.partition(".")
         return int(number) if boot == self._boot and _READING_NUMBER.fullmatch(number) else 0
+
+
+def _hour_around(at: float) -> tuple[str, str]:
+    """Half an hour before and after a time, as Grafana takes it: milliseconds since the epoch."""
+    return str(int((at - 1800) * 1000)), str(int((at + 1800) * 1000))
 
 
 def _room_plan(request: Request, whole: SiteMap) -> RoomPlan | None:

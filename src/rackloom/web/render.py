@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from shlex import quote
+from types import MappingProxyType
+from typing import Protocol
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -216,13 +218,15 @@ def render_page(
     room: RoomPlan | None = None,
     acting: bool = False,
     only: FilterChoice | None = None,
+    dashboards: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The whole page of the elements above, by id; the stream of changes starts at `position`.
 
     `chain` is the chosen GPU, or what stands in its place; `racks` are the names of all racks; `found` is
     what the address searches for. `past` is the time that is shown, if it is not the present, and `changes`
     what has changed since. `room` is where a job fits that the address asks for; `operator` says who looks,
-    and `acting` whether the viewer has the forms of a tenant. `only` is what the view is filtered by.
+    and `acting` whether the viewer has the forms of a tenant. `only` is what the view is filtered by,
+    and `dashboards` are addresses in Grafana by name.
     """
     written = {name: Markup(markup) for name, markup in parts.items()}  # noqa: S704 - by the functions above
     return render_template(
@@ -244,6 +248,7 @@ def render_page(
         room=room,
         acting=acting,
         only=only,
+        dashboards=dashboards,
         reserve=_reserve_command(room),
         most_trays=MOST_TRAYS,
     )
@@ -289,11 +294,24 @@ def render_runbook(runbook: Runbook | None) -> str:
     return render_template("runbook.html", runbook=runbook, runbooks=tuple(runbooks().values()))
 
 
-def render_login(trouble: str) -> str:
-    """The page that asks for a token."""
-    return render_template("login.html", trouble=trouble)
+class LoginProvider(Protocol):
+    """What the sign-in page says of an identity provider."""
+
+    title: str
+    organisation: str | None
 
 
-def render_signed_in(org: str) -> str:
-    """The page that leads a browser, which a link has signed in, to the map."""
-    return render_template("signed_in.html", org=org)
+def render_login(trouble: str, providers: Sequence[LoginProvider] = (), target: str = "/") -> str:
+    """The page that asks for a token, or at which identity provider to sign in; it leads to `target`."""
+    return render_template(
+        "login.html",
+        trouble=trouble,
+        providers=providers,
+        target=target,
+        asks_org=any(provider.organisation is None for provider in providers),
+    )
+
+
+def render_leading_on(address: str, text: str) -> str:
+    """A page that leads a browser on: after a redirect from another site it would send no strict cookie."""
+    return render_template("leading_on.html", address=address, text=text)

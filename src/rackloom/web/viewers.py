@@ -54,9 +54,19 @@ def session_of(request: Request) -> Session:
     return Session(org, token)
 
 
+def is_organisation(name: str) -> bool:
+    """Whether a text may be the name of an organisation."""
+    return _ORG_NAME.fullmatch(name) is not None
+
+
+def is_token(text: str) -> bool:
+    """Whether a text may be a token that a cookie holds."""
+    return _TOKEN.fullmatch(text) is not None
+
+
 async def verify_session(authenticate: Authenticator, session: Session) -> Viewer | None:
     """The viewer with a token, from a form or a cookie."""
-    if not _ORG_NAME.fullmatch(session.org) or not _TOKEN.fullmatch(session.token):
+    if not is_organisation(session.org) or not is_token(session.token):
         return None
     return await authenticate(session.token, session.org)
 

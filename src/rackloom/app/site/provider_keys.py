@@ -20,6 +20,7 @@ and the others count.
 import asyncio
 import json
 import ssl
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx2
@@ -63,25 +64,33 @@ async def read_keys(issuer: IssuerConfig) -> list[TrustedKey]:
         asyncio.timeout(FETCH_SECONDS),
         httpx2.AsyncClient(timeout=FETCH_SECONDS, verify=verify) as client,
     ):
-        url = issuer.jwks_url or keys_url(await _fetch(client, issuer.discovery_url), issuer.issuer)
+        url = issuer.jwks_url or https_address(await discovered_document(client, issuer), "jwks_uri")
         return trusted_keys(await _fetch(client, url), issuer)
 
 
-def keys_url(document: bytes, issuer: str) -> str:
-    """Where a discovery document says that the keys are. Refused where it is not about `issuer`."""
-    content = _json_object(document, f"the discovery document of {issuer}")
-    if content.get("issuer") != issuer:
+async def discovered_document(client: httpx2.AsyncClient, issuer: IssuerConfig) -> dict[str, Any]:
+    """The discovery document of an issuer. Raises Refused where it is not about this issuer."""
+    document = json_object(
+        await _fetch(client, issuer.discovery_url), f"the discovery document of {issuer.issuer}"
+    )
+    if document.get("issuer") != issuer.issuer:
         raise Refused(
-            f"the discovery document of {issuer} is about {content.get('issuer')!r}",
+            f"the discovery document of {issuer.issuer} is about {document.get('issuer')!r}",
             nearest_fix="let the issuer be written exactly as in its document",
         )
-    url = content.get("jwks_uri")
+    return document
+
+
+def https_address(document: dict[str, Any], name: str) -> str:
+    """An address that a discovery document names. Raises Refused where it is not https."""
+    url = document.get(name)
     if not isinstance(url, str) or not url.startswith("https://"):
-        raise Refused(f"the discovery document of {issuer} names no https jwks_uri")
+        raise Refused(f"the discovery document of {document['issuer']} names no https {name}")
     return url
 
 
-def _json_object(content: bytes, name: str) -> dict[str, Any]:
+def json_object(content: bytes, name: str) -> dict[str, Any]:
+    """What a provider sent as `name`. Raises Refused where that is no JSON object."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -94,15 +103,21 @@ def _json_object(content: bytes, name: str) -> dict[str, Any]:
 async def _fetch(client: httpx2.AsyncClient, url: str) -> bytes:
     # Uncompressed: a small reply must not become a large one.
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-    async with client.stream("GET", url, headers=headers) as reply:
-        if reply.status_code != httpx2.codes.OK:
-            raise Refused(f"{url} answers {reply.status_code}; redirects are not followed")
+    status, content = await read_answer(client.stream("GET", url, headers=headers), url)
+    if status != httpx2.codes.OK:
+        raise Refused(f"{url} answers {status}; redirects are not followed")
+    return content
+
+
+async def read_answer(request: AbstractAsyncContextManager[httpx2.Response], url: str) -> tuple[int, bytes]:
+    """Status and body of an answer. Raises Refused where it is too large."""
+    async with request as reply:
         content = bytearray()
         async for chunk in reply.aiter_raw():
             content += chunk
             if len(content) > MAX_BYTES:
                 raise Refused(f"{url} is larger than {MAX_BYTES} bytes")
-        return bytes(content)
+        return reply.status_code, bytes(content)
 
 
 def trusted_keys(jwks: bytes, issuer: IssuerConfig) -> list[TrustedKey]:
@@ -110,7 +125,7 @@ def trusted_keys(jwks: bytes, issuer: IssuerConfig) -> list[TrustedKey]:
 
     Raises NoUsableKeys where there are none, Refused for what is no key set.
     """
-    entries = _json_object(jwks, f"the key set of {issuer.issuer}").get("keys")
+    entries = json_object(jwks, f"the key set of {issuer.issuer}").get("keys")
     if not isinstance(entries, list):
         raise Refused(f"the key set of {issuer.issuer} has no list of keys")
     if len(entries) > MAX_KEYS:

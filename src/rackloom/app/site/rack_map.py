@@ -15,7 +15,7 @@ REST.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,6 +42,7 @@ from rackloom.errors import Retry
 from rackloom.web.live import LiveMap
 from rackloom.web.model import SiteReading, TimelineEntry
 from rackloom.web.pages import create_pages
+from rackloom.web.provider_sign_in import ProviderSignIn, SignInProvider
 from rackloom.web.sign_in_codes import SignInCodes
 from rackloom.web.viewers import Authenticator, Viewer
 
@@ -220,14 +221,27 @@ def mount_rack_map(
     *,
     switch_trays: int = 0,
     codes: SignInCodes | None = None,
+    providers: Sequence[SignInProvider] = (),
+    address: str = "",
+    grafana: str | None = None,
 ) -> ASGIApp:
     """The map at `/` and below `/map/`, and REST at every other path. `codes` sign browsers in by a link.
 
     `live` has the readings of `source`; its `record` should run beside the listener, for the history. The
-    forms of tenants on the map act by `api`.
+    forms of tenants on the map act by `api`. Browsers may sign in at `providers`, which send them back to
+    `address`. `grafana` is where operators find dashboards.
     """
     authenticate = authenticator_of(verifier, source.is_operated_by)
-    pages = create_pages(live, authenticate, clock, switch_trays=switch_trays, codes=codes, rest=api)
+    pages = create_pages(
+        live,
+        authenticate,
+        clock,
+        switch_trays=switch_trays,
+        codes=codes,
+        rest=api,
+        providers=ProviderSignIn(providers, address, authenticate) if providers else None,
+        grafana=grafana,
+    )
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")

@@ -39,6 +39,7 @@ from rackloom.app.site.host_state import HostStatePoller
 from rackloom.app.site.parts import NmxmDiscovery, ServiceParts, assemble, initial_machine_status, new_id
 from rackloom.app.site.rack_map import SiteSource, mount_rack_map
 from rackloom.app.site.secrets import Secret, SecretProvider
+from rackloom.app.site.sign_in_providers import HttpSignInProvider
 from rackloom.app.tracing import TraceSettings, open_traces
 from rackloom.carve.admin.deps import AdminDeps
 from rackloom.carve.admin.server import AdminServer, AdminTls, ClientIdentities
@@ -71,7 +72,21 @@ def serve_rest(parts: ServiceParts, live: LiveMap, source: SiteSource) -> Abstra
         ),
         caller_limits(parts.config.limits, parts.metrics.refused_request),
     )
-    page = mount_rack_map(api, live, source, parts.issuers, parts.clock)
+    providers = [
+        HttpSignInProvider(issuer, issuer.sign_in, parts.clock)
+        for issuer in parts.config.auth.issuers
+        if issuer.sign_in is not None
+    ]
+    page = mount_rack_map(
+        api,
+        live,
+        source,
+        parts.issuers,
+        parts.clock,
+        providers=providers,
+        address=parts.config.map.address or "",
+        grafana=parts.config.map.grafana,
+    )
     return serve_http(
         page,
         server.listen,
