@@ -44,6 +44,21 @@ def test_a_gpu_of_our_plugin_says_who_it_is_and_where():
     assert found.taints == ("gpu.nvidia.com/xid=79:NoSchedule",)
 
 
+def test_a_device_is_tainted_since_the_first_taint_that_keeps_pods_away():
+    def since(*taints):
+        named = [{"key": "a", "effect": effect, "timeAdded": time} for effect, time in taints]
+        slices = [slice_of("gpu.nvidia.com", "n1", [{**GPU, "taints": named}])]
+        return DeviceCache().of(slices).devices[0].tainted_since
+
+    warned = ("None", "2026-11-27T00:00:00Z")
+    assert (
+        since(warned, ("NoExecute", "2026-11-27T03:00:09Z"), ("NoSchedule", "2026-11-27T03:00:07Z"))
+        == 1795748407
+    )
+    assert since(warned) is None
+    assert since(("NoSchedule", "")) is None
+
+
 def test_a_gpu_of_another_driver_gets_its_place_from_the_imex_device_of_its_node():
     bare = device("gpu-0", text(type="gpu", uuid="GPU-1"))
     channel = device(

@@ -33,3 +33,30 @@ def test_claims_have_their_counts_filled_in_and_stay_as_they_are(play: Play) -> 
         assert refused(error)[:2] == (422, "Invalid")
 
     play(scenario)
+
+
+def test_a_taint_of_a_device_that_says_no_time_gets_one(play: Play) -> None:
+    taint = {"key": "a.rackloom.test/lost", "effect": "NoSchedule"}
+
+    async def scenario(world: World) -> None:
+        name = f"{world.namespace}-slice"
+        spec = {
+            "driver": "a.rackloom.test",
+            "nodeName": "none",
+            "pool": {"name": name, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "a", "taints": [taint]}],
+        }
+        made = await world.api.create(objects.RESOURCE_SLICE, {"metadata": {"name": name}, "spec": spec})
+        (dated,) = made["spec"]["devices"][0]["taints"]
+        assert dated == {**taint, "timeAdded": dated["timeAdded"]}
+        first = objects.epoch_seconds(dated["timeAdded"])
+        second = {"key": "a.rackloom.test/hot", "effect": "NoSchedule"}
+        spec["devices"] = [{"name": "a", "taints": [dated, second]}]
+        changed = await world.api.patch(objects.RESOURCE_SLICE, name, None, {"spec": spec})
+        kept, later = changed["spec"]["devices"][0]["taints"]
+        assert kept == dated
+        assert first is not None
+        assert objects.epoch_seconds(later["timeAdded"]) >= first
+        await world.api.delete(objects.RESOURCE_SLICE, name)
+
+    play(scenario)

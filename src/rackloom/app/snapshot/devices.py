@@ -24,8 +24,10 @@ from rackloom.core.allocate.attributes import (
     SLOT,
     STANDARD_DOMAIN,
 )
+from rackloom.core.diagnosis.checks.devices import BLOCKING_EFFECTS
 from rackloom.core.diagnosis.snapshot import DeviceRecord, PoolRecord, grouped
 from rackloom.core.domains import names
+from rackloom.core.kubernetes.objects import epoch_seconds
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, merge_keys
 
@@ -126,7 +128,15 @@ def _devices(json: Json, trays: Mapping[tuple[str, str], GpuKey]) -> Iterator[De
             link=attributes.get("rdmaState") or attributes.get("state"),
             gbps=attributes.get("linkSpeedGbps"),
             taints=tuple(map(taint_text, device.get("taints") or ())),
+            tainted_since=_tainted_since(device),
         )
+
+
+def _tainted_since(device: Json) -> float | None:
+    """When the first taint came that keeps new pods away; the API server dates each."""
+    taints = (taint for taint in device.get("taints") or () if taint["effect"] in BLOCKING_EFFECTS)
+    times = [epoch_seconds(taint.get("timeAdded") or "") for taint in taints]
+    return min((time for time in times if time is not None), default=None)
 
 
 def _attributes(device: Json) -> Attributes:

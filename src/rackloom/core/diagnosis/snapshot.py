@@ -316,6 +316,8 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gbps: int | None = None
     """Of a NIC: its line rate, Gb/s."""
     taints: tuple[str, ...] = ()
+    tainted_since: float | None = None
+    """When the first of the taints came that keep new pods away, seconds since the epoch."""
 
     @property
     def device_id(self) -> DeviceId:

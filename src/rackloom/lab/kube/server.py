@@ -26,7 +26,7 @@ from rackloom.lab.kube.managed_fields import FieldWriter, clone, copied, with_la
 from rackloom.lab.kube.objects import TYPE_SCHEMAS, TypeSchema, bound_pod
 from rackloom.lab.kube.queries import DeleteOptions
 from rackloom.lab.kube.store import ObjectKey, ObjectStore, key_of
-from rackloom.lab.kube.validation import RULES, ObjectRule
+from rackloom.lab.kube.validation import RULES, ObjectRule, dated_taints
 from rackloom.lab.virtual.event_loop import loop_wall_time
 
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -112,6 +112,7 @@ class FakeKube:
         self._deletion = Deletion(self.store, now)
         for kind, rules in RULES.items():
             self.rules[kind].extend(rules)
+        self.rules[kubernetes_objects.RESOURCE_SLICE].append(dated_taints(self._time))
         self._first_namespaces = tuple(namespaces)
 
     def serve(self, kind: ResourceKind, schema: TypeSchema) -> None:

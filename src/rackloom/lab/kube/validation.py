@@ -235,6 +235,24 @@ def require_paths(kind: ResourceKind, *paths: str) -> ObjectRule:
     return rule
 
 
+def dated_taints(now: Callable[[], str]) -> ObjectRule:
+    """Taints of a slice's devices that say no time get the present one, as a real server adds it."""
+
+    def rule(new: Object, _: Object | None) -> Object:
+        devices = new.get("spec", {}).get("devices")
+        if not any(device.get("taints") for device in devices or ()):
+            return new
+        dated = [
+            {**device, "taints": [{"timeAdded": now(), **taint} for taint in device["taints"]]}
+            if device.get("taints")
+            else device
+            for device in devices
+        ]
+        return {**new, "spec": {**new["spec"], "devices": dated}}
+
+    return rule
+
+
 def channel_mode(new: Object, _: Object | None) -> Object:
     """The CRD's default of spec.channel.allocationMode."""
     channel = new.get("spec", {}).get("channel")

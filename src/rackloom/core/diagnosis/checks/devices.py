@@ -291,6 +291,7 @@ def _tainted_devices(index: SnapshotIndex, relocation: Relocation) -> Iterator[F
                 severity=Severity.WARNING if use is None else Severity.ERROR,
                 evidence=(f"slice: {taints}", f"claims: {held}"),
                 where=(at_device(device), *index.at_tray(device.node)),
+                since=device.tainted_since,
             )
 
 
