@@ -226,6 +226,11 @@ def examine(
     return explained(fold_consequences(not_holding(found)), index)
 
 
+def steps_of(snapshot: SiteSnapshot) -> int:
+    """How often `examine` calls `between`."""
+    return 15 if SnapshotIndex(snapshot).can_see(Layer.CLUSTER) else 10
+
+
 def unfolded(index: SnapshotIndex, between: Callable[[], object] = _do_nothing) -> tuple[Finding, ...]:
     """Every finding that does not hold, consequences too, for callers that judge by single checks."""
     snapshot = index.snapshot
