@@ -77,8 +77,8 @@ _ARTICLES = ("A ", "The ")
 
 def explained(findings: Iterable[Finding], index: SnapshotIndex) -> tuple[Finding, ...]:
     """The findings, each with its title, whom it affects, the steps of its fix, and its runbook."""
-    told = tuple(findings)
-    places = _Places(index, {place for finding in told for place in finding.where})
+    found = tuple(findings)
+    places = _Places(index, {place for finding in found for place in finding.where})
     return tuple(
         msgspec.structs.replace(
             finding,
@@ -87,7 +87,7 @@ def explained(findings: Iterable[Finding], index: SnapshotIndex) -> tuple[Findin
             steps=repair_steps(finding.fix),
             runbook=runbook_name(finding.check),
         )
-        for finding in told
+        for finding in found
     )
 
 
