@@ -7,16 +7,21 @@ these have to be found on the map.
 python benchmarks/rack_map.py                # 100 racks, 7,200 GPUs
 python benchmarks/rack_map.py --racks 10
 python benchmarks/rack_map.py --history      # also what an hour of the past takes
+python benchmarks/rack_map.py --heal         # only how soon findings come and go
 python benchmarks/rack_map.py --quick        # 2 racks: shows that it works
 """
 
 import argparse
+import asyncio
 import gc
 import gzip
 import json
+import random
+import statistics
 import sys
+import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,16 +31,20 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.site_figures import load, spent
+from tests.core.diagnosis.healthy import healthy
 from tests.web.snapshots import snapshot
 
 from rackloom.app.process import freeze_loaded_objects
-from rackloom.core.diagnosis.findings import fails
+from rackloom.app.site.rack_map import POLL_SECONDS
+from rackloom.app.snapshot.background_examiner import Examiner
+from rackloom.core.diagnosis.findings import Finding, fails
+from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
 from rackloom.core.diagnosis.index import at_domain, at_node
 from rackloom.core.diagnosis.snapshot import SiteSnapshot
 from rackloom.web.changes import changes_between
 from rackloom.web.frames import ColourMode
 from rackloom.web.history import SiteHistory
-from rackloom.web.live import LiveReading
+from rackloom.web.live import LiveMap, LiveReading
 from rackloom.web.model import SiteMapCache, SiteReading, TimelineEntry, site_map, update_site_map
 from rackloom.web.painters import PageSheet, Painter
 from rackloom.web.racks import rack_id
@@ -82,6 +91,8 @@ def compressed_kib(text: str) -> int:
     return len(gzip.compress(text.encode(), 6)) // 1024
 
 
+ROUNDS = 5
+"""How often each fault comes and goes."""
 CHANGED = 50
 """Of so many racks one changes between two readings of the history."""
 
@@ -125,6 +136,111 @@ def history_figures(seen: SiteSnapshot) -> dict[str, float]:
     }
 
 
+class PlantedSite:
+    """A source of the map, as `rackloom serve` has one, of a site in memory: it is not read from a database.
+
+    A change is noticed by polling, as there.
+    """
+
+    def __init__(self, snapshot: SiteSnapshot) -> None:
+        self.now = self._read = snapshot
+        self._joined = JoinedShares()
+        self._examiner = Examiner()
+
+    async def read(self) -> SiteReading:
+        """The site now, joined and examined as `rackloom serve` does it."""
+        self._read = self.now
+        seen = msgspec.structs.replace(self.now, at=time.time())
+        with self._examiner.halted():
+            self._joined = joined = await asyncio.to_thread(join_shares, seen, self._joined)
+        examined = await self._examiner.newest(seen, joined)
+        self._news = self._examiner.news
+        return SiteReading(snapshot=seen, joined=joined, findings=examined.findings, examined_at=examined.at)
+
+    async def changed(self) -> None:
+        """Return when the site or the findings are not those of the last reading."""
+        while self.now is self._read and self._examiner.news == self._news:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
+
+
+FAULTS: Mapping[str, tuple[str, dict[str, object]]] = {
+    "sick GPU": ("fabric_gpus", {"healthy": False}),
+    "node not ready": ("nodes", {"ready": False}),
+    "tainted device": ("devices", {"taints": ("gpu.nvidia.com/xid=79:NoSchedule",)}),
+    "link down": ("devices", {"link": "down"}),
+    "claim not allocated": ("claims", {"allocated": False}),
+    "GPU pending": ("instance_gpus", {"status": "Pending"}),
+}
+"""The field of a record that goes wrong, and what is wrong with it."""
+
+
+def with_fault(site: SiteSnapshot, field: str, changes: dict[str, object]) -> SiteSnapshot:
+    """The site with a fault in the middle."""
+    records = list(getattr(site, field))
+    place = next(
+        number
+        for number in range(len(records) // 2, len(records))
+        if "link" not in changes or records[number].kind == "nic"
+    )
+    records[place] = msgspec.structs.replace(records[place], **changes)
+    return msgspec.structs.replace(site, **{field: tuple(records)})
+
+
+def there(findings: tuple[Finding, ...]) -> bool:
+    """Whether there is a finding."""
+    return bool(findings)
+
+
+def gone(findings: tuple[Finding, ...]) -> bool:
+    """Whether there is none."""
+    return not findings
+
+
+async def until(live: LiveMap, is_found: Callable[[tuple[Finding, ...]], bool]) -> None:
+    """Wait for a reading of the map whose findings are so."""
+    reading = await live.fresh()
+    while not is_found(reading.whole.findings or ()):
+        reading = await live.after(reading.number)
+
+
+async def heal_figures(racks: int) -> AsyncIterator[dict[str, object]]:
+    """Seconds from each fault to its finding on the map, and from its end to a map without the finding."""
+    well = healthy(racks)
+    site = PlantedSite(well)
+    live = LiveMap(site, time.time)
+    async with live.watched():
+        await until(live, gone)
+        for name, (field, changes) in FAULTS.items():
+            found: list[float] = []
+            closed: list[float] = []
+            begun_cpu = spent()
+            for _ in range(ROUNDS):
+                for now, seconds, wanted in (
+                    (with_fault(well, field, changes), found, True),
+                    (well, closed, False),
+                ):
+                    await asyncio.sleep(random.uniform(0.5, 1.5))  # noqa: S311 (when a fault comes)
+                    site.now, begun = now, time.perf_counter()
+                    await until(live, there if wanted else gone)
+                    seconds.append(time.perf_counter() - begun)
+            yield {
+                "racks": racks,
+                "fault": name,
+                "rounds": ROUNDS,
+                "seconds_until_found": round(statistics.median(found), 2),
+                "longest_until_found": round(max(found), 2),
+                "seconds_until_closed": round(statistics.median(closed), 2),
+                "longest_until_closed": round(max(closed), 2),
+                "cpu_seconds_of_a_change": round((spent() - begun_cpu) / (2 * ROUNDS), 2),
+            }
+
+
+async def print_heal_figures(racks: int) -> None:
+    """A line for each fault."""
+    async for figures in heal_figures(racks):
+        print(json.dumps(figures | load()), flush=True)
+
+
 def main() -> None:
     """Print the figures as JSON."""
     parser = argparse.ArgumentParser(
@@ -133,10 +249,14 @@ def main() -> None:
     parser.add_argument("--racks", type=int, default=100)
     parser.add_argument("--quick", action="store_true", help="2 racks, and their history")
     parser.add_argument("--history", action="store_true", help="also an hour of the past")
+    parser.add_argument("--heal", action="store_true", help="only how soon findings come and go")
     asked = parser.parse_args()
     racks = 2 if asked.quick else asked.racks
     # As `rackloom serve` does: what is imported takes no part in collections, and full ones are rare.
     freeze_loaded_objects()
+    if asked.heal:
+        asyncio.run(print_heal_figures(racks))
+        return
     seen = snapshot(racks, 18, HOLDERS)
     # The templates are compiled once in the life of a process.
     for some in (1, 10):
@@ -184,6 +304,8 @@ def main() -> None:
     print(json.dumps(figures | load()))
     if asked.history or asked.quick:
         print(json.dumps(history_figures(seen) | load()))
+    if asked.quick:
+        asyncio.run(print_heal_figures(racks))
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ operator's environment still lacks for it.
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from shlex import quote
+from typing import Protocol
 
 import msgspec
 from sqlalchemy import make_url
@@ -36,7 +37,7 @@ from rackloom.claim.kube.api import KubeError, NotFound
 from rackloom.claim.kube.client import KubeClient, connect
 from rackloom.core.diagnosis.checks.host_imex import check_host
 from rackloom.core.diagnosis.checks.host_nics import check_host_links, check_host_nics, locate_host
-from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.examination import examine, steps_of
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.report import SiteCommands, with_site_commands
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
@@ -208,12 +209,28 @@ def _with_home(sources: DoctorSources, home: Path) -> DoctorSources:
     )
 
 
-def diagnose(sources: DoctorSources) -> DoctorResult:
+class Stage(Protocol):
+    """Tells how far a stage is: the context gives a function that is called for each of `total` steps."""
+
+    def __call__(self, what: str, total: int | None = None) -> AbstractContextManager[Callable[[], object]]:
+        """The stage; `what` says what the steps are when they are done."""
+        ...
+
+
+@contextmanager
+def _untold(what: str, total: int | None = None) -> Iterator[Callable[[], object]]:
+    yield lambda: None
+
+
+def diagnose(sources: DoctorSources, stage: Stage = _untold) -> DoctorResult:
     """Read everything once and examine it. Raises Refused for sources that do not exist."""
     sources = choose_sources(sources)
-    snapshot = asyncio.run(read_snapshot(sources, time.time()))
     root = sources.sysroot
-    findings = examine(snapshot, host=() if root is None else host_findings(root, snapshot))
+    with stage("reading the site"):
+        snapshot = asyncio.run(read_snapshot(sources, time.time()))
+        host = () if root is None else host_findings(root, snapshot)
+    with stage("checks done", steps_of(snapshot)) as step:
+        findings = examine(snapshot, host=host, between=step)
     commands = command_access(
         sources.home,
         sources.config,
@@ -221,8 +238,8 @@ def diagnose(sources: DoctorSources) -> DoctorResult:
         context=sources.context,
         cluster=sources.cluster,
     )
-    host = None if root is None else host_name(root)
-    return DoctorResult(snapshot, with_site_commands(findings, commands), host)
+    name = None if root is None else host_name(root)
+    return DoctorResult(snapshot, with_site_commands(findings, commands), name)
 
 
 async def read_snapshot(sources: DoctorSources, now: float) -> SiteSnapshot:

@@ -26,7 +26,18 @@ from rackloom.cli.admin import (
     connect,
     id_pages,
 )
-from rackloom.cli.common import FILE, Format, Output, columns, emit, read_text, with_common_flags
+from rackloom.cli.common import (
+    FILE,
+    Format,
+    Output,
+    beside_progress,
+    columns,
+    emit,
+    progress,
+    read_text,
+    with_common_flags,
+    with_progress,
+)
 from rackloom.core.takeover.planner import plan_takeover
 from rackloom.core.takeover.records import (
     PLAN_VERSION,
@@ -101,15 +112,16 @@ def plan(
         if None in (admin.ca, admin.cert, admin.key):
             fix = "give --nico-admin-ca, --nico-admin-cert and --nico-admin-key"
             raise Misuse("NICo's admin gRPC needs an authority, our certificate and its key", nearest_fix=fix)
-    client = NicoClient(url, api_name=api_name, ca=nico_ca)
-    try:
-        reading = read_nico(client, tenants, provider=provider, site=nico_site)
-    finally:
-        client.close()
-    if admin is not None:
-        with connect(admin) as call_rpc:
-            reading = _with_admin_records(reading, call_rpc)
-    with connect(at) as call_rpc:
+    with progress("answers of NICo read") as step:
+        client = NicoClient(url, api_name=api_name, ca=nico_ca, answered=step)
+        try:
+            reading = read_nico(client, tenants, provider=provider, site=nico_site)
+        finally:
+            client.close()
+        if admin is not None:
+            with connect(admin) as call_rpc:
+                reading = _with_admin_records(reading, call_rpc)
+    with progress("reading our site"), connect(at) as call_rpc:
         made = plan_takeover(reading, _read_site(call_rpc))
     _write_plan(out, made)
     emit(made, output, lambda: _plan_text(made))
@@ -246,7 +258,7 @@ def _run_steps(
     reason = f"takeover from NICo, plan {made.digest[:12]}"
     outcomes: list[dict[str, str]] = []
     try:
-        for step in steps:
+        for step in with_progress(steps, "steps done"):
             text = msgspec.json.encode(step).decode()
             reply = call_rpc("RunTakeoverStep", ours.TakeoverStepRequest(step=text, undo=undo, reason=reason))
             kind, subject = _step_words(step)
@@ -254,7 +266,8 @@ def _run_steps(
                 {"step": kind, "subject": subject, "state": reply.state, "message": reply.message}
             )
             if output == "table":
-                print("  ".join(_short(part) for part in outcomes[-1].values() if part), flush=True)
+                with beside_progress():
+                    print("  ".join(_short(part) for part in outcomes[-1].values() if part), flush=True)
     finally:
         # What was done before a failure is printed too.
         if output != "table":

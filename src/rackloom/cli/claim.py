@@ -24,6 +24,7 @@ from rackloom.cli.common import (
     Kubectl,
     Output,
     emit,
+    progress,
     with_common_flags,
 )
 from rackloom.program import is_kubectl_plugin
@@ -198,7 +199,8 @@ def allocate_claims(
     # The allocator and its CEL library take longer to load than help may take to print.
     from rackloom.cli import claim_plan
 
-    manifests = claim_plan.read_inputs(file, hardware, nodes)
+    with progress("reading claims and devices"):
+        manifests = claim_plan.read_inputs(file, hardware, nodes)
     answers = claim_plan.allocate_all(manifests, mode)
     emit(answers, output, lambda: claim_plan.allocation_page(answers, manifests.slices))
     return claim_plan.exit_code(answers)

@@ -35,7 +35,13 @@ _IDENTIFYING_ATTRIBUTES = ("rdmaDevice", "ifName", "pciBusID", "numaNode")
 def allocate_all(found: Manifests, mode: SearchMode) -> tuple[PlacedClaim | RefusedClaim, ...]:
     """Each claim on the first node that can serve it."""
     return allocate_each(
-        found.nodes, found.classes, found.slices, found.claims, mode=mode, proceed=_deadline()
+        found.nodes,
+        found.classes,
+        found.slices,
+        found.claims,
+        mode=mode,
+        proceed=_deadline(),
+        each=with_progress,
     )
 
 

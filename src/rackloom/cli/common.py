@@ -15,6 +15,7 @@ only.
 
 import inspect
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,7 +91,8 @@ def with_common_flags(function: Callable[P, T]) -> Callable[P, T]:
     ) -> T:
         if as_json and options.setdefault("output", "json") != "json":
             raise Misuse(f"--json and --output {options['output']} are two formats: give one of them")
-        with _speaking(quiet=quiet, verbose=verbose):
+        is_for_programs = options.get("output", "table") != "table"
+        with _speaking(quiet=quiet, verbose=verbose, is_for_programs=is_for_programs):
             return function(*args, **options)
 
     run.__signature__ = own.replace(parameters=(*own.parameters.values(), *added))  # type: ignore[attr-defined]
@@ -102,60 +104,143 @@ class _Speech:
     """How much the command says that runs in this process."""
 
     is_quiet = False
+    is_for_programs = False
+    """Whether the result is printed in a format for programs."""
 
 
 @contextmanager
-def _speaking(*, quiet: bool, verbose: bool) -> Iterator[None]:
+def _speaking(*, quiet: bool, verbose: bool, is_for_programs: bool) -> Iterator[None]:
     """Say less or more until the context ends."""
     if quiet and verbose:
         raise Misuse("--quiet and --verbose contradict each other: give one of them")
-    if not verbose:
-        _Speech.is_quiet = quiet
-        try:
-            yield
-        finally:
-            _Speech.is_quiet = False
-        return
-    from rackloom.request_log import log_requests
+    _Speech.is_quiet, _Speech.is_for_programs = quiet, is_for_programs
+    if verbose:
+        from rackloom.request_log import log_requests
 
-    log_requests(lambda line: print(line, file=sys.stderr, flush=True))
+        log_requests(_print_beside_progress)
     try:
         yield
     finally:
-        log_requests(None)
+        _Speech.is_quiet = _Speech.is_for_programs = False
+        if verbose:
+            log_requests(None)
+
+
+def _print_beside_progress(line: str) -> None:
+    with beside_progress():
+        print(line, file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:
     """Print advice or progress on standard error, unless `-q` was given."""
     if not _Speech.is_quiet:
-        print(text, file=sys.stderr, flush=True)
+        _print_beside_progress(text)
 
 
 def shows_progress() -> bool:
-    """Whether a line that is written over and over may be shown: on a terminal, unless `-q` was given."""
-    return sys.stderr.isatty() and not _Speech.is_quiet
+    """Whether a line that is written over and over may be shown.
+
+    It is on a terminal, unless `-q` was given, or a format for programs.
+    """
+    return sys.stderr.isatty() and not _Speech.is_quiet and not _Speech.is_for_programs
 
 
 def with_progress(items: Sequence[T], what: str) -> Iterator[T]:
     """The items one by one. A terminal shows after a second how many are done and how long the rest takes."""
-    begun, shown_until = time.monotonic(), 0.0
-    for done, item in enumerate(items):
-        elapsed = time.monotonic() - begun
-        if elapsed >= shown_until + _PROGRESS_SECONDS and shows_progress():
-            shown_until = elapsed
-            text = progress_text(done, len(items), what, elapsed)
-            print(f"{_CLEARED_LINE}{text}", end="", file=sys.stderr, flush=True)
-        yield item
-    if shown_until:
-        print(_CLEARED_LINE, end="", file=sys.stderr, flush=True)
+    with progress(what, len(items)) as step:
+        for item in items:
+            yield item
+            step()
 
 
-def progress_text(done: int, total: int, what: str, seconds: float) -> str:
-    """How many there are, and where some are how fast they come and when the last will have."""
-    counted = f"{done} of {total} {what}"
+@contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+    """A function to call for each of the `total` that are done (None: nobody knows how many there will be).
+
+    A terminal shows after a second, and then each second, how many are done; also if the function is not
+    called meanwhile. At the end the line is cleared.
+    """
+    if not shows_progress():
+        yield _count_nothing
+        return
+    line = _ProgressLine(what, total)
+    thread = threading.Thread(target=line.run, daemon=True)
+    thread.start()
+    _ProgressLine.shown_now = line
+    try:
+        yield line.step
+    finally:
+        _ProgressLine.shown_now = None
+        line.end()
+        thread.join()
+
+
+def _count_nothing() -> None:
+    pass
+
+
+class _ProgressLine:
+    """The last line of a terminal, written again every second by a thread."""
+
+    shown_now: "_ProgressLine | None" = None
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._begun = time.monotonic()
+        self._ended = threading.Event()
+        self._is_shown = False
+        self.lock = threading.Lock()
+        """Held by whoever writes to the terminal."""
+
+    def step(self) -> None:
+        self._done += 1
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def run(self) -> None:
+        while not self._ended.wait(_PROGRESS_SECONDS):
+            text = progress_text(self._done, self._total, self._what, time.monotonic() - self._begun)
+            with self.lock:
+                self._is_shown = True
+                print(f"{_CLEARED_LINE}{text}", end="", file=sys.stderr, flush=True)
+        with self.lock:
+            self.clear()
+
+    def clear(self) -> None:
+        if self._is_shown:
+            self._is_shown = False
+            print(_CLEARED_LINE, end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def beside_progress() -> Iterator[None]:
+    """Within the context lines may be printed: the line of progress is not there."""
+    line = _ProgressLine.shown_now
+    if line is None:
+        yield
+        return
+    with line.lock:
+        line.clear()
+        yield
+
+
+def progress_text(done: int, total: int | None, what: str, seconds: float) -> str:
+    """How many there are, and where some are how fast they come and when the last will have.
+
+    Without a total, `what` alone is what is being done.
+    """
+    if total is None and done <= 0:
+        return f"{what} ({seconds:.0f} s)"
+    counted = f"{done} {what}" if total is None else f"{done} of {total} {what}"
     if done <= 0 or seconds < _PROGRESS_SECONDS:
         return counted
-    return f"{counted} ({done / seconds:.1f} a second, about {(total - done) * seconds / done:.0f} s left)"
+    rate = f"{done / seconds:.1f} a second"
+    if total is None:
+        return f"{counted} ({rate})"
+    return f"{counted} ({rate}, about {(total - done) * seconds / done:.0f} s left)"
 
 
 _PROGRESS_SECONDS = 1.0

@@ -16,6 +16,7 @@ from rackloom.cli.common import (
     KubeContext,
     Output,
     emit,
+    progress,
     with_common_flags,
 )
 from rackloom.program import is_kubectl_plugin
@@ -101,7 +102,7 @@ def doctor(
         sysroot=sysroot,
     )
     try:
-        examined = diagnose(sources)
+        examined = diagnose(sources, progress)
     except Exception:
         _write_failed_textfile(textfile)
         raise

@@ -14,7 +14,7 @@ import yaml
 
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import manifests_of
-from rackloom.cli.common import Format, columns, emit, note
+from rackloom.cli.common import Format, columns, emit, note, progress, with_progress
 from rackloom.cli.place import SiteParameters
 from rackloom.cli.place_site import (
     TEMPLATE_KINDS,
@@ -54,7 +54,8 @@ def answer_placement(
     if not files and not _is_about_trays(request):
         fix = "name it, as in: rackloom place job.yaml --profile gb200-nvl72"
         raise Misuse("no file with a job is named", nearest_fix=fix)
-    documents = [document for path in files for document in read_documents(path)]
+    with progress("reading the jobs"):
+        documents = [document for path in files for document in read_documents(path)]
     jobs = read_jobs([document.value for document in documents], request.labels)
     if not jobs and not _is_about_trays(request):
         kinds = list_names(dict.fromkeys(str(document.value.get("kind")) for document in documents), most=8)
@@ -62,20 +63,22 @@ def answer_placement(
             f"there is no job in the files ({kinds or 'nothing'})",
             nearest_fix=f"name a manifest with {', '.join(JOB_KINDS)}",
         )
-    cluster = read_cluster_objects(source, templates=_lacks_templates(jobs, documents))
+    with progress("reading the site"):
+        cluster = read_cluster_objects(source, templates=_lacks_templates(jobs, documents))
     makers = [document for document in cluster.documents if document.value.get("kind") in TEMPLATE_KINDS]
     sources = [*makers, *documents]
     jobs = read_jobs([document.value for document in sources], request.labels) if makers else jobs
     channels = channel_templates([document.value for document in sources])
-    found = site_objects(
-        source,
-        [*documents, *cluster.documents],
-        request.labels,
-        with_devices=_claims_devices(jobs, channels),
-    )
-    classes = priority_classes([*cluster.documents, *documents], from_cluster=cluster.has_classes)
-    planner = SitePlanner(found, manifests_of(sources).claims, channels, classes, request)
-    report = planner.report(jobs)
+    with progress("looking at the trays"):
+        found = site_objects(
+            source,
+            [*documents, *cluster.documents],
+            request.labels,
+            with_devices=_claims_devices(jobs, channels),
+        )
+        classes = priority_classes([*cluster.documents, *documents], from_cluster=cluster.has_classes)
+        planner = SitePlanner(found, manifests_of(sources).claims, channels, classes, request)
+    report = planner.report(jobs, each=with_progress)
     refused = [job for job in report.jobs if job.plan is None]
     if target is not None and report.jobs and not refused:
         others = [] if target == "slurm" else objects_beside(documents, jobs)

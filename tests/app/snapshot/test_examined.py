@@ -13,6 +13,7 @@ from rackloom.app.snapshot import background_examiner
 from rackloom.app.snapshot.background_examiner import EVERY_SECONDS, OLDEST_SECONDS, Examiner
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
+from rackloom.core.diagnosis.reexamination import Examined, examine_again
 
 pytestmark = pytest.mark.anyio
 WELL = healthy(racks=2, trays=2)
@@ -45,38 +46,45 @@ async def test_the_first_picture_waits_for_its_findings():
     assert found.findings
 
 
-async def test_later_ones_do_not_and_are_told_whose_findings_they_get():
+async def test_a_quick_examination_is_waited_for(monkeypatch):
+    monkeypatch.setattr(background_examiner, "QUICK_SECONDS", 60.0)
     examiner = Examiner()
     await newest(examiner, at(WELL, 0))
-    soon = await newest(examiner, at(SICK, EVERY_SECONDS - 1))
-    begun = await newest(examiner, at(SICK, EVERY_SECONDS))
-    assert [(examination.at, examination.findings) for examination in (soon, begun)] == [(NOW, ())] * 2
+    sick = await newest(examiner, at(SICK, 1))
+    healed = await newest(examiner, at(WELL, 2))
+    assert (sick.at, sick.findings) == (NOW + 1, examine(at(SICK, 1)))
+    assert (healed.at, healed.findings) == (NOW + 2, ())
+
+
+async def test_a_slow_one_is_not_and_the_findings_say_whose_they_are(monkeypatch):
+    examiner, held = Examiner(), threading.Event()
+    await newest(examiner, at(WELL, 0))
+
+    def slow(*given):
+        held.wait(60)
+        return examine_again(*given)
+
+    monkeypatch.setattr(background_examiner, "examine_again", slow)
+    monkeypatch.setattr(background_examiner, "QUICK_SECONDS", 0.01)
+    begun = await newest(examiner, at(SICK, 1))
+    soon = await newest(examiner, at(SICK, 2))
+    assert [(examination.at, examination.findings) for examination in (begun, soon)] == [(NOW, ())] * 2
+    held.set()
     await until_news(examiner, 2)
-    then = await newest(examiner, at(SICK, EVERY_SECONDS + 1))
-    assert (then.at, then.findings) == (NOW + EVERY_SECONDS, examine(SICK))
-
-
-async def test_what_is_healed_is_no_finding_within_a_second():
-    examiner = Examiner()
-    sick = await newest(examiner, at(SICK, 0))
-    assert sick.findings
-    begun = asyncio.get_running_loop().time()
-    await newest(examiner, at(WELL, 0.1))
-    await asyncio.wait_for(until_news(examiner, 2), 60)
-    assert asyncio.get_running_loop().time() - begun < 1.0
-    assert (await newest(examiner, at(WELL, 0.2))).findings == ()
+    then = await newest(examiner, at(SICK, 3))
+    assert (then.at, then.findings) == (NOW + 1, examine(SICK))
 
 
 async def test_a_change_during_an_examination_is_examined_next_though_no_other_reading_comes(monkeypatch):
     examiner, held, checking = Examiner(), threading.Event(), threading.Event()
     await newest(examiner, at(WELL, 0))
 
-    def slow(*given, **named):
+    def slow(*given):
         checking.set()
         held.wait(60)
-        return examine(*given, **named)
+        return examine_again(*given)
 
-    monkeypatch.setattr(background_examiner, "examine", slow)
+    monkeypatch.setattr(background_examiner, "examine_again", slow)
     monkeypatch.setattr(background_examiner, "REST", 0.0)
     await newest(examiner, at(SICK, 1))
     await asyncio.to_thread(checking.wait, 60)
@@ -89,12 +97,14 @@ async def test_a_change_during_an_examination_is_examined_next_though_no_other_r
 async def test_a_site_that_changes_all_the_time_is_examined_a_quarter_of_the_time(monkeypatch):
     examiner, runs = Examiner(), []
 
-    def slow(*_, **__):
+    def slow(*_):
         runs.append(time.monotonic())
         time.sleep(0.05)
-        return ()
+        return Examined()
 
-    monkeypatch.setattr(background_examiner, "examine", slow)
+    await newest(examiner, at(WELL, 0))
+    monkeypatch.setattr(background_examiner, "QUICK_SECONDS", 0.01)
+    monkeypatch.setattr(background_examiner, "examine_again", slow)
     for turn in range(100):
         await newest(examiner, at((SICK, WELL)[turn % 2], turn / 100))
         await asyncio.sleep(0.01)
@@ -106,7 +116,7 @@ async def test_a_site_that_changes_all_the_time_is_examined_a_quarter_of_the_tim
 async def test_a_reading_in_which_only_times_differ_wakes_nobody(monkeypatch):
     examiner = Examiner()
     await newest(examiner, at(WELL, 0))
-    monkeypatch.setattr(background_examiner, "examine", lambda *_, **__: pytest.fail("examined"))
+    monkeypatch.setattr(background_examiner, "examine_again", lambda *_: pytest.fail("examined"))
     later = msgspec.structs.replace(
         at(WELL, 5),
         layers=tuple(msgspec.structs.replace(layer, at=NOW + 5) for layer in WELL.layers),
@@ -136,14 +146,14 @@ async def test_an_examination_stands_still_while_the_next_picture_is_made(monkey
     monkeypatch.setattr(background_examiner, "LONGEST_HALT_SECONDS", 60.0)
     monkeypatch.setattr(background_examiner, "DELAY_SECONDS", 0.0)
 
-    def examining(*_, between):
+    def examining(_, __, ___, between):
         checks.append("begun")
         between()
         checks.append("checked")
-        return ()
+        return Examined()
 
     await newest(examiner, at(WELL, 0))
-    monkeypatch.setattr(background_examiner, "examine", examining)
+    monkeypatch.setattr(background_examiner, "examine_again", examining)
     with examiner.halted():
         await newest(examiner, at(WELL, EVERY_SECONDS))
         while not checks:
@@ -166,11 +176,10 @@ async def test_an_examination_that_fails_is_not_silent(monkeypatch):
     examiner = Examiner()
     await newest(examiner, at(WELL, 0))
 
-    def fails(*_, **__):
+    def fails(*_):
         raise ValueError("no such check")
 
-    monkeypatch.setattr(background_examiner, "examine", fails)
-    await newest(examiner, at(SICK, EVERY_SECONDS))
+    monkeypatch.setattr(background_examiner, "examine_again", fails)
     with pytest.raises(ValueError, match="no such check"):
         await asked_again_and_again(examiner)
 
@@ -181,14 +190,14 @@ async def asked_again_and_again(examiner):
         await newest(examiner, at(SICK, EVERY_SECONDS))
 
 
-async def test_the_chains_of_the_site_are_sorted_beside_the_event_loop(monkeypatch):
-    threads, sort = [], JoinedShares.chains.fget
+async def test_the_site_is_examined_beside_the_event_loop(monkeypatch):
+    threads = []
 
-    def watched(joined):
+    def watched(*given):
         threads.append(threading.current_thread())
-        return sort(joined)
+        return examine_again(*given)
 
-    monkeypatch.setattr(JoinedShares, "chains", property(watched))
+    monkeypatch.setattr(background_examiner, "examine_again", watched)
     await newest(Examiner(), at(SICK, 0))
     assert threads
     assert threading.main_thread() not in threads

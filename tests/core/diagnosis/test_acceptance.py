@@ -161,7 +161,7 @@ def test_what_is_only_a_consequence_still_fails_its_tests(cause, monkeypatch):
     """The page lists it under its cause; whoever buys the site asked for the thing itself."""
     effects = sorted(EXPLAINS[cause])
     found = [fails(effect, "it", "is broken", "mend it", where=("here",)) for effect in (cause, *effects)]
-    monkeypatch.setattr(examination, "_checks", lambda *_: [found])
+    monkeypatch.setattr(examination, "check_across", lambda *_: found)
     assert len(examination.examine(WELL)) == 1
     reported = outcomes(WELL)
     expected = {id_ for effect in effects for id_ in JUDGED.get(effect, ())}

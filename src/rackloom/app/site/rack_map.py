@@ -122,12 +122,14 @@ class SiteSource:
 
     async def read(self) -> SiteReading:
         """The whole site now."""
-        self._read_version = await self._version()
+        version = await self._version()
         with self._examiner.halted():
             snapshot = await self._snapshot()
             self._joined = joined = await asyncio.to_thread(join_shares, snapshot, self._joined)
             happenings = await self._store.survey(_timeline)
         examined = await self._examiner.newest(snapshot, joined)
+        # The findings that this reading shows are no news.
+        self._read_version = version, self._examiner.news
         return SiteReading(
             snapshot=snapshot,
             joined=joined,
@@ -152,7 +154,7 @@ class SiteSource:
     async def changed(self) -> None:
         """Return when the records, the cluster or the findings have changed since the last reading."""
         # Other processes may write the records too, and SQLite does not notify of their commits.
-        while await self._version() == self._read_version:  # noqa: ASYNC110
+        while (await self._version(), self._examiner.news) == self._read_version:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
 
     async def is_operated_by(self, org: str) -> bool:
@@ -161,7 +163,7 @@ class SiteSource:
 
     async def _version(self) -> object:
         cluster = self.cluster_version() if self.cluster_version is not None else None
-        return cluster, self.cluster is None, self._examiner.news, await self._store.read(_records_version)
+        return cluster, self.cluster is None, await self._store.read(_records_version)
 
 
 def _records_version(conn: sa.Connection) -> tuple[object, ...]:

@@ -1,13 +1,16 @@
-"""Runs the doctor beside a service whose snapshots come faster than an examination takes.
+"""Runs the doctor beside a service, and beside snapshots that may come faster than an examination takes.
 
-All checks look at all racks, so they take longer than a reading in which little changed. `Examiner` runs
-one examination at a time in a thread and answers with the newest findings. An examination begins when a
-snapshot differs from the one examined last in more than the times of its readings, so that a fault is found
-and a healed one forgotten soon after the event; and every 20 seconds, because some findings depend on the
-time alone. What changes while an examination runs, or rests, is examined next, all at once.
+`Examiner` runs one examination at a time in a thread and answers with the newest findings. Only what
+differs from the snapshot examined last is checked again (`reexamination`), so an examination after one
+change is quick even on a large site: the snapshot waits for it (`QUICK_SECONDS`), and shows its own
+findings. A first examination of a large site, or one after a change of everything, takes longer. Then the
+snapshot is shown with the findings of before, and the new ones cause a reading when they are there.
 
-After an examination the examiner rests three times as long as it took: it uses a quarter of one processor at
-most, however often a site changes. On a small site both are over before anybody has looked.
+An examination begins when a snapshot differs from the one examined last in more than the times of its
+readings, so that a fault is found and a healed one forgotten soon after the event; and every 20 seconds,
+because some findings depend on the time alone. What changes while an examination runs, or rests, is
+examined next, all at once. After an examination that was not quick the examiner rests three times as long
+as it took, so that it uses a quarter of one processor at most, however often a site changes.
 
 Findings more than 30 seconds away from a snapshot are not shown beside it; it waits for its own. While
 the next snapshot is made and drawn (`halted`), no new check begins, for one second at most, so that the
@@ -21,17 +24,19 @@ from contextlib import contextmanager
 
 import msgspec
 
-from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.incremental import JoinedShares
+from rackloom.core.diagnosis.reexamination import Examined, examine_again
 from rackloom.core.diagnosis.snapshot import SiteSnapshot
 
 EVERY_SECONDS = 20.0
 """Seconds between two examinations, at most."""
 OLDEST_SECONDS = 30.0
 """Seconds by which findings may be older than the snapshot beside which they are shown."""
+QUICK_SECONDS = 0.5
+"""An examination that takes no longer delays the snapshot, and is followed by no rest."""
 REST = 3.0
-"""How many times as long as it took an examination is followed by none."""
+"""How many times as long as it took an examination that was not quick is followed by none."""
 DELAY_SECONDS = 0.25
 """Seconds at most before an examination starts, in which the snapshot is drawn first."""
 LONGEST_HALT_SECONDS = 1.0
@@ -51,10 +56,13 @@ class Examiner:
     def __init__(self) -> None:
         self.news = 0
         self._newest: Examination | None = None
+        self._known = Examined()
         self._examined: SiteSnapshot | None = None
         self._latest: tuple[SiteSnapshot, JoinedShares] | None = None
         self._work: asyncio.Task[Examination] | None = None
+        self._waited_for: asyncio.Task[Examination] | None = None
         self._took = 0.0
+        """How long the last examination took, in seconds; the first one, of everything, does not count."""
         self._rest_until = 0.0
         self._may_go_on = threading.Event()
         self._may_go_on.set()
@@ -79,9 +87,15 @@ class Examiner:
         shown = known is not None and abs(snapshot.at - known.at) <= OLDEST_SECONDS
         if self._work is None and (known is None or self._is_due(snapshot, known)):
             self._begin(self._pause() if shown else 0.0)
-        if known is not None and shown:
-            return known
         work = self._work
+        if known is not None and shown:
+            # One snapshot waits for an examination, once: if it is not quick, no other waits for it.
+            if work is None or work is self._waited_for or self._took > QUICK_SECONDS:
+                return known
+            self._waited_for = work
+            await asyncio.wait([work], timeout=QUICK_SECONDS)
+            self._gather()
+            return self._newest or known
         assert work is not None  # noqa: S101 (begun above, or before)
         await asyncio.wait([work])
         self._gather()
@@ -97,6 +111,8 @@ class Examiner:
 
     def _pause(self) -> float:
         """Seconds before the next examination may begin."""
+        if self._took <= QUICK_SECONDS:
+            return 0.0
         rest = self._rest_until - asyncio.get_running_loop().time()
         return max(min(DELAY_SECONDS, self._took), rest)
 
@@ -114,11 +130,11 @@ class Examiner:
         assert self._latest is not None  # noqa: S101 (set before an examination is begun)
         snapshot, joined = self._latest
         begun = asyncio.get_running_loop().time()
-        # `joined.chains` sorts the GPUs of the whole site: in the thread as well.
-        findings = await asyncio.to_thread(lambda: examine(snapshot, joined.chains, between=self._wait))
+        self._known = await asyncio.to_thread(examine_again, snapshot, joined, self._known, self._wait)
         ended = asyncio.get_running_loop().time()
-        self._took, self._rest_until = ended - begun, ended + REST * (ended - begun)
-        found = Examination(snapshot.at, findings)
+        if self._newest is not None:
+            self._took, self._rest_until = ended - begun, ended + REST * (ended - begun)
+        found = Examination(snapshot.at, self._known.findings)
         self.news += self._newest is None or self._newest.findings != found.findings
         self._newest, self._examined = found, snapshot
         if self._differs(self._latest[0]):

@@ -24,7 +24,7 @@ from rackloom.core.allocate.attributes import (
     SLOT,
     STANDARD_DOMAIN,
 )
-from rackloom.core.diagnosis.checks.devices import BLOCKING_EFFECTS
+from rackloom.core.diagnosis.index import BLOCKING_EFFECTS
 from rackloom.core.diagnosis.snapshot import DeviceRecord, PoolRecord, grouped
 from rackloom.core.domains import names
 from rackloom.core.kubernetes.objects import epoch_seconds

@@ -61,8 +61,17 @@ class NicoReader(msgspec.Struct, frozen=True):
 class NicoClient:
     """Reads the lists of one NICo."""
 
-    def __init__(self, url: str, *, api_name: str = "nico", ca: Path | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_name: str = "nico",
+        ca: Path | None = None,
+        answered: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`answered` is called after each answer."""
         _check_url(url)
+        self._answered = answered
         self._api_name = api_name
         self._http = httpx2.Client(
             base_url=url.rstrip("/"),
@@ -105,6 +114,7 @@ class NicoClient:
         except httpx2.TransportError as error:
             raise Retry(f"NICo did not answer {place}: {type(error).__name__}", after=1.0) from None
         if answer.status_code == httpx2.codes.OK:
+            self._answered()
             return answer
         text = f"NICo answered {answer.status_code} to {place}: {_message_of(answer)}"
         if answer.status_code == _TOO_MANY_REQUESTS or answer.status_code >= _SERVER_ERROR:

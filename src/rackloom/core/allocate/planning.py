@@ -34,6 +34,7 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.outcome import Allocation, Fault, Optimality
 from rackloom.core.allocate.pools import SliceIndex
+from rackloom.core.progress import EachInTurn, in_turn
 
 # The nearest fix: single changes, each tried by allocating.
 
@@ -204,16 +205,19 @@ def allocate_each(
     mode: SearchMode = "exact",
     features: Features = Features(),  # noqa: B008 (a frozen value)
     proceed: Callable[[], bool] = unbounded,
+    each: EachInTurn = in_turn,
 ) -> tuple[PlacedClaim | RefusedClaim, ...]:
-    """Place each claim as if each belonged to a separate pod. Claims that have an allocation keep it."""
+    """Place each claim as if each belonged to a separate pod. Claims that have an allocation keep it.
+
+    `each` is given the claims that have none, and may tell how far they are.
+    """
     known = tuple(classes)
     fleet = Fleet(nodes, known, slices, features=features)
     holding = [claim for claim in claims if claim.status.allocation is not None]
     fleet.occupy([claim.status.allocation for claim in holding if claim.status.allocation is not None])
     answers: list[PlacedClaim | RefusedClaim] = []
-    for claim in claims:
-        if claim.status.allocation is not None:
-            continue
+    waiting = [claim for claim in claims if claim.status.allocation is None]
+    for claim in each(waiting, "claims allocated"):
         outcome = fleet.place([claim], mode=mode, proceed=proceed)
         if isinstance(outcome, Allocation):
             answers.append(_placed(claim, outcome))

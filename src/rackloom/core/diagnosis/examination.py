@@ -15,20 +15,38 @@
 
 `unfolded` returns the findings before step 3, for callers that judge by single checks, such as
 `acceptance`.
+
+Most checks look at one part of a site only, such as a rack (`check_part`); here the part is all of it.
+`reexamination` runs the same checks part by part, and again only where something differs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from rackloom.core.diagnosis.catalogue import EXPLAINS, SILENCE_EXPLAINS_FAILURES, Check
-from rackloom.core.diagnosis.checks.cliques import check_cliques
-from rackloom.core.diagnosis.checks.devices import check_slices
+from rackloom.core.diagnosis.checks.cliques import check_cliques, cluster_votes, domain_of_clusters
+from rackloom.core.diagnosis.checks.devices import (
+    DeviceFaults,
+    check_devices,
+    check_gone_nodes,
+    check_nodes,
+    device_faults,
+    expected_drivers,
+)
 from rackloom.core.diagnosis.checks.domains import check_domains
 from rackloom.core.diagnosis.checks.fabric import check_controllers, check_fabric, check_layers
 from rackloom.core.diagnosis.checks.identity import check_moved_trays, check_swapped_trays
-from rackloom.core.diagnosis.checks.nics import check_nics, check_transfers
-from rackloom.core.diagnosis.checks.partitions import check_partitions, check_spread
+from rackloom.core.diagnosis.checks.nics import check_nics, check_pods, check_transfers
+from rackloom.core.diagnosis.checks.partitions import (
+    MisplacedGpu,
+    check_lost_partitions,
+    check_partitions,
+    check_requests,
+    check_spread,
+    misplaced_gpus,
+)
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.findings import (
     CheckState,
@@ -57,7 +75,7 @@ def fold_consequences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     An unknown finding explains no failure, except where the catalogue says that it does.
     """
     # Sorted first, so that among findings of one check at one place the worst is taken as the cause.
-    ordered = sorted(findings, key=severity_order)
+    ordered = sorted(findings, key=_full_order)
     first_at: dict[tuple[str, str], int] = {}
     for number, finding in enumerate(ordered):
         for place in finding.where:
@@ -69,7 +87,13 @@ def fold_consequences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         _with_consequences(ordered[root], [ordered[number] for number in _descendants(root, effects)])
         for root in effects[None]
     )
-    return tuple(sorted(folded, key=severity_order))
+    return tuple(sorted(folded, key=_full_order))
+
+
+def _full_order(finding: Finding) -> tuple[Any, ...]:
+    """`severity_order`, and an order among equals, so that the order of the checks does not matter."""
+    since = (finding.since is not None, finding.since or 0.0)
+    return (*severity_order(finding), finding.message, finding.where, finding.evidence, finding.fix, since)
 
 
 def _cause_of(
@@ -177,7 +201,7 @@ def _host_overrules(host: Finding, cluster: Finding) -> bool:
     return only_host_knows and bool(devices) and set(devices) <= set(_device_places(host))
 
 
-# All checks, in order.
+# All checks: those of each part of a site, then those across its parts.
 
 
 def _do_nothing() -> None:
@@ -199,34 +223,100 @@ def examine(
     """
     index = SnapshotIndex(snapshot, joined)
     found = merge_host_findings(unfolded(index, between), host)
-    return explained(
-        fold_consequences(finding for finding in found if finding.state is not CheckState.HOLDS), index
-    )
+    return explained(fold_consequences(not_holding(found)), index)
+
+
+def steps_of(snapshot: SiteSnapshot) -> int:
+    """How often `examine` calls `between`."""
+    return 15 if SnapshotIndex(snapshot).can_see(Layer.CLUSTER) else 10
 
 
 def unfolded(index: SnapshotIndex, between: Callable[[], object] = _do_nothing) -> tuple[Finding, ...]:
     """Every finding that does not hold, consequences too, for callers that judge by single checks."""
+    snapshot = index.snapshot
+    sees_cluster = index.can_see(Layer.CLUSTER)
+    facts = SiteFacts(
+        sees_cluster=sees_cluster,
+        clusters=domain_of_clusters([cluster_votes(index)]) if sees_cluster else {},
+        drivers=expected_drivers(snapshot.nodes, snapshot.pools) if sees_cluster else (),
+    )
+    part = check_part(index, facts, between)
+    across = not_holding(check_across(index, [part], between))
+    between()
+    domains = not_holding(check_domains(cluster_evidence(snapshot)) if sees_cluster else ())
+    return (*part.findings, *across, *domains)
+
+
+class SiteFacts(NamedTuple):
+    """What the checks of a part of a site need to know of all of it, as far as it concerns the part."""
+
+    sees_cluster: bool
+    """Whether the cluster was read."""
+    clusters: Mapping[str, str]
+    """The NVLink domain of cluster UUIDs."""
+    drivers: tuple[str, ...]
+    """Those that should publish devices of every node with a clique."""
+    is_settled: bool = True
+    """Whether no GPU is recorded that left its machine: one may be listed in any part."""
+    shared_pods: frozenset[str] = frozenset()
+    """Pods, `namespace/name`, with devices in other parts as well."""
+
+
+class PartFindings(NamedTuple):
+    """What the checks of a part of a site find in it."""
+
+    findings: tuple[Finding, ...]
+    misplaced: tuple[MisplacedGpu, ...]
+    devices: DeviceFaults
+
+
+def check_part(
+    index: SnapshotIndex, facts: SiteFacts, between: Callable[[], object] = _do_nothing
+) -> PartFindings:
+    """What is wrong in a part of a site, or in all of it, and what `check_across` makes findings of.
+
+    The outcome depends on the part and on `facts` alone, and not on the time: whatever else the checks
+    need is checked across the parts.
+    """
+    checks: list[Iterable[Finding]] = [
+        check_fabric(index),
+        check_partitions(index),
+        check_swapped_trays(index),
+    ]
+    if facts.is_settled:
+        checks.append(check_moved_trays(index))
+    if facts.sees_cluster:
+        checks += (
+            check_nodes(index, facts.drivers),
+            check_cliques(index, facts.clusters),
+            check_nics(index),
+            check_pods(index, lambda pod: pod not in facts.shared_pods),
+        )
     found: list[Finding] = []
-    for check in _checks(index):
+    for check in checks:
         between()
-        found += (finding for finding in check if finding.state is not CheckState.HOLDS)
-    return tuple(found)
+        found += not_holding(check)
+    devices = device_faults(index) if facts.sees_cluster else DeviceFaults((), ())
+    return PartFindings(tuple(found), misplaced_gpus(index), devices)
 
 
-def _checks(index: SnapshotIndex) -> Iterator[Iterable[Finding]]:
-    yield check_layers(index)
-    yield check_controllers(index)
-    yield check_moved_trays(index)
-    yield check_fabric(index)
-    yield check_partitions(index)
-    yield check_spread(index)
-    yield check_swapped_trays(index)
+def check_across(
+    index: SnapshotIndex, parts: Sequence[PartFindings], between: Callable[[], object] = _do_nothing
+) -> Iterator[Finding]:
+    """The findings that concern more than one part of a site, or depend on the time. `index` is all of it."""
+    for check in (check_layers, check_controllers, check_lost_partitions, check_spread, check_transfers):
+        between()
+        yield from check(index)
+    yield from check_requests([gpu for part in parts for gpu in part.misplaced], index)
     if index.can_see(Layer.CLUSTER):
-        yield check_slices(index)
-        yield check_cliques(index)
-        yield check_domains(cluster_evidence(index.snapshot))
-        yield check_nics(index)
-    yield check_transfers(index)
+        between()
+        yield from check_gone_nodes(index.snapshot.nodes, index.snapshot.pools)
+        yield from check_devices([part.devices for part in parts], index)
+
+
+def not_holding(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Those that fail or are unknown."""
+    return (finding for finding in findings if finding.state is not CheckState.HOLDS)
 
 
 def cluster_evidence(snapshot: SiteSnapshot) -> ClusterEvidence:

@@ -11,7 +11,8 @@ same thing, and `examination` folds one under the other by comparing these strin
 use them. `tray_name` and `gpu_name` spell places for people.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 
 from rackloom.core.diagnosis.join import Rails, gpu_chains
@@ -27,6 +28,16 @@ from rackloom.core.diagnosis.snapshot import (
     SiteSnapshot,
     grouped,
 )
+
+DeviceKind = tuple[str, str]
+"""Driver and kind."""
+BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
+"""Effects of taints that keep new pods away."""
+
+
+def blocking_taints(taints: Iterable[str]) -> tuple[str, ...]:
+    """Those of `key=value:effect` that keep new pods away."""
+    return tuple(taint for taint in taints if taint.rpartition(":")[2] in BLOCKING_EFFECTS)
 
 
 class SnapshotIndex:
@@ -85,6 +96,23 @@ class SnapshotIndex:
     def uses(self) -> Mapping[DeviceId, AllocatedDevice]:
         """Allocated devices."""
         return {use.device_id: use for use in self.snapshot.uses}
+
+    @cached_property
+    def free_devices(self) -> Mapping[str, Counter[DeviceKind]]:
+        """Free devices without blocking taints, for every node."""
+        found: dict[str, Counter[DeviceKind]] = {node: Counter() for node in self.nodes}
+        for device in self.snapshot.devices:
+            if not blocking_taints(device.taints) and device.device_id not in self.uses:
+                found.setdefault(device.node, Counter())[device.driver, device.kind] += 1
+        return found
+
+    def device(self, device_id: DeviceId) -> DeviceRecord | None:
+        """The published device of an allocation."""
+        return self.devices.get(device_id)
+
+    def chains_near(self, nodes: Collection[str], domains: Collection[str]) -> tuple[GpuChain, ...]:
+        """At least the GPUs of these nodes and NVLink domains."""
+        return self.chains if nodes or domains else ()
 
     @cached_property
     def _fresh(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ names it. Affected are, as far as the snapshot shows it, the pods (or the job th
 hold the devices and nodes of the finding, and the organisations whose instances are on its machines.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 
 import msgspec
@@ -77,7 +77,8 @@ _ARTICLES = ("A ", "The ")
 
 def explained(findings: Iterable[Finding], index: SnapshotIndex) -> tuple[Finding, ...]:
     """The findings, each with its title, whom it affects, the steps of its fix, and its runbook."""
-    places = _Places(index)
+    found = tuple(findings)
+    places = _Places(index, {place for finding in found for place in finding.where})
     return tuple(
         msgspec.structs.replace(
             finding,
@@ -86,7 +87,7 @@ def explained(findings: Iterable[Finding], index: SnapshotIndex) -> tuple[Findin
             steps=repair_steps(finding.fix),
             runbook=runbook_name(finding.check),
         )
-        for finding in findings
+        for finding in found
     )
 
 
@@ -116,10 +117,17 @@ def taint_title(message: str) -> str:
 
 
 class _Places:
-    """The names of places, and who is there. Each index is built when the first finding needs it."""
+    """The names of some places, and who is there. Each index is built when the first finding needs it."""
 
-    def __init__(self, index: SnapshotIndex) -> None:
+    def __init__(self, index: SnapshotIndex, places: Collection[str]) -> None:
         self._index = index
+        self._wanted = places
+        split = (place.partition(" ") for place in places)
+        names = grouped((kind, name) for kind, _, name in split)
+        # A device is named by its node, and a GPU by its domain.
+        self._nodes = {*names["node"], *(name.partition("/")[0] for name in names["device"])}
+        self._domains = {name.partition("/")[0] for name in names["gpu"]}
+        self._pod_keys = frozenset(names["pod"])
 
     def name(self, where: tuple[str, ...]) -> str:
         """The finest place that holds all of it: a GPU, a tray, trays, or racks; empty: none is known."""
@@ -150,7 +158,7 @@ class _Places:
     @cached_property
     def _gpus(self) -> Mapping[str, str]:
         found: dict[str, str] = {}
-        for chain in self._index.chains:
+        for chain in self._index.chains_near(self._nodes, self._domains):
             if (name := _gpu_name(chain)) is None:
                 continue
             if chain.device is not None:
@@ -161,10 +169,14 @@ class _Places:
 
     @cached_property
     def _trays(self) -> Mapping[str, str]:
-        machines = {machine.id: _tray_name(machine) for machine in self._index.snapshot.machines}
-        nodes = self._index.node_of_machine.items()
-        on_nodes = {at_node(node): machines[machine] for machine, node in nodes if machine in machines}
-        return {at_machine(id_): name for id_, name in machines.items()} | on_nodes
+        machines = {machine.id: machine for machine in self._index.snapshot.machines}
+        named = ((at_machine(id_), machine) for id_, machine in machines.items())
+        found = {place: _tray_name(machine) for place, machine in named if place in self._wanted}
+        nodes = self._index.node_of_machine.items() if self._nodes else ()
+        for id_, node in nodes:
+            if node in self._nodes and id_ in machines:
+                found[at_node(node)] = _tray_name(machines[id_])
+        return found
 
     @cached_property
     def _racks(self) -> Mapping[str, tuple[str, ...]]:
@@ -182,6 +194,7 @@ class _Places:
         return grouped(
             (place, pod)
             for use in self._index.snapshot.uses
+            if use.pool in self._nodes or not self._pod_keys.isdisjoint(use.pods)
             for pod in use.pods
             for place in (f"device {use.pool}/{use.driver}/{use.device}", at_node(use.pool), at_pod(pod))
         )

@@ -27,16 +27,19 @@ from rackloom.core.place.search.gang_needs import colocation_groups
 from rackloom.core.place.search.site_capacity import SiteCapacity
 from rackloom.core.place.search.site_view import SiteView
 from rackloom.core.place.search.tray_assignment import SearchBudget
+from rackloom.core.progress import EachInTurn, in_turn
 
 
-def plan_batch(site: PlacementSite, gangs: Sequence[Gang]) -> tuple[GangPlan, ...]:
+def plan_batch(
+    site: PlacementSite, gangs: Sequence[Gang], each: EachInTurn = in_turn
+) -> tuple[GangPlan, ...]:
     """Plans that can all run together: most GPUs for the highest priority, then for the next.
 
     The gangs are planned in turn. If one is left over, gangs of whole trays are packed together, and the
     result that places more is kept. Gangs that do not fit have no plan.
     """
     view = SiteView.of(site)
-    plans, _ = plan_in_turn(view, gangs)
+    plans, _ = plan_in_turn(view, gangs, each)
     if len(plans) < len(gangs):
         # max() keeps the first of equals: the plans in turn close fewer free regions.
         plans = max(plans, plan_packed(view, gangs), key=lambda plans: _gpus_by_priority(plans, gangs))
@@ -58,10 +61,12 @@ def _gpus_by_priority(plans: PlansByGang, gangs: Sequence[Gang]) -> list[int]:
     return [gpus[priority] for priority in sorted(gpus, reverse=True)]
 
 
-def plan_in_turn(site: SiteView, gangs: Sequence[Gang]) -> tuple[PlansByGang, SiteView]:
+def plan_in_turn(
+    site: SiteView, gangs: Sequence[Gang], each: EachInTurn = in_turn
+) -> tuple[PlansByGang, SiteView]:
     """A plan for each gang that fits beside those before it, the most urgent first; and the site then."""
     plans: PlansByGang = {}
-    for gang in sorted(gangs, key=lambda gang: -gang.priority):
+    for gang in each(sorted(gangs, key=lambda gang: -gang.priority), "jobs planned"):
         plan = try_gang(site, gang, SearchBudget())
         if plan is not None:
             plans[gang.name] = plan

@@ -66,6 +66,7 @@ from rackloom.core.place.plan_notes import plan_notes, usable_share
 from rackloom.core.place.pod_constraints import JsonMapping, NodeRule, Toleration
 from rackloom.core.place.search.gang_needs import colocation_groups
 from rackloom.core.place.search.tray_assignment import SearchBudget
+from rackloom.core.progress import EachInTurn, in_turn
 from rackloom.errors import Refused
 
 if TYPE_CHECKING:
@@ -173,8 +174,11 @@ class SitePlanner:
         self._gangs: dict[str, Gang] = {}
         self._planned: list[tuple[Job, Gang, GangPlan, PlacementSite]] = []
 
-    def report(self, jobs: Sequence[Job]) -> PlacementReport:
-        """The moves that come first, then each job, the most urgent first."""
+    def report(self, jobs: Sequence[Job], each: EachInTurn = in_turn) -> PlacementReport:
+        """The moves that come first, then each job, the most urgent first.
+
+        `each` is given the jobs, first to plan, then to explain, and may tell how far they are.
+        """
         _check_names(jobs)
         for job in jobs:
             self._classes.check(job)
@@ -184,8 +188,10 @@ class SitePlanner:
         moves = self._rearrange(jobs)
         gangs = [self._gang(job) for job in jobs]
         ranked = sorted(zip(jobs, gangs, strict=True), key=lambda pair: -pair[1].priority)
-        plans = self._plans(ranked)
-        answers = tuple(self._answer(job, self._gang(job), plans) for job, _ in ranked)
+        plans = self._plans(ranked, each)
+        answers = tuple(
+            self._answer(job, self._gang(job), plans) for job, _ in each(ranked, "jobs explained")
+        )
         down = self._request.down
         priced = self._request.segment is None and down is not None
         sizes = _segment_prices(self._site(None, ""), down or 0) if priced else ()
@@ -215,10 +221,10 @@ class SitePlanner:
         self._holds = site.holds
         return tuple(moves)
 
-    def _plans(self, ranked: Sequence[tuple[Job, Gang]]) -> dict[str, GangPlan]:
+    def _plans(self, ranked: Sequence[tuple[Job, Gang]], each: EachInTurn) -> dict[str, GangPlan]:
         """Of the jobs that fit: together where all may use the same trays and share them, else one by one."""
         if self._request.exclusive_topology:
-            return self._plans_one_by_one(ranked)
+            return self._plans_one_by_one(ranked, each)
         trays = [self._site_of_job(job).trays for job, _ in ranked]
         if all(tray == trays[0] for tray in trays) and not are_anti_affine([job for job, _ in ranked]):
             kinds = {kind: claims for job, _ in ranked for kind, claims in self._claims_of(job).items()}
@@ -227,16 +233,16 @@ class SitePlanner:
                 if trays
                 else PlacementSite(())
             )
-            found = plan_batch(site, [gang for _, gang in ranked])
+            found = plan_batch(site, [gang for _, gang in ranked], each)
             for plan in found:
                 self._reserve(plan, next(pair for pair in ranked if pair[1].name == plan.gang))
             return {plan.gang: plan for plan in found}
-        return self._plans_one_by_one(ranked)
+        return self._plans_one_by_one(ranked, each)
 
-    def _plans_one_by_one(self, ranked: Sequence[tuple[Job, Gang]]) -> dict[str, GangPlan]:
+    def _plans_one_by_one(self, ranked: Sequence[tuple[Job, Gang]], each: EachInTurn) -> dict[str, GangPlan]:
         """Of the jobs that fit. Each plan takes trays from the jobs after it."""
         plans: dict[str, GangPlan] = {}
-        for number, (job, _) in enumerate(ranked):
+        for number, (job, _) in enumerate(each(ranked, "jobs planned")):
             gang = self._gang(job)
             fitting = self._plan(job, gang, plans)
             if fitting is not None:

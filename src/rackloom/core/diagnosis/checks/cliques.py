@@ -13,7 +13,7 @@ writes.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from shlex import quote
 
 from rackloom.core.diagnosis.catalogue import Check
@@ -22,10 +22,15 @@ from rackloom.core.diagnosis.index import SnapshotIndex, at_node, places_around
 from rackloom.core.diagnosis.snapshot import GpuChain, NodeRecord, grouped
 from rackloom.core.domains.names import GPU_CLIQUE_LABEL
 
+ClusterVotes = Mapping[str, Counter[str]]
+"""GPUs of each NVLink domain by cluster UUID."""
 
-def check_cliques(index: SnapshotIndex) -> Iterator[Finding]:
-    """All findings about cliques of nodes whose GPUs both layers know, and about who writes the label."""
-    clusters = _domain_by_cluster_uuid(index)
+
+def check_cliques(index: SnapshotIndex, clusters: Mapping[str, str]) -> Iterator[Finding]:
+    """All findings about cliques of nodes whose GPUs both layers know, and about who writes the label.
+
+    `clusters` are the domains of cluster UUIDs, at least of those that the nodes or domains here have.
+    """
     for name, gpus in sorted(index.by_node.items()):
         node = index.nodes.get(name)
         if node is not None and all(_is_known(chain, index) for chain in gpus):
@@ -116,16 +121,30 @@ def _partition_of(chain: GpuChain) -> tuple[str, int | None]:
     return ("", None) if chain.fabric is None else (chain.fabric.domain, chain.fabric.partition)
 
 
-def _domain_by_cluster_uuid(index: SnapshotIndex) -> Mapping[str, str]:
-    """The domain of most GPUs under each cluster UUID.
-
-    The two names of an NVLink domain share no id space, so a vote over all nodes is the only join there is.
-    """
+def cluster_votes(index: SnapshotIndex) -> ClusterVotes:
+    """How many GPUs of each domain the nodes under each cluster UUID have."""
     votes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name, gpus in index.by_node.items():
         node = index.nodes.get(name)
         if node is not None and node.clique is not None:
-            votes[node.clique.rpartition(".")[0]].update(_partition_of(chain)[0] for chain in gpus)
+            votes[cluster_of(node.clique)].update(_partition_of(chain)[0] for chain in gpus)
+    return votes
+
+
+def cluster_of(clique: str) -> str:
+    """The cluster UUID of a clique label."""
+    return clique.rpartition(".")[0]
+
+
+def domain_of_clusters(parts: Iterable[ClusterVotes]) -> Mapping[str, str]:
+    """The domain of most GPUs under each cluster UUID, from the votes of all parts of a site.
+
+    The two names of an NVLink domain share no id space, so a vote over all nodes is the only join there is.
+    """
+    votes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for part in parts:
+        for cluster, found in part.items():
+            votes[cluster].update(found)
     return {
         cluster: min(found, key=lambda domain: (-found[domain], domain)) for cluster, found in votes.items()
     }

@@ -1,8 +1,10 @@
 """Checks of nodes, ResourceSlices and allocated devices; fixes say where a pod could go.
 
-`check_slices` reports nodes that are not ready or silent, drivers that publish nothing of a node though
-most nodes of cliques have them, slices left over from nodes that are gone, device taints that keep
-workloads away (NoSchedule, NoExecute), and allocated devices that are no longer published.
+`check_nodes` reports nodes that are not ready or silent, and drivers that publish nothing of a node though
+most nodes of cliques have them; `check_gone_nodes` slices left over from nodes that are gone;
+`check_devices` device taints that keep workloads away (NoSchedule, NoExecute), and allocated devices that
+are no longer published. The faults of devices are found part by part of a site (`device_faults`), their
+fixes over all of it.
 
 For a tainted or missing device `Relocation` decides whether its pods would find the same devices
 elsewhere: free, untainted, of the same drivers and kinds, on a node that takes newcomers. A pod of a
@@ -16,13 +18,27 @@ when the machine restarts.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, Severity, fails, unknown
-from rackloom.core.diagnosis.index import SnapshotIndex, at_device, at_node, at_pod
-from rackloom.core.diagnosis.snapshot import AllocatedDevice, DeviceRecord, NodeRecord, grouped
+from rackloom.core.diagnosis.index import (
+    DeviceKind,
+    SnapshotIndex,
+    at_device,
+    at_node,
+    at_pod,
+    blocking_taints,
+)
+from rackloom.core.diagnosis.snapshot import (
+    AllocatedDevice,
+    DeviceRecord,
+    NodeRecord,
+    PoolRecord,
+    grouped,
+)
 from rackloom.core.domains.names import GPU_DRIVER
 
 # Where else a pod could run.
@@ -30,12 +46,8 @@ from rackloom.core.domains.names import GPU_DRIVER
 
 GANG_TAINT = "rackloom.dev/gang="
 """Prefix of the taint on trays that the gang controller reserves; one without a pod is a spare tray."""
-BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
-"""Effects of taints that keep new pods away."""
 _KIND_OF_WITHDRAWN = {GPU_DRIVER: "gpu"}
 """The kind of a device that is no longer published, where the driver has only one."""
-DeviceKind = tuple[str, str]
-"""Driver and kind."""
 DeviceNeed = tuple[tuple[DeviceKind, int], ...]
 """How many devices of each kind."""
 
@@ -57,7 +69,8 @@ class Relocation:
             return ""
         # The pod runs here, so it tolerates the blocking taints of this node.
         tolerated, need = frozenset(blocking_taints(here.taints)), self._need(pod)
-        if _takes_pods(here, tolerated) and _covers(self._free[node] + self._released(pod, node), need):
+        free = self._index.free_devices[node] + self._released(pod, node)
+        if _takes_pods(here, tolerated) and _covers(free, need):
             return f"other devices of {node}"
         tray = self._tray(here.clique if pod in self._in_domains else None, tolerated, need)
         if tray is None:
@@ -76,7 +89,7 @@ class Relocation:
             fit = (
                 node
                 for node in nodes
-                if _takes_pods(node, tolerated) and _covers(self._free[node.name], need)
+                if _takes_pods(node, tolerated) and _covers(self._index.free_devices[node.name], need)
             )
             # A spare of the gang first: the gang controller keeps it free for this purpose.
             self._found[key] = min(fit, key=lambda node: (not _is_spare(node), node.name), default=None)
@@ -84,7 +97,7 @@ class Relocation:
 
     def _released(self, pod: str, node: str) -> Counter[DeviceKind]:
         """The devices on its node that the pod has itself, without tainted ones."""
-        held = (self._index.devices.get(use.device_id) for use in self._uses_of.get(pod, ()))
+        held = (self._index.device(use.device_id) for use in self._uses_of.get(pod, ()))
         return Counter(
             (device.driver, device.kind)
             for device in held
@@ -96,21 +109,12 @@ class Relocation:
         return tuple(sorted(Counter(kinds).items()))
 
     def _kind(self, use: AllocatedDevice) -> str:
-        device = self._index.devices.get(use.device_id)
+        device = self._index.device(use.device_id)
         return _KIND_OF_WITHDRAWN.get(use.driver, "") if device is None else device.kind
 
     @cached_property
     def _uses_of(self) -> Mapping[str, list[AllocatedDevice]]:
         return grouped((pod, use) for use in self._index.snapshot.uses for pod in use.pods)
-
-    @cached_property
-    def _free(self) -> Mapping[str, Counter[DeviceKind]]:
-        """Free devices without taints, for every node."""
-        found: dict[str, Counter[DeviceKind]] = {node: Counter() for node in self._index.nodes}
-        for device in self._index.snapshot.devices:
-            if not blocking_taints(device.taints) and device.device_id not in self._index.uses:
-                found.setdefault(device.node, Counter())[device.driver, device.kind] += 1
-        return found
 
     @cached_property
     def _cliques(self) -> Mapping[str, list[NodeRecord]]:
@@ -127,11 +131,6 @@ class Relocation:
             for pod in snapshot.pods
             if any(f"{pod.namespace}/{name}" in shared for name in pod.claims.values())
         )
-
-
-def blocking_taints(taints: Iterable[str]) -> tuple[str, ...]:
-    """Those of `key=value:effect` that keep new pods away."""
-    return tuple(taint for taint in taints if taint.rpartition(":")[2] in BLOCKING_EFFECTS)
 
 
 def _covers(free: Counter[DeviceKind], need: DeviceNeed) -> bool:
@@ -210,21 +209,13 @@ def _device_repair_command(device: DeviceRecord) -> str:
 # Nodes, slices and devices.
 
 
-def check_slices(index: SnapshotIndex) -> Iterator[Finding]:
-    """All findings about nodes, the devices that they publish, and claims that hold them."""
+def check_nodes(index: SnapshotIndex, expected: Collection[str]) -> Iterator[Finding]:
+    """Nodes that are not ready, or of which an expected driver publishes nothing."""
     published = {(pool.driver, pool.node) for pool in index.snapshot.pools}
-    expected = _expected_drivers(index)
     for node in index.snapshot.nodes:
         yield from _not_ready(node, index)
         missing = [driver for driver in expected if (driver, node.name) not in published]
         yield from _missing_drivers(node, missing, index)
-    yield from _slices_of_gone_nodes(index)
-    relocation = Relocation(index)
-    yield from _tainted_devices(index, relocation)
-    drivers = {pool.driver for pool in index.snapshot.pools}
-    for use in index.snapshot.uses:
-        if use.driver in drivers:
-            yield from _missing_device(use, index, relocation)
 
 
 def _not_ready(node: NodeRecord, index: SnapshotIndex) -> Iterator[Finding]:
@@ -240,11 +231,11 @@ def _not_ready(node: NodeRecord, index: SnapshotIndex) -> Iterator[Finding]:
     )
 
 
-def _expected_drivers(index: SnapshotIndex) -> tuple[str, ...]:
+def expected_drivers(nodes: Iterable[NodeRecord], pools: Iterable[PoolRecord]) -> tuple[str, ...]:
     """Drivers that publish devices of most nodes with a clique, and so should publish those of all."""
-    nodes = {node.name for node in index.snapshot.nodes if node.clique is not None}
-    counts = Counter(pool.driver for pool in index.snapshot.pools if pool.node in nodes)
-    return tuple(sorted(driver for driver, count in counts.items() if 2 * count > len(nodes)))
+    names = {node.name for node in nodes if node.clique is not None}
+    counts = Counter(pool.driver for pool in pools if pool.node in names)
+    return tuple(sorted(driver for driver, count in counts.items() if 2 * count > len(names)))
 
 
 def _missing_drivers(node: NodeRecord, missing: list[str], index: SnapshotIndex) -> Iterator[Finding]:
@@ -262,9 +253,10 @@ def _missing_drivers(node: NodeRecord, missing: list[str], index: SnapshotIndex)
         )
 
 
-def _slices_of_gone_nodes(index: SnapshotIndex) -> Iterator[Finding]:
-    pools = (pool for pool in index.snapshot.pools if pool.node and pool.node not in index.nodes)
-    gone = grouped((pool.node, pool.driver) for pool in pools)
+def check_gone_nodes(nodes: Iterable[NodeRecord], pools: Iterable[PoolRecord]) -> Iterator[Finding]:
+    """Slices that are left over from nodes that are gone."""
+    names = {node.name for node in nodes}
+    gone = grouped((pool.node, pool.driver) for pool in pools if pool.node and pool.node not in names)
     for node, published in sorted(gone.items()):
         drivers = ", ".join(sorted(set(published)))
         yield fails(
@@ -277,29 +269,59 @@ def _slices_of_gone_nodes(index: SnapshotIndex) -> Iterator[Finding]:
         )
 
 
-def _tainted_devices(index: SnapshotIndex, relocation: Relocation) -> Iterator[Finding]:
-    for device in index.snapshot.devices:
-        taints = ", ".join(blocking_taints(device.taints))
-        if taints and device.node in index.nodes:
-            use = index.uses.get(device.device_id)
-            held = "it is free" if use is None else f"claim {use.claim} has it"
-            yield fails(
-                Check.DEVICE_TAINT,
-                f"device {device.node}/{device.name}",
-                f"its plugin keeps workloads off it: {taints}",
-                repair_command(device, use, relocation),
-                severity=Severity.WARNING if use is None else Severity.ERROR,
-                evidence=(f"slice: {taints}", f"claims: {held}"),
-                where=(at_device(device), *index.at_tray(device.node)),
-                since=device.tainted_since,
-            )
+class DeviceFaults(NamedTuple):
+    """Devices of a part of the site whose fix depends on what is free in all of it."""
+
+    tainted: tuple[tuple[DeviceRecord, AllocatedDevice | None], ...]
+    """Those that a taint keeps workloads off, each with its allocation."""
+    unpublished: tuple[AllocatedDevice, ...]
+    """Allocations of devices that this part does not publish."""
 
 
-def _missing_device(use: AllocatedDevice, index: SnapshotIndex, relocation: Relocation) -> Iterator[Finding]:
-    if use.device_id in index.devices:
-        return
+def device_faults(index: SnapshotIndex) -> DeviceFaults:
+    """The faults of the devices and allocations of an index."""
+    tainted = [device for device in index.snapshot.devices if blocking_taints(device.taints)]
+    return DeviceFaults(
+        tuple(
+            [(device, index.uses.get(device.device_id)) for device in tainted if device.node in index.nodes]
+        ),
+        tuple([use for use in index.snapshot.uses if use.device_id not in index.devices]),
+    )
+
+
+def check_devices(faults: Sequence[DeviceFaults], index: SnapshotIndex) -> Iterator[Finding]:
+    """All findings about tainted and unpublished devices, from the faults of all parts of a site."""
+    relocation = Relocation(index)
+    for device, use in (tainted for part in faults for tainted in part.tainted):
+        yield _tainted_device(device, use, index, relocation)
+    # Two nodes may publish parts of one pool, so an allocation may stand in several parts.
+    unpublished = {id(use): use for part in faults for use in part.unpublished}
+    drivers = {pool.driver for pool in index.snapshot.pools} if unpublished else ()
+    for use in unpublished.values():
+        if use.driver in drivers and index.device(use.device_id) is None:
+            yield _missing_device(use, relocation)
+
+
+def _tainted_device(
+    device: DeviceRecord, use: AllocatedDevice | None, index: SnapshotIndex, relocation: Relocation
+) -> Finding:
+    taints = ", ".join(blocking_taints(device.taints))
+    held = "it is free" if use is None else f"claim {use.claim} has it"
+    return fails(
+        Check.DEVICE_TAINT,
+        f"device {device.node}/{device.name}",
+        f"its plugin keeps workloads off it: {taints}",
+        repair_command(device, use, relocation),
+        severity=Severity.WARNING if use is None else Severity.ERROR,
+        evidence=(f"slice: {taints}", f"claims: {held}"),
+        where=(at_device(device), *index.at_tray(device.node)),
+        since=device.tainted_since,
+    )
+
+
+def _missing_device(use: AllocatedDevice, relocation: Relocation) -> Finding:
     namespace, _, name = use.claim.partition("/")
-    yield fails(
+    return fails(
         Check.DEVICE_THERE,
         f"ResourceClaim {use.claim}",
         f"it was given {use.device} of {use.pool}, which {use.driver} no longer publishes",

@@ -12,7 +12,7 @@ always the farthest.
 `check_transfers` reports measured transfers that broke what the topology promises, or could not show it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, Severity, fails, unknown
@@ -30,13 +30,12 @@ _UP, _UNKNOWN_STATE = ("up", "active"), "unknown"
 
 
 def check_nics(index: SnapshotIndex) -> Iterator[Finding]:
-    """All findings about NICs that serve GPUs; other NICs carry no tenant data."""
+    """All findings about NICs that serve GPUs, and GPUs far from them; other NICs carry no tenant data."""
     rates = grouped((nic.node, nic.gbps or 0) for nic in index.rails.nics)
     fastest = {node: max(found) for node, found in rates.items()}
     for nic in index.rails.nics:
         yield from _check_link(nic, fastest[nic.node], index)
     yield from _far_gpus(index)
-    yield from _mismatched_pods(index)
 
 
 def link_problem(link: str | None, gbps: int | None, fastest: int) -> str:
@@ -130,8 +129,11 @@ def _location_evidence(device: DeviceRecord) -> str:
     return f"slice: {device.name} is at {numa_text(device.numa)}{root}"
 
 
-def _mismatched_pods(index: SnapshotIndex) -> Iterator[Finding]:
-    """Pods that got a NIC of another GPU while a NIC of one of their own GPUs went elsewhere."""
+def check_pods(index: SnapshotIndex, is_judged: Callable[[str], bool]) -> Iterator[Finding]:
+    """Pods that got a NIC of another GPU while a NIC of one of their own GPUs went elsewhere.
+
+    `is_judged` says of a pod, `namespace/name`, whether all its devices are in the index.
+    """
     own = {
         chain.device.device_id: {nic.device_id for nic in chain.nics}
         for chain in index.chains
@@ -143,8 +145,10 @@ def _mismatched_pods(index: SnapshotIndex) -> Iterator[Finding]:
         for use in index.snapshot.uses
         if use.device_id in index.devices
         for pod in use.pods
+        if is_judged(pod)
     )
     for pod, devices in sorted(given.items()):
+        devices.sort(key=lambda device: device.device_id)
         gpus = [device for device in devices if device.kind == "gpu" and device.device_id in own]
         # NICs of GPUs that the pod does not have; a NIC that serves no GPU may be used by anybody.
         aligned = {nic for gpu in gpus for nic in own[gpu.device_id]}
@@ -176,12 +180,15 @@ _MEASURE_AGAIN = "rackloom transfer run --save transfer.json  # and rackloom tra
 
 def check_transfers(index: SnapshotIndex) -> Iterator[Finding]:
     """All findings about transfers. A transfer without a promise, or that kept it, is no finding."""
+    judged = [transfer for transfer in index.snapshot.transfers if transfer.verdict in ("fails", "unknown")]
+    if not judged:
+        return
     nics = {
         _transfer_key(chain.transfer): tuple(map(at_device, chain.nics))
         for chain in index.chains
         if chain.transfer is not None and chain.nics
     }
-    for transfer in index.snapshot.transfers:
+    for transfer in judged:
         where = nics.get(_transfer_key(transfer), (at_node(transfer.node),))
         subject = f"transfer on {transfer.node} through {transfer.device or 'no device'}"
         rate = f"{transfer.gigabytes_per_second:.2f} GB/s{' (emulated)' if transfer.emulated else ''}"
@@ -189,10 +196,11 @@ def check_transfers(index: SnapshotIndex) -> Iterator[Finding]:
         evidence, at = (f"record: {rate}",), transfer.at
         if transfer.verdict == "fails":
             yield fails(*found, severity=Severity.WARNING, evidence=evidence, where=where, since=at)
-        elif transfer.verdict == "unknown":
+        else:
             yield unknown(*found, evidence=evidence, where=where, since=at)
 
 
-def _transfer_key(transfer: MeasuredTransfer) -> tuple[str, str, float]:
+def _transfer_key(transfer: MeasuredTransfer) -> tuple[str, str, float, str]:
     """Identifies a transfer within one snapshot."""
-    return transfer.node, transfer.device, transfer.at
+    uuid = transfer.key.gpu_uuid
+    return transfer.node, transfer.device, transfer.at, "" if uuid is None else uuid.value

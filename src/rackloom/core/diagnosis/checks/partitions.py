@@ -14,7 +14,7 @@ Only domains with a fresh reading are judged. The checks report:
   in each domain, and no memory is shared between them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from shlex import quote
 
 from rackloom.core.diagnosis.catalogue import Check
@@ -46,7 +46,7 @@ _READY = "Ready"
 
 
 def check_partitions(index: SnapshotIndex) -> Iterator[Finding]:
-    """All findings about partitions of domains that can be read, and about what instances asked for."""
+    """All findings about partitions that domains list which can be read."""
     # A GPU that several partitions list is a member of each of them.
     members = grouped(
         ((gpu.domain, number), chain)
@@ -57,10 +57,8 @@ def check_partitions(index: SnapshotIndex) -> Iterator[Finding]:
     for partition in index.snapshot.partitions:
         if index.is_fresh(partition.domain) and not partition.uncertain:
             yield from _check_partition(partition, members[partition.domain, partition.id], index)
-    yield from _lost_partitions(index)
     for chain in index.chains:
         yield from _several_partitions(chain, index)
-    yield from _instance_requests(index)
 
 
 def _check_partition(
@@ -160,7 +158,10 @@ def _module_of(chain: GpuChain) -> int:
     return 0 if chain.key.place is None else chain.key.place.value.module_id
 
 
-def _lost_partitions(index: SnapshotIndex) -> Iterator[Finding]:
+def check_lost_partitions(index: SnapshotIndex) -> Iterator[Finding]:
+    """Partitions that controllers no longer list though nobody deleted them."""
+    if not index.snapshot.lost_partitions:
+        return
     domains = {machine.id: machine.domain for machine in index.snapshot.machines}
     # A logical partition may span domains, and each domain has a physical partition for it.
     requested = grouped(
@@ -207,19 +208,27 @@ def _several_partitions(chain: GpuChain, index: SnapshotIndex) -> Iterator[Findi
     )
 
 
-def _instance_requests(index: SnapshotIndex) -> Iterator[Finding]:
-    """One finding for each instance with a GPU that is not where it was requested."""
+MisplacedGpu = tuple[InstanceGpuRecord, GpuChain | None]
+"""A requested GPU that is not where it was requested, and the GPU through all layers."""
+
+
+def misplaced_gpus(index: SnapshotIndex) -> tuple[MisplacedGpu, ...]:
+    """The requested GPUs that are not where they were requested."""
     chains = {
         (chain.machine.id, _module_of(chain)): chain for chain in index.chains if chain.machine is not None
     }
-    misplaced = grouped(
-        (gpu.instance, gpu)
-        for gpu in index.snapshot.instance_gpus
-        if gpu.status != _READY or _is_elsewhere(gpu, chains.get((gpu.machine, gpu.module_id)), index)
+    found = ((gpu, chains.get((gpu.machine, gpu.module_id))) for gpu in index.snapshot.instance_gpus)
+    return tuple(
+        [(gpu, chain) for gpu, chain in found if gpu.status != _READY or _is_elsewhere(gpu, chain, index)]
     )
-    for instance, gpus in sorted(misplaced.items()):
-        keys = [(gpu.machine, gpu.module_id) for gpu in gpus]
-        yield _request_finding(instance, gpus, [chains[key] for key in keys if key in chains], index)
+
+
+def check_requests(misplaced: Iterable[MisplacedGpu], index: SnapshotIndex) -> Iterator[Finding]:
+    """One finding for each instance with a misplaced GPU."""
+    for instance, gpus in sorted(grouped((gpu.instance, (gpu, chain)) for gpu, chain in misplaced).items()):
+        gpus.sort(key=lambda found: (found[0].machine, found[0].module_id))
+        chains = [chain for _, chain in gpus if chain is not None]
+        yield _request_finding(instance, [gpu for gpu, _ in gpus], chains, index)
 
 
 def _is_elsewhere(gpu: InstanceGpuRecord, chain: GpuChain | None, index: SnapshotIndex) -> bool:
