@@ -42,7 +42,7 @@ from rackloom.core.gangs.spec import (
     read_finished_mpi_job,
     read_owner_job,
 )
-from rackloom.core.gangs.trays import TrayCountCache, running_site
+from rackloom.core.gangs.trays import TrayCountCache, holder_of_pod, running_site
 from rackloom.core.kubernetes.objects import (
     DEVICE_CLASS,
     GANG_PLAN,
@@ -55,8 +55,10 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ObjectWrite,
     ResourceKind,
+    has_pod_ended,
 )
 from rackloom.core.kubernetes.pods import OwnerReference
+from rackloom.core.place.node_resources import NodeUse
 from rackloom.core.place.placement_values import GangPlan
 from rackloom.errors import Refused
 
@@ -243,7 +245,8 @@ class GangPlacer:
         lists = {name: (await self._api.list(kind)).items for name, kind in _LISTED_KINDS.items()}
         cluster = replace(ClusterLists(), **lists)
         running = await asyncio.to_thread(running_site, cluster, self._settings)
-        return replace(cluster, running=running)
+        bound = (pod for pod in cluster.pods if pod["spec"].get("nodeName") and not has_pod_ended(pod))
+        return replace(cluster, running=running, use=NodeUse(cluster.nodes, bound, holder_of_pod))
 
     async def _serve(
         self, snapshot: GangSnapshot, cluster: ClusterLists, records: dict[GangKey, GangRecord]

@@ -32,7 +32,7 @@ from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim, ResourceCl
 from rackloom.core.domains import names
 from rackloom.core.gangs.slots import assign_slots, delete_member, remaining_spec, unschedulable_members
 from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSnapshot, record_plan, withdraw_plan
-from rackloom.core.gangs.spec import SPARES_ANNOTATION, GangMember, GangSettings, GangSpec
+from rackloom.core.gangs.spec import GPU_RESOURCE, SPARES_ANNOTATION, GangMember, GangSettings, GangSpec
 from rackloom.core.gangs.terms import SPLIT_GROUP_FIX, group_terms, pod_terms
 from rackloom.core.gangs.trays import (
     MemberClaims,
@@ -44,6 +44,7 @@ from rackloom.core.gangs.trays import (
 from rackloom.core.kubernetes.objects import Object, ObjectWrite
 from rackloom.core.place.gang_planner import plan_gang
 from rackloom.core.place.job_moves import replace_member
+from rackloom.core.place.node_resources import Thousandths, requests_beside_devices, with_node_resources
 from rackloom.core.place.placement_values import (
     Gang,
     GangGroup,
@@ -481,9 +482,29 @@ def place_gang(snapshot: GangSnapshot, settings: GangSettings, counts: TrayCount
     plan = plan_with_helpers(
         site,
         gang,
-        lambda searched: plan_within_spare_limit(room, gang, lambda asked: plan_gang(searched, asked)),
+        lambda searched: plan_within_spare_limit(
+            room, gang, lambda asked: _plan_beside_others(snapshot, searched, asked)
+        ),
     )
     return record_plan(snapshot.record, gang, plan, site)
+
+
+def _plan_beside_others(snapshot: GangSnapshot, site: PlacementSite, gang: Gang) -> GangPlan:
+    """The plan on trays that also carry the members by CPU, memory and the like. Raises Refused."""
+    use = snapshot.cluster.use
+    if use is None:
+        return plan_gang(site, gang)
+    return plan_gang(*with_node_resources(site, gang, _requests_of_groups(snapshot), use))
+
+
+def _requests_of_groups(snapshot: GangSnapshot) -> Mapping[str, Thousandths]:
+    """What a member of each group requests of its node beside devices: the most of any."""
+    found: dict[str, dict[str, int]] = {}
+    for member in snapshot.living:
+        most = found.setdefault(member.group, {})
+        for name, amount in requests_beside_devices(member.obj["spec"], GPU_RESOURCE).items():
+            most[name] = max(most.get(name, 0), amount)
+    return found
 
 
 def repair_gang(

@@ -47,6 +47,7 @@ from rackloom.core.kubernetes.objects import (
     not_ready_since,
 )
 from rackloom.core.kubernetes.pods import GANG_LABEL
+from rackloom.core.place.node_resources import NodeUse
 from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite
 from rackloom.errors import Refused
 
@@ -300,6 +301,8 @@ class ClusterLists(msgspec.Struct, frozen=True, kw_only=True):
     templates: tuple[Object, ...] = ()
     running: PlacementSite = PlacementSite(())
     """All trays, and what pods and claims hold on them (`trays.running_site`)."""
+    use: NodeUse | None = None
+    """What is left of CPU, memory and the like of each node; None: not counted."""
     records: tuple[GangRecord, ...] = ()
     """All GangPlans, including those written during this pass."""
 

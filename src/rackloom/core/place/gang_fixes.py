@@ -143,6 +143,8 @@ def _why_unusable(capacity: SiteCapacity, at: TrayPosition, need: MemberNeed, ow
         return tray.closed[terms.where]
     if terms is not None and (barred := capacity.why_barred(at, terms)) is not None:
         return f"{barred}{by}"
+    if need.devices is not None and need.devices in tray.scarce:
+        return f"has {tray.scarce[need.devices]}"
     return f"in use{by}" if owners else "has too few devices for a member"
 
 

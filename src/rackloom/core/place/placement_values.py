@@ -55,6 +55,8 @@ class PlacementTray(msgspec.Struct, frozen=True, kw_only=True):
     """By `PlacementTerms.where`: why members with it may not go there, where others may."""
     rooms: Mapping[str, ClaimCapacity] = {}
     """By `GangGroup.devices`; a kind that is missing cannot be served."""
+    scarce: Mapping[str, str] = {}
+    """By `GangGroup.devices`: what is left of CPU, memory and the like, where a member asks for more."""
 
     @property
     def sharing(self) -> str:

@@ -18,6 +18,7 @@ msgspec.ValidationError for a field of the wrong type.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -25,6 +26,7 @@ import msgspec
 from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta
 from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
 from rackloom.core.allocate.quantity import Quantity
+from rackloom.core.place.node_resources import Thousandths, requests_beside_devices
 from rackloom.core.place.placement_values import SchedulerLabels
 from rackloom.errors import Refused
 
@@ -330,6 +332,8 @@ class PodRequirements(msgspec.Struct, frozen=True, kw_only=True):
     priority_class: str
     preempts: bool
     """Its preemptionPolicy is not Never; that of its class may be."""
+    requests: Thousandths = MappingProxyType({})
+    """What it requests of its node beside devices: CPU, memory, the pod itself."""
 
     @property
     def takes_devices(self) -> bool:
@@ -362,6 +366,7 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
         priority=msgspec.convert(spec.get("priority") or 0, int),
         priority_class=msgspec.convert(spec.get("priorityClassName") or "", str),
         preempts=spec.get("preemptionPolicy") != PREEMPT_NEVER,
+        requests=requests_beside_devices(spec, labels.gpu),
     )
 
 

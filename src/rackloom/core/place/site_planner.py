@@ -46,12 +46,14 @@ from rackloom.core.place.job_moves import (
     plan_drain,
     with_trays_closed,
 )
-from rackloom.core.place.jobs import Job, JobGroup, PriorityClasses, TemplateName
+from rackloom.core.place.jobs import Job, JobGroup, PriorityClasses, TemplateName, owner_of_pod
 from rackloom.core.place.mobility import restrict_moves, tolerations_of_movable
+from rackloom.core.place.node_resources import NodeUse, with_node_resources
 from rackloom.core.place.observed_site import (
     AvoidedTrays,
     ClaimsByKind,
     DraDevices,
+    is_bound_pod,
     read_site,
     trays_avoided_by,
 )
@@ -170,6 +172,8 @@ class SitePlanner:
         held = (*pods, *found.devices.holds(request.labels))
         self._observed = restrict_moves(held, found.nodes, found.pods, request.labels)
         self._holds = self._observed
+        bound = filter(is_bound_pod, found.pods)
+        self._use = NodeUse(found.nodes, bound, lambda pod: owner_of_pod(pod, request.labels))
         self._avoided: dict[str, AvoidedTrays] = {}
         self._gangs: dict[str, Gang] = {}
         self._planned: list[tuple[Job, Gang, GangPlan, PlacementSite]] = []
@@ -226,7 +230,13 @@ class SitePlanner:
         if self._request.exclusive_topology:
             return self._plans_one_by_one(ranked, each)
         trays = [self._site_of_job(job).trays for job, _ in ranked]
-        if all(tray == trays[0] for tray in trays) and not are_anti_affine([job for job, _ in ranked]):
+        are_counted = any(self._bounded(job, gang)[1] != gang for job, gang in ranked)
+        # Jobs that are planned together share GPUs; what they leave of CPU and memory is counted after each.
+        if (
+            not are_counted
+            and all(tray == trays[0] for tray in trays)
+            and not are_anti_affine([job for job, _ in ranked])
+        ):
             kinds = {kind: claims for job, _ in ranked for kind, claims in self._claims_of(job).items()}
             site = (
                 self._with_claim_capacity(PlacementSite(trays[0], self._holds), kinds)
@@ -254,8 +264,15 @@ class SitePlanner:
 
     def _plan(self, job: Job, gang: Gang, plans: Mapping[str, GangPlan]) -> GangPlan | None:
         if self._request.exclusive_topology:
-            return plan_exclusive_cliques(self._site_with_free_cliques(job, plans), gang, SearchBudget())
-        return try_gang(self._capacity_for(job), gang, SearchBudget())
+            site, gang = self._bounded(job, gang, self._site_with_free_cliques(job, plans))
+            return plan_exclusive_cliques(site, gang, SearchBudget())
+        site, gang = self._bounded(job, gang)
+        return try_gang(site, gang, SearchBudget())
+
+    def _bounded(self, job: Job, gang: Gang, site: PlacementSite | None = None) -> tuple[PlacementSite, Gang]:
+        """Site and gang with the groups bounded by CPU and memory, where these bind."""
+        asked = {group.name: group.need.requests for group in job.groups}
+        return with_node_resources(site or self._capacity_for(job), gang, asked, self._use)
 
     def _keep_jobs_off(self, later: Sequence[Job], job: Job, plan: GangPlan) -> None:
         """Jobs that are never beside this job avoid the trays of its plan."""
@@ -273,6 +290,9 @@ class SitePlanner:
 
     def _reserve(self, plan: GangPlan, of: tuple[Job, Gang]) -> None:
         site = self._site_of_job(of[0])
+        asked = {group.name: group.need.requests for group in of[0].groups}
+        for seat in plan.seats:
+            self._use.add(seat.tray, plan.gang, asked[seat.group])
         self._holds = with_plan_reserved(site, of[1], plan).holds
         self._planned.append((*of, plan, site))
 
@@ -284,7 +304,8 @@ class SitePlanner:
             if (refused := _exclusive_refusal(job, gang, site)) is not None:
                 return refused
         if plan is None:
-            return _refused_answer(job, gang, site, plans, request.labels)
+            site, bounded = self._bounded(job, gang, site)
+            return _refused_answer(job, bounded, site, plans, request.labels)
         down = DEFAULT_DOWN if request.down is None else request.down
         notes = (*plan_notes(job, gang, plan, site, request.labels, down), *self._helper_notes(job, plan))
         more = (*(_exclusive_notes(gang) if request.exclusive_topology else ()), *self._classes.notes(job))

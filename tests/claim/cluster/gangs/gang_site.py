@@ -101,7 +101,10 @@ class Behind(Mortal):
 class Job:
     """Pods by name; a missing pod is created again, as by the MPI operator."""
 
-    def __init__(self, site, name, sizes, *, gpus=GPUS, gang=True, spares=0, templates=(), completions=None):
+    def __init__(
+        self, site, name, sizes, *, gpus=GPUS, gang=True, spares=0, templates=(), completions=None, cpu=None
+    ):
+        self.cpu = cpu
         self.site, self.name, self.sizes, self.gpus, self.gang = site, name, sizes, gpus, gang
         self.completions = completions
         self.spares, self.templates = spares, templates
@@ -128,7 +131,9 @@ class Job:
             meta["labels"] |= {GANG_LABEL: self.name, spec.GROUP_LABEL: group}
             meta["annotations"] = {spec.SIZE_ANNOTATION: size, spec.SPARES_ANNOTATION: str(self.spares)}
         limits = {} if group == "launcher" else {"nvidia.com/gpu": str(self.gpus)}
-        container = {"name": "main", "image": "none", "resources": {"limits": limits}}
+        requests = {} if self.cpu is None or group == "launcher" else {"cpu": self.cpu}
+        resources = {"limits": limits, "requests": requests}
+        container = {"name": "main", "image": "none", "resources": resources}
         claims = [{"name": template, "resourceClaimTemplateName": template} for template in self.templates]
         return {"metadata": meta, "spec": {"containers": [container], "resourceClaims": claims}}
 
@@ -193,7 +198,8 @@ class GangSite:
 
     async def power_on(self, name):
         labels = {names.GPU_CLIQUE_LABEL: f"u.{name.split('-')[0]}"}
-        status = {"allocatable": {"nvidia.com/gpu": str(GPUS), "pods": "110"}, "conditions": [_ready("True")]}
+        there = {"nvidia.com/gpu": str(GPUS), "pods": "110", "cpu": "144", "memory": "960Gi"}
+        status = {"allocatable": there, "conditions": [_ready("True")]}
         await self.user.create(NODE, {"metadata": {"name": name, "labels": labels}, "status": status})
 
     async def label_trays(self):

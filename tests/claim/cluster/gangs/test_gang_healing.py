@@ -79,13 +79,17 @@ def test_a_pod_that_cannot_be_bound_goes_to_another_tray_of_the_clique():
 def test_a_pod_that_is_kept_from_a_free_tray_is_made_anew():
     async def story():
         site = await at_work(racks=1, trays=4)
+        for tray in site.trays:
+            # Without a number of CPUs a node is not judged by them, and the scheduler gives it none.
+            await site.user.patch(
+                NODE, tray, None, {"status": {"allocatable": {"cpu": None}}}, subresource="status"
+            )
         job = site.job("big", {"worker": 4})
         honest = job.pod
 
         def stubborn(group, number):
             pod = honest(group, number)
             if number == 1:
-                # Of what it counts, the planner knows GPUs alone.
                 pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1000"}
             return pod
 

@@ -374,3 +374,40 @@ def test_a_launcher_with_the_port_of_a_worker_is_told():
         await over(site, job)
 
     run(story)
+
+
+def agent(node, cpu):
+    """A pod without GPUs that requests CPUs of a tray."""
+    container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": cpu}}}
+    meta = {"name": f"agent-{node}", "namespace": TEAM}
+    return {"metadata": meta, "spec": {"nodeName": node, "containers": [container]}}
+
+
+def test_a_gang_goes_where_its_pods_have_the_cpus():
+    async def story():
+        site = await opened(racks=2, trays=2)
+        await site.user.create(POD, agent("r0-t0", "100"))
+        site.start()
+        job = site.job("big", {"worker": 2}, cpu="96")
+        await site.until(lambda: site.is_bound("big", 2))
+        assert set((await site.places("big")).values()) == {"r1-t0", "r1-t1"}
+        await over(site, job)
+
+    run(story)
+
+
+def test_too_few_cpus_are_named_and_waited_for():
+    async def story():
+        site = await opened(racks=1, trays=2)
+        await site.user.create(POD, agent("r0-t0", "100"))
+        site.start()
+        job = site.job("big", {"worker": 2}, cpu="96")
+        await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
+        message = (await site.record("big")).condition("Placed").message
+        assert "r0-t0 (has 44 of the 96 cpu of a member" in message
+        over_now = {"status": {"phase": "Succeeded"}}
+        await site.user.patch(POD, "agent-r0-t0", TEAM, over_now, subresource="status")
+        await site.until(lambda: site.is_bound("big", 2))
+        await over(site, job)
+
+    run(story)

@@ -6,12 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.lab.kube.controllers.scheduler import (
-    NO_AMOUNTS,
-    ResourceAmounts,
-    fits_node,
-    pod_requests,
-)
+from rackloom.core.place.node_resources import NO_AMOUNTS, ResourceAmounts, pod_requests
+from rackloom.lab.kube.controllers.scheduler import fits_node
 
 GPU = "nvidia.com/gpu"
 AMOUNTS = st.dictionaries(st.sampled_from(["cpu", "memory", GPU]), st.fractions(0, 9), max_size=3).map(

@@ -16,10 +16,7 @@ allocator in step with the store.
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,9 +34,15 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.outcome import Allocation, Fault
 from rackloom.core.allocate.pools import node_selector_matches
-from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind, has_pod_ended
+from rackloom.core.place.node_resources import (
+    NO_AMOUNTS,
+    PODS_RESOURCE,
+    ResourceAmounts,
+    allocatable_of_node,
+    pod_requests,
+)
 from rackloom.core.place.pod_constraints import is_node_selected, required_terms, selector_matches
 from rackloom.lab.kube.controllers.claims import CLAIM_FINALIZER, claims_by_entry
 from rackloom.lab.kube.controllers.workloads import Controller
@@ -412,48 +415,7 @@ def _term_selects(term: Mapping[str, Any], pod: Object, other: Object) -> bool:
 # Filter: free resources (NodeResourcesFit).
 
 
-ResourceAmounts = Counter[str]
-"""By resource: cores, bytes, or pieces. The values are fractions; a sum or a maximum drops zeros."""
-PODS_RESOURCE = "pods"
-NO_AMOUNTS = ResourceAmounts()
-_UNREADABLE_AMOUNT = Fraction(2**63)
-"""What cannot be read: a real API server takes no such pod, and no node may take it for nothing."""
-
-
-def pod_requests(spec: Mapping[str, Any]) -> ResourceAmounts:
-    """The requests of a pod: the most that runs at one time, which may be during init containers."""
-    most, lasting = NO_AMOUNTS, NO_AMOUNTS
-    for container in spec.get("initContainers") or ():
-        here = lasting + _container_requests(container)
-        most = most | here
-        if container.get("restartPolicy") == "Always":
-            lasting = here
-    together = sum(map(_container_requests, spec.get("containers") or ()), lasting)
-    # What the pod asks for as a whole replaces the sum of its containers.
-    whole = ResourceAmounts({**(most | together), **_container_requests(spec)})
-    return whole + _parse_amounts(spec.get("overhead") or {}) + ResourceAmounts({PODS_RESOURCE: 1})
-
-
 def fits_node(node: Object, needed: ResourceAmounts, taken: ResourceAmounts) -> bool:
     """Whether a node has what is needed beside what others take. It has nothing of what it does not name."""
-    there = _parse_amounts((node.get("status") or {}).get("allocatable") or {})
+    there = allocatable_of_node(node)
     return all(not amount or amount <= there[name] - taken[name] for name, amount in needed.items())
-
-
-def _container_requests(container: Mapping[str, Any]) -> ResourceAmounts:
-    """A limit without a request is one: the API server writes it so."""
-    resources = container.get("resources") or {}
-    return _parse_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
-
-
-def _parse_amounts(written: Mapping[str, Any]) -> ResourceAmounts:
-    return ResourceAmounts({name: _parse_amount(value) for name, value in written.items()})
-
-
-@lru_cache(maxsize=10_000)
-def _parse_amount(value: str | int | float) -> Fraction:
-    try:
-        found = Quantity.parse(value)
-    except ValueError:
-        return _UNREADABLE_AMOUNT
-    return found.unscaled * Fraction(10) ** found.scale

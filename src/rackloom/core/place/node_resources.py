@@ -1,0 +1,305 @@
+"""CPU, memory and other resources of nodes beside GPUs: how many members a tray carries by them.
+
+Amounts follow kube-scheduler's NodeResourcesFit: a pod asks for what its containers request together, or for
+what its init containers need at one time where that is more; what the pod asks for as a whole replaces the
+sum; overhead and the pod itself count too. A node has what it says is allocatable, less what its pods
+request.
+
+`with_node_resources` bounds the groups of a gang by that, in this order:
+
+1. A group is left alone if no tray has less of any resource for each of its GPUs than a member asks for each
+   of its own. Then GPUs bound it first, however groups are mixed on a tray, and the search stays on its fast
+   path.
+2. Any other group gets a kind of its own (`GangGroup.devices`). Of that kind a tray serves as many members as
+   its resources carry, and no more than its devices: beside what is in use now, and once those are gone who
+   hold its GPUs. What others there request stays.
+
+Groups of two such kinds are not put on one tray: how they would share it is not counted. So a gang may be
+refused that fits only with unlike members beside each other.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil
+from typing import Any
+
+from msgspec.structs import replace
+
+from rackloom.core.allocate.quantity import Quantity, in_binary_units
+from rackloom.core.place.placement_values import (
+    ClaimCapacity,
+    Gang,
+    GangGroup,
+    PlacementSite,
+    PlacementTray,
+)
+
+JsonMapping = Mapping[str, Any]
+
+# What pods ask for, and what nodes have.
+
+
+ResourceAmounts = Counter[str]
+"""By resource: cores, bytes, or pieces. The values are fractions; a sum or a maximum drops zeros."""
+Thousandths = Mapping[str, int]
+"""By resource: thousandths of its unit. Whole numbers, since a site has many pods."""
+PODS_RESOURCE = "pods"
+CPU_RESOURCE, MEMORY_RESOURCE = "cpu", "memory"
+NO_AMOUNTS = ResourceAmounts()
+_UNREADABLE_AMOUNT = Fraction(2**63)
+"""What cannot be read: a real API server takes no such pod, and no node may take it for nothing."""
+
+
+def pod_requests(spec: JsonMapping) -> ResourceAmounts:
+    """The requests of a pod: the most that runs at one time, which may be during init containers."""
+    most, lasting = NO_AMOUNTS, NO_AMOUNTS
+    for container in spec.get("initContainers") or ():
+        here = lasting + _container_requests(container)
+        most = most | here
+        if container.get("restartPolicy") == "Always":
+            lasting = here
+    together = sum(map(_container_requests, spec.get("containers") or ()), lasting)
+    # What the pod asks for as a whole replaces the sum of its containers.
+    whole = ResourceAmounts({**(most | together), **_container_requests(spec)})
+    return whole + parse_amounts(spec.get("overhead") or {}) + ResourceAmounts({PODS_RESOURCE: 1})
+
+
+def allocatable_of_node(node: JsonMapping) -> ResourceAmounts:
+    """What pods may request of a node. It has nothing of what it does not name."""
+    return parse_amounts((node.get("status") or {}).get("allocatable") or {})
+
+
+def parse_amounts(written: Mapping[str, Any]) -> ResourceAmounts:
+    """Quantities as amounts."""
+    return ResourceAmounts({name: _parse_amount(value) for name, value in written.items()})
+
+
+def _container_requests(container: JsonMapping) -> ResourceAmounts:
+    """A limit without a request is one: the API server writes it so."""
+    resources = container.get("resources") or {}
+    return parse_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+@lru_cache(maxsize=10_000)
+def _parse_amount(value: str | int | float) -> Fraction:
+    try:
+        found = Quantity.parse(value)
+    except ValueError:
+        return _UNREADABLE_AMOUNT
+    return found.unscaled * Fraction(10) ** found.scale
+
+
+def in_thousandths(amounts: Mapping[str, Fraction | int]) -> Thousandths:
+    """Rounded up, as kube-scheduler rounds CPUs to thousandths and bytes to whole ones."""
+    return {name: ceil(amount * 1000) for name, amount in amounts.items()}
+
+
+CLASS_RESOURCE = "deviceclass.resource.kubernetes.io/"
+"""Prefix of the resource that counts devices of a class: a claim serves them (KEP-5004)."""
+
+
+def requests_beside_devices(spec: JsonMapping, gpu_resource: str) -> Thousandths:
+    """What a pod requests of its node beside devices: CPU, memory, the pod itself."""
+    return in_thousandths(
+        {
+            name: amount
+            for name, amount in pod_requests(spec).items()
+            if amount and name != gpu_resource and not name.startswith(CLASS_RESOURCE)
+        }
+    )
+
+
+# How many members a tray carries.
+
+
+class NodeUse:
+    """What the nodes of a site have, and what is requested of each by whom."""
+
+    def __init__(
+        self,
+        nodes: Iterable[JsonMapping],
+        pods: Iterable[JsonMapping],
+        owner_of: Callable[[Any], str],
+    ) -> None:
+        """`pods`: those that are bound; `owner_of`: the job of a pod, as holds name it."""
+        self._nodes = {node["metadata"]["name"]: node for node in nodes}
+        self._pods: dict[str, list[JsonMapping]] = {}
+        for pod in pods:
+            self._pods.setdefault(pod["spec"]["nodeName"], []).append(pod)
+        self._owner_of = owner_of
+        self._planned: dict[str, list[tuple[str, Thousandths]]] = {}
+        self._alike: dict[str, Thousandths] = {}
+        """Amounts by what was written: most nodes, and most pods, are written alike."""
+        self._left: dict[str, Thousandths] = {}
+
+    def add(self, node: str, owner: str, amounts: Thousandths) -> None:
+        """Count what a planned member of an owner requests of a node."""
+        self._planned.setdefault(node, []).append((owner, amounts))
+        self._left.pop(node, None)
+
+    def left(self, node: str) -> Thousandths | None:
+        """What is left of a node; None: it does not say what it has.
+
+        A kubelet always says it of CPUs; objects of a file may lack it.
+        """
+        if node not in self._left:
+            rest = dict(self._of_node(self._nodes[node]) if node in self._nodes else {})
+            if CPU_RESOURCE not in rest:
+                return None
+            for pod in self._pods.get(node, ()):
+                _take(rest, self._of_pod(pod))
+            for _, amounts in self._planned.get(node, ()):
+                _take(rest, amounts)
+            self._left[node] = rest
+        return self._left[node]
+
+    def left_without(self, node: str, owners: Container[str]) -> Thousandths | None:
+        """What is left once these owners are gone; None: the node does not say what it has."""
+        left = self.left(node)
+        if left is None:
+            return None
+        rest = dict(left)
+        for pod in self._pods.get(node, ()):
+            if self._owner_of(pod) in owners:
+                _take(rest, self._of_pod(pod), -1)
+        for owner, amounts in self._planned.get(node, ()):
+            if owner in owners:
+                _take(rest, amounts, -1)
+        return rest
+
+    def _of_node(self, node: JsonMapping) -> Thousandths:
+        written = repr((node.get("status") or {}).get("allocatable"))
+        if written not in self._alike:
+            self._alike[written] = in_thousandths(allocatable_of_node(node))
+        return self._alike[written]
+
+    def _of_pod(self, pod: JsonMapping) -> Thousandths:
+        spec = pod["spec"]
+        parts = [
+            [(part.get("resources"), part.get("restartPolicy")) for part in spec.get(kind) or ()]
+            for kind in ("initContainers", "containers")
+        ]
+        written = repr((parts, spec.get("resources"), spec.get("overhead")))
+        if written not in self._alike:
+            self._alike[written] = in_thousandths(pod_requests(spec))
+        return self._alike[written]
+
+
+def _take(rest: dict[str, int], amounts: Thousandths, times: int = 1) -> None:
+    for name, amount in amounts.items():
+        rest[name] = rest.get(name, 0) - times * amount
+
+
+def with_node_resources(
+    site: PlacementSite, gang: Gang, asked: Mapping[str, Thousandths], use: NodeUse
+) -> tuple[PlacementSite, Gang]:
+    """Site and gang with the groups bounded by what nodes have beside GPUs.
+
+    `asked`: what a member of each group requests, without GPUs. Helpers are not bounded.
+    """
+    rest = _Rest(site, use)
+    bounded = {
+        group.name: asked[group.name]
+        for group in gang.device_groups
+        if asked.get(group.name) and rest.bounds(group, asked[group.name])
+    }
+    if not bounded:
+        return site, gang
+    groups = tuple(
+        replace(group, devices=_kind_of(group)) if group.name in bounded else group for group in gang.groups
+    )
+    kinds = {
+        _kind_of(group): (group.devices, bounded[group.name])
+        for group in gang.groups
+        if group.name in bounded
+    }
+
+    def with_rooms(tray: PlacementTray) -> PlacementTray:
+        rooms, scarce = dict(tray.rooms), {}
+        now, empty = rest.of(tray.name)
+        for kind, (claimed, amounts) in kinds.items():
+            by_devices = tray.rooms.get(claimed) if claimed is not None else _UNBOUNDED
+            if by_devices is not None:
+                rooms[kind] = ClaimCapacity(
+                    now=min(by_devices.now, members_of(now, amounts)),
+                    empty=min(by_devices.empty, members_of(empty, amounts)),
+                )
+            if now is not None and (lacking := _scarcity(now, amounts)):
+                scarce[kind] = lacking
+        return replace(tray, rooms=rooms, scarce=scarce)
+
+    return site.with_trays(with_rooms), replace(gang, groups=groups)
+
+
+class _Rest:
+    """What is left of each tray now, and once those are gone who hold its GPUs."""
+
+    def __init__(self, site: PlacementSite, use: NodeUse) -> None:
+        self._trays = site.trays
+        self._use = use
+        self._holders: dict[str, set[str]] = {}
+        self._gpus = {tray.name: tray.gpus for tray in site.trays}
+        for hold in site.holds:
+            self._holders.setdefault(hold.tray, set()).add(hold.owner)
+            if hold.tray in self._gpus:
+                self._gpus[hold.tray] = 0 if hold.is_whole else self._gpus[hold.tray] - hold.gpus
+
+    def of(self, tray: str) -> tuple[Thousandths | None, Thousandths | None]:
+        now = self._use.left(tray)
+        holders = self._holders.get(tray)
+        return now, now if holders is None else self._use.left_without(tray, holders)
+
+    def bounds(self, group: GangGroup, amounts: Thousandths) -> bool:
+        """Whether an open tray may run out of a resource before it runs out of GPUs."""
+        for tray in self._trays:
+            if tray.shut is None:
+                now, empty = self.of(tray.name)
+                if _is_short(now, group, self._gpus[tray.name], amounts):
+                    return True
+                if tray.name in self._holders and _is_short(empty, group, tray.gpus, amounts):
+                    return True
+        return False
+
+
+def _is_short(left: Thousandths | None, group: GangGroup, gpus: int, amounts: Thousandths) -> bool:
+    if left is None or gpus < group.gpus:
+        return False
+    # Without GPUs, a member may be alone on its tray, and must still fit.
+    members, each = (gpus, group.gpus) if group.gpus else (1, 1)
+    return any(left.get(name, 0) * each < amount * members for name, amount in amounts.items())
+
+
+MANY = 1 << 20
+"""More members than a tray serves."""
+_UNBOUNDED = ClaimCapacity(now=MANY, empty=MANY)
+
+
+def members_of(left: Thousandths | None, amounts: Thousandths) -> int:
+    """How many members what is left of a node carries."""
+    if left is None:
+        return MANY
+    carried = (left.get(name, 0) // amount for name, amount in amounts.items() if amount)
+    return max(0, min(carried, default=MANY))
+
+
+def _scarcity(left: Thousandths, amounts: Thousandths) -> str:
+    """What is too little for one member; empty where nothing is."""
+    lacking = (
+        f"{_amount_text(name, left.get(name, 0))} of the {_amount_text(name, amount)} {name} of a member"
+        for name, amount in sorted(amounts.items())
+        if left.get(name, 0) < amount
+    )
+    return " and ".join(lacking)
+
+
+def _amount_text(name: str, thousandths: int) -> str:
+    if name == MEMORY_RESOURCE:
+        return in_binary_units(Fraction(thousandths, 1000))
+    return f"{thousandths / 1000:g}"
+
+
+def _kind_of(group: GangGroup) -> str:
+    """The kind of a bounded group: no claims have a name with a space."""
+    return f"{group.devices or ''} {group.name}"
