@@ -16,6 +16,8 @@ HIGH = {
     "value": 90,
 }
 DEFAULT = {**HIGH, "metadata": {"name": "usual"}, "value": 50, "globalDefault": True}
+NOT_SERVED = """echo "error: the server doesn't have a resource type" >&2"""
+"""What kubectl prints of a resource that the server does not serve."""
 
 
 def site(folder: Path, *more: dict[str, Any]) -> str:
@@ -116,9 +118,7 @@ def test_a_cluster_is_asked_for_its_classes_and_for_templates_that_the_file_lack
         )
         lines.append(f'  {name}*) exec cat "{tmp_path}/{name}.json" ;;')
     program = tmp_path / "kubectl"
-    program.write_text(
-        "\n".join(["#!/bin/sh", 'case "$2" in', *lines, "esac", "echo no such resource >&2", "exit 1"])
-    )
+    program.write_text("\n".join(["#!/bin/sh", 'case "$2" in', *lines, "esac", NOT_SERVED, "exit 1"]))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     claimed = job("train", 1, 0)

@@ -69,9 +69,10 @@ def read_cluster_objects(source: SiteParameters, *, templates: bool) -> ClusterO
     documents = [document for path in source.site or () for document in read_documents(path)]
     if not source.is_live:
         return ClusterObjects(tuple(documents))
-    from rackloom.claim.manifests.cluster import objects_from_cluster
+    from rackloom.claim.manifests.cluster import objects_from_cluster, taint_rules_from_cluster
 
     documents += objects_from_cluster(_CLUSTER_KINDS, source.kubeconfig, source.context)
+    documents += taint_rules_from_cluster(source.kubeconfig, source.context)
     classes = _optional_objects("priorityclasses.scheduling.k8s.io", "PriorityClass", source)
     documents += classes or ()
     if templates:

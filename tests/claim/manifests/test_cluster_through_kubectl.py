@@ -59,3 +59,51 @@ def test_without_kubectl_it_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Refused, match="kubectl is not on the PATH"):
         read_cluster()
+
+
+def rule(**selector):
+    taint = {"key": "admin.test/hot", "effect": "NoSchedule"}
+    return {
+        "apiVersion": "resource.k8s.io/v1beta2",
+        "kind": "DeviceTaintRule",
+        "metadata": {"name": "hot"},
+        "spec": {"deviceSelector": selector, "taint": taint},
+        "status": {"conditions": []},
+    }
+
+
+def tainted(found):
+    return {
+        (slice_.spec.driver, device.name)
+        for slice_ in found.slices
+        for device in slice_.spec.devices
+        if any(taint.key == "admin.test/hot" for taint in device.taints)
+    }
+
+
+def test_rules_taint_the_devices_that_they_select(kubectl, tmp_path):
+    def found(*rules):
+        items = {"apiVersion": "v1", "kind": "List", "items": [*published(), *rules]}
+        (tmp_path / "list.json").write_text(json.dumps(items))
+        kubectl(f"cat {tmp_path}/list.json")
+        return tainted(read_cluster())
+
+    assert found(rule(driver="gpu.nvidia.com", device="gpu-3")) == {("gpu.nvidia.com", "gpu-3")}
+    assert {driver for driver, _ in found(rule(driver="dra.net"))} == {"dra.net"}
+    assert found(rule(pool="another")) == set()
+    assert len(found(rule())) > 8, "an empty selector selects all"
+    without = rule()
+    del without["spec"]["deviceSelector"]
+    assert found(without) == set()
+
+
+def test_a_server_without_rules_is_no_error(kubectl, tmp_path):
+    (tmp_path / "list.json").write_text(
+        json.dumps({"apiVersion": "v1", "kind": "List", "items": published()})
+    )
+    kubectl(
+        f"""case "$*" in *devicetaintrules*)
+        echo "error: the server doesn't have a resource type \\"devicetaintrules\\"" >&2; exit 1;;
+        esac; cat {tmp_path}/list.json"""
+    )
+    assert read_cluster().slices

@@ -15,6 +15,9 @@ from rackloom.request_log import asked
 
 _HARDWARE = "resourceslices.resource.k8s.io,deviceclasses.resource.k8s.io,nodes"
 _CLAIMS = "resourceclaims.resource.k8s.io"
+_TAINT_RULES = "devicetaintrules.resource.k8s.io"
+_NOT_SERVED = "doesn't have a resource type"
+"""What kubectl says of a resource that the server does not serve."""
 _TIMEOUT_SECONDS = 60.0
 _USE_DUMP = "name a dump with --slices instead"
 
@@ -31,7 +34,22 @@ def read_cluster(
         Retry: it did not answer in time.
     """
     kinds = f"{_HARDWARE},{_CLAIMS}" if with_claims else _HARDWARE
-    return manifests_of(objects_from_cluster(kinds, kubeconfig, context))
+    rules = taint_rules_from_cluster(kubeconfig, context)
+    return manifests_of([*rules, *objects_from_cluster(kinds, kubeconfig, context)])
+
+
+def taint_rules_from_cluster(kubeconfig: Path | None = None, context: str | None = None) -> list[Document]:
+    """The DeviceTaintRules; none where the server does not serve them. Raises like `read_cluster`.
+
+    They decide which devices kube-scheduler gives, so a plan that does not know them would promise too much.
+    """
+    try:
+        found = objects_from_cluster(_TAINT_RULES, kubeconfig, context)
+    except Refused as refused:
+        if _NOT_SERVED in refused.reason:
+            return []
+        raise
+    return [document for document in found if document.value.get("kind") == "DeviceTaintRule"]
 
 
 def objects_from_cluster(

@@ -31,6 +31,7 @@ from rackloom.core.allocate.objects import (
     ResourceSlice,
 )
 from rackloom.core.allocate.sharing import SharedParts
+from rackloom.core.allocate.taint_rules import DeviceTaintRule, with_taint_rules
 from rackloom.errors import Refused
 
 # API versions and server defaults.
@@ -165,6 +166,7 @@ _KINDS: dict[str, type[Any]] = {
     "ResourceClaimTemplate": ResourceClaimTemplate,
     "ResourceSlice": ResourceSlice,
 }
+_RULE, _RULE_VERSIONS = "DeviceTaintRule", ("v1", "v1beta2", "v1alpha3")
 
 
 class Manifests(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +176,7 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
     """Claims, and one claim of each template under the template's name."""
     classes: tuple[DeviceClass, ...] = ()
     slices: tuple[ResourceSlice, ...] = ()
+    """With the taints of the DeviceTaintRules among the objects."""
     nodes: tuple[Node, ...] = ()
     skipped: tuple[str, ...] = ()
     """`file:line: kind` of objects that play no part in allocation (pods, services)."""
@@ -202,7 +205,7 @@ def manifests_of(documents: Iterable[Document]) -> Manifests:
     return Manifests(
         claims=tuple(found.get(ResourceClaim, ())),
         classes=tuple(found.get(DeviceClass, ())),
-        slices=tuple(found.get(ResourceSlice, ())),
+        slices=with_taint_rules(found.get(ResourceSlice, ()), found.get(DeviceTaintRule, ())),
         nodes=tuple(found.get(Node, ())),
         skipped=tuple(found.get(None, ())),
     )
@@ -213,6 +216,9 @@ def decode_object(document: Document) -> Any:
     kind, version = document.value.get("kind"), str(document.value.get("apiVersion", ""))
     if kind == "Node" and version == "v1":
         return _converted(document, {"metadata": document.value.get("metadata", {})}, Node)
+    if kind == _RULE and version in [f"{GROUP}/{number}" for number in _RULE_VERSIONS]:
+        fields = {name: document.value.get(name, {}) for name in ("metadata", "spec")}
+        return _converted(document, fields, DeviceTaintRule)
     if not version.startswith(f"{GROUP}/") or kind not in _KINDS:
         return None
     fields = {name: field for name, field in as_v1(document).items() if name not in ("apiVersion", "kind")}

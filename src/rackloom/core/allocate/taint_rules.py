@@ -1,0 +1,74 @@
+"""DeviceTaintRules: taints that an administrator puts on devices of any driver (KEP-5055).
+
+kube-scheduler allocates as if each device that a rule selects had the rule's taint among those that its
+driver publishes. `with_taint_rules` gives slices that say so, and the allocator needs to know nothing of
+rules. A rule without a selector selects nothing; of a selector every field that is given must be equal, and
+an empty one selects all devices. Rules of 1.34 that select by class or by CEL expression (`v1alpha3`) are
+refused when they are read, since later servers dropped both.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from rackloom.core.allocate.objects import (
+    ApiValue,
+    Device,
+    DeviceTaint,
+    ObjectMeta,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
+
+
+class DeviceTaintSelector(ApiValue, frozen=True, kw_only=True):
+    """Which devices a rule is for; None: any."""
+
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+
+    def selects(self, spec: ResourceSliceSpec, device: str) -> bool:
+        """Whether it selects a device of a slice."""
+        asked = (self.driver, self.pool, self.device)
+        there = (spec.driver, spec.pool.name, device)
+        return all(wanted in (None, found) for wanted, found in zip(asked, there, strict=True))
+
+
+class DeviceTaintRuleSpec(ApiValue, frozen=True, kw_only=True):
+    """A taint, and the devices that get it."""
+
+    device_selector: DeviceTaintSelector | None = None
+    taint: DeviceTaint
+
+
+class DeviceTaintRule(ApiValue, frozen=True, kw_only=True):
+    """One rule."""
+
+    metadata: ObjectMeta
+    spec: DeviceTaintRuleSpec
+
+
+def with_taint_rules(
+    slices: Iterable[ResourceSlice], rules: Sequence[DeviceTaintRule]
+) -> tuple[ResourceSlice, ...]:
+    """The slices with the taints of the rules; one of which no device is selected stays the same object."""
+    found = tuple(slices)
+    return tuple(_with_rules(each, rules) for each in found) if rules else found
+
+
+def _with_rules(resource_slice: ResourceSlice, rules: Sequence[DeviceTaintRule]) -> ResourceSlice:
+    spec = resource_slice.spec
+    devices = tuple(_tainted(device, spec, rules) for device in spec.devices)
+    if all(after is before for after, before in zip(devices, spec.devices, strict=True)):
+        return resource_slice
+    return replace(resource_slice, spec=replace(spec, devices=devices))
+
+
+def _tainted(device: Device, spec: ResourceSliceSpec, rules: Sequence[DeviceTaintRule]) -> Device:
+    added = tuple(
+        rule.spec.taint
+        for rule in rules
+        if rule.spec.device_selector is not None and rule.spec.device_selector.selects(spec, device.name)
+    )
+    return replace(device, taints=(*device.taints, *added)) if added else device
