@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.web.snapshots import AT, snapshot
 
 from rackloom.core.diagnosis.findings import unknown
-from rackloom.web import history_file, history_keeper, live
+from rackloom.web import history_file, live
 from rackloom.web.history import SiteHistory, sharing_racks
 from rackloom.web.history_file import DAMAGED, HistoryFile
 from rackloom.web.history_keeper import HistoryKeeper
@@ -246,7 +246,6 @@ class Site:
 @pytest.fixture
 def _often(monkeypatch):
     monkeypatch.setattr(live, "RECORD_SECONDS", 0.01)
-    monkeypatch.setattr(history_keeper, "RECORD_SECONDS", 0.01)
 
 
 async def recorded(path, begin, until):

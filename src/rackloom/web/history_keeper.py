@@ -1,8 +1,9 @@
 """Keeps the history of the last day in a file beside the event loop.
 
-`run` reads the file once, puts what it has before the readings of this process, and then saves every
-`RECORD_SECONDS`, and once more when it is cancelled. A process that is killed loses what came after its last
-save. All of it happens in a thread: a slow disk delays neither readings nor pages.
+`run` reads the file once, puts what it has before the readings of this process, and then saves whenever
+`recorded` is called, which is every half minute, and once more when it is cancelled. A process that is killed
+loses what came after its last save. All of it happens in a thread: a slow disk delays neither readings nor
+pages.
 
 Nothing that is wrong with the file stops the map. While a save fails (a full disk, a directory that cannot be
 written, a file that another process has), `unkept_since` says since when; each save tries again to save all.
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from rackloom.web.history import RECORD_SECONDS, SiteHistory, sharing_racks
+from rackloom.web.history import SiteHistory, sharing_racks
 from rackloom.web.history_file import DAMAGED, HistoryFile
 from rackloom.web.model import SiteMap
 from rackloom.web.serial_thread import SerialThread
@@ -33,6 +34,11 @@ class HistoryKeeper:
         self._file = file
         self._clock = clock
         self._thread = SerialThread()
+        self._recorded = asyncio.Event()
+
+    def recorded(self) -> None:
+        """The history has a reading more: `run` saves it."""
+        self._recorded.set()
 
     async def run(self, history: SiteHistory) -> None:
         """Restore the history, which has at least one map, then save it again and again. Never returns."""
@@ -40,7 +46,8 @@ class HistoryKeeper:
         try:
             while True:
                 await self.save(history)
-                await asyncio.sleep(RECORD_SECONDS)
+                await self._recorded.wait()
+                self._recorded.clear()
         finally:
             await self.save(history)
             await self._thread.run(self._file.close)

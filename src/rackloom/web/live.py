@@ -106,6 +106,8 @@ class LiveMap:
             while True:
                 await asyncio.sleep(RECORD_SECONDS)
                 await self.fresh()
+                if keeper is not None:
+                    keeper.recorded()
         finally:
             if keeping is not None:
                 keeping.cancel()
