@@ -21,8 +21,9 @@ import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import msgspec
@@ -44,8 +45,9 @@ from rackloom.core.diagnosis.snapshot import SiteSnapshot
 from rackloom.web.changes import changes_between
 from rackloom.web.frames import ColourMode
 from rackloom.web.history import SiteHistory
+from rackloom.web.history_file import HistoryFile
 from rackloom.web.live import LiveMap, LiveReading
-from rackloom.web.model import SiteMapCache, SiteReading, TimelineEntry, site_map, update_site_map
+from rackloom.web.model import SiteMap, SiteMapCache, SiteReading, TimelineEntry, site_map, update_site_map
 from rackloom.web.painters import PageSheet, Painter
 from rackloom.web.racks import rack_id
 from rackloom.web.render import render_changes, render_no_choice, render_page
@@ -133,7 +135,25 @@ def history_figures(seen: SiteSnapshot) -> dict[str, float]:
         "history_mib": round(size / 2**20, 1),
         "cpu_seconds_to_chart": charted,
         "cpu_seconds_to_compare": compared,
-    }
+    } | file_figures(maps)
+
+
+def file_figures(maps: Sequence[SiteMap]) -> dict[str, float]:
+    """What the file of the history takes: all of it written at once, one more map, and all of it read."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "history.db"
+        file = HistoryFile(path)
+        first, _ = timed(lambda: file.save(maps[:-1]))
+        later, _ = timed(lambda: file.save(maps))
+        file.close()
+        loaded, found = timed(HistoryFile(path).load)
+        assert found.maps == tuple(maps)
+        return {
+            "file_mib": round(path.stat().st_size / 2**20, 1),
+            "cpu_seconds_to_save_all": first,
+            "cpu_seconds_to_save_one_more": later,
+            "cpu_seconds_to_load": loaded,
+        }
 
 
 class PlantedSite:

@@ -264,3 +264,21 @@ def test_many_readings_are_counted_once():
     assert points[-1].at == maps[-1].at
     again = trend.follow(maps)
     assert all(a == b for a, b in zip(points, again, strict=True))
+
+
+# A time in which nothing was recorded.
+
+
+def test_a_time_of_which_nothing_was_recorded_is_not_shown_as_if_it_were_known():
+    async def scenario(client):
+        charts = (await client.get("/map/history")).text
+        within = (await client.get(f"/map/at/{iso(AT + 3600)}")).text
+        before = (await client.get(f"/map/at/{iso(AT + 60)}")).text
+        return charts, within, before
+
+    charts, within, before = browse(scenario, [reading(minute) for minute in (0, 1, 120, 121)])
+    assert f'data-gaps="{int(AT) + 60}-{int(AT) + 7200} "' in charts
+    assert "Nothing was recorded from" in charts
+    assert "in memory only" in charts
+    assert "is not known" in within
+    assert "is not known" not in before

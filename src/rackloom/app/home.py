@@ -48,6 +48,11 @@ class Home(msgspec.Struct, frozen=True):
         """State of the simulated switch controllers that survives a restart."""
         return self.path / "twin"
 
+    @property
+    def map_history(self) -> Path:
+        """What the rack map shows of the last day."""
+        return self.path / "map-history.db"
+
     def create(self) -> None:
         """Create the directories, which only their owner can open. Raises Refused."""
         try:

@@ -10,18 +10,20 @@ about 360 maps in all. On a site of more than 250 racks the distances grow with 
 racks change so often that the limit on different racks is reached, the oldest maps are dropped: the
 history reaches less far back, and `oldest` says how far.
 
-The history is in memory and begins anew with the process. It has gaps where the site could not be read;
+The history is in memory; `history_keeper` keeps it in a file too, and `restore` puts the maps of an earlier
+process before those of this one. It has gaps where the site could not be read, or the process was away;
 `gap_after` tells a gap from the usual distance.
 """
 
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import msgspec
 
-from rackloom.web.model import SiteMap
+from rackloom.web.model import MapRack, SiteMap
 
 REACH_SECONDS = 24 * 3600.0
 RECORD_SECONDS = 30.0
@@ -35,6 +37,8 @@ RACKS_KEPT = 2000
 """Different racks in all maps together: about 40 KiB each, where all its GPUs changed."""
 
 T = TypeVar("T")
+Gap = tuple[float, float]
+"""When the site was read last before a time in which it was not, and first after it."""
 
 
 class PastTime(msgspec.Struct, frozen=True):
@@ -44,6 +48,8 @@ class PastTime(msgspec.Struct, frozen=True):
     """The time that was asked for, in seconds since the epoch."""
     whole: SiteMap
     """The newest map that was read by then."""
+    gap: "Gap | None" = None
+    """The time in which nothing was recorded, if the time that was asked for is in one."""
 
 
 class SiteHistory:
@@ -70,6 +76,23 @@ class SiteHistory:
         after = bisect_right(self._maps, at, key=lambda whole: whole.at)
         return self._maps[after - 1] if after else None
 
+    @property
+    def gaps(self) -> list[Gap]:
+        """The times in which nothing was recorded."""
+        now = self._maps[-1].at if self._maps else 0.0
+        return [(a.at, b.at) for a, b in pairwise(self._maps) if gap_after(a, b, now)]
+
+    def restore(self, maps: Sequence[SiteMap]) -> None:
+        """Put the maps of an earlier process, the oldest first, before those that are kept.
+
+        What is not older than these is left out, such as maps of a clock that was ahead.
+        """
+        older = [whole for whole in maps if not self._maps or whole.at < self._maps[0].at]
+        self._maps[:0] = older
+        self._racks.update(id(rack) for whole in older for rack in whole.racks)
+        if self._maps:
+            self._limit()
+
     def add(self, whole: SiteMap) -> None:
         """Keep the newest map. One that is not newer than the last is left out."""
         last = self._maps[-1] if self._maps else None
@@ -79,7 +102,11 @@ class SiteHistory:
             whole = _sharing_equal_parts(whole, last)
         self._maps.append(whole)
         self._racks.update(id(rack) for rack in whole.racks)
-        self._thin_out(whole.at)
+        self._limit()
+
+    def _limit(self) -> None:
+        """Drop what is too old, too close to its neighbours, or too much."""
+        self._thin_out(self._maps[-1].at)
         while len(self._racks) > self._racks_kept and len(self._maps) > 1:
             self._drop(0)
 
@@ -109,6 +136,24 @@ def gap_after(earlier: SiteMap, later: SiteMap, now: float) -> bool:
     """Whether the site was not read between two kept neighbours, for longer than thinning explains."""
     usual = _distance(now - earlier.at, len(earlier.racks)) + 2 * RECORD_SECONDS
     return later.at - earlier.at > 2 * usual
+
+
+def sharing_racks(maps: Sequence[SiteMap], present: SiteMap) -> tuple[SiteMap, ...]:
+    """The maps of an earlier process, with the objects of `present` for racks that did not change."""
+    current = {rack.name: rack for rack in present.racks}
+    known: dict[int, MapRack] = {}
+
+    def shared(rack: MapRack) -> MapRack:
+        if id(rack) not in known:
+            now = current.get(rack.name)
+            known[id(rack)] = now if now is not None and now == rack else rack
+        return known[id(rack)]
+
+    found: list[SiteMap] = []
+    for whole in maps:
+        same = msgspec.structs.replace(whole, racks=tuple(map(shared, whole.racks)))
+        found.append(_sharing_equal_parts(same, found[-1]) if found else same)
+    return tuple(found)
 
 
 def _sharing_equal_parts(whole: SiteMap, last: SiteMap) -> SiteMap:

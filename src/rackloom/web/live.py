@@ -7,7 +7,7 @@ for more than being drawn, and a change waits for the end of the pause. A reques
 kept fresh gets what is known.
 
 Each reading is offered to the history of the last day (`history`). While no page is open, `record` reads
-for it every 30 seconds.
+for it every 30 seconds, and has a keeper keep it in a file (`history_keeper`).
 
 A reading that fails is shown as unread since its first failure, whatever the error: the page must not
 look current when it is not.
@@ -22,6 +22,7 @@ import structlog
 
 from rackloom.errors import Retry, Unknown
 from rackloom.web.history import RECORD_SECONDS, SiteHistory
+from rackloom.web.history_keeper import HistoryKeeper
 from rackloom.web.model import ReadingSource, SiteMap, SiteMapCache, update_site_map
 
 log = structlog.get_logger(__name__)
@@ -48,6 +49,8 @@ class LiveMap:
 
     def __init__(self, source: ReadingSource, clock: Callable[[], float]) -> None:
         self.history = SiteHistory()
+        self.keeper: HistoryKeeper | None = None
+        """What keeps the history; None: it is in memory only."""
         self._source = source
         self._clock = clock
         self._now = LiveReading(number=0, whole=SiteMap(at=0.0))
@@ -91,11 +94,26 @@ class LiveMap:
                 self._task = None
                 self._kept = False
 
-    async def record(self) -> None:
-        """Read for the history while no page is open. Never returns."""
-        while True:
-            await self.fresh()
+    async def record(self, keeper: HistoryKeeper | None = None) -> None:
+        """Read for the history while no page is open, and have `keeper` keep it. Never returns."""
+        self.keeper = keeper
+        await self.fresh()
+        while keeper is not None and not self.history.maps:  # the keeper compares with the present
             await asyncio.sleep(RECORD_SECONDS)
+            await self.fresh()
+        keeping = None if keeper is None else asyncio.create_task(keeper.run(self.history))
+        try:
+            while True:
+                await asyncio.sleep(RECORD_SECONDS)
+                await self.fresh()
+                if keeper is not None:
+                    keeper.recorded()
+        finally:
+            if keeping is not None:
+                keeping.cancel()
+                # It saves once more.
+                with suppress(asyncio.CancelledError):
+                    await keeping
 
     async def _watch(self) -> None:
         await self._read_unless_recent()

@@ -448,7 +448,17 @@ class _MapPages:
         maps = self._live.history.maps
         org, _ = _viewer_kind(viewer, ColourMode.USE)
         points = await self._trends.follow(org, maps)
-        return HTMLResponse(render.render_history(points, operator=viewer.operator, past=self._past(request)))
+        keeper = self._live.keeper
+        return HTMLResponse(
+            render.render_history(
+                points,
+                operator=viewer.operator,
+                past=self._past(request),
+                gaps=self._live.history.gaps,
+                is_kept=keeper is not None,
+                unkept_since=None if keeper is None else keeper.unkept_since,
+            )
+        )
 
     async def runbook(self, request: Request, _viewer: Viewer) -> Response:
         """What to know of the findings of one check; it says nothing of the site."""
@@ -499,7 +509,8 @@ class _MapPages:
         whole = None if at is None else self._live.history.find(at + 1)
         if at is None or whole is None:
             raise _NoSuchTime(self._live.history.oldest)
-        return PastTime(asked=at, whole=whole)
+        gap = next((gap for gap in self._live.history.gaps if gap[0] == whole.at), None)
+        return PastTime(asked=at, whole=whole, gap=gap if gap is not None and at > whole.at + 1 else None)
 
     async def _view(self, request: Request) -> PageView:
         asked = request.query_params

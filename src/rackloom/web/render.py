@@ -25,7 +25,7 @@ from rackloom.web.chain import LayerReport
 from rackloom.web.changes import SiteChanges
 from rackloom.web.frames import ColourMode
 from rackloom.web.highlight import FilterChoice
-from rackloom.web.history import PastTime
+from rackloom.web.history import Gap, PastTime
 from rackloom.web.live import LiveReading
 from rackloom.web.make_room import MOST_TRAYS, RoomPlan
 from rackloom.web.model import MapGpu, SiteMap
@@ -265,15 +265,37 @@ def _reserve_command(room: RoomPlan | None) -> str:
     )
 
 
-def render_history(points: Sequence[TrendPoint], *, operator: bool, past: PastTime | None) -> str:
-    """The charts of the last day and the slider, which stands at the time that is shown."""
+def render_history(
+    points: Sequence[TrendPoint],
+    *,
+    operator: bool,
+    past: PastTime | None,
+    gaps: Sequence[Gap] = (),
+    is_kept: bool = True,
+    unkept_since: float | None = None,
+) -> str:
+    """The charts of the last day and the slider, which stands at the time that is shown.
+
+    `gaps` are the times in which nothing was recorded. `is_kept`: there is a file for the history;
+    `unkept_since`: since when it could not be written.
+    """
     first, last = (points[0].at, points[-1].at) if points else (0.0, 0.0)
     shown = last if past is None else min(max(past.asked, first), last)
     mark = None if past is None else round(WIDTH * (shown - first) / ((last - first) or 1.0), 1)
     charts = trend_charts(points, operator=operator)
     box = f"0 0 {WIDTH:g} {HEIGHT:g}"
     return render_template(
-        "history.html", charts=charts, first=first, last=last, shown=shown, mark=mark, box=box, height=HEIGHT
+        "history.html",
+        charts=charts,
+        first=first,
+        last=last,
+        shown=shown,
+        mark=mark,
+        box=box,
+        height=HEIGHT,
+        gaps=gaps,
+        is_kept=is_kept,
+        unkept_since=unkept_since,
     )
 
 

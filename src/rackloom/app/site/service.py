@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from rackloom.app.config import AdminConfig, Config, LimitsConfig, TenantLimitsConfig, load_config
+from rackloom.app.home import Home
 from rackloom.app.listeners import serve_http
 from rackloom.app.process import (
     allow_open_files,
@@ -50,6 +51,8 @@ from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.errors import Refused
 from rackloom.limits import PROBES, SITE_REST, Process, files_needed
+from rackloom.web.history_file import HistoryFile
+from rackloom.web.history_keeper import HistoryKeeper
 from rackloom.web.live import LiveMap
 
 # Listeners: REST with the rack map, and the operators' gRPC.
@@ -299,9 +302,17 @@ def _map_source(parts: ServiceParts, cluster: ClusterFollower | None) -> SiteSou
     return source
 
 
+def _history_keeper(parts: ServiceParts) -> HistoryKeeper | None:
+    """What keeps the history of the map; None: with PostgreSQL the service has no directory of its own."""
+    folder = parts.config.database.sqlite
+    if folder is None:
+        return None
+    return HistoryKeeper(HistoryFile(Home(folder).map_history), parts.clock)
+
+
 def _background_jobs(parts: ServiceParts, cluster: ClusterFollower | None, live: LiveMap) -> Iterator[Job]:
     """The jobs that run beside the listeners."""
-    yield live.record()
+    yield live.record(_history_keeper(parts))
     if parts.config.auth.issuers:  # without any it would end at once, and a job that ends stops the service
         yield parts.issuers.refresh()
     yield AuditKeeper(

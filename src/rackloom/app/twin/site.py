@@ -57,6 +57,8 @@ from rackloom.limits import SITE_REST
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackSite, build_site
 from rackloom.traces import NO_TRACES, Traces
+from rackloom.web.history_file import HistoryFile
+from rackloom.web.history_keeper import HistoryKeeper
 from rackloom.web.live import LiveMap
 from rackloom.web.sign_in_codes import SignInCodes
 
@@ -274,6 +276,7 @@ async def embedded_service(
         app = create_app(deps)
         source = SiteSource(store, clock, home.path / "transfers")
         live = LiveMap(source, clock)
+        history = HistoryKeeper(HistoryFile(home.map_history), clock)
         codes = SignInCodes(clock)
         mapped = mount_rack_map(
             app,
@@ -288,7 +291,7 @@ async def embedded_service(
         answering = serve_http(
             _with_metrics(mapped, page), f"{LOOPBACK}:{port}", limits=SITE_REST, ended=ended
         )
-        async with background_task(live.record()), answering as bound:
+        async with background_task(live.record(history)), answering as bound:
             url = f"http://{LOOPBACK}:{bound}"
             write_durably(home.address, url.encode())
             try:

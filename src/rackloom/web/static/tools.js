@@ -61,7 +61,10 @@ const isoTime = (seconds) => new Date(seconds * 1000).toISOString().replace(".00
 
 function showSliderTime(slider) {
   const output = trends.querySelector("output");
-  output.textContent = `${isoTime(slider.value).slice(11, 19)} UTC`;
+  const isIn = (gap) => slider.value > Number(gap[0]) && slider.value < Number(gap[1]);
+  const gaps = slider.dataset.gaps.trim().split(" ").map((gap) => gap.split("-"));
+  const unrecorded = gaps.some(isIn) ? ": nothing was recorded" : "";
+  output.textContent = `${isoTime(slider.value).slice(11, 19)} UTC${unrecorded}`;
   slider.setAttribute("aria-valuetext", output.textContent);
 }
 
