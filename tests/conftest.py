@@ -16,11 +16,13 @@ from hypothesis import HealthCheck, settings
 from tests.ports import reserved_network
 
 # No property fails for being slow on a busy machine. With CI set, the same code is shown the same examples: a
-# change is judged by what it changed; everybody else's runs look for new ones.
+# change is judged by what it changed; everybody else's runs look for new ones, and for more.
+IN_CI = "CI" in os.environ
 settings.register_profile(
     "steady",
     deadline=None,
-    derandomize="CI" in os.environ,
+    derandomize=IN_CI,
+    max_examples=60 if IN_CI else 100,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
 )
