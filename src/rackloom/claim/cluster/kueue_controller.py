@@ -170,9 +170,7 @@ class KueueController:
             await self._write(workload, check, verdict)
 
     async def _write(self, workload: KueueWorkload, check: str, verdict: Verdict) -> None:
-        meta = {
-            key: workload.obj["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")
-        }
+        meta = {key: workload.obj["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
         entry = check_state_json(check, verdict, metav1_time(self._wall()))
         try:
             await self._apply(WORKLOAD, meta, {"admissionChecks": [entry]})
@@ -182,7 +180,11 @@ class KueueController:
             self._runtime.queue.add_after(PassKey(), self._settings.settle)
             return
         log.info(
-            "kueue.decided", workload=workload.full_name, check=check, state=verdict.state, why=verdict.message
+            "kueue.decided",
+            workload=workload.full_name,
+            check=check,
+            state=verdict.state,
+            why=verdict.message,
         )
 
     async def _apply(self, kind: ResourceKind, meta: Object, status: Object) -> Object:

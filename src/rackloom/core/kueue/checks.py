@@ -17,7 +17,7 @@ clique label) may come, so it is a Retry.
 Owners of other namespaces have no names in messages.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -48,11 +48,16 @@ from rackloom.core.kueue.workloads import (
     pod_set_updates,
 )
 from rackloom.core.place.jobs import Job, PriorityClasses, channel_templates, read_jobs
-from rackloom.core.place.kueue_topology import TopologyAttempt, job_topology, topology_attempts
+from rackloom.core.place.kueue_topology import (
+    TopologyAttempt,
+    first_that_fits,
+    job_topology,
+    topology_attempts,
+)
 from rackloom.core.place.observed_site import DraDevices
-from rackloom.core.place.placement_values import GangPlan, SchedulerLabels, TrayHold, list_names
+from rackloom.core.place.placement_values import SchedulerLabels, TrayHold, list_names
 from rackloom.core.place.pod_constraints import parse_count
-from rackloom.core.place.site_planner import PlacedJob, PlanRequest, SiteObjects, SitePlanner
+from rackloom.core.place.site_planner import PlacedJob, PlacementReport, PlanRequest, SiteObjects, SitePlanner
 from rackloom.errors import Refused
 
 T = TypeVar("T")
@@ -96,7 +101,8 @@ class PlacementPass:
         self._channels = channel_templates([{**obj, "kind": "ComputeDomain"} for obj in cluster.domains])
         self._reserved = [*_held_by_workloads(cluster, workloads, set(checks))]
         self._trays_of_gangs = {
-            (record.key.namespace, record.key.name): record.reserved for record in map(read_record, cluster.gang_plans)
+            (record.key.namespace, record.key.name): record.reserved
+            for record in map(read_record, cluster.gang_plans)
         }
 
     def decide(self, workload: KueueWorkload, check: str) -> Verdict:
@@ -116,22 +122,23 @@ class PlacementPass:
         request = _plan_request(job, self._labels)
         cluster = replace(self._cluster, nodes=tuple(self._nodes_for(workload)))
         reserved = (*self._reserved, *self._holds_of_gangs(gang))
-        blocked, note = "", ""
-        for attempt in topology_attempts(job_topology(job), request, self._cluster.nodes):
-            planner = self._planner(cluster, attempt, reserved, workload.namespace)
-            (answer,) = planner.report([job]).jobs
-            if answer.plan is None:
-                blocked = blocked or answer.blocked or ""
-                continue
-            (placed,) = planner.placed
-            updates = pod_set_updates(
-                workload, admitted, placed.gang, answer.plan, placed.site, attempt.request.labels.clique
-            )
-            note = f"; {attempt.note}" if attempt.note else ""
-            self._reserved += _holds_of(workload, updates)
-            return Verdict(
-                state=READY, message=f"{_plan_text(placed, answer.plan)}{note}", pod_set_updates=tuple(updates)
-            )
+        try:
+            attempt, planner, report = self._report(cluster, job, request, reserved, workload.namespace)
+        except Refused as refused:
+            blocked: str | None = str(refused)
+        else:
+            (answer,) = report.jobs
+            blocked = answer.blocked
+            if answer.plan is not None:
+                (placed,) = planner.placed
+                updates = pod_set_updates(
+                    workload, admitted, placed.gang, placed.plan, placed.site, attempt.request.labels.clique
+                )
+                self._reserved += _holds_of(workload, updates)
+                note = f"; {attempt.note}" if attempt.note else ""
+                return Verdict(
+                    state=READY, message=f"{_plan_text(placed)}{note}", pod_set_updates=tuple(updates)
+                )
         why = self._why_never(workload, admitted, request)
         if why is not None:
             return Verdict(state=REJECTED, message=f"it can never fit: {why}")
@@ -160,32 +167,29 @@ class PlacementPass:
                     TrayHold(owner="/".join(gang), tray=tray, gpus=0, is_whole=True) for tray in trays
                 )
 
-    def _planner(
+    def _report(
         self,
         cluster: KueueCluster,
-        attempt: TopologyAttempt,
+        job: Job,
+        request: PlanRequest,
         reserved: Sequence[TrayHold],
-        viewer: str | None,
-    ) -> SitePlanner:
-        nodes = tuple(node for node in cluster.nodes if attempt.takes(node))
-        names_of_nodes = {node["metadata"]["name"] for node in nodes}
-        pods = tuple(cluster.pods)
-        devices = DraDevices(
-            nodes=tuple(_readable((_with_labels_only(node) for node in nodes), Node)),
-            classes=tuple(_readable(cluster.classes, DeviceClass)),
-            slices=tuple(_readable(cluster.slices, ResourceSlice)),
-            claims=tuple(_readable((claim for claim in cluster.claims if allocated_devices(claim)), ResourceClaim)),
-            pods=pods,
-        )
-        found = SiteObjects(
-            nodes=nodes,
-            pods=pods,
-            devices=devices,
-            reserved=tuple(hold for hold in reserved if hold.tray in names_of_nodes),
-            viewer=viewer,
-        )
+        viewer: str,
+    ) -> tuple[TopologyAttempt, SitePlanner, PlacementReport]:
+        """How a job goes on the nodes of a cluster. Raises Refused."""
+        found = _site_objects(cluster, reserved, viewer)
         classes = PriorityClasses((), are_all_known=False)
-        return SitePlanner(found, self._claims, self._channels, classes, attempt.request)
+
+        def plan(attempt: TopologyAttempt) -> tuple[SitePlanner, PlacementReport]:
+            nodes = tuple(node for node in found.nodes if attempt.takes(node))
+            there = {node["metadata"]["name"] for node in nodes}
+            kept = tuple(hold for hold in found.reserved if hold.tray in there)
+            site = replace(found, nodes=nodes, reserved=kept)
+            planner = SitePlanner(site, self._claims, self._channels, classes, attempt.request)
+            return planner, planner.report([job])
+
+        # A level is one of the whole cluster, also where Kueue has chosen domains.
+        attempts = topology_attempts(job_topology(job), request, self._cluster.nodes)
+        return first_that_fits(attempts, plan)
 
     # What can never fit.
 
@@ -197,31 +201,44 @@ class PlacementPass:
         best = replace(cluster, nodes=tuple(map(_at_its_best, cluster.nodes)), pods=(), claims=())
         try:
             (job,) = read_jobs([_without_rules(admitted)], self._labels)
-            why = None
-            for attempt in topology_attempts(job_topology(job), request, best.nodes):
-                (answer,) = self._planner(best, attempt, (), workload.namespace).report([job]).jobs
-                if answer.plan is not None:
-                    return None
-                why = why or answer.blocked
+            _, _, report = self._report(best, job, request, (), workload.namespace)
         except Refused:
             return None
-        return why
+        (answer,) = report.jobs
+        return answer.blocked if answer.plan is None else None
+
+
+def _site_objects(cluster: KueueCluster, reserved: Sequence[TrayHold], viewer: str) -> SiteObjects:
+    """The cluster as the planner takes it."""
+    pods = tuple(cluster.pods)
+    allocated = (claim for claim in cluster.claims if allocated_devices(claim))
+    devices = DraDevices(
+        nodes=tuple(_readable(map(_with_labels_only, cluster.nodes), Node)),
+        classes=tuple(_readable(cluster.classes, DeviceClass)),
+        slices=tuple(_readable(cluster.slices, ResourceSlice)),
+        claims=tuple(_readable(allocated, ResourceClaim)),
+        pods=pods,
+    )
+    return SiteObjects(
+        nodes=tuple(cluster.nodes), pods=pods, devices=devices, reserved=tuple(reserved), viewer=viewer
+    )
 
 
 def _held_by_workloads(
     cluster: KueueCluster, workloads: Iterable[KueueWorkload], checks: set[str]
 ) -> Iterator[TrayHold]:
     """What was planned for admitted workloads and is not in use yet."""
-    pods: dict[str, list[Object]] = {}
+    # Anybody may write the label: only pods of the workload's own namespace count.
+    pods: dict[tuple[str, str], list[Object]] = {}
     for pod in cluster.pods:
         uid = (pod["metadata"].get("labels") or {}).get(WORKLOAD_LABEL)
         if uid is not None:
-            pods.setdefault(uid, []).append(pod)
+            pods.setdefault((pod["metadata"]["namespace"], uid), []).append(pod)
     for workload in workloads:
         if workload.has_quota:
             for name, check in workload.checks.items():
                 if name in checks and check.state == READY:
-                    yield from held_seats(workload, check, pods.get(workload.uid, ()))
+                    yield from held_seats(workload, check, pods.get((workload.namespace, workload.uid), ()))
 
 
 def _holds_of(workload: KueueWorkload, updates: Sequence[Object]) -> Iterator[TrayHold]:
@@ -229,11 +246,14 @@ def _holds_of(workload: KueueWorkload, updates: Sequence[Object]) -> Iterator[Tr
     yield from held_seats(workload, CheckState(name="", state=READY, pod_set_updates=tuple(updates)), ())
 
 
-def _plan_text(placed: PlacedJob, plan: GangPlan) -> str:
+def _plan_text(placed: PlacedJob) -> str:
+    plan = placed.plan
     members = sum(group.members for group in placed.gang.device_groups)
     where = f"clique {plan.cliques[0]}" if len(plan.cliques) == 1 else f"cliques {list_names(plan.cliques)}"
     spares = f", {len(plan.spares)} kept spare" if plan.spares else ""
-    return f"planned: {members} members on {len(plan.trays)} trays of {where} ({list_names(plan.trays)}){spares}"
+    return (
+        f"planned: {members} members on {len(plan.trays)} trays of {where} ({list_names(plan.trays)}){spares}"
+    )
 
 
 # The job of a workload.

@@ -303,7 +303,11 @@ def active_condition(check: Object, now: str) -> Object | None:
     message = "Rackloom plans the workloads that wait for this check"
     status, reason = "True", "Active"
     if (check.get("spec") or {}).get("parameters"):
-        message, status, reason = "this check takes no parameters: leave spec.parameters out", "False", "BadParameters"
+        message, status, reason = (
+            "this check takes no parameters: leave spec.parameters out",
+            "False",
+            "BadParameters",
+        )
     wanted = {
         "type": "Active",
         "status": status,
@@ -311,7 +315,7 @@ def active_condition(check: Object, now: str) -> Object | None:
         "message": message,
         "observedGeneration": generation,
     }
-    present = next((condition for condition in conditions if condition.get("type") == "Active"), {})
+    present: Object = next((condition for condition in conditions if condition.get("type") == "Active"), {})
     if all(present.get(key) == value for key, value in wanted.items()):
         return None
     since = present.get("lastTransitionTime") if present.get("status") == status else None

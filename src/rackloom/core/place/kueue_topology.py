@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from rackloom.core.place.jobs import Job
 from rackloom.core.place.placement_values import SchedulerLabels
-from rackloom.core.place.site_planner import PlanRequest
+from rackloom.core.place.site_planner import PlacementReport, PlanRequest, SitePlanner
 from rackloom.core.place.workload_kinds import value_at
 from rackloom.errors import Refused
 
@@ -166,8 +166,27 @@ def job_topology(job: Job) -> JobTopology | None:
     together = {named.group for named in requests}
     has_shares = any(group.share for group in groups)
     return JobTopology(
-        request=request, is_apart=len(groups) > 1 and not has_shares and (len(together) > 1 or None in together)
+        request=request,
+        is_apart=len(groups) > 1 and not has_shares and (len(together) > 1 or None in together),
     )
+
+
+def shared_topology(jobs: Sequence[Job], request: PlanRequest) -> JobTopology | None:
+    """The request of jobs that are planned together. Raises Refused where they, or the options, differ."""
+    found = [job_topology(job) for job in jobs]
+    if not found or all(topology is None for topology in found):
+        return None
+    if any(topology != found[0] for topology in found):
+        raise Refused(
+            "the jobs ask for different topologies by their annotations, and are planned with one",
+            nearest_fix="place them one by one",
+        )
+    if request.segment is not None:
+        raise Refused(
+            f"{jobs[0].name} names its topology by annotations of {KUEUE}, and --segment names another",
+            nearest_fix="leave --segment out, or the annotations",
+        )
+    return found[0]
 
 
 def _group_requests(job: Job, names: Sequence[str]) -> list[TopologyRequest]:
@@ -203,6 +222,13 @@ class TopologyAttempt(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     """What is to be said about a plan that is found this way."""
 
+    def noted(self, report: PlacementReport) -> PlacementReport:
+        """The report, with what is to be said of plans that were found this way."""
+        if not self.note:
+            return report
+        jobs = (replace(job, notes=(*job.notes, self.note)) if job.plan else job for job in report.jobs)
+        return replace(report, jobs=tuple(jobs))
+
     def takes(self, node: Mapping[str, Any]) -> bool:
         """Whether a node is planned on."""
         if self.domain is None:
@@ -214,7 +240,7 @@ class TopologyAttempt(msgspec.Struct, frozen=True, kw_only=True):
 def topology_attempts(
     topology: JobTopology | None, request: PlanRequest, nodes: Sequence[Mapping[str, Any]]
 ) -> Iterator[TopologyAttempt]:
-    """The ways to plan a job, the best first; at least one. Raises Refused for a level that no node carries."""
+    """The ways to plan a job, the best first; at least one. Raises Refused for a level of no node."""
     if topology is None:
         yield TopologyAttempt(request=request)
         return
@@ -241,6 +267,31 @@ def topology_attempts(
     if asked.required is None:
         note = f"no domain of {asked.preferred} has room for it: preferred, so it is spread"
         yield TopologyAttempt(request=anywhere, note=note if asked.preferred else "")
+
+
+def first_that_fits(
+    attempts: Iterable[TopologyAttempt],
+    plan: Callable[[TopologyAttempt], tuple[SitePlanner, PlacementReport]],
+) -> tuple[TopologyAttempt, SitePlanner, PlacementReport]:
+    """The first attempt by which all jobs have a plan, else the first of all: it is what the jobs asked for.
+
+    Raises Refused where each attempt is refused as it is.
+    """
+    tried: list[tuple[TopologyAttempt, SitePlanner, PlacementReport]] = []
+    refusals: list[Refused] = []
+    for attempt in attempts:
+        try:
+            planner, report = plan(attempt)
+        except Refused as refused:
+            # One domain may be too small for a slice, and the next not.
+            refusals.append(refused)
+            continue
+        tried.append((attempt, planner, attempt.noted(report)))
+        if all(job.plan is not None for job in report.jobs):
+            return tried[-1]
+    if not tried:
+        raise refusals[0]
+    return tried[0]
 
 
 def _at_level(request: PlanRequest, level: str) -> PlanRequest:

@@ -37,7 +37,9 @@ from rackloom.lab.virtual.event_loop import loop_wall_time
 TEAM, CHECK, GPUS = "team", "rackloom", 4
 SETTINGS = GangSettings(again=5.0)
 _LISTS = {"status.conditions": ("type",), "status.admissionChecks": ("name",), "spec.podSets": ("name",)}
-KUEUE_TYPES = {kind: TypeSchema(status=True, generation=True, lists=_LISTS) for kind in (WORKLOAD, ADMISSION_CHECK)}
+KUEUE_TYPES = {
+    kind: TypeSchema(status=True, generation=True, lists=_LISTS) for kind in (WORKLOAD, ADMISSION_CHECK)
+}
 KUEUE_TYPES[RESOURCE_FLAVOR] = TypeSchema(generation=True)
 
 
@@ -72,7 +74,9 @@ class KueueSite:
     async def publish(self, driver=names.GPU_DRIVER):
         """As the node plugins do: four devices on each tray."""
         selector = {"cel": {"expression": f"device.driver == '{driver}'"}}
-        await self.user.create(DEVICE_CLASS, {"metadata": {"name": driver}, "spec": {"selectors": [selector]}})
+        await self.user.create(
+            DEVICE_CLASS, {"metadata": {"name": driver}, "spec": {"selectors": [selector]}}
+        )
         for name in self.trays:
             pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
             devices = [{"name": f"device-{number}"} for number in range(GPUS)]
@@ -82,7 +86,10 @@ class KueueSite:
     async def make_template(self, name, **counts):
         """A claim template for so many devices of each driver."""
         requests = [
-            {"name": f"of-{number}", "exactly": {"deviceClassName": driver, "allocationMode": "ExactCount", "count": count}}
+            {
+                "name": f"of-{number}",
+                "exactly": {"deviceClassName": driver, "allocationMode": "ExactCount", "count": count},
+            }
             for number, (driver, count) in enumerate(counts.items())
         ]
         spec = {"spec": {"devices": {"requests": requests}}}
@@ -129,7 +136,9 @@ class KueueSite:
     async def occupy(self, tray, name="busy", namespace="other", gpus=GPUS):
         container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
         spec = {"containers": [container], "nodeName": tray}
-        await self.user.create(POD, {"metadata": {"name": f"{name}-{tray}", "namespace": namespace}, "spec": spec})
+        await self.user.create(
+            POD, {"metadata": {"name": f"{name}-{tray}", "namespace": namespace}, "spec": spec}
+        )
 
     async def free(self, tray, name="busy", namespace="other"):
         await self.user.delete(POD, f"{name}-{tray}", namespace, grace_seconds=0)
@@ -157,7 +166,16 @@ class KueueSite:
         raise AssertionError(f"did not come true; workloads: {[obj.get('status') for obj in found]}")
 
 
-def pod_set(members, gpus=GPUS, name="main", topology=None, template=None, selector=None, labels=None, annotations=None):
+def pod_set(
+    members,
+    gpus=GPUS,
+    name="main",
+    topology=None,
+    template=None,
+    selector=None,
+    labels=None,
+    annotations=None,
+):
     resources = {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {}
     spec = {"containers": [{"name": "c", "resources": resources}]}
     if template is not None:
@@ -239,7 +257,13 @@ class SimulatedKueue:
             if condition["type"] not in conditions
         ]
         changed = [
-            {"type": type_, "status": status, "reason": "Simulated", "message": "", "lastTransitionTime": since}
+            {
+                "type": type_,
+                "status": status,
+                "reason": "Simulated",
+                "message": "",
+                "lastTransitionTime": since,
+            }
             for type_, status in conditions.items()
         ]
         meta = {"resourceVersion": obj["metadata"]["resourceVersion"]}

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.claim.cluster.kueue.kueue_site import CHECK, TEAM, KueueSite, pod_set, run
+from tests.claim.cluster.kueue.kueue_site import CHECK, TEAM, KueueSite, run
 
 from rackloom.core.domains import names
 from rackloom.core.kubernetes.objects import ADMISSION_CHECK, POD, has_condition
