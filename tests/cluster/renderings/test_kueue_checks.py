@@ -25,11 +25,13 @@ from rackloom.core.domains.names import CHANNEL_CLASS
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import (
     ADMISSION_CHECK,
+    COMPUTE_DOMAIN,
     JOB,
     POD,
     RESOURCE_CLAIM_TEMPLATE,
     WORKLOAD,
     Object,
+    ResourceKind,
     has_condition,
 )
 from rackloom.core.kueue.workloads import CONTROLLER_NAME, PLAN_ANNOTATION
@@ -68,13 +70,16 @@ async def kueue(
             await api.delete(
                 JOB, job["metadata"]["name"], job["metadata"]["namespace"], propagation="Background"
             )
-        await until(lambda: _has_no_workload(api), "the workloads are gone")
+        for domain in (await api.list(COMPUTE_DOMAIN)).items:
+            await api.delete(COMPUTE_DOMAIN, domain["metadata"]["name"], domain["metadata"]["namespace"])
+        await until(lambda: _has_none(api, WORKLOAD), "the workloads are gone")
+        await until(lambda: _has_none(api, COMPUTE_DOMAIN), "the ComputeDomains are taken apart")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _has_no_workload(api: KubeApi) -> bool:
-    return not (await api.list(WORKLOAD)).items
+async def _has_none(api: KubeApi, kind: ResourceKind) -> bool:
+    return not (await api.list(kind)).items
 
 
 def queue(namespace: str, **quotas: int) -> list[Object]:

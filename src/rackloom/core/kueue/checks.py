@@ -32,7 +32,7 @@ from rackloom.core.allocate.objects import (
 from rackloom.core.domains import names
 from rackloom.core.gangs.snapshot import read_record
 from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, read_gang_spec
-from rackloom.core.kubernetes.objects import Object, allocated_devices
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, Object, allocated_devices
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.kueue.workloads import (
     READY,
@@ -98,7 +98,9 @@ class PlacementPass:
         self._labels = SchedulerLabels(clique=settings.clique_label)
         self._flavors = {obj["metadata"]["name"]: obj.get("spec") or {} for obj in cluster.flavors}
         self._claims = tuple(_claims_to_make(cluster))
-        self._channels = channel_templates([{**obj, "kind": "ComputeDomain"} for obj in cluster.domains])
+        # The API server leaves the kind out of the objects of a list.
+        self._domains = [{**obj, "kind": COMPUTE_DOMAIN.kind} for obj in cluster.domains]
+        self._channels = channel_templates(self._domains)
         self._reserved = [*_held_by_workloads(cluster, workloads, set(checks))]
         self._trays_of_gangs = {
             (record.key.namespace, record.key.name): record.reserved
@@ -109,7 +111,7 @@ class PlacementPass:
         """What becomes of one workload that waits for a check; its plan counts for those that follow."""
         try:
             admitted = as_admitted(workload, self._flavors)
-            jobs = read_jobs([admitted], self._labels)
+            jobs = read_jobs([*self._domains, admitted], self._labels)
             if not any(group.need.takes_devices for job in jobs for group in job.groups):
                 return Verdict(state=READY, message="it asks for no GPU, NIC or channel: nothing to plan")
             (job,) = jobs
@@ -200,7 +202,7 @@ class PlacementPass:
             return None
         best = replace(cluster, nodes=tuple(map(_at_its_best, cluster.nodes)), pods=(), claims=())
         try:
-            (job,) = read_jobs([_without_rules(admitted)], self._labels)
+            (job,) = read_jobs([*self._domains, _without_rules(admitted)], self._labels)
             _, _, report = self._report(best, job, request, (), workload.namespace)
         except Refused:
             return None
