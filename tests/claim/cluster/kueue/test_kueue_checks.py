@@ -1,12 +1,17 @@
 """Workloads that wait for a check of ours: admitted with a plan, told to wait, or refused for good."""
 
+import asyncio
 import json
 
+import pytest
+from tests.claim.cluster.gangs.gang_site import Mortal
 from tests.claim.cluster.kueue.kueue_site import CHECK, TEAM, KueueSite, run
 
+from rackloom.claim.kube.api import KubeError
 from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import ADMISSION_CHECK, POD, has_condition
+from rackloom.core.kubernetes.objects import ADMISSION_CHECK, POD, WORKLOAD, has_condition
 from rackloom.core.kueue.workloads import PLAN_ANNOTATION, WORKLOAD_LABEL
+from rackloom.lab.kube.direct import DirectApi
 
 CLIQUE = names.GPU_CLIQUE_LABEL
 
@@ -121,11 +126,7 @@ def test_pods_take_over_what_the_plan_holds():
         await site.submit("b", 2)
         await site.until(lambda: site.is_admitted("b"))
 
-        async def all_run():
-            pods = (await site.user.list(POD, TEAM)).items
-            return len(pods) == 4 and all(pod["spec"].get("nodeName") for pod in pods)
-
-        await site.until(all_run)
+        await site.until(lambda: _is_bound(site, 4))
         await site.end()
 
     run(story)
@@ -152,3 +153,129 @@ def test_nothing_happens_until_kueue_is_installed():
         return calls > count
 
     run(story)
+
+
+def test_the_urgent_one_is_planned_first():
+    async def story():
+        site = KueueSite(racks=1, trays=4)
+        await site.begin()
+        site.run_kueue()
+        await site.submit("low", 3)
+        await site.submit("high", 3, priority=100)
+        await site.until(lambda: site.is_in("low", "Pending"))
+        await site.until(lambda: site.is_in("high", "Pending"))
+        await site.add_check()
+        site.start()
+        await site.until(lambda: site.is_admitted("high"))
+        assert not await site.is_admitted("low")
+        await site.end()
+
+    run(story)
+
+
+def test_checks_of_other_controllers_are_left_alone():
+    async def story():
+        site = KueueSite(racks=1, trays=4)
+        await site.begin()
+        await site.add_check(controllerName="example.com/other")
+        site.start()
+        site.run_kueue()
+        await site.submit("train", 4)
+        await site.until(lambda: site.is_in("train", "Pending"))
+        before = site.kube.writes("controller")
+        await asyncio.sleep(60)
+        assert await site.is_in("train", "Pending")
+        assert "status" not in await site.user.get(ADMISSION_CHECK, CHECK)
+        assert site.kube.writes("controller") == before == 0
+        await site.end()
+
+    run(story)
+
+
+def test_nothing_is_ready_while_the_cluster_cannot_be_read():
+    async def story():
+        site = KueueSite(racks=1, trays=4)
+        await site.begin()
+        await site.add_check()
+        site.run_kueue()
+        api = Blind(site.kube, "controller")
+        site.start(api)
+        await site.submit("train", 4)
+        await site.until(lambda: site.is_in("train", "Pending"))
+        await asyncio.sleep(120)
+        assert await site.is_in("train", "Pending")
+        api.is_blind = False
+        await site.until(lambda: site.is_admitted("train"))
+        await site.end()
+
+    run(story)
+
+
+class Blind(DirectApi):
+    """Pods cannot be listed: whatever is planned would be planned on a guess."""
+
+    is_blind = True
+
+    async def list(self, kind, namespace=None, *, labels="", fields=""):
+        if kind == POD and self.is_blind:
+            raise KubeError(503, "Unavailable", "no leader")
+        return await super().list(kind, namespace, labels=labels, fields=fields)
+
+
+def test_a_workload_that_changes_meanwhile_is_decided_again():
+    async def story():
+        site = KueueSite(racks=1, trays=4)
+        await site.begin()
+        await site.add_check()
+        site.run_kueue()
+        api = Meddling(site.kube, "controller")
+        site.start(api)
+        await site.submit("train", 4)
+        await site.until(lambda: site.is_admitted("train"))
+        assert api.conflicts > 0
+        await site.end()
+
+    run(story)
+
+
+class Meddling(DirectApi):
+    """Somebody changes a workload between each first reading and writing of it."""
+
+    conflicts = 0
+
+    async def apply(self, kind, obj, *, manager, force=False, subresource=""):
+        if kind == WORKLOAD and self.conflicts < 3:
+            self.conflicts += 1
+            note = {"metadata": {"annotations": {"note": str(self.conflicts)}}}
+            await self.patch(kind, obj["metadata"]["name"], obj["metadata"]["namespace"], note)
+        return await super().apply(kind, obj, manager=manager, force=force, subresource=subresource)
+
+
+@pytest.mark.parametrize("last", range(1, 6))
+def test_a_new_controller_goes_on_where_one_has_died(last):
+    async def story():
+        site = KueueSite(racks=1, trays=4)
+        await site.begin()
+        await site.add_check()
+        site.run_kueue(makes_pods=True)
+        site.start(Mortal(site.kube, "controller", last))
+        for name in ("a", "b", "c"):
+            await site.submit(name, 2)
+        for _ in range(30):
+            await asyncio.sleep(1)
+            await site.kill()
+            site.start()
+
+        async def two_are_in():
+            return [await site.is_admitted(name) for name in "abc"].count(True) == 2
+
+        await site.until(two_are_in)
+        await site.until(lambda: _is_bound(site, 4))
+        await site.end()
+
+    run(story)
+
+
+async def _is_bound(site, count):
+    pods = (await site.user.list(POD, TEAM)).items
+    return len(pods) == count and all(pod["spec"].get("nodeName") for pod in pods)
