@@ -20,7 +20,7 @@ from tests.cluster.renderings.operators import Operator, installed
 from tests.waiting import until
 
 from rackloom.app.controller import Leadership
-from rackloom.claim.kube.api import KubeApi, NotFound
+from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.core.domains.names import CHANNEL_CLASS
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import (
@@ -181,6 +181,28 @@ async def test_a_job_that_fits_starts_where_it_was_planned(
         assert pod["spec"]["nodeSelector"][CLIQUE] == whole
         assert PLAN_ANNOTATION in pod["metadata"]["annotations"]
     assert has_condition(await api.get(ADMISSION_CHECK, "placement"), "Active")
+
+
+async def test_the_controller_may_decide_pending_checks_and_change_nothing_else(
+    kueue: None, cluster: ControlPlane, api: KubeApi, add_rack: AddRack, namespace: str
+) -> None:
+    await add_rack(RACK)
+    apply(cluster, queue(namespace))
+    apply(cluster, [job(namespace, "rack", RACK)])
+    await until_admitted(api, namespace, "rack")
+    workload = await workload_of(api, namespace, "rack")
+    name, status = workload["metadata"]["name"], workload["status"]
+    retried = [{**check, "state": "Retry"} for check in status["admissionChecks"]]
+    async with as_account(api, cluster, "rackloom-controller") as own:
+        for change, why in (
+            ({"admissionChecks": retried}, "decides checks that are pending"),
+            ({"conditions": []}, "changes nothing of a workload beside its checks"),
+            ({"admission": None}, "changes nothing of a workload beside its checks"),
+        ):
+            with pytest.raises(Rejected, match=why):
+                await own.patch(WORKLOAD, name, namespace, {"status": change}, subresource="status")
+        with pytest.raises(Rejected, match="cannot patch"):
+            await own.patch(WORKLOAD, name, namespace, {"spec": {"active": False}})
 
 
 async def test_a_job_that_does_not_fit_now_waits_and_starts_once_there_is_room(
