@@ -136,22 +136,22 @@ async def is_admitted(api: KubeApi, namespace: str, name: str) -> bool:
     return has_condition(await workload_of(api, namespace, name), "Admitted")
 
 
-async def told(api: KubeApi, namespace: str, name: str) -> str:
+async def reported(api: KubeApi, namespace: str, name: str) -> str:
     """All that the conditions and checks of the workload of a Job say."""
     status = (await workload_of(api, namespace, name)).get("status") or {}
-    said = (*(status.get("conditions") or ()), *(status.get("admissionChecks") or ()))
-    return "; ".join(entry.get("message") or "" for entry in said)
+    entries = (*(status.get("conditions") or ()), *(status.get("admissionChecks") or ()))
+    return "; ".join(entry.get("message") or "" for entry in entries)
 
 
-async def until_told(api: KubeApi, namespace: str, name: str, words: str) -> str:
-    """What is said of a workload, once it has these words."""
+async def until_reported(api: KubeApi, namespace: str, name: str, words: str) -> str:
+    """The messages of a workload, once they have these words."""
 
-    async def is_told() -> str:
-        text = await told(api, namespace, name)
+    async def is_reported() -> str:
+        text = await reported(api, namespace, name)
         return text if words in text else ""
 
     try:
-        return await until(is_told, f"the workload of {name} says {words!r}")
+        return await until(is_reported, f"the workload of {name} says {words!r}")
     except AssertionError as error:
         error.add_note(str(await workload_of(api, namespace, name)))
         raise
@@ -174,7 +174,9 @@ async def test_a_job_that_fits_starts_where_it_was_planned(
     apply(cluster, [job(namespace, "rack", RACK)])
 
     await until_admitted(api, namespace, "rack")
-    assert f"planned: {RACK} members on {RACK} trays of clique {whole}" in await told(api, namespace, "rack")
+    assert f"planned: {RACK} members on {RACK} trays of clique {whole}" in await reported(
+        api, namespace, "rack"
+    )
     pods = await landed(api, namespace, RACK)
     assert await spread(api, pods) == {(whole,): RACK}
     for pod in pods:
@@ -213,8 +215,8 @@ async def test_a_job_that_does_not_fit_now_waits_and_starts_once_there_is_room(
     apply(cluster, queue(namespace))
     apply(cluster, [job(namespace, "rack", RACK)])
 
-    said = await until_told(api, namespace, "rack", "it does not fit now")
-    assert f"asks for {RACK} " in said
+    text = await until_reported(api, namespace, "rack", "it does not fit now")
+    assert f"asks for {RACK} " in text
     assert not await is_admitted(api, namespace, "rack")
 
     for pod in (await api.list(POD, namespace)).items:
@@ -231,7 +233,7 @@ async def test_a_job_that_is_larger_than_any_rack_is_rejected(
     apply(cluster, queue(namespace))
     apply(cluster, [job(namespace, "huge", RACK + 1)])
 
-    await until_told(api, namespace, "huge", "it can never fit")
+    await until_reported(api, namespace, "huge", "it can never fit")
 
     async def is_deactivated() -> bool:
         return (await workload_of(api, namespace, "huge"))["spec"].get("active") is False
@@ -253,7 +255,7 @@ async def test_two_jobs_at_once_never_get_the_same_room(
     await until(admitted, "one of them is admitted")
     (winner,) = await admitted()
     (loser,) = {"first", "second"} - {winner}
-    await until_told(api, namespace, loser, "it does not fit now")
+    await until_reported(api, namespace, loser, "it does not fit now")
     assert await admitted() == [winner]
 
     await api.delete(JOB, winner, namespace, propagation="Background")
@@ -277,11 +279,19 @@ async def test_the_channels_of_compute_domains_have_a_quota(
         await until(partial(_exists, api, namespace, f"{name}-channel"), "the template is there")
     apply(cluster, [job(namespace, "first", RACK, "first-channel")])
     await until_admitted(api, namespace, "first")
-    assert f"planned: {RACK} members on {RACK} trays" in await told(api, namespace, "first")
+    assert f"planned: {RACK} members on {RACK} trays" in await reported(api, namespace, "first")
 
     apply(cluster, [job(namespace, "second", RACK, "second-channel")])
-    said = await until_told(api, namespace, "second", f"insufficient unused quota for {CHANNELS}")
-    assert "planned" not in said
+
+    async def is_counted() -> bool:
+        status = (await workload_of(api, namespace, "second")).get("status") or {}
+        found = status.get("resourceRequests") or ()
+        return [entry["resources"].get(CHANNELS) for entry in found] == [str(RACK)]
+
+    await until(is_counted, "the channels of the second job are counted")
+    assert not has_condition(await workload_of(api, namespace, "second"), "QuotaReserved")
+    apply(cluster, queue(namespace, **{CHANNELS: 2 * RACK}))
+    await until_admitted(api, namespace, "second")
 
 
 async def _exists(api: KubeApi, namespace: str, template: str) -> bool:

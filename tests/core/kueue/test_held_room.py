@@ -12,7 +12,7 @@ from rackloom.core.kubernetes.objects import Object
 from rackloom.core.kueue.workloads import (
     CONTROLLER_NAME,
     PLAN_ANNOTATION,
-    CheckState,
+    AdmissionCheckState,
     PlannedPodSet,
     Verdict,
     active_condition,
@@ -94,16 +94,16 @@ def test_the_domains_that_kueue_has_chosen_are_read() -> None:
 # Held room.
 
 
-def ready(planned: PlannedPodSet) -> CheckState:
+def ready(planned: PlannedPodSet) -> AdmissionCheckState:
     annotation = msgspec.json.encode(planned).decode()
-    return CheckState(
+    return AdmissionCheckState(
         name="c",
         state="Ready",
         pod_set_updates=({"name": "main", "annotations": {PLAN_ANNOTATION: annotation}},),
     )
 
 
-def pods_on(check: CheckState, *nodes: str | None, phase: str = "Running") -> list[Object]:
+def pods_on(check: AdmissionCheckState, *nodes: str | None, phase: str = "Running") -> list[Object]:
     annotations = check.pod_set_updates[0]["annotations"]
     return [
         {"metadata": {"annotations": annotations}, "spec": {"nodeName": node}, "status": {"phase": phase}}
@@ -111,7 +111,7 @@ def pods_on(check: CheckState, *nodes: str | None, phase: str = "Running") -> li
     ]
 
 
-def held(check: CheckState, pods: list[Object]) -> dict[str, int]:
+def held(check: AdmissionCheckState, pods: list[Object]) -> dict[str, int]:
     return {hold.tray: hold.gpus for hold in held_seats(read_workload(workload()), check, pods)}
 
 

@@ -39,7 +39,7 @@ from rackloom.core.kueue.workloads import (
     REJECTED,
     RETRY,
     WORKLOAD_LABEL,
-    CheckState,
+    AdmissionCheckState,
     KueueWorkload,
     Verdict,
     as_admitted,
@@ -245,7 +245,9 @@ def _held_by_workloads(
 
 def _holds_of(workload: KueueWorkload, updates: Sequence[Object]) -> Iterator[TrayHold]:
     """What a plan that was just made holds."""
-    yield from held_seats(workload, CheckState(name="", state=READY, pod_set_updates=tuple(updates)), ())
+    yield from held_seats(
+        workload, AdmissionCheckState(name="", state=READY, pod_set_updates=tuple(updates)), ()
+    )
 
 
 def _plan_text(placed: PlacedJob) -> str:

@@ -29,7 +29,7 @@ PENDING, READY, RETRY, REJECTED = "Pending", "Ready", "Retry", "Rejected"
 """States of a check."""
 
 
-class CheckState(msgspec.Struct, frozen=True, kw_only=True):
+class AdmissionCheckState(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of `status.admissionChecks`."""
 
     name: str
@@ -43,7 +43,7 @@ class KueueWorkload(msgspec.Struct, frozen=True, kw_only=True):
     """A Workload."""
 
     obj: Object
-    checks: Mapping[str, CheckState]
+    checks: Mapping[str, AdmissionCheckState]
 
     @property
     def uid(self) -> str:
@@ -107,7 +107,7 @@ def read_workload(obj: Object) -> KueueWorkload:
     """Read a Workload, which the API server has checked against its schema."""
     states = (obj.get("status") or {}).get("admissionChecks") or ()
     checks = {
-        entry["name"]: CheckState(
+        entry["name"]: AdmissionCheckState(
             name=entry["name"],
             state=entry["state"],
             message=entry.get("message") or "",
@@ -215,7 +215,9 @@ def pod_set_updates(
     return updates
 
 
-def held_seats(workload: KueueWorkload, check: CheckState, pods: Iterable[Object]) -> Iterator[TrayHold]:
+def held_seats(
+    workload: KueueWorkload, check: AdmissionCheckState, pods: Iterable[Object]
+) -> Iterator[TrayHold]:
     """The room that members of an admitted workload still need; `pods`: those with the workload's label.
 
     A member that is bound, or has succeeded, needs none: pods and claims of the cluster show what it has.

@@ -216,9 +216,9 @@ class SimulatedKueue:
             return
         if ours is None:
             return
-        told = self.messages.setdefault(obj["metadata"]["name"], [])
-        if ours["state"] != "Pending" and ours["message"] not in told:
-            told.append(ours["message"])
+        reported = self.messages.setdefault(obj["metadata"]["name"], [])
+        if ours["state"] != "Pending" and ours["message"] not in reported:
+            reported.append(ours["message"])
         if ours["state"] == "Ready" and not has_condition(obj, "Admitted"):
             await self._patch(obj, {}, Admitted="True")
             if self.makes_pods:
