@@ -183,7 +183,7 @@ def test_a_job_of_kueue_keeps_its_queue_and_topology_and_is_planned_by_it(
 
 def test_an_unknown_level_is_named(tmp_path: Path) -> None:
     row = with_topology(job("wide", 1), required_topology="example.com/row")
-    with pytest.raises(Refused, match="no node carries the label example.com/row"):
+    with pytest.raises(Refused, match=r"no node carries the label example\.com/row"):
         ran(saved(tmp_path, node("r0-0", "c"), row))
 
 

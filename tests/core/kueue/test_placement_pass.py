@@ -232,7 +232,8 @@ def test_no_tray_is_promised_twice(cliques: list[int], jobs: list[tuple[int, int
     """Whoever decides: one pass, or a new one for each workload that reads what the others were promised."""
     cluster = KueueCluster(nodes=[obj for number, trays in enumerate(cliques) for obj in rack(number, trays)])
     asked = [workload(f"w{number}", members, gpus) for number, (members, gpus) in enumerate(jobs)]
-    served, states, inside = pass_on(cluster), [], []
+    served, states = pass_on(cluster), list[str]()
+    inside: list[KueueWorkload] = []
     for of in asked:
         states.append(served.decide(of, CHECK).state)
         verdict = decide(cluster, of, *inside)
