@@ -27,6 +27,7 @@ _TEXTS = {
     "namespaces": "rackloom-system and rackloom-imex. Without: make them, labelled as in namespace.yaml.",
     "imex": "What controller, webhook and IMEX plugin must be told alike. additionalNamespaces: where\n"
     "an earlier release has left IMEX daemons.",
+    "kueue": "AdmissionChecks of Kueue, docs/kueue.md: for clusters with Kueue 0.15 or later.",
     "controller": "Two replicas: one works, the other waits for its lease.",
     "webhook": "Admission, docs/admission.md. mode: warn or enforce.",
     "node": "The kubelet plugins. kubeletRoot: kubelet's --root-dir; cdiRoot: where CDI specs are read.\n"
@@ -59,6 +60,7 @@ def fixed() -> Values:
         "deviceClasses": {"install": True, "gpuExtendedResourceName": ""},
         "namespaces": {"create": True},
         "imex": {"isolation": "domain", "mode": "driverManaged", "additionalNamespaces": []},
+        "kueue": {"enabled": False},
         "controller": copy.deepcopy(_POD),
         "webhook": {"enabled": False, "mode": "warn", **copy.deepcopy(_POD)},
         "node": {

@@ -99,6 +99,8 @@ class ChartWriter:
             self._add(name, obj, ".Values.node.all.enabled")
         for name, obj in documents(KUBERNETES / "webhook"):
             self._add(f"webhook-{name}".replace("webhook-webhook", "webhook"), obj, ".Values.webhook.enabled")
+        for name, obj in documents(KUBERNETES / "kueue"):
+            self._add(f"kueue-{name}", obj, ".Values.kueue.enabled")
         for name, obj in documents(KUBERNETES / "take-over"):
             self._earlier(f"take-over-{name}", obj)
         helpers = "\n".join(options.helpers(program) for program in options.PROGRAMS)
@@ -232,6 +234,8 @@ class ChartWriter:
                 variable["value"] = self.tokens.inline(".Values.webhook.mode")
             elif variable["name"] == "IMEX_ISOLATION":
                 variable["value"] = self.tokens.inline(".Values.imex.isolation")
+        if program == "controller":
+            container["env"].append(self._include("rackloom.env.kueue"))
         if program in ("controller", "node.imex", "node.all"):
             container["env"].append(self._include("rackloom.env.domains"))
         if program.startswith("node."):

@@ -149,3 +149,47 @@ def test_a_compute_domain_of_the_site_serves_a_job_whose_file_lacks_it(
     assert ran(saved(tmp_path / "job", linked), "--site", where, "--render", "affinity") == 0
     (only,) = yaml.safe_load_all(capsys.readouterr().out)
     assert only["kind"] == "Job", "what the site has already is not printed"
+
+
+KUEUE = "kueue.x-k8s.io"
+
+
+def with_topology(value: dict[str, Any], **annotations: str) -> dict[str, Any]:
+    named = {f"{KUEUE}/podset-{key.replace('_', '-')}": text for key, text in annotations.items()}
+    value["metadata"]["labels"] = {f"{KUEUE}/queue-name": "mine"}
+    value["spec"]["template"]["metadata"] = {"annotations": named}
+    return value
+
+
+def test_a_job_of_kueue_keeps_its_queue_and_topology_and_is_planned_by_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [node(f"r{rack}-{tray}", f"clique-{rack}") for rack in (0, 1) for tray in range(2)]
+    level = "nvidia.com/gpu.clique"
+    preferred = with_topology(job("wide", 4), preferred_topology=level)
+    assert ran(saved(tmp_path, *nodes, preferred), "--render", "kueue") == 0
+    out, err = capsys.readouterr()
+    _, rendered = yaml.safe_load_all(out)
+    assert rendered["metadata"]["labels"] == {f"{KUEUE}/queue-name": "mine"}
+    assert rendered["spec"]["template"]["metadata"] == preferred["spec"]["template"]["metadata"]
+    assert f"note: no domain of {level} has room for it: preferred, so it is spread" in err
+
+    required = with_topology(job("wide", 4), required_topology=level)
+    assert ran(saved(tmp_path, *nodes, required)) == 1
+    assert "refused: wide asks for 4" in capsys.readouterr().out
+    sliced = with_topology(job("wide", 4), slice_required_topology=level, slice_size="2")
+    assert ran(saved(tmp_path, *nodes, sliced)) == 0
+
+
+def test_an_unknown_level_is_named(tmp_path: Path) -> None:
+    row = with_topology(job("wide", 1), required_topology="example.com/row")
+    with pytest.raises(Refused, match=r"no node carries the label example\.com/row"):
+        ran(saved(tmp_path, node("r0-0", "c"), row))
+
+
+def test_a_workload_of_kueue_is_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pod_set = {"name": "main", "count": 2, "template": pod("x", None)}
+    workload = {"kind": "Workload", "metadata": {"name": "w"}, "spec": {"podSets": [pod_set]}}
+    nodes = [node(f"r0-{tray}", "c") for tray in range(2)]
+    assert ran(saved(tmp_path, *nodes, workload)) == 0
+    assert "w: 2 trays of clique c" in capsys.readouterr().out

@@ -90,6 +90,7 @@ def test_the_chart_is_what_the_manifests_and_the_commands_make_of_it() -> None:
         (None, ("base",)),
         ("channel-isolation", ("channel-isolation",)),
         ("take-over", ("take-over",)),
+        ("kueue", ("kueue",)),
         ("one-process", ("one-process",)),
         ("gpus-by-count", ("gpus-by-count",)),
         ("webhook", ("base", "webhook")),

@@ -298,7 +298,7 @@ def test_examples_name_the_template_of_their_compute_domain(example):
     assert names.GPU_CLIQUE_LABEL in (ROOT / "examples" / example).read_text()
 
 
-OVERLAYS = ("base", "channel-isolation", "gpus-by-count", "one-process", "take-over", "webhook")
+OVERLAYS = ("base", "channel-isolation", "gpus-by-count", "kueue", "one-process", "take-over", "webhook")
 PART_OF = "app.kubernetes.io/part-of"
 
 

@@ -1,6 +1,6 @@
-"""`rackloom controller`: the controllers of ComputeDomains and gangs, elected among replicas.
+"""`rackloom controller`: the controllers of ComputeDomains, gangs and Kueue's checks, elected among replicas.
 
-A Lease elects the replica that leads. `Leadership` runs both controllers for each term and starts every
+A Lease elects the replica that leads. `Leadership` runs the controllers for each term and starts every
 term from a new listing of the cluster, so nothing of an earlier term is trusted. The client is limited to
 400 requests per second with a burst of 2000: 300 ComputeDomains that are created together cause about
 2000 writes.
@@ -41,6 +41,7 @@ from rackloom.app.process import (
 )
 from rackloom.claim.cluster.domain_controller import DomainController
 from rackloom.claim.cluster.gang_controller import GangController, GangMetrics
+from rackloom.claim.cluster.kueue_controller import KueueController
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
@@ -72,6 +73,8 @@ class Leadership:
     wall: Callable[[], float] = time.time
     rng: random.Random = field(default_factory=random.Random)
     gang_settings: GangSettings = field(default_factory=GangSettings)
+    kueue_checks: bool = False
+    """Decide AdmissionChecks of Kueue too."""
     controller: DomainController | None = field(default=None, init=False)
     """The one at work; None while another process leads."""
     gangs: GangController | None = field(default=None, init=False)
@@ -87,6 +90,8 @@ class Leadership:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.controller.run())
                 tasks.create_task(self.gangs.run())
+                if self.kueue_checks:
+                    tasks.create_task(KueueController(self.api, wall, rng, self.gang_settings).run())
         finally:
             self.controller = self.gangs = None
 
@@ -153,6 +158,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port` of /metrics and /healthz; None for none."""
     kubeconfig: Path | None = None
     context: str | None = None
+    kueue_checks: bool = False
 
 
 def run_controller(
@@ -188,7 +194,9 @@ async def _run_controller(
     client.headers["User-Agent"] = CONTROLLER_LEASE
     api = KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST))
     async with api, contextlib.AsyncExitStack() as stack:
-        leadership = Leadership(api, settings, identity, gang_settings=gangs)
+        leadership = Leadership(
+            api, settings, identity, gang_settings=gangs, kueue_checks=options.kueue_checks
+        )
         if options.listen is not None:
             port = await stack.enter_async_context(
                 serve_http(ControllerEndpoints(leadership), options.listen, limits=PROBES)

@@ -127,6 +127,7 @@ def controller(
     daemon: DaemonParameters,
     domains: DomainParameters = DomainParameters(),
     gangs: GangParameters = GangParameters(),
+    kueue_checks: Annotated[bool, env_parameter("KUEUE_CHECKS")] = False,
     namespace: Annotated[str, NAMESPACE, env_parameter("NAMESPACE")] = "rackloom-system",
     listen: Annotated[str | None, env_parameter("HTTP_ENDPOINT")] = None,
     pod: Annotated[str, env_parameter("POD_NAME")] = "controller",
@@ -143,6 +144,8 @@ def controller(
         Where daemons run and how ComputeDomains are isolated.
     gangs
         Whole-rack jobs and their timing.
+    kueue_checks
+        Decide AdmissionChecks of Kueue whose controller is rackloom.dev/placement (docs/kueue.md).
     namespace
         Namespace of this program, for the election.
     listen
@@ -163,7 +166,12 @@ def controller(
         lost_after=gangs.gang_lost_after,
     )
     options = ControllerOptions(
-        identity=pod, namespace=namespace, listen=listen, kubeconfig=kubeconfig, context=context
+        identity=pod,
+        namespace=namespace,
+        listen=listen,
+        kubeconfig=kubeconfig,
+        context=context,
+        kueue_checks=kueue_checks,
     )
     run_controller(settings, gangs.settings(), options, announce)
 

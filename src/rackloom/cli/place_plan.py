@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from msgspec.structs import replace
 
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import manifests_of
@@ -25,6 +26,12 @@ from rackloom.cli.place_site import (
 )
 from rackloom.core.place.job_moves import JobMove
 from rackloom.core.place.jobs import Job, TemplateName, channel_templates, read_jobs
+from rackloom.core.place.kueue_topology import (
+    TopologyAttempt,
+    first_that_fits,
+    shared_topology,
+    topology_attempts,
+)
 from rackloom.core.place.placement_values import FreeRegionCount, GangPlan, list_names
 from rackloom.core.place.site_planner import (
     JobAnswer,
@@ -77,8 +84,16 @@ def answer_placement(
             with_devices=_claims_devices(jobs, channels),
         )
         classes = priority_classes([*cluster.documents, *documents], from_cluster=cluster.has_classes)
-        planner = SitePlanner(found, manifests_of(sources).claims, channels, classes, request)
-    report = planner.report(jobs, each=with_progress)
+        claims = manifests_of(sources).claims
+
+    def plan(attempt: TopologyAttempt) -> tuple[SitePlanner, PlacementReport]:
+        with progress("looking at the trays"):
+            nodes = tuple(node for node in found.nodes if attempt.takes(node))
+            planner = SitePlanner(replace(found, nodes=nodes), claims, channels, classes, attempt.request)
+        return planner, planner.report(jobs, each=with_progress)
+
+    attempts = topology_attempts(shared_topology(jobs, request), request, found.nodes)
+    _, planner, report = first_that_fits(attempts, plan)
     refused = [job for job in report.jobs if job.plan is None]
     if target is not None and report.jobs and not refused:
         others = [] if target == "slurm" else objects_beside(documents, jobs)

@@ -147,6 +147,32 @@ def test_kueue_is_told_no_more_than_its_webhooks_let_pass() -> None:
     assert marks == {"kueue.x-k8s.io/podset-required-topology": CLIQUE}
 
 
+@pytest.mark.parametrize(
+    ("annotations", "levels"),
+    [
+        ({"podset-preferred-topology": CLIQUE}, [CLIQUE]),
+        ({"podset-slice-required-topology": CLIQUE, "podset-slice-size": "2"}, [CLIQUE]),
+        ({"podset-required-topology": "example.com/block"}, ["example.com/block", CLIQUE]),
+        ({"podset-required-topology": "kubernetes.io/hostname"}, [CLIQUE]),
+    ],
+)
+def test_a_job_keeps_the_queue_and_the_topology_that_it_names(
+    annotations: dict[str, str], levels: list[str]
+) -> None:
+    own = {f"kueue.x-k8s.io/{key}": value for key, value in annotations.items()}
+    value = {"kind": "Job", "metadata": {"name": "j", "labels": {"kueue.x-k8s.io/queue-name": "mine"}}}
+    value["spec"] = {"parallelism": 2, "template": {"metadata": {"annotations": own}, **pod(4)}}
+    topology, job = render("kueue", value).objects
+    assert job == value
+    assert [level["nodeLabel"] for level in topology["spec"]["levels"]] == [*levels, LABELS.host]
+
+
+def test_a_job_that_names_no_queue_gets_that_of_the_option() -> None:
+    assert render("kueue", mpi_job()).objects[-1]["metadata"]["labels"] == {
+        "kueue.x-k8s.io/queue-name": "default"
+    }
+
+
 def test_kai_is_told_the_level_and_refuses_segments() -> None:
     found = render("kai", mpi_job())
     assert found.objects[-1]["metadata"]["annotations"] == {

@@ -32,6 +32,14 @@
 {{- end }}
 {{- end }}
 
+{{/* Whether the controller decides AdmissionChecks of Kueue. */}}
+{{- define "rackloom.env.kueue" -}}
+{{- if .Values.kueue.enabled }}
+- name: KUEUE_CHECKS
+  value: "true"
+{{- end }}
+{{- end }}
+
 {{/* Where kubelet and the container runtime look, where that is not the default. */}}
 {{- define "rackloom.env.kubelet" -}}
 {{- with .Values.node.kubeletRoot }}

@@ -93,6 +93,14 @@ COMPUTE_DOMAIN_CLIQUE = ResourceKind(
     "resource.nvidia.com", "v1beta1", "ComputeDomainClique", "computedomaincliques", namespaced=True
 )
 GANG_PLAN = ResourceKind("rackloom.dev", "v1alpha1", "GangPlan", "gangplans", namespaced=True)
+WORKLOAD = ResourceKind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads", namespaced=True)
+ADMISSION_CHECK = ResourceKind(
+    "kueue.x-k8s.io", "v1beta2", "AdmissionCheck", "admissionchecks", namespaced=False
+)
+RESOURCE_FLAVOR = ResourceKind(
+    "kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False
+)
+"""Kueue's: served where it is installed."""
 
 
 # Times as the Kubernetes API writes them.

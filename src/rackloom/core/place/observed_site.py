@@ -46,6 +46,7 @@ from rackloom.core.place.pod_constraints import (
 from rackloom.errors import Refused
 
 _FINISHED_PHASES = ("Succeeded", "Failed")
+ANONYMOUS_OWNER = "another job"
 _CORDON_TAINT = "node.kubernetes.io/unschedulable"
 _UNREADY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints by which the node controller repeats the Ready condition of the node."""
@@ -134,6 +135,24 @@ def hold_of_pod(pod: JsonMapping, labels: SchedulerLabels) -> TrayHold:
         priority=spec.get("priority") or 0,
         movable=values.get(labels.movable) == "true",
     )
+
+
+def without_foreign_names(holds: Iterable[TrayHold], viewer: str | None) -> tuple[TrayHold, ...]:
+    """The holds as a namespace may see them: owners in others have no names, but stay distinct.
+
+    None: all keep their names.
+    """
+    if viewer is None:
+        return tuple(holds)
+    aliases: dict[str, str] = {}
+    named = []
+    for hold in holds:
+        namespace, slash, _ = hold.owner.partition("/")
+        if (namespace if slash else "default") != viewer:
+            alias = f"{ANONYMOUS_OWNER} {len(aliases) + 1}" if aliases else ANONYMOUS_OWNER
+            hold = replace(hold, owner=aliases.setdefault(hold.owner, alias))
+        named.append(hold)
+    return tuple(named)
 
 
 def _host_label(node: JsonMapping, labels: SchedulerLabels) -> str | None:

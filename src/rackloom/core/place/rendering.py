@@ -4,7 +4,7 @@
 Refused for what those terms cannot express, with the renderer or option that can:
 
 - Kueue: a Topology object and podset annotations; segments become slices. At most two pod sets share a
-  domain, one of them a single pod.
+  domain, one of them a single pod. What the job itself says of queue and topology stays as it is.
 - KAI: a Topology object and annotations for the whole job; no segments. A JobSet must start in any order,
   because the pod grouper makes one group of it only then (KAI 0.14.1).
 - LeaderWorkerSet: exclusive topology per replica or subgroup, and node affinity, because the leader alone
@@ -17,7 +17,7 @@ Trays are named by the host label that node affinity reads, which differs from t
 clouds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from rackloom.core.place.gang_planner import shares_clique
 from rackloom.core.place.jobs import Job
+from rackloom.core.place.kueue_topology import job_topology
 from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels
 from rackloom.core.place.pod_templates import (
     JsonObject,
@@ -90,16 +91,20 @@ def render_kueue(
     Raises Refused for groups that Kueue's webhooks do not let share a domain, and for slices
     that leave pods over.
     """
+    for obj in draft.objects:
+        if not value_at(obj, ("metadata", "labels", f"{_KUEUE}/queue-name")):
+            draft.add(obj, "labels", {f"{_KUEUE}/queue-name": labels.queue})
+    if len(draft.objects) > 1:
+        _kueue_pod_group(draft, gang_object_name(gang.name))
+    topology = job_topology(draft.job)
+    if topology is not None:
+        return [topology_object(f"{_KUEUE}/v1beta2", labels, topology.request.levels)]
     with_devices = {group.name for group in gang.device_groups}
     annotations = (
         _slice_annotations(gang, labels)
         if gang.segment is not None
         else _domain_annotations(draft, gang, labels)
     )
-    for obj in draft.objects:
-        draft.add(obj, "labels", {f"{_KUEUE}/queue-name": labels.queue})
-    if len(draft.objects) > 1:
-        _kueue_pod_group(draft, gang_object_name(gang.name))
     for group, _, template in draft.templates():
         if group.name in with_devices or gang.segment is None:
             draft.add(template, "annotations", annotations)
@@ -199,13 +204,17 @@ def _with_host_labels(plan: GangPlan, site: PlacementSite) -> GangPlan:
 # The Topology object of Kueue and KAI.
 
 
-def topology_object(version: str, labels: SchedulerLabels) -> JsonObject:
-    """A Topology of cliques and the trays in them, of the API version of a scheduler."""
+def topology_object(version: str, labels: SchedulerLabels, wider: Sequence[str] = ()) -> JsonObject:
+    """A Topology of cliques and the trays in them, of the API version of a scheduler.
+
+    `wider`: levels that a job names, the widest first.
+    """
+    levels = [level for level in dict.fromkeys((*wider, labels.clique)) if level != labels.host]
     return {
         "apiVersion": version,
         "kind": "Topology",
         "metadata": {"name": labels.topology},
-        "spec": {"levels": [{"nodeLabel": labels.clique}, {"nodeLabel": labels.host}]},
+        "spec": {"levels": [{"nodeLabel": level} for level in (*levels, labels.host)]},
     }
 
 

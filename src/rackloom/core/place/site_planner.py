@@ -56,12 +56,14 @@ from rackloom.core.place.observed_site import (
     is_bound_pod,
     read_site,
     trays_avoided_by,
+    without_foreign_names,
 )
 from rackloom.core.place.placement_values import (
     Gang,
     GangPlan,
     PlacementSite,
     SchedulerLabels,
+    TrayHold,
     combine_sites,
 )
 from rackloom.core.place.plan_notes import plan_notes, usable_share
@@ -113,6 +115,10 @@ class SiteObjects(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[dict[str, Any], ...]
     pods: tuple[dict[str, Any], ...]
     devices: DraDevices
+    reserved: tuple[TrayHold, ...] = ()
+    """What others are to get, beside what pods and claims have."""
+    viewer: str | None = None
+    """The namespace for which the report is: holders in others have no names in it. None: all have."""
 
 
 class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +130,15 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     fixes: tuple[str, ...] = ()
     """Nearest first; each was planned."""
     notes: tuple[str, ...] = ()
+
+
+class PlacedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job with its plan, and the site on which it was planned."""
+
+    job: Job
+    gang: Gang
+    plan: GangPlan
+    site: PlacementSite
 
 
 class SegmentPrice(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,12 +186,13 @@ class SitePlanner:
         pods = read_site(found.nodes, found.pods, request.labels).holds
         held = (*pods, *found.devices.holds(request.labels))
         self._observed = restrict_moves(held, found.nodes, found.pods, request.labels)
-        self._holds = self._observed
+        self._holds = without_foreign_names((*self._observed, *found.reserved), found.viewer)
         bound = filter(is_bound_pod, found.pods)
         self._use = NodeUse(found.nodes, bound, lambda pod: owner_of_pod(pod, request.labels))
         self._avoided: dict[str, AvoidedTrays] = {}
         self._gangs: dict[str, Gang] = {}
-        self._planned: list[tuple[Job, Gang, GangPlan, PlacementSite]] = []
+        self.placed: list[PlacedJob] = []
+        """The jobs that `report` has placed."""
 
     def report(self, jobs: Sequence[Job], each: EachInTurn = in_turn) -> PlacementReport:
         """The moves that come first, then each job, the most urgent first.
@@ -205,7 +221,11 @@ class SitePlanner:
         """The jobs that were placed, for a scheduler."""
         from rackloom.core.place.rendering import render_job
 
-        return [render_job(target, *planned, self._request.labels) for planned in self._planned]
+        labels = self._request.labels
+        return [
+            render_job(target, placed.job, placed.gang, placed.plan, placed.site, labels)
+            for placed in self.placed
+        ]
 
     def _rearrange(self, jobs: Sequence[Job]) -> tuple[JobMove, ...]:
         request, labels = self._request, self._request.labels
@@ -294,7 +314,7 @@ class SitePlanner:
         for seat in plan.seats:
             self._use.add(seat.tray, plan.gang, asked[seat.group])
         self._holds = with_plan_reserved(site, of[1], plan).holds
-        self._planned.append((*of, plan, site))
+        self.placed.append(PlacedJob(job=of[0], gang=of[1], plan=plan, site=site))
 
     def _answer(self, job: Job, gang: Gang, plans: Mapping[str, GangPlan]) -> JobAnswer:
         request, plan = self._request, plans.get(gang.name)

@@ -9,8 +9,8 @@ PodCliqueSet, a slice of a DisaggregatedSet with an exclusive policy. Groups wit
 job.
 
 Sources: the APIs of apps/v1, batch/v1, kubeflow.org/v2beta1 and v1, jobset.x-k8s.io,
-leaderworkerset.x-k8s.io, disaggregatedset.x-k8s.io, ray.io, batch.volcano.sh, grove.io and nvidia.com
-(DynamoGraphDeployment v1beta1).
+leaderworkerset.x-k8s.io, disaggregatedset.x-k8s.io, ray.io, batch.volcano.sh, grove.io, kueue.x-k8s.io
+(Workload v1beta2) and nvidia.com (DynamoGraphDeployment v1beta1).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ MAX_JOB_MEMBERS = 4096
 """Members of a job: far above any rack, and soon planned."""
 NOT_JOBS = frozenset({"DaemonSet", "PodTemplate", "TrainingRuntime", "ClusterTrainingRuntime"})
 """Kinds with pod templates that run on every node, or make no pods by themselves."""
-_GENERAL = frozenset({"Deployment", "StatefulSet", "ReplicaSet", "CronJob"})
+_GENERAL = frozenset({"Deployment", "StatefulSet", "ReplicaSet", "CronJob", "Workload"})
 """Kinds that mostly run what takes no device."""
 _MPI_VERSION = "kubeflow.org/v2beta1"
 _VOLCANO = "batch.volcano.sh/"
@@ -302,6 +302,16 @@ def _dynamo_graph(value: JsonMapping) -> Iterator[PodGroup]:
             yield PodGroup(f"{name}-{number}", nodes, template, f"{name}-{number}")
 
 
+# Queues.
+
+
+def _kueue_workload(value: JsonMapping) -> Iterator[PodGroup]:
+    """What Kueue makes of a job to admit it: the pod sets of a job of any kind."""
+    for name, path in _items_at(value, ("spec", "podSets"), "podset"):
+        if (count := _count_at(value, (*path, "count"))) != 0:
+            yield PodGroup(name, count, (*path, "template"))
+
+
 # What is not known.
 
 
@@ -356,6 +366,7 @@ _READERS: dict[str, GroupReader] = {
     "RayJob": _ray(("spec", "rayClusterSpec")),
     "PodCliqueSet": _pod_clique_set,
     "DynamoGraphDeployment": _dynamo_graph,
+    "Workload": _kueue_workload,
 }
 JOB_KINDS = (*_READERS, "Pod")
 

@@ -1,0 +1,359 @@
+"""What becomes of workloads that wait for a check: Ready with a plan, Retry for now, or Rejected for good.
+
+`PlacementPass` takes one reading of the cluster and serves the workloads one after the other. A plan counts
+as soon as it is made, so no two workloads get the same room: neither two of one pass, nor one of this pass
+and one that was admitted before and whose pods are still to come.
+
+A workload is planned as `rackloom place` plans its job: by the pod templates with the labels and tolerations
+of its flavors, on the nodes that Kueue's topology assignment leaves where there is one. The pods of a gang
+(`rackloom.dev/gang`) get empty trays, with the segments and spares that they declare.
+
+Retry means that it does not fit now; Kueue takes the quota back and tries again after a pause, which grows
+with the number of attempts. Rejected, which ends a workload for good, needs proof that it can never fit: the
+site has all of its trays published, and even with all of them empty, open and free of rules the job is
+larger than what they offer. Whatever else is missing (a claim template, a node that publishes nothing, a
+clique label) may come, so it is a Retry.
+
+Owners of other namespaces have no names in messages.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from rackloom.core.allocate.objects import (
+    DeviceClass,
+    Node,
+    ResourceClaim,
+    ResourceSlice,
+)
+from rackloom.core.domains import names
+from rackloom.core.gangs.snapshot import read_record
+from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, read_gang_spec
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, Object, allocated_devices
+from rackloom.core.kubernetes.pods import GANG_LABEL
+from rackloom.core.kueue.workloads import (
+    READY,
+    REJECTED,
+    RETRY,
+    WORKLOAD_LABEL,
+    AdmissionCheckState,
+    KueueWorkload,
+    Verdict,
+    as_admitted,
+    domains_of_assignment,
+    held_seats,
+    pod_set_updates,
+)
+from rackloom.core.place.jobs import Job, PriorityClasses, channel_templates, read_jobs
+from rackloom.core.place.kueue_topology import (
+    TopologyAttempt,
+    first_that_fits,
+    job_topology,
+    topology_attempts,
+)
+from rackloom.core.place.observed_site import DraDevices
+from rackloom.core.place.placement_values import SchedulerLabels, TrayHold, list_names
+from rackloom.core.place.pod_constraints import parse_count
+from rackloom.core.place.site_planner import PlacedJob, PlacementReport, PlanRequest, SiteObjects, SitePlanner
+from rackloom.errors import Refused
+
+T = TypeVar("T")
+MOST_RETRY_SECONDS = 300
+"""The longest pause between two attempts."""
+
+
+class KueueCluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a pass reads, as lists that were made for it."""
+
+    nodes: Sequence[Object] = ()
+    pods: Sequence[Object] = ()
+    claims: Sequence[Object] = ()
+    slices: Sequence[Object] = ()
+    classes: Sequence[Object] = ()
+    templates: Sequence[Object] = ()
+    domains: Sequence[Object] = ()
+    """ComputeDomains."""
+    gang_plans: Sequence[Object] = ()
+    flavors: Sequence[Object] = ()
+
+
+class PlacementPass:
+    """Decides for workloads on one reading of the cluster.
+
+    `checks` are the names of the checks that we decide, `workloads` all workloads of the cluster.
+    """
+
+    def __init__(
+        self,
+        cluster: KueueCluster,
+        workloads: Iterable[KueueWorkload],
+        checks: Iterable[str],
+        settings: GangSettings,
+    ) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._labels = SchedulerLabels(clique=settings.clique_label)
+        self._flavors = {obj["metadata"]["name"]: obj.get("spec") or {} for obj in cluster.flavors}
+        self._claims = tuple(_claims_to_make(cluster))
+        # The API server leaves the kind out of the objects of a list.
+        self._domains = [{**obj, "kind": COMPUTE_DOMAIN.kind} for obj in cluster.domains]
+        self._channels = channel_templates(self._domains)
+        self._reserved = [*_held_by_workloads(cluster, workloads, set(checks))]
+        self._trays_of_gangs = {
+            (record.key.namespace, record.key.name): record.reserved
+            for record in map(read_record, cluster.gang_plans)
+        }
+
+    def decide(self, workload: KueueWorkload, check: str) -> Verdict:
+        """What becomes of one workload that waits for a check; its plan counts for those that follow."""
+        try:
+            admitted = as_admitted(workload, self._flavors)
+            jobs = read_jobs([*self._domains, admitted], self._labels)
+            if not any(group.need.takes_devices for job in jobs for group in job.groups):
+                return Verdict(state=READY, message="it asks for no GPU, NIC or channel: nothing to plan")
+            (job,) = jobs
+            return self._planned(workload, admitted, job, check)
+        except Refused as refused:
+            return self._retry(workload, check, str(refused))
+
+    def _planned(self, workload: KueueWorkload, admitted: Object, job: Job, check: str) -> Verdict:
+        gang = _gang_of(job)
+        request = _plan_request(job, self._labels)
+        cluster = replace(self._cluster, nodes=tuple(self._nodes_for(workload)))
+        reserved = (*self._reserved, *self._holds_of_gangs(gang))
+        try:
+            attempt, planner, report = self._report(cluster, job, request, reserved, workload.namespace)
+        except Refused as refused:
+            blocked: str | None = str(refused)
+        else:
+            (answer,) = report.jobs
+            blocked = answer.blocked
+            if answer.plan is not None:
+                (placed,) = planner.placed
+                updates = pod_set_updates(
+                    workload, admitted, placed.gang, placed.plan, placed.site, attempt.request.labels.clique
+                )
+                self._reserved += _holds_of(workload, updates)
+                note = f"; {attempt.note}" if attempt.note else ""
+                return Verdict(
+                    state=READY, message=f"{_plan_text(placed)}{note}", pod_set_updates=tuple(updates)
+                )
+        why = self._why_never(workload, admitted, request)
+        if why is not None:
+            return Verdict(state=REJECTED, message=f"it can never fit: {why}")
+        return self._retry(workload, check, f"it does not fit now: {blocked}")
+
+    def _retry(self, workload: KueueWorkload, check: str, why: str) -> Verdict:
+        attempts = workload.checks[check].retry_count
+        seconds = min(self._settings.again * 2.0 ** min(attempts, 16), MOST_RETRY_SECONDS)
+        return Verdict(state=RETRY, message=why, requeue_after=max(int(seconds), 1))
+
+    def _nodes_for(self, workload: KueueWorkload) -> Iterator[Object]:
+        """All nodes, or those of the domains that Kueue's topology assignment names."""
+        assigned = [domains_of_assignment(entry) for entry in workload.assignments.values()]
+        domains = [domain for found in assigned if found is not None for domain in found]
+        for node in self._cluster.nodes:
+            labels = node["metadata"].get("labels") or {}
+            if not domains or any(
+                all(labels.get(key) == value for key, value in domain.items()) for domain in domains
+            ):
+                yield node
+
+    def _holds_of_gangs(self, own: tuple[str, str] | None) -> Iterator[TrayHold]:
+        for gang, trays in self._trays_of_gangs.items():
+            if gang != own:
+                yield from (
+                    TrayHold(owner="/".join(gang), tray=tray, gpus=0, is_whole=True) for tray in trays
+                )
+
+    def _report(
+        self,
+        cluster: KueueCluster,
+        job: Job,
+        request: PlanRequest,
+        reserved: Sequence[TrayHold],
+        viewer: str,
+    ) -> tuple[TopologyAttempt, SitePlanner, PlacementReport]:
+        """How a job goes on the nodes of a cluster. Raises Refused."""
+        found = _site_objects(cluster, reserved, viewer)
+        classes = PriorityClasses((), are_all_known=False)
+
+        def plan(attempt: TopologyAttempt) -> tuple[SitePlanner, PlacementReport]:
+            nodes = tuple(node for node in found.nodes if attempt.takes(node))
+            there = {node["metadata"]["name"] for node in nodes}
+            kept = tuple(hold for hold in found.reserved if hold.tray in there)
+            site = replace(found, nodes=nodes, reserved=kept)
+            planner = SitePlanner(site, self._claims, self._channels, classes, attempt.request)
+            return planner, planner.report([job])
+
+        # A level is one of the whole cluster, also where Kueue has chosen domains.
+        attempts = topology_attempts(job_topology(job), request, self._cluster.nodes)
+        return first_that_fits(attempts, plan)
+
+    # What can never fit.
+
+    def _why_never(self, workload: KueueWorkload, admitted: Object, request: PlanRequest) -> str | None:
+        """Why a job fits on no state of this site; None where it may fit some day."""
+        cluster = self._cluster
+        if _is_unsettled(cluster, self._labels.clique):
+            return None
+        best = replace(cluster, nodes=tuple(map(_at_its_best, cluster.nodes)), pods=(), claims=())
+        try:
+            (job,) = read_jobs([*self._domains, _without_rules(admitted)], self._labels)
+            _, _, report = self._report(best, job, request, (), workload.namespace)
+        except Refused:
+            return None
+        (answer,) = report.jobs
+        return answer.blocked if answer.plan is None else None
+
+
+def _site_objects(cluster: KueueCluster, reserved: Sequence[TrayHold], viewer: str) -> SiteObjects:
+    """The cluster as the planner takes it."""
+    pods = tuple(cluster.pods)
+    allocated = (claim for claim in cluster.claims if allocated_devices(claim))
+    devices = DraDevices(
+        nodes=tuple(_readable(map(_with_labels_only, cluster.nodes), Node)),
+        classes=tuple(_readable(cluster.classes, DeviceClass)),
+        slices=tuple(_readable(cluster.slices, ResourceSlice)),
+        claims=tuple(_readable(allocated, ResourceClaim)),
+        pods=pods,
+    )
+    return SiteObjects(
+        nodes=tuple(cluster.nodes), pods=pods, devices=devices, reserved=tuple(reserved), viewer=viewer
+    )
+
+
+def _held_by_workloads(
+    cluster: KueueCluster, workloads: Iterable[KueueWorkload], checks: set[str]
+) -> Iterator[TrayHold]:
+    """What was planned for admitted workloads and is not in use yet."""
+    # Anybody may write the label: only pods of the workload's own namespace count.
+    pods: dict[tuple[str, str], list[Object]] = {}
+    for pod in cluster.pods:
+        uid = (pod["metadata"].get("labels") or {}).get(WORKLOAD_LABEL)
+        if uid is not None:
+            pods.setdefault((pod["metadata"]["namespace"], uid), []).append(pod)
+    for workload in workloads:
+        if workload.has_quota:
+            for name, check in workload.checks.items():
+                if name in checks and check.state == READY:
+                    yield from held_seats(workload, check, pods.get((workload.namespace, workload.uid), ()))
+
+
+def _holds_of(workload: KueueWorkload, updates: Sequence[Object]) -> Iterator[TrayHold]:
+    """What a plan that was just made holds."""
+    yield from held_seats(
+        workload, AdmissionCheckState(name="", state=READY, pod_set_updates=tuple(updates)), ()
+    )
+
+
+def _plan_text(placed: PlacedJob) -> str:
+    plan = placed.plan
+    members = sum(group.members for group in placed.gang.device_groups)
+    where = f"clique {plan.cliques[0]}" if len(plan.cliques) == 1 else f"cliques {list_names(plan.cliques)}"
+    spares = f", {len(plan.spares)} kept spare" if plan.spares else ""
+    return (
+        f"planned: {members} members on {len(plan.trays)} trays of {where} ({list_names(plan.trays)}){spares}"
+    )
+
+
+# The job of a workload.
+
+
+def _gang_of(job: Job) -> tuple[str, str] | None:
+    """The namespace and name of the gang that its pods declare."""
+    for group in job.groups:
+        name = group.identity.labels.get(GANG_LABEL)
+        if name:
+            return group.identity.namespace, name
+    return None
+
+
+def _plan_request(job: Job, labels: SchedulerLabels) -> PlanRequest:
+    """Gangs take empty trays whole, and declare segments and spares. Raises Refused."""
+    if _gang_of(job) is None:
+        return PlanRequest(labels=labels)
+    annotations = {
+        key: value
+        for pod_set in job.objects[0]["spec"]["podSets"]
+        for key, value in ((pod_set["template"].get("metadata") or {}).get("annotations") or {}).items()
+    }
+    declared = read_gang_spec(annotations)
+    return PlanRequest(labels=labels, segment=declared.segment, spares=declared.spares, exclusive=True)
+
+
+def _claims_to_make(cluster: KueueCluster) -> Iterator[ResourceClaim]:
+    """The claims that pods may name, and those that are made of templates, under the names of these."""
+    for obj in cluster.templates:
+        spec = (obj.get("spec") or {}).get("spec") or {}
+        yield from _readable([{"metadata": _identity(obj), "spec": spec}], ResourceClaim)
+    yield from _readable(
+        ({"metadata": _identity(obj), "spec": obj.get("spec") or {}} for obj in cluster.claims), ResourceClaim
+    )
+
+
+def _identity(obj: Object) -> Object:
+    return {key: obj["metadata"][key] for key in ("name", "namespace") if key in obj["metadata"]}
+
+
+def _readable(objects: Iterable[Object], kind: type[T]) -> Iterator[T]:
+    """Those that can be read; an object that cannot offers no device."""
+    for obj in objects:
+        try:
+            yield msgspec.convert(obj, kind)
+        except msgspec.ValidationError:
+            continue
+
+
+def _with_labels_only(node: Object) -> Object:
+    return {"metadata": {key: node["metadata"].get(key) or {} for key in ("name", "labels")}}
+
+
+# The site at its best.
+
+
+_UNRULED = ("nodeSelector", "affinity")
+
+
+def _without_rules(admitted: Object) -> Object:
+    """The job without rules about nodes: labels can be added."""
+    pod_sets = []
+    for pod_set in admitted["spec"]["podSets"]:
+        spec = {key: value for key, value in pod_set["template"]["spec"].items() if key not in _UNRULED}
+        pod_sets.append({**pod_set, "template": {**pod_set["template"], "spec": spec}})
+    return {**admitted, "spec": {**admitted["spec"], "podSets": pod_sets}}
+
+
+def _at_its_best(node: Object) -> Object:
+    """A node that is open to all."""
+    status = {key: value for key, value in (node.get("status") or {}).items() if key != "conditions"}
+    return {"metadata": node["metadata"], "spec": {}, "status": status}
+
+
+def _is_unsettled(cluster: KueueCluster, clique_label: str) -> bool:
+    """Whether the site may have more than it shows: a node without its clique, or without its GPUs."""
+    publishing = {
+        (slice_.get("spec") or {}).get("nodeName")
+        for slice_ in cluster.slices
+        if (slice_.get("spec") or {}).get("driver") == names.GPU_DRIVER
+    }
+    gpu_nodes = 0
+    for node in cluster.nodes:
+        labels = node["metadata"].get("labels") or {}
+        allocatable = (node.get("status") or {}).get("allocatable") or {}
+        has_gpus = node["metadata"]["name"] in publishing or _count(allocatable.get(GPU_RESOURCE, 0)) > 0
+        if (clique_label in labels) != has_gpus:
+            return True
+        gpu_nodes += has_gpus
+    return gpu_nodes == 0
+
+
+def _count(value: object) -> int:
+    """A count of GPUs; 0 for what is no number."""
+    try:
+        return parse_count(value)
+    except ValueError:
+        return 0

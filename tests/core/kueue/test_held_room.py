@@ -1,0 +1,186 @@
+"""What an admitted workload still holds, and what is written into its pods."""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.core.kubernetes.objects import Object
+from rackloom.core.kueue.workloads import (
+    CONTROLLER_NAME,
+    PLAN_ANNOTATION,
+    AdmissionCheckState,
+    PlannedPodSet,
+    Verdict,
+    active_condition,
+    as_admitted,
+    check_state_json,
+    domains_of_assignment,
+    held_seats,
+    read_planned,
+    read_workload,
+)
+
+
+def workload(**status: Any) -> Object:
+    template = {
+        "spec": {"nodeSelector": {"zone": "a"}, "tolerations": [{"key": "own", "operator": "Exists"}]}
+    }
+    spec = {"podSets": [{"name": "main", "count": 4, "template": template}], "priority": 7}
+    meta = {"name": "train", "namespace": "team", "uid": "u1", "resourceVersion": "5"}
+    return {"metadata": meta, "spec": spec, "status": status}
+
+
+def condition(type_: str, status: str = "True", since: str = "") -> Object:
+    return {"type": type_, "status": status, "lastTransitionTime": since}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ([], False),
+        ([condition("QuotaReserved")], True),
+        ([condition("QuotaReserved"), condition("Evicted", "False")], True),
+        ([condition("QuotaReserved"), condition("Evicted")], False),
+        ([condition("QuotaReserved"), condition("Finished")], False),
+        ([condition("QuotaReserved", "False")], False),
+    ],
+)
+def test_quota_counts_until_a_workload_ends_or_is_evicted(conditions: list[Object], expected: bool) -> None:
+    assert read_workload(workload(conditions=conditions)).has_quota is expected
+
+
+def test_a_workload_that_is_deleted_or_inactive_has_no_quota() -> None:
+    obj = workload(conditions=[condition("QuotaReserved")])
+    assert not read_workload({**obj, "spec": {**obj["spec"], "active": False}}).has_quota
+    deleted = {**obj["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    assert not read_workload({**obj, "metadata": deleted}).has_quota
+
+
+def test_a_workload_starts_with_the_counts_and_flavors_of_its_reservation() -> None:
+    assigned = {"name": "main", "count": 3, "flavors": {"nvidia.com/gpu": "trays", "cpu": "trays"}}
+    read = read_workload(workload(admission={"podSetAssignments": [assigned]}))
+    flavor = {"nodeLabels": {"kind": "tray"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    (pod_set,) = as_admitted(read, {"trays": flavor})["spec"]["podSets"]
+    assert pod_set["count"] == 3
+    assert pod_set["template"]["spec"]["nodeSelector"] == {"zone": "a", "kind": "tray"}
+    assert [entry["key"] for entry in pod_set["template"]["spec"]["tolerations"]] == ["own", "gpu"]
+
+
+def test_the_domains_that_kueue_has_chosen_are_read() -> None:
+    parts = [
+        {
+            "domainCount": 2,
+            "valuesPerLevel": [
+                {"universal": "c1"},
+                {"individual": {"prefix": "node-", "suffix": ".local", "roots": ["1", "2"]}},
+            ],
+            "podCounts": {"universal": 1},
+        },
+        {"domainCount": 1, "valuesPerLevel": [{"universal": "c2"}, {"individual": {"roots": ["x"]}}]},
+    ]
+    assignment = {"name": "main", "topologyAssignment": {"levels": ["clique", "host"], "slices": parts}}
+    assert domains_of_assignment(assignment) == [
+        {"clique": "c1", "host": "node-1.local"},
+        {"clique": "c1", "host": "node-2.local"},
+        {"clique": "c2", "host": "x"},
+    ]
+    assert domains_of_assignment({"name": "main"}) is None
+
+
+# Held room.
+
+
+def ready(planned: PlannedPodSet) -> AdmissionCheckState:
+    annotation = msgspec.json.encode(planned).decode()
+    return AdmissionCheckState(
+        name="c",
+        state="Ready",
+        pod_set_updates=({"name": "main", "annotations": {PLAN_ANNOTATION: annotation}},),
+    )
+
+
+def pods_on(check: AdmissionCheckState, *nodes: str | None, phase: str = "Running") -> list[Object]:
+    annotations = check.pod_set_updates[0]["annotations"]
+    return [
+        {"metadata": {"annotations": annotations}, "spec": {"nodeName": node}, "status": {"phase": phase}}
+        for node in nodes
+    ]
+
+
+def held(check: AdmissionCheckState, pods: list[Object]) -> dict[str, int]:
+    return {hold.tray: hold.gpus for hold in held_seats(read_workload(workload()), check, pods)}
+
+
+def test_all_is_held_until_pods_are_bound() -> None:
+    check = ready(PlannedPodSet(gpus=2, trays={"a": 2, "b": 1}))
+    assert held(check, []) == {"a": 4, "b": 2}
+    assert held(check, pods_on(check, None, None)) == {"a": 4, "b": 2}
+
+
+def test_a_bound_pod_gives_its_own_seat_back_and_one_elsewhere_another() -> None:
+    check = ready(PlannedPodSet(gpus=2, trays={"a": 2, "b": 1}))
+    assert held(check, pods_on(check, "a")) == {"a": 2, "b": 2}
+    assert held(check, pods_on(check, "z")) == {"a": 4}
+    assert held(check, pods_on(check, "z", "z", "b")) == {}
+
+
+def test_a_pod_that_succeeded_needs_no_room_and_one_that_failed_comes_again() -> None:
+    check = ready(PlannedPodSet(gpus=4, trays={"a": 1}))
+    assert held(check, pods_on(check, "a", phase="Succeeded")) == {}
+    assert held(check, pods_on(check, "a", phase="Failed")) == {"a": 4}
+
+
+def test_claims_and_spares_hold_trays_whole() -> None:
+    check = ready(PlannedPodSet(gpus=0, whole=True, channel=True, trays={"a": 1}, spares=("s",)))
+    holds = {hold.tray: hold for hold in held_seats(read_workload(workload()), check, [])}
+    assert holds["a"].is_whole
+    assert holds["a"].channel
+    assert holds["s"].is_whole
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"gpus": "x"}'])
+def test_an_annotation_that_cannot_be_read_is_no_plan(text: str | None) -> None:
+    assert read_planned(text) is None
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.integers(1, 4), min_size=1),
+    st.lists(st.sampled_from("abcdxyz"), max_size=20),
+)
+def test_what_is_bound_and_what_is_held_are_all_members(trays: dict[str, int], nodes: list[str]) -> None:
+    members = sum(trays.values())
+    nodes = nodes[:members]
+    check = ready(PlannedPodSet(gpus=1, trays=trays))
+    left = held(check, pods_on(check, *nodes))
+    assert sum(left.values()) + len(nodes) == members
+    assert not Counter(left) - Counter(trays)
+
+
+# What is written.
+
+
+def test_a_verdict_is_written_with_what_kueue_knows_and_no_more_than_it_takes() -> None:
+    retry = Verdict(state="Retry", message="x" * 5000, requeue_after=15)
+    entry = check_state_json("c", retry, "2026-01-01T00:00:00Z")
+    assert entry["requeueAfterSeconds"] == 15
+    assert len(entry["message"]) == 1024
+    assert "podSetUpdates" not in entry
+
+
+def test_the_condition_active_is_written_once() -> None:
+    check = {"metadata": {"name": "c", "generation": 1}, "spec": {"controllerName": CONTROLLER_NAME}}
+    written = active_condition(check, "2026-01-01T00:00:00Z")
+    assert written is not None
+    assert written["status"] == "True"
+    assert active_condition({**check, "status": {"conditions": [written]}}, "later") is None
+
+
+def test_a_check_with_parameters_is_not_active() -> None:
+    spec = {"controllerName": CONTROLLER_NAME, "parameters": {"kind": "X"}}
+    written = active_condition({"metadata": {"name": "c"}, "spec": spec}, "2026-01-01T00:00:00Z")
+    assert written is not None
+    assert (written["status"], written["reason"]) == ("False", "BadParameters")

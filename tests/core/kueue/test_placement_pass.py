@@ -1,0 +1,247 @@
+"""Verdicts on one reading of a cluster: what is planned, what waits, what can never fit."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.kubernetes.objects import Object
+from rackloom.core.kueue.checks import KueueCluster, PlacementPass
+from rackloom.core.kueue.workloads import KueueWorkload, Verdict, held_seats, read_workload
+
+CLIQUE, CHECK, GPU = "nvidia.com/gpu.clique", "c", "nvidia.com/gpu"
+
+
+def node(name: str, clique: str | None, *, gpus: int = 4, **spec: Any) -> Object:
+    labels = {"kubernetes.io/hostname": name} | ({CLIQUE: clique} if clique else {})
+    conditions = [{"type": "Ready", "status": "True"}]
+    status = {"allocatable": {GPU: str(gpus)}, "conditions": conditions}
+    return {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": status}
+
+
+def rack(number: int, trays: int) -> list[Object]:
+    return [node(f"r{number}-t{tray}", f"c{number}") for tray in range(trays)]
+
+
+def workload(
+    name: str, members: int, gpus: int = 4, *, topology: Object | None = None, retries: int = 0, **pod: Any
+) -> KueueWorkload:
+    container = {"name": "main", "resources": {"limits": {GPU: str(gpus)} if gpus else {}}}
+    meta = pod.pop("metadata", {})
+    template = {"metadata": meta, "spec": {"containers": [container], **pod}}
+    pod_set: Object = {"name": "main", "count": members, "template": template}
+    if topology:
+        pod_set["topologyRequest"] = topology
+    state = {"name": CHECK, "state": "Pending", "message": "", "retryCount": retries}
+    conditions = [{"type": "QuotaReserved", "status": "True"}]
+    status = {"admissionChecks": [state], "conditions": conditions}
+    identity = {"name": name, "namespace": "team", "uid": name, "resourceVersion": "1"}
+    return read_workload({"metadata": identity, "spec": {"podSets": [pod_set]}, "status": status})
+
+
+def admitted(of: KueueWorkload, verdict: Verdict) -> KueueWorkload:
+    """The workload as it is once its verdict is written."""
+    state = {"name": CHECK, "state": verdict.state, "podSetUpdates": list(verdict.pod_set_updates)}
+    return read_workload({**of.obj, "status": {**of.obj["status"], "admissionChecks": [state]}})
+
+
+def pass_on(cluster: KueueCluster, *workloads: KueueWorkload) -> PlacementPass:
+    return PlacementPass(cluster, workloads, [CHECK], GangSettings())
+
+
+def decide(cluster: KueueCluster, of: KueueWorkload, *others: KueueWorkload) -> Verdict:
+    return pass_on(cluster, *others).decide(of, CHECK)
+
+
+def busy(node: str, namespace: str = "other", gpus: int = 4) -> Object:
+    container = {"name": "main", "resources": {"limits": {GPU: str(gpus)}}}
+    return {
+        "metadata": {"name": f"busy-{node}", "namespace": namespace, "uid": node},
+        "spec": {"containers": [container], "nodeName": node},
+    }
+
+
+def test_each_verdict_counts_for_the_next_and_for_a_later_pass() -> None:
+    cluster = KueueCluster(nodes=rack(0, 4))
+    first, second = workload("first", 3), workload("second", 2)
+    served = pass_on(cluster)
+    ready = served.decide(first, CHECK)
+    assert ready.state == "Ready"
+    assert served.decide(second, CHECK).state == "Retry"
+    assert decide(cluster, second, admitted(first, ready)).state == "Retry"
+    assert decide(cluster, second).state == "Ready"
+
+
+def test_a_retry_names_what_is_in_the_way_but_nobody_else() -> None:
+    cluster = KueueCluster(nodes=rack(0, 2), pods=[busy("r0-t0"), busy("r0-t1", "team")])
+    verdict = decide(cluster, workload("train", 2))
+    assert verdict.state == "Retry"
+    assert "has room for 0 of 2 main" in verdict.message
+    assert "another job" in verdict.message
+    assert "team/busy-r0-t1" in verdict.message
+    assert "other/" not in verdict.message
+
+
+@pytest.mark.parametrize(("retries", "seconds"), [(0, 15), (1, 30), (3, 120), (9, 300), (10**6, 300)])
+def test_pauses_grow_up_to_a_limit(retries: int, seconds: int) -> None:
+    cluster = KueueCluster(nodes=rack(0, 1), pods=[busy("r0-t0")])
+    assert decide(cluster, workload("train", 1, retries=retries)).requeue_after == seconds
+
+
+@pytest.mark.parametrize(
+    ("nodes", "state"),
+    [
+        (rack(0, 2), "Rejected"),
+        ([], "Retry"),
+        ([*rack(0, 2), node("new", None)], "Retry"),
+        ([*rack(0, 2), node("silent", "c0", gpus=0)], "Retry"),
+        ([*rack(0, 2), node("cpu", None, gpus=0)], "Rejected"),
+        ([*rack(0, 2), node("off", "c0", unschedulable=True)], "Retry"),
+    ],
+    ids=["too large", "no nodes", "no clique yet", "no GPUs yet", "beside a CPU node", "cordoned"],
+)
+def test_only_what_can_never_fit_is_rejected(nodes: list[Object], state: str) -> None:
+    assert decide(KueueCluster(nodes=nodes), workload("train", 3)).state == state
+
+
+def test_a_rule_that_no_node_meets_may_be_met_later() -> None:
+    verdict = decide(KueueCluster(nodes=rack(0, 2)), workload("train", 2, nodeSelector={"zone": "z"}))
+    assert verdict.state == "Retry"
+    assert "zone=z" in verdict.message
+
+
+def test_a_claim_template_may_come_later() -> None:
+    claims = [{"name": "gpus", "resourceClaimTemplateName": "none-such"}]
+    verdict = decide(KueueCluster(nodes=rack(0, 2)), workload("train", 1, 0, resourceClaims=claims))
+    assert verdict.state == "Retry"
+    assert "none-such" in verdict.message
+
+
+def test_a_job_without_devices_is_let_through() -> None:
+    verdict = decide(KueueCluster(), workload("cpu", 8, 0))
+    assert verdict.state == "Ready"
+    assert verdict.pod_set_updates == ()
+
+
+def test_a_tray_has_one_channel_whatever_its_gpus() -> None:
+    domain = {
+        "metadata": {"name": "d", "namespace": "team"},
+        "spec": {"channel": {"resourceClaimTemplate": {"name": "channel"}}},
+    }
+    cluster = KueueCluster(nodes=rack(0, 2), domains=[domain])
+    claims = [{"name": "channel", "resourceClaimTemplateName": "channel"}]
+    first, second = (workload(name, 1, 1, resourceClaims=claims) for name in ("first", "second"))
+    third = workload("third", 1, 1, resourceClaims=claims)
+    served = pass_on(cluster)
+    assert [served.decide(of, CHECK).state for of in (first, second, third)] == ["Ready", "Ready", "Retry"]
+    assert served.decide(workload("counted", 2, 3), CHECK).state == "Ready"
+
+
+def test_gpus_and_nics_have_to_be_free_on_the_same_tray() -> None:
+    def slices(driver: str, *nodes: str) -> list[Object]:
+        return [
+            {
+                "metadata": {"name": f"{name}-{driver}"},
+                "spec": {
+                    "driver": driver,
+                    "nodeName": name,
+                    "pool": {"name": name, "generation": 1, "resourceSliceCount": 1},
+                    "devices": [{"name": f"d{number}"} for number in range(4)],
+                },
+            }
+            for name in nodes
+        ]
+
+    drivers = ("gpu.nvidia.com", "dra.net")
+    classes = [
+        {
+            "metadata": {"name": name},
+            "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{name}'"}}]},
+        }
+        for name in drivers
+    ]
+    requests = [
+        {
+            "name": f"r{number}",
+            "exactly": {"deviceClassName": name, "allocationMode": "ExactCount", "count": 4},
+        }
+        for number, name in enumerate(drivers)
+    ]
+    template = {
+        "metadata": {"name": "tray", "namespace": "team"},
+        "spec": {"spec": {"devices": {"requests": requests}}},
+    }
+    names = [f"r0-t{tray}" for tray in range(4)]
+    cluster = KueueCluster(
+        nodes=[node(name, "c0", gpus=0) for name in names],
+        slices=[*slices(drivers[0], *names), *slices(drivers[1], *names[:3])],
+        classes=classes,
+        templates=[template],
+    )
+    claims = [{"name": "tray", "resourceClaimTemplateName": "tray"}]
+    fits = decide(cluster, workload("three", 3, 0, resourceClaims=claims))
+    assert fits.state == "Ready"
+    assert "r0-t3" not in str(fits.pod_set_updates)
+    assert decide(cluster, workload("four", 4, 0, resourceClaims=claims)).state == "Rejected"
+
+
+def test_the_trays_of_a_topology_assignment_are_planned_on() -> None:
+    cluster = KueueCluster(nodes=[*rack(0, 3), *rack(1, 3)])
+    of = workload("train", 2)
+    part = {"domainCount": 2, "valuesPerLevel": [{"individual": {"prefix": "r1-t", "roots": ["0", "2"]}}]}
+    topology = {"levels": ["kubernetes.io/hostname"], "slices": [part]}
+    admission = {"podSetAssignments": [{"name": "main", "count": 2, "topologyAssignment": topology}]}
+    given_ = read_workload({**of.obj, "status": {**of.obj["status"], "admission": admission}})
+    (hold, other) = held_seats(given_, admitted(of, decide(cluster, given_)).checks[CHECK], ())
+    assert {hold.tray, other.tray} == {"r1-t0", "r1-t2"}
+
+
+def test_the_pods_of_a_gang_get_empty_trays_and_their_spares() -> None:
+    annotations = {"rackloom.dev/gang-size": "2", "rackloom.dev/gang-spares": "1"}
+    meta = {"labels": {"rackloom.dev/gang": "g"}, "annotations": annotations}
+    nodes = rack(0, 4)
+    assert (
+        decide(
+            KueueCluster(nodes=nodes, pods=[busy("r0-t0", gpus=1)]), workload("gang", 2, 4, metadata=meta)
+        ).state
+        == "Ready"
+    )
+    two_busy = [busy("r0-t0", gpus=1), busy("r0-t1", gpus=1)]
+    assert (
+        decide(KueueCluster(nodes=nodes, pods=two_busy), workload("gang", 2, 4, metadata=meta)).state
+        == "Retry"
+    )
+
+
+def test_a_preferred_topology_that_is_not_had_is_said() -> None:
+    verdict = decide(
+        KueueCluster(nodes=[*rack(0, 2), *rack(1, 2)]), workload("wide", 4, topology={"preferred": CLIQUE})
+    )
+    assert verdict.state == "Ready"
+    assert "preferred, so it is spread" in verdict.message
+    assert "nodeSelector" not in verdict.pod_set_updates[0]
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=6),
+)
+def test_no_tray_is_promised_twice(cliques: list[int], jobs: list[tuple[int, int]]) -> None:
+    """Whoever decides: one pass, or a new one for each workload that reads what the others were promised."""
+    cluster = KueueCluster(nodes=[obj for number, trays in enumerate(cliques) for obj in rack(number, trays)])
+    asked = [workload(f"w{number}", members, gpus) for number, (members, gpus) in enumerate(jobs)]
+    served, states = pass_on(cluster), list[str]()
+    inside: list[KueueWorkload] = []
+    for of in asked:
+        states.append(served.decide(of, CHECK).state)
+        verdict = decide(cluster, of, *inside)
+        assert verdict.state == states[-1]
+        if verdict.state == "Ready":
+            inside.append(admitted(of, verdict))
+    used: dict[str, int] = {}
+    for of in inside:
+        for hold in held_seats(of, of.checks[CHECK], ()):
+            used[hold.tray] = used.get(hold.tray, 0) + hold.gpus
+    assert all(gpus <= 4 for gpus in used.values())
