@@ -4,9 +4,10 @@ Read in this order: `snapshot` (the values that the layers report), `join` (one 
 layers), `incremental` (the same join, redone only where records changed), `index` (lookups that checks
 share), `catalogue` (the names of the checks, and which check explains which), `findings` (what a check
 returns), `checks` (one module per subject), `examination` (all checks of a snapshot, consequences folded
-under their causes), `titles` (what is wrong in words, and who is affected), `repair_steps` (the commands of
-a fix, with what each does), `runbooks` (what to know of the findings of each check). `report` renders
-findings for people and adapts their fix commands to a site.
+under their causes), `reexamination` (the same, for what differs since the last one), `titles` (what is wrong
+in words, and who is affected), `repair_steps` (the commands of a fix, with what each does), `runbooks` (what
+to know of the findings of each check). `report` renders findings for people and adapts their fix commands to
+a site.
 `acceptance` answers the tests of NVIDIA's acceptance suite from the same findings. `evidence` holds what
 the ComputeDomain and host checks read.
 
