@@ -33,7 +33,7 @@ Rows = list[dict[str, Any]]
 
 BENCHMARKS = (
     *("cel", "claim_scenarios", "claim_traps", "claims", "compute_domains", "files_read", "node_footprint"),
-    *("placement", "rack_map", "site", "start", "transfer", "twin", "upstream"),
+    *("placement", "rack_map", "rack_map_browser", "site", "start", "transfer", "twin", "upstream"),
 )
 ENDS = {"transfer": (0, 1)}
 """Exit statuses other than 0: one attempt of `transfer` is too few for a ratio, which it says by 1."""
