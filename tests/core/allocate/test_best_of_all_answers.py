@@ -42,6 +42,7 @@ cliques = st.one_of(
 @st.composite
 def devices(draw: st.DrawFn) -> list[dict[str, Any]]:
     made = []
+    groups = draw(st.sampled_from([[""], ["", "g", "h", "gh"]]))
     for number in range(draw(st.integers(2, 6))):
         attributes: dict[str, Any] = {"kind": {"string": draw(st.sampled_from("ab"))}}
         root, clique = draw(st.one_of(st.none(), numbers)), draw(cliques)
@@ -58,7 +59,11 @@ def devices(draw: st.DrawFn) -> list[dict[str, Any]]:
         fate = draw(st.sampled_from(["whole", "whole", "part", "part", "shared"]))
         if fate == "part":
             device["consumesCounters"] = [
-                {"counterSet": name, "counters": {"m": {"value": str(draw(st.integers(1, 3)))}}}
+                {
+                    "counterSet": name,
+                    "counters": {"m": {"value": str(draw(st.integers(1, 3)))}},
+                    "compatibilityGroups": list(draw(st.sampled_from(groups))),
+                }
                 for name in draw(st.sampled_from(["x", "x", "y", "xy"]))
             ]
         if fate == "shared":

@@ -37,9 +37,16 @@ groups = st.one_of(
 draws = st.one_of(
     st.just([]),
     st.builds(
-        lambda counter_set, amount: [{"counterSet": counter_set, "counters": {"m": {"value": str(amount)}}}],
+        lambda counter_set, amount, together: [
+            {
+                "counterSet": counter_set,
+                "counters": {"m": {"value": str(amount)}},
+                "compatibilityGroups": list(together),
+            }
+        ],
         st.sampled_from(["x", "y"]),
         st.integers(1, 2),
+        st.sampled_from(["", "", "", "g", "h", "gh"]),
     ),
 )
 taints = st.sampled_from([[], [], [{"key": "t", "effect": "NoSchedule"}], [{"key": "t", "effect": "None"}]])

@@ -62,7 +62,8 @@ def machines(draw: st.DrawFn) -> list[dict[str, Any]]:
         fate = draw(st.sampled_from(["plain", "partition", "shared", "tainted"]))
         if fate == "partition":
             use = {"counterSet": "x", "counters": {"m": {"value": str(draw(st.integers(1, 2)))}}}
-            device["consumesCounters"] = [use]
+            together = list(draw(st.sampled_from(["", "", "", "g", "h", "gh"])))
+            device["consumesCounters"] = [{**use, "compatibilityGroups": together}]
         if fate == "shared":
             device |= {"allowMultipleAllocations": True, "capacity": {"memory": memory, "m": {"value": "2"}}}
         if fate == "tainted":

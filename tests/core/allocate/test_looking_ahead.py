@@ -31,6 +31,7 @@ SELECTORS = [
 def devices(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Up to ten devices on three GPUs with few differences, so that many are alike."""
     made = []
+    groups = draw(st.sampled_from([[""], ["", "g", "h", "gh"]]))
     for number in range(draw(st.integers(2, 10))):
         attributes: dict[str, Any] = {
             "kind": {"string": draw(st.sampled_from("ab"))},
@@ -44,6 +45,7 @@ def devices(draw: st.DrawFn) -> list[dict[str, Any]]:
             device["consumesCounters"] = [
                 {
                     "counterSet": counter_set,
+                    "compatibilityGroups": list(draw(st.sampled_from(groups))),
                     "counters": {
                         name: {"value": str(draw(st.integers(0, 3)))}
                         for name in draw(st.sampled_from(["m", "k", "mk"]))

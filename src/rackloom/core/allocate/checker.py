@@ -6,8 +6,9 @@ validity only: any answer that breaks no rule passes.
 
 For each claim it checks the number of devices, that one alternative per request was used, counts,
 selectors, capacity, taints, mode All, and constraints. Over all claims it checks that no whole device
-is given twice or is already in use, that no counter of a pool is overdrawn, and that the shares of a
-device fit into its capacity. Each broken rule is reported as a sentence.
+is given twice or is already in use, that no counter of a pool is overdrawn, that the devices of a
+counter set have a compatibility group in common, and that the shares of a device fit into its capacity.
+Each broken rule is reported as a sentence.
 """
 
 from collections import Counter
@@ -67,6 +68,7 @@ class AllocationChecker:
             yield from self._claim(claim, result)
         yield from self._use(results)
         yield from self._counters(results)
+        yield from self._groups(results)
         yield from self._capacity(results)
 
     def _claim(self, claim: ResourceClaim, result: AllocationResult) -> Iterator[str]:
@@ -188,6 +190,15 @@ class AllocationChecker:
                 if after[key] > total and after[key] > before[key]:
                     yield f"counter {pool.key}/{key} is overdrawn"
 
+    def _groups(self, results: Sequence[AllocationResult]) -> Iterator[str]:
+        """The devices in use of each counter set go together. What went apart before is not the answer's."""
+        given = set(map(DeviceId.of, _device_results(results)))
+        for pool in self._pools:
+            before = _groups_in_use(pool, self._held())
+            for name, groups in _groups_in_use(pool, self._held() | given).items():
+                if not _go_together(groups) and _go_together(before.get(name, [])):
+                    yield f"devices of {pool.key}/{name} have no compatibility group in common"
+
     def _held(self) -> set[DeviceId]:
         return {*self._state.dedicated, *self._state.shared, *self._state.consumed}
 
@@ -263,3 +274,18 @@ def _counters_drawn(pool: Pool, held: set[DeviceId]) -> Counter[tuple[str, str]]
                     if DeviceId(pool.driver, pool.name, device.name) in held:
                         drawn[use.counter_set, name] += exact_value(counter.value)  # type: ignore[assignment]
     return drawn
+
+
+def _groups_in_use(pool: Pool, held: set[DeviceId]) -> dict[str, list[set[str]]]:
+    """Of each counter set, the compatibility groups of every device that draws from it."""
+    found: dict[str, list[set[str]]] = {}
+    for source in (*pool.slices, *pool.elsewhere):
+        for device in source.spec.devices:
+            if DeviceId(pool.driver, pool.name, device.name) in held:
+                for use in device.consumes_counters:
+                    found.setdefault(use.counter_set, []).append(set(use.compatibility_groups))
+    return found
+
+
+def _go_together(groups: Sequence[set[str]]) -> bool:
+    return not any(groups) or bool(set.intersection(*groups))

@@ -1,9 +1,9 @@
 """Candidate devices of a node, and whether a device could serve a request at all.
 
 `candidates_of` numbers the devices of all usable pools in the order in which the search tries them.
-`Eligibility` decides what no assignment can change: binding conditions and compatibility groups, the
-selectors of the class, the selectors of the request, and the device's own node selection. It checks in
-this order, and the first reason counts. An error of a selector is a verdict too (`AllocationStopped`);
+`Eligibility` decides what no assignment can change: binding conditions, the selectors of the class, the
+selectors of the request, and the device's own node selection. It checks in this order, and the first
+reason counts. An error of a selector is a verdict too (`AllocationStopped`);
 it takes effect only when the search reaches that device.
 
 Running CEL dominates the cost, so two caches share verdicts:
@@ -271,8 +271,6 @@ class Eligibility:
         device = candidate.device
         if device.binding_conditions and not self._features.device_binding_and_status:
             return Cause(CauseKind.BINDING_CONDITIONS, "the feature DeviceBindingAndStatus is off")
-        if any(use.compatibility_groups for use in device.consumes_counters):
-            return Cause(CauseKind.COMPATIBILITY_GROUPS, "compatibility groups are not supported")
         owner = f"class {ask.device_class.metadata.name}"
         verdict = self._selected(ask.device_class.spec.selectors, candidate, owner, CauseKind.CLASS_SELECTOR)
         if verdict is None:

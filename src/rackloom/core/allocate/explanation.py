@@ -239,12 +239,12 @@ def _can_be_met(
 _CAUSE_TEXTS = {
     CauseKind.IN_USE: "in use",
     CauseKind.BINDING_CONDITIONS: "has binding conditions",
-    CauseKind.COMPATIBILITY_GROUPS: "has compatibility groups",
     CauseKind.CLASS_SELECTOR: "not of the class",
     CauseKind.REQUEST_SELECTOR: "selector is false",
     CauseKind.SELECTOR_FAILS: "selector fails",
     CauseKind.OTHER_NODE: "other node",
     CauseKind.CAPACITY: "capacity",
+    CauseKind.COMPATIBILITY_GROUPS: "compatibility groups",
     CauseKind.COUNTERS: "counters",
     CauseKind.TAINT: "taint",
     CauseKind.CONSTRAINT: "constraint",

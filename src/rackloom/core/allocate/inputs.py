@@ -37,9 +37,14 @@ from rackloom.core.allocate.quantity import Quantity
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True, rename="pascal", forbid_unknown_fields=True):
-    """Allocator features; the defaults are those of Kubernetes 1.36 and later."""
+    """Allocator features; the defaults are those of Kubernetes 1.36 and later.
+
+    Compatibility groups are alpha and on all the same: an API server without the feature drops the field, so
+    whatever has it is meant.
+    """
 
     admin_access: bool = True
+    compatibility_groups: bool = True
     consumable_capacity: bool = True
     device_binding_and_status: bool = True
     device_taints: bool = True

@@ -1,10 +1,10 @@
 """Tentative assignments of a search: entered together, undone one by one in reverse order.
 
 `AllocationLedger` holds all that changes while devices are chosen: who holds a device, consumed
-capacity, counters and constraints. `enter` checks what the device could give at all (policy of its
-capacities, taints), then use, capacity, counters and constraints. It then updates all of them, or
-returns the cause and changes nothing. `strike` undoes the last entry exactly. `version` changes with
-every step, so that derived values know when they are stale.
+capacity, counters, compatibility groups and constraints. `enter` checks what the device could give at
+all (policy of its capacities, taints), then use, capacity, groups, counters and constraints. It then
+updates all of them, or returns the cause and changes nothing. `strike` undoes the last entry exactly.
+`version` changes with every step, so that derived values know when they are stale.
 
 A `Constraint` is matchAttribute or distinctAttribute. A set of devices that breaks a constraint stays
 broken whatever is added, so each device is checked as it is chosen. Matching devices must all share one
@@ -23,6 +23,7 @@ from fractions import Fraction
 import msgspec
 
 from rackloom.core.allocate.capacity import Consumption, CounterBook, capacity_shortage, consumption_of
+from rackloom.core.allocate.compatibility import GroupBook
 from rackloom.core.allocate.eligibility import CandidateDevice, blocking_taint
 from rackloom.core.allocate.inputs import DeviceId, Features, InUse, RequestAlternative, claim_title
 from rackloom.core.allocate.objects import Amount, Device, DeviceAttribute, DeviceConstraint, ResourceClaim
@@ -183,6 +184,7 @@ def static_share(ask: RequestAlternative, device: Device, features: Features) ->
     return given
 
 
+_GROUPS_APART = Cause(CauseKind.COMPATIBILITY_GROUPS, "apart")
 _COUNTERS_SHORT = Cause(CauseKind.COUNTERS, "short")
 _ATTRIBUTE_MISSING = Cause(CauseKind.ATTRIBUTE_MISSING, "missing")
 _CONSTRAINT_BROKEN = Cause(CauseKind.CONSTRAINT, "broken")
@@ -203,6 +205,7 @@ class AllocationLedger:
         self._pools = {pool.key: pool for pool in pools}
         self._constraints = constraints
         self._books: dict[PoolKey, CounterBook] = {}
+        self._groups: dict[PoolKey, GroupBook] = {}
         self._before: dict[CandidateDevice, Cause | None] = {}
         """Who held devices before: a search asks for the same ones over and over."""
         self._holders: dict[CandidateDevice, list[int]] = {}
@@ -279,6 +282,10 @@ class AllocationLedger:
             return given
         cause = capacity_shortage(candidate.device, self._gone(candidate.id), given)
         if cause is None and self._draws(candidate):
+            groups = self.groups(candidate)
+            conflict = groups.conflict(candidate.device) if groups else None
+            if conflict is not None:
+                return Cause(CauseKind.COMPATIBILITY_GROUPS, conflict)
             counters = self.book(candidate).short(candidate.device)
             cause = Cause(CauseKind.COUNTERS, counters) if counters else None
         return cause
@@ -286,8 +293,12 @@ class AllocationLedger:
     def _scarce(self, candidate: CandidateDevice, given: Consumption) -> Cause | None:
         """`short`, without a text for counters."""
         cause = capacity_shortage(candidate.device, self._gone(candidate.id), given) if given else None
-        if cause is None and self._draws(candidate) and not self.book(candidate).suffices(candidate.device):
-            return _COUNTERS_SHORT
+        if cause is None and self._draws(candidate):
+            groups = self.groups(candidate)
+            if groups is not None and not groups.admits(candidate.device):
+                return _GROUPS_APART
+            if not self.book(candidate).suffices(candidate.device):
+                return _COUNTERS_SHORT
         return cause
 
     def broken(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
@@ -331,6 +342,8 @@ class AllocationLedger:
         charged = self._draws(candidate)
         if charged:
             self.book(candidate).charge(candidate.device)
+            if (groups := self.groups(candidate)) is not None:
+                groups.take(candidate.device)
         self._hold(ask, candidate, given)
         self.entries.append(DeviceAssignment(ask, candidate, given, charged))
         self.version += 1
@@ -345,6 +358,8 @@ class AllocationLedger:
             constraint.undo()
         if entry.charged:
             self.book(candidate).refund(candidate.device)
+            if (groups := self.groups(candidate)) is not None:
+                groups.give_back()
         if candidate.shareable:
             self._shares[candidate] -= 1
             self._move(candidate, entry.consumption, -1)
@@ -368,6 +383,15 @@ class AllocationLedger:
         if pool not in self._books:
             self._books[pool] = CounterBook(self._pools[pool], self.ever_held)
         return self._books[pool]
+
+    def groups(self, candidate: CandidateDevice) -> GroupBook | None:
+        """The compatibility groups of the device's pool; None where no device of it names any."""
+        if not candidate.pool.has_groups:
+            return None
+        key = candidate.pool.key
+        if key not in self._groups:
+            self._groups[key] = GroupBook(self._pools[key], self.ever_held)
+        return self._groups[key]
 
     def left_of(self, pool: PoolKey, counter: str) -> Fraction:
         """What is left of the counters of one name, over all sets of a pool."""

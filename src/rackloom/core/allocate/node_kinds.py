@@ -6,9 +6,9 @@ that it asks for. `reads_of` collects that. `NodeKinds` numbers the devices and 
 values alone, so that nodes which differ elsewhere are of one kind. Claims that read the same share it.
 
 Beside what is read, a device's kind has all that the allocator itself looks at: driver, pool, taints,
-counters, binding conditions, node selection, and whether it can be shared. A malformed device (every
-selector fails on it) counts with all of its content. The capacities of a device that is never shared
-count only where a request policy or a request for capacity looks at them.
+counters and their groups, binding conditions, node selection, and whether it can be shared. A malformed
+device (every selector fails on it) counts with all of its content. The capacities of a device that is
+never shared count only where a request policy or a request for capacity looks at them.
 
 A node is looked at when a search first comes to it. Equal kinds and equal occupancy give equal answers,
 by position.
@@ -252,8 +252,8 @@ def _rare_content(devices: NodeDevices, candidate: CandidateDevice) -> Hashable:
         candidate.shareable,
         device.allow_multiple_allocations,
         bool(device.binding_conditions),
-        any(use.compatibility_groups for use in counters),
         _draws(device) if counters else None,
+        _groups(device) if candidate.pool.has_groups else None,
         reach,
         (frozenset(device.attributes.items()), frozenset(device.capacity.items()))
         if candidate.malformed
@@ -268,6 +268,11 @@ def _draws(device: Device) -> Hashable:
         for use in device.consumes_counters
         for name, counter in use.counters.items()
     )
+
+
+def _groups(device: Device) -> Hashable:
+    """The compatibility groups of the device on each counter set that it draws from."""
+    return tuple((use.counter_set, use.compatibility_groups) for use in device.consumes_counters)
 
 
 def _reach(devices: NodeDevices, candidate: CandidateDevice) -> Hashable:
@@ -285,7 +290,11 @@ def _pool_content(devices: NodeDevices, pool: Pool) -> Hashable:
         for counter, total in of.counters.items()
     )
     elsewhere = tuple(
-        (devices.positions[DeviceId(pool.driver, pool.name, device.name)], _draws(device))
+        (
+            devices.positions[DeviceId(pool.driver, pool.name, device.name)],
+            _draws(device),
+            _groups(device) if pool.has_groups else None,
+        )
         for slice_ in pool.elsewhere
         for device in slice_.spec.devices
         if device.consumes_counters

@@ -312,9 +312,12 @@ class SpecView:
     ) -> _Limits | None:
         """What must be left for the device to serve the ask; None where it never does.
 
-        Raises AllocationStopped where a selector fails or a quantity cannot be read.
+        Raises AllocationStopped where a selector fails or a quantity cannot be read, and for a device whose
+        use depends on compatibility groups.
         """
         device = candidate.device
+        if candidate.pool.has_groups and device.consumes_counters:
+            raise AllocationStopped("compatibility groups need a search")
         verdict = eligibility.judge(ask, candidate)
         if isinstance(verdict, AllocationStopped):
             raise verdict

@@ -1,9 +1,9 @@
 """Devices and groups of devices that an allocation cannot tell apart.
 
-Two devices have one shape when every selector, taint, capacity, counter and constraint treats them the
-same. Devices that share a counter set or a value of a constrained attribute form a group: the
-partitions of a GPU, or the GPU and the NIC below one PCIe root. Groups are the connected components of
-these links (union-find).
+Two devices have one shape when every selector, taint, capacity, counter, compatibility group and
+constraint treats them the same. Devices that share a counter set or a value of a constrained attribute
+form a group: the partitions of a GPU, or the GPU and the NIC below one PCIe root. Groups are the
+connected components of these links (union-find).
 
 Within a group, the names of counter sets and values are replaced by their rank. Eight equal GPUs with
 their partitions are then eight groups of one kind, and what failed on the first group need not be tried
@@ -14,7 +14,7 @@ on the others.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from rackloom.core.allocate.capacity import counter_draws
 from rackloom.core.allocate.eligibility import CandidateDevice
@@ -98,7 +98,23 @@ class DeviceSymmetry:
             (ranks[("counters", candidate.pool.key, name)], counter, amount, left.get((name, counter)))
             for (name, counter), amount in counter_draws(candidate.device)
         )
-        return values, candidate.pool.key, drawn
+        return values, candidate.pool.key, drawn, _groups(candidate, ranks, ledger)
+
+
+def _groups(candidate: CandidateDevice, ranks: Mapping[Link, int], ledger: AllocationLedger) -> Hashable:
+    """The compatibility groups of a device on its counter sets, and what those in use have in common."""
+    book = ledger.groups(candidate)
+    if book is None:
+        return None
+    return frozenset(
+        (
+            ranks["counters", candidate.pool.key, use.counter_set],
+            frozenset(use.compatibility_groups),
+            # None says that those in use name no group, and False that there are none.
+            book.at_first.get(use.counter_set, False),
+        )
+        for use in candidate.device.consumes_counters
+    )
 
 
 def _links_of(candidate: CandidateDevice, constraints: Sequence[Constraint]) -> list[Link]:
