@@ -84,6 +84,9 @@ def claim_fields(draw: st.DrawFn, name: str) -> dict[str, Any]:
             if select:
                 expression = f"device.attributes['d'].kind == '{select}'"
                 ask["selectors"] = [{"cel": {"expression": expression}}]
+            derived = draw(st.sampled_from([None, None, None, "device.attributes['d'].kind", "['a', 'c']"]))
+            if derived:
+                ask["derivedAttributes"] = [{"name": ROOT, "expression": derived}]
             alternatives.append({"name": f"a{index}", **ask})
         if len(alternatives) == 1:
             exact = {key: value for key, value in alternatives[0].items() if key != "name"}

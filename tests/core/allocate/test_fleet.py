@@ -39,6 +39,8 @@ SELECTORS = [
     "!('rare' in device.attributes['d'])",
 ]
 
+DERIVED = ["device.attributes['d'].kind", "device.attributes['d'].rare", "device.attributes['d'].uuid"]
+
 
 @st.composite
 def machines(draw: st.DrawFn) -> list[dict[str, Any]]:
@@ -141,6 +143,7 @@ class Shape(NamedTuple):
     selector: str | None
     matched: bool
     kind: str
+    derived: str | None
 
 
 def claim(name: str, shape: Shape) -> ResourceClaim:
@@ -150,6 +153,8 @@ def claim(name: str, shape: Shape) -> ResourceClaim:
         ask["count"] = shape.count
     if shape.selector:
         ask["selectors"] = [{"cel": {"expression": shape.selector}}]
+    if shape.derived:
+        ask["derivedAttributes"] = [{"name": "d/root", "expression": shape.derived}]
     if shape.kind == "amount":
         ask["capacity"] = {"requests": {"memory": "40Gi"}}
     if shape.kind == "tolerant":
@@ -173,6 +178,7 @@ shapes = st.builds(
     st.sampled_from(SELECTORS),
     st.booleans(),
     st.sampled_from(["", "", "", "amount", "tolerant", "preferred", "everything", "admin", "two"]),
+    st.sampled_from([None, None, *DERIVED]),
 )
 
 

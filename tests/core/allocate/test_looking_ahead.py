@@ -26,6 +26,12 @@ SELECTORS = [
     "device.attributes['d'].rare == 'x'",
 ]
 
+DERIVED = [
+    "device.attributes['d'].root % 2",
+    "[device.attributes['d'].root, 1]",
+    "device.attributes['d'].rare",
+]
+
 
 @st.composite
 def devices(draw: st.DrawFn) -> list[dict[str, Any]]:
@@ -72,6 +78,9 @@ def requests(draw: st.DrawFn) -> list[dict[str, Any]]:
             selector = draw(st.sampled_from([None, *SELECTORS]))
             if selector:
                 ask["selectors"] = [{"cel": {"expression": selector}}]
+            derived = draw(st.sampled_from([None, None, None, *DERIVED]))
+            if derived:
+                ask["derivedAttributes"] = [{"name": "d/root", "expression": derived}]
             if draw(st.integers(0, 4)) == 0:
                 ask["capacity"] = {"requests": {"m": "1"}}
             alternatives.append({"name": f"a{index}", **ask})

@@ -17,6 +17,8 @@ from fractions import Fraction
 from itertools import combinations
 
 from rackloom.core.allocate.cel import compiler
+from rackloom.core.allocate.cel.derived import compile_derived
+from rackloom.core.allocate.cel.errors import CompileError, EvaluationError
 from rackloom.core.allocate.eligibility import CandidateDevice, candidates_of
 from rackloom.core.allocate.inputs import DeviceId, Features, InUse
 from rackloom.core.allocate.objects import (
@@ -83,7 +85,7 @@ class AllocationChecker:
         for request in claim.spec.devices.requests:
             yield from self._request(claim, request.name, _alternatives(request), given)
         for constraint in claim.spec.devices.constraints:
-            yield from self._constraint(name, constraint, given)
+            yield from self._constraint(claim, constraint, given)
 
     def _request(
         self,
@@ -149,8 +151,9 @@ class AllocationChecker:
                 yield f"{name}: {device.id} has the taint {taint.key}"
 
     def _constraint(
-        self, claim: str, constraint: DeviceConstraint, given: Sequence[DeviceResult]
+        self, claim: ResourceClaim, constraint: DeviceConstraint, given: Sequence[DeviceResult]
     ) -> Iterator[str]:
+        name = claim.metadata.name
         covered = [
             result
             for result in given
@@ -158,15 +161,19 @@ class AllocationChecker:
             or {result.request, result.request.partition("/")[0]} & set(constraint.requests)
         ]
         attribute = constraint.match_attribute or constraint.distinct_attribute or ""
-        values = [_attribute_values(self._devices[DeviceId.of(result)], attribute) for result in covered]
+        derived = _derived_by_request(claim, attribute)
+        values = [
+            _attribute_values(self._devices[DeviceId.of(result)], attribute, derived.get(result.request))
+            for result in covered
+        ]
         if any(value is None for value in values):
-            yield f"{claim}: a device lacks {attribute}"
+            yield f"{name}: a device lacks {attribute}"
             return
         sets = [value for value in values if value is not None]
         if constraint.match_attribute is not None and len(sets) > 1 and not frozenset.intersection(*sets):
-            yield f"{claim}: devices differ in {attribute}"
+            yield f"{name}: devices differ in {attribute}"
         if constraint.distinct_attribute is not None and any(a & b for a, b in combinations(sets, 2)):
-            yield f"{claim}: devices share a value of {attribute}"
+            yield f"{name}: devices share a value of {attribute}"
 
     def _use(self, results: Sequence[AllocationResult]) -> Iterator[str]:
         """No whole device is given to two, and none that is in use; admin access excepted."""
@@ -245,9 +252,27 @@ def _tolerates(toleration: DeviceToleration, taint: DeviceTaint) -> bool:
     )
 
 
-def _attribute_values(device: CandidateDevice, name: str) -> frozenset[object] | None:
-    """All values of the attribute; None without it."""
-    attribute = device.attribute(name)
+def _derived_by_request(claim: ResourceClaim, attribute: str) -> dict[str, str]:
+    """By request or alternative, the expression that derives the attribute."""
+    return {
+        title: derived.expression
+        for request in claim.spec.devices.requests
+        for title, spec in _alternatives(request).items()
+        for derived in spec.derived_attributes
+        if derived.name == attribute
+    }
+
+
+def _attribute_values(device: CandidateDevice, name: str, expression: str | None) -> frozenset[object] | None:
+    """All values of the attribute, published or derived; None without it, or where it cannot be derived."""
+    try:
+        attribute = (
+            device.attribute(name)
+            if expression is None
+            else compile_derived(expression).evaluate(device.view)
+        )
+    except (CompileError, EvaluationError):
+        return None
     if attribute is None:
         return None
     listed = (attribute.ints, attribute.bools, attribute.strings, attribute.versions)

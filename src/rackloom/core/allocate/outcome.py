@@ -35,6 +35,7 @@ class CauseKind(StrEnum):
     COMPATIBILITY_GROUPS = "compatibility-groups"
     COUNTERS = "counters"
     TAINT = "taint"
+    DERIVED_FAILS = "derived-attribute-fails"
     CONSTRAINT = "constraint"
     ATTRIBUTE_MISSING = "attribute-missing"
 
