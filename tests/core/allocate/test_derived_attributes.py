@@ -107,15 +107,19 @@ def test_a_list_matches_where_a_value_is_common(cluster: Any) -> None:
     assert names(cluster.allocate(slices, odd)) == ["a", "b"]
 
 
+@pytest.mark.parametrize("constraint", [match, distinct])
 @pytest.mark.parametrize("feature", [True, False])
-def test_an_empty_list_has_nothing_in_common(cluster: Any, feature: bool) -> None:
+def test_an_empty_list_has_nothing_in_common(cluster: Any, constraint: Any, feature: bool) -> None:
     """Without list attributes, a first device is not looked at, as upstream has it."""
     slices = [cluster.slice([device("a"), device("b")])]
     features = Features(list_type_attributes=feature)
-    claim = cluster.claim(cluster.request(count=1, **derive("[]")), constraints=[match()])
+    claim = cluster.claim(cluster.request(count=1, **derive("[]")), constraints=[constraint()])
     outcome = cluster.allocate(slices, claim, features=features)
-    assert isinstance(outcome, Refusal) if feature else names(outcome) == ["a"]
-    two = cluster.claim(cluster.request(count=2, **derive("[]")), constraints=[match()])
+    if feature:
+        assert isinstance(outcome, Refusal)
+    else:
+        assert names(outcome) == ["a"]
+    two = cluster.claim(cluster.request(count=2, **derive("[]")), constraints=[constraint()])
     assert isinstance(cluster.allocate(slices, two, features=features), Refusal)
 
 

@@ -135,8 +135,8 @@ class Constraint:
             return False
         if not self._stack:
             # Upstream compares a first device with nothing, so that even a value of a type it cannot compare
-            # passes; only matching with list attributes looks at it.
-            return bool(values) or self.distinct or not self._lists
+            # passes; only with list attributes does it look at it.
+            return bool(values) or not self._lists
         if self.distinct:
             return bool(values) and all(values.isdisjoint(earlier) for earlier in self._stack)
         return bool(self._stack[-1] & values)
@@ -466,8 +466,8 @@ class AllocationLedger:
         )
 
     def charged_before(self, candidate: CandidateDevice) -> bool:
-        """Whether shares in use already pay for the device's counters: those that took capacity do."""
-        return candidate.id in self._state.consumed
+        """Whether shares in use already pay for the device's counters, also those that took no capacity."""
+        return candidate.id in self._state.consumed or candidate.id in self._state.shared
 
     def ever_held(self, device: DeviceId) -> bool:
         """Whether anybody held the device, or a share of it, before this allocation."""
