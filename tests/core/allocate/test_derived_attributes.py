@@ -135,8 +135,8 @@ def test_an_error_stops_the_attempt_where_the_search_gets_to_it(cluster: Any, mo
     )
     assert "no such key: x" in outcome.reason
     # One device is met by a: the search does not get to b.
-    one = cluster.claim(cluster.request(**derive(of("x"))), constraints=[match()])
-    assert names(cluster.allocate(slices, one, mode=mode)) == ["a"]
+    single = cluster.claim(cluster.request(**derive(of("x"))), constraints=[match()])
+    assert names(cluster.allocate(slices, single, mode=mode)) == ["a"]
     # b is in use, or the selector leaves it out.
     assert names(cluster.allocate(slices, claim, state=cluster.in_use("b"), mode=mode)) == ["a", "c"]
     guarded = cluster.request(count=2, select=f"has({of('x')})", **derive(of("x")))

@@ -407,7 +407,7 @@ def _validated_pool(
         slices=tuple(here),
         elsewhere=tuple(elsewhere),
         counter_sets={counter_set.name: counter_set for counter_set in sets},
-        has_groups=any(map(_names_groups, (*here, *elsewhere))),
+        has_groups=bool(sets) and any(map(_names_groups, (*here, *elsewhere))),
     )
 
 
