@@ -146,7 +146,7 @@ def written(name: str, nodes: int, pods: int) -> Fields:
         "slices": slices,
         "claims": claims,
         "releases": releases,
-        "features": msgspec.to_builtins(Features()),
+        "features": msgspec.to_builtins(Features(compatibility_groups=False, derived_attributes=False)),
     }
 
 

@@ -307,7 +307,7 @@ def written(name: str, nodes: int, pods: int) -> Fields:
         ],
         "releases": releases,
         "shrinks": shrinks if changing else [],
-        "features": msgspec.to_builtins(Features()),
+        "features": msgspec.to_builtins(Features(compatibility_groups=False, derived_attributes=False)),
     }
 
 

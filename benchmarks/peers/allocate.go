@@ -87,31 +87,20 @@ func allocate(input io.Reader, mode string, pods int, limit time.Duration) (*pla
 	if !known {
 		return nil, fmt.Errorf("-mode %q: say first, sched or rotating", mode)
 	}
-	c := &cluster{held: map[int][]resourceapi.AllocationResult{}}
-	if err := json.NewDecoder(input).Decode(&c.scenario); err != nil {
+	var asked scenario
+	if err := json.NewDecoder(input).Decode(&asked); err != nil {
 		return nil, err
 	}
-	features := cel.Features{
-		EnableConsumableCapacity: c.Features.ConsumableCapacity,
-		EnableListTypeAttributes: c.Features.ListTypeAttributes,
-	}
+	c := newCluster(asked)
 	if pods == 0 || pods > len(c.Claims) {
 		pods = len(c.Claims)
 	}
-	if c.Node != nil {
-		c.Nodes = append(c.Nodes, c.Node)
-	}
-	cel.GetCompiler(features).CompileCELExpression("true", cel.Options{}) // loads CEL
+	cel.GetCompiler(c.celFeatures()).CompileCELExpression("true", cel.Options{}) // loads CEL
 	answer := &placements{Places: []*place{}}
 	began, spent := time.Now(), cpuSeconds()
 	until, done := context.WithTimeout(context.Background(), limit)
 	defer done()
-	c.cache = cel.NewCache(keptExpressions, features)
-	c.state = structured.AllocatedState{
-		AllocatedDevices:         sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
-	}
+	c.cache = cel.NewCache(keptExpressions, c.celFeatures())
 	for number, claim := range c.Claims[:pods] {
 		c.change(number)
 		// As the scheduler does it: an allocator for each pod, of what is allocated at that moment.
@@ -133,6 +122,28 @@ func allocate(input io.Reader, mode string, pods int, limit time.Duration) (*pla
 		answer.CPUSeconds, answer.WallSeconds = cpuSeconds()-spent, time.Since(began).Seconds()
 	}
 	return answer, nil
+}
+
+// newCluster is a scenario before its first claim.
+func newCluster(asked scenario) *cluster {
+	c := &cluster{scenario: asked, held: map[int][]resourceapi.AllocationResult{}}
+	if c.Node != nil {
+		c.Nodes = append(c.Nodes, c.Node)
+	}
+	c.cache = cel.NewCache(keptExpressions, c.celFeatures())
+	c.state = structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	return c
+}
+
+func (c *cluster) celFeatures() cel.Features {
+	return cel.Features{
+		EnableConsumableCapacity: c.Features.ConsumableCapacity,
+		EnableListTypeAttributes: c.Features.ListTypeAttributes,
+	}
 }
 
 // change is what happens in the cluster before a claim.
@@ -252,7 +263,9 @@ func (c *cluster) take(number int, found *feasible) *place {
 			case device.AdminAccess != nil && *device.AdminAccess:
 			case device.ShareID != nil:
 				c.state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, device.ShareID))
-				c.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, device.ConsumedCapacity))
+				if len(device.ConsumedCapacity) > 0 { // none, once a claim was stored and read
+					c.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, device.ConsumedCapacity))
+				}
 			default:
 				c.state.AllocatedDevices.Insert(id)
 			}
@@ -270,7 +283,9 @@ func (c *cluster) giveBack(number int) {
 			case device.AdminAccess != nil && *device.AdminAccess:
 			case device.ShareID != nil:
 				c.state.AllocatedSharedDeviceIDs.Delete(structured.MakeSharedDeviceID(id, device.ShareID))
-				c.state.AggregatedCapacity.Remove(structured.NewDeviceConsumedCapacity(id, device.ConsumedCapacity))
+				if len(device.ConsumedCapacity) > 0 {
+					c.state.AggregatedCapacity.Remove(structured.NewDeviceConsumedCapacity(id, device.ConsumedCapacity))
+				}
 			default:
 				c.state.AllocatedDevices.Delete(id)
 			}

@@ -3,6 +3,8 @@
 //	upstream allocate -mode first|sched|rotating [-pods N] [-limit SECONDS] < scenario.json
 //	upstream cel [-seconds S] < expressions.json
 //	upstream answers < expressions.json
+//	upstream derivations < expressions.json
+//	upstream outcomes < scenarios.json
 //
 // The scenario comes on standard input, the answer goes to standard output as one JSON object. Reading the
 // scenario is in no figure. CPU time is that of the whole process, its garbage collector included.
@@ -27,7 +29,7 @@ func main() {
 
 func run(words []string, input io.Reader, output io.Writer) error {
 	if len(words) == 0 {
-		return fmt.Errorf("say allocate, cel or answers")
+		return fmt.Errorf("say allocate, cel, answers, derivations or outcomes")
 	}
 	flags := flag.NewFlagSet(words[0], flag.ContinueOnError)
 	mode := flags.String("mode", "first", "first, sched or rotating")
@@ -46,8 +48,12 @@ func run(words []string, input io.Reader, output io.Writer) error {
 		answer, err = evaluate(input, *seconds)
 	case "answers":
 		answer, err = answers(input)
+	case "derivations":
+		answer, err = derivations(input)
+	case "outcomes":
+		answer, err = outcomes(input)
 	default:
-		err = fmt.Errorf("%q: say allocate, cel or answers", words[0])
+		err = fmt.Errorf("%q: say allocate, cel, answers, derivations or outcomes", words[0])
 	}
 	if err != nil {
 		return err

@@ -42,6 +42,7 @@ cliques = st.one_of(
 @st.composite
 def devices(draw: st.DrawFn) -> list[dict[str, Any]]:
     made = []
+    groups = draw(st.sampled_from([[""], ["", "g", "h", "gh"]]))
     for number in range(draw(st.integers(2, 6))):
         attributes: dict[str, Any] = {"kind": {"string": draw(st.sampled_from("ab"))}}
         root, clique = draw(st.one_of(st.none(), numbers)), draw(cliques)
@@ -58,7 +59,11 @@ def devices(draw: st.DrawFn) -> list[dict[str, Any]]:
         fate = draw(st.sampled_from(["whole", "whole", "part", "part", "shared"]))
         if fate == "part":
             device["consumesCounters"] = [
-                {"counterSet": name, "counters": {"m": {"value": str(draw(st.integers(1, 3)))}}}
+                {
+                    "counterSet": name,
+                    "counters": {"m": {"value": str(draw(st.integers(1, 3)))}},
+                    "compatibilityGroups": list(draw(st.sampled_from(groups))),
+                }
                 for name in draw(st.sampled_from(["x", "x", "y", "xy"]))
             ]
         if fate == "shared":
@@ -79,6 +84,9 @@ def claim_fields(draw: st.DrawFn, name: str) -> dict[str, Any]:
             if select:
                 expression = f"device.attributes['d'].kind == '{select}'"
                 ask["selectors"] = [{"cel": {"expression": expression}}]
+            derived = draw(st.sampled_from([None, None, None, "device.attributes['d'].kind", "['a', 'c']"]))
+            if derived:
+                ask["derivedAttributes"] = [{"name": ROOT, "expression": derived}]
             alternatives.append({"name": f"a{index}", **ask})
         if len(alternatives) == 1:
             exact = {key: value for key, value in alternatives[0].items() if key != "name"}

@@ -28,6 +28,9 @@ CLASSES = msgspec.convert([{"metadata": {"name": "any"}, "spec": {}}], list[Devi
 FEATURES = Features(list_type_attributes=True)
 SELECTORS = ["device.attributes['d'].kind == 'a'", "device.attributes['d'].kind == 'b'"]
 
+DERIVED = ["device.attributes['d'].kind", "[1, 2]", "device.attributes['d'].?group.orValue(0)"]
+"""Of these no device has an error: a search that reaches it stops, and the reference does not."""
+
 kinds = st.sampled_from(["a", "b"])
 groups = st.one_of(
     st.none(),
@@ -37,9 +40,16 @@ groups = st.one_of(
 draws = st.one_of(
     st.just([]),
     st.builds(
-        lambda counter_set, amount: [{"counterSet": counter_set, "counters": {"m": {"value": str(amount)}}}],
+        lambda counter_set, amount, together: [
+            {
+                "counterSet": counter_set,
+                "counters": {"m": {"value": str(amount)}},
+                "compatibilityGroups": list(together),
+            }
+        ],
         st.sampled_from(["x", "y"]),
         st.integers(1, 2),
+        st.sampled_from(["", "", "", "g", "h", "gh"]),
     ),
 )
 taints = st.sampled_from([[], [], [{"key": "t", "effect": "NoSchedule"}], [{"key": "t", "effect": "None"}]])
@@ -68,19 +78,21 @@ def devices(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 asks = st.builds(
-    lambda mode, count, selector, tolerant, amount: {
+    lambda mode, count, selector, tolerant, amount, derived: {
         "deviceClassName": "any",
         "allocationMode": mode,
         **({"count": count} if mode == "ExactCount" else {}),
         "selectors": [{"cel": {"expression": selector}}] if selector else [],
         "tolerations": [{"key": "t", "operator": "Exists"}] if tolerant else [],
         **({"capacity": {"requests": {"m": str(amount)}}} if amount else {}),
+        "derivedAttributes": [{"name": "d/group", "expression": derived}] if derived else [],
     },
     st.sampled_from(["ExactCount"] * 4 + ["All"]),
     st.integers(1, 3),
     st.sampled_from([None, None, *SELECTORS]),
     st.booleans(),
     st.sampled_from([0, 0, 1, 2]),
+    st.sampled_from([None, None, *DERIVED]),
 )
 
 

@@ -152,3 +152,18 @@ def test_an_error_surfaces_only_where_the_search_comes_to_it(cluster: Any) -> No
     assert outcome.scope is FaultScope.ATTEMPT
     too_many_first = cluster.claim(cluster.request("a", count=3), cluster.request("b", select="nonsense"))
     assert isinstance(cluster.allocate(slices, too_many_first), Refusal)
+
+
+def test_a_further_share_of_a_device_without_capacity_draws_no_counters(cluster: Any) -> None:
+    """The first share has drawn all that there is. Upstream charged further ones until 1.37."""
+    counters = [{"name": "x", "counters": {"m": {"value": "1"}}}]
+    use = [{"counterSet": "x", "counters": {"m": {"value": "1"}}}]
+    pool = {"resourceSliceCount": 2}
+    slices = [
+        cluster.slice([], name="counters", pool=pool, sharedCounters=counters),
+        cluster.slice(
+            [{"name": "d", "allowMultipleAllocations": True, "consumesCounters": use}], name="s", pool=pool
+        ),
+    ]
+    held = InUse(shared=frozenset([DeviceId("d.example.com", "p", "d")]))
+    assert isinstance(cluster.allocate(slices, cluster.claim(cluster.request()), state=held), Allocation)

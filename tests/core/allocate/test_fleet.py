@@ -39,6 +39,8 @@ SELECTORS = [
     "!('rare' in device.attributes['d'])",
 ]
 
+DERIVED = ["device.attributes['d'].kind", "device.attributes['d'].rare", "device.attributes['d'].uuid"]
+
 
 @st.composite
 def machines(draw: st.DrawFn) -> list[dict[str, Any]]:
@@ -62,7 +64,8 @@ def machines(draw: st.DrawFn) -> list[dict[str, Any]]:
         fate = draw(st.sampled_from(["plain", "partition", "shared", "tainted"]))
         if fate == "partition":
             use = {"counterSet": "x", "counters": {"m": {"value": str(draw(st.integers(1, 2)))}}}
-            device["consumesCounters"] = [use]
+            together = list(draw(st.sampled_from(["", "", "", "g", "h", "gh"])))
+            device["consumesCounters"] = [{**use, "compatibilityGroups": together}]
         if fate == "shared":
             device |= {"allowMultipleAllocations": True, "capacity": {"memory": memory, "m": {"value": "2"}}}
         if fate == "tainted":
@@ -140,6 +143,7 @@ class Shape(NamedTuple):
     selector: str | None
     matched: bool
     kind: str
+    derived: str | None
 
 
 def claim(name: str, shape: Shape) -> ResourceClaim:
@@ -149,6 +153,8 @@ def claim(name: str, shape: Shape) -> ResourceClaim:
         ask["count"] = shape.count
     if shape.selector:
         ask["selectors"] = [{"cel": {"expression": shape.selector}}]
+    if shape.derived:
+        ask["derivedAttributes"] = [{"name": "d/root", "expression": shape.derived}]
     if shape.kind == "amount":
         ask["capacity"] = {"requests": {"memory": "40Gi"}}
     if shape.kind == "tolerant":
@@ -172,6 +178,7 @@ shapes = st.builds(
     st.sampled_from(SELECTORS),
     st.booleans(),
     st.sampled_from(["", "", "", "amount", "tolerant", "preferred", "everything", "admin", "two"]),
+    st.sampled_from([None, None, *DERIVED]),
 )
 
 

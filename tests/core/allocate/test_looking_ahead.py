@@ -26,11 +26,18 @@ SELECTORS = [
     "device.attributes['d'].rare == 'x'",
 ]
 
+DERIVED = [
+    "device.attributes['d'].root % 2",
+    "[device.attributes['d'].root, 1]",
+    "device.attributes['d'].rare",
+]
+
 
 @st.composite
 def devices(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Up to ten devices on three GPUs with few differences, so that many are alike."""
     made = []
+    groups = draw(st.sampled_from([[""], ["", "g", "h", "gh"]]))
     for number in range(draw(st.integers(2, 10))):
         attributes: dict[str, Any] = {
             "kind": {"string": draw(st.sampled_from("ab"))},
@@ -44,6 +51,7 @@ def devices(draw: st.DrawFn) -> list[dict[str, Any]]:
             device["consumesCounters"] = [
                 {
                     "counterSet": counter_set,
+                    "compatibilityGroups": list(draw(st.sampled_from(groups))),
                     "counters": {
                         name: {"value": str(draw(st.integers(0, 3)))}
                         for name in draw(st.sampled_from(["m", "k", "mk"]))
@@ -70,6 +78,9 @@ def requests(draw: st.DrawFn) -> list[dict[str, Any]]:
             selector = draw(st.sampled_from([None, *SELECTORS]))
             if selector:
                 ask["selectors"] = [{"cel": {"expression": selector}}]
+            derived = draw(st.sampled_from([None, None, None, *DERIVED]))
+            if derived:
+                ask["derivedAttributes"] = [{"name": "d/root", "expression": derived}]
             if draw(st.integers(0, 4)) == 0:
                 ask["capacity"] = {"requests": {"m": "1"}}
             alternatives.append({"name": f"a{index}", **ask})

@@ -8,7 +8,8 @@ claim that is planned without its misspelt selector is a plan for something else
 2. `decode_object` converts an object into its struct and names the field that does not fit. Kinds that
    play no part in allocation are skipped and reported.
 3. `check_claim_rules` checks what the API server checks beyond types: unique request names, no negative
-   counts, and constraints that name existing requests.
+   counts, constraints that name existing requests, and derived attributes that a constraint compares and
+   that do not cost too much.
 
 A ResourceClaimTemplate yields the claim that a pod would get from it, under the template's name.
 """
@@ -146,6 +147,17 @@ def check_claim_rules(document: Document, claim: DeviceClaim, at: FieldPath) -> 
                 f"the constraint names request {unknown[0]!r}, which the claim does not have",
                 f"name {' or '.join(names)}",
             )
+    if any(spec.derived_attributes for request in claim.requests for spec in request.specs):
+        _check_derived_attributes(document, claim, at)
+
+
+def _check_derived_attributes(document: Document, claim: DeviceClaim, at: FieldPath) -> None:
+    # Few claims derive anything: the others do not load CEL.
+    from rackloom.claim.manifests.derived import derived_violation
+
+    wrong = derived_violation(claim)
+    if wrong is not None:
+        raise _rule_violation(document, (*at, *wrong.where), wrong.reason, wrong.fix)
 
 
 def _request_names(request: DeviceRequest) -> list[str]:

@@ -9,8 +9,8 @@ groups of a kind that are partly used, they complete the ones with the fewest fr
 `BranchAndBound` starts with the first fit as the best known answer. It leaves a branch whose bound is
 not below the best cost. Within a request it tries devices cheapest first, and only one of each class of
 interchangeable devices. A device that was tried is left to no later branch of the same request. A
-selector that fails on a device is no error here: the device is not chosen. Where no answer exists, none
-is invented, because the first fit comes first.
+selector or derived attribute that fails on a device is no error here: the device is not chosen. Where
+no answer exists, none is invented, because the first fit comes first.
 
 The search ends with a proof that nothing is cheaper, or is cut short by the caller or by MAX_TRIALS.
 Then the best answer so far counts. The least bound of all branches that were left open says how much
@@ -44,7 +44,16 @@ from rackloom.core.allocate.ledger import (
     DeviceAssignment,
     attribute_values,
 )
-from rackloom.core.allocate.outcome import Allocation, Cause, Cost, Fault, Optimality, Outcome, Refusal
+from rackloom.core.allocate.outcome import (
+    Allocation,
+    AllocationStopped,
+    Cause,
+    Cost,
+    Fault,
+    Optimality,
+    Outcome,
+    Refusal,
+)
 from rackloom.core.allocate.problem import AllocationProblem, FoundAnswer
 from rackloom.core.allocate.quantity import exact_value
 from rackloom.core.allocate.symmetry import DeviceSymmetry
@@ -431,7 +440,11 @@ class BranchAndBound:
         self.trials += 1
         if self.trials > MAX_TRIALS or not self._proceed():
             raise _SearchCutShort
-        return self._ledger.enter(ask, candidate) is None
+        try:
+            return self._ledger.enter(ask, candidate) is None
+        except AllocationStopped:
+            # As where a selector fails: the device is just not chosen.
+            return False
 
     def _keep_if_better(self) -> None:
         """A complete answer: keep it if it costs less. Within a request, devices are in order of position."""

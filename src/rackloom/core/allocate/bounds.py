@@ -20,7 +20,7 @@ straight from a demand to the sink are filled first, and equal demands are added
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from fractions import Fraction
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TypeVar
 
 import msgspec
@@ -32,7 +32,7 @@ from rackloom.core.allocate.ledger import AttributeValues, Constraint
 from rackloom.core.allocate.outcome import Cause
 from rackloom.core.allocate.pools import PoolKey
 from rackloom.core.allocate.problem import AllocationProblem
-from rackloom.core.allocate.symmetry import DeviceSymmetry
+from rackloom.core.allocate.symmetry import FAILS, DeviceSymmetry, sources_of, values_of
 
 # Maximum flow by augmenting paths.
 
@@ -163,15 +163,24 @@ class Relaxation:
         self._ledger = problem.ledger
         self._classes = [[problem.candidates[number] for number in alike] for alike in symmetry.classes()]
         self._constraints = constraints
-        self._values: dict[Constraint, list[AttributeValues | None]] = {
-            constraint: [constraint.values(members[0]) for members in self._classes]
-            for constraint in constraints
+        self._values: dict[Constraint, list[list[AttributeValues]]] = {
+            constraint: self._values_by_class(constraint, asks) for constraint in constraints
         }
+        """Of each class, what a constraint may compare: several, where some requests derive the attribute."""
         self._sharing = {constraint: self._having(constraint) for constraint in constraints}
         self._draws = [_counters_drawn(members[0]) for members in self._classes]
         serving = {ask: tuple(self._servers(ask, problem.eligibility)) for ask in asks}
         self._servers_of = list(dict.fromkeys(serving.values()))
         self._kind = {ask: self._servers_of.index(servers) for ask, servers in serving.items()}
+
+    def _values_by_class(
+        self, constraint: Constraint, asks: Sequence[RequestAlternative]
+    ) -> list[list[AttributeValues]]:
+        sources = sources_of(constraint, asks)
+        return [
+            [found for found in values_of(constraint, sources, members[0]) if found not in (None, FAILS)]
+            for members in self._classes
+        ]
 
     def possible(self, choices: Sequence[OpenRequest]) -> bool:
         """False where the choices surely cannot all be met."""
@@ -280,11 +289,13 @@ class Relaxation:
         if not covered:
             return True
         values = self._values[constraint]
-        allowed = {number for number, of in enumerate(values) if free[number] and constraint.allows(of)}
+        allowed = {
+            number for number, of in enumerate(values) if free[number] and any(map(constraint.allows, of))
+        }
         need = sum(min(need for _, need, _ in options) for options in covered)
         if constraint.distinct:
             # No two devices share a value: no more of them than values, save a first one that has none.
-            left = {value for number in allowed for value in values[number] or ()}
+            left = {value for number in allowed for of in values[number] for value in of}
             return need <= max(len(left), 1)
         keys = tuple(map(self._key, covered))
         return any(
@@ -367,8 +378,8 @@ class Relaxation:
     def _having(self, constraint: Constraint) -> Counter[frozenset[int]]:
         """The sets of classes that have a value together, and how many values each has."""
         having: dict[Hashable, set[int]] = {}
-        for number, values in enumerate(self._values[constraint]):
-            for value in () if values is None else values or [None]:
+        for number, either in enumerate(self._values[constraint]):
+            for value in chain.from_iterable(values or [None] for values in either):
                 having.setdefault(value, set()).add(number)
         return Counter(map(frozenset, having.values()))
 

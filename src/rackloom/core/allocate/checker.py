@@ -6,8 +6,9 @@ validity only: any answer that breaks no rule passes.
 
 For each claim it checks the number of devices, that one alternative per request was used, counts,
 selectors, capacity, taints, mode All, and constraints. Over all claims it checks that no whole device
-is given twice or is already in use, that no counter of a pool is overdrawn, and that the shares of a
-device fit into its capacity. Each broken rule is reported as a sentence.
+is given twice or is already in use, that no counter of a pool is overdrawn, that the devices of a
+counter set have a compatibility group in common, and that the shares of a device fit into its capacity.
+Each broken rule is reported as a sentence.
 """
 
 from collections import Counter
@@ -16,6 +17,8 @@ from fractions import Fraction
 from itertools import combinations
 
 from rackloom.core.allocate.cel import compiler
+from rackloom.core.allocate.cel.derived import compile_derived
+from rackloom.core.allocate.cel.errors import CompileError, EvaluationError
 from rackloom.core.allocate.eligibility import CandidateDevice, candidates_of
 from rackloom.core.allocate.inputs import DeviceId, Features, InUse
 from rackloom.core.allocate.objects import (
@@ -67,6 +70,7 @@ class AllocationChecker:
             yield from self._claim(claim, result)
         yield from self._use(results)
         yield from self._counters(results)
+        yield from self._groups(results)
         yield from self._capacity(results)
 
     def _claim(self, claim: ResourceClaim, result: AllocationResult) -> Iterator[str]:
@@ -81,7 +85,7 @@ class AllocationChecker:
         for request in claim.spec.devices.requests:
             yield from self._request(claim, request.name, _alternatives(request), given)
         for constraint in claim.spec.devices.constraints:
-            yield from self._constraint(name, constraint, given)
+            yield from self._constraint(claim, constraint, given)
 
     def _request(
         self,
@@ -147,8 +151,9 @@ class AllocationChecker:
                 yield f"{name}: {device.id} has the taint {taint.key}"
 
     def _constraint(
-        self, claim: str, constraint: DeviceConstraint, given: Sequence[DeviceResult]
+        self, claim: ResourceClaim, constraint: DeviceConstraint, given: Sequence[DeviceResult]
     ) -> Iterator[str]:
+        name = claim.metadata.name
         covered = [
             result
             for result in given
@@ -156,15 +161,19 @@ class AllocationChecker:
             or {result.request, result.request.partition("/")[0]} & set(constraint.requests)
         ]
         attribute = constraint.match_attribute or constraint.distinct_attribute or ""
-        values = [_attribute_values(self._devices[DeviceId.of(result)], attribute) for result in covered]
+        derived = _derived_by_request(claim, attribute)
+        values = [
+            _attribute_values(self._devices[DeviceId.of(result)], attribute, derived.get(result.request))
+            for result in covered
+        ]
         if any(value is None for value in values):
-            yield f"{claim}: a device lacks {attribute}"
+            yield f"{name}: a device lacks {attribute}"
             return
         sets = [value for value in values if value is not None]
         if constraint.match_attribute is not None and len(sets) > 1 and not frozenset.intersection(*sets):
-            yield f"{claim}: devices differ in {attribute}"
+            yield f"{name}: devices differ in {attribute}"
         if constraint.distinct_attribute is not None and any(a & b for a, b in combinations(sets, 2)):
-            yield f"{claim}: devices share a value of {attribute}"
+            yield f"{name}: devices share a value of {attribute}"
 
     def _use(self, results: Sequence[AllocationResult]) -> Iterator[str]:
         """No whole device is given to two, and none that is in use; admin access excepted."""
@@ -187,6 +196,15 @@ class AllocationChecker:
             for key, total in _counter_totals(pool).items():
                 if after[key] > total and after[key] > before[key]:
                     yield f"counter {pool.key}/{key} is overdrawn"
+
+    def _groups(self, results: Sequence[AllocationResult]) -> Iterator[str]:
+        """The devices in use of each counter set go together. What went apart before is not the answer's."""
+        given = set(map(DeviceId.of, _device_results(results)))
+        for pool in self._pools:
+            before = _groups_in_use(pool, self._held())
+            for name, groups in _groups_in_use(pool, self._held() | given).items():
+                if not _go_together(groups) and _go_together(before.get(name, [])):
+                    yield f"devices of {pool.key}/{name} have no compatibility group in common"
 
     def _held(self) -> set[DeviceId]:
         return {*self._state.dedicated, *self._state.shared, *self._state.consumed}
@@ -234,9 +252,27 @@ def _tolerates(toleration: DeviceToleration, taint: DeviceTaint) -> bool:
     )
 
 
-def _attribute_values(device: CandidateDevice, name: str) -> frozenset[object] | None:
-    """All values of the attribute; None without it."""
-    attribute = device.attribute(name)
+def _derived_by_request(claim: ResourceClaim, attribute: str) -> dict[str, str]:
+    """By request or alternative, the expression that derives the attribute."""
+    return {
+        title: derived.expression
+        for request in claim.spec.devices.requests
+        for title, spec in _alternatives(request).items()
+        for derived in spec.derived_attributes
+        if derived.name == attribute
+    }
+
+
+def _attribute_values(device: CandidateDevice, name: str, expression: str | None) -> frozenset[object] | None:
+    """All values of the attribute, published or derived; None without it, or where it cannot be derived."""
+    try:
+        attribute = (
+            device.attribute(name)
+            if expression is None
+            else compile_derived(expression).evaluate(device.view)
+        )
+    except (CompileError, EvaluationError):
+        return None
     if attribute is None:
         return None
     listed = (attribute.ints, attribute.bools, attribute.strings, attribute.versions)
@@ -263,3 +299,18 @@ def _counters_drawn(pool: Pool, held: set[DeviceId]) -> Counter[tuple[str, str]]
                     if DeviceId(pool.driver, pool.name, device.name) in held:
                         drawn[use.counter_set, name] += exact_value(counter.value)  # type: ignore[assignment]
     return drawn
+
+
+def _groups_in_use(pool: Pool, held: set[DeviceId]) -> dict[str, list[set[str]]]:
+    """Of each counter set, the compatibility groups of every device that draws from it."""
+    found: dict[str, list[set[str]]] = {}
+    for source in (*pool.slices, *pool.elsewhere):
+        for device in source.spec.devices:
+            if DeviceId(pool.driver, pool.name, device.name) in held:
+                for use in device.consumes_counters:
+                    found.setdefault(use.counter_set, []).append(set(use.compatibility_groups))
+    return found
+
+
+def _go_together(groups: Sequence[set[str]]) -> bool:
+    return not any(groups) or bool(set.intersection(*groups))

@@ -1,9 +1,9 @@
 """Candidate devices of a node, and whether a device could serve a request at all.
 
 `candidates_of` numbers the devices of all usable pools in the order in which the search tries them.
-`Eligibility` decides what no assignment can change: binding conditions and compatibility groups, the
-selectors of the class, the selectors of the request, and the device's own node selection. It checks in
-this order, and the first reason counts. An error of a selector is a verdict too (`AllocationStopped`);
+`Eligibility` decides what no assignment can change: binding conditions, the selectors of the class, the
+selectors of the request, and the device's own node selection. It checks in this order, and the first
+reason counts. An error of a selector is a verdict too (`AllocationStopped`);
 it takes effect only when the search reaches that device.
 
 Running CEL dominates the cost, so two caches share verdicts:
@@ -13,6 +13,7 @@ Running CEL dominates the cost, so two caches share verdicts:
   and few expressions read those. An expression with generated code simply runs.
 
 `SelectorCache` keeps the results of expressions across allocations, for as long as its owner keeps it.
+Those of derived attributes are kept there too; the ledger asks for them.
 `blocking_taint` finds the first NoSchedule or NoExecute taint that a request does not tolerate. The
 ledger calls it.
 """
@@ -20,6 +21,7 @@ ledger calls it.
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
 
 from rackloom.core.allocate.cel import compiler, errors
 from rackloom.core.allocate.cel.environment import DeviceView
@@ -38,6 +40,9 @@ from rackloom.core.allocate.objects import (
 from rackloom.core.allocate.outcome import AllocationStopped, Cause, CauseKind
 from rackloom.core.allocate.pools import MalformedNodeSelector, Pool, devices_of, node_is_selected
 from rackloom.core.allocate.quantity import Quantity
+
+if TYPE_CHECKING:
+    from rackloom.core.allocate.cel.derived import DerivedProgram
 
 # Candidate devices, with what is computed from each of them once.
 
@@ -187,6 +192,9 @@ class SelectorCache:
 
     def __init__(self) -> None:
         self._results: OrderedDict[str, dict[Hashable, bool | errors.EvaluationError]] = OrderedDict()
+        self._derived: OrderedDict[str, dict[Hashable, DeviceAttribute | errors.EvaluationError]] = (
+            OrderedDict()
+        )
 
     def evaluate(
         self, expression: str, view: DeviceView
@@ -203,7 +211,7 @@ class SelectorCache:
                 return program.fast(view)
             except Exception:  # noqa: S110 (the exact evaluator says what it means)
                 pass
-        known = self._known_results(expression)
+        known = _known_results(self._results, expression)
         key = program.key(view)
         if key not in known:
             if len(known) == _RESULTS_KEPT:
@@ -211,15 +219,40 @@ class SelectorCache:
             known[key] = _run_program(program, view)
         return known[key]
 
-    def _known_results(self, expression: str) -> dict[Hashable, bool | errors.EvaluationError]:
-        known = self._results.get(expression)
-        if known is None:
-            known = self._results[expression] = {}
-            if len(self._results) > _EXPRESSIONS_KEPT:
-                self._results.popitem(last=False)
-        else:
-            self._results.move_to_end(expression)
-        return known
+    def derive(
+        self, expression: str, view: DeviceView
+    ) -> DeviceAttribute | errors.CompileError | errors.EvaluationError:
+        """The attribute that the expression derives from the device; errors come back as values."""
+        program = compiled_derived(expression)
+        if isinstance(program, errors.CompileError):
+            return program
+        known = _known_results(self._derived, expression)
+        key = program.key(view)
+        if key not in known:
+            if len(known) == _RESULTS_KEPT:
+                known.clear()
+            try:
+                known[key] = program.evaluate(view)
+            except errors.EvaluationError as error:
+                known[key] = error
+        return known[key]
+
+
+_Result = TypeVar("_Result")
+
+
+def _known_results(
+    results: OrderedDict[str, dict[Hashable, _Result]], expression: str
+) -> dict[Hashable, _Result]:
+    """The results of an expression, which was now used last."""
+    known = results.get(expression)
+    if known is None:
+        known = results[expression] = {}
+        if len(results) > _EXPRESSIONS_KEPT:
+            results.popitem(last=False)
+    else:
+        results.move_to_end(expression)
+    return known
 
 
 @lru_cache(maxsize=_EXPRESSIONS_KEPT)
@@ -227,6 +260,18 @@ def compiled(expression: str) -> compiler.Program | errors.CompileError:
     """The compiled expression, or why it does not compile."""
     try:
         return compiler.compile_selector(expression)
+    except errors.CompileError as error:
+        return error
+
+
+@lru_cache(maxsize=_EXPRESSIONS_KEPT)
+def compiled_derived(expression: str) -> "DerivedProgram | errors.CompileError":
+    """The compiled expression of a derived attribute, or why it does not compile."""
+    # Few claims have any: the others do not load it.
+    from rackloom.core.allocate.cel.derived import compile_derived
+
+    try:
+        return compile_derived(expression)
     except errors.CompileError as error:
         return error
 
@@ -271,8 +316,6 @@ class Eligibility:
         device = candidate.device
         if device.binding_conditions and not self._features.device_binding_and_status:
             return Cause(CauseKind.BINDING_CONDITIONS, "the feature DeviceBindingAndStatus is off")
-        if any(use.compatibility_groups for use in device.consumes_counters):
-            return Cause(CauseKind.COMPATIBILITY_GROUPS, "compatibility groups are not supported")
         owner = f"class {ask.device_class.metadata.name}"
         verdict = self._selected(ask.device_class.spec.selectors, candidate, owner, CauseKind.CLASS_SELECTOR)
         if verdict is None:

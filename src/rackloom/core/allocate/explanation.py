@@ -198,7 +198,7 @@ def _by_value(
     counts: dict[tuple[str, object], dict[str, int]] = {}
     for ask in covered:
         for candidate, cause in accounts[ask]:
-            for value in (constraint.values(candidate) or ()) if cause is None else ():
+            for value in (constraint.values(ask, candidate) or ()) if cause is None else ():
                 counts.setdefault(value, {request.name: 0 for request in covered})[ask.name] += 1
     return tuple(
         ValueCount(value=str(value), devices=of)
@@ -239,14 +239,15 @@ def _can_be_met(
 _CAUSE_TEXTS = {
     CauseKind.IN_USE: "in use",
     CauseKind.BINDING_CONDITIONS: "has binding conditions",
-    CauseKind.COMPATIBILITY_GROUPS: "has compatibility groups",
     CauseKind.CLASS_SELECTOR: "not of the class",
     CauseKind.REQUEST_SELECTOR: "selector is false",
     CauseKind.SELECTOR_FAILS: "selector fails",
     CauseKind.OTHER_NODE: "other node",
     CauseKind.CAPACITY: "capacity",
+    CauseKind.COMPATIBILITY_GROUPS: "compatibility groups",
     CauseKind.COUNTERS: "counters",
     CauseKind.TAINT: "taint",
+    CauseKind.DERIVED_FAILS: "derived attribute fails",
     CauseKind.CONSTRAINT: "constraint",
     CauseKind.ATTRIBUTE_MISSING: "attribute missing",
 }

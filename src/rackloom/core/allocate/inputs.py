@@ -37,10 +37,16 @@ from rackloom.core.allocate.quantity import Quantity
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True, rename="pascal", forbid_unknown_fields=True):
-    """Allocator features; the defaults are those of Kubernetes 1.36 and later."""
+    """Allocator features; the defaults are those of Kubernetes 1.36 and later.
+
+    Compatibility groups and derived attributes are alpha and on all the same: an API server without the
+    feature drops the fields, so whatever has them is meant.
+    """
 
     admin_access: bool = True
+    compatibility_groups: bool = True
     consumable_capacity: bool = True
+    derived_attributes: bool = True
     device_binding_and_status: bool = True
     device_taints: bool = True
     list_type_attributes: bool = False
@@ -134,6 +140,8 @@ class RequestAlternative(msgspec.Struct, frozen=True, kw_only=True, eq=False, di
     tolerations: tuple[DeviceToleration, ...]
     amounts: Mapping[str, Amount]
     """Capacity asked for of each device."""
+    derived: Mapping[str, str]
+    """Expressions of derived attributes, by the name under which constraints compare them."""
 
     @property
     def name(self) -> str:
@@ -216,6 +224,7 @@ def _alternative(
         admin=bool(admin),
         tolerations=wanted.tolerations,
         amounts=wanted.capacity.requests if wanted.capacity else {},
+        derived={attribute.name: attribute.expression for attribute in wanted.derived_attributes},
     )
 
 
@@ -226,8 +235,8 @@ def _check_features(where: str, wanted: RequestSpec, admin: bool | None, feature
         raise AllocationStopped(f"{where}: a selector has no CEL expression (unsupported selector type?)")
     if admin is not None and not features.admin_access:
         raise AllocationStopped(f"{where}: admin access is requested, but the feature AdminAccess is off")
-    if wanted.derived_attributes:
-        raise AllocationStopped(f"{where}: derived attributes are not supported")
+    if wanted.derived_attributes and not features.derived_attributes:
+        raise AllocationStopped(f"{where}: has derived attributes, but the feature DerivedAttributes is off")
 
 
 def _device_class(where: str, name: str, classes: Mapping[str, DeviceClass]) -> DeviceClass:

@@ -1,15 +1,17 @@
 """Tentative assignments of a search: entered together, undone one by one in reverse order.
 
 `AllocationLedger` holds all that changes while devices are chosen: who holds a device, consumed
-capacity, counters and constraints. `enter` checks what the device could give at all (policy of its
-capacities, taints), then use, capacity, counters and constraints. It then updates all of them, or
-returns the cause and changes nothing. `strike` undoes the last entry exactly. `version` changes with
-every step, so that derived values know when they are stale.
+capacity, counters, compatibility groups and constraints. `enter` checks what the device could give at
+all (policy of its capacities, taints), then use, capacity, groups, counters and constraints. It then
+updates all of them, or returns the cause and changes nothing. `strike` undoes the last entry exactly.
+`version` changes with every step, so that derived values know when they are stale.
 
 A `Constraint` is matchAttribute or distinctAttribute. A set of devices that breaks a constraint stays
 broken whatever is added, so each device is checked as it is chosen. Matching devices must all share one
 value (one that all have, not one per pair); distinct ones share none, pair by pair. A device without
-the attribute breaks both. The constraint keeps a stack of value sets, and undoing pops it.
+the attribute breaks both. Where a request derives the attribute, its expression gives the value,
+whatever the device publishes under that name; an error of the expression stops the allocation. The
+constraint keeps a stack of value sets, and undoing pops it.
 
 Three upstream rules shape the ledger. Admin access ignores use, but takes no device twice for one
 claim. A device does not change between dedicated and shared while anybody holds it. Only the first
@@ -23,7 +25,9 @@ from fractions import Fraction
 import msgspec
 
 from rackloom.core.allocate.capacity import Consumption, CounterBook, capacity_shortage, consumption_of
-from rackloom.core.allocate.eligibility import CandidateDevice, blocking_taint
+from rackloom.core.allocate.cel.errors import CompileError, EvaluationError
+from rackloom.core.allocate.compatibility import GroupBook
+from rackloom.core.allocate.eligibility import CandidateDevice, SelectorCache, blocking_taint
 from rackloom.core.allocate.inputs import DeviceId, Features, InUse, RequestAlternative, claim_title
 from rackloom.core.allocate.objects import Amount, Device, DeviceAttribute, DeviceConstraint, ResourceClaim
 from rackloom.core.allocate.outcome import AllocationStopped, Cause, CauseKind
@@ -66,22 +70,60 @@ class Constraint:
         distinct: bool,
         lists: bool,
         known: dict[CandidateDevice, AttributeValues | None] | None = None,
+        selectors: SelectorCache | None = None,
     ) -> None:
-        """`known` is shared by constraints of one attribute: N pairs have N of them."""
+        """`known` is shared by constraints of one attribute: N pairs have N of them.
+
+        `selectors` evaluates derived attributes.
+        """
         self.attribute = attribute
         self.requests = requests
         self.distinct = distinct
         self._lists = lists
         self._stack: list[AttributeValues] = []
         self._known = {} if known is None else known
+        self._selectors = SelectorCache() if selectors is None else selectors
+        self._derived: dict[tuple[str, CandidateDevice], AttributeValues] = {}
 
     def __str__(self) -> str:
         kind = "distinctAttribute" if self.distinct else "matchAttribute"
         scope = f" over {', '.join(self.requests)}" if self.requests else ""
         return f"{kind} {self.attribute}{scope}"
 
-    def values(self, candidate: CandidateDevice) -> AttributeValues | None:
-        """What the constraint compares; None when the device lacks the attribute."""
+    def values(self, ask: RequestAlternative, candidate: CandidateDevice) -> AttributeValues | None:
+        """What the constraint compares where the device is given to `ask`; None when it lacks the attribute.
+
+        Raises AllocationStopped where the ask derives the attribute and that fails.
+        """
+        if not ask.derived or self.attribute not in ask.derived:
+            return self.published(candidate)
+        values = self.derived(ask.derived[self.attribute], candidate)
+        if isinstance(values, EvaluationError):
+            raise AllocationStopped(
+                f"claim {ask.claim_name}, request {ask.name}: the derived attribute {self.attribute} fails"
+                f" on device {candidate.id}: {values}"
+            )
+        if isinstance(values, CompileError):
+            raise AllocationStopped(
+                f"claim {ask.claim_name}, request {ask.name}: the derived attribute {self.attribute} does not"
+                f" compile: {values}"
+            )
+        return values
+
+    def derived(
+        self, expression: str, candidate: CandidateDevice
+    ) -> AttributeValues | CompileError | EvaluationError:
+        """What an expression derives from a device; errors come back as values."""
+        found = self._derived.get((expression, candidate))
+        if found is None:
+            attribute = self._selectors.derive(expression, candidate.view)
+            if not isinstance(attribute, DeviceAttribute):
+                return attribute
+            found = self._derived[expression, candidate] = attribute_values(attribute, lists=self._lists)
+        return found
+
+    def published(self, candidate: CandidateDevice) -> AttributeValues | None:
+        """The values that the device publishes; None when it lacks the attribute."""
         if candidate not in self._known:
             found = candidate.attribute(self.attribute)
             self._known[candidate] = None if found is None else attribute_values(found, lists=self._lists)
@@ -93,8 +135,8 @@ class Constraint:
             return False
         if not self._stack:
             # Upstream compares a first device with nothing, so that even a value of a type it cannot compare
-            # passes; only matching with list attributes looks at it.
-            return bool(values) or self.distinct or not self._lists
+            # passes; only with list attributes does it look at it.
+            return bool(values) or not self._lists
         if self.distinct:
             return bool(values) and all(values.isdisjoint(earlier) for earlier in self._stack)
         return bool(self._stack[-1] & values)
@@ -119,11 +161,13 @@ class Constraint:
         return bool(self._stack)
 
 
-def constraints_of(claim: ResourceClaim, features: Features) -> tuple[Constraint, ...]:
+def constraints_of(
+    claim: ResourceClaim, features: Features, selectors: SelectorCache
+) -> tuple[Constraint, ...]:
     """The constraints of a claim. Raises AllocationStopped for one of an unknown kind."""
     known: defaultdict[str, dict[CandidateDevice, AttributeValues | None]] = defaultdict(dict)
     return tuple(
-        _constraint(claim, number, constraint, features, known)
+        _constraint(claim, number, constraint, features, known, selectors)
         for number, constraint in enumerate(claim.spec.devices.constraints)
     )
 
@@ -134,6 +178,7 @@ def _constraint(
     device_constraint: DeviceConstraint,
     features: Features,
     known: Mapping[str, dict[CandidateDevice, AttributeValues | None]],
+    selectors: SelectorCache,
 ) -> Constraint:
     attribute = (
         device_constraint.match_attribute
@@ -151,6 +196,7 @@ def _constraint(
         distinct=device_constraint.match_attribute is None,
         lists=features.list_type_attributes,
         known=known[attribute],
+        selectors=selectors,
     )
 
 
@@ -183,6 +229,7 @@ def static_share(ask: RequestAlternative, device: Device, features: Features) ->
     return given
 
 
+_GROUPS_APART = Cause(CauseKind.COMPATIBILITY_GROUPS, "apart")
 _COUNTERS_SHORT = Cause(CauseKind.COUNTERS, "short")
 _ATTRIBUTE_MISSING = Cause(CauseKind.ATTRIBUTE_MISSING, "missing")
 _CONSTRAINT_BROKEN = Cause(CauseKind.CONSTRAINT, "broken")
@@ -203,6 +250,7 @@ class AllocationLedger:
         self._pools = {pool.key: pool for pool in pools}
         self._constraints = constraints
         self._books: dict[PoolKey, CounterBook] = {}
+        self._groups: dict[PoolKey, GroupBook] = {}
         self._before: dict[CandidateDevice, Cause | None] = {}
         """Who held devices before: a search asks for the same ones over and over."""
         self._holders: dict[CandidateDevice, list[int]] = {}
@@ -279,6 +327,10 @@ class AllocationLedger:
             return given
         cause = capacity_shortage(candidate.device, self._gone(candidate.id), given)
         if cause is None and self._draws(candidate):
+            groups = self.groups(candidate)
+            conflict = groups.conflict(candidate.device) if groups else None
+            if conflict is not None:
+                return Cause(CauseKind.COMPATIBILITY_GROUPS, conflict)
             counters = self.book(candidate).short(candidate.device)
             cause = Cause(CauseKind.COUNTERS, counters) if counters else None
         return cause
@@ -286,14 +338,21 @@ class AllocationLedger:
     def _scarce(self, candidate: CandidateDevice, given: Consumption) -> Cause | None:
         """`short`, without a text for counters."""
         cause = capacity_shortage(candidate.device, self._gone(candidate.id), given) if given else None
-        if cause is None and self._draws(candidate) and not self.book(candidate).suffices(candidate.device):
-            return _COUNTERS_SHORT
+        if cause is None and self._draws(candidate):
+            groups = self.groups(candidate)
+            if groups is not None and not groups.admits(candidate.device):
+                return _GROUPS_APART
+            if not self.book(candidate).suffices(candidate.device):
+                return _COUNTERS_SHORT
         return cause
 
     def broken(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
         """Which constraint keeps the device from `ask` now."""
         for constraint in self.constraints(ask):
-            values = constraint.values(candidate)
+            try:
+                values = constraint.values(ask, candidate)
+            except AllocationStopped as stop:
+                return Cause(CauseKind.DERIVED_FAILS, stop.reason)
             if values is None:
                 return Cause(CauseKind.ATTRIBUTE_MISSING, constraint.attribute)
             if not constraint.allows(values):
@@ -311,7 +370,7 @@ class AllocationLedger:
         """Give the device to `ask`, or return the cause and change nothing. The caller ran the selectors.
 
         The cause does not say which counter is short, nor which constraint is broken: searches ask often and
-        show nobody.
+        show nobody. Raises AllocationStopped where a derived attribute fails.
         """
         given = self.suits(ask, candidate)
         if isinstance(given, Cause):
@@ -320,17 +379,19 @@ class AllocationLedger:
         if cause is not None:
             return cause
         for constraint in self.constraints(ask):
-            values = constraint.values(candidate)
+            values = constraint.values(ask, candidate)
             if values is None:
                 return _ATTRIBUTE_MISSING
             if not constraint.allows(values):
                 return _CONSTRAINT_BROKEN
         # From here on nothing can fail: all books change together, and `strike` reverts them together.
         for constraint in self.constraints(ask):
-            constraint.add(constraint.values(candidate) or frozenset())
+            constraint.add(constraint.values(ask, candidate) or frozenset())
         charged = self._draws(candidate)
         if charged:
             self.book(candidate).charge(candidate.device)
+            if (groups := self.groups(candidate)) is not None:
+                groups.take(candidate.device)
         self._hold(ask, candidate, given)
         self.entries.append(DeviceAssignment(ask, candidate, given, charged))
         self.version += 1
@@ -345,6 +406,8 @@ class AllocationLedger:
             constraint.undo()
         if entry.charged:
             self.book(candidate).refund(candidate.device)
+            if (groups := self.groups(candidate)) is not None:
+                groups.give_back()
         if candidate.shareable:
             self._shares[candidate] -= 1
             self._move(candidate, entry.consumption, -1)
@@ -368,6 +431,15 @@ class AllocationLedger:
         if pool not in self._books:
             self._books[pool] = CounterBook(self._pools[pool], self.ever_held)
         return self._books[pool]
+
+    def groups(self, candidate: CandidateDevice) -> GroupBook | None:
+        """The compatibility groups of the device's pool; None where no device of it names any."""
+        if not candidate.pool.has_groups:
+            return None
+        key = candidate.pool.key
+        if key not in self._groups:
+            self._groups[key] = GroupBook(self._pools[key], self.ever_held)
+        return self._groups[key]
 
     def left_of(self, pool: PoolKey, counter: str) -> Fraction:
         """What is left of the counters of one name, over all sets of a pool."""
@@ -394,8 +466,8 @@ class AllocationLedger:
         )
 
     def charged_before(self, candidate: CandidateDevice) -> bool:
-        """Whether shares in use already pay for the device's counters: those that took capacity do."""
-        return candidate.id in self._state.consumed
+        """Whether shares in use already pay for the device's counters, also those that took no capacity."""
+        return candidate.id in self._state.consumed or candidate.id in self._state.shared
 
     def ever_held(self, device: DeviceId) -> bool:
         """Whether anybody held the device, or a share of it, before this allocation."""

@@ -1,28 +1,32 @@
 """Which nodes are copies of each other to a claim: kinds of nodes, by what the claim reads.
 
 Real devices differ in UUIDs, serial numbers and addresses, and nodes in all of them. A claim reads few
-of these: what its selectors name (`Program.reads`), what its constraints compare, and the capacities
+of these: what its expressions name (`Program.reads`), what its constraints compare, and the capacities
 that it asks for. `reads_of` collects that. `NodeKinds` numbers the devices and nodes of a fleet by those
 values alone, so that nodes which differ elsewhere are of one kind. Claims that read the same share it.
 
 Beside what is read, a device's kind has all that the allocator itself looks at: driver, pool, taints,
-counters, binding conditions, node selection, and whether it can be shared. A malformed device (every
-selector fails on it) counts with all of its content. The capacities of a device that is never shared
-count only where a request policy or a request for capacity looks at them.
+counters and their groups, binding conditions, node selection, and whether it can be shared. A malformed
+device (every selector fails on it) counts with all of its content. The capacities of a device that is
+never shared count only where a request policy or a request for capacity looks at them.
 
 A node is looked at when a search first comes to it. Equal kinds and equal occupancy give equal answers,
 by position.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rackloom.core.allocate.cel import errors
-from rackloom.core.allocate.eligibility import CandidateDevice, compiled, is_quantity
+from rackloom.core.allocate.eligibility import CandidateDevice, compiled, compiled_derived, is_quantity
 from rackloom.core.allocate.inputs import DeviceId, RequestAlternative
 from rackloom.core.allocate.objects import Device, DeviceAttribute, ResourceClaim
 from rackloom.core.allocate.pools import MalformedNodeSelector, Pool, node_is_selected
 from rackloom.core.allocate.problem import NodeDevices
+
+if TYPE_CHECKING:
+    from rackloom.core.allocate.cel.compiler import Program
+    from rackloom.core.allocate.cel.derived import DerivedProgram
 
 # What claims read of devices.
 
@@ -45,14 +49,16 @@ class DeviceReads(NamedTuple):
 
 
 def reads_of(asks: Iterable[RequestAlternative], claims: Iterable[ResourceClaim]) -> DeviceReads:
-    """What the requests and constraints of claims read. Selectors that do not compile read nothing."""
+    """What the requests and constraints of claims read. Expressions that do not compile read nothing."""
     names: _Names = {"attribute": set(), "capacity": set()}
     amounts = False
     for ask in asks:
         amounts = amounts or bool(ask.amounts)
         for selector in (*ask.device_class.spec.selectors, *ask.selectors):
             if selector.cel is not None:
-                _add_expression(names, selector.cel.expression)
+                _add_expression(names, compiled(selector.cel.expression))
+        for expression in ask.derived.values():
+            _add_expression(names, compiled_derived(expression))
     compared = frozenset(
         _qualified(constraint.match_attribute or constraint.distinct_attribute or "")
         for claim in claims
@@ -66,7 +72,7 @@ def reads_of_expressions(expressions: Iterable[str]) -> DeviceReads:
     """What selectors read."""
     names: _Names = {"attribute": set(), "capacity": set()}
     for expression in expressions:
-        _add_expression(names, expression)
+        _add_expression(names, compiled(expression))
     return _frozen(names, amounts=False)
 
 
@@ -82,8 +88,7 @@ def _frozen(names: _Names, *, amounts: bool) -> DeviceReads:
     )
 
 
-def _add_expression(names: _Names, expression: str) -> None:
-    program = compiled(expression)
+def _add_expression(names: _Names, program: "Program | DerivedProgram | errors.CompileError") -> None:
     if not isinstance(program, errors.CompileError):
         for kind, domain, identifier in program.reads:
             _add_read(names, kind, domain, identifier)
@@ -252,8 +257,8 @@ def _rare_content(devices: NodeDevices, candidate: CandidateDevice) -> Hashable:
         candidate.shareable,
         device.allow_multiple_allocations,
         bool(device.binding_conditions),
-        any(use.compatibility_groups for use in counters),
         _draws(device) if counters else None,
+        _groups(device) if candidate.pool.has_groups else None,
         reach,
         (frozenset(device.attributes.items()), frozenset(device.capacity.items()))
         if candidate.malformed
@@ -268,6 +273,11 @@ def _draws(device: Device) -> Hashable:
         for use in device.consumes_counters
         for name, counter in use.counters.items()
     )
+
+
+def _groups(device: Device) -> Hashable:
+    """The compatibility groups of the device on each counter set that it draws from."""
+    return tuple((use.counter_set, use.compatibility_groups) for use in device.consumes_counters)
 
 
 def _reach(devices: NodeDevices, candidate: CandidateDevice) -> Hashable:
@@ -285,7 +295,11 @@ def _pool_content(devices: NodeDevices, pool: Pool) -> Hashable:
         for counter, total in of.counters.items()
     )
     elsewhere = tuple(
-        (devices.positions[DeviceId(pool.driver, pool.name, device.name)], _draws(device))
+        (
+            devices.positions[DeviceId(pool.driver, pool.name, device.name)],
+            _draws(device),
+            _groups(device) if pool.has_groups else None,
+        )
         for slice_ in pool.elsewhere
         for device in slice_.spec.devices
         if device.consumes_counters

@@ -249,6 +249,13 @@ class CapacityRequirements(ApiValue, frozen=True, kw_only=True):
     requests: Mapping[str, Amount] = {}
 
 
+class DerivedAttribute(ApiValue, frozen=True, kw_only=True):
+    """An attribute that a CEL expression computes from each device, for constraints to compare."""
+
+    name: str
+    expression: str
+
+
 class DeviceSubRequest(ApiValue, frozen=True, kw_only=True):
     """One alternative of a request."""
 
@@ -259,7 +266,7 @@ class DeviceSubRequest(ApiValue, frozen=True, kw_only=True):
     count: int = 0
     tolerations: tuple[DeviceToleration, ...] = ()
     capacity: CapacityRequirements | None = None
-    derived_attributes: tuple[Mapping[str, Any], ...] = ()
+    derived_attributes: tuple[DerivedAttribute, ...] = ()
 
 
 class ExactDeviceRequest(ApiValue, frozen=True, kw_only=True):
@@ -272,7 +279,7 @@ class ExactDeviceRequest(ApiValue, frozen=True, kw_only=True):
     admin_access: bool | None = None
     tolerations: tuple[DeviceToleration, ...] = ()
     capacity: CapacityRequirements | None = None
-    derived_attributes: tuple[Mapping[str, Any], ...] = ()
+    derived_attributes: tuple[DerivedAttribute, ...] = ()
 
 
 RequestSpec = ExactDeviceRequest | DeviceSubRequest

@@ -27,14 +27,15 @@ class CauseKind(StrEnum):
 
     IN_USE = "in-use"
     BINDING_CONDITIONS = "binding-conditions"
-    COMPATIBILITY_GROUPS = "compatibility-groups"
     CLASS_SELECTOR = "class-selector"
     REQUEST_SELECTOR = "request-selector"
     SELECTOR_FAILS = "selector-fails"
     OTHER_NODE = "other-node"
     CAPACITY = "capacity"
+    COMPATIBILITY_GROUPS = "compatibility-groups"
     COUNTERS = "counters"
     TAINT = "taint"
+    DERIVED_FAILS = "derived-attribute-fails"
     CONSTRAINT = "constraint"
     ATTRIBUTE_MISSING = "attribute-missing"
 

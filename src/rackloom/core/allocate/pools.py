@@ -171,6 +171,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     elsewhere: tuple[ResourceSlice, ...] = ()
     """With devices of other nodes: they draw from the same counters."""
     counter_sets: Mapping[str, CounterSet] = {}
+    has_groups: bool = False
+    """Whether a device of it names compatibility groups."""
     trouble: PoolProblem | None = None
     reason: str = ""
 
@@ -334,6 +336,8 @@ def _node_sees_slice(node: Node, slice_: ResourceSlice, features: Features) -> b
     partitions = spec.per_device_node_selection is not None or bool(spec.shared_counters)
     if partitions and not features.partitionable_devices:
         return False
+    if not features.compatibility_groups and _names_groups(slice_):
+        return False
     if spec.node_name or spec.all_nodes or spec.node_selector is not None:
         return node_is_selected(node, spec)
     return bool(spec.per_device_node_selection) and any(
@@ -363,6 +367,13 @@ def _complete_pool(
     # A newer generation elsewhere replaced the pool. Its driver no longer means these slices.
     if any(slice_.spec.pool.generation > generation for slice_ in everywhere):
         return None
+    if not features.compatibility_groups:
+        # Whoever does not know the groups must not give such devices away, nor those beside them.
+        known = [slice_ for slice_ in same if not _names_groups(slice_)]
+        if len(known) < len(same):
+            count = len(same) - len(known)
+            why = f"{count} of {expected} slices have compatibility groups, and that feature is off"
+            return _unusable_pool(key, PoolProblem.INCOMPLETE, why)
     if len(same) != expected:
         return _unusable_pool(key, PoolProblem.INCOMPLETE, f"{len(same)} of {expected} slices are there")
     here = {slice_.metadata.name for slice_ in kept}
@@ -396,7 +407,13 @@ def _validated_pool(
         slices=tuple(here),
         elsewhere=tuple(elsewhere),
         counter_sets={counter_set.name: counter_set for counter_set in sets},
+        has_groups=bool(sets) and any(map(_names_groups, (*here, *elsewhere))),
     )
+
+
+def _names_groups(slice_: ResourceSlice) -> bool:
+    """Whether a device of the slice names compatibility groups."""
+    return any(use.compatibility_groups for device in slice_.spec.devices for use in device.consumes_counters)
 
 
 def _name_contradiction(

@@ -105,7 +105,7 @@ class AllocationProblem:
         self.pools = devices.pools
         self.candidates = devices.candidates
         self.choices = alternatives_of(claims, classes, features)
-        self.constraints = [constraints_of(claim, features) for claim in claims]
+        self.constraints = [constraints_of(claim, features, selectors) for claim in claims]
         self.eligibility = Eligibility(devices.node, features, selectors)
         self.ledger = AllocationLedger(self.pools, self.constraints, state, features)
         self.everything = {

@@ -13,7 +13,7 @@ without hope ends. After some dead ends it creates `PruningBounds`, which then
 - remembers states that failed (nogoods), with symmetric groups counted by kind, and refuses them again;
 - skips a device that is interchangeable with one that already failed at this level.
 
-Errors need care. A selector may fail on some device, and that counts only when the search reaches it.
+Errors need care. An expression may fail on some device, and that counts only when the search reaches it.
 Requests from the first one that can fail onwards are left out of every count. Up to the last request of
 mode All that meets a constraint, no branch counts as a copy of another, because which device comes
 first decides between refusal and error.
@@ -102,12 +102,23 @@ class PruningBounds:
         return self._may_be_hopeless
 
     def _may_fail(self, choice: Alternatives) -> bool:
-        """Whether a selector fails on some device, or mode All meets a constraint, which is an error too."""
+        """Whether an expression fails on some device, or mode All meets a constraint, an error too."""
         return self._all_may_fail(choice) or any(
             isinstance(self._problem.eligibility.verdict(ask, candidate), AllocationStopped)
+            or (ask.derived and self._cannot_derive(ask, candidate))
             for ask in choice
             for candidate in self._problem.candidates
         )
+
+    def _cannot_derive(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
+        if self._problem.eligibility.verdict(ask, candidate) is not None:
+            return False
+        for constraint in self._ledger.constraints(ask):
+            try:
+                constraint.values(ask, candidate)
+            except AllocationStopped:
+                return True
+        return False
 
     def _all_may_fail(self, choice: Alternatives) -> bool:
         return any(ask.everything and self._ledger.constraints(ask) for ask in choice)

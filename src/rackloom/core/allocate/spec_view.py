@@ -221,6 +221,8 @@ class SpecView:
         # What is taken in order, device by device, is the answer of the search where nothing else is asked.
         alone = self._first_asks[0] if len(plan) == 1 and self._first_asks else None
         self._is_plain = alone is not None and not constrained and alone.count <= MAX_RESULTS
+        # To derive an attribute of the first devices may fail, though there are too few of them.
+        self._may_stop = constrained and any(ask.derived for ask in self._first_asks)
 
         self.counted = 0
         """The size that the fleet has counted."""
@@ -252,7 +254,7 @@ class SpecView:
         self, devices: NodeDevices, kind: int, occupancy: NodeOccupancy
     ) -> FoundAnswer | Refusal | None:
         """What the node gives, where one pass over its devices shows it; None where a search must."""
-        if kind in self.kinds.malformed or not self._first_asks:
+        if kind in self.kinds.malformed or not self._first_asks or self._may_stop:
             return None
         try:
             for number, ask in enumerate(self._first_asks):
@@ -312,9 +314,12 @@ class SpecView:
     ) -> _Limits | None:
         """What must be left for the device to serve the ask; None where it never does.
 
-        Raises AllocationStopped where a selector fails or a quantity cannot be read.
+        Raises AllocationStopped where a selector fails or a quantity cannot be read, and for a device whose
+        use depends on compatibility groups.
         """
         device = candidate.device
+        if candidate.pool.has_groups and device.consumes_counters:
+            raise AllocationStopped("compatibility groups need a search")
         verdict = eligibility.judge(ask, candidate)
         if isinstance(verdict, AllocationStopped):
             raise verdict

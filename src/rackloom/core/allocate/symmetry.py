@@ -1,9 +1,12 @@
 """Devices and groups of devices that an allocation cannot tell apart.
 
-Two devices have one shape when every selector, taint, capacity, counter and constraint treats them the
-same. Devices that share a counter set or a value of a constrained attribute form a group: the
-partitions of a GPU, or the GPU and the NIC below one PCIe root. Groups are the connected components of
-these links (union-find).
+Two devices have one shape when every selector, taint, capacity, counter, compatibility group and
+constraint treats them the same. Devices that share a counter set or a value of a constrained attribute
+form a group: the partitions of a GPU, or the GPU and the NIC below one PCIe root. Groups are the
+connected components of these links (union-find).
+
+Where requests derive an attribute, a device has several sets of values for a constraint: what it publishes,
+and what each expression gives. It is treated the same as another only if that holds for all of them.
 
 Within a group, the names of counter sets and values are replaced by their rank. Eight equal GPUs with
 their partitions are then eight groups of one kind, and what failed on the first group need not be tried
@@ -14,12 +17,12 @@ on the others.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from rackloom.core.allocate.capacity import counter_draws
 from rackloom.core.allocate.eligibility import CandidateDevice
 from rackloom.core.allocate.inputs import RequestAlternative
-from rackloom.core.allocate.ledger import AllocationLedger, Constraint
+from rackloom.core.allocate.ledger import AllocationLedger, AttributeValues, Constraint
 from rackloom.core.allocate.outcome import AllocationStopped, Cause
 from rackloom.core.allocate.problem import AllocationProblem
 
@@ -37,7 +40,8 @@ class DeviceSymmetry:
         constraints: Sequence[Constraint],
     ) -> None:
         candidates = problem.candidates
-        links = [_links_of(candidate, constraints) for candidate in candidates]
+        self._sources = [sources_of(constraint, asks) for constraint in constraints]
+        links = [self._links_of(candidate, constraints) for candidate in candidates]
         self.group: list[int] = _connected_groups(links)
         """Group of each device."""
         members: dict[int, list[int]] = {}
@@ -79,16 +83,28 @@ class DeviceSymmetry:
         links = (("value", constraint, value) for value in values)
         return frozenset(self.ranks[group][link] for link in links if link in self.ranks[group])
 
+    def _links_of(self, candidate: CandidateDevice, constraints: Sequence[Constraint]) -> list[Link]:
+        sets: list[Link] = [
+            ("counters", candidate.pool.key, use.counter_set) for use in candidate.device.consumes_counters
+        ]
+        values: list[Link] = [
+            ("value", n, v)
+            for n, c in enumerate(constraints)
+            for found in values_of(c, self._sources[n], candidate)
+            for v in sorted(found or (), key=str)
+            if found != FAILS
+        ]
+        return sets + values
+
     def _local(
         self, candidate: CandidateDevice, constraints: Sequence[Constraint], ledger: AllocationLedger
     ) -> Hashable:
         """Values and counters of a device in the names of its group, with what was left of the counters."""
         ranks = self.ranks[self.group[candidate.position]]
         values = tuple(
-            None
-            if (found := c.values(candidate)) is None
-            else frozenset(ranks[("value", n, v)] for v in found)
+            found if found is None or found == FAILS else frozenset(ranks[("value", n, v)] for v in found)
             for n, c in enumerate(constraints)
+            for found in values_of(c, self._sources[n], candidate)
         )
         if not candidate.device.consumes_counters:
             return values
@@ -98,17 +114,46 @@ class DeviceSymmetry:
             (ranks[("counters", candidate.pool.key, name)], counter, amount, left.get((name, counter)))
             for (name, counter), amount in counter_draws(candidate.device)
         )
-        return values, candidate.pool.key, drawn
+        return values, candidate.pool.key, drawn, _groups(candidate, ranks, ledger)
 
 
-def _links_of(candidate: CandidateDevice, constraints: Sequence[Constraint]) -> list[Link]:
-    sets: list[Link] = [
-        ("counters", candidate.pool.key, use.counter_set) for use in candidate.device.consumes_counters
-    ]
-    values: list[Link] = [
-        ("value", n, v) for n, c in enumerate(constraints) for v in sorted(c.values(candidate) or (), key=str)
-    ]
-    return sets + values
+def _groups(candidate: CandidateDevice, ranks: Mapping[Link, int], ledger: AllocationLedger) -> Hashable:
+    """The compatibility groups of a device on its counter sets, and what those in use have in common."""
+    book = ledger.groups(candidate)
+    if book is None:
+        return None
+    return frozenset(
+        (
+            ranks["counters", candidate.pool.key, use.counter_set],
+            frozenset(use.compatibility_groups),
+            # None says that those in use name no group, and False that there are none.
+            book.at_first.get(use.counter_set, False),
+        )
+        for use in candidate.device.consumes_counters
+    )
+
+
+ValueSources = tuple[str | None, ...]
+"""Where the values of a constraint may come from: expressions of derived attributes, None for the device."""
+FAILS = frozenset([("fails", None)])
+"""In place of values that an expression fails to derive."""
+
+
+def sources_of(constraint: Constraint, asks: Iterable[RequestAlternative]) -> ValueSources:
+    """Where the constraint finds its values for these asks."""
+    return tuple(dict.fromkeys(ask.derived.get(constraint.attribute) for ask in asks)) or (None,)
+
+
+def values_of(
+    constraint: Constraint, sources: ValueSources, candidate: CandidateDevice
+) -> Iterator[AttributeValues | None]:
+    """What a constraint compares of a device, for each source; FAILS where that cannot be derived."""
+    for expression in sources:
+        if expression is None:
+            yield constraint.published(candidate)
+            continue
+        found = constraint.derived(expression, candidate)
+        yield found if isinstance(found, frozenset) else FAILS
 
 
 def _connected_groups(links: Sequence[Sequence[Link]]) -> list[int]:

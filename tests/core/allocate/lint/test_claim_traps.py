@@ -261,3 +261,26 @@ def test_constant_is_said_only_of_what_is(terms, joined, negated):
 )
 def test_of_other_functions_nothing_is_said(expression):
     assert constant_truth(compiler.compile_selector(expression)) is None
+
+
+def deriving(what, device_class, expression, *selectors, count=1):
+    asked = request(what, device_class, *selectors, count=count)
+    asked["exactly"]["derivedAttributes"] = [{"name": "derived/place", "expression": expression}]
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("expression", "traps"),
+    [
+        ('device.attributes["dra.net"].rdmaDevice.substring(0, 4)', []),
+        ('device.attributes["dra.net"].numaNode', []),
+        ('device.attributes["dra.net"].', ["does-not-compile"]),
+        ("1.5", ["does-not-compile"]),
+        ('device.attributes["dra.net"].numaNod', ["unpublished-attribute"]),
+        ('int(device.attributes["dra.net"].rdmaDevice)', ["fails-on-devices"]),
+    ],
+)
+def test_expressions_of_derived_attributes_are_checked_like_selectors(expression, traps):
+    """A constraint on a derived attribute needs no driver that publishes it."""
+    asked = claim(deriving("nic", NIC, expression, NUMA_1), match=[("derived/place", ["nic"])])
+    assert found(asked, on(H100)) == traps

@@ -280,7 +280,7 @@ def _compile_uncached(expression: str, names: Any) -> Program:
         raise CompileError(
             f"must evaluate to bool or the unknown type, not {checked.output}", source=expression
         )
-    run = _exact_evaluator(checked, expression)
+    run = exact_evaluator(checked, expression)
     reads = reads_of(checked)
     cost = max_cost(checked)
     fast = fast_path(checked) if cost <= COST_LIMIT else None
@@ -288,7 +288,7 @@ def _compile_uncached(expression: str, names: Any) -> Program:
     return Program(expression, reads, str(checked.output), cost, run, fast, key_function(reads), pins)
 
 
-def _exact_evaluator(checked: CheckedExpression, expression: str) -> Evaluator:
+def exact_evaluator(checked: CheckedExpression, expression: str) -> Evaluator:
     """The exact evaluator. It is built when first needed, unless building it may fail."""
     built: Evaluator | None = None
 

@@ -1,11 +1,12 @@
 """Lint rules for requests, constraints and whole claims, judged by allocation.
 
-`claim_findings` checks in this order. For each request: its class exists, its selectors are sound, no
-node is asked for more devices than match, and no NIC that must not carry tenant data matches. For each
-constraint: some device of every request publishes the attribute, and some node can serve the claim with
-it. The second is shown by allocating the claim with and without the constraint; where splitting the
-requests into pairs helps, that is the fix. Last, a claim without other findings must be served by some
-node with nothing in use. Counts, NICs and this last rule need given nodes.
+`claim_findings` checks in this order. For each request: its class exists, its selectors and derived
+attributes are sound, no node is asked for more devices than match, and no NIC that must not carry
+tenant data matches. For each constraint: some device of every request publishes the attribute, and some
+node can serve the claim with it. The second is shown by allocating the claim with and without the
+constraint; where splitting the requests into pairs helps, that is the fix. Last, a claim without other
+findings must be served by some node with nothing in use. Counts, NICs and this last rule need given
+nodes.
 
 Constraints are checked once every request names a known class. Without given nodes, claims are tried on
 published machines without their selectors, which name one machine.
@@ -25,6 +26,7 @@ from rackloom.core.allocate.lint.selectors import (
     LintRule,
     allocation_outcomes,
     can_be_served,
+    derived_findings,
     selector_findings,
 )
 from rackloom.core.allocate.objects import (
@@ -66,6 +68,10 @@ def request_findings(ask: RequestSpec, context: LintContext, path: FieldPath) ->
         yield from found
         clean = clean and not found
         met = context.passing(met, [selector])
+    for number, derived in enumerate(ask.derived_attributes if clean else ()):
+        yield from derived_findings(
+            derived.expression, met, context, (*path, "derivedAttributes", number, "expression")
+        )
     if context.given:
         yield from _count_findings(ask, met, context, path) if clean else ()
         yield from _idle_nic_findings(ask, met, context, path)
@@ -146,7 +152,12 @@ def _unpublished_findings(
     """A device without the attribute breaks the constraint: where all lack it, the claim is lost."""
     name = device_constraint.match_attribute or device_constraint.distinct_attribute or ""
     for request in _requests_covered(claim, device_constraint):
-        met = [device for ask, _ in request_specs(request) for device in _matching_devices(ask, context)]
+        met = [
+            device
+            for ask, _ in request_specs(request)
+            if name not in [derived.name for derived in ask.derived_attributes]
+            for device in _matching_devices(ask, context)
+        ]
         if met and all(context.lacks(device, name) for device in met):
             whom = f"none of the devices that request {request.name} matches"
             why = f"{whom if context.given else 'no driver that is known'} publishes {name}"
@@ -236,7 +247,9 @@ def claim_findings(claim: ResourceClaim, context: LintContext) -> list[LintFindi
         for ask, field in request_specs(request)
         for finding in request_findings(ask, context, ("devices", "requests", number, *field))
     ]
-    if not any(finding.trap is LintRule.UNKNOWN_CLASS for finding in found):
+    # What a broken expression derives says nothing about the constraint that compares it.
+    broken = any("derivedAttributes" in finding.path for finding in found)
+    if not broken and not any(finding.trap is LintRule.UNKNOWN_CLASS for finding in found):
         found += constraint_findings(claim, context)
     if context.given and not found and _no_node_serves(claim, context):
         why = "no node can serve the claim, even with nothing in use"

@@ -17,6 +17,8 @@ Rules, in this order; a finding of the first three ends the check:
 6. PCI addresses and UUIDs in it exist on the nodes.
 7. It is true for some device, where nothing else was found. This rule and rule 6 need given nodes.
 
+Rules 1, 3, 4, 5 and 6 hold for the expression of a derived attribute too.
+
 A `LintFinding` names the rule, the field, the reason and what to write instead.
 """
 
@@ -30,7 +32,7 @@ from itertools import islice, product
 
 import msgspec
 
-from rackloom.core.allocate.cel import compiler, environment, errors
+from rackloom.core.allocate.cel import compiler, derived, environment, errors
 from rackloom.core.allocate.cel.compiler import Read
 from rackloom.core.allocate.cel.parse import parse_expression
 from rackloom.core.allocate.cel.syntax import Call, CelNode, Const, Fold, children
@@ -42,7 +44,7 @@ from rackloom.core.allocate.driver_slices import (
 )
 from rackloom.core.allocate.eligibility import CandidateDevice
 from rackloom.core.allocate.inputs import DeviceId
-from rackloom.core.allocate.objects import DeviceClass, DeviceSelector, ResourceClaim
+from rackloom.core.allocate.objects import DeviceAttribute, DeviceClass, DeviceSelector, ResourceClaim
 from rackloom.core.allocate.outcome import Allocation, Outcome
 from rackloom.core.allocate.templates.generate import attribute_access
 from rackloom.core.allocate.templates.inventory import HardwareInventory, fleet_of, inventory_of_slices
@@ -140,8 +142,8 @@ class LintContext:
             left = [device for device in left if program is not None and self._passes(program, device)]
         return left
 
-    def fails(self, program: compiler.Program, device: CandidateDevice) -> bool:
-        """Whether a selector has no answer for a device, for another reason than a gap in a profile."""
+    def fails(self, program: "AnyProgram", device: CandidateDevice) -> bool:
+        """Whether an expression has no answer for a device, for another reason than a gap in a profile."""
         if not isinstance(selector_answer(program, device), errors.EvaluationError):
             return False
         missing = [name for name in attributes_read(program) if device.attribute(name) is None]
@@ -179,16 +181,24 @@ def compiled_or_none(expression: str) -> compiler.Program | None:
         return None
 
 
-def selector_answer(program: compiler.Program, device: CandidateDevice) -> bool | errors.EvaluationError:
-    """The answer of a selector for a device, or why there is none."""
+AnyProgram = compiler.Program | derived.DerivedProgram
+"""A selector, or the expression of a derived attribute."""
+
+
+def selector_answer(
+    program: AnyProgram, device: CandidateDevice
+) -> bool | DeviceAttribute | errors.EvaluationError:
+    """The answer of an expression for a device, or why there is none."""
     try:
+        if isinstance(program, derived.DerivedProgram):
+            return program.evaluate(device.view)
         return program.matches(device.view)
     except errors.EvaluationError as error:
         return error
 
 
-def attributes_read(program: compiler.Program) -> list[str]:
-    """The attributes that a selector reads by name, as `domain/identifier`."""
+def attributes_read(program: AnyProgram) -> list[str]:
+    """The attributes that an expression reads by name, as `domain/identifier`."""
     return sorted(
         f"{domain}/{name}" for kind, domain, name in program.reads if kind == "attribute" and domain and name
     )
@@ -314,9 +324,7 @@ def selector_findings(
     try:
         program = compiler.compile_selector(expression)
     except errors.CompileError as error:
-        why = f"line {error.line}, column {error.column}: {error.message}"
-        fix = error.hint or "correct the expression"
-        yield LintFinding(trap=LintRule.DOES_NOT_COMPILE, path=path, why=why, fix=fix)
+        yield _does_not_compile(error, path)
         return
     only = constant_truth(program)
     if only is not None:
@@ -334,11 +342,29 @@ def selector_findings(
         yield LintFinding(trap=LintRule.MATCHES_NOTHING, path=path, why=why, fix=fix)
 
 
+def derived_findings(
+    expression: str, devices: Sequence[CandidateDevice], context: LintContext, path: FieldPath
+) -> Iterator[LintFinding]:
+    """The findings about the expression of a derived attribute, for `devices` that pass the selectors."""
+    try:
+        program = derived.compile_derived(expression)
+    except errors.CompileError as error:
+        yield _does_not_compile(error, path)
+        return
+    yield from _SelectorLint(program, devices, context, path).findings()
+
+
+def _does_not_compile(error: errors.CompileError, path: FieldPath) -> LintFinding:
+    why = f"line {error.line}, column {error.column}: {error.message}"
+    fix = error.hint or "correct the expression"
+    return LintFinding(trap=LintRule.DOES_NOT_COMPILE, path=path, why=why, fix=fix)
+
+
 @dataclass(frozen=True)
 class _SelectorLint:
-    """A selector that compiles, and the devices that it runs on."""
+    """An expression that compiles, and the devices that it runs on."""
 
-    program: compiler.Program
+    program: AnyProgram
     devices: Sequence[CandidateDevice]
     context: LintContext
     path: FieldPath
@@ -367,7 +393,9 @@ class _SelectorLint:
                 path=self.path,
                 why=f"devices of {', '.join(drivers)} are asked, and {_device_list(others)} cannot answer: "
                 "the error stops the pod on every node",
-                fix=f"begin with: device.driver == '{asked[0]}' &&",
+                fix=f"begin with: device.driver == '{asked[0]}' &&"
+                if isinstance(self.program, compiler.Program)
+                else f"select them: device.driver == '{asked[0]}'",
             )
 
     def _is_unpublished(self, name: str) -> bool:
@@ -400,7 +428,7 @@ class _SelectorLint:
         return [by_identifier[identifier] for identifier in near]
 
     def _failing(self, failing: Sequence[CandidateDevice]) -> LintFinding:
-        """The selector has no answer for some devices."""
+        """The expression has no answer for some devices."""
         read = attributes_read(self.program)
         missing = [name for name in read if any(device.attribute(name) is None for device in failing)]
         error = selector_answer(self.program, failing[0])
