@@ -261,3 +261,25 @@ def test_a_nic_is_published_before_its_cloud_answers_and_again_with_what_the_clo
 
     with serving("gke") as service:
         asyncio.run(story(service))
+
+
+def test_a_nic_that_came_back_goes_to_the_next_pod(node, host):
+    host.veth("nic0", "tor0")
+    host.address("nic0", "169.254.169.14/32")
+
+    async def story():
+        async with node.all() as (_, kubelet, runtime):
+            await node.published("nic0")
+            for number in (1, 2):
+                claim = await node.claim(f"c{number}", "nic0", pod=f"p{number}")
+                await kubelet.prepare(claim)
+                pod = host.pod(f"pod{number}")
+                assert await runtime.run(f"p{number}", pod.path) == ""
+                assert pod.addresses("nic0") == {"169.254.169.14/32"}
+                (status,) = await node.status(f"c{number}")
+                assert status["networkData"]["ips"] == ["169.254.169.14/32"]
+                assert await runtime.stop(f"p{number}") == ""
+                await kubelet.unprepare(claim)
+                assert host.addresses("nic0") == {"169.254.169.14/32"}
+
+    asyncio.run(story())
