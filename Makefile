@@ -11,7 +11,7 @@ export UV_SYSTEM_CERTS ?= $(if $(SYSTEM_CERTIFICATES),true,false)
 PIP_TRUST = $(if $(SYSTEM_CERTIFICATES),$(BIN)/python -m pip config list | grep -q '\.cert=' || export PIP_CERT=$(firstword $(SYSTEM_CERTIFICATES));)
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-image test-install test-gpu image image-lock wheel release verify-release helm docs-site diagrams screens lint simulate mutate bench-quick format proto client pins clean
+.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-kernel test-image test-install test-gpu image image-lock wheel release verify-release helm docs-site diagrams screens lint simulate mutate bench-quick format proto client pins clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -50,7 +50,7 @@ test-node: venv  ## tests on two real kubelets; root on Linux
 
 # The same, and what takes longer than a change may wait for: deaths, reboots, an upgrade, other Kubernetes versions,
 # and the core with the chart in place of kustomize, with three node plugins and with one.
-# Then the core on cgroup v2, in a virtual machine; status 3: there is none here, and it says why.
+# Then the core on cgroup v2, and links on Debian's kernel, in virtual machines; status 3: there is none here, and it says why.
 test-node-all: venv  ## the same with deaths, an upgrade and other Kubernetes versions
 	$(BIN)/python tests/node/run.py --all $(WORDS)
 	for minor in 1.34 1.35 1.37; do \
@@ -60,6 +60,11 @@ test-node-all: venv  ## the same with deaths, an upgrade and other Kubernetes ve
 	  $(BIN)/python tests/node/run.py $$chart $(WORDS) || exit; \
 	done
 	$(BIN)/python tests/node/run.py --vm $(WORDS) || [ $$? = 3 ]
+	$(BIN)/python tests/node/run.py --kernel || [ $$? = 3 ]
+
+# What the kernel of this machine may lack (dummy, ipvlan, vlan, vrf, software RDMA), on Debian's kernel in QEMU.
+test-kernel: venv  ## tests of links and RDMA on a kernel that has all kinds; root on Debian
+	$(BIN)/python tests/node/run.py --kernel $(WORDS)
 
 # The container image as an OCI archive below build/image: ARCH=amd64 or arm64 (this machine's), TARGET=site or transfer.
 image: venv  ## the container image as an OCI archive

@@ -4,6 +4,8 @@ python tests/node/run.py [--all] [words for pytest]
 python tests/node/run.py --chart[=VALUES] [words for pytest]
                                                     the core, with the chart by Helm (installation.py)
 python tests/node/run.py --vm [words for run.py]    on cgroup v2, in a virtual machine (vm.py)
+python tests/node/run.py --kernel [words for pytest]
+                                                    tests of links and RDMA, in a machine that has all kinds
 python tests/node/run.py --hold                     two nodes to look at by hand, until Ctrl-C
 python tests/node/run.py --download                 only what the builds ask a network for
 python tests/node/run.py --benchmark [--rounds N]   how long they take (benchmarks/nodes.py)
@@ -38,6 +40,14 @@ CONTAINERD = "RACKLOOM_CONTAINERD_ROOT"
 IMAGES = "RACKLOOM_NODE_IMAGES"
 """A folder that `images` has filled."""
 CANNOT = 3
+KERNEL_TESTS = (
+    "tests/claim/node/nic/test_between_pods.py",
+    "tests/claim/node/nic/test_kinds_of_links.py",
+    "tests/claim/node/nic/test_moving.py",
+    "tests/claim/node/nic/test_programs.py",
+    "tests/claim/node/nic/test_rdma_in_the_kernel.py",
+)
+"""What runs against kinds of links that the host's kernel may lack."""
 _PREFIX = "rackloom-node-"
 _PROGRAMS = {
     "unshare": "util-linux",
@@ -132,6 +142,19 @@ def _download() -> int:
     return subprocess.run(["make", "--no-print-directory", "-C", str(ROOT), "image"]).returncode
 
 
+def on_kernel(words: list[str]) -> int:
+    """Run tests that need a kernel and no nodes."""
+    if lacking := vm.missing():
+        print("test-kernel: NO VIRTUAL MACHINE RUNS HERE:", *lacking, sep="\n  ", file=sys.stderr)
+        return CANNOT
+    where = [] if any(word.startswith("tests/") for word in words) else list(KERNEL_TESTS)
+    try:
+        return vm.run_on_kernel([*words, *where], os.environ)
+    except NotBuilt as error:
+        print(f"test-kernel: {error}", file=sys.stderr)
+        return CANNOT
+
+
 def _program(words: list[str]) -> list[str]:
     """What runs in the namespaces."""
     if words[:1] == ["--hold"]:
@@ -157,7 +180,7 @@ def main(words: list[str]) -> int:
         return _download()
     in_machine = words[:1] == ["--vm"]
     chart, words = _chart(words)
-    if lacking := missing() + (vm.missing() if in_machine else []):
+    if lacking := missing() + (vm.missing_for_cgroups() if in_machine else []):
         where = "on cgroup v2 in a virtual machine here" if in_machine else "here"
         print(f"test-node: NO REAL NODES RUN {where}:", *lacking, sep="\n  ", file=sys.stderr)
         return CANNOT
@@ -214,4 +237,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(on_kernel(sys.argv[2:]) if sys.argv[1:2] == ["--kernel"] else main(sys.argv[1:]))

@@ -1,9 +1,12 @@
-"""The tests of this folder in a virtual machine with cgroups of version 2, for hosts that have version 1.
+"""Tests in a virtual machine with Debian's kernel, for what the host's kernel does not have.
+
+`run` runs the tests of this folder, on hosts that have cgroups of version 1, since the machine has version 2.
+`run_on_kernel` runs any tests: those of kinds of links and of RDMA, whose modules a host may lack.
 
 The machine runs Debian's kernel and has the host's files: QEMU shows it the host's root over 9p, read only,
 and what it writes goes to a scratch disk without a name (only QEMU has it open). So the same checkout,
 virtual environment, caches and programs run in it, and nothing of it is left when QEMU ends; the kernel ends
-QEMU with this process. It has no network. run.py in it is the run.py of the host.
+QEMU with this process. It has no network.
 
 KVM makes it fast, on a processor that virtualizes. A /dev/kvm without such a processor opens as well, but
 interprets a stock kernel step by step, slower than QEMU without KVM, up to the first instruction that it does
@@ -40,6 +43,8 @@ SLOWER = 20
 """How much slower the clock of a machine without KVM runs: such a machine computes about 20 times slower."""
 WITHOUT_KVM = ["tests/node/test_nodes.py"]
 """What a machine without KVM runs where no tests are named: all of them would take hours."""
+OWN_KERNEL = "RACKLOOM_OWN_KERNEL"
+"""Set where tests may change what belongs to the whole kernel."""
 _QEMU = "qemu-system-x86_64"
 _WITHOUT_KVM = "max,-avx,-avx2,-la57,-smap,-smep"
 """Everything but what costs more to translate than it saves: with these Python starts in thrice the time."""
@@ -50,16 +55,30 @@ _EXIT_PORT = 0xF4
 _STATUSES = 64
 """QEMU ends with 2 n + 1 when n is written to the port: n is this and a status, for QEMU's own is 0 or 1."""
 _DISK = 24 << 30
-_PASSED_ON = ("PATH", "HOME", "LANG", "CI", "XDG_CACHE_HOME", "PYTEST_ADDOPTS", "KUBEBUILDER_ASSETS")
+_PASSED_ON = (
+    "PATH",
+    "PYTHONPATH",
+    "HOME",
+    "LANG",
+    "CI",
+    "XDG_CACHE_HOME",
+    "PYTEST_ADDOPTS",
+    "KUBEBUILDER_ASSETS",
+)
 say = partial(print, file=sys.stderr, flush=True)
 
 
-def missing() -> list[str]:
+def missing_for_cgroups() -> list[str]:
     """Why no machine of another cgroup version can run here, each with what to do about it."""
     if CGROUP_V2.exists():
         return [
             "this machine has cgroups of version 2 itself: the tests on it, without --vm, show that version"
         ]
+    return missing()
+
+
+def missing() -> list[str]:
+    """What a machine needs and this host lacks, each with what to do about it."""
     return [
         f"no {program}: apt-get install {package}"
         for program, package in _PROGRAMS.items()
@@ -85,14 +104,13 @@ def kernel() -> Path:
 
 
 def run(words: list[str], environment: Mapping[str, str]) -> int:
-    """Run run.py with these words and variables in the machine.
+    """Run run.py with these words and variables in the machine: the run.py of the host.
 
     Returns its status, or 1 where the machine ended without.
 
     Raises:
         NotBuilt: there is no kernel for it.
     """
-    installed = kernel()
     fast = has_kvm()
     limit = LIMIT if fast else LIMIT * SLOWER
     if not fast:
@@ -103,16 +121,36 @@ def run(words: list[str], environment: Mapping[str, str]) -> int:
         # Its own bytecode costs the machine minutes; what is written here, it reads.
         collect = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", HERE]
         subprocess.run(collect, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
+    program = [sys.executable, "tests/node/run.py", *words]
+    return _boot(program, environment, limit, fast=fast, slow_clock=not fast)
+
+
+def run_on_kernel(words: list[str], environment: Mapping[str, str]) -> int:
+    """Run pytest with these words in the machine; the status is as that of `run`.
+
+    These tests wait for nobody outside the machine, so its clock is the host's also without KVM.
+    """
+    fast = has_kvm()
+    if not fast:
+        say("test-kernel: NO KVM HERE: QEMU TRANSLATES EVERY INSTRUCTION")
+    program = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", *words]
+    return _boot(program, {**environment, OWN_KERNEL: "1"}, LIMIT, fast=fast, slow_clock=False)
+
+
+def _boot(
+    program: list[str], environment: Mapping[str, str], limit: float, *, fast: bool, slow_clock: bool
+) -> int:
+    installed = kernel()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as disk:
         initramfs = Path(folder) / "initramfs"
-        initramfs.write_bytes(_initramfs(installed, _job(words, environment)))
+        initramfs.write_bytes(_initramfs(installed, _job(program, environment)))
         disk.truncate(_DISK)
         files = [disk.fileno()]
         format_ = ["mkfs.ext4", "-q", "-F", "-O", "^has_journal", f"/proc/self/fd/{disk.fileno()}"]
         subprocess.run(format_, check=True, pass_fds=files)
         command = _qemu(installed / "vmlinuz", initramfs, disk.fileno(), fast=fast)
-        clock = {} if fast else {"LD_PRELOAD": _slow_clock(Path(folder))}
+        clock = {"LD_PRELOAD": _slow_clock(Path(folder))} if slow_clock else {}
         try:
             ended = subprocess.run(
                 command, stdin=subprocess.DEVNULL, env={**os.environ, **clock}, timeout=limit, pass_fds=files
@@ -166,7 +204,7 @@ def _qemu(vmlinuz: Path, initramfs: Path, disk: int, *, fast: bool) -> list[str]
     ]
 
 
-def _job(words: list[str], environment: Mapping[str, str]) -> str:
+def _job(program: list[str], environment: Mapping[str, str]) -> str:
     """What the machine runs when it has a root. A status that does not fit through the exit port is 1."""
     chosen = {
         name: value
@@ -178,7 +216,7 @@ def _job(words: list[str], environment: Mapping[str, str]) -> str:
         [
             f"cd {shlex.quote(str(ROOT))}",
             'echo "test-node: $(uname -sr), cgroups of version 2, up after $(cut -d. -f 1 /proc/uptime) s"',
-            shlex.join(["env", "-i", *variables, sys.executable, "tests/node/run.py", *words]),
+            shlex.join(["env", "-i", *variables, *program]),
             "status=$?",
             f"[ $status -lt {_STATUSES - 1} ] || status=1",
             _leave("$status"),

@@ -177,6 +177,8 @@ class NicParameters:
     "A file with the NetworkConfigs that claims may refer to by `profile`."
     attributes: Path | None = None
     "A file with attributes to publish beside those that are found."
+    cloud: Literal["auto", "none", "gke", "azure", "aws", "oke"] = "auto"
+    "The cloud whose metadata service is read. auto: the one that the machine's firmware names, if any."
     nccl_topology: Path | None = None
     "The vendor's NCCL topology file, where the kernel hides which GPU a NIC is near to."
     declared: Path | None = None
@@ -193,6 +195,7 @@ class NicParameters:
             moves_ipoib=self.move_ib_interfaces,
             profiles=self.profiles,
             attributes=self.attributes,
+            cloud=self.cloud,
             nccl_topology=self.nccl_topology,
             declared=self.declared,
         )

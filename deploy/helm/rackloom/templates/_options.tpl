@@ -220,6 +220,9 @@
 {{- if hasKey $options "attributes" }}
 - {{ include "rackloom.scalar" $options.attributes | printf "--attributes=%s" | quote }}
 {{- end }}
+{{- if hasKey $options "cloud" }}
+- {{ include "rackloom.scalar" $options.cloud | printf "--cloud=%s" | quote }}
+{{- end }}
 {{- if hasKey $options "ncclTopology" }}
 - {{ include "rackloom.scalar" $options.ncclTopology | printf "--nccl-topology=%s" | quote }}
 {{- end }}
@@ -313,6 +316,9 @@
 {{- end }}
 {{- if hasKey $options "nicAttributes" }}
 - {{ include "rackloom.scalar" $options.nicAttributes | printf "--nic.attributes=%s" | quote }}
+{{- end }}
+{{- if hasKey $options "nicCloud" }}
+- {{ include "rackloom.scalar" $options.nicCloud | printf "--nic.cloud=%s" | quote }}
 {{- end }}
 {{- if hasKey $options "nicNcclTopology" }}
 - {{ include "rackloom.scalar" $options.nicNcclTopology | printf "--nic.nccl-topology=%s" | quote }}

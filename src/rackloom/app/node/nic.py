@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -33,6 +34,7 @@ from rackloom.claim.node.nic.config import (
 )
 from rackloom.claim.node.nic.inventory import HostScanner, NodeNetwork
 from rackloom.claim.node.nic.leases import LeaseStore, boot_seconds
+from rackloom.claim.node.nic.metadata import METADATA_SERVICE, CloudWatcher, detect_cloud
 from rackloom.claim.node.nic.plugin import NIC_DRIVER, NicPlugin, NicSettings
 from rackloom.claim.node.nic.renewal import LeaseKeeper, exchange_dhcp
 from rackloom.claim.node.nic.status import (
@@ -47,8 +49,12 @@ from rackloom.claim.node.pci_names import read_pci_names
 from rackloom.claim.node.run import PluginHost, PluginProcess, run_plugin
 from rackloom.claim.node.storage import Checkpoint
 from rackloom.claim.node.tasks import run_background
+from rackloom.core.nics.cloud import Cloud
 from rackloom.core.nics.lease import LeaseState
 from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, ExclusionPolicy
+
+CloudChoice = Literal["auto", "none", "gke", "azure", "aws", "oke"]
+"""Whose metadata service is read. `auto`: that of the cloud which firmware names, if any."""
 
 
 class NicOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +69,8 @@ class NicOptions(msgspec.Struct, frozen=True, kw_only=True):
     declared: Path | None = None
     profiles: Path | None = None
     attributes: Path | None = None
+    cloud: CloudChoice = "auto"
+    metadata_service: str = METADATA_SERVICE
 
 
 def run_nic(common: NodeOptions, options: NicOptions, announce: Callable[[str], None]) -> None:
@@ -94,7 +102,9 @@ def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: Plug
     leases = LeaseStore(home / "leases", host.boot_id)
     manager = AttachmentManager(attachments, leases, scanner.check)
     network = NodeNetwork(api, common.node, time.monotonic)
-    plugin = NicPlugin(_settings(common, options, scanner), scanner, manager, host.wall, network)
+    settings = _settings(common, options, scanner)
+    cloud = _cloud_watcher(options, scanner)
+    plugin = NicPlugin(settings, scanner, manager, host.wall, network, cloud)
     plugin.remember(Checkpoint(home / "checkpoint.json", host.boot_id).claims.values())
 
     def wall_of(at: float) -> float:
@@ -127,6 +137,13 @@ def _settings(common: NodeOptions, options: NicOptions, scanner: HostScanner) ->
         profiles=NO_PROFILES if options.profiles is None else read_profiles(options.profiles),
         extras={} if options.attributes is None else read_stated_attributes(options.attributes),
     )
+
+
+def _cloud_watcher(options: NicOptions, scanner: HostScanner) -> CloudWatcher | None:
+    if options.cloud == "none":
+        return None
+    cloud = detect_cloud(scanner.sysroot) if options.cloud == "auto" else Cloud(options.cloud)
+    return None if cloud is None else CloudWatcher(cloud, options.metadata_service)
 
 
 @asynccontextmanager

@@ -1,8 +1,9 @@
 """What a network interface is on the host, what it gets in a pod, and the records of an attachment.
 
 `pod_settings` decides what the interface gets: what the claim's NetworkConfig asks for, and the host's
-settings where it does not say. Routes, rules and neighbours of the host are kept only together with the
-host's addresses: with other addresses they would lead nowhere. A claim's route wins over the host's to
+settings where it does not say. Routes and rules of the host are kept only together with the host's
+addresses: with other addresses they would lead nowhere. Permanent neighbours are always kept, since they
+say which machine has an address on the wire, whatever the own one is. A claim's route wins over the host's to
 the same destination in the same table. With SLAAC the host's IPv6 addresses are left behind, since the
 pod learns its own from the router, and the interface is set to solicit routers at once: the container
 runtime waits two seconds for the whole sandbox.
@@ -22,6 +23,7 @@ import msgspec
 
 from rackloom.core.allocate.objects import Device
 from rackloom.core.domains.network_config import (
+    SMALLEST_IPV6_MTU,
     Addressing,
     InterfaceConfig,
     NeighborConfig,
@@ -100,14 +102,17 @@ def pod_settings(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
     """What the pod gets: what the claim asks for, and the host's settings where it does not say.
 
     Routes and rules of the host go with the host's addresses: to other addresses they would lead nowhere.
+    Neighbours always go along, but for IPv6 ones to an interface that is to have no IPv6.
     """
     interface = config.interface
     autoconfigures = interface.addressing is Addressing.SLAAC
     host = _without_ipv6(host) if autoconfigures else host
-    # Routes, rules and neighbours that go with the host's addresses; the claim's entries win over them.
+    # Routes and rules that go with the host's addresses; the claim's entries win over them.
     kept = host if not interface.addresses else LinkSettings(name=host.name)
+    no_ipv6 = interface.disable_ipv6 or (interface.mtu is not None and interface.mtu < SMALLEST_IPV6_MTU)
+    known = [entry for entry in host.neighbors if not (no_ipv6 and is_ipv6(entry.destination))]
     routes = {(route.destination, route.table): route for route in (*kept.routes, *config.routes)}
-    neighbors = {neighbor.destination: neighbor for neighbor in (*kept.neighbors, *config.neighbors)}
+    neighbors = {neighbor.destination: neighbor for neighbor in (*known, *config.neighbors)}
     # The kernel's own l3mdev rule selects the table of a VRF.
     rules = () if interface.vrf is not None else (*kept.rules, *config.rules)
     return LinkSettings(

@@ -229,6 +229,26 @@ def nic_device(
     return Device(name=host_nic.name, attributes=attributes)
 
 
+MOST_ATTRIBUTES = 32
+"""Of one device. The API server refuses the whole slice for one more."""
+_GIVEN_UP_FIRST = (
+    *("gpuPartnerClass", "pciSubsystem", "tcxProgramNames", "tcFilterNames", "alias", "rdmaState"),
+    *("linkLayer", "gpuPartnerPCIBusID", "sriovVfs", "encapsulation"),
+)
+"""What selectors need least. A NIC that has everything and is in a cloud has too many attributes."""
+
+
+def fit_attributes(device: Device) -> Device:
+    """The device with as many attributes as it may have: without some of `_GIVEN_UP_FIRST`, then the last."""
+    attributes = dict(device.attributes)
+    for name in _GIVEN_UP_FIRST:
+        if len(attributes) <= MOST_ATTRIBUTES:
+            break
+        attributes.pop(name, None)
+    kept = dict(tuple(attributes.items())[:MOST_ATTRIBUTES])
+    return msgspec.structs.replace(device, attributes=kept)
+
+
 def join_within_limit(values: Iterable[str]) -> str | None:
     """As many whole values as fit, sorted, with commas between; None for none."""
     found = ""
@@ -322,6 +342,6 @@ def merge_devices(live: Iterable[Device], remembered: Iterable[Device]) -> tuple
             # In exclusive mode the RDMA device is in the pod, so that the NIC looks as if it had none.
             now[name].pop("rdma", None)
     return tuple(
-        Device(name=name, attributes={**held.get(name, {}), **now.get(name, {})})
+        fit_attributes(Device(name=name, attributes={**held.get(name, {}), **now.get(name, {})}))
         for name in sorted(now.keys() | held.keys())
     )

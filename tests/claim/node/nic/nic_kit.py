@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pyroute2 import IPRoute  # type: ignore[import-untyped]
+from pyroute2 import IPRoute, NetlinkError  # type: ignore[import-untyped]
 
 from rackloom.claim.node.nic.links import read_links, read_settings
 from rackloom.claim.node.nic.netlink import Rtnetlink, in_namespace
@@ -131,6 +131,26 @@ class Host(Netns):
     def close(self) -> None:
         for pod in self._pods:
             pod.destroy()
+
+
+def require_kind(host: Host, kind: str, **settings) -> None:
+    """Skip the test where this kernel has no such links."""
+    make_link(host, "probe", kind, **settings)
+    host.ip(lambda ipr: ipr.link("del", ifname="probe"))
+
+
+def make_link(host: Host, name: str, kind: str, below: str | None = None, **settings) -> None:
+    """A link of a kind, on top of the link `below`; skips the test where this kernel cannot have it."""
+
+    def ask(ipr):
+        if below is not None:
+            settings["link"] = ipr.link_lookup(ifname=below)[0]
+        ipr.link("add", ifname=name, kind=kind, **settings)
+
+    try:
+        host.ip(ask)
+    except NetlinkError as error:
+        pytest.skip(f"KERNEL LACKS {kind}: {error}")
 
 
 @contextmanager

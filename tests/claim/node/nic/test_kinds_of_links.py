@@ -1,38 +1,25 @@
 """Links of every kind that this kernel can make, moved into a pod and back."""
 
 import pytest
-from pyroute2 import NetlinkError
-from tests.claim.node.nic.nic_kit import held, needs_root, now
+from tests.claim.node.nic.nic_kit import held, make_link, needs_root, now, require_kind
 
 from rackloom.claim.node.nic.links import attach_link, detach_link
 
 pytestmark = needs_root
 KINDS = {
-    "macvlan": {"macvlan_mode": "bridge", "below": True},
-    "ipvlan": {"ipvlan_mode": 0, "below": True},
-    "vlan": {"vlan_id": 100, "below": True},
+    "macvlan": {"macvlan_mode": "bridge", "below": "nic0"},
+    "ipvlan": {"ipvlan_mode": 0, "below": "nic0"},
+    "vlan": {"vlan_id": 100, "below": "nic0"},
     "dummy": {},
     "ifb": {},
     "vxlan": {"vxlan_id": 5, "vxlan_port": 4789},
 }
 
 
-def make(host, name, kind, below=False, **settings):
-    def ask(ipr):
-        if below:
-            settings["link"] = ipr.link_lookup(ifname="nic0")[0]
-        ipr.link("add", ifname=name, kind=kind, **settings)
-
-    try:
-        host.ip(ask)
-    except NetlinkError as error:
-        pytest.skip(f"KERNEL LACKS {kind}: {error}")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_moves_into_a_pod_and_back_as_it_was(host, kind):
     host.veth("nic0", "tor0")
-    make(host, "it", kind, **KINDS[kind])
+    make_link(host, "it", kind, **KINDS[kind])
     pod = host.pod()
     identity, before, wanted = held(host, "it", interface={"name": "net1", "addresses": ["10.9.0.3/24"]})
     attach_link(identity, wanted, pod.path)
@@ -42,7 +29,7 @@ def test_it_moves_into_a_pod_and_back_as_it_was(host, kind):
 
 
 def test_in_a_vrf_its_routes_are_in_the_vrfs_table(host):
-    make(host, "probe", "vrf", vrf_table=9)
+    require_kind(host, "vrf", vrf_table=9)
     host.veth("nic0", "tor0")
     pod = host.pod()
     vrf = {"name": "red", "table": 1500}

@@ -3,10 +3,12 @@
 import asyncio
 
 import pytest
+from tests.claim.node.nic.metadata_server import failing, serving
 from tests.claim.node.nic.nic_kit import needs_root
 from tests.claim.node.nic.nic_node import POD, NicNode
-from tests.waiting import until_so
+from tests.waiting import until, until_so
 
+from rackloom.claim.node.nic import metadata
 from rackloom.lab.nodes.nri_runtime import NriRuntime
 from rackloom.lab.nodes.plugin_manager import NotPrepared
 
@@ -223,5 +225,61 @@ def test_a_filter_takes_devices_out_and_the_operators_attributes_come_in(node, h
             assert found["nic0"]["oke.dra.net/rackId"] == {"string": "r7"}
             assert found["nic1"]["example.com/port"] == {"int": 3}
             assert "example.com/port" not in found["nic0"]
+
+    asyncio.run(story())
+
+
+def test_a_nic_is_published_before_its_cloud_answers_and_again_with_what_the_cloud_says(
+    node, host, monkeypatch
+):
+    monkeypatch.setattr(metadata, "RETRY_SECONDS", 0.1)
+    host.veth("nic0", "tor0", address="42:01:c0:a8:08:02")
+
+    async def story(service):
+        answers, service.answers = service.answers, {}
+        service.answers["/computeMetadata/v1/instance/machine-type"] = failing(503)
+        file = host.root / "attributes.yaml"
+        file.write_text("'*': {gce.dra.net/host: stated}\n")
+        await node.kit.boot()
+        async with node.plugin(cloud="gke", metadata_service=service.url, attributes=file):
+            found = await node.published("nic0")
+            assert not {name for name in found["nic0"] if name.startswith("gce.")} - {"gce.dra.net/host"}
+            service.answers = answers
+
+            async def known():
+                attributes = (await node.published("nic0", "tor0"))["nic0"]
+                return attributes if "gce.dra.net/networkName" in attributes else None
+
+            attributes = await until(known, "the cloud's attributes")
+            assert attributes["gce.dra.net/networkName"] == {"string": "rails"}
+            assert attributes["gce.dra.net/networkProjectNumber"] == {"int": 123456789012}
+            assert attributes["gce.dra.net/block"] == {"string": "a" * 32}
+            assert attributes["gce.dra.net/host"] == {"string": "stated"}
+            other = (await node.published("tor0"))["tor0"]
+            assert other["gce.dra.net/machineType"] == {"string": "a3-ultragpu-8g"}
+            assert "gce.dra.net/networkName" not in other
+
+    with serving("gke") as service:
+        asyncio.run(story(service))
+
+
+def test_a_nic_that_came_back_goes_to_the_next_pod(node, host):
+    host.veth("nic0", "tor0")
+    host.address("nic0", "169.254.169.14/32")
+
+    async def story():
+        async with node.all() as (_, kubelet, runtime):
+            await node.published("nic0")
+            for number in (1, 2):
+                claim = await node.claim(f"c{number}", "nic0", pod=f"p{number}")
+                await kubelet.prepare(claim)
+                pod = host.pod(f"pod{number}")
+                assert await runtime.run(f"p{number}", pod.path) == ""
+                assert pod.addresses("nic0") == {"169.254.169.14/32"}
+                (status,) = await node.status(f"c{number}")
+                assert status["networkData"]["ips"] == ["169.254.169.14/32"]
+                assert await runtime.stop(f"p{number}") == ""
+                await kubelet.unprepare(claim)
+                assert host.addresses("nic0") == {"169.254.169.14/32"}
 
     asyncio.run(story())

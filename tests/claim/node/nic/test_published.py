@@ -15,6 +15,7 @@ from rackloom.core.nics.devices import (
     NicSnapshot,
     PciNames,
     device_name,
+    fit_attributes,
     host_nics,
     join_within_limit,
     merge_devices,
@@ -215,3 +216,17 @@ def test_rdma_that_is_away_in_a_pod_is_still_rdma():
     held = Device(name="d", attributes={"rdma": DeviceAttribute(bool_=True)})
     live = Device(name="d", attributes={"rdma": DeviceAttribute(bool_=False)})
     assert plain(merge_devices([live], [held])[0]) == {"rdma": True}
+
+
+def test_a_device_has_no_more_attributes_than_the_api_server_takes():
+    """It refuses the whole slice for one more: with a cloud's and the operator's there may be too many."""
+    least = ("alias", "gpuPartnerClass", "linkLayer")
+    found = {name: DeviceAttribute(bool_=True) for name in (*least, *(f"a{n}" for n in range(40)))}
+    device = Device(name="d", attributes=dict(tuple(found.items())[:35]))
+    assert set(fit_attributes(device).attributes) == {f"a{n}" for n in range(32)}
+    fitting = Device(name="d", attributes=dict(tuple(found.items())[:32]))
+    assert fit_attributes(fitting) == fitting
+    assert len(fit_attributes(Device(name="d", attributes=found)).attributes) == 32
+    held = Device(name="d", attributes=dict(tuple(found.items())[5:35]))
+    (merged,) = merge_devices([fitting], [held])
+    assert len(merged.attributes) == 32

@@ -1,6 +1,7 @@
 """RDMA: the netlink messages of the exclusive mode, and the character devices that a pod gets.
 
-NO RDMA HERE: no kernel that tests run on has RDMA devices, so their moves are shown by the messages alone.
+NO RDMA HERE: the kernel of most machines has no RDMA devices. test_rdma_in_the_kernel.py has a software one,
+which cannot be moved, so moves that succeed are shown by the messages alone.
 """
 
 import struct

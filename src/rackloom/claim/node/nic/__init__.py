@@ -7,5 +7,6 @@
   interfaces and `netlink` for the wire.
 - `dhcp` asks for addresses, `leases` stores them and `renewal` keeps them.
 - `status` reports to the claim, to the pod's events and to metrics.
+- `metadata` asks the cloud's metadata service; `rackloom.core.nics.cloud` knows what to ask.
 - `config` reads the operator's files and the filter expression.
 """

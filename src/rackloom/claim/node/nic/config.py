@@ -4,7 +4,7 @@
   joined. DRANET asks a cloud or a webhook for them.
 - Stated attributes are added to devices, by name or `*` for all, under full names such as
   `example.com/fabric`; those of dra.net and resource.kubernetes.io are reserved. They stand for what
-  DRANET reads from a cloud's metadata:
+  no cloud's metadata tells (`metadata`), and win over what it does:
 
     "*": {oke.dra.net/rackId: r7, oke.dra.net/hpcIslandId: i1}
     pci-0000-8a-00-0: {example.com/fabric: a, example.com/port: 3}

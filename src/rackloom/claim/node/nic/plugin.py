@@ -35,6 +35,7 @@ from rackloom.claim.node.nic.datapath import kernel_feature_names
 from rackloom.claim.node.nic.inventory import HostScanner, link_changes, nic_health
 from rackloom.claim.node.nic.leases import LeasedAddress, LeaseRecord
 from rackloom.claim.node.nic.links import read_links, read_settings
+from rackloom.claim.node.nic.metadata import CloudWatcher
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, Rtnetlink, in_namespace
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
@@ -48,6 +49,7 @@ from rackloom.claim.node.plugin import (
     PreparedDevice,
     PrepareState,
 )
+from rackloom.claim.node.tasks import run_background
 from rackloom.core.allocate.objects import Device
 from rackloom.core.domains.network_config import (
     SMALLEST_IPV6_MTU,
@@ -57,10 +59,12 @@ from rackloom.core.domains.network_config import (
     needs_ipv6,
 )
 from rackloom.core.nics.attachment import LinkSettings, NetworkLink, NicRecord, PreparedNic, pod_settings
+from rackloom.core.nics.cloud import NO_CLOUD_ATTRIBUTES, CloudAttributes, with_cloud_attributes
 from rackloom.core.nics.devices import (
     HostNic,
     NicSnapshot,
     PciNames,
+    fit_attributes,
     gpu_partners,
     host_nics,
     merge_devices,
@@ -244,6 +248,8 @@ class NicPlugin(NodePlugin):
     manager: AttachmentManager
     wall: Callable[[], float]
     network: Callable[[], Awaitable[ClusterNetwork]]
+    cloud: CloudWatcher | None = None
+    """None outside the clouds that can be read."""
     _mode: rdma.NetnsMode = field(default_factory=rdma.netns_mode, init=False)
     _reasons: dict[str, str] = field(default_factory=dict, init=False)
     """Why interfaces are not published, as logged last."""
@@ -260,7 +266,7 @@ class NicPlugin(NodePlugin):
     async def pools(self) -> tuple[DevicePool, ...]:
         """The node's pool: what can be claimed, and what is claimed, with the attributes of either."""
         snapshot = await self._scan()
-        devices = _published_devices(self.settings, snapshot, self._host_nics(snapshot))
+        devices = self._published(snapshot, self._host_nics(snapshot))
         live = [device for device in devices.values() if self.settings.is_published(device)]
         held = [nic.published for claim in self.prepared.values() for nic in claim.nics]
         return (DevicePool(name=self.settings.node, devices=merge_devices(live, held)),)
@@ -276,7 +282,7 @@ class NicPlugin(NodePlugin):
         """Read what the NICs have, and record what they are to get in the pod."""
         snapshot = await self._scan()
         found = {host_nic.name: host_nic for host_nic in self._host_nics(snapshot)}
-        live = _published_devices(self.settings, snapshot, found.values())
+        live = self._published(snapshot, found.values())
         nics = [await self._prepare_nic(claim, result, found, live) for result in claim.results]
         record = NicRecord(pod=consuming_pod(claim), nics=tuple(nics))
         self.prepared[claim.ref.uid] = ReadyClaim(ref=claim.ref, pod=record.pod, nics=record.nics)
@@ -304,15 +310,20 @@ class NicPlugin(NodePlugin):
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Publish anew when a link changed and once a minute; detach what lost its pod meanwhile."""
-        async for _ in link_changes(settle=SETTLE_SECONDS, at_least_every=PUBLISH_SECONDS):
-            await self.manager.detach_lost()
-            wake()
+        async with run_background(*(() if self.cloud is None else (self.cloud.watch(wake),))):
+            async for _ in link_changes(settle=SETTLE_SECONDS, at_least_every=PUBLISH_SECONDS):
+                await self.manager.detach_lost()
+                wake()
 
     async def health(self) -> tuple[DeviceHealth, ...]:
         """Whether each NIC has a link. One that is not published is unknown, and says why."""
         found = self._host_nics(await self._scan())
         at = self.wall()
         return tuple(nic_health(nic, self.settings.node, at) for nic in found if not _is_pod_end(nic))
+
+    def _published(self, snapshot: NicSnapshot, found: Iterable[HostNic]) -> dict[str, Device]:
+        cloud = NO_CLOUD_ATTRIBUTES if self.cloud is None else self.cloud.known
+        return _published_devices(self.settings, snapshot, found, cloud)
 
     async def _scan(self) -> NicSnapshot:
         self.scanner.cluster = await self.network()
@@ -370,7 +381,10 @@ class NicPlugin(NodePlugin):
 
 
 def _published_devices(
-    settings: NicSettings, snapshot: NicSnapshot, found: Iterable[HostNic]
+    settings: NicSettings,
+    snapshot: NicSnapshot,
+    found: Iterable[HostNic],
+    cloud: CloudAttributes = NO_CLOUD_ATTRIBUTES,
 ) -> dict[str, Device]:
     """Devices by name, without those that are excluded."""
     partners, rails = gpu_partners(snapshot.machine), rail_numbers(snapshot.machine)
@@ -379,7 +393,10 @@ def _published_devices(
         if host_nic.excluded is None:
             index = -1 if host_nic.nic is None else host_nic.nic.index
             device = nic_device(host_nic, snapshot, settings.names, partners.get(index), rails.get(index))
-            devices[device.name] = with_stated_attributes(device, settings.extras)
+            link = None if host_nic.on is None else host_nic.on.link
+            macs = () if link is None else (link.mac, link.permanent_mac)
+            device = with_cloud_attributes(device, macs, cloud)
+            devices[device.name] = fit_attributes(with_stated_attributes(device, settings.extras))
     return devices
 
 
