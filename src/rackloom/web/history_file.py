@@ -216,7 +216,8 @@ class HistoryFile:
             return LoadedHistory()
         try:
             found = self._read(self._open())
-        except sqlite3.DatabaseError as error:
+        # A damaged value may be of another type; of a damaged name sqlite3 cannot decode its own message.
+        except (sqlite3.DatabaseError, *_UNREADABLE) as error:
             if isinstance(error, sqlite3.OperationalError):  # locked by another process, or cannot be opened
                 self.close()
                 raise
