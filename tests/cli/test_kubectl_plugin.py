@@ -32,6 +32,7 @@ HELD = {
         }
     },
 }
+RULES = "devicetaintrules.resource.k8s.io"
 WAITING = {**HELD, "metadata": {"name": "waiting", "namespace": "team"}, "status": {}}
 
 
@@ -68,7 +69,14 @@ class Plugin:
 
     @property
     def asked(self) -> list[str]:
-        """The command lines of kubectl."""
+        """The command lines of kubectl, but for those that ask for DeviceTaintRules."""
+        return [line for line in self._lines() if RULES not in line]
+
+    @property
+    def has_asked_for_rules(self) -> bool:
+        return any(RULES in line for line in self._lines())
+
+    def _lines(self) -> list[str]:
         asked = self.folder / "asked"
         return asked.read_text().splitlines() if asked.exists() else []
 
@@ -92,6 +100,7 @@ def test_a_claim_meets_the_devices_of_the_cluster_and_their_holders(plugin: Plug
     assert any("gpu-1" in device for device in left)
     assert not any("gpu-0" in device for device in left)
     assert all(line.startswith("get resourceslices") for line in plugin.asked)
+    assert plugin.has_asked_for_rules
 
 
 def test_claims_that_wait_in_the_cluster_are_not_placed(plugin: Plugin) -> None:
