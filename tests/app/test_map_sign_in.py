@@ -230,3 +230,24 @@ def test_a_provider_that_is_away_is_named_and_soon_asked_again(ground, authority
             assert token.status_code == 303, "a token signs in all the same"
 
     run(scenario)
+
+
+def test_an_authority_that_cannot_be_read_is_a_reason_and_no_fault_of_the_service(ground, authority):
+    async def scenario():
+        async with signing_in(ground, authority) as (_, browser):
+            ground.ca.unlink()
+            page = await browser.begin(org="acme")
+            assert (page.status_code, "cannot be asked now" in page.text) == (503, True)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("address", ["https://[", "https://exa mple.test/token", "https://"])
+def test_an_address_that_is_none_is_a_reason_too(ground, authority, address):
+    async def scenario():
+        marks = {"document": {"token_endpoint": address}}
+        async with signing_in(ground, authority, marks=marks) as (_, browser):
+            page = await browser.sign_in(org="acme")
+            assert (page.status_code, "did not sign you in" in page.text) == (403, True)
+
+    run(scenario)

@@ -15,5 +15,5 @@ class EachInTurn(Protocol):
 
 
 def in_turn(items: Sequence[T], what: str, /) -> Iterable[T]:
-    """The items, and nobody is told."""
+    """The items, without a report of how far they are."""
     return items

@@ -73,9 +73,11 @@ class HttpSignInProvider:
         }
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         login = await self._login(document, form)
-        async with self._open() as client:
-            request = client.stream("POST", url, data=form, headers=headers, auth=login)
-            status, body = await self._asked(read_answer(request, url))
+        status, body = await self._asked(
+            lambda client: read_answer(
+                client.stream("POST", url, data=form, headers=headers, auth=login), url
+            )
+        )
         answer = json_object(body, f"the answer of {url}")
         if status != httpx2.codes.OK:
             # RFC 6749, 5.2.
@@ -106,8 +108,7 @@ class HttpSignInProvider:
             if self._failure is not None and now - self._failure[0] < RETRY_SECONDS:
                 raise Refused(self._failure[1])
             try:
-                async with self._open() as client:
-                    self._document = await self._asked(discovered_document(client, self._config))
+                self._document = await self._asked(lambda client: discovered_document(client, self._config))
             except Refused as error:
                 self._failure = (now, error.reason)
                 log.warning("map.provider-not-read", issuer=self.issuer, reason=error.reason)
@@ -120,12 +121,13 @@ class HttpSignInProvider:
         verify = True if ca is None else ssl.create_default_context(cafile=ca)
         return httpx2.AsyncClient(timeout=FETCH_SECONDS, verify=verify)
 
-    async def _asked(self, answer: Awaitable[T]) -> T:
+    async def _asked(self, ask: Callable[[httpx2.AsyncClient], Awaitable[T]]) -> T:
         """What a provider answers; what goes wrong on the way there becomes Refused."""
         try:
-            async with asyncio.timeout(FETCH_SECONDS):
-                return await answer
-        except (httpx2.HTTPError, OSError, TimeoutError) as error:
+            # The file of the authority is read first, and may not be there.
+            async with asyncio.timeout(FETCH_SECONDS), self._open() as client:
+                return await ask(client)
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, TimeoutError) as error:
             raise Refused((str(error) or type(error).__name__)[:_MAX_REASON]) from error
 
 
