@@ -232,7 +232,7 @@ def files(tmp_path_factory) -> Iterator[Path]:
     ("command", "line"),
     [
         ("claim allocate {files}/claims.yaml --profile gb200-nvl72 --nodes 60", " of 60 claims allocated"),
-        ("place {files}/jobs.yaml --profile gb200-nvl72 --racks 20", " of 60 jobs planned"),
+        ("place {files}/jobs.yaml --profile gb200-nvl72 --racks 120", " of 60 jobs planned"),
         ("doctor --kubeconfig {files}/kubeconfig", "reading the site ("),
     ],
 )
