@@ -74,21 +74,28 @@ def lay_out(folder: Path, index: int, *, clique: int = 1, driver: bool = True) -
 
 def install_driver(root: Path, index: int, clique: int) -> None:
     """NVIDIA's libraries and programs, below `root`: at boot that is the node's root."""
-    libraries, programs = root / LIBRARIES, root / "usr/bin"
-    libraries.mkdir(parents=True, exist_ok=True)
+    programs = root / "usr/bin"
     programs.mkdir(parents=True, exist_ok=True)
-    nvml, cuda = libraries / f"libnvidia-ml.so.{DRIVER}", libraries / f"libcuda.so.{DRIVER}"
-    _compile("-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", nvml, SOURCES / "nvml.c")
+    install_nvml(root, gpu_table(index, clique))
+    cuda = root / LIBRARIES / f"libcuda.so.{DRIVER}"
     _compile("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", cuda, "-x", "c", os.devnull)
-    for library in (nvml, cuda):
-        (libraries / f"{library.name.partition('.so')[0]}.so.1").symlink_to(library.name)
-    (libraries / "libnvidia-ml.gpus").write_text(gpu_table(index, clique))
+    (root / LIBRARIES / "libcuda.so.1").symlink_to(cuda.name)
     imex = programs / "nvidia-imex"
     _compile("-static", "-o", imex, SOURCES / "imex.c")
     shutil.copy(imex, programs / "nvidia-imex-ctl")
     if real := os.environ.get(REAL_IMEX):
         for name in ("nvidia-imex", "nvidia-imex-ctl"):
             shutil.copy(Path(real) / name, programs / f"{name}.real")
+
+
+def install_nvml(root: Path, table: str) -> None:
+    """The NVML stand-in, below `root`, with the GPUs of `table`."""
+    libraries = root / LIBRARIES
+    libraries.mkdir(parents=True, exist_ok=True)
+    nvml = libraries / f"libnvidia-ml.so.{DRIVER}"
+    _compile("-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", nvml, SOURCES / "nvml.c")
+    (libraries / "libnvidia-ml.so.1").symlink_to(nvml.name)
+    (libraries / "libnvidia-ml.gpus").write_text(table)
 
 
 def gpu_table(index: int, clique: int) -> str:

@@ -140,13 +140,15 @@ class GpuParameters:
     "XID that keeps nothing off a GPU, besides 13, 31, 43, 45, 68 and 109; may be repeated."
     consumable_shares: Annotated[str, env_parameter("CONSUMABLE_SHARES")] = "disabled"
     "How many claims may share a GPU: disabled, memory (as it is asked for), unlimited, or a number."
+    dynamic_mig: Annotated[bool, env_parameter("DYNAMIC_MIG")] = False
+    "Make MIG devices when a claim needs them, and destroy them after it."
 
     def options(self, driver: DriverParameters) -> "GpuOptions":
-        """The same, for the process."""
-        from rackloom.app.node.gpu import GpuOptions
+        """The same, for the process. Raises `Refused`."""
+        from rackloom.app.node.gpu import GpuOptions, check_dynamic_mig
         from rackloom.claim.node.gpu.inventory import parse_shares
 
-        return GpuOptions(
+        options = GpuOptions(
             inventory_file=self.inventory_file,
             nccl_topology=self.nccl_topology,
             topology_file=self.topology_file,
@@ -156,7 +158,10 @@ class GpuParameters:
             host_driver_root=driver.host_driver_root,
             proc_devices=driver.proc_devices,
             shares=parse_shares(self.consumable_shares),
+            dynamic_mig=self.dynamic_mig,
         )
+        check_dynamic_mig(options)
+        return options
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,9 @@ class Toys:
 
     def missing(self) -> str | None:
         return self.lacking
+
+    def resume(self, claims: Callable[[], Collection[CheckpointEntry]]) -> None:
+        self.claims = claims
 
     async def pools(self) -> tuple[DevicePool, ...]:
         devices = tuple(

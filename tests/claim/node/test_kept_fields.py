@@ -5,11 +5,15 @@ import asyncio
 import pytest
 import structlog
 
+from rackloom.claim.kube.api import Rejected
 from rackloom.claim.node.plugin import DevicePool
 from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.claim.node.slices import DroppedFields, SlicePublisher
 from rackloom.core.allocate.objects import (
     CapacityRequestPolicy,
+    Counter,
+    CounterConsumption,
+    CounterSet,
     Device,
     DeviceAttribute,
     DeviceCapacity,
@@ -113,6 +117,53 @@ def test_a_server_that_has_learned_a_field_is_believed():
     kept = DroppedFields()
     sent = {"spec": {"devices": [{"name": "a", "taints": [{"key": "k", "effect": "NoSchedule"}]}]}}
     assert kept.record(sent, {"spec": {"devices": [{"name": "a"}]}}) == ("devices.taints",)
-    assert kept.of(sent["spec"]["devices"]) == [{"name": "a"}]
+    assert kept.of(sent["spec"])["devices"] == [{"name": "a"}]
     assert kept.record(sent, sent) == ()
-    assert kept.of(sent["spec"]["devices"]) == sent["spec"]["devices"]
+    assert kept.of(sent["spec"])["devices"] == sent["spec"]["devices"]
+
+
+class Partitioned(Plugin):
+    """A GPU that is published whole and in two parts."""
+
+    async def pools(self):
+        draws = [CounterConsumption(counter_set="gpu", counters={"memory": Counter(value="16000")})]
+        parts = tuple(Device(name=f"part-{number}", consumes_counters=tuple(draws)) for number in range(2))
+        counters = (CounterSet(name="gpu", counters={"memory": Counter(value="32000")}),)
+        whole = (Device(name="gpu"),)
+        return (DevicePool(name="n1", devices=(*whole, *parts), counters=counters, without_counters=whole),)
+
+
+def gate_is_off(new, old):
+    spec = without(new["spec"], ("sharedCounters",))
+    devices = [without(device, ("consumesCounters",)) for device in spec.get("devices", ())]
+    return {**new, "spec": {**spec, "devices": devices}}
+
+
+def refuses_shared_counters(new, old):
+    """Kubernetes 1.34: counters are in the slice of the devices that draw from them."""
+    if any("consumesCounters" in device for device in new["spec"].get("devices", ())):
+        raise Rejected(422, "Invalid", "spec.devices[1].consumesCounters[0].counterSet: Invalid value")
+    return new
+
+
+@pytest.mark.parametrize(
+    ("rules", "names"),
+    [((), ["gpu", "part-0", "part-1"]), ((gate_is_off,), ["gpu"]), ((refuses_shared_counters,), ["gpu"])],
+)
+def test_parts_are_published_only_where_their_counters_are_kept(rules, names):
+    """A scheduler that sees no counters would allocate parts that overlap."""
+
+    async def story():
+        kube, plugin = FakeKube(), Partitioned()
+        kube.rules[RESOURCE_SLICE].extend(rules)
+        api = DirectApi(kube, "plugin")
+        await api.create(NODE, {"metadata": {"name": "n1"}})
+        publisher = SlicePublisher(plugin, api, "n1", PluginMetrics(plugin.driver, "n1", plugin.kinds))
+        await publisher.publish()
+        slices = (await api.list(RESOURCE_SLICE)).items
+        await publisher.publish()
+        assert (await api.list(RESOURCE_SLICE)).items == slices
+        assert [device["name"] for part in slices for device in part["spec"].get("devices", ())] == names
+        assert sum("sharedCounters" in part["spec"] for part in slices) == (len(names) > 1)
+
+    event_loop.run_simulation(1, story)

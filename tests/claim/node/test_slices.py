@@ -9,6 +9,8 @@ from rackloom.claim.node.plugin import DevicePool
 from rackloom.claim.node.slices import Create, Delete, SliceOwner, Update, plan_slices, split_into_slices
 from rackloom.core.allocate.objects import (
     CapacityRequestPolicy,
+    Counter,
+    CounterSet,
     Device,
     DeviceAttribute,
     DeviceCapacity,
@@ -32,9 +34,16 @@ device_lists = st.lists(
     unique_by=lambda device: device.name,
     max_size=5,
 )
-pools = st.dictionaries(st.sampled_from(["p1", "p2"]), device_lists, max_size=2).map(
-    lambda found: tuple(DevicePool(name=name, devices=tuple(devices)) for name, devices in found.items())
+counter_sets = st.lists(st.integers(1, 20), max_size=10).map(
+    lambda amounts: tuple(
+        CounterSet(name=f"gpu-{number}", counters={"memory": Counter(value=str(1000 * amount))})
+        for number, amount in enumerate(amounts)
+    )
 )
+device_pools = st.builds(
+    DevicePool, name=st.sampled_from(["p1", "p2"]), devices=device_lists.map(tuple), counters=counter_sets
+)
+pools = st.lists(device_pools, max_size=2, unique_by=lambda pool: pool.name).map(tuple)
 
 
 class Server:
@@ -60,7 +69,11 @@ class Server:
 
     def admit(self, obj):
         obj = copy.deepcopy(obj)
-        for device in obj["spec"]["devices"]:
+        # Kubernetes 1.35 and later: a slice has devices or counters.
+        assert len({"devices", "sharedCounters"} & obj["spec"].keys()) == 1
+        for part in obj["spec"].get("sharedCounters", ()):
+            part["counters"]["memory"]["value"] = f"{int(part['counters']['memory']['value']) // 1000}k"
+        for device in obj["spec"].get("devices", ()):
             for capacity in device.get("capacity", {}).values():
                 capacity["value"] = capacity["requestPolicy"]["default"] = "1Gi"
             for taint in device.get("taints", ()):
@@ -77,7 +90,9 @@ class Server:
         newest = max((spec["pool"]["generation"] for spec in mine), default=0)
         found = [spec for spec in mine if spec["pool"]["generation"] == newest]
         complete = found and len(found) == found[0]["pool"]["resourceSliceCount"]
-        return sorted(device["name"] for spec in found for device in spec["devices"]) if complete else None
+        fields = ("devices", "sharedCounters")
+        names = (part["name"] for spec in found for field in fields for part in spec.get(field, ()))
+        return sorted(names) if complete else None
 
 
 @given(st.lists(pools, min_size=1, max_size=4))
@@ -86,7 +101,7 @@ def test_the_plan_makes_what_is_wanted_and_then_rests(changes):
     for wanted in changes:
         server.run(plan_slices(wanted, server.all(), OWNER))
         for pool in wanted:
-            assert server.names(pool.name) == sorted(device.name for device in pool.devices)
+            assert server.names(pool.name) == names(pool)
         assert {slice_["spec"]["pool"]["name"] for slice_ in server.all()} == {pool.name for pool in wanted}
         assert plan_slices(wanted, server.all(), OWNER) == ()
 
@@ -99,7 +114,11 @@ def test_a_plan_that_was_cut_off_is_finished_by_the_next(before, after, done):
     server.run(plan_slices(after, server.all(), OWNER))
     assert plan_slices(after, server.all(), OWNER) == ()
     for pool in after:
-        assert server.names(pool.name) == sorted(device.name for device in pool.devices)
+        assert server.names(pool.name) == names(pool)
+
+
+def names(pool):
+    return sorted(part.name for part in (*pool.devices, *pool.counters))
 
 
 def devices(count, taints=()):
@@ -107,9 +126,15 @@ def devices(count, taints=()):
 
 
 def test_a_slice_has_at_most_as_many_devices_as_the_api_takes():
-    assert [len(chunk) for chunk in split_into_slices(devices(300))] == [128, 128, 44]
-    assert [len(chunk) for chunk in split_into_slices(devices(130, (TAINT,)))] == [64, 64, 2]
-    assert split_into_slices(()) == ((),)
+    def sizes(devices, counters=()):
+        contents = split_into_slices(DevicePool(name="n1", devices=devices, counters=counters))
+        return [(field, len(part)) for content in contents for field, part in content.items()]
+
+    assert sizes(devices(300)) == [("devices", 128), ("devices", 128), ("devices", 44)]
+    assert sizes(devices(130, (TAINT,))) == [("devices", 64), ("devices", 64), ("devices", 2)]
+    assert sizes(()) == [("devices", 0)]
+    counters = tuple(CounterSet(name=f"c{number}") for number in range(9))
+    assert sizes(devices(1), counters) == [("sharedCounters", 8), ("sharedCounters", 1), ("devices", 1)]
 
 
 def test_a_new_slice_belongs_to_the_node():

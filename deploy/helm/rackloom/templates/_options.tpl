@@ -158,6 +158,10 @@
 - name: CONSUMABLE_SHARES
   value: {{ include "rackloom.scalar" $options.consumableShares | quote }}
 {{- end }}
+{{- if hasKey $options "dynamicMig" }}
+- name: DYNAMIC_MIG
+  value: {{ include "rackloom.scalar" $options.dynamicMig | quote }}
+{{- end }}
 {{- end }}
 {{- define "rackloom.args.node.gpu" -}}
 {{- $options := .Values.node.gpu.options }}
@@ -268,6 +272,10 @@
 {{- if hasKey $options "gpuConsumableShares" }}
 - name: CONSUMABLE_SHARES
   value: {{ include "rackloom.scalar" $options.gpuConsumableShares | quote }}
+{{- end }}
+{{- if hasKey $options "gpuDynamicMig" }}
+- name: DYNAMIC_MIG
+  value: {{ include "rackloom.scalar" $options.gpuDynamicMig | quote }}
 {{- end }}
 {{- if hasKey $options "nicNriSocket" }}
 - name: NRI_SOCKET

@@ -36,6 +36,7 @@ from rackloom.claim.node.gpu.sharing import DriverPrograms
 from rackloom.claim.node.pci_names import read_pci_names
 from rackloom.claim.node.plugin import ContainerEdits
 from rackloom.claim.node.run import PluginProcess, run_plugin
+from rackloom.errors import Refused
 from rackloom.topology.discovery.discover import discover_machine
 from rackloom.topology.discovery.nvidia_driver import NvidiaDriver
 from rackloom.topology.discovery.sysfs import Sysroot
@@ -56,6 +57,23 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where the host has it."""
     proc_devices: Path | None = None
     shares: ShareSettings = ShareSettings()
+    dynamic_mig: bool = False
+
+
+def check_dynamic_mig(options: GpuOptions) -> None:
+    """Raise `Refused` for options that do not go together with MIG devices on demand."""
+    if not options.dynamic_mig:
+        return
+    if options.inventory_file is not None:
+        raise Refused(
+            "--dynamic-mig needs NVIDIA's driver, and --inventory-file takes its place",
+            nearest_fix="declare the MIG devices in the file",
+        )
+    if options.shares != ShareSettings():
+        raise Refused(
+            "--dynamic-mig and --consumable-shares exclude each other: a MIG device goes with its claim",
+            nearest_fix="leave one of them out",
+        )
 
 
 def run_gpu(common: NodeOptions, options: GpuOptions, announce: Callable[[str], None]) -> None:
@@ -79,7 +97,7 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
 
 def _source(options: GpuOptions) -> GpuSource:
     if options.inventory_file is None:
-        return NvmlGpus(options.driver_root)
+        return NvmlGpus(options.driver_root, dynamic_mig=options.dynamic_mig)
     check_declared_gpus(options.inventory_file)
     return DeclaredGpus(options.inventory_file)
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from rackloom.core.allocate.objects import Device
+from rackloom.core.allocate.objects import CounterSet, Device
 
 # Claims as a driver sees them, CDI edits, checkpoint entries, pools and health.
 
@@ -202,6 +202,10 @@ class DevicePool(NodeValue, frozen=True, kw_only=True):
 
     name: str
     devices: tuple[Device, ...]
+    counters: tuple[CounterSet, ...] = ()
+    """What `devices` draw from, as partitionable devices do (KEP-4815)."""
+    without_counters: tuple[Device, ...] = ()
+    """Published in place of all this by an API server that keeps no counters."""
 
 
 class Health(StrEnum):
@@ -243,6 +247,10 @@ class NodePlugin(Protocol):
         The plugin waits for it, and answers kubelet meanwhile: earlier claims must be unprepared.
         """
         return None
+
+    def resume(self, claims: Callable[[], Collection[CheckpointEntry]]) -> None:
+        """Called before anything else: `claims` returns what the checkpoint holds at any later time."""
+        return
 
     async def pools(self) -> tuple[DevicePool, ...]:
         """What to publish now. Raises `Retry` when the devices cannot be read at present."""

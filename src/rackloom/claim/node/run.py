@@ -437,6 +437,7 @@ class PluginProcess:
         self.dra_socket = home / "dra.sock"
         self.checkpoint = Checkpoint(home / "checkpoint.json", host.boot_id)
         self.metrics = PluginMetrics(plugin.driver, host.node, plugin.kinds)
+        plugin.resume(lambda: tuple(self.checkpoint.claims.values()))
         cdi = CdiDirectory(host.directories.cdi, plugin.driver)
         preparing = ClaimPreparer(plugin, self.checkpoint, cdi, host.wall)
         self.pods = PodSync(api, host.node, plugin.driver, lambda: self.checkpoint.claims, host.wall)

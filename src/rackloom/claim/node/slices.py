@@ -3,8 +3,9 @@
 A pool is complete when all slices of its highest generation exist. So a change raises the generation and
 writes all slices of the pool anew: changed and new slices first, surplus ones last, so that the pool
 stays complete for as long as possible if the plan is cut off. Nothing is written while nothing differs. A
-slice has at most 128 devices, 64 where any device has taints or consumes counters (limits of
-resource.k8s.io/v1). A taint that stays keeps its `timeAdded`.
+slice has at most 128 devices, 64 where any device has taints or consumes counters, or 8 counter sets (limits
+of resource.k8s.io/v1). Slices with the counters of a pool come first. A taint that stays keeps its
+`timeAdded`.
 
 An API server drops fields that it does not know or has switched off. `DroppedFields` compares each answer
 with what was sent and remembers the difference. Without it the publisher would write for ever, each time
@@ -14,6 +15,10 @@ server adds and treats quantities by value (`1024Mi` equals `1Gi`).
 `SlicePublisher` publishes at the start, when the driver reports a change, when a watch shows that
 somebody else changed a slice (kubelet deletes the slices of a plugin that it lost), and every ten
 minutes. After an outage of the API server it wakes `pod_sync`.
+
+A server that would store no counters (before Kubernetes 1.36 they are behind a feature gate) gets the devices
+that need none: with the counters dropped, a scheduler would allocate parts of a GPU that overlap. A dry run
+of the first slice of each kind shows it.
 """
 
 import asyncio
@@ -26,11 +31,11 @@ from typing import Any
 import msgspec
 import structlog
 
-from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, ObjectList
+from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, ObjectList, Rejected
 from rackloom.claim.node.plugin import DevicePool, NodePlugin
 from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.claim.node.tasks import beside, pause_until
-from rackloom.core.allocate.objects import Device
+from rackloom.core.allocate.objects import CounterSet, Device
 from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE, Object
 from rackloom.errors import Refused, Retry
@@ -38,8 +43,8 @@ from rackloom.errors import Refused, Retry
 # Fields that the API server does not store.
 
 
-ComparableDevices = list[dict[str, Any]]
-"""The devices of one slice, comparable."""
+Content = Mapping[str, Any]
+"""What a slice publishes: the fields `devices` and `sharedCounters` of its spec."""
 
 
 class DroppedFields:
@@ -49,27 +54,29 @@ class DroppedFields:
     """
 
     def __init__(self) -> None:
-        self._of: dict[str, ComparableDevices] = {}
+        self._of: dict[str, Content] = {}
 
     def record(self, sent: Object, stored: Object) -> tuple[str, ...]:
         """Compare an answer with what was sent; returns the paths that the server dropped."""
-        wanted = comparable_devices(sent["spec"].get("devices", ()))
-        found = comparable_devices(stored["spec"].get("devices", ()))
-        dropped = tuple(dict.fromkeys(_dropped_paths(wanted, found, "devices")))
+        wanted, found = comparable_content(sent["spec"]), comparable_content(stored["spec"])
+        dropped = tuple(dict.fromkeys(_dropped_paths(wanted, found, "")))
         self._of.pop(repr(wanted), None)
         if dropped:
             self._of[repr(wanted)] = found
         return dropped
 
-    def of(self, devices: Iterable[Mapping[str, Any]]) -> ComparableDevices:
-        """The devices of a slice as the server has them once they are written."""
-        wanted = comparable_devices(devices)
+    def of(self, content: Content) -> Content:
+        """The content of a slice as the server has it once it is written."""
+        wanted = comparable_content(content)
         return self._of.get(repr(wanted), wanted)
 
 
-def comparable_devices(devices: Iterable[Mapping[str, Any]]) -> ComparableDevices:
-    """Devices without what the API server adds or words differently."""
-    return [_comparable_device(device) for device in devices]
+def comparable_content(spec: Mapping[str, Any]) -> Content:
+    """The content of a slice without what the API server adds or words differently."""
+    return {
+        "devices": [_comparable_device(device) for device in spec.get("devices", ())],
+        "sharedCounters": [_comparable_counters(counters) for counters in spec.get("sharedCounters", ())],
+    }
 
 
 def without_time_added(taint: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +90,14 @@ def _comparable_device(device: Mapping[str, Any]) -> dict[str, Any]:
         found["taints"] = [without_time_added(taint) for taint in found["taints"]]
     if "capacity" in found:
         found["capacity"] = {name: _quantities(entry) for name, entry in found["capacity"].items()}
+    if "consumesCounters" in found:
+        found["consumesCounters"] = [_comparable_counters(part) for part in found["consumesCounters"]]
     return found
+
+
+def _comparable_counters(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A counter set, or what a device draws from it."""
+    return {**part, "counters": {name: _quantities(entry) for name, entry in part["counters"].items()}}
 
 
 def _quantities(value: Any) -> Any:
@@ -100,10 +114,15 @@ def _dropped_paths(sent: Any, stored: Any, path: str) -> Iterator[str]:
     if isinstance(sent, Mapping) and isinstance(stored, Mapping):
         for key, value in sent.items():
             if key not in stored:
-                yield f"{path}.{key}"
+                yield f"{path}.{key}".removeprefix(".")
             else:
-                yield from _dropped_paths(value, stored[key], f"{path}.{key}")
-    elif isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
+                yield from _dropped_paths(value, stored[key], f"{path}.{key}".removeprefix("."))
+    elif isinstance(sent, list) and isinstance(stored, list):
+        # A field that is dropped altogether is compared with nothing.
+        if sent and not stored:
+            yield path
+        if len(sent) != len(stored):
+            return
         for sent_item, stored_item in zip(sent, stored, strict=True):
             yield from _dropped_paths(sent_item, stored_item, path)
 
@@ -113,6 +132,7 @@ def _dropped_paths(sent: Any, stored: Any, path: str) -> Iterator[str]:
 
 MAX_DEVICES = 128
 MAX_DEVICES_WITH_EXTRAS = 64
+MAX_COUNTER_SETS = 8
 
 
 class SliceOwner(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,20 +184,39 @@ def plan_slices(
     return (*sorted(actions, key=lambda action: isinstance(action, Delete)), *surplus)
 
 
-def split_into_slices(devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
-    """The devices of each slice; a pool without devices has one empty slice, which says that it is known."""
+def split_into_slices(pool: DevicePool) -> tuple[Content, ...]:
+    """The content of each slice: counters, then devices.
+
+    A pool without devices has one empty slice, which says that it is known.
+    """
+    sets = _encoded(pool.counters)
+    counters = ({"sharedCounters": part} for part in _chunks(sets, MAX_COUNTER_SETS) if part)
+    devices = ({"devices": part} for part in _chunks(_encoded(pool.devices), _most_devices(pool.devices)))
+    return (*counters, *devices)
+
+
+def _most_devices(devices: tuple[Device, ...]) -> int:
     extras = any(device.taints or device.consumes_counters for device in devices)
-    size = MAX_DEVICES_WITH_EXTRAS if extras else MAX_DEVICES
-    return tuple(devices[start : start + size] for start in range(0, max(len(devices), 1), size))
+    return MAX_DEVICES_WITH_EXTRAS if extras else MAX_DEVICES
+
+
+def _encoded(values: tuple[Device, ...] | tuple[CounterSet, ...]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(values))
+    return found
+
+
+def _chunks(values: list[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    """At least one, which may be empty."""
+    return (values[start : start + size] for start in range(0, max(len(values), 1), size))
 
 
 def _plan_pool(
     pool: DevicePool, existing: list[Object], owner: SliceOwner, kept: DroppedFields
 ) -> Iterator[SliceWrite]:
     newest = max(map(_generation, existing), default=0)
-    wanted = [msgspec.json.decode(msgspec.json.encode(chunk)) for chunk in split_into_slices(pool.devices)]
+    wanted = split_into_slices(pool)
     current = [slice_ for slice_ in existing if _generation(slice_) == newest]
-    if _is_published([kept.of(devices) for devices in wanted], current):
+    if _is_published([kept.of(content) for content in wanted], current):
         yield from (_delete(slice_) for slice_ in existing if _generation(slice_) != newest)
         return
     spec = {
@@ -185,28 +224,28 @@ def _plan_pool(
         "nodeName": owner.node,
         "pool": {"name": pool.name, "generation": newest + 1, "resourceSliceCount": len(wanted)},
     }
-    for index, (devices, old) in enumerate(zip_longest(wanted, existing)):
-        if devices is None:
+    for index, (content, old) in enumerate(zip_longest(wanted, existing)):
+        if content is None:
             yield _delete(old)
         elif old is None:
-            yield Create(_new_slice(index, {**spec, "devices": devices}, owner))
+            yield Create(_new_slice(index, {**spec, **content}, owner))
         else:
-            yield Update({**old, "spec": {**spec, "devices": _keep_times(devices, old)}})
+            yield Update({**old, "spec": {**spec, **_keep_times(content, old)}})
 
 
 def _generation(slice_: Object) -> int:
     return int(slice_["spec"]["pool"]["generation"])
 
 
-def _is_published(wanted: list[ComparableDevices], existing: list[Object]) -> bool:
+def _is_published(wanted: list[Content], existing: list[Object]) -> bool:
     if len(wanted) != len(existing):
         return False
     counted = all(slice_["spec"]["pool"]["resourceSliceCount"] == len(wanted) for slice_ in existing)
-    found = [comparable_devices(slice_["spec"].get("devices", ())) for slice_ in existing]
+    found = [comparable_content(slice_["spec"]) for slice_ in existing]
     return counted and sorted(wanted, key=repr) == sorted(found, key=repr)
 
 
-def _keep_times(devices: list[dict[str, Any]], old: Object) -> list[dict[str, Any]]:
+def _keep_times(content: Content, old: Object) -> Content:
     """A taint that stays keeps its `timeAdded`."""
 
     def key(device: Mapping[str, Any], taint: Mapping[str, Any]) -> tuple[str, str]:
@@ -218,12 +257,13 @@ def _keep_times(devices: list[dict[str, Any]], old: Object) -> list[dict[str, An
         for taint in device.get("taints", ())
         if "timeAdded" in taint
     }
-    return [
+    devices = [
         {**device, "taints": [{**taint, **times.get(key(device, taint), {})} for taint in device["taints"]]}
         if "taints" in device
         else device
-        for device in devices
+        for device in content.get("devices", ())
     ]
+    return {**content, "devices": devices} if devices else content
 
 
 def _new_slice(index: int, spec: dict[str, Any], owner: SliceOwner) -> Object:
@@ -318,7 +358,7 @@ class SlicePublisher:
                 driver=self.plugin.driver, node=self.node, node_uid=node["metadata"]["uid"]
             )
         owner = self._owner
-        pools = await self.plugin.pools()
+        pools = [await self._storable(pool, owner) for pool in await self.plugin.pools()]
         # The list after the writes shows whether they are there: kubelet or another writer may interfere.
         for _ in range(ROUNDS):
             listed = await self.api.list(RESOURCE_SLICE, fields=self._selector)
@@ -328,6 +368,34 @@ class SlicePublisher:
             for action in actions:
                 await self._write(action)
         raise Retry(f"the slices of {owner.driver} do not stay as they are written", after=RETRY_SECONDS)
+
+    async def _storable(self, pool: DevicePool, owner: SliceOwner) -> DevicePool:
+        """The pool, or what of it needs no counters where the server would not store them."""
+        if not pool.counters:
+            return pool
+        trouble = await self._counters_dropped(pool, owner)
+        if trouble is not None:
+            log.warning("node.no-counters", driver=self.plugin.driver, reason=trouble)
+            return DevicePool(name=pool.name, devices=pool.without_counters)
+        return pool
+
+    async def _counters_dropped(self, pool: DevicePool, owner: SliceOwner) -> str | None:
+        """Why the server would not store the counters of a pool; None if it would. Raises `KubeError`."""
+        contents = split_into_slices(pool)
+        firsts = (contents[0], next(content for content in contents if "devices" in content))
+        place = {"name": pool.name, "generation": 1, "resourceSliceCount": len(contents)}
+        for content in firsts:
+            spec = {"driver": owner.driver, "nodeName": owner.node, "pool": place, **content}
+            sent = _new_slice(0, spec, owner)
+            try:
+                stored = await self.api.create(RESOURCE_SLICE, sent, dry_run=True)
+            except Rejected as refusal:
+                return refusal.message
+            dropped = DroppedFields().record(sent, stored)
+            lost = [path for path in dropped if "Counters" in path]
+            if lost:
+                return f"the API server drops {', '.join(lost)}"
+        return None
 
     async def _write(self, action: SliceWrite) -> None:
         # kubelet deletes slices of a plugin that it lost. The next list shows what is gone or changed.

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def cancel_and_wait(task: "asyncio.Task[None]") -> None:
@@ -30,6 +32,27 @@ async def cancel_all(tasks: "Collection[asyncio.Task[None]]") -> None:
         task.cancel()
     for task in tasks:
         await cancel_and_wait(task)
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Wait until `work` has ended; a cancellation of the caller waits for it too, and is raised after it.
+
+    For work that cannot be cut off, such as a thread: what follows must not overlap it.
+    """
+    task = asyncio.create_task(work)
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except Exception:
+            break
+    if cancelled is not None:
+        # Its outcome is dropped with the caller.
+        task.exception()
+        raise cancelled
+    return task.result()
 
 
 class TaskSet:

@@ -102,6 +102,45 @@ class MigDevice(
     ofa_engines: int = 0
 
 
+class MigPartition(NodeValue, frozen=True, kw_only=True):
+    """A MIG device that could be made: a profile at one of its places. JSON in the checkpoint.
+
+    GPU, profile and place identify the device while it exists: NVML gives its instances other numbers and
+    another UUID each time.
+    """
+
+    gpu: str
+    """UUID of the GPU."""
+    profile: str
+    """As `MigDevice.profile`."""
+    profile_id: int
+    """Of the GPU instance."""
+    placement_start: int
+    """First memory slice."""
+    placement_size: int
+    compute_slices: int
+    """Of the GPU instance. Its only compute instance has all of them."""
+    memory_bytes: int
+    multiprocessors: int = 0
+    copy_engines: int = 0
+    decoders: int = 0
+    encoders: int = 0
+    jpeg_engines: int = 0
+    ofa_engines: int = 0
+
+    def is_place_of(self, mig: MigDevice) -> bool:
+        """Whether a MIG device of the same GPU is the one that is made here."""
+        return (self.profile_id, self.placement_start) == (mig.profile_id, mig.placement_start)
+
+    def overlaps(self, other: "MigPartition") -> bool:
+        """Whether both need a memory slice of one GPU."""
+        first, last = self.placement_start, self.placement_start + self.placement_size
+        starts_before = other.placement_start < last
+        return (
+            self.gpu == other.gpu and starts_before and first < other.placement_start + other.placement_size
+        )
+
+
 class GpuFacts(NodeValue, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """What is the same of a GPU whether a driver or an inventory file reports it. None is not reported."""
 
@@ -131,6 +170,10 @@ class NodeGpu(GpuFacts, frozen=True, kw_only=True):
     key: GpuKey = GpuKey()
     recovery: RecoveryAction | None = None
     fabric_message: str = ""
+    partitions: tuple[MigPartition, ...] = ()
+    """MIG devices that may be made on it; none where that is switched off, or the GPU cannot."""
+    mig_switchable: bool = False
+    """Whether MIG mode is switched without a reset of the GPU (Hopper and later)."""
 
 
 class GpuInventory(NodeValue, frozen=True, kw_only=True):
@@ -173,7 +216,10 @@ class VfioGpu(NodeValue, frozen=True, kw_only=True):
 
 
 class GpuSource(Protocol):
-    """The GPUs of this node. Every method blocks, and belongs in a thread."""
+    """The GPUs of this node. Every method blocks, and belongs in a thread.
+
+    `make` and `destroy` can be repeated: they leave the same, whatever an attempt before them left.
+    """
 
     def read(self) -> GpuInventory:
         """All GPUs that answer. Raises `Retry` when that is unknown, `Refused` without a driver."""
@@ -183,6 +229,15 @@ class GpuSource(Protocol):
 
     def unmonitored(self) -> frozenset[str]:
         """UUIDs of GPUs whose errors cannot be listened to."""
+
+    def make(self, partition: MigPartition) -> MigDevice:
+        """Make a MIG device, in place of a remainder of it, in MIG mode. Raises `Retry` or `Refused`."""
+
+    def destroy(self, partition: MigPartition) -> None:
+        """Destroy a MIG device if it is there, and end MIG mode after the last. Raises `Retry`."""
+
+    def leave_mig_mode(self, uuid: str) -> None:
+        """Have a whole GPU out of MIG mode. Raises `Retry` while it has MIG devices or is in use."""
 
     def close(self) -> None:
         """Release the driver."""
@@ -245,6 +300,16 @@ class DeclaredGpus:
     def unmonitored(self) -> frozenset[str]:
         """Every GPU of the file can be listened to."""
         return frozenset()
+
+    def make(self, partition: MigPartition) -> MigDevice:
+        """A file lists no partitions, so none is asked for."""
+        raise Refused(f"no MIG device can be made on a declared GPU: {partition.gpu}")
+
+    def destroy(self, partition: MigPartition) -> None:
+        """Nothing was made."""
+
+    def leave_mig_mode(self, uuid: str) -> None:
+        """A declared GPU whose file lists no partitions is whole or in MIG mode."""
 
     def close(self) -> None:
         """Nothing is held."""
@@ -393,9 +458,13 @@ def gpu_name(gpu: NodeGpu) -> str:
 
 def mig_name(gpu: NodeGpu, mig: MigDevice) -> str:
     """Name of a MIG device; one of several in a GPU instance is told apart by its compute instance."""
-    profile = _UNFIT.sub("", mig.profile.lower())
-    shared = f"-{mig.compute_instance}" if "c." in mig.profile else ""
-    return f"gpu-{gpu.minor}-mig-{profile}-{mig.profile_id}-{mig.placement_start}{shared}"
+    name = mig_device_name(gpu.minor, mig.profile, mig.profile_id, mig.placement_start)
+    return f"{name}-{mig.compute_instance}" if "c." in mig.profile else name
+
+
+def mig_device_name(minor: int, profile: str, profile_id: int, placement_start: int) -> str:
+    """Name of the MIG device that has a GPU instance alone."""
+    return f"gpu-{minor}-mig-{_UNFIT.sub('', profile.lower())}-{profile_id}-{placement_start}"
 
 
 def gpu_device(gpu: NodeGpu, inventory: GpuInventory, location: GpuLocation) -> Device:
@@ -416,15 +485,13 @@ def gpu_device(gpu: NodeGpu, inventory: GpuInventory, location: GpuLocation) -> 
             TRAY: gpu.tray,
         }
     )
-    return Device(name=gpu_name(gpu), attributes=attributes, capacity=_quantities(memory=gpu.memory_bytes))
+    return Device(name=gpu_name(gpu), attributes=attributes, capacity=quantities(memory=gpu.memory_bytes))
 
 
 def mig_device(gpu: NodeGpu, mig: MigDevice, inventory: GpuInventory, location: GpuLocation) -> Device:
     """A MIG device, with what it inherits from its GPU."""
-    common = _common_attributes(gpu, inventory, location)
-    own = {"uuid": mig.uuid, "parentUUID": gpu.uuid, "profile": mig.profile}
     slices = range(mig.placement_start, mig.placement_start + mig.placement_size)
-    capacity = _quantities(
+    capacity = quantities(
         memory=mig.memory_bytes,
         multiprocessors=mig.multiprocessors,
         copyEngines=mig.copy_engines,
@@ -434,8 +501,17 @@ def mig_device(gpu: NodeGpu, mig: MigDevice, inventory: GpuInventory, location: 
         ofaEngines=mig.ofa_engines,
         **{f"memorySlice{index}": 1 for index in slices},
     )
-    attributes = device_attributes({"type": "mig", **common, **own})
+    attributes = mig_attributes(gpu, mig.profile, inventory, location, uuid=mig.uuid)
     return Device(name=mig_name(gpu, mig), attributes=attributes, capacity=capacity)
+
+
+def mig_attributes(
+    gpu: NodeGpu, profile: str, inventory: GpuInventory, location: GpuLocation, uuid: str | None = None
+) -> dict[str, DeviceAttribute]:
+    """Of a MIG device. One that does not exist yet has no UUID."""
+    common = _common_attributes(gpu, inventory, location)
+    own = {"uuid": uuid, "parentUUID": gpu.uuid, "profile": profile}
+    return device_attributes({"type": "mig", **common, **own})
 
 
 def vfio_name(vfio: VfioGpu) -> str:
@@ -457,7 +533,7 @@ def vfio_device(vfio: VfioGpu) -> Device:
             **_pci_attributes(vfio.pci_address, vfio.pcie_root, vfio.numa_node),
         }
     )
-    memory = _quantities(addressableMemory=vfio.addressable_memory)
+    memory = quantities(addressableMemory=vfio.addressable_memory)
     return Device(name=vfio_name(vfio), attributes=attributes, capacity=memory)
 
 
@@ -492,7 +568,8 @@ def _pci_attributes(address: str, root: str | None, numa_node: int | None) -> At
     }
 
 
-def _quantities(**values: int) -> dict[str, DeviceCapacity]:
+def quantities(**values: int) -> dict[str, DeviceCapacity]:
+    """Capacities of whole numbers."""
     return {name: DeviceCapacity(value=str(value)) for name, value in values.items()}
 
 

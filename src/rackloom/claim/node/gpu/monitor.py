@@ -12,8 +12,8 @@ for recovery is believed only once the GPU was away in between, as after a reset
 unknown health.
 
 `published_devices` and `devices_by_name` derive the slice and the meaning of each device name. A GPU in
-MIG mode is not published whole. A lost GPU gives way to one that came with its minor number, as after a
-swap.
+MIG mode is not published whole, unless its MIG devices are made on demand (`partitions`). A lost GPU gives
+way to one that came with its minor number, as after a swap.
 
 `GpuMonitor` holds the newest state: `observe` reads the GPUs (every 10 s), `listen` waits for XIDs. When
 nothing can be read it keeps the previous state. It calls back only when the published devices change.
@@ -22,7 +22,7 @@ Source of the taint keys and of the harmless XIDs: NVIDIA's DRA driver for GPUs,
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -35,14 +35,23 @@ from rackloom.claim.node.gpu.inventory import (
     GpuLocation,
     GpuSource,
     MigDevice,
+    MigPartition,
     NodeGpu,
     RecoveryAction,
     VfioGpu,
     XidError,
     gpu_locations,
 )
-from rackloom.claim.node.plugin import DeviceHealth, DevicePool, Health, NodeValue
-from rackloom.core.allocate.objects import Device, DeviceTaint
+from rackloom.claim.node.gpu.partitions import (
+    counter_set,
+    is_partitionable,
+    is_published_whole,
+    made_by_others,
+    partition_name,
+    partitionable_devices,
+)
+from rackloom.claim.node.plugin import CheckpointEntry, DeviceHealth, DevicePool, Health, NodeValue
+from rackloom.core.allocate.objects import CounterSet, Device, DeviceTaint
 from rackloom.errors import Refused, Retry
 from rackloom.topology.machine import Machine
 
@@ -79,15 +88,24 @@ GpuConditions = Mapping[str, GpuCondition]
 
 
 class PublishedGpu(NodeValue, frozen=True, kw_only=True):
-    """What a device's name stands for: a whole GPU, a MIG device of one, or one that is passed through."""
+    """What a device's name stands for: a whole GPU, one that is passed through, or a MIG device.
+
+    A MIG device exists (`mig`) or is made for a claim (`partition`).
+    """
 
     condition: GpuCondition | None = None
     mig: MigDevice | None = None
+    partition: MigPartition | None = None
     vfio: VfioGpu | None = None
 
     @property
     def uuid(self) -> str:
-        """By which the driver's programs name the device; nothing for one that is passed through."""
+        """By which the driver's programs name the device.
+
+        Nothing for one that is passed through, and for a MIG device that is made for its claim.
+        """
+        if self.partition is not None:
+            return ""
         if self.mig is not None:
             return self.mig.uuid
         return "" if self.condition is None else self.condition.gpu.uuid
@@ -215,26 +233,47 @@ def devices_by_name(node: NodeGpus) -> Mapping[str, PublishedGpu]:
     found: dict[str, PublishedGpu] = {}
     for condition in _by_minor(node.conditions):
         gpu = condition.gpu
-        if not gpu.mig_mode:
+        if is_published_whole(gpu):
             found[inventory.gpu_name(gpu)] = PublishedGpu(condition=condition)
+        if is_partitionable(gpu):
+            for partition in gpu.partitions:
+                device = PublishedGpu(condition=condition, partition=partition)
+                found[partition_name(gpu, partition)] = device
         for mig in gpu.migs:
             found[inventory.mig_name(gpu, mig)] = PublishedGpu(condition=condition, mig=mig)
     found.update({inventory.vfio_name(vfio): PublishedGpu(vfio=vfio) for vfio in node.newest.vfio})
     return found
 
 
-def published_devices(node: NodeGpus, harmless: frozenset[int]) -> tuple[Device, ...]:
-    """What to publish. A GPU that does not answer any more stays, with a taint."""
+def published_devices(
+    node: NodeGpus, harmless: frozenset[int], *, partitioned: bool = True
+) -> tuple[Device, ...]:
+    """What to publish. A GPU that does not answer any more stays, with a taint.
+
+    Not `partitioned`, no GPU is offered in parts that would have to be made.
+    """
     devices: list[Device] = []
     newest = node.newest
     for condition in _by_minor(node.conditions):
         gpu, taints = condition.gpu, gpu_taints(condition, harmless)
         location = newest.locations.get(gpu.pci_address, UNKNOWN_LOCATION)
-        # A GPU in MIG mode is not published whole.
-        whole = [] if gpu.mig_mode else [inventory.gpu_device(gpu, newest.inventory, location)]
-        parts = [inventory.mig_device(gpu, mig, newest.inventory, location) for mig in gpu.migs]
-        devices += [msgspec.structs.replace(device, taints=taints) for device in (*whole, *parts)]
+        if is_partitionable(gpu) and partitioned:
+            found = partitionable_devices(gpu, newest.inventory, location)
+        else:
+            found = _existing_devices(gpu, newest.inventory, location)
+        devices += [msgspec.structs.replace(device, taints=taints) for device in found]
     return (*devices, *map(inventory.vfio_device, newest.vfio))
+
+
+def counter_sets(node: NodeGpus) -> tuple[CounterSet, ...]:
+    """What the published devices of partitioned GPUs draw from."""
+    gpus = [condition.gpu for condition in _by_minor(node.conditions)]
+    return tuple(counter_set(gpu) for gpu in gpus if is_partitionable(gpu))
+
+
+def _existing_devices(gpu: NodeGpu, driver: GpuInventory, location: GpuLocation) -> tuple[Device, ...]:
+    whole = [inventory.gpu_device(gpu, driver, location)] if is_published_whole(gpu) else []
+    return (*whole, *(inventory.mig_device(gpu, mig, driver, location) for mig in gpu.migs))
 
 
 def _by_minor(conditions: GpuConditions) -> list[GpuCondition]:
@@ -274,6 +313,16 @@ class GpuReader:
         return GpuObservation(inventory=inventory, locations=gpu_locations(self.machine()), vfio=vfio)
 
 
+def _without_made(found: GpuObservation, claims: Collection[CheckpointEntry]) -> GpuObservation:
+    """Only MIG devices that no claim made are devices by themselves."""
+    gpus = tuple(
+        msgspec.structs.replace(gpu, migs=made_by_others(gpu.uuid, gpu.migs, claims))
+        for gpu in found.inventory.gpus
+    )
+    changed = msgspec.structs.replace(found.inventory, gpus=gpus)
+    return msgspec.structs.replace(found, inventory=changed)
+
+
 class GpuMonitor:
     """The newest state of the GPUs, kept up to date by `observe` and `listen`."""
 
@@ -283,11 +332,21 @@ class GpuMonitor:
         self._wall = wall
         self._on_change: Callable[[], None] = lambda: None
         self._node = NodeGpus()
-        self._devices: tuple[Device, ...] = ()
+        self._pool = DevicePool(name="", devices=())
+        self._claims: Callable[[], Collection[CheckpointEntry]] = tuple
         self._observed_at: float | None = None
         self._trouble = "the GPUs were not looked at yet"
         self.missing: str | None = None
         """What has to appear before this node has GPUs; None for nothing."""
+
+    @property
+    def source(self) -> GpuSource:
+        """What reads and partitions the GPUs."""
+        return self._reader.source
+
+    def resume(self, claims: Callable[[], Collection[CheckpointEntry]]) -> None:
+        """`claims` returns what the checkpoint holds: it tells which MIG devices were made for claims."""
+        self._claims = claims
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Have `callback` called whenever the published devices change."""
@@ -296,7 +355,7 @@ class GpuMonitor:
     async def pool(self, name: str) -> DevicePool:
         """The devices to publish. Raises `Retry` until the GPUs were once read."""
         await self.need()
-        return DevicePool(name=name, devices=self._devices)
+        return msgspec.structs.replace(self._pool, name=name)
 
     async def need(self) -> None:
         """Make sure that the GPUs were read once. Raises `Retry` where that cannot be done now."""
@@ -307,6 +366,8 @@ class GpuMonitor:
 
     async def observe(self) -> None:
         """Read again. The previous state stays when nothing can be read."""
+        # A MIG device may be made or destroyed while the GPUs are read: its claim is in one of the two.
+        before = tuple(self._claims())
         try:
             found = await asyncio.to_thread(self._reader.read)
         except (Retry, Refused) as trouble:
@@ -315,6 +376,7 @@ class GpuMonitor:
             return
         if found.missing != self.missing:
             log.warning("gpu.driver", missing=found.missing)
+        found = _without_made(found, (*before, *self._claims()))
         now, unmonitored = self._wall(), self._reader.source.unmonitored()
         self._trouble, self._observed_at, self.missing = "", now, found.missing
         snapshot = InventorySnapshot(inventory=found.inventory, unmonitored=unmonitored, at=now)
@@ -344,9 +406,12 @@ class GpuMonitor:
 
     def _replace(self, node: NodeGpus) -> None:
         self._node = node
+        counters = counter_sets(node)
         devices = published_devices(node, self._harmless)
-        if devices != self._devices:
-            self._devices = devices
+        whole = published_devices(node, self._harmless, partitioned=False) if counters else ()
+        pool = DevicePool(name="", devices=devices, counters=counters, without_counters=whole)
+        if pool != self._pool:
+            self._pool = pool
             self._on_change()
 
     def _health(self, pool: str, name: str, device: PublishedGpu) -> DeviceHealth:

@@ -1,73 +1,40 @@
-"""The GPUs of a node through NVML: inventory, MIG devices, and errors as they happen (XID events).
+"""The GPUs of a node through NVML: inventory, and errors as they happen (XID events).
 
 A GPU that has fallen off the bus or needs a reset is left out; the others are still read. What an older
 driver or a smaller GPU does not know is None. A recovery action that this version does not know counts as
 the strongest one.
 
-`NvmlGpus` is the source that the plugin uses. `wait` blocks on an NVML event set for XID critical errors.
-After any NVML error it starts a new session, since events of a GPU that was lost do not come back by
-themselves. GPUs that do not support events are reported as unmonitored.
+`NvmlGpus` is the source that the plugin uses; MIG devices are read and made by `mig`. `wait` blocks on an
+NVML event set for XID critical errors. After any NVML error it starts a new session, since events of a GPU
+that was lost do not come back by themselves. GPUs that do not support events are reported as unmonitored.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rackloom.claim.node.fabric import GpuFabric, NodeFabric, clique_of, gpu_fabric
-from rackloom.claim.node.gpu.inventory import GpuInventory, MigDevice, NodeGpu, RecoveryAction, XidError
+from rackloom.claim.node.gpu.inventory import (
+    GpuInventory,
+    MigDevice,
+    MigPartition,
+    NodeGpu,
+    RecoveryAction,
+    XidError,
+)
+from rackloom.claim.node.gpu.mig import (
+    destroy_mig_device,
+    leave_mig_mode,
+    make_mig_device,
+    mig_devices,
+    mig_mode,
+    mig_partitions,
+    mig_switchable,
+)
 from rackloom.errors import Retry
 from rackloom.topology.discovery.nvidia_driver import NVML_RETRY_SECONDS, driver_missing_error, nvml_session
 from rackloom.topology.discovery.sysfs import normal_pci_address
-
-# MIG devices of one GPU.
-
-
-_MEBIBYTE = 1 << 20
-
-
-def mig_mode(nvml: Any, handle: Any) -> bool:
-    """Whether the GPU is in MIG mode now (a pending mode waits for a reset)."""
-    try:
-        current, _pending = nvml.nvmlDeviceGetMigMode(handle)
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
-        return False
-    return bool(current)
-
-
-def mig_devices(nvml: Any, handle: Any) -> tuple[MigDevice, ...]:
-    """Every MIG device that exists on the GPU."""
-    found = []
-    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        # Indexes have holes where devices were destroyed.
-        with suppress(nvml.NVMLError_NotFound):
-            mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-            found.append(_mig_device(nvml, handle, mig))
-    return tuple(found)
-
-
-def _mig_device(nvml: Any, parent: Any, handle: Any) -> MigDevice:
-    gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(handle)
-    info = nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(parent, gpu_instance))
-    has = nvml.nvmlDeviceGetAttributes_v2(handle)
-    return MigDevice(
-        uuid=nvml.nvmlDeviceGetUUID(handle),
-        # NVML calls a MIG device `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
-        profile=nvml.nvmlDeviceGetName(handle).rpartition(" MIG ")[2].strip(),
-        gpu_instance=gpu_instance,
-        compute_instance=nvml.nvmlDeviceGetComputeInstanceId(handle),
-        profile_id=info.profileId,
-        placement_start=info.placement.start,
-        placement_size=info.placement.size,
-        memory_bytes=has.memorySizeMB * _MEBIBYTE,
-        multiprocessors=has.multiprocessorCount,
-        copy_engines=has.sharedCopyEngineCount,
-        decoders=has.sharedDecoderCount,
-        encoders=has.sharedEncoderCount,
-        jpeg_engines=has.sharedJpegCount,
-        ofa_engines=has.sharedOfaCount,
-    )
-
 
 # The inventory.
 
@@ -101,12 +68,15 @@ _ARCHITECTURES = {
 _ADDRESSING = {0: "None", 1: "HMM", 2: "ATS"}
 
 
-def read_gpus(driver_root: Path) -> GpuInventory:
-    """Every GPU that answers. Raises `Refused` where the driver is missing, `Retry` where it has trouble."""
+def read_gpus(driver_root: Path, *, dynamic_mig: bool = False) -> GpuInventory:
+    """Every GPU that answers, with the MIG devices that may be made on it where these are `dynamic_mig`.
+
+    Raises `Refused` where the driver is missing, `Retry` where it has trouble.
+    """
     with nvml_session(driver_root) as nvml:
         if nvml is None:
             raise driver_missing_error(driver_root)
-        read = (_read_if_present(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        read = (_read_if_present(nvml, index, dynamic_mig) for index in range(nvml.nvmlDeviceGetCount()))
         cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
         return GpuInventory(
             gpus=tuple(gpu for gpu in read if gpu is not None),
@@ -130,15 +100,15 @@ def if_supported(nvml: Any, question: Callable[[], T]) -> T | None:
         return None
 
 
-def _read_if_present(nvml: Any, index: int) -> NodeGpu | None:
+def _read_if_present(nvml: Any, index: int, dynamic_mig: bool) -> NodeGpu | None:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        return _read_gpu(nvml, handle, gpu_fabric(nvml, index, handle))
+        return _read_gpu(nvml, handle, gpu_fabric(nvml, index, handle), dynamic_mig)
     except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired):
         return None
 
 
-def _read_gpu(nvml: Any, handle: Any, fabric: GpuFabric) -> NodeGpu:
+def _read_gpu(nvml: Any, handle: Any, fabric: GpuFabric, dynamic_mig: bool) -> NodeGpu:
     bus_id = nvml.nvmlDeviceGetPciInfo(handle).busId
     in_mig_mode = mig_mode(nvml, handle)
     return NodeGpu(
@@ -153,6 +123,8 @@ def _read_gpu(nvml: Any, handle: Any, fabric: GpuFabric) -> NodeGpu:
         addressing_mode=if_supported(nvml, lambda: _addressing(nvml, handle)),
         mig_mode=in_mig_mode,
         migs=mig_devices(nvml, handle) if in_mig_mode else (),
+        partitions=mig_partitions(nvml, handle) if dynamic_mig else (),
+        mig_switchable=dynamic_mig and mig_switchable(nvml, handle),
         recovery=if_supported(nvml, lambda: _recovery(nvml, handle)),
         key=fabric.key,
         tray=fabric.tray,
@@ -205,15 +177,16 @@ class NvmlGpus:
     that was lost do not come back by themselves.
     """
 
-    def __init__(self, driver_root: Path) -> None:
+    def __init__(self, driver_root: Path, *, dynamic_mig: bool = False) -> None:
         self._driver_root = driver_root
+        self._dynamic_mig = dynamic_mig
         self._session = ExitStack()
         self._events: Any = None
         self._unmonitored: frozenset[str] = frozenset()
 
     def read(self) -> GpuInventory:
         """Every GPU that answers. Raises `Retry`, or `Refused` where the driver is missing."""
-        return read_gpus(self._driver_root)
+        return read_gpus(self._driver_root, dynamic_mig=self._dynamic_mig)
 
     def wait(self, seconds: float) -> tuple[XidError, ...]:
         """The next error within `seconds`, if there is one. Raises `Retry`."""
@@ -233,6 +206,28 @@ class NvmlGpus:
     def unmonitored(self) -> frozenset[str]:
         """UUIDs of GPUs that cannot be listened to."""
         return self._unmonitored
+
+    def make(self, partition: MigPartition) -> MigDevice:
+        """Make a MIG device. Raises `Retry` or `Refused`."""
+        with self._handle(partition.gpu) as (nvml, handle):
+            return make_mig_device(nvml, handle, partition)
+
+    def destroy(self, partition: MigPartition) -> None:
+        """Destroy a MIG device if it exists. Raises `Retry`."""
+        with self._handle(partition.gpu) as (nvml, handle):
+            destroy_mig_device(nvml, handle, partition)
+
+    def leave_mig_mode(self, uuid: str) -> None:
+        """Have a whole GPU out of MIG mode. Raises `Retry`."""
+        with self._handle(uuid) as (nvml, handle):
+            leave_mig_mode(nvml, handle, uuid)
+
+    @contextmanager
+    def _handle(self, uuid: str) -> Iterator[tuple[Any, Any]]:
+        with nvml_session(self._driver_root) as nvml:
+            if nvml is None:
+                raise Retry("NVIDIA's driver is not loaded", after=NVML_RETRY_SECONDS)
+            yield nvml, nvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def close(self) -> None:
         """Stop listening."""

@@ -1,9 +1,11 @@
 """The driver gpu.nvidia.com: preparing claims for GPUs, MIG devices and passed-through GPUs.
 
-`prepare` resolves the devices and their configurations, finds the device files and the driver's CDI ids,
-and only then changes how the GPUs are shared: what cannot be given needs no sharing. `unprepare` undoes
-the sharing. `tidy` ends MPS daemons that no claim has, and looks after those of prepared claims, which a
-restart forgot.
+`prepare` resolves the devices and their configurations, waits for parts of GPUs that another claim still has,
+makes the claim's MIG devices, finds the device files and the driver's CDI ids, and only then changes how the
+GPUs are shared: what cannot be given needs no sharing. `unprepare` undoes the sharing and destroys the MIG
+devices. One call at a time changes the MIG devices of a GPU, and it runs to its end even if the claim is
+given up meanwhile. `tidy` ends MPS daemons that no claim has, and looks after those of prepared claims, which
+a restart forgot.
 
 A passed-through GPU gets no driver files: its driver is in the virtual machine.
 
@@ -12,16 +14,19 @@ Three loops run beside: look at the GPUs, listen for XIDs, keep MPS daemons aliv
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
 
 from rackloom.claim.node.cdi import DriverSpec
 from rackloom.claim.node.device_files import DRIVER_SECONDS, DriverFiles, vfio_device_files
-from rackloom.claim.node.gpu.inventory import ShareSettings
+from rackloom.claim.node.gpu.inventory import MigPartition, ShareSettings
 from rackloom.claim.node.gpu.monitor import OBSERVE_SECONDS, GpuMonitor
+from rackloom.claim.node.gpu.partitions import PARTITIONS, UUIDS, blocking_claim, partitions_of
 from rackloom.claim.node.gpu.sharing import (
     ClaimedGpu,
     DriverPrograms,
@@ -37,6 +42,7 @@ from rackloom.claim.node.gpu.sharing import (
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
     CheckpointEntry,
+    ClaimRef,
     ContainerEdits,
     DeviceHealth,
     DeviceNode,
@@ -47,6 +53,7 @@ from rackloom.claim.node.plugin import (
     PreparedDevice,
     PrepareState,
 )
+from rackloom.claim.node.tasks import to_the_end
 from rackloom.errors import Retry
 
 # Settings.
@@ -69,6 +76,7 @@ class GpuSettings(NodeValue, frozen=True, kw_only=True):
 
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 GPU_KIND, MIG_KIND, VFIO_KIND = "gpu", "mig", "vfio"
 
@@ -91,6 +99,13 @@ class GpuPlugin(NodePlugin):
         self._programs = programs
         self._driver = driver
         self._mps = MpsDaemons(programs, settings.mps_home)
+        self._claims: Callable[[], Collection[CheckpointEntry]] = tuple
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def resume(self, claims: Callable[[], Collection[CheckpointEntry]]) -> None:
+        """Know the claims: MIG devices that they do not name were made by others."""
+        self._claims = claims
+        self._monitor.resume(claims)
 
     def missing(self) -> str | None:
         """NVIDIA's driver, on a node whose GPUs it should drive."""
@@ -98,17 +113,19 @@ class GpuPlugin(NodePlugin):
 
     async def pools(self) -> tuple[DevicePool, ...]:
         """The node's pool. Raises `Retry` until the GPUs were read once."""
-        pool = await self._monitor.pool(self._settings.node)
-        return (msgspec.structs.replace(pool, devices=tuple(map(self._settings.shares.of, pool.devices))),)
+        pool, shares = await self._monitor.pool(self._settings.node), self._settings.shares.of
+        devices, whole = tuple(map(shares, pool.devices)), tuple(map(shares, pool.without_counters))
+        return (msgspec.structs.replace(pool, devices=devices, without_counters=whole),)
 
     def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
-        """How the GPUs will be shared: all that has to be undone."""
+        """How the GPUs will be shared, and the MIG devices to make: all that has to be undone."""
         wanted = claimed_gpus(claim, self._monitor.device)
-        return {"sharing": msgspec.to_builtins(plan_sharing(claim.ref.uid, wanted))}
+        sharing = plan_sharing(claim.ref.uid, wanted)
+        return {"sharing": msgspec.to_builtins(sharing), PARTITIONS: msgspec.to_builtins(_partitions(wanted))}
 
     async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
         """One attempt. Files first: a GPU that cannot be handed out needs no sharing."""
-        wanted = claimed_gpus(claim, self._monitor.device)
+        wanted = await self._have_devices(claim.ref, claimed_gpus(claim, self._monitor.device))
         sharing = plan_sharing(claim.ref.uid, wanted)
         base = await self._base_ids(wanted)
         devices = tuple(self._device(gpu, sharing, base) for gpu in wanted)
@@ -116,12 +133,16 @@ class GpuPlugin(NodePlugin):
         await apply_sharing(sharing, self._programs, self._mps)
         # NVIDIA's driver would need them, were the node given back to it.
         uuids = {gpu.result.device: gpu.device.uuid for gpu in wanted}
-        return PreparedClaim(devices=devices, record={"uuids": uuids})
+        return PreparedClaim(devices=devices, record={UUIDS: uuids})
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Give the GPUs back as they were. A GPU belongs to one claim at a time, so `others` have no part."""
         await self._monitor.need()
         await undo_sharing(_recorded_sharing(entry), self._programs, self._mps, self._monitor.answers)
+        for partition in partitions_of(entry):
+            # A GPU that is gone has lost its MIG devices by itself.
+            if self._monitor.answers(partition.gpu):
+                await self._change_gpu(partition.gpu, partial(self._monitor.source.destroy, partition))
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """End MPS daemons that no claim has, and supervise those of prepared claims again after a restart."""
@@ -158,6 +179,38 @@ class GpuPlugin(NodePlugin):
             await asyncio.sleep(OBSERVE_SECONDS)
             await self._mps.revive()
 
+    async def _have_devices(self, ref: ClaimRef, wanted: Sequence[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
+        """The same devices, with the MIG devices made.
+
+        Raises `Retry` while another claim has a part of them.
+        """
+        partitions = _partitions(wanted)
+        whole = {
+            target.device.uuid for target in wanted if _is_whole(target) and not target.result.admin_access
+        }
+        blocking = blocking_claim(ref.uid, partitions, whole, self._claims())
+        if blocking is not None:
+            raise Retry(f"claim {blocking.ref} on this node still has a part of the GPU", after=1.0)
+        for target in wanted:
+            condition = target.device.condition
+            if condition is not None and condition.gpu.partitions and target.device.uuid in whole:
+                uuid = target.device.uuid
+                await self._change_gpu(uuid, partial(self._monitor.source.leave_mig_mode, uuid))
+        return tuple([await self._made(target) for target in wanted])
+
+    async def _made(self, target: ClaimedGpu) -> ClaimedGpu:
+        partition = target.device.partition
+        if partition is None:
+            return target
+        made = await self._change_gpu(partition.gpu, partial(self._monitor.source.make, partition))
+        device = msgspec.structs.replace(target.device, mig=made, partition=None)
+        return msgspec.structs.replace(target, device=device)
+
+    async def _change_gpu(self, uuid: str, change: Callable[[], T]) -> T:
+        """Run a blocking change of a GPU: one at a time, and to its end before a cancellation goes on."""
+        async with self._changing.setdefault(uuid, asyncio.Lock()):
+            return await to_the_end(asyncio.to_thread(change))
+
     async def _base_ids(self, wanted: Sequence[ClaimedGpu]) -> tuple[str, ...]:
         """CDI ids of the driver's files, which a GPU that is passed through does not need."""
         if self._driver is None or all(target.device.vfio is not None for target in wanted):
@@ -187,6 +240,16 @@ class GpuPlugin(NodePlugin):
             return ()
         gpu = device.condition.gpu
         return files.of_gpu(gpu) if device.mig is None else files.of_mig(gpu, device.mig)
+
+
+def _partitions(wanted: Sequence[ClaimedGpu]) -> tuple[MigPartition, ...]:
+    found = (target.device.partition for target in wanted)
+    return tuple(partition for partition in found if partition is not None)
+
+
+def _is_whole(target: ClaimedGpu) -> bool:
+    device = target.device
+    return device.condition is not None and device.mig is None and device.partition is None
 
 
 def _recorded_sharing(entry: CheckpointEntry) -> SharingPlan:

@@ -151,13 +151,19 @@ def _find_device(result: AllocatedDevice, find: Callable[[str], PublishedGpu | N
 def _claimed_gpu(
     result: AllocatedDevice, device: PublishedGpu, configs: Sequence[tuple[OpaqueConfig, GpuDeviceConfig]]
 ) -> ClaimedGpu:
+    # What a claim has made belongs to it alone, and goes with it.
+    if result.admin_access and device.partition is not None:
+        raise Refused(
+            f"request {result.request} has adminAccess to {result.device}, which is made for one claim alone",
+            nearest_fix="ask for the whole GPU with adminAccess",
+        )
     shape = _config_type(device)
     winner: GpuDeviceConfig = shape()
     for written, config in configs:
         if not written.applies_to(result):
             continue
         if isinstance(config, shape):
-            _check_sharing(result, written, config)
+            _check_sharing(result, device, written, config)
             winner = config
         elif written.requests:
             raise Refused(
@@ -171,12 +177,21 @@ def _claimed_gpu(
 def _config_type(device: PublishedGpu) -> type[GpuDeviceConfig]:
     if device.vfio is not None:
         return VfioDeviceConfig
-    return GpuConfig if device.mig is None else MigDeviceConfig
+    return GpuConfig if device.mig is None and device.partition is None else MigDeviceConfig
 
 
-def _check_sharing(result: AllocatedDevice, written: OpaqueConfig, config: GpuDeviceConfig) -> None:
-    if getattr(config, "sharing", None) is None:
+def _check_sharing(
+    result: AllocatedDevice, device: PublishedGpu, written: OpaqueConfig, config: GpuDeviceConfig
+) -> None:
+    sharing = getattr(config, "sharing", None)
+    if sharing is None:
         return
+    # A daemon is started with the UUIDs of its devices, which are recorded before anything is done.
+    if device.partition is not None and sharing.strategy is SharingStrategy.MPS:
+        raise Refused(
+            f"request {result.request} asks for MPS on {result.device}, which is made for its claim",
+            nearest_fix="use MPS on whole GPUs, or on MIG devices that the operator has made",
+        )
     # An observer must not change how users share a GPU. A class that says so for all devices is ignored.
     if result.admin_access and written.requests:
         raise Refused(
