@@ -37,6 +37,8 @@ Block devices:
 """
 _CAPABILITY = "DeviceFileMinor: 323\nDeviceFileMode: 256\nDeviceFileModify: 1\n"
 _NVIDIA, _UVM = 195, 507
+_MIG_INSTANCES, _FIRST_MIG_MINOR = 8, 400
+"""As in driver/nvml.c."""
 _VERBS = 231
 _FIRST_VERBS_MINOR = 192
 
@@ -61,6 +63,8 @@ def lay_out(folder: Path, index: int, *, clique: int = 1, driver: bool = True) -
     capabilities = driver_entries / "nvidia/capabilities"
     capabilities.mkdir(parents=True)
     (capabilities / "fabric-imex-mgmt").write_text(_CAPABILITY)
+    for minor in range(len(machine.gpus)):
+        _write_mig_capabilities(capabilities / f"gpu{minor}/mig", minor)
     driver_entries.rename(folder / "proc/driver")
     (folder / "proc/devices").write_text(_PROC_DEVICES)
     (folder / "root").mkdir()
@@ -86,6 +90,16 @@ def install_driver(root: Path, index: int, clique: int) -> None:
     if real := os.environ.get(REAL_IMEX):
         for name in ("nvidia-imex", "nvidia-imex-ctl"):
             shutil.copy(Path(real) / name, programs / f"{name}.real")
+
+
+def _write_mig_capabilities(folder: Path, gpu: int) -> None:
+    """Of every MIG device that there may be: the plugin's pod sees the host's /proc and cannot write it."""
+    for instance in range(1, _MIG_INSTANCES + 1):
+        first = _FIRST_MIG_MINOR + 2 * (gpu * _MIG_INSTANCES + instance)
+        for part, minor in ((f"gi{instance}", first), (f"gi{instance}/ci0", first + 1)):
+            (folder / part).mkdir(parents=True)
+            text = f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+            (folder / part / "access").write_text(text)
 
 
 def install_nvml(root: Path, table: str) -> None:

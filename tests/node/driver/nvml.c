@@ -6,10 +6,11 @@
  *   minor uuid pci name bytes cc-major cc-minor architecture serial slot tray module guid cluster clique state health
  * The file is read at each nvmlInitWithFlags, so that a test may change it.
  *
- * MIG mode and MIG devices are kept in libnvidia-ml.mig beside the library, so that they outlive the process and are the
- * same to all processes. The profiles are those of an H100. Capabilities of instances are files below the root's
- * /proc/driver/nvidia/capabilities, as the kernel module shows them. While there is a file libnvidia-ml.busy, a program
- * uses every GPU: MIG mode stays, and no instance can be destroyed.
+ * MIG mode and MIG devices are kept in the file libnvidia-ml.mig, in the root's /dev/shm or, where there is none, beside
+ * the library, so that they outlive the process and are the same to all processes. The profiles are those of an H100.
+ * Capabilities of instances are files below the root's /proc/driver/nvidia/capabilities, as the kernel module shows them;
+ * where that cannot be written, they have to be there. While there is a file libnvidia-ml.busy, a program uses every GPU:
+ * MIG mode stays, and no instance can be destroyed.
  *
  * Sizes, offsets and return codes are those of NVML's published interface.
  */
@@ -48,6 +49,21 @@ static int beside(char *path, const char *name)
 	strcpy(path, self.dli_fname);
 	char *slash = strrchr(path, '/');
 	strcpy(slash ? slash + 1 : path, name);
+	return 1;
+}
+
+/* A file that is written. */
+static int state_file(char *path, const char *name)
+{
+	char *lib;
+	if (!beside(path, name))
+		return 0;
+	if ((lib = strstr(path, "/usr/lib/"))) {
+		char shared[4096];
+		snprintf(shared, sizeof shared, "%.*s/dev/shm", (int)(lib - path), path);
+		if (access(shared, W_OK) == 0)
+			sprintf(path, "%s/%s", shared, name);
+	}
 	return 1;
 }
 
@@ -214,7 +230,7 @@ static struct handle *handle_of(struct handle table[MOST][INSTANCES], struct gpu
 static int take(struct mig *all)
 {
 	char path[4096];
-	int file = beside(path, "libnvidia-ml.mig") ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644) : -1;
+	int file = state_file(path, "libnvidia-ml.mig") ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644) : -1;
 	if (file < 0 || flock(file, LOCK_EX))
 		return -1;
 	memset(all, 0, MOST * sizeof *all);
@@ -243,7 +259,7 @@ static struct mig read_mig(struct gpu *g)
 static int busy(void)
 {
 	char path[4096];
-	return beside(path, "libnvidia-ml.busy") && access(path, F_OK) == 0;
+	return state_file(path, "libnvidia-ml.busy") && access(path, F_OK) == 0;
 }
 
 static const struct profile *profile_of(unsigned id)

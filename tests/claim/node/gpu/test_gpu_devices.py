@@ -14,6 +14,7 @@ from rackloom.claim.node.gpu.inventory import (
     GpuInventory,
     GpuLocation,
     MigDevice,
+    MigPartition,
     NicPartner,
     NodeGpu,
     RecoveryAction,
@@ -25,6 +26,7 @@ from rackloom.claim.node.gpu.inventory import (
     vfio_device,
 )
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuCondition, gpu_taints
+from rackloom.claim.node.gpu.partitions import counter_set, partitionable_devices
 from rackloom.claim.node.plugin import Health
 from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.driver_slices import slices_of
@@ -123,6 +125,19 @@ def test_every_device_is_within_the_limits_of_the_api(gpu, inventory, place, sha
     check_device(published(gpu_device(gpu, inventory, place)))
     for mig in gpu.migs:
         check_device(published(mig_device(gpu, mig, inventory, place)))
+    parts = tuple(partition_like(mig, gpu.uuid) for mig in gpu.migs)
+    if parts:
+        divided = msgspec.structs.replace(gpu, migs=(), partitions=parts, mig_switchable=True)
+        for device in partitionable_devices(divided, inventory, place):
+            check_device(device)
+            assert all(len(draw.counters) <= 32 for draw in device.consumes_counters)
+        assert len(counter_set(divided).name) <= 63
+
+
+def partition_like(mig, gpu):
+    """A MIG device that could be made where `mig` is."""
+    fields = ("profile", "profile_id", "placement_start", "placement_size", "memory_bytes", "multiprocessors")
+    return MigPartition(gpu=gpu, compute_slices=1, **{name: getattr(mig, name) for name in fields})
 
 
 @given(condition=conditions)

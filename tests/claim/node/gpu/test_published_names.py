@@ -1,11 +1,12 @@
 """What NVIDIA's driver publishes under which name, and what Rackloom does: selectors must keep their meaning.
 
 Read of kubernetes-sigs/dra-driver-nvidia-gpu at 95932046 (August 7, 2026): GetDevice of each kind of device
-in cmd/gpu-kubelet-plugin/deviceinfo.go, and the device classes of its chart.
+in cmd/gpu-kubelet-plugin/deviceinfo.go, PartGetDevice for DynamicMIG, and the device classes of its chart.
 """
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -13,6 +14,7 @@ from rackloom.claim.node.gpu.inventory import (
     GpuInventory,
     GpuLocation,
     MigDevice,
+    MigPartition,
     NicPartner,
     NodeGpu,
     ShareSettings,
@@ -21,6 +23,7 @@ from rackloom.claim.node.gpu.inventory import (
     mig_device,
     vfio_device,
 )
+from rackloom.claim.node.gpu.partitions import partitionable_devices
 from rackloom.core.allocate.objects import Device
 from rackloom.topology.join_key import declared_key
 
@@ -33,18 +36,24 @@ OF_A_GPU = {
 THEIRS = {
     "gpu": {"type", "uuid", "gpuModuleID", *OF_A_GPU},
     "mig": {"type", "uuid", "parentUUID", "profile", *OF_A_GPU},
+    "partition": {"type", "parentUUID", "profile", *OF_A_GPU},
+    "whole": {"type", "uuid", "gpuModuleID", *OF_A_GPU},
     "vfio": {
         "type", "uuid", "deviceID", "vendorID", "productName", "iommuFDEnabled",
         f"{STANDARD}pciBusID", f"{STANDARD}pcieRoot",
     },
 }  # fmt: skip
+ENGINES = {"multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines"}
 THEIR_CAPACITIES = {
     "gpu": {"memory", "shares"},
-    "mig": {
-        "memory", "shares", "multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines",
-        "ofaEngines", "memorySlice0", "memorySlice1",
-    },
+    "mig": {"memory", "shares", *ENGINES, "memorySlice0", "memorySlice1"},
+    "partition": {"memory", *ENGINES},
+    "whole": {"memory", *ENGINES},
     "vfio": {"addressableMemory"},
+}  # fmt: skip
+THEIR_COUNTERS = {
+    "memory", "multiprocessors", "copy-engines", "decoders", "encoders", "jpeg-engines", "ofa-engines",
+    "memory-slice-0",
 }  # fmt: skip
 THEIR_CLASSES = {
     "gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com",
@@ -98,6 +107,22 @@ def device(kind: str) -> Device:
         addressable_memory=1 << 37,
         pcie_root="pci0000:40",
     )
+    partition = MigPartition(
+        gpu="GPU-1",
+        profile="1g.10gb",
+        profile_id=19,
+        placement_start=0,
+        placement_size=1,
+        compute_slices=1,
+        memory_bytes=10 << 30,
+        multiprocessors=16,
+    )
+    divided = msgspec.structs.replace(gpu, migs=(), partitions=(partition,), mig_switchable=True)
+    if kind in ("whole", "partition"):
+        by_kind = dict(
+            zip(("whole", "partition"), partitionable_devices(divided, inventory, location), strict=True)
+        )
+        return by_kind[kind]
     found = {
         "gpu": gpu_device(gpu, inventory, location),
         "mig": mig_device(gpu, mig, inventory, location),
@@ -106,15 +131,22 @@ def device(kind: str) -> Device:
     return ShareSettings("shares", 7).of(found)
 
 
-@pytest.mark.parametrize("kind", ["gpu", "mig", "vfio"])
+@pytest.mark.parametrize("kind", THEIRS)
 def test_every_attribute_of_theirs_is_published_under_its_name(kind: str) -> None:
     published = {name.removeprefix("gpu.nvidia.com/") for name in device(kind).attributes}
     assert THEIRS[kind] <= published
 
 
-@pytest.mark.parametrize("kind", ["gpu", "mig", "vfio"])
+@pytest.mark.parametrize("kind", THEIRS)
 def test_every_capacity_of_theirs_is_published_under_its_name(kind: str) -> None:
     assert THEIR_CAPACITIES[kind] <= device(kind).capacity.keys()
+
+
+@pytest.mark.parametrize("kind", ["whole", "partition"])
+def test_counters_are_theirs(kind: str) -> None:
+    (draw,) = device(kind).consumes_counters
+    assert draw.counter_set == "gpu-0-counter-set"
+    assert draw.counters.keys() == THEIR_COUNTERS
 
 
 def test_what_is_added_takes_no_bare_name_of_theirs() -> None:
