@@ -16,6 +16,7 @@ from tests.node.workloads import Object, inside, phase, pod, until_gone, until_r
 from tests.waiting import until_seen
 
 SYSTEM = ("-n", "rackloom-system")
+CHOSEN = "app.kubernetes.io/component in (node-gpu, node-all)"
 CAPS = "ls /dev/nvidia-caps"
 _INSTANCE = struct.Struct("6I")
 _GPU_BYTES = 4 * 2 + 8 * _INSTANCE.size
@@ -28,11 +29,27 @@ def dynamic(installed: NodeCluster) -> Iterator[NodeCluster]:
     workload = f"daemonset/{daemon_set}"
     installed.kubectl("set", "env", *SYSTEM, workload, "DYNAMIC_MIG=true")
     installed.kubectl("rollout", "status", *SYSTEM, workload, "--timeout=120s")
-    until_seen(lambda: len(published(installed, "mig")) > 0, "MIG devices are published", 30)
-    yield installed
-    installed.kubectl("set", "env", *SYSTEM, workload, "DYNAMIC_MIG-")
-    installed.kubectl("rollout", "status", *SYSTEM, workload, "--timeout=120s")
-    until_seen(lambda: not published(installed, "mig"), "whole GPUs are published", 30)
+    try:
+        until_seen(
+            lambda: published(installed, "mig") or refusal(installed),
+            "MIG devices are published, or why they are not",
+            30,
+        )
+        if not published(installed, "mig"):
+            # Kubernetes 1.34 and 1.35, whose gate is off: parts without counters would overlap.
+            assert len(published(installed, "gpu")) == 8
+            pytest.skip("THIS API SERVER KEEPS NO COUNTERS: whole GPUs alone are published")
+        yield installed
+    finally:
+        installed.kubectl("set", "env", *SYSTEM, workload, "DYNAMIC_MIG-")
+        installed.kubectl("rollout", "status", *SYSTEM, workload, "--timeout=120s")
+        until_seen(lambda: not published(installed, "mig"), "whole GPUs are published", 30)
+
+
+def refusal(cluster: NodeCluster) -> bool:
+    """Whether a plugin has found that the API server keeps no counters."""
+    log = cluster.kubectl("logs", *SYSTEM, "-l", CHOSEN, "--tail=-1")
+    return "node.no-counters" in log
 
 
 def published(cluster: NodeCluster, kind: str) -> dict[str, Object]:
@@ -188,8 +205,7 @@ def test_a_device_outlives_the_plugin(dynamic: NodeCluster) -> None:
     until_running(dynamic, "stays")
     before = mig_state(dynamic)
     names = set(published(dynamic, "mig"))
-    chosen = ("-l", "app.kubernetes.io/component in (node-gpu, node-all)")
-    dynamic.kubectl("delete", "pod", *SYSTEM, *chosen, "--wait=true")
+    dynamic.kubectl("delete", "pod", *SYSTEM, "-l", CHOSEN, "--wait=true")
     (daemon_set,) = [name for name in plugins() if name.endswith(("gpu", "all"))]
     dynamic.kubectl("rollout", "status", *SYSTEM, f"daemonset/{daemon_set}", "--timeout=120s")
     assert mig_state(dynamic) == before
