@@ -42,6 +42,7 @@ IMAGES = "RACKLOOM_NODE_IMAGES"
 CANNOT = 3
 KERNEL_TESTS = (
     "tests/claim/node/nic/test_between_pods.py",
+    "tests/claim/node/nic/test_children.py",
     "tests/claim/node/nic/test_kinds_of_links.py",
     "tests/claim/node/nic/test_moving.py",
     "tests/claim/node/nic/test_programs.py",

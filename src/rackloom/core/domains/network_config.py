@@ -7,9 +7,9 @@ the field. None leaves a setting as it is on the host.
 
 Limits are those of the kernel: 15 bytes for an interface name (IFNAMSIZ), an MTU of 68 (RFC 791) or, with
 any IPv6 setting, 1280 (RFC 8200) to 2^31 - 1, reserved routing tables 253 to 255. Combinations that
-cannot work are refused: DHCP beside static addresses, SLAAC with router advertisements disabled, DHCP or
-a hardware address on IPVLAN (it shares its parent's), policy rules beside a VRF. A VRF without a table
-gets one from 1000 to 1999 by the FNV-1a hash of its name.
+cannot work are refused: DHCP beside static addresses, SLAAC with router advertisements disabled, DHCP on a
+child of the interface, a hardware address on IPVLAN (it shares its parent's), policy rules beside a VRF.
+A VRF without a table gets one from 1000 to 1999 by the FNV-1a hash of its name.
 """
 
 import ipaddress
@@ -35,6 +35,13 @@ class InterfaceType(StrEnum):
 
     PASSTHROUGH = "Passthrough"
     IPVLAN = "IPVLAN"
+    MACVLAN = "MACVLAN"
+    """DRANET does not know this one."""
+
+    @property
+    def is_child(self) -> bool:
+        """Whether the interface stays on the host and the pod gets a child of it."""
+        return self is not InterfaceType.PASSTHROUGH
 
 
 class Addressing(StrEnum):
@@ -340,19 +347,14 @@ def ipv6_problems(config: InterfaceConfig) -> Iterator[str]:
 
 def addressing_problems(config: InterfaceConfig) -> Iterator[str]:
     """What is wrong with where the addresses come from."""
-    addressing, is_ipvlan = config.addressing, config.type is InterfaceType.IPVLAN
+    addressing = config.addressing
     if config.asks_dhcp and config.addresses:
         yield "interface.dhcp and interface.addresses exclude each other"
     # Static is the default, so it may be unwritten: then `dhcp` alone decides.
     contradicts = config.dhcp is not None and config.dhcp != (addressing is Addressing.DHCP)
     if contradicts and addressing is not Addressing.STATIC:
         yield f"interface.dhcp is {str(config.dhcp).lower()}, but interface.addressing is {addressing}"
-    if is_ipvlan and config.hardware_addr is not None:
-        yield "interface.hardwareAddr does not go with type IPVLAN: the child has its parent's"
-    if is_ipvlan and config.asks_dhcp:
-        yield "interface.addressing DHCP does not go with type IPVLAN"
-    if not is_ipvlan and addressing is Addressing.UNNUMBERED:
-        yield "interface.addressing Unnumbered goes with type IPVLAN only"
+    yield from _child_problems(config) if config.type.is_child else _passthrough_problems(config)
     if addressing is Addressing.SLAAC:
         conflicts = {
             "an IPv6 address in interface.addresses": _has_ipv6_address(config),
@@ -363,6 +365,27 @@ def addressing_problems(config: InterfaceConfig) -> Iterator[str]:
         for setting, is_set in conflicts.items():
             if is_set:
                 yield f"interface.addressing SLAAC does not go with {setting}"
+
+
+def _passthrough_problems(config: InterfaceConfig) -> Iterator[str]:
+    """Without addresses the interface has those of the host."""
+    if config.addressing is Addressing.UNNUMBERED:
+        yield "interface.addressing Unnumbered goes with types IPVLAN and MACVLAN only"
+
+
+def _child_problems(config: InterfaceConfig) -> Iterator[str]:
+    """The host's addresses stay on the host."""
+    if config.type is InterfaceType.IPVLAN and config.hardware_addr is not None:
+        yield "interface.hardwareAddr does not go with type IPVLAN: the child has its parent's"
+    if config.asks_dhcp:
+        yield f"interface.addressing DHCP does not go with type {config.type}"
+    elif config.addressing is Addressing.UNNUMBERED and config.addresses:
+        yield "interface.addressing Unnumbered and interface.addresses exclude each other"
+    elif config.addressing is Addressing.STATIC and not config.addresses:
+        yield (
+            f"interface.type {config.type} has no address: give interface.addresses,"
+            " or interface.addressing SLAAC or Unnumbered"
+        )
 
 
 def needs_ipv6(config: InterfaceConfig) -> bool:

@@ -10,13 +10,15 @@ runtime waits two seconds for the whole sandbox.
 
 An interface changes its name and its namespace, so `LinkIdentity` finds it again: hardware by its PCI
 function and permanent MAC (several ports may share a function), a virtual link by the MACs that it has or
-is to get.
+is to get. A child of an interface (IPVLAN, MACVLAN) is made for the pod and found by its parent and its
+names; of the host's settings it gets none, since the parent keeps them.
 
 `PreparedNic`, `NicRecord` and `Attachment` are stored as JSON: the first two in the checkpoint, the last
 in one file for each NIC. An attachment holds all that is needed to bring the NIC back as it was; nothing
 else has to survive.
 """
 
+import zlib
 from collections.abc import Mapping
 
 import msgspec
@@ -65,6 +67,8 @@ class LinkIdentity(NicValue, frozen=True, kw_only=True):
     macs: tuple[str, ...] = ()
     """Addresses that it has on the host and is to get in the pod."""
     names: tuple[str, ...] = ()
+    over: int | None = None
+    """Of a child in a pod: index of its parent on the host."""
 
 
 class SegmentationSizes(NicValue, frozen=True, kw_only=True):
@@ -133,6 +137,15 @@ def pod_settings(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
     )
 
 
+def child_identity(parent: "NetworkLink", kind: str, device: str, name: str) -> LinkIdentity:
+    """How the child of `parent` for a NIC is found in a pod.
+
+    It is made under a name that nobody else has: one that the pod has already is refused when it is renamed.
+    """
+    made = f"rl-{zlib.crc32(device.encode()):08x}"
+    return LinkIdentity(name=made, kind=kind, names=(made, name), over=parent.index)
+
+
 def normalize_mac(text: str) -> str:
     """Lower case, with colons, as the kernel's tools print it."""
     return text.lower().replace("-", ":")
@@ -177,6 +190,8 @@ class NetworkLink(msgspec.Struct, frozen=True, kw_only=True):
     master: int | None
     lower: int | None = None
     """The link of this namespace that its frames go through: the parent of a VLAN, a macvlan, a tunnel."""
+    over: int | None = None
+    """The same of a link whose parent is in another namespace, by the index there."""
     parent: str | None
     """Address of the PCI function below it."""
     bus: str | None = None
@@ -199,6 +214,9 @@ class NetworkLink(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_link(links: tuple[NetworkLink, ...], wanted: LinkIdentity) -> NetworkLink | None:
     """The link that `wanted` identifies, whatever its name is now."""
+    if wanted.over is not None:
+        mine = {link.name: link for link in links if (link.kind, link.over) == (wanted.kind, wanted.over)}
+        return next((mine[name] for name in wanted.names if name in mine), None)
     return next((link for link in links if _is_link(link, wanted)), None)
 
 
@@ -237,7 +255,10 @@ class PreparedNic(NicValue, frozen=True, kw_only=True):
     identity: LinkIdentity | None = None
     """None for a NIC without an interface."""
     host: LinkSettings | None = None
+    """None too for a child: the interface itself stays on the host as it is."""
     pod: LinkSettings | None = None
+    over: LinkIdentity | None = None
+    """The interface on the host of which the pod gets a child, which `identity` then is."""
     rdma: str | None = None
     moves_rdma: bool = False
 

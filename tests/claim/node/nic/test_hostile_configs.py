@@ -61,7 +61,7 @@ CONFIGS = shape(
         disableIPv6=st.booleans(),
         # Not DHCP: nobody answers here, and that takes its time.
         addressing=st.sampled_from(["Static", "SLAAC", "Unnumbered", "dhcp"]),
-        type=st.sampled_from(["Passthrough", "IPVLAN", "MACVLAN"]),
+        type=st.sampled_from(["Passthrough", "IPVLAN", "MACVLAN", "MACVTAP"]),
         forwarding=st.booleans(),
         disableEbpfPrograms=st.booleans(),
         vrf=shape(name=TEXTS, table=NUMBERS),

@@ -145,6 +145,44 @@ def test_killed_anywhere_no_lease_outlives_its_claim():
             assert not list((lived.node.kit.places.home(DRIVER) / "leases").iterdir())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("meanwhile", ["the pod lives", "the pod is gone", "its namespace is gone"])
+def test_killed_anywhere_a_child_goes_and_its_nic_stays(meanwhile):
+    config = {"interface": {"type": "MACVLAN", "name": "net1", "addresses": ["10.9.0.9/24"]}}
+    for death in itertools.count(1):
+        with a_life_until(death, config) as lived:
+            before = settings(lived.node.host, "nic0")
+            try:
+                asyncio.run(lived.work())
+            except Killed:
+                lived.fuse.death = None
+            else:
+                assert death > 30
+                return
+            asyncio.run(recover_child(lived, before, meanwhile))
+
+
+async def recover_child(lived, before, meanwhile):
+    host = lived.node.host
+    if meanwhile == "its namespace is gone":
+        lived.netns.destroy()
+    process, sandboxes, parts = lived.start()
+    if meanwhile == "the pod lives":
+        await sandboxes.synchronize((lived.sandbox,))
+        await lived.prepare(process)
+        await sandboxes.synchronize((lived.sandbox,))
+        assert settings(lived.netns, "net1").addresses == ("10.9.0.9/24",)
+        await sandboxes.stop(lived.sandbox)
+    else:
+        await sandboxes.synchronize(())
+    await lived.unprepare(process)
+    assert settings(host, "nic0") == before
+    if meanwhile != "its namespace is gone":
+        assert lived.netns.links().keys() <= {"lo", "sit0", "tunl0", "ip6tnl0"}
+    assert parts.manager.attachments.all() == ()
+    assert not list((lived.node.kit.places.home(DRIVER) / "loans").iterdir())
+
+
 def throw_out(lived):
     """As the kernel does with hardware when a namespace ends: to the host, down, under any free name."""
 

@@ -175,7 +175,7 @@ def test_what_the_kernel_refuses_fails_the_pod_and_the_nic_stays(node, host):
     [
         ({"interface": {"mtu": 9}}, "interface.mtu is 9, below 68"),
         ({"interfaces": {}}, 'strict decoding error: unknown field "interfaces"'),
-        ({"interface": {"type": "IPVLAN"}}, "interface.type IPVLAN is not served"),
+        ({"interface": {"type": "IPVLAN"}}, "interface.type IPVLAN has no address"),
         ({"interface": {"mtu": 1000, "acceptRA": 2}}, "with which there is no IPv6 to set"),
         ({"profile": "gold"}, "profile 'gold' is not known"),
     ],

@@ -16,9 +16,12 @@ attachment:
 3. Move the interface, then the RDMA device in exclusive mode.
 4. Record the outcome.
 
-`detach` marks the record as returning, moves RDMA device and interface, restores the host's settings, and
-deletes the record. A failure of step 3 is undone at once, or later by `detach_lost`. A cancelled caller does
-not interrupt a move.
+Where the claim asks for a child of the NIC (IPVLAN, MACVLAN), step 3 makes the child in the pod, and the NIC
+stays as it is on the host.
+
+`detach` marks the record as returning, moves RDMA device and interface (or deletes the child), restores the
+host's settings, and deletes the record. A failure of step 3 is undone at once, or later by `detach_lost`. A
+cancelled caller does not interrupt a move.
 
 Invariant: while any part of a NIC may be away from the host, its record is on disk. A crash is therefore safe
 between any two steps. After step 1 nothing was moved, and detaching finds the NIC on the host. After step 3
@@ -187,7 +190,11 @@ class AttachmentManager:
         attached = AttachedLink(name="", mac=None, addresses=())
         try:
             if nic.identity is not None and nic.pod is not None:
-                attached = links.attach_link(nic.identity, nic.pod, netns)
+                attached = (
+                    links.attach_link(nic.identity, nic.pod, netns)
+                    if nic.over is None
+                    else links.attach_child(nic.over, nic.identity, nic.pod, netns)
+                )
             if nic.rdma is not None and nic.moves_rdma:
                 rdma.push_rdma_device(nic.rdma, netns)
         except OSError as error:
@@ -252,6 +259,8 @@ class AttachmentManager:
             # RDMA first: the interface that comes up makes the plugin read the devices again.
             if nic.rdma is not None and nic.moves_rdma and netns is not None:
                 rdma.pull_rdma_device(nic.rdma, netns)
+            if nic.over is not None and nic.identity is not None and netns is not None:
+                links.remove_child(nic.identity, netns)
             if nic.identity is not None and nic.host is not None:
                 self._return_link(nic, nic.identity, nic.host, netns)
         except OSError as error:

@@ -101,7 +101,12 @@ class HostScanner:
         )
 
     def check(self, nic: PreparedNic) -> None:
-        """Raises `Refused` when a NIC that is on the host must stay there, and `OSError`."""
+        """Raises `Refused` when a NIC that is on the host must stay there, and `OSError`.
+
+        A child leaves its NIC on the host.
+        """
+        if nic.over is not None:
+            return
         moved = self.sysroot.names(f"{INFINIBAND_CLASS}/{nic.rdma}/device/net") if nic.moves_rdma else ()
         network = in_namespace(HOST_NAMESPACE, _read_network)
         own = None if nic.identity is None else find_link(network.links, nic.identity)

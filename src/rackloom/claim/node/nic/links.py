@@ -15,6 +15,9 @@ An interface that configures itself (SLAAC) counts as attached once it has an ad
 advertisement, for which 1.5 s are allowed: runtimes give a plugin two seconds for a sandbox. A virtual
 link dies with the namespace that it is in.
 
+`attach_child` makes a child of an interface (IPVLAN, MACVLAN) in the pod instead and configures it by the
+same steps; `remove_child` deletes it. The interface stays on the host as it is.
+
 All functions block. `OSError` is the kernel's.
 """
 
@@ -235,6 +238,7 @@ def _link(message: Any) -> NetworkLink:
         alias=message.get_attr("IFLA_IFALIAS"),
         master=message.get_attr("IFLA_MASTER"),
         lower=_lower(message, kind),
+        over=None if message.get_attr("IFLA_LINK_NETNSID") is None else message.get_attr("IFLA_LINK"),
         parent=message.get_attr("IFLA_PARENT_DEV_NAME") if bus == "pci" else None,
         bus=bus,
         loopback=bool(message["flags"] & _LOOPBACK),
@@ -285,6 +289,39 @@ def detach_link(identity: LinkIdentity, host: LinkSettings, netns: Path | None) 
         with open_namespace(HOST_NAMESPACE) as handle:
             in_namespace(netns, lambda: _move_if_here(identity, handle, host.name))
     return in_namespace(HOST_NAMESPACE, lambda: _restore_on_host(identity, host))
+
+
+def attach_child(
+    parent: LinkIdentity, child: LinkIdentity, wanted: LinkSettings, netns: Path
+) -> AttachedLink:
+    """Make a child of `parent` in `netns`, or find it there, and configure it. Raises `OSError`.
+
+    `remove_child` undoes it.
+    """
+    if not in_namespace(netns, lambda: _is_in_namespace(child)):
+        with open_namespace(netns) as handle:
+            in_namespace(HOST_NAMESPACE, lambda: _make_child(parent, child, wanted, handle))
+    return in_namespace(netns, lambda: _configure_in_pod(child, wanted))
+
+
+def remove_child(child: LinkIdentity, netns: Path) -> None:
+    """Delete the child in `netns`, if it is there. Raises `OSError`."""
+
+    def work() -> None:
+        with Rtnetlink() as rtnetlink:
+            link = find_link(read_links(rtnetlink), child)
+            if link is not None:
+                rtnetlink.execute(netlink.delete_link(link.index))
+
+    in_namespace(netns, work)
+
+
+def _make_child(parent: LinkIdentity, child: LinkIdentity, wanted: LinkSettings, handle: int) -> None:
+    with Rtnetlink() as rtnetlink:
+        above = _require_link(rtnetlink, parent)
+        if above.index != child.over:
+            raise FileNotFoundError(f"interface {parent.name} was made anew since the claim was prepared")
+        rtnetlink.execute(netlink.make_child(above.index, child.kind, child.name, wanted.mac, handle))
 
 
 def set_link_address(

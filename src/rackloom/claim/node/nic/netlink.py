@@ -293,7 +293,7 @@ def _error_text(message: bytes) -> str:
 # Builders of requests. Pure.
 
 
-NEWLINK, GETLINK, NEWADDR, DELADDR, GETADDR = 16, 18, 20, 21, 22
+NEWLINK, DELLINK, GETLINK, NEWADDR, DELADDR, GETADDR = 16, 17, 18, 20, 21, 22
 NEWROUTE, GETROUTE, NEWNEIGH, GETNEIGH, NEWRULE, GETRULE = 24, 26, 28, 30, 32, 34
 DELQDISC, GETTFILTER = 37, 46
 INET, INET6 = 2, 10
@@ -315,6 +315,27 @@ def move_link(index: int, netns_fd: int, name: str | None = None) -> NetlinkRequ
     renamed = () if name is None else (("IFLA_IFNAME", name),)
     doing = f"moving interface {index} to another namespace"
     return _link_request(index, doing, ("IFLA_NET_NS_FD", netns_fd), *renamed)
+
+
+_CHILD_MODES: Mapping[str, tuple[str, int]] = {
+    "ipvlan": ("IFLA_IPVLAN_MODE", 0),
+    "macvlan": ("IFLA_MACVLAN_MODE", 4),
+}
+"""IPVLAN_MODE_L2 and MACVLAN_MODE_BRIDGE (linux/if_link.h): children of one parent reach each other."""
+
+
+def make_child(parent: int, kind: str, name: str, mac: str | None, netns_fd: int) -> NetlinkRequest:
+    """A child of a link of this namespace, in the namespace of the open handle `netns_fd`."""
+    info = {"attrs": [["IFLA_INFO_KIND", kind], ["IFLA_INFO_DATA", {"attrs": [list(_CHILD_MODES[kind])]}]]}
+    address = () if mac is None else (("IFLA_ADDRESS", mac),)
+    where = (("IFLA_LINK", parent), ("IFLA_IFNAME", name), ("IFLA_NET_NS_FD", netns_fd))
+    doing, attrs = f"making {kind} {name} on interface {parent}", (*where, *address, ("IFLA_LINKINFO", info))
+    return NetlinkRequest(doing, "link", NEWLINK, CREATE | EXCLUSIVE, {}, attrs)
+
+
+def delete_link(index: int) -> NetlinkRequest:
+    """For a virtual link."""
+    return NetlinkRequest(f"deleting interface {index}", "link", DELLINK, fields={"index": index})
 
 
 def rename_link(index: int, name: str) -> NetlinkRequest:

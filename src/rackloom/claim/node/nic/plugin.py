@@ -4,7 +4,8 @@ Preparing only reads. It resolves the claim's configuration (the last one wins, 
 class's), refuses what can never be served (more than one pod, an MTU above that of the physical function,
 IPv6 on a smaller MTU than 1280, settings for a NIC without an interface), asks for a DHCP lease where the
 configuration wants one, and writes down what the NIC has on the host and what it is to get in the pod.
-The NIC moves when the pod's sandbox exists (`attach`), and is back before the claim is unprepared.
+The NIC moves when the pod's sandbox exists (`attach`), and is back before the claim is unprepared. With
+`interface.type` IPVLAN or MACVLAN it stays, and the pod gets a child of it.
 
 DHCP is asked during preparation because a server may take longer to answer than a runtime waits for a
 sandbox. A lease is stored at once, so that it is released also when the next NIC of the claim fails.
@@ -53,12 +54,18 @@ from rackloom.claim.node.tasks import run_background
 from rackloom.core.allocate.objects import Device
 from rackloom.core.domains.network_config import (
     SMALLEST_IPV6_MTU,
-    InterfaceType,
     NetworkConfig,
     decode_network_config,
     needs_ipv6,
 )
-from rackloom.core.nics.attachment import LinkSettings, NetworkLink, NicRecord, PreparedNic, pod_settings
+from rackloom.core.nics.attachment import (
+    LinkSettings,
+    NetworkLink,
+    NicRecord,
+    PreparedNic,
+    child_identity,
+    pod_settings,
+)
 from rackloom.core.nics.cloud import NO_CLOUD_ATTRIBUTES, CloudAttributes, with_cloud_attributes
 from rackloom.core.nics.devices import (
     HostNic,
@@ -97,14 +104,7 @@ def nic_config(
 ) -> NetworkConfig:
     """The configuration of one NIC: the last that applies, so that the claim wins over its class."""
     configs = [decode_network_config(written.parameters) for written in claim.configs_for(result)]
-    config = profiles.applied_to(configs[-1]) if configs else NetworkConfig()
-    if config.interface.type is not InterfaceType.PASSTHROUGH:
-        raise Refused(
-            f"NetworkConfig: interface.type {config.interface.type} is not served:"
-            " the NIC itself moves into the pod",
-            nearest_fix="leave interface.type out, so that the pod gets the whole NIC",
-        )
-    return config
+    return profiles.applied_to(configs[-1]) if configs else NetworkConfig()
 
 
 # From a NIC and a configuration to what is attached later.
@@ -135,6 +135,8 @@ def prepare_nic(
         return _without_interface(host_nic, config, bare), None
     _check_mtu(host_nic, config, sysroot)
     _check_ipv6(host_nic.on.link, config)
+    if config.interface.type.is_child:
+        return _with_child(host_nic.on.link, config, bare, mode), None
     if not config.interface.asks_dhcp:
         return _with_interface(host_nic.on.link, config, bare), None
     leased = _request_address(host_nic.on.link)
@@ -165,6 +167,29 @@ def _with_interface(link: NetworkLink, config: NetworkConfig, bare: PreparedNic)
         private_flags={name: on for name, on in host.private_flags.items() if name in pod.private_flags},
     )
     return msgspec.structs.replace(bare, identity=now.identity(host, pod), host=kept, pod=pod)
+
+
+def _with_child(
+    link: NetworkLink, config: NetworkConfig, bare: PreparedNic, mode: rdma.NetnsMode
+) -> PreparedNic:
+    """The interface stays on the host; its RDMA device can be lent only where all namespaces share it."""
+    interface = config.interface
+    if interface.mtu is not None and interface.mtu > link.mtu:
+        raise Refused(
+            f"interface.mtu is {interface.mtu}, but {link.name}, whose child the pod gets, has {link.mtu}",
+            nearest_fix=f"ask for at most {link.mtu}, or raise the MTU of {link.name} on the host",
+        )
+    if not link.up:
+        raise Retry(f"interface {link.name} is down: a child of it needs it up", after=NIC_RETRY_SECONDS)
+    pod = pod_settings(config, LinkSettings(name=link.name))
+    return msgspec.structs.replace(
+        bare,
+        identity=child_identity(link, interface.type.value.lower(), bare.device, pod.name),
+        pod=pod,
+        over=link.identity(),
+        rdma=None if mode is rdma.NetnsMode.EXCLUSIVE else bare.rdma,
+        moves_rdma=False,
+    )
 
 
 def _read_link_settings(name: str) -> tuple[NetworkLink, LinkSettings]:
