@@ -363,6 +363,10 @@ def test_kinds_that_only_look_like_what_is_read_are_refused() -> None:
     two["spec"]["mpiReplicaSpecs"]["Launcher"]["replicas"] = 2
     with pytest.raises(Refused, match="MPIJob m has 2 launchers"):
         read(two)
+    uncounted = mpi(template(1))
+    del uncounted["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]
+    with pytest.raises(Refused, match="MPIJob m does not say how many workers it has"):
+        read(uncounted)
 
 
 def test_a_replicated_job_of_none_is_left_out() -> None:

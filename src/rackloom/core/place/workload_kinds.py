@@ -167,6 +167,10 @@ def _mpi_job(value: JsonMapping) -> Iterator[PodGroup]:
     if launchers != 1:
         reason = f"{_title(value)} has {launchers!r} launchers"
         raise Refused(reason, nearest_fix="set Launcher.replicas to 1: no other number is taken")
+    worker = value_at(value, ("spec", "mpiReplicaSpecs", "Worker"))
+    if worker is not None and value_at(worker, ("replicas",)) is None:
+        reason = f"{_title(value)} does not say how many workers it has"
+        raise Refused(reason, nearest_fix="set Worker.replicas: the operator refuses a job without it")
     for group in _by_role(value, ("spec", "mpiReplicaSpecs"), ("Launcher", "Worker")):
         yield replace(group, follows=group.name == "worker" and is_launcher_a_worker(value))
 
