@@ -113,7 +113,8 @@ def cluster(
 
 
 @contextlib.asynccontextmanager
-async def _administered(cluster: ControlPlane) -> AsyncIterator[KubeApi]:
+async def administered(cluster: ControlPlane) -> AsyncIterator[KubeApi]:
+    """The cluster as its administrator sees it, at full speed."""
     client = http_client(cluster.admin, None)
     client.timeout = _PATIENT
     async with KubeClient(client, _UNLIMITED) as admin:
@@ -123,7 +124,7 @@ async def _administered(cluster: ControlPlane) -> AsyncIterator[KubeApi]:
 @pytest.fixture
 async def api(cluster: ControlPlane) -> AsyncIterator[KubeApi]:
     """The cluster as its administrator sees it, at full speed."""
-    async with _administered(cluster) as admin:
+    async with administered(cluster) as admin:
         yield admin
 
 
@@ -146,9 +147,10 @@ def kubelets_of_plugins() -> dict[str, KubeletPluginManager]:
 
 
 @contextlib.asynccontextmanager
-async def _at_work(
+async def at_work(
     api: KubeApi, devices: DeviceManager, containers: ContainerRuntime
 ) -> AsyncIterator[SimulatedKubelets]:
+    """Kubelets at work, of no node yet."""
     kubelets = SimulatedKubelets(api, time.time, random.Random(1), devices=devices, containers=containers)
     task = asyncio.create_task(kubelets.run())
     yield kubelets
@@ -162,12 +164,13 @@ async def kubelets(
     api: KubeApi, devices: DeviceManager, containers: ContainerRuntime
 ) -> AsyncIterator[SimulatedKubelets]:
     """Kubelets at work, of no node yet."""
-    async with _at_work(api, devices, containers) as kubelets:
+    async with at_work(api, devices, containers) as kubelets:
         yield kubelets
 
 
 @contextlib.asynccontextmanager
-async def _adding_nodes(api: KubeApi, kubelets: SimulatedKubelets) -> AsyncIterator[AddNodes]:
+async def adding_nodes(api: KubeApi, kubelets: SimulatedKubelets) -> AsyncIterator[AddNodes]:
+    """Registers nodes that are ready; they are deleted at the end."""
     names: list[str] = []
 
     async def add(count: int, **spec: Any) -> list[str]:
@@ -186,7 +189,7 @@ async def _adding_nodes(api: KubeApi, kubelets: SimulatedKubelets) -> AsyncItera
 @pytest.fixture
 async def add_nodes(api: KubeApi, kubelets: SimulatedKubelets) -> AsyncIterator[AddNodes]:
     """Registers nodes that are ready, `add_nodes(count, labels=...)`, and returns their names."""
-    async with _adding_nodes(api, kubelets) as add:
+    async with adding_nodes(api, kubelets) as add:
         yield add
 
 
@@ -195,7 +198,7 @@ async def namespace(api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[str]:
     """A namespace that pods can be made in; at the end it and its pods are gone, which takes the kubelets."""
     name = f"test-{next(_numbers)}"
     await api.create(NAMESPACE, {"metadata": {"name": name}})
-    await until(lambda: _exists(api, name), "the service account of a new namespace")
+    await until(lambda: has_account(api, name), "the service account of a new namespace")
     yield name
     await api.delete(NAMESPACE, name)
     await until(lambda: _is_empty(api, name), "the pods of a deleted namespace are gone", _EMPTY_WITHIN)
@@ -213,9 +216,9 @@ async def base_applied(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes)
 async def base_of_module(cluster: ControlPlane) -> AsyncIterator[None]:
     """What deploy/kubernetes/base installs, with a node for its pods, for all tests of a module."""
     async with (
-        _administered(cluster) as api,
-        _at_work(api, NoDeviceManager(), IdleContainers()) as kubelets,
-        _adding_nodes(api, kubelets) as add,
+        administered(cluster) as api,
+        at_work(api, NoDeviceManager(), IdleContainers()) as kubelets,
+        adding_nodes(api, kubelets) as add,
     ):
         await add(1)
         async with applied(cluster, api, "base"):
@@ -250,10 +253,23 @@ async def _none_made_by_tests(api: KubeApi) -> bool:
 async def mpi_operator(
     binaries: Callable[[Tools], Path], cluster: ControlPlane, api: KubeApi
 ) -> AsyncIterator[None]:
-    """The operator at work. Its CRD here is one of ours that takes any field."""
+    """The MPI operator at work."""
+    async with mpi_operator_at_work(binaries, cluster, api):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def mpi_operator_at_work(
+    binaries: Callable[[Tools], Path], cluster: ControlPlane, api: KubeApi, cluster_domain: str = ""
+) -> AsyncIterator[None]:
+    """The operator at work; `cluster_domain` is its option --cluster-domain.
+
+    Its CRD here is one of ours that takes any field.
+    """
     program = binaries(MPI_OPERATOR) / "mpi-operator"
     await serve(api, MPI_JOB)
-    child = start("mpi-operator", [program, cluster.kubeconfig("mpi-operator", MASTERS)], cluster.logs)
+    kubeconfig = cluster.kubeconfig("mpi-operator", MASTERS)
+    child = start("mpi-operator", [program, kubeconfig, cluster_domain], cluster.logs)
     yield
     child.stop()
     await withdraw(api, MPI_JOB)
@@ -267,7 +283,8 @@ async def _take_pods(api: KubeApi, names: list[str]) -> bool:
     return taken.issuperset(names)
 
 
-async def _exists(api: KubeApi, namespace: str) -> bool:
+async def has_account(api: KubeApi, namespace: str) -> bool:
+    """Pods can be made in a namespace once it has the account that they run by."""
     try:
         await api.get(SERVICE_ACCOUNT, "default", namespace)
     except NotFound:

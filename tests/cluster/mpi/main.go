@@ -1,7 +1,9 @@
 // The MPI operator's controller as it is, in a process of our own: the operator's main also serves health on port
 // 8080 of every interface and elects a leader, neither of which a test wants.
 //
-// mpi-operator KUBECONFIG
+// mpi-operator KUBECONFIG [CLUSTER-DOMAIN]
+//
+// CLUSTER-DOMAIN is the operator's option --cluster-domain.
 package main
 
 import (
@@ -30,12 +32,16 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Args[1]); err != nil {
+	settings := &options.ServerOption{ControllerRateLimit: requestsPerSecond, ControllerBurst: requestsPerSecond}
+	if len(os.Args) > 2 {
+		settings.ClusterDomain = os.Args[2]
+	}
+	if err := run(ctx, os.Args[1], settings); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, kubeconfig string) error {
+func run(ctx context.Context, kubeconfig string, settings *options.ServerOption) error {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return err
@@ -55,12 +61,11 @@ func run(ctx context.Context, kubeconfig string) error {
 	}
 	core := informers.NewSharedInformerFactory(kube, 0)
 	mpi := mpiinformers.NewSharedInformerFactory(jobs, 0)
-	limits := &options.ServerOption{ControllerRateLimit: requestsPerSecond, ControllerBurst: requestsPerSecond}
 	operator, err := controller.NewMPIJobController(
 		ctx, kube, jobs, nil, nil,
 		core.Core().V1().ConfigMaps(), core.Core().V1().Secrets(), core.Core().V1().Services(),
 		core.Batch().V1().Jobs(), core.Core().V1().Pods(), core.Scheduling().V1().PriorityClasses(),
-		mpi.Kubeflow().V2beta1().MPIJobs(), limits,
+		mpi.Kubeflow().V2beta1().MPIJobs(), settings,
 	)
 	if err != nil {
 		return err

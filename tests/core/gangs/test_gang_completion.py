@@ -246,6 +246,24 @@ def test_an_mpi_job_says_how_many_pods_of_which_group_it_had():
     assert read_finished_mpi_job(mpi_job).replicas == {("big", "worker"): 18}
 
 
+def test_an_mpi_job_of_another_manager_says_nothing_about_its_pods():
+    """The operator does not reconcile it, so what follows from its status is another's rule."""
+    status = {
+        "conditions": [{"type": "Succeeded", "status": "True"}],
+        "completionTime": "2001-01-01T00:00:00Z",
+    }
+
+    def read(manager):
+        policy = {"managedBy": manager}
+        return read_finished_mpi_job(
+            {"metadata": {"name": "m", "uid": "m"}, "spec": {"runPolicy": policy}, "status": status}
+        )
+
+    assert read("kueue.x-k8s.io/multikueue") is None
+    assert read("kubeflow.org/mpi-operator") is not None
+    assert read(None) is not None
+
+
 def test_what_nobody_owns_and_ended_stays_ended():
     bare = [
         pod(f"p{at}", f"t{at}", phase, kind=None)

@@ -80,7 +80,9 @@ def gangs(draw: st.DrawFn) -> Gang:
     ]
     if draw(st.booleans()):
         share = draw(st.sampled_from(("", "decode")))
-        groups.append(GangGroup(name="decode", members=draw(st.integers(1, 4)), gpus=4, share=share))
+        follows = not share and draw(st.booleans())
+        members = draw(st.integers(1, 4))
+        groups.append(GangGroup(name="decode", members=members, gpus=4, share=share, follows=follows))
     if draw(st.booleans()):
         groups.insert(0, GangGroup(name="launcher", members=1, gpus=0))
     return Gang(
@@ -118,10 +120,21 @@ def faults(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
 def _apart(site: PlacementSite, gang: Gang, plan: GangPlan) -> list[str]:
     clique = {tray.name: tray.clique for tray in site.trays}
     together: dict[object, set[str | None]] = {}
+    first: dict[str, tuple[str, int]] = {}
+    """Of each group, the first group of its ranks, and the rank of its first member there."""
+    run, rank = "", 0
+    for group in gang.groups:
+        if group.is_helper:
+            continue
+        if not group.follows or not run:
+            run, rank = group.name, 0
+        first[group.name] = run, rank
+        rank += group.members
     for seat in plan.seats:
         group = next(group for group in gang.groups if group.name == seat.group)
         if not group.is_helper:
-            block = (group.name, seat.member // gang.segment) if gang.segment else group.share
+            run, rank = first[group.name]
+            block = (run, (rank + seat.member) // gang.segment) if gang.segment else group.share
             together.setdefault(block, set()).add(clique[seat.tray])
     return [f"{block} is spread" for block, cliques in together.items() if len(cliques) > 1]
 

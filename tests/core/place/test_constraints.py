@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.place.place_sites import site
 
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from rackloom.core.place.gang_planner import plan_gang
@@ -343,6 +344,15 @@ def test_the_channel_of_a_compute_domain_is_had_in_its_namespace_only() -> None:
     assert not gang(job).groups[0].has_channel
 
 
+def test_a_launcher_that_is_a_worker_of_a_compute_domain_has_a_tray_of_its_own() -> None:
+    claims = {"resourceClaims": [{"name": "c", "resourceClaimTemplateName": "ch"}]}
+    obj = mpi(template(1, **claims), template(1, **claims))
+    obj["spec"]["runLauncherAsWorker"] = True
+    found = gang(read(compute_domain("cd", "ch"), obj))
+    assert [group.has_channel for group in found.groups] == [True, True]
+    assert len(plan_gang(site(1, 6), found).trays) == 5, "GPUs for four of them are on each tray"
+
+
 def compute_domain(name: str, made: str, namespace: str = "default") -> dict[str, Any]:
     spec = {"channel": {"resourceClaimTemplate": {"name": made}}}
     return {"kind": "ComputeDomain", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
@@ -363,6 +373,10 @@ def test_kinds_that_only_look_like_what_is_read_are_refused() -> None:
     two["spec"]["mpiReplicaSpecs"]["Launcher"]["replicas"] = 2
     with pytest.raises(Refused, match="MPIJob m has 2 launchers"):
         read(two)
+    uncounted = mpi(template(1))
+    del uncounted["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]
+    with pytest.raises(Refused, match="MPIJob m does not say how many workers it has"):
+        read(uncounted)
 
 
 def test_a_replicated_job_of_none_is_left_out() -> None:

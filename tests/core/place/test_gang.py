@@ -125,6 +125,17 @@ def test_segments_use_as_few_cliques_as_they_can() -> None:
     assert len(plan.trays) == 32
 
 
+def test_segments_run_on_through_a_group_that_follows_another() -> None:
+    """18 ranks of which the first has a group of its own: 16 share a clique, and 2 do."""
+    groups = (
+        GangGroup(name="launcher", members=1, gpus=4),
+        GangGroup(name="worker", members=17, gpus=4, follows=True),
+    )
+    plan = plan_gang(site(2, 16), Gang(name="job", groups=groups, segment=16))
+    cliques = [seat.tray.partition("-")[0] for seat in plan.seats]
+    assert cliques == ["n0"] * 16 + ["n1"] * 2
+
+
 def test_groups_may_have_a_clique_each() -> None:
     groups = tuple(GangGroup(name=name, members=12, gpus=4, share=name) for name in ("prefill", "decode"))
     assert len(plan_gang(site(2), Gang(name="job", groups=groups)).cliques) == 2

@@ -41,6 +41,18 @@ def test_an_mpi_job_is_a_launcher_and_workers() -> None:
     assert sizes(gang(job)) == [("launcher", 1, 0, ""), ("worker", 18, 4, "")]
 
 
+def test_a_launcher_that_is_a_worker_stays_with_the_workers() -> None:
+    """Its ranks come before theirs; --apart is for groups that share no memory."""
+    specs = {"Launcher": {"template": template(4)}, "Worker": {"replicas": 17, "template": template(4)}}
+    spec = {"mpiReplicaSpecs": specs, "runLauncherAsWorker": True}
+    (job,) = read_jobs([{"kind": "MPIJob", "metadata": {"name": "m"}, "spec": spec}], LABELS)
+    groups = gang_of_job(job, {}, priorities={}, apart=True).groups
+    assert [(group.name, group.members, group.share, group.follows) for group in groups] == [
+        ("launcher", 1, "launcher", False),
+        ("worker", 17, "launcher", True),
+    ]
+
+
 def test_a_job_has_as_many_members_as_run_at_a_time() -> None:
     pod = template("2", priorityClassName="urgent")
     job = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"parallelism": 6, "template": pod}}

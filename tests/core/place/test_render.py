@@ -299,3 +299,19 @@ def test_a_long_name_is_shortened_for_the_label_and_told_apart() -> None:
 def test_kueue_takes_no_slices_that_leave_pods_over() -> None:
     with pytest.raises(Refused, match="no slices of 3 from 7 worker"):
         render("kueue", mpi_job(7), segment=3)
+
+
+def test_segments_that_begin_with_a_launcher_are_rendered_for_slurm_alone() -> None:
+    """A launcher that is a worker is a pod set of its own to Kueue, and the first node to Slurm."""
+    job = mpi_job(5)
+    job["spec"]["runLauncherAsWorker"] = True
+    job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"] = pod(4)
+    script = render("slurm", job, segment=3).script
+    assert "--nodes=6\n" in script
+    assert "--segment=3\n" in script
+    with pytest.raises(Refused, match="no slices of 3 across launcher and worker") as no:
+        render("kueue", job, segment=3)
+    assert no.value.nearest_fix == "use --render slurm, or leave --segment out"
+    with pytest.raises(Refused, match="2 and 4 members share a clique") as no:
+        render("slurm", job, segment=4)
+    assert no.value.nearest_fix == "use a --segment that divides 6"

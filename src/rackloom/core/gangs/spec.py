@@ -40,6 +40,7 @@ from rackloom.core.kubernetes.objects import (
 )
 from rackloom.core.kubernetes.pods import GANG_LABEL, TEMPLATE_GATE, OwnerReference, PodObject, decode_object
 from rackloom.core.place.pod_constraints import parse_count
+from rackloom.core.place.workload_kinds import other_manager
 from rackloom.errors import Refused
 
 # Names on pods, nodes and GangPlans. They are part of the public interface.
@@ -450,7 +451,7 @@ def read_owner_job(job: Object) -> OwnerJob | None:
 
 
 def read_finished_mpi_job(mpi_job: Object) -> FinishedMPIJob | None:
-    """Read an MPIJob; None for one that may still make pods.
+    """Read an MPIJob; None for one that may still make pods, or that another than the operator manages.
 
     The operator makes none once the job has a terminal condition and its completion time, which it sets when
     the launcher succeeded or is not tried again (mpi-operator, `syncHandler`). An evicted worker sets the
@@ -458,11 +459,9 @@ def read_finished_mpi_job(mpi_job: Object) -> FinishedMPIJob | None:
     """
     status = mpi_job.get("status") or {}
     is_over = has_condition(mpi_job, "Succeeded", "Failed") and bool(status.get("completionTime"))
-    return (
-        FinishedMPIJob(uid=mpi_job["metadata"]["uid"], replicas=_replicas_by_group(mpi_job))
-        if is_over
-        else None
-    )
+    if not is_over or other_manager(mpi_job) is not None:
+        return None
+    return FinishedMPIJob(uid=mpi_job["metadata"]["uid"], replicas=_replicas_by_group(mpi_job))
 
 
 def is_owner_of_kind(owner: OwnerReference, kind: ResourceKind) -> bool:

@@ -40,7 +40,13 @@ from rackloom.core.place.placement_values import (
     list_names,
 )
 from rackloom.core.place.search.clique_search import can_choose_cliques
-from rackloom.core.place.search.gang_needs import ColocationGroup, MemberNeed, colocation_groups
+from rackloom.core.place.search.gang_needs import (
+    ColocationGroup,
+    MemberNeed,
+    colocation_groups,
+    groups_apart,
+    rank_sequences,
+)
 from rackloom.core.place.search.site_capacity import SiteCapacity, TrayPosition, capacity_for
 from rackloom.core.place.search.site_view import CliqueShape, SiteView
 from rackloom.core.place.search.tray_assignment import SearchBudget, TrialPlacement
@@ -244,13 +250,13 @@ class _FixSearch:
         """Groups that shared a clique may be in several."""
         gang = self._gang
         shares = [group.share for group in gang.device_groups]
-        if gang.segment is None and len(set(shares)) < len(shares):
-            groups = tuple(replace(group, share=group.name) for group in gang.groups)
+        if gang.segment is None and len(rank_sequences(gang)) > len(set(shares)):
+            groups = groups_apart(gang.groups)
             yield "let each group have a clique of its own", replace(gang, groups=groups)
 
     def smaller_segments(self) -> Iterator[_NewRequest]:
         """Segments of usual sizes, the largest first."""
-        largest = max(group.members for group in self._gang.device_groups)
+        largest = max(sum(group.members for group in groups) for groups in rank_sequences(self._gang))
         for segment in OFFERED_SEGMENTS:
             if segment < min(largest, self._gang.segment or largest):
                 text = f"cut it into segments of {segment}: GPUs of different segments share no memory"

@@ -30,6 +30,7 @@ from rackloom.core.place.jobs import (
 from rackloom.core.place.observed_site import AvoidedTrays, claims_devices
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, PlacementTerms
 from rackloom.core.place.pod_constraints import JsonMapping, PodIdentity
+from rackloom.core.place.search.gang_needs import groups_apart
 from rackloom.errors import Refused
 
 
@@ -58,13 +59,14 @@ def gang_of_job(
                 members=group.members,
                 gpus=group.need.gpus + claimed.get(kind, 0),
                 devices=kind if kind in claimed else None,
-                share=group.name if apart else group.share,
+                share=group.share,
+                follows=group.follows,
                 terms=terms.get(group.name),
             )
         )
     return Gang(
         name=job.name,
-        groups=tuple(groups),
+        groups=groups_apart(groups) if apart else tuple(groups),
         priority=priority_of_job(job, priorities),
         preempts=may_preempt(job, never),
         segment=segment,

@@ -71,6 +71,8 @@ class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
     """What the template calls its pod spec."""
     need: PodRequirements
     share: str = ""
+    follows: bool = False
+    """`PodGroup.follows`."""
     channel: bool = False
     """Each member gets the IMEX channel of a ComputeDomain."""
     identity: PodIdentity
@@ -163,6 +165,7 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
                 spec_key=group.spec_key,
                 need=need,
                 share=group.share,
+                follows=group.follows,
                 channel=any((namespace, template) in channels for template in need.templates),
                 identity=PodIdentity(
                     namespace=namespace,

@@ -140,6 +140,8 @@ class GangGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Groups with the same word here are in one clique (prefill here, decode there); segments come first."""
     terms: PlacementTerms | None = None
     """None: it requires nothing else."""
+    follows: bool = False
+    """Its ranks go on from those of the group before it, so a segment may have members of both."""
 
     @property
     def has_channel(self) -> bool:
@@ -161,8 +163,8 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     preempts: bool = True
     """Jobs of lower priority may be ended for it."""
     segment: int | None = None
-    """Members that must share a clique: each group is cut into segments of this many. None: all groups
-    of the same `share` are in one clique."""
+    """Members that must share a clique: each group, with those that follow it, is cut into segments of this
+    many. None: all groups of the same `share` are in one clique."""
     spares: int = 0
     """Trays to leave free in each clique that is used, for a member whose tray is lost."""
     exclusive: bool = False

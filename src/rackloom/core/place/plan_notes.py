@@ -1,7 +1,8 @@
 """Warnings about a plan, or about the job as it is written, before it is applied.
 
 `plan_notes` reports: a gang without spares that fills its clique, the cost of the chosen segment size,
-and pod affinity by clique, with which the first pod picks the clique whether or not the others fit.
+pod affinity by clique, with which the first pod picks the clique whether or not the others fit, and an MPIJob
+whose launcher has devices without a rank, or a rank without devices, or that another manager runs.
 
 `unsupported_constraints` names each constraint of the pods that the plan does not keep: pod affinity by
 other keys or towards other jobs, anti-affinity by other keys, topology spread, host ports, node names,
@@ -12,7 +13,7 @@ down with a given probability, independently of the others (binomial distributio
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import comb
 
 from rackloom.core.place.jobs import Job, JobGroup
@@ -26,7 +27,12 @@ from rackloom.core.place.pod_constraints import (
     selector_values,
     term_selects,
 )
-from rackloom.core.place.workload_kinds import object_name, value_at
+from rackloom.core.place.workload_kinds import (
+    is_launcher_a_worker,
+    object_name,
+    other_manager,
+    value_at,
+)
 
 _REQUIRED_POD_AFFINITY = ("affinity", "podAffinity", REQUIRED_DURING_SCHEDULING)
 
@@ -57,9 +63,26 @@ def plan_notes(
             f"a {job.kind} is not known: its pod templates and the replicas around them were read as"
             f" {groups}, which is a guess"
         )
-    if value_at(job.objects[0], ("spec", "launcherCreationPolicy")) == "WaitForWorkersReady":
-        yield "its launcher waits for the workers: a gang scheduler must count the workers only"
+    if job.kind == "MPIJob":
+        yield from _mpi_job_notes(job)
     yield from unsupported_constraints(job, plan, labels)
+
+
+def _mpi_job_notes(job: Job) -> Iterator[str]:
+    obj, takes = job.objects[0], {group.name: group.need.takes_devices for group in job.groups}
+    launcher, workers = takes.get("launcher", False), takes.get("worker", False)
+    if value_at(obj, ("spec", "launcherCreationPolicy")) == "WaitForWorkersReady":
+        alone = ", and another job may take its tray meanwhile" if launcher else ""
+        yield f"its launcher waits for the workers: a gang scheduler must count the workers only{alone}"
+    if is_launcher_a_worker(obj) and workers and not launcher:
+        yield "its launcher is rank 0 (runLauncherAsWorker) and takes no device, as its workers do"
+    if workers and launcher and not is_launcher_a_worker(obj):
+        yield (
+            "its launcher takes devices, and no rank runs there: set runLauncherAsWorker, or take them away"
+            " from it"
+        )
+    if (manager := other_manager(obj)) is not None:
+        yield f"{manager} manages it (managedBy): the MPI operator of this cluster makes no pods of it"
 
 
 def _requires_clique_affinity(job: Job, labels: SchedulerLabels) -> Iterator[bool]:
@@ -180,15 +203,18 @@ def _other_notes(group: JobGroup, spec: JsonMapping) -> Iterator[str]:
                 f"topologySpreadConstraints of {group.name} by {key} (maxSkew {skew}) are not honoured:"
                 " members are not spread"
             )
-    ports = sorted({port for container in spec.get("containers") or () for port in _host_ports(container)})
-    for port in ports:
+    for port in sorted(set(_host_ports(spec))):
         yield f"hostPort {port} of {group.name} is not honoured: two members may be on one tray"
     if group.template and spec.get("nodeName"):
         yield f"nodeName {spec['nodeName']} of {group.name} is not honoured: a tray is chosen for it"
 
 
-def _host_ports(container: JsonMapping) -> Iterable[int]:
-    return (port["hostPort"] for port in container.get("ports") or () if port.get("hostPort"))
+def _host_ports(spec: JsonMapping) -> Iterator[int]:
+    """In the host's network, the API server gives a pod the host port of each container port."""
+    for container in spec.get("containers") or ():
+        for port in container.get("ports") or ():
+            if found := port.get("hostPort") or (spec.get("hostNetwork") and port.get("containerPort")):
+                yield found
 
 
 def _helper_notes(job: Job, plan: GangPlan) -> Iterator[str]:

@@ -36,7 +36,7 @@ from rackloom.core.place.pod_templates import (
     pin_to_trays,
     render_affinity,
 )
-from rackloom.core.place.search.gang_needs import colocation_groups
+from rackloom.core.place.search.gang_needs import colocation_groups, rank_sequences
 from rackloom.core.place.workload_kinds import value_at
 from rackloom.errors import Refused
 
@@ -232,6 +232,13 @@ def _kueue_pod_group(draft: ManifestDraft, name: str) -> None:
 
 def _slice_annotations(gang: Gang, labels: SchedulerLabels) -> dict[str, str]:
     segment = gang.segment or 1
+    mixed = next((block for block in colocation_groups(gang) if len(block) > 1), ())
+    if mixed:
+        raise Refused(
+            f"{gang.name}: Kueue takes no slices of {segment} across"
+            f" {' and '.join(part.group.name for part in mixed)}",
+            nearest_fix="use --render slurm, or leave --segment out",
+        )
     uneven = [group for group in gang.groups if not group.is_helper and group.members % segment]
     if uneven:
         raise Refused(
@@ -383,9 +390,10 @@ def _slurm_segment(gang: Gang) -> int:
     sizes = {sum(part.members for part in block) for block in colocation_groups(gang)}
     if len(sizes) > 1:
         counts = " and ".join(map(str, sorted(sizes)))
+        members = (sum(group.members for group in groups) for groups in rank_sequences(gang))
         raise Refused(
             f"{gang.name}: the segments of a Slurm job are alike, and here {counts} members share a clique",
-            nearest_fix="use a --segment that divides the members of every group",
+            nearest_fix=f"use a --segment that divides {' and '.join(map(str, members))}",
         )
     return sizes.pop()
 

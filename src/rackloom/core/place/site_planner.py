@@ -68,7 +68,7 @@ from rackloom.core.place.placement_values import (
 )
 from rackloom.core.place.plan_notes import plan_notes, usable_share
 from rackloom.core.place.pod_constraints import JsonMapping, NodeRule, Toleration
-from rackloom.core.place.search.gang_needs import colocation_groups
+from rackloom.core.place.search.gang_needs import colocation_groups, rank_sequences
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.core.progress import EachInTurn, in_turn
 from rackloom.errors import Refused
@@ -530,13 +530,16 @@ def _segment_prices(site: PlacementSite, down: float) -> tuple[SegmentPrice, ...
 
 def _check_segment(gang: Gang, site: PlacementSite) -> None:
     """Refuse a segment that no group fills, or that is larger than any clique when it is empty."""
-    serious = [group for group in gang.groups if not group.is_helper]
-    if gang.segment is None or not serious:
+    sequences = rank_sequences(gang)
+    if gang.segment is None or not sequences:
         return
-    largest = max(serious, key=lambda group: group.members)
-    if gang.segment > largest.members:
+    longest = max(sequences, key=lambda groups: sum(group.members for group in groups))
+    members, largest = sum(group.members for group in longest), max(longest, key=lambda group: group.members)
+    if gang.segment > members:
+        names = " and ".join(group.name for group in longest)
         raise Refused(
-            f"{gang.name}: a segment of {gang.segment} members, and {largest.name} has {largest.members}",
+            f"{gang.name}: a segment of {gang.segment} members, and {names}"
+            f" {'have' if len(longest) > 1 else 'has'} {members}",
             nearest_fix="leave --segment out: all of them share a clique then",
         )
     room = Counter[str]()

@@ -10,13 +10,15 @@ job.
 
 Sources: the APIs of apps/v1, batch/v1, kubeflow.org/v2beta1 and v1, jobset.x-k8s.io,
 leaderworkerset.x-k8s.io, disaggregatedset.x-k8s.io, ray.io, batch.volcano.sh, grove.io, kueue.x-k8s.io
-(Workload v1beta2) and nvidia.com (DynamoGraphDeployment v1beta1).
+(Workload v1beta2) and nvidia.com (DynamoGraphDeployment v1beta1); mpi-operator 0.8.0, `newConfigMap` and
+`managedByExternalController`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.errors import Refused
 
@@ -29,6 +31,7 @@ NOT_JOBS = frozenset({"DaemonSet", "PodTemplate", "TrainingRuntime", "ClusterTra
 _GENERAL = frozenset({"Deployment", "StatefulSet", "ReplicaSet", "CronJob", "Workload"})
 """Kinds that mostly run what takes no device."""
 _MPI_VERSION = "kubeflow.org/v2beta1"
+_MPI_OPERATOR = "kubeflow.org/mpi-operator"
 _VOLCANO = "batch.volcano.sh/"
 _DYNAMO_OLD = "nvidia.com/v1alpha1"
 
@@ -43,6 +46,8 @@ class PodGroup(msgspec.Struct, frozen=True):
     share: str = ""
     spec_key: str = "spec"
     """What the template calls its pod spec. Others than `spec` have no metadata as a pod template has."""
+    follows: bool = False
+    """The ranks of its members go on from those of the group before it."""
 
 
 GroupReader = Callable[[JsonMapping], Iterator[PodGroup]]
@@ -162,7 +167,23 @@ def _mpi_job(value: JsonMapping) -> Iterator[PodGroup]:
     if launchers != 1:
         reason = f"{_title(value)} has {launchers!r} launchers"
         raise Refused(reason, nearest_fix="set Launcher.replicas to 1: no other number is taken")
-    yield from _by_role(value, ("spec", "mpiReplicaSpecs"), ("Launcher", "Worker"))
+    worker = value_at(value, ("spec", "mpiReplicaSpecs", "Worker"))
+    if worker is not None and value_at(worker, ("replicas",)) is None:
+        reason = f"{_title(value)} does not say how many workers it has"
+        raise Refused(reason, nearest_fix="set Worker.replicas: the operator refuses a job without it")
+    for group in _by_role(value, ("spec", "mpiReplicaSpecs"), ("Launcher", "Worker")):
+        yield replace(group, follows=group.name == "worker" and is_launcher_a_worker(value))
+
+
+def is_launcher_a_worker(mpi_job: JsonMapping) -> bool:
+    """Whether the launcher of an MPIJob runs ranks too: the hostfile names it before worker 0."""
+    return bool(value_at(mpi_job, ("spec", "runLauncherAsWorker")))
+
+
+def other_manager(mpi_job: JsonMapping) -> str | None:
+    """Who reconciles an MPIJob instead of the MPI operator, which makes nothing of it then; else None."""
+    manager = value_at(mpi_job, ("spec", "runPolicy", "managedBy"))
+    return None if manager in (None, _MPI_OPERATOR) else str(manager)
 
 
 def _pytorch_job(value: JsonMapping) -> Iterator[PodGroup]:

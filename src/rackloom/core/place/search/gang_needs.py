@@ -1,8 +1,9 @@
 """What one gang asks for, what a tray carries of it, and bounds by counting.
 
-`colocation_groups` cuts a gang into subgroups that must share a clique: one per segment, or one per share,
-largest first. It raises Refused for a gang that asks for nothing or contradicts itself. A `MemberNeed` is
-what one member takes: GPUs, a kind of claims, terms. Three levels of answers, each cheaper than a search:
+`colocation_groups` cuts a gang into subgroups that must share a clique: one per segment of `rank_sequences`,
+or one per share, largest first. It raises Refused for a gang that asks for nothing or contradicts itself. A
+`MemberNeed` is what one member takes: GPUs, a kind of claims, terms. Three levels of answers, each cheaper
+than a search:
 
 1. `MemberNeed.slots`: members of one need that a tray serves, given what it has left (`TrayState`).
 2. `CliqueBounds`: capacity of a clique for one need, and how much of it lies on partly used trays.
@@ -20,6 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from rackloom.core.place.placement_values import ClaimCapacity, Gang, GangGroup, PlacementTerms
 from rackloom.errors import Refused
@@ -115,9 +118,7 @@ def colocation_groups(gang: Gang) -> list[ColocationGroup]:
     check_gang(gang)
     if gang.segment is not None:
         subgroups: list[ColocationGroup] = [
-            (MemberRange(group, MemberNeed.of(group), first, min(gang.segment, group.members - first)),)
-            for group in gang.device_groups
-            for first in range(0, group.members, gang.segment)
+            segment for groups in rank_sequences(gang) for segment in _segments(groups, gang.segment)
         ]
     else:
         by_share: dict[str, ColocationGroup] = {}
@@ -126,6 +127,42 @@ def colocation_groups(gang: Gang) -> list[ColocationGroup]:
             by_share[group.share] = (*by_share.get(group.share, ()), part)
         subgroups = list(by_share.values())
     return sorted(subgroups, key=group_weight, reverse=True)
+
+
+def rank_sequences(gang: Gang) -> list[tuple[GangGroup, ...]]:
+    """The groups with devices, each with those that follow it: their members' ranks follow each other."""
+    sequences: list[tuple[GangGroup, ...]] = []
+    for group in gang.device_groups:
+        if group.follows and sequences:
+            sequences[-1] = (*sequences[-1], group)
+        else:
+            sequences.append((group,))
+    return sequences
+
+
+def groups_apart(groups: Iterable[GangGroup]) -> tuple[GangGroup, ...]:
+    """The groups with a clique for each, which those that follow it share."""
+    found, first = list[GangGroup](), ""
+    for group in groups:
+        first = first if group.follows and first else group.name
+        found.append(replace(group, share=first))
+    return tuple(found)
+
+
+def _segments(groups: Iterable[GangGroup], size: int) -> Iterator[ColocationGroup]:
+    """The members of groups that follow each other, `size` at a time; the last segment may have fewer."""
+    segment, room = list[MemberRange](), size
+    for group in groups:
+        first = 0
+        while first < group.members:
+            members = min(room, group.members - first)
+            segment.append(MemberRange(group, MemberNeed.of(group), first, members))
+            first, room = first + members, room - members
+            if not room:
+                yield tuple(segment)
+                segment, room = [], size
+    if segment:
+        yield tuple(segment)
 
 
 def group_weight(subgroup: ColocationGroup) -> tuple[int, int]:

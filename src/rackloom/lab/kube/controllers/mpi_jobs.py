@@ -2,7 +2,8 @@
 
 It makes the headless Service, the worker pods and the launcher's Job under the operator's names and
 labels, reports Created, Running and Succeeded, and cleans up as cleanPodPolicy says. The launcher waits
-for ready workers where launcherCreationPolicy asks for that.
+for ready workers where launcherCreationPolicy asks for that, and is counted before them where it is a worker
+(runLauncherAsWorker). A job that another manages (managedBy) is left alone.
 
 Nothing runs MPI. Host files, keys, suspension and the replacement of failed workers are left out: the
 job fails.
@@ -14,6 +15,7 @@ from typing import Any
 
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind, pod_phase
+from rackloom.core.place.workload_kinds import is_launcher_a_worker, other_manager
 from rackloom.lab.kube.controllers.workloads import Controller, condition_status, controller_reference
 from rackloom.lab.kube.managed_fields import clone
 from rackloom.lab.kube.objects import TypeSchema
@@ -22,6 +24,7 @@ from rackloom.lab.kube.store import ObjectKey
 
 MPI_JOB = ResourceKind("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", namespaced=True)
 _LABEL_PREFIX = "training.kubeflow.org/"
+_REPLICA_INDEX = _LABEL_PREFIX + "replica-index"
 _WAIT_FOR_WORKERS = "WaitForWorkersReady"
 
 
@@ -38,7 +41,7 @@ class MpiJobController(Controller):
 
     async def _reconcile(self, key: ObjectKey) -> None:
         job = self._store.find(MPI_JOB, key)
-        if job is None or "deletionTimestamp" in job["metadata"]:
+        if job is None or "deletionTimestamp" in job["metadata"] or other_manager(job) is not None:
             return
         workers, launcher = self._workers(job), self._launcher(job)
         if _launcher_result(launcher) is None:
@@ -66,7 +69,8 @@ class MpiJobController(Controller):
 
     def _workers(self, job: Object) -> dict[int, Object]:
         pods = (obj for kind, obj in self._owned(job) if kind == objects.POD)
-        return {int(pod["metadata"]["labels"][_LABEL_PREFIX + "replica-index"]): pod for pod in pods}
+        first = _first_index(job)
+        return {int(pod["metadata"]["labels"][_REPLICA_INDEX]) - first: pod for pod in pods}
 
     def _launcher(self, job: Object) -> Object | None:
         return next((obj for kind, obj in self._owned(job) if kind == objects.JOB), None)
@@ -82,7 +86,12 @@ def _service(job: Object) -> Object:
         _LABEL_PREFIX + "operator-name": "mpi-operator",
         _LABEL_PREFIX + "job-name": job["metadata"]["name"],
     }
-    spec = {"clusterIP": "None", "selector": selector}
+    spec = {
+        "clusterIP": "None",
+        "selector": selector,
+        # The hostfile names a launcher that is a worker, and it is asked for before it is ready.
+        "publishNotReadyAddresses": is_launcher_a_worker(job),
+    }
     return {"metadata": _metadata(job, job["metadata"]["name"]), "spec": spec}
 
 
@@ -94,13 +103,14 @@ def _worker(job: Object, index: int) -> Object:
         "subdomain": job["metadata"]["name"],
         "restartPolicy": "Never",
     }
-    labels = _labels(template, job, "worker") | {_LABEL_PREFIX + "replica-index": str(index)}
+    labels = _labels(template, job, "worker") | {_REPLICA_INDEX: str(_first_index(job) + index)}
     return {"metadata": _metadata(job, name, labels, template), "spec": spec}
 
 
 def _launcher_job(job: Object) -> Object:
     template = _template(job, "Launcher")
-    pod = {"labels": _labels(template, job, "launcher")}
+    index = {_REPLICA_INDEX: "0"} if is_launcher_a_worker(job) else {}
+    pod = {"labels": _labels(template, job, "launcher") | index}
     if annotations := (template.get("metadata") or {}).get("annotations"):
         pod["annotations"] = annotations
     spec = template["spec"] | {"restartPolicy": "OnFailure"}
@@ -108,6 +118,11 @@ def _launcher_job(job: Object) -> Object:
         "metadata": _metadata(job, f"{job['metadata']['name']}-launcher"),
         "spec": {"template": {"metadata": pod, "spec": spec}, "podReplacementPolicy": "Failed"},
     }
+
+
+def _first_index(job: Object) -> int:
+    """The replica index of worker 0."""
+    return 1 if is_launcher_a_worker(job) else 0
 
 
 def _template(job: Object, role: str) -> Object:
