@@ -84,22 +84,23 @@ def run_gpu(common: NodeOptions, options: GpuOptions, announce: Callable[[str], 
 @asynccontextmanager
 async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> AsyncIterator[PluginProcess]:
     """The GPU plugin of one node, serving while the context is entered. Raises `Refused`."""
-    source = _source(options)
+    nvml = NvmlGpus(options.driver_root, dynamic_mig=options.dynamic_mig)
+    source = nvml if options.inventory_file is None else _declared(options.inventory_file)
     harmless = HARMLESS_XIDS | set(options.ignored_xids)
     monitor = GpuMonitor(_reader(common, options, source), harmless, time.time)
     driver = _driver_spec(common, options)
     programs = DriverPrograms(options.driver_root, driver)
-    plugin = GpuPlugin(_settings(common, options), monitor, programs, driver)
+    # Also where none is made any more: a claim may have one that was.
+    partitioner = None if options.inventory_file is not None else nvml
+    plugin = GpuPlugin(_settings(common, options), monitor, programs, driver, partitioner)
     with closing(source):
         async with run_plugin(plugin, api, host_of(common)) as process, plugin_listeners(common, process):
             yield process
 
 
-def _source(options: GpuOptions) -> GpuSource:
-    if options.inventory_file is None:
-        return NvmlGpus(options.driver_root, dynamic_mig=options.dynamic_mig)
-    check_declared_gpus(options.inventory_file)
-    return DeclaredGpus(options.inventory_file)
+def _declared(file: Path) -> DeclaredGpus:
+    check_declared_gpus(file)
+    return DeclaredGpus(file)
 
 
 def _reader(common: NodeOptions, options: GpuOptions, source: GpuSource) -> GpuReader:

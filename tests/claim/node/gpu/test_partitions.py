@@ -5,6 +5,7 @@ NVML's published interface is not shown here.
 """
 
 import asyncio
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -58,6 +59,8 @@ def driver(built: Path) -> Path:
 def reset(root: Path) -> None:
     for state in ("libnvidia-ml.mig", "libnvidia-ml.busy"):
         (root / LIBRARIES / state).unlink(missing_ok=True)
+    for gpu in (root / CAPABILITIES).iterdir():
+        shutil.rmtree(gpu)
 
 
 def busy(root: Path, busy: bool) -> None:
@@ -152,11 +155,9 @@ def test_a_gpu_that_needs_a_reset_is_partitioned_only_in_mig_mode(driver, monkey
 # What is published.
 
 
-def watched(driver: Path, claims: Any = tuple) -> GpuMonitor:
-    source = NvmlGpus(driver, dynamic_mig=True)
-    monitor = GpuMonitor(GpuReader(source, lambda: MACHINE), HARMLESS_XIDS, lambda: 0.0)
-    monitor.resume(claims)
-    return monitor
+def watched(driver: Path, *, dynamic_mig: bool = True) -> GpuMonitor:
+    source = NvmlGpus(driver, dynamic_mig=dynamic_mig)
+    return GpuMonitor(GpuReader(source, lambda: MACHINE), HARMLESS_XIDS, lambda: 0.0)
 
 
 class Nowhere:
@@ -307,7 +308,7 @@ class MigLives(Lives):
         super().reboot()
 
 
-def mig_plugin(gpus: Any, root: Path) -> GpuPlugin:
+def mig_plugin(gpus: Any, root: Path, *, dynamic_mig: bool = True) -> GpuPlugin:
     plain = gpus.plugin()
     files = DriverFiles(
         proc_devices=gpus.root / "devices",
@@ -315,7 +316,9 @@ def mig_plugin(gpus: Any, root: Path) -> GpuPlugin:
         devices=gpus.root / "dev",
     )
     settings = GpuSettings(node=gpus.kit.node, mps_home=plain._settings.mps_home, files=files)
-    return GpuPlugin(settings, watched(root), DriverPrograms(Path("/")))
+    programs, partitioner = DriverPrograms(Path("/")), NvmlGpus(root, dynamic_mig=True)
+    monitor = watched(root, dynamic_mig=dynamic_mig)
+    return GpuPlugin(settings, monitor, programs, partitioner=partitioner)
 
 
 @pytest.mark.slow
@@ -391,6 +394,26 @@ def test_a_part_that_another_claim_still_has_is_waited_for(node):
         await kubelet.unprepare(larger)
 
     reported(node, work)
+
+
+@pytest.mark.slow
+def test_a_device_goes_with_its_claim_also_when_none_is_made_any_more(node):
+    async def story():
+        await node.kit.boot()
+        async with node.kit.plugin(mig_plugin(node, node.mig_root)), node.kit.kubelet() as kubelet:
+            await kubelet.registered(GPU_DRIVER)
+            claim = await node.claim("c", SMALLEST)
+            await kubelet.prepare(claim)
+        plain = mig_plugin(node, node.mig_root, dynamic_mig=False)
+        async with node.kit.plugin(plain) as process, node.kit.kubelet() as kubelet:
+            await kubelet.registered(GPU_DRIVER)
+            await process.publisher.published.wait()
+            devices = [device.name for pool in await plain.pools() for device in pool.devices]
+            assert devices == [f"gpu-{minor}" for minor in range(1, 8)]
+            await kubelet.unprepare(claim)
+            assert not read_gpus(node.mig_root).gpus[0].mig_mode
+
+    asyncio.run(story())
 
 
 @pytest.mark.slow

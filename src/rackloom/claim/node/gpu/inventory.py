@@ -216,10 +216,7 @@ class VfioGpu(NodeValue, frozen=True, kw_only=True):
 
 
 class GpuSource(Protocol):
-    """The GPUs of this node. Every method blocks, and belongs in a thread.
-
-    `make` and `destroy` can be repeated: they leave the same, whatever an attempt before them left.
-    """
+    """The GPUs of this node. Every method blocks, and belongs in a thread."""
 
     def read(self) -> GpuInventory:
         """All GPUs that answer. Raises `Retry` when that is unknown, `Refused` without a driver."""
@@ -230,6 +227,16 @@ class GpuSource(Protocol):
     def unmonitored(self) -> frozenset[str]:
         """UUIDs of GPUs whose errors cannot be listened to."""
 
+    def close(self) -> None:
+        """Release the driver."""
+
+
+class GpuPartitioner(Protocol):
+    """Makes MIG devices. Every method blocks, and belongs in a thread.
+
+    Each can be repeated: it leaves the same, whatever an attempt before it left.
+    """
+
     def make(self, partition: MigPartition) -> MigDevice:
         """Make a MIG device, in place of a remainder of it, in MIG mode. Raises `Retry` or `Refused`."""
 
@@ -238,9 +245,6 @@ class GpuSource(Protocol):
 
     def leave_mig_mode(self, uuid: str) -> None:
         """Have a whole GPU out of MIG mode. Raises `Retry` while it has MIG devices or is in use."""
-
-    def close(self) -> None:
-        """Release the driver."""
 
 
 # A file in place of a driver.
@@ -300,16 +304,6 @@ class DeclaredGpus:
     def unmonitored(self) -> frozenset[str]:
         """Every GPU of the file can be listened to."""
         return frozenset()
-
-    def make(self, partition: MigPartition) -> MigDevice:
-        """A file lists no partitions, so none is asked for."""
-        raise Refused(f"no MIG device can be made on a declared GPU: {partition.gpu}")
-
-    def destroy(self, partition: MigPartition) -> None:
-        """Nothing was made."""
-
-    def leave_mig_mode(self, uuid: str) -> None:
-        """A declared GPU whose file lists no partitions is whole or in MIG mode."""
 
     def close(self) -> None:
         """Nothing is held."""

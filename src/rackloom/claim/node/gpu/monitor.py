@@ -339,11 +339,6 @@ class GpuMonitor:
         self.missing: str | None = None
         """What has to appear before this node has GPUs; None for nothing."""
 
-    @property
-    def source(self) -> GpuSource:
-        """What reads and partitions the GPUs."""
-        return self._reader.source
-
     def resume(self, claims: Callable[[], Collection[CheckpointEntry]]) -> None:
         """`claims` returns what the checkpoint holds: it tells which MIG devices were made for claims."""
         self._claims = claims

@@ -24,7 +24,7 @@ import structlog
 
 from rackloom.claim.node.cdi import DriverSpec
 from rackloom.claim.node.device_files import DRIVER_SECONDS, DriverFiles, vfio_device_files
-from rackloom.claim.node.gpu.inventory import MigPartition, ShareSettings
+from rackloom.claim.node.gpu.inventory import GpuPartitioner, MigPartition, ShareSettings
 from rackloom.claim.node.gpu.monitor import OBSERVE_SECONDS, GpuMonitor
 from rackloom.claim.node.gpu.partitions import PARTITIONS, UUIDS, blocking_claim, partitions_of
 from rackloom.claim.node.gpu.sharing import (
@@ -54,7 +54,7 @@ from rackloom.claim.node.plugin import (
     PrepareState,
 )
 from rackloom.claim.node.tasks import to_the_end
-from rackloom.errors import Retry
+from rackloom.errors import Refused, Retry
 
 # Settings.
 
@@ -93,11 +93,14 @@ class GpuPlugin(NodePlugin):
         monitor: GpuMonitor,
         programs: DriverPrograms,
         driver: DriverSpec | None = None,
+        partitioner: GpuPartitioner | None = None,
     ) -> None:
+        """`partitioner` makes MIG devices, where the monitor's source lists some to make."""
         self._settings = settings
         self._monitor = monitor
         self._programs = programs
         self._driver = driver
+        self._partitioner = partitioner
         self._mps = MpsDaemons(programs, settings.mps_home)
         self._claims: Callable[[], Collection[CheckpointEntry]] = tuple
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -142,7 +145,9 @@ class GpuPlugin(NodePlugin):
         for partition in partitions_of(entry):
             # A GPU that is gone has lost its MIG devices by itself.
             if self._monitor.answers(partition.gpu):
-                await self._change_gpu(partition.gpu, partial(self._monitor.source.destroy, partition))
+                await self._change_gpu(
+                    partition.gpu, partial(self._need_partitioner(partition.gpu).destroy, partition)
+                )
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """End MPS daemons that no claim has, and supervise those of prepared claims again after a restart."""
@@ -195,16 +200,26 @@ class GpuPlugin(NodePlugin):
             condition = target.device.condition
             if condition is not None and condition.gpu.partitions and target.device.uuid in whole:
                 uuid = target.device.uuid
-                await self._change_gpu(uuid, partial(self._monitor.source.leave_mig_mode, uuid))
+                await self._change_gpu(uuid, partial(self._need_partitioner(uuid).leave_mig_mode, uuid))
         return tuple([await self._made(target) for target in wanted])
 
     async def _made(self, target: ClaimedGpu) -> ClaimedGpu:
         partition = target.device.partition
         if partition is None:
             return target
-        made = await self._change_gpu(partition.gpu, partial(self._monitor.source.make, partition))
+        made = await self._change_gpu(
+            partition.gpu, partial(self._need_partitioner(partition.gpu).make, partition)
+        )
         device = msgspec.structs.replace(target.device, mig=made, partition=None)
         return msgspec.structs.replace(target, device=device)
+
+    def _need_partitioner(self, uuid: str) -> GpuPartitioner:
+        if self._partitioner is None:
+            raise Refused(
+                f"a claim has a MIG device on GPU {uuid} that was made on demand",
+                nearest_fix="start the plugin without --inventory-file until the claim has ended",
+            )
+        return self._partitioner
 
     async def _change_gpu(self, uuid: str, change: Callable[[], T]) -> T:
         """Run a blocking change of a GPU: one at a time, and to its end before a cancellation goes on."""
