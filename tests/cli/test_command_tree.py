@@ -23,6 +23,7 @@ PROGRAMS: set[Words] = {
     ("node", "all"),
     ("imex", "run"),
     ("transfer", "serve"),
+    ("topology", "slurm"),
 }
 """They go on until they are stopped."""
 FIXED_FORM: set[Words] = {
@@ -68,6 +69,7 @@ READS_A_CLUSTER: set[Words] = {
     ("node", "imex"),
     ("node", "all"),
     ("imex", "run"),
+    ("topology", "slurm"),
 }
 JOB = """
 apiVersion: batch/v1
