@@ -33,6 +33,7 @@ FIXED_FORM: set[Words] = {
     ("admin", "browse"),
     ("admin", "machine", "nvlink-info", "populate"),
     ("admin", "audit", "export"),
+    ("claim", "node-group"),
 }
 """They print a document that has one form: YAML of Kubernetes, a script, a schema, JSON."""
 WRITERS: set[Words] = {
@@ -60,6 +61,7 @@ READS_A_CLUSTER: set[Words] = {
     ("claim", "allocate"),
     ("claim", "explain"),
     ("claim", "template"),
+    ("claim", "node-group"),
     ("place",),
     ("controller",),
     ("webhook",),

@@ -83,6 +83,9 @@ class SlurmSite:
         value: str | None = (found["metadata"].get("annotations") or {}).get(SPEC_ANNOTATION)
         return value
 
+    def is_unknown(self) -> bool:
+        return self.controller.unknown_since is not None
+
     async def until(self, holds: Callable[[], Awaitable[bool]], seconds: int = 120) -> None:
         for _ in range(seconds * 2):
             if await holds():
@@ -173,11 +176,11 @@ def test_an_emptied_cluster_and_an_unreachable_server_keep_the_topology() -> Non
         assert await site.blocks() == ["u-1"]
         unknown = [entry for entry in logs if entry["event"] == "slurm.source_unknown"]
         assert len(unknown) == 1
-        assert site.controller.unknown_since is not None
+        assert site.is_unknown()
         for name in ("a", "b"):
             await site.move(name, "u.1")
         await asyncio.sleep(60)
-        assert site.controller.unknown_since is None
+        assert not site.is_unknown()
 
         site.kube.faults.add(RequestFault(user="slurm"))
         with capture_logs() as logs:
@@ -189,6 +192,6 @@ def test_an_emptied_cluster_and_an_unreachable_server_keep_the_topology() -> Non
         assert await site.spec("b") == "nvlink:u-1"
         site.kube.faults.clear()
         await site.until_spec("b", "nvlink:u-3")
-        assert site.controller.unknown_since is None
+        assert not site.is_unknown()
 
     play(story)

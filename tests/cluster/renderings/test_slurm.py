@@ -106,7 +106,7 @@ def slurm(needs_slurm: None, tmp_path: Path) -> Iterator[Slurm]:
 def printed(file: Path, *words: str) -> tuple[str, str]:
     """The options and the topology.yaml for simulated racks."""
     where = ("--profile", "gb200-nvl72", "--racks", str(RACKS))
-    command = [RACKLOOM, "place", file, *where, "--render", "slurm", *words]
+    command: list[str | Path] = [RACKLOOM, "place", file, *where, "--render", "slurm", *words]
     text = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
     options = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     rest = [line for line in text.splitlines() if not line.startswith("#SBATCH")]
@@ -164,7 +164,7 @@ async def test_a_kept_topology_follows_the_nodes_while_jobs_run(slurm: Slurm, tm
     keeper = None
     try:
         await until(lambda: answers(slurm), "slurmctld answers")
-        keep = [RACKLOOM, "topology", "slurm", *options, "--hook", settle]
+        keep: list[str | Path] = [RACKLOOM, "topology", "slurm", *options, "--hook", settle]
         keeper = start("keeper", keep, folder)
         await until(lambda: has_blocks(slurm, {f"rack-{rack}": TRAYS for rack in range(RACKS)}), "all blocks")
         job_script = folder / "job.sh"
