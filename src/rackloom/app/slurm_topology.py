@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from rackloom.app.process import run_until_stopped, stop_on_signals
+from rackloom.app.process import freeze_loaded_objects, run_until_stopped, stop_on_signals
 from rackloom.claim.cluster.slurm_controller import (
     WAITING_SECONDS,
     SlinkyTopology,
@@ -207,13 +207,14 @@ async def _run(options: SlurmOptions) -> None:
             await topology_file.publish(read_site_files(options.sites, options.rule))
             return
         work = follow_site_files(options.sites, options.rule, topology_file, options.every, time.time)
-        await run_until_stopped(stop_on_signals(), work)
-        return
-    await _follow_cluster(options, topology_file)
+    else:
+        work = _follow_cluster(options, topology_file)
+    stopped = stop_on_signals()
+    freeze_loaded_objects()
+    await run_until_stopped(stopped, work)
 
 
 async def _follow_cluster(options: SlurmOptions, topology_file: TopologyFile | None) -> None:
-    stopped = stop_on_signals()
     client = http_client(options.kubeconfig, options.context)
     client.headers["User-Agent"] = _NAME
     rng = random.Random()  # noqa: S311 (jitter)
@@ -225,7 +226,7 @@ async def _follow_cluster(options: SlurmOptions, topology_file: TopologyFile | N
             namespace, _, name = (options.config_map or "").partition("/")
             publish = SlinkyTopology(api, caches, namespace, name).publish
         controller = SlurmController(api, caches, options.rule, publish, time.time, rng)
-        await run_until_stopped(stopped, controller.run())
+        await controller.run()
 
 
 def read_site_files(paths: tuple[Path, ...], rule: SlurmRule) -> SlurmTopology:
