@@ -23,6 +23,7 @@ PROGRAMS: set[Words] = {
     ("node", "all"),
     ("imex", "run"),
     ("transfer", "serve"),
+    ("topology", "slurm"),
 }
 """They go on until they are stopped."""
 FIXED_FORM: set[Words] = {
@@ -32,6 +33,7 @@ FIXED_FORM: set[Words] = {
     ("admin", "browse"),
     ("admin", "machine", "nvlink-info", "populate"),
     ("admin", "audit", "export"),
+    ("claim", "node-group"),
 }
 """They print a document that has one form: YAML of Kubernetes, a script, a schema, JSON."""
 WRITERS: set[Words] = {
@@ -59,6 +61,7 @@ READS_A_CLUSTER: set[Words] = {
     ("claim", "allocate"),
     ("claim", "explain"),
     ("claim", "template"),
+    ("claim", "node-group"),
     ("place",),
     ("controller",),
     ("webhook",),
@@ -68,6 +71,7 @@ READS_A_CLUSTER: set[Words] = {
     ("node", "imex"),
     ("node", "all"),
     ("imex", "run"),
+    ("topology", "slurm"),
 }
 JOB = """
 apiVersion: batch/v1

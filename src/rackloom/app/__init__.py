@@ -2,8 +2,8 @@
 
 One module or package per process. `site` is the site service (`rackloom serve`), `controller` the elected
 controllers, `webhook` the admission webhook, `node` the kubelet plugins, `imex` one IMEX daemon, `doctor`
-the examination of a site, `uninstall` the removal from a cluster, `twin` the simulated site (`rackloom
-up` and `rackloom twin play`), and `demo` the demonstration.
+the examination of a site, `slurm_topology` the keeper of Slurm's blocks, `uninstall` the removal from a
+cluster, `twin` the simulated site (`rackloom up` and `rackloom twin play`), and `demo` the demonstration.
 
 `config`, `process`, `repeated_lines`, `listeners` and `home` hold what several processes share. Decisions
 belong in `core`, work on one system belongs in `carve`, `claim` or `prove`; here they are only connected.

@@ -2,8 +2,9 @@
 
 `template` prints a ResourceClaimTemplate that was allocated on fresh nodes of the hardware first. `check`
 finds what the API server accepts and the hardware does not, with file and line. `allocate` and `explain`
-run the allocator. The work is in `claim_template`, `claim_check` and `claim_plan`, which are imported when
-a command runs: the CEL library takes longer to load than help may take to print.
+run the allocator. `node-group` describes nodes that do not exist yet to an autoscaler. The work is in
+`claim_template`, `claim_check`, `claim_plan` and `claim_node_group`, which are imported when a command runs:
+the CEL library takes longer to load than help may take to print.
 
 The hardware comes from a profile, from ResourceSlices, or from both: then the profile adds the topology
 that the slices leave out.
@@ -162,6 +163,13 @@ app.command(
     "rackloom.cli.claim:check",
     name="check",
     help="Find the traps in claims before they are applied.",
+    help_format="markdown",
+)
+
+app.command(
+    "rackloom.cli.claim_node_group:node_group",
+    name="node-group",
+    help="Describe the nodes of an empty group to an autoscaler.",
     help_format="markdown",
 )
 

@@ -2,17 +2,29 @@
 
 `classes` prints one row per GPU and one column per run of NICs that every GPU sees alike, because a
 machine has up to 32 NICs. Each value is printed with its source; what is not known prints as a dash.
+
+`slurm` keeps Slurm's topology.yaml up to date (`app.slurm_topology`, which is imported when it runs).
 """
 
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from cyclopts import App
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
-from rackloom.cli.common import Flag, Output, columns, emit, with_common_flags
-from rackloom.errors import Refused
+from rackloom.cli.common import (
+    Flag,
+    Kubeconfig,
+    KubeContext,
+    Output,
+    columns,
+    emit,
+    with_common_flags,
+)
+from rackloom.errors import Misuse, Refused
 from rackloom.topology import profiles
 from rackloom.topology.affinity import Cell, classes, guest_view
 from rackloom.topology.join_key import Fact
@@ -104,6 +116,92 @@ def show_classes(
     excluded = [{"nic": nic.index, "reason": nic.excluded} for nic in machine.nics if nic.excluded]
     value = {"machine": machine.name, "guest": guest, "rows": matrix, "excluded": excluded}
     emit(value, output, lambda: _matrix_page(_matrix_title(found, machine, guest), machine, matrix))
+
+
+@app.command
+@with_common_flags
+def slurm(
+    *,
+    to: Path | None = None,
+    config_map: str | None = None,
+    site: Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)] = None,
+    kubeconfig: Kubeconfig = None,
+    context: KubeContext = None,
+    taint: str = "slinky.slurm.net/slurm",
+    all_nodes: Flag = False,
+    clique_label: str = "nvidia.com/gpu.clique",
+    block_size: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    hook: str | None = None,
+    busy: str | None = None,
+    every: Annotated[float, Parameter(validator=Number(gte=1))] = 30.0,
+    once: Flag = False,
+) -> None:
+    """Keep Slurm's topology.yaml up to date: a block for each clique of the nodes that are Slurm's.
+
+    A source that cannot be read, or shows no block, changes nothing. docs/slurm.md has the whole picture.
+
+    Parameters
+    ----------
+    to
+        The topology.yaml to replace when the site has changed.
+    config_map
+        NAMESPACE/NAME of the ConfigMap that Slinky's Controller names in configFileRefs, in place of a file.
+    site
+        Files with nodes (`kubectl get nodes -o yaml`) in place of a cluster. They are read again and again.
+    taint
+        Key of the taint of the nodes that are Slurm's.
+    all_nodes
+        Every node with a clique is Slurm's, tainted or not.
+    clique_label
+        Label of nodes that names their clique.
+    block_size
+        Nodes of Slurm's base block; default: the largest block.
+    hook
+        Command that has Slurm read the file, such as `scontrol reconfigure`. Run after a change, and again
+        until it succeeds.
+    busy
+        Command that prints the nodes with jobs, such as `sinfo -h -N -t alloc,mix,comp -o %N`. A node enters
+        a block only while it is not among them.
+    every
+        Seconds between two readings of the files of --site.
+    once
+        Write the topology of --site once, run the hook, and end.
+    """
+    from rackloom.app.slurm_topology import SlurmOptions, run_slurm_topology
+    from rackloom.claim.cluster.slurm_controller import SlurmRule
+    from rackloom.core.place.placement_values import SchedulerLabels
+
+    if (to is None) == (config_map is None):
+        raise Misuse(
+            "the topology goes into a file or into a ConfigMap",
+            nearest_fix="say --to /etc/slurm/topology.yaml, or --config-map NAMESPACE/NAME",
+        )
+    if config_map is not None and (site or hook or busy or len(config_map.split("/")) != 2):
+        raise Misuse(
+            f"a ConfigMap ({config_map}) is kept for its own cluster, and Slinky reconfigures Slurm",
+            nearest_fix="say --config-map NAMESPACE/NAME, and leave --site, --hook and --busy out",
+        )
+    if once and not site:
+        raise Misuse("--once reads files", nearest_fix="name them with --site, or leave --once out")
+    rule = SlurmRule(
+        labels=SchedulerLabels(clique=clique_label),
+        taint=None if all_nodes else taint,
+        block_size=block_size,
+    )
+    run_slurm_topology(
+        SlurmOptions(
+            rule=rule,
+            sites=tuple(site or ()),
+            every=every,
+            kubeconfig=kubeconfig,
+            context=context,
+            file=to,
+            hook=hook,
+            busy=busy,
+            config_map=config_map,
+            once=once,
+        )
+    )
 
 
 def _discovered_page(machine: Machine) -> str:

@@ -4,11 +4,12 @@ Nodes are of the cloud kind, which are allocated while they are off: no slurmd h
 PATH, or from the directory in RACKLOOM_SLURM, which `fetch_slurm.sh` beside this file fills.
 """
 
+import json
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.cluster.processes import start
 from tests.cluster.renderings.applied import RACKLOOM
 from tests.cluster.renderings.jobs import job
 from tests.ports import reserved_ports
-from tests.waiting import until
+from tests.waiting import until, until_so
 
 pytestmark = pytest.mark.anyio
 HOME = os.environ.get("RACKLOOM_SLURM", "")
@@ -105,7 +106,7 @@ def slurm(needs_slurm: None, tmp_path: Path) -> Iterator[Slurm]:
 def printed(file: Path, *words: str) -> tuple[str, str]:
     """The options and the topology.yaml for simulated racks."""
     where = ("--profile", "gb200-nvl72", "--racks", str(RACKS))
-    command = [RACKLOOM, "place", file, *where, "--render", "slurm", *words]
+    command: list[str | Path] = [RACKLOOM, "place", file, *where, "--render", "slurm", *words]
     text = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
     options = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     rest = [line for line in text.splitlines() if not line.startswith("#SBATCH")]
@@ -147,3 +148,91 @@ async def answers(slurm: Slurm) -> bool:
 async def allocated(slurm: Slurm) -> list[str]:
     nodes = slurm.ask("squeue", "--noheader", "--format=%N").strip()
     return slurm.ask("scontrol", "show", "hostnames", nodes).split() if nodes else []
+
+
+async def test_a_kept_topology_follows_the_nodes_while_jobs_run(slurm: Slurm, tmp_path: Path) -> None:
+    """A change reaches slurmctld; a node with a job waits; a source without nodes changes nothing."""
+    folder, nodes = slurm.conf.parent, tmp_path / "nodes.json"
+    racks = {name: name.rpartition("-tray-")[0] for name in EVERY_NODE}
+    write_nodes(nodes, racks)
+    settle = script(slurm, "reconfigure", "scontrol reconfigure && sleep 1 && scontrol ping")
+    hosts = "xargs --no-run-if-empty scontrol show hostnames"
+    busy = script(slurm, "busy", f"squeue --noheader --format=%N | {hosts}")
+    options = ("--site", nodes, "--to", folder / "topology.yaml", "--busy", busy, "--every", "1")
+    write_once(*options)
+    controller = start("slurmctld", [of_slurm("slurmctld"), "-D", "-f", slurm.conf], folder)
+    keeper = None
+    try:
+        await until(lambda: answers(slurm), "slurmctld answers")
+        keep: list[str | Path] = [RACKLOOM, "topology", "slurm", *options, "--hook", settle]
+        keeper = start("keeper", keep, folder)
+        await until(lambda: has_blocks(slurm, {f"rack-{rack}": TRAYS for rack in range(RACKS)}), "all blocks")
+        job_script = folder / "job.sh"
+        job_script.write_text("#!/bin/sh\n#SBATCH --nodes=1 --nodelist=rack-0-tray-0\ntrue\n")
+        slurm.ask("sbatch", str(job_script))
+        await until(lambda: allocated(slurm), "the job has a node")
+
+        # Two trays get a partition of their own. One has a job: it waits outside of all blocks.
+        split = racks | {"rack-0-tray-0": "new", "rack-0-tray-1": "new"}
+        write_nodes(nodes, split)
+        await until(lambda: has_blocks(slurm, {"rack-0": TRAYS - 2, "new": 1}), "the idle tray has moved")
+        assert await allocated(slurm) == ["rack-0-tray-0"]
+
+        write_nodes(nodes, {})
+        keeper_log = folder / "keeper.log"
+        await until_so(lambda: "slurm.source_unknown" in keeper_log.read_text(), "the source is unknown")
+        assert await has_blocks(slurm, {"rack-0": TRAYS - 2, "new": 1})
+
+        write_nodes(nodes, split)
+        slurm.ask("scontrol", "update", "node=rack-0-tray-0", "state=down", "reason=ends-the-job")
+        await until(lambda: has_blocks(slurm, {"rack-0": TRAYS - 2, "new": 2}), "the tray has moved")
+    finally:
+        if keeper is not None:
+            keeper.stop()
+        controller.stop()
+
+
+EVERY_NODE = [f"rack-{rack}-tray-{tray}" for rack in range(RACKS) for tray in range(TRAYS)]
+
+
+def write_nodes(path: Path, cliques: Mapping[str, str]) -> None:
+    """A saved cluster whose nodes are all Slurm's, replaced whole."""
+    items = [
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": {"nvidia.com/gpu.clique": clique}},
+            "spec": {"taints": [{"key": "slinky.slurm.net/slurm", "effect": "NoExecute"}]},
+        }
+        for name, clique in cliques.items()
+    ]
+    partial = path.with_suffix(".new")
+    partial.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    partial.replace(path)
+
+
+def script(slurm: Slurm, name: str, commands: str) -> Path:
+    """A command that asks this controller."""
+    path = slurm.conf.parent / name
+    exports = f"export SLURM_CONF={slurm.conf} PATH={HOME}/bin:$PATH"
+    path.write_text(f"#!/bin/sh\n{exports}\n{commands}\n")
+    path.chmod(0o755)
+    return path
+
+
+def write_once(*options: str | Path) -> None:
+    """Write the topology that slurmctld starts with."""
+    subprocess.run([RACKLOOM, "topology", "slurm", *options, "--once"], timeout=300, check=True)
+
+
+async def has_blocks(slurm: Slurm, nodes: Mapping[str, int]) -> bool:
+    """Whether slurmctld has just these of the blocks named, each with so many nodes."""
+    try:
+        lines = slurm.ask("scontrol", "show", "topology").splitlines()
+    except AssertionError:
+        return False
+    found = {}
+    for line in lines:
+        words = dict(word.split("=", 1) for word in line.split())
+        found[words["BlockName"]] = len(slurm.ask("scontrol", "show", "hostnames", words["Nodes"]).split())
+    return all(found.get(name) == count for name, count in nodes.items())

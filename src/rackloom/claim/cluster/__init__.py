@@ -5,4 +5,5 @@ carries out what was decided, and reports it in status, events and metrics.
 
 `controller_runtime` is the loop of every controller: work queue, pending writes, executor. `gang_placer` runs
 the placement search for `gang_controller`; `domain_caches` is what `domain_controller` follows.
+`slurm_controller` keeps Slurm's blocks up to date, in a process of its own.
 """

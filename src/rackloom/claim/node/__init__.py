@@ -11,5 +11,5 @@ A prepare call of kubelet passes these modules, in this order:
 
 Besides, `slices` keeps the node's ResourceSlices equal to its devices, `fabric` reads the NVLink fabric of
 the GPUs, `device_files` knows the numbers of NVIDIA's device files, and `storage` is what a plugin remembers
-on disk.
+on disk. `node_template` makes the slices of a node that does not exist yet, for an autoscaler.
 """

@@ -9,7 +9,8 @@
 - Planning: `gang_planner` (one gang, with `search`), `gang_fixes` (why it does not fit, and what would help),
   `batch` and `packing` (several gangs), `job_moves` (drain, defragment, replace a tray), `site_planner`
   (several jobs on a site: what `rackloom place` answers).
-- Results: `plan_notes` (warnings), `pod_templates` and `rendering` (manifests for other schedulers).
+- Results: `plan_notes` (warnings), `pod_templates` and `rendering` (manifests for other schedulers),
+  `slurm_topology` (the blocks of Slurm, once and kept up to date).
 - `instance_trays`: the trays of a tenant's instances, for the site service.
 - `reservations`: for whom a tray is kept, and until when. `allocations`: how many machines a tenant may use.
 """

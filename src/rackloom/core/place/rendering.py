@@ -10,7 +10,7 @@ Refused for what those terms cannot express, with the renderer or option that ca
 - LeaderWorkerSet: exclusive topology per replica or subgroup, and node affinity, because the leader alone
   would pick the clique.
 - PodGroup (scheduling.k8s.io): one group per kind of pods, with the clique as topology key.
-- Slurm: `#SBATCH` options and topology.yaml with a block per clique.
+- Slurm: `#SBATCH` options, and topology.yaml with a block per clique (`slurm_topology`).
 - Affinity: see `pod_templates`.
 
 Trays are named by the host label that node affinity reads, which differs from the node name at some
@@ -37,6 +37,7 @@ from rackloom.core.place.pod_templates import (
     render_affinity,
 )
 from rackloom.core.place.search.gang_needs import colocation_groups, rank_sequences
+from rackloom.core.place.slurm_topology import topology_document, topology_of
 from rackloom.core.place.workload_kinds import value_at
 from rackloom.errors import Refused
 
@@ -184,7 +185,7 @@ def render_job(
     Raises Refused where the terms of that scheduler cannot express the plan.
     """
     if target == "slurm":
-        return RenderedJob(objects=(slurm_topology(site),), script=slurm_options(gang, plan))
+        return RenderedJob(objects=(topology_document(topology_of(site)),), script=slurm_options(gang, plan))
     draft, plan = ManifestDraft(job), _with_host_labels(plan, site)
     more: list[JsonObject] = []
     if target == "affinity":
@@ -396,15 +397,3 @@ def _slurm_segment(gang: Gang) -> int:
             nearest_fix=f"use a --segment that divides {' and '.join(map(str, members))}",
         )
     return sizes.pop()
-
-
-def slurm_topology(site: PlacementSite) -> list[dict[str, object]]:
-    """topology.yaml: a block for each clique; the base block is the largest of them."""
-    blocks: dict[str, list[str]] = {}
-    for tray in site.trays:
-        if tray.clique is not None:
-            blocks.setdefault(tray.clique, []).append(tray.name)
-    largest = max((len(nodes) for nodes in blocks.values()), default=1)
-    listed = [{"block": name.replace(".", "-"), "nodes": ",".join(nodes)} for name, nodes in blocks.items()]
-    block = {"block_sizes": [largest], "blocks": listed}
-    return [{"topology": "nvlink", "cluster_default": True, "block": block}]

@@ -2,13 +2,14 @@
 
 import pytest
 from tests.claim.cluster.gangs.gang_site import TEAM, run
-from tests.claim.cluster.gangs.gang_stories import bound_job, opened, over
+from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, opened, over
 
 from rackloom.core.domains import names
 from rackloom.core.gangs.spec import read_member
 from rackloom.core.gangs.terms import without_conflicting_trays
-from rackloom.core.kubernetes.objects import POD
+from rackloom.core.kubernetes.objects import NODE, POD
 from rackloom.core.place.placement_values import PlacementSite, PlacementTray
+from rackloom.core.place.slurm_topology import SLURM_TAINT, topology_of_nodes
 
 HOST, CLIQUE, ZONE = "kubernetes.io/hostname", names.GPU_CLIQUE_LABEL, "topology.kubernetes.io/zone"
 SITE = {
@@ -81,6 +82,22 @@ def test_a_gang_is_placed_outside_a_clique_that_a_pod_wants_without_it():
         site.start()
         job = await bound_job(site, "big", {"worker": 1})
         assert set((await site.places("big")).values()) <= {"r1-t0", "r1-t1"}
+        await over(site, job)
+
+    run(story)
+
+
+def test_no_gang_is_placed_on_a_tray_of_slurm():
+    """The taint that puts a tray into Slurm's topology closes it here: one switch for both."""
+
+    async def story():
+        site = await at_work(racks=1, trays=4)
+        taint = {"key": SLURM_TAINT, "effect": "NoExecute"}
+        await site.user.patch(NODE, "r0-t1", None, {"spec": {"taints": [taint]}})
+        job = await bound_job(site, "train", {"worker": 3})
+        assert set((await site.places("train")).values()) == {"r0-t0", "r0-t2", "r0-t3"}
+        nodes = (await site.user.list(NODE)).items
+        assert list(topology_of_nodes(nodes, taint=SLURM_TAINT).block_of) == ["r0-t1"]
         await over(site, job)
 
     run(story)

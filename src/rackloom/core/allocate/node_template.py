@@ -1,0 +1,190 @@
+"""Slices of a node that does not exist yet, for an autoscaler that simulates it.
+
+`template_of_slices` makes them of the slices of a node that exists: the same devices, without what tells
+this node from others of its kind. A value such as a UUID becomes `template-<n>`, the same one wherever it
+stands, so that constraints among devices hold and fail as on the node. Taints go: they are a state of that
+node.
+
+`cluster_api_slices` is all that Cluster Autoscaler's Cluster API provider simulates for an empty group: the
+annotations give it a count and one driver (kubernetes/autoscaler, August 2026). `scale_up_answers` says what
+that means for claims. No autoscaler reads slices from a file or an object: a provider makes them in its own
+process, Karpenter's too.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from rackloom.core.allocate.attributes import (
+    CHASSIS_SERIAL,
+    CLIQUE,
+    FABRIC_GUID,
+    GPU_UUID,
+)
+from rackloom.core.allocate.objects import (
+    Device,
+    DeviceAttribute,
+    DeviceClass,
+    Node,
+    ObjectMeta,
+    ResourceClaim,
+    ResourcePool,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
+from rackloom.core.allocate.planning import PlacedClaim, RefusedClaim, allocate_each
+from rackloom.errors import Refused
+
+# From a node that exists.
+
+
+_IDENTIFYING = frozenset(
+    (
+        *(CLIQUE, "clusterUUID", CHASSIS_SERIAL, FABRIC_GUID, GPU_UUID, "parentUUID"),
+        *("gpuPartner", "mac", "ipv4", "ipv6"),
+    )
+)
+"""Attributes whose text belongs to one node, without their domain; `module<N>UUID` and the like are too."""
+PLACEHOLDER = "template-{number}"
+
+
+def template_of_slices(slices: Iterable[ResourceSlice], node: str, group: str) -> tuple[ResourceSlice, ...]:
+    """The slices of `node` as those of a new node `group`. Raises Refused where the node has none.
+
+    Devices that are not local to the node are left out: a new node brings none.
+    """
+    local = [slice_ for slice_ in slices if slice_.spec.node_name == node]
+    if not local:
+        raise Refused(f"no slice is of the node {node}", nearest_fix="name a node whose drivers are at work")
+    names: dict[str, str] = {}
+    return tuple(_template_slice(slice_, node, group, names) for slice_ in local)
+
+
+def _template_slice(slice_: ResourceSlice, node: str, group: str, names: dict[str, str]) -> ResourceSlice:
+    spec = slice_.spec
+    name = group if spec.pool.name == node else f"{group}-{spec.pool.name}"
+    pool = replace(spec.pool, name=name)
+    devices = tuple(_template_device(device, names) for device in spec.devices)
+    return ResourceSlice(
+        metadata=ObjectMeta(name=_slice_name(slice_, group)),
+        spec=replace(spec, pool=pool, node_name=group, devices=devices),
+    )
+
+
+def _slice_name(slice_: ResourceSlice, group: str) -> str:
+    """The API server's ending of the name, by which several slices of a driver differ, stays."""
+    return f"{group}-{slice_.spec.driver}-{slice_.metadata.name.rpartition('-')[2]}"
+
+
+def _template_device(device: Device, names: dict[str, str]) -> Device:
+    attributes = {name: _template_value(name, value, names) for name, value in device.attributes.items()}
+    return replace(device, attributes=attributes, taints=())
+
+
+def _template_value(name: str, value: DeviceAttribute, names: dict[str, str]) -> DeviceAttribute:
+    if value.string is None or not _identifies(name.rpartition("/")[2]):
+        return value
+    placeholder = names.setdefault(value.string, PLACEHOLDER.format(number=len(names)))
+    return DeviceAttribute(string=placeholder)
+
+
+def _identifies(name: str) -> bool:
+    is_of_module = name.startswith("module") and name.endswith(("UUID", "FabricGUID"))
+    return is_of_module or name in _IDENTIFYING
+
+
+def local_slice(driver: str, group: str, devices: Iterable[Device]) -> ResourceSlice:
+    """The one slice of a pool that is named after its node."""
+    return ResourceSlice(
+        metadata=ObjectMeta(name=f"{group}-{driver}"),
+        spec=ResourceSliceSpec(
+            driver=driver,
+            pool=ResourcePool(name=group, generation=1, resource_slice_count=1),
+            node_name=group,
+            devices=tuple(devices),
+        ),
+    )
+
+
+# What Cluster Autoscaler's Cluster API provider makes of annotations.
+
+
+CAPACITY = "capacity.cluster-autoscaler.kubernetes.io"
+
+
+def cluster_api_slices(driver: str, count: int, group: str) -> tuple[ResourceSlice, ...]:
+    """Devices gpu-0, gpu-1 ... of one driver, with the type and nothing else.
+
+    Releases before the fix of kubernetes/autoscaler issue 10199 gave their pool no slice count. The allocator
+    takes such a pool for incomplete, and no claim starts a node.
+    """
+    is_gpu = {"type": DeviceAttribute(string="gpu")}
+    devices = (Device(name=f"gpu-{number}", attributes=is_gpu) for number in range(count))
+    return (local_slice(driver, group, devices),) if count else ()
+
+
+def whole_gpus(slices: Iterable[ResourceSlice], driver: str) -> int:
+    """GPUs of a driver that are no partitions."""
+    kinds = (
+        device.attributes.get("type")
+        for slice_ in slices
+        if slice_.spec.driver == driver
+        for device in slice_.spec.devices
+    )
+    return sum(kind is not None and kind.string == "gpu" for kind in kinds)
+
+
+def capacity_annotations(
+    resources: Mapping[str, str], *, driver: str, gpus: int, labels: Mapping[str, str], taints: Sequence[str]
+) -> dict[str, str]:
+    """Annotations of a MachineDeployment or MachineSet that describe its nodes while there are none.
+
+    `resources`: of a node, by name (`cpu`, `memory`, `ephemeral-storage`, `pods`); `taints`:
+    `key=value:effect`. Raises Refused without CPU and memory: such a group is not scaled from zero.
+    """
+    if not resources.get("cpu") or not resources.get("memory"):
+        raise Refused(
+            "the Cluster API provider scales a group from zero only if it knows CPU and memory of a node",
+            nearest_fix="say --cpu and --memory",
+        )
+    keys = {"cpu": "cpu", "memory": "memory", "ephemeral-storage": "ephemeral-disk", "pods": "maxPods"}
+    found = {f"{CAPACITY}/{key}": resources[name] for name, key in keys.items() if resources.get(name)}
+    if gpus:
+        found |= {f"{CAPACITY}/gpu-count": str(gpus), f"{CAPACITY}/dra-driver": driver}
+    if labels:
+        found[f"{CAPACITY}/labels"] = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+    if taints:
+        found[f"{CAPACITY}/taints"] = ",".join(taints)
+    return found
+
+
+# What an empty group would be started for.
+
+
+class ScaleUpAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a new node would serve a claim, and whether an autoscaler would know."""
+
+    claim: str
+    template: PlacedClaim | RefusedClaim
+    """On the slices that the node would have."""
+    cluster_api: PlacedClaim | RefusedClaim
+    """On what the Cluster API provider simulates."""
+
+
+def scale_up_answers(
+    claims: Sequence[ResourceClaim],
+    classes: Sequence[DeviceClass],
+    slices: Sequence[ResourceSlice],
+    group: str,
+    driver: str,
+) -> tuple[ScaleUpAnswer, ...]:
+    """Each claim by itself on a new node, by the allocator of `rackloom claim allocate`."""
+    node = (Node(metadata=ObjectMeta(name=group)),)
+    coarse = cluster_api_slices(driver, whole_gpus(slices, driver), group)
+    answers = []
+    for claim in claims:
+        (on_template,) = allocate_each(node, classes, slices, (claim,))
+        (on_coarse,) = allocate_each(node, classes, coarse, (claim,))
+        answers.append(ScaleUpAnswer(claim=on_template.claim, template=on_template, cluster_api=on_coarse))
+    return tuple(answers)

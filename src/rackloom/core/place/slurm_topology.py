@@ -1,0 +1,203 @@
+"""Slurm's `topology/block` from a site, and the steps by which a topology follows the site.
+
+A block is a clique. `topology_of` is the only rule: `rackloom place --render slurm` prints what it returns
+once, and `rackloom topology slurm` keeps it up to date. Blocks and nodes are in natural order, so that the
+same site always gives the same text.
+
+`SLURM_TAINT` says which nodes of a cluster are Slurm's. The same taint keeps kube-scheduler, gangs and
+`rackloom place` off them, so a tray is in the topology of Slurm or open to Kubernetes, never both.
+
+What slurmctld does (tried on 26.05.5, and read in its source):
+
+- It ends with `fatal` where a topology has no block, or two of one name. `scontrol reconfigure` reports
+  success all the same. So no empty topology is ever returned.
+- It does not forbid that a node changes its block while a job runs there: the job keeps its nodes, and is
+  then spread over two blocks. So a node enters a block only when no job runs on it (`next_topology`). Until
+  then it is in none, and gets no new job. That needs no memory: a node that waits is a node that enters.
+- A node that the file does not have is a warning. A block may be without nodes.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import yaml
+from msgspec.structs import replace
+
+from rackloom.core.place.observed_site import read_site
+from rackloom.core.place.placement_values import PlacementSite, SchedulerLabels
+from rackloom.core.place.pod_constraints import JsonMapping
+from rackloom.errors import Refused
+
+SLURM_TAINT = "slinky.slurm.net/slurm"
+"""Key of the taint that Slinky's documentation puts on the nodes of Slurm."""
+TOPOLOGY_NAME = "nvlink"
+"""What partitions of Slurm name as their `Topology`."""
+
+
+class SlurmTopology(msgspec.Struct, frozen=True):
+    """Nodes by block, in order. Every node is in one block."""
+
+    blocks: Mapping[str, tuple[str, ...]]
+    block_size: int
+    """Nodes of the base block that Slurm plans with."""
+
+    @property
+    def block_of(self) -> dict[str, str]:
+        """The block of each node."""
+        return {node: block for block, nodes in self.blocks.items() for node in nodes}
+
+
+# From a site.
+
+
+def topology_of(site: PlacementSite, block_size: int | None = None) -> SlurmTopology:
+    """A block for each clique; trays without a clique are in none.
+
+    `block_size`: None for the size of the largest block. Raises Refused where two cliques would be blocks of
+    one name, which slurmctld does not survive.
+    """
+    cliques: dict[str, list[str]] = {}
+    for tray in site.trays:
+        if tray.clique is not None:
+            cliques.setdefault(tray.clique, []).append(tray.name)
+    blocks = {block_name(clique): _in_order(nodes) for clique, nodes in cliques.items()}
+    if len(blocks) < len(cliques):
+        raise Refused(
+            f"two of the cliques {', '.join(sorted(cliques))} would be one block of Slurm",
+            nearest_fix="give them names that differ in more than dots and dashes",
+        )
+    largest = max((len(nodes) for nodes in blocks.values()), default=1)
+    ordered = {name: blocks[name] for name in _in_order(blocks)}
+    return SlurmTopology(blocks=ordered, block_size=block_size or largest)
+
+
+def topology_of_nodes(
+    nodes: Iterable[JsonMapping],
+    labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
+    *,
+    taint: str | None = None,
+    block_size: int | None = None,
+) -> SlurmTopology:
+    """The topology of Kubernetes nodes. `taint`: only of those that have a taint of this key."""
+    chosen = [node for node in nodes if taint is None or _has_taint(node, taint)]
+    return topology_of(read_site(chosen, (), labels), block_size)
+
+
+def block_name(clique: str) -> str:
+    """The name of a clique's block: `<clusterUUID>-<cliqueID>`."""
+    return clique.replace(".", "-")
+
+
+def _has_taint(node: JsonMapping, key: str) -> bool:
+    return any(taint.get("key") == key for taint in (node.get("spec") or {}).get("taints") or ())
+
+
+def _in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Numbers count as numbers: tray-9 is before tray-10."""
+    return tuple(sorted(names, key=_natural))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", name)]
+
+
+# As Slurm reads it.
+
+
+def topology_document(topology: SlurmTopology) -> list[dict[str, Any]]:
+    """The value of topology.yaml."""
+    listed = [
+        {"block": name} | ({"nodes": ",".join(nodes)} if nodes else {})
+        for name, nodes in topology.blocks.items()
+    ]
+    block = {"block_sizes": [topology.block_size], "blocks": listed}
+    return [{"topology": TOPOLOGY_NAME, "cluster_default": True, "block": block}]
+
+
+def topology_text(topology: SlurmTopology) -> str:
+    """The text of topology.yaml."""
+    return yaml.safe_dump(topology_document(topology), sort_keys=False)
+
+
+class _BlockDocument(msgspec.Struct):
+    block: str
+    nodes: str = ""
+
+
+class _BlocksDocument(msgspec.Struct):
+    block_sizes: list[int]
+    blocks: list[_BlockDocument]
+
+
+class _TopologyDocument(msgspec.Struct):
+    topology: str
+    block: _BlocksDocument
+
+
+def read_topology(text: str) -> SlurmTopology | None:
+    """What `topology_text` wrote; None for anything else, such as a file of a person with ranges of nodes."""
+    try:
+        (found,) = msgspec.convert(yaml.safe_load(text), list[_TopologyDocument])
+    except (yaml.YAMLError, msgspec.ValidationError, ValueError):
+        return None
+    if found.topology != TOPOLOGY_NAME or any("[" in block.nodes for block in found.block.blocks):
+        return None
+    sizes = found.block.block_sizes or [1]
+    blocks = {block.block: tuple(filter(None, block.nodes.split(","))) for block in found.block.blocks}
+    return SlurmTopology(blocks=blocks, block_size=sizes[0])
+
+
+# The next step.
+
+
+class NodeMove(msgspec.Struct, frozen=True):
+    """A node that leaves one block for another."""
+
+    node: str
+    source: str
+    target: str
+
+
+class TopologyStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What Slurm gets next."""
+
+    topology: SlurmTopology | None
+    """None: keep what Slurm has, because the site shows no block, or every node has to wait."""
+    moved: tuple[NodeMove, ...] = ()
+    """Nodes that change their block with this step."""
+    waiting: tuple[str, ...] = ()
+    """Nodes that are in no block for now, because jobs run on them or may."""
+
+
+def entering_nodes(last: SlurmTopology | None, found: SlurmTopology) -> tuple[str, ...]:
+    """Nodes that are not yet in the block that the site shows; empty if Slurm has no topology of ours."""
+    if last is None:
+        return ()
+    before = last.block_of
+    return tuple(node for node, block in found.block_of.items() if before.get(node) != block)
+
+
+def next_topology(
+    last: SlurmTopology | None, found: SlurmTopology, busy: Collection[str] | None
+) -> TopologyStep:
+    """The step from what Slurm has (`last`, None for nothing of ours) to what the site shows.
+
+    `busy`: nodes on which jobs run; None where that is not known, and any node may be.
+    """
+    entering = entering_nodes(last, found)
+    waiting = tuple(node for node in entering if busy is None or node in busy)
+    before = {} if last is None else last.block_of
+    after = found.block_of
+    moved = tuple(
+        NodeMove(node, before[node], after[node])
+        for node in entering
+        if node in before and node not in waiting
+    )
+    blocks = {
+        name: tuple(node for node in nodes if node not in waiting) for name, nodes in found.blocks.items()
+    }
+    kept = {name: nodes for name, nodes in blocks.items() if nodes}
+    topology = replace(found, blocks=kept) if kept else None
+    return TopologyStep(topology=topology, moved=moved, waiting=waiting)
