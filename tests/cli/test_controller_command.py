@@ -52,6 +52,23 @@ def test_what_nobody_can_mean_is_refused(started):
     assert not started
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"), [("LOG_LEVEL=9", "not 0 to 4"), ("SERVER_PORT=1", "SERVER_PORT is Rackloom's")]
+)
+def test_a_controller_does_not_start_with_settings_that_no_daemon_would_take(
+    started, monkeypatch, settings, words
+):
+    monkeypatch.setenv("CD_DAEMON_IMEX_SETTINGS", settings)
+    with pytest.raises(Refused, match=words):
+        app(["controller", "--image", "i:1"], result_action="return_value")
+    assert not started
+
+
+def test_the_settings_of_nvidia_imex_reach_the_daemons():
+    parameters = DaemonParameters(image="i:1", daemon_imex_settings="LOG_LEVEL=3, IMEX_WAIT_FOR_QUORUM=NONE")
+    assert parameters.settings().imex_settings == {"LOG_LEVEL": "3", "IMEX_WAIT_FOR_QUORUM": "NONE"}
+
+
 def test_each_setting_of_gangs_has_an_option_with_its_default_and_is_documented():
     options = inspect.signature(GangParameters).parameters
     for field in msgspec.structs.fields(GangSettings):
