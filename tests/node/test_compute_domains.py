@@ -101,8 +101,9 @@ def test_settings_of_nvidia_imex_are_those_of_the_next_daemons(installed: NodeCl
     assert not chosen.search(_log_of(installed, daemon))
     _set_imex(installed, None)
     installed.kubectl("rollout", "status", *CONTROLLER, "--timeout=120s")
-    for job in ("before", "after"):
-        _end(installed, job, f"{job}-0")
+    installed.kubectl("delete", "pod", "before-0", "--wait=false")
+    installed.kubectl("delete", "computedomain", "before", "--timeout=60s")
+    _end(installed, "after", "before-0", "after-0")
 
 
 @only_all
