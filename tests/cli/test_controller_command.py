@@ -1,4 +1,4 @@
-"""`rackloom controller`: its options reach the controllers, and each is documented."""
+"""`rackloom controller`: its options reach the controllers and IMEX daemons; each of gangs is documented."""
 
 import inspect
 from pathlib import Path
@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from rackloom.app import controller as process
+from rackloom.app import imex as daemon_process
 from rackloom.cli.controller import DaemonParameters, GangParameters, controller
 from rackloom.cli.main import app
 from rackloom.core.gangs.spec import GangSettings
@@ -50,6 +51,34 @@ def test_what_nobody_can_mean_is_refused(started):
     with pytest.raises(Refused, match="max_spares"):
         controller(daemon=DaemonParameters(image="i:1"), gangs=GangParameters(gang_max_spares=-1))
     assert not started
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"), [("LOG_LEVEL=9", "not 0 to 4"), ("SERVER_PORT=1", "SERVER_PORT is Rackloom's")]
+)
+def test_a_controller_does_not_start_with_settings_that_no_daemon_would_take(
+    started, monkeypatch, settings, words
+):
+    monkeypatch.setenv("CD_DAEMON_IMEX_SETTINGS", settings)
+    with pytest.raises(Refused, match=words):
+        app(["controller", "--image", "i:1"], result_action="return_value")
+    assert not started
+
+
+def test_the_settings_of_nvidia_imex_reach_the_daemons():
+    parameters = DaemonParameters(image="i:1", daemon_imex_settings="LOG_LEVEL=3, IMEX_WAIT_FOR_QUORUM=NONE")
+    assert parameters.settings().imex_settings == {"LOG_LEVEL": "3", "IMEX_WAIT_FOR_QUORUM": "NONE"}
+
+
+def test_a_daemon_reads_its_settings_again(monkeypatch):
+    found = []
+    monkeypatch.setattr(daemon_process, "run_imex", found.append)
+    monkeypatch.setenv("IMEX_SETTINGS", "LOG_LEVEL=3")
+    app(["imex", "run"], result_action="return_value")
+    monkeypatch.setenv("IMEX_SETTINGS", "IMEX_ENABLE_AUTH_ENCRYPTION=0")
+    with pytest.raises(Refused, match="IMEX_ENABLE_AUTH_ENCRYPTION is Rackloom's"):
+        app(["imex", "run"], result_action="return_value")
+    assert [options.settings for options in found] == [{"LOG_LEVEL": "3"}]
 
 
 def test_each_setting_of_gangs_has_an_option_with_its_default_and_is_documented():

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.installed import SETTINGS, as_account
@@ -225,6 +226,10 @@ async def test_the_controller_starts_imex_daemons_and_no_other_programs(
     for change, why in FORBIDDEN.values():
         await refused(controller.create(DAEMON_SET, changed(made, change), dry_run=True), why)
     await refused(controller.create(DAEMON_SET, daemon_set(domain, SETTINGS, DRIVER)), "forbidden")
+
+    daemon = msgspec.structs.replace(SETTINGS.daemon, imex_settings={"LOG_LEVEL": "3"})
+    chosen = daemon_set(domain, msgspec.structs.replace(SETTINGS, daemon=daemon), DAEMONS)
+    await controller.create(DAEMON_SET, chosen, dry_run=True)
 
     name = names.daemon_name(domain.uid)
     await controller.create(DAEMON_SET, made)

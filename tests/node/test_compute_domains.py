@@ -1,10 +1,13 @@
 """ComputeDomains on real nodes: the examples as they are, in both modes, and through the deaths of what
 serves them."""
 
+import re
+
 import pytest
 from tests.node.conftest import ROOT, only_all
 from tests.node.nodes import NodeCluster, seconds_until
 from tests.node.workloads import (
+    channels_in,
     claiming,
     compute_domain,
     condition,
@@ -16,8 +19,11 @@ from tests.node.workloads import (
 )
 from tests.waiting import until_seen
 
+from rackloom.core.domains.names import CHANNELS_PER_NODE, COMPUTE_DOMAIN_LABEL
+
 MINIMAL = ROOT / "examples/imex-minimal/compute-domain.yaml"
 CHANNELS = "/dev/nvidia-caps-imex-channels"
+CONTROLLER = ("-n", "rackloom-system", "deployment/rackloom-controller")
 
 
 def test_the_minimal_example_runs_and_sees_its_channel(installed: NodeCluster) -> None:
@@ -25,6 +31,15 @@ def test_the_minimal_example_runs_and_sees_its_channel(installed: NodeCluster) -
     seconds_until(lambda: phase(installed, "imex-minimal") == "Succeeded", "the pod has run", 60)
     assert "509,   0" in installed.kubectl("logs", "imex-minimal")
     installed.kubectl("delete", "-f", str(MINIMAL), "--timeout=60s")
+
+
+def test_a_domain_with_all_channels_shows_its_pod_every_one(installed: NodeCluster) -> None:
+    worker = _worker("all", installed.nodes[0].name, 0)
+    installed.apply(compute_domain("all", "all-channel", "All"), worker)
+    until_running(installed, "all-0")
+    channels = channels_in(inside(installed, "all-0", "ls", "-l", CHANNELS))
+    assert sorted(channels) == list(range(CHANNELS_PER_NODE))
+    _end(installed, "all", "all-0")
 
 
 def test_two_pods_on_two_nodes_share_a_domain(installed: NodeCluster) -> None:
@@ -70,6 +85,28 @@ def test_running_pods_outlive_our_programs(installed: NodeCluster, component: st
 
 
 @only_all
+def test_settings_of_nvidia_imex_are_those_of_the_next_daemons(installed: NodeCluster) -> None:
+    """Running daemons keep theirs, and a controller that refuses its settings replaces no other."""
+    nodes = installed.nodes
+    _job_on(installed, "before", nodes[0].name)
+    daemon = _daemon(installed, "before")
+    _set_imex(installed, "IMEX_NODE_DISCONNECTED_GRACE_TIME=600")
+    installed.kubectl("rollout", "status", *CONTROLLER, "--timeout=120s")
+    _set_imex(installed, "SERVER_PORT=1")
+    until_seen(lambda: "SERVER_PORT is Rackloom's" in _controller_logs(installed), "it is refused", 60)
+    _job_on(installed, "after", nodes[1].name)
+    chosen = re.compile(r"IMEX_NODE_DISCONNECTED_GRACE_TIME\s*=\s*600")
+    assert chosen.search(_log_of(installed, _daemon(installed, "after")))
+    assert _daemon(installed, "before") == daemon, "the running daemon was replaced"
+    assert not chosen.search(_log_of(installed, daemon))
+    _set_imex(installed, None)
+    installed.kubectl("rollout", "status", *CONTROLLER, "--timeout=120s")
+    installed.kubectl("delete", "pod", "before-0", "--wait=false")
+    installed.kubectl("delete", "computedomain", "before", "--timeout=60s")
+    _end(installed, "after", "before-0", "after-0")
+
+
+@only_all
 def test_a_node_reboots_under_a_job(installed: NodeCluster) -> None:
     pods = _spread(installed, "job")
     until_running(installed, *pods)
@@ -88,6 +125,37 @@ def test_a_node_reboots_under_a_job(installed: NodeCluster) -> None:
 
 def _worker(domain: str, node: str, number: int) -> dict[str, object]:
     return claiming(pod(f"{domain}-{number}", node=node), f"{domain}-channel")
+
+
+def _job_on(cluster: NodeCluster, domain: str, node: str) -> None:
+    """A ComputeDomain with one pod, `DOMAIN-0`, which runs on that node."""
+    cluster.apply(compute_domain(domain, f"{domain}-channel"), _worker(domain, node, 0))
+    until_running(cluster, f"{domain}-0")
+
+
+def _daemon(cluster: NodeCluster, domain: str) -> str:
+    """The name of the one IMEX daemon's pod of a ComputeDomain; another daemon has another name."""
+    uid = cluster.get("computedomain", domain)["metadata"]["uid"]
+    found = cluster.get("pods", "-n", "rackloom-imex", "-l", f"{COMPUTE_DOMAIN_LABEL}={uid}")["items"]
+    (name,) = (pod["metadata"]["name"] for pod in found)
+    return str(name)
+
+
+def _log_of(cluster: NodeCluster, daemon: str) -> str:
+    return cluster.kubectl("logs", "-n", "rackloom-imex", daemon)
+
+
+def _set_imex(cluster: NodeCluster, settings: str | None) -> None:
+    """Give the controller settings of nvidia-imex, or none."""
+    change = "-" if settings is None else f"={settings}"
+    cluster.kubectl("set", "env", *CONTROLLER, f"CD_DAEMON_IMEX_SETTINGS{change}")
+
+
+def _controller_logs(cluster: NodeCluster) -> str:
+    selector = "app.kubernetes.io/component=controller"
+    pods = cluster.get("pods", "-n", "rackloom-system", "-l", selector)["items"]
+    names = [pod["metadata"]["name"] for pod in pods]
+    return "".join(cluster.tried("logs", "-n", "rackloom-system", name).stdout for name in names)
 
 
 def _spread(cluster: NodeCluster, domain: str) -> list[str]:

@@ -5,7 +5,6 @@ node plugins, and the same variable for the webhook, which gives the pods of a j
 examples for domain mode are in test_compute_domains.py and test_gang.py.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +14,10 @@ from tests.node.conftest import ROOT, only_all
 from tests.node.nodes import NodeCluster, seconds_until
 from tests.node.workloads import (
     IMAGE,
+    channels_in,
     claiming,
     compute_domain,
+    condition,
     inside,
     is_ready,
     phase,
@@ -50,7 +51,7 @@ def channel_mode(admission: NodeCluster) -> Iterator[NodeCluster]:
 def test_the_minimal_example_gets_a_channel_of_its_own(channel_mode: NodeCluster) -> None:
     channel_mode.kubectl("apply", "-f", str(MINIMAL))
     seconds_until(lambda: phase(channel_mode, "imex-minimal") == "Succeeded", "the pod has run", 60)
-    (number,) = _channels(channel_mode.kubectl("logs", "imex-minimal"))
+    (number,) = channels_in(channel_mode.kubectl("logs", "imex-minimal"))
     assert 1 <= number <= CHANNELS_PER_CLIQUE
     channel_mode.kubectl("delete", "-f", str(MINIMAL), "--timeout=60s")
 
@@ -68,7 +69,9 @@ def test_two_jobs_share_both_nodes_and_no_channel(channel_mode: NodeCluster) -> 
         )
         until_running(channel_mode, *pods)
         seen[job] = {
-            number for name in pods for number in _channels(inside(channel_mode, name, "ls", "-l", CHANNELS))
+            number
+            for name in pods
+            for number in channels_in(inside(channel_mode, name, "ls", "-l", CHANNELS))
         }
     assert all(len(channels) == 1 for channels in seen.values()), f"a job has one channel: {seen}"
     assert seen["left"] != seen["right"]
@@ -79,6 +82,22 @@ def test_two_jobs_share_both_nodes_and_no_channel(channel_mode: NodeCluster) -> 
         channel_mode.kubectl("delete", "computedomain", job, "--timeout=60s")
         until_gone(channel_mode, *pods)
     assert len(_warm(channel_mode)) == len(channel_mode.nodes), "the cliques stay warm for the next job"
+
+
+def test_a_job_that_asks_for_all_channels_waits_and_learns_why(channel_mode: NodeCluster) -> None:
+    channel_mode.apply(compute_domain("all", "all-channel", "All"), claiming(pod("all-0"), "all-channel"))
+    until_seen(
+        lambda: condition(channel_mode, "all", "Degraded").get("status") == "True", "it is refused", 30
+    )
+    degraded = condition(channel_mode, "all", "Degraded")
+    assert degraded["reason"] == "AllChannelsRefused"
+    assert "imex-isolation=domain" in degraded["message"]
+    waiting = channel_mode.get("pod", "all-0")
+    assert "nodeName" not in waiting["spec"], "it is bound to no node"
+    assert not channel_mode.get("resourceclaims")["items"], "nothing is allocated for it"
+    channel_mode.kubectl("delete", "pod", "all-0", "--wait=false")
+    channel_mode.kubectl("delete", "computedomain", "all", "--timeout=60s")
+    until_gone(channel_mode, "all-0")
 
 
 @pytest.mark.usefixtures("mpi_operator")
@@ -102,7 +121,7 @@ def run_mpi_example(cluster: NodeCluster) -> None:
     hosts = {cluster.get("pod", worker)["spec"]["nodeName"] for worker in workers}
     assert hosts == {node.name for node in cluster.nodes}
     listings = [inside(cluster, worker, "ls", "-l", CHANNELS) for worker in workers]
-    assert len({*_channels("".join(listings))}) == 1
+    assert len({*channels_in("".join(listings))}) == 1
     until_seen(lambda: is_ready(cluster, name), "its domain is Ready", 30)
     cluster.kubectl("delete", "mpijob", name, "--timeout=60s")
     cluster.kubectl("delete", "computedomain", name, "--timeout=60s")
@@ -159,8 +178,3 @@ def _warm(cluster: NodeCluster) -> list[str]:
     found = cluster.get("nodes", "-l", CHANNELS_READY_LABEL)["items"]
     assert all(COMPUTE_DOMAIN_LABEL not in node["metadata"]["labels"] for node in found)
     return [node["metadata"]["name"] for node in found]
-
-
-def _channels(listing: str) -> list[int]:
-    """The numbers of the channels in what `ls -l` prints of them."""
-    return [int(number) for number in re.findall(r" 509, +(\d+) ", listing)]

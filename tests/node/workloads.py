@@ -1,5 +1,6 @@
 """Pods of the tests, as values, and what is asked of them."""
 
+import re
 from typing import Any
 
 from tests.node.nodes import NodeCluster, seconds_until
@@ -10,12 +11,13 @@ RUNNING_WITHIN = 60.0
 Object = dict[str, Any]
 
 
-def compute_domain(name: str, template: str) -> Object:
+def compute_domain(name: str, template: str, mode: str = "Single") -> Object:
+    channel = {"resourceClaimTemplate": {"name": template}, "allocationMode": mode}
     return {
         "apiVersion": "resource.nvidia.com/v1beta1",
         "kind": "ComputeDomain",
         "metadata": {"name": name, "namespace": "default"},
-        "spec": {"numNodes": 0, "channel": {"resourceClaimTemplate": {"name": template}}},
+        "spec": {"numNodes": 0, "channel": channel},
     }
 
 
@@ -75,6 +77,11 @@ def until_gone(cluster: NodeCluster, *names: str, within: float = RUNNING_WITHIN
 def inside(cluster: NodeCluster, name: str, *command: str, container: str = "main") -> str:
     """What a command prints in a container of a pod."""
     return cluster.kubectl("exec", name, "-c", container, "--", *command)
+
+
+def channels_in(listing: str) -> list[int]:
+    """The numbers of the IMEX channels in what `ls -l` prints of them."""
+    return [int(number) for number in re.findall(r" 509, +(\d+) ", listing)]
 
 
 def condition(cluster: NodeCluster, domain: str, kind: str) -> Object:

@@ -39,6 +39,7 @@ from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
 from rackloom.claim.kube.client import connect
 from rackloom.core.domains import names
 from rackloom.core.domains.clique import ObjectRef, is_ip_address
+from rackloom.core.domains.imex_settings import ImexSettings
 from rackloom.errors import Refused, Retry
 from rackloom.limits import Process, files_needed
 
@@ -59,6 +60,7 @@ class ImexDaemonOptions:
     kubeconfig: Path | None
     context: str | None
     probe_port: int
+    settings: ImexSettings
 
 
 def member_from_environment(environment: Mapping[str, str]) -> DaemonIdentity:
@@ -121,7 +123,8 @@ def _supervisor(settings: ImexDaemonOptions, place: DaemonIdentity, files: ImexF
     tls = None
     if settings.tls_directory is not None:
         tls = ImexTls(settings.tls_directory, names.imex_peer_name(place.compute_domain))
-    files.write_config(ImexConfig(place.address, files.nodes, tls, settings.mode))
+    config = ImexConfig(place.address, files.nodes, tls, settings.mode, settings=settings.settings)
+    files.write_config(config)
     layout = PeerLayout(settings.mode, place.max_nodes, settings.quorum)
     command = (*settings.program, "-c", str(files.config))
     return Supervisor(layout, files, tls, partial(start_imex, command))

@@ -41,6 +41,11 @@ class DaemonParameters:
     "Passed to the daemons."
     daemon_authentication: Annotated[bool, env_parameter("IMEX_AUTHENTICATION")] = True
     "Mutual TLS between the daemons of a ComputeDomain."
+    daemon_imex_settings: Annotated[str, env_parameter("CD_DAEMON_IMEX_SETTINGS")] = ""
+    (
+        "Settings of nvidia-imex as NAME=VALUE, separated by commas: LOG_LEVEL, IMEX_WAIT_FOR_QUORUM and"
+        " IMEX_NODE_DISCONNECTED_GRACE_TIME. For ComputeDomains made from then on."
+    )
     daemon_priority_class: Annotated[str | None, env_parameter("CD_DAEMON_PRIORITY_CLASS")] = None
     "Priority class of the daemons' pods."
     daemon_cpu: Annotated[str, env_parameter("CD_DAEMON_CPU")] = "50m"
@@ -51,7 +56,8 @@ class DaemonParameters:
     "Limit daemons to what they request, which makes them the last to be evicted."
 
     def settings(self) -> "ImexDaemonSettings":
-        """The same, for the controller."""
+        """The same, for the controller. Raises Refused for settings that nvidia-imex is not to be given."""
+        from rackloom.core.domains.imex_settings import read_imex_settings
         from rackloom.core.domains.settings import ImexDaemonSettings
 
         requests = {"cpu": self.daemon_cpu, "memory": self.daemon_memory}
@@ -61,6 +67,7 @@ class DaemonParameters:
             log_verbosity=self.daemon_log_verbosity,
             max_nodes=self.max_nodes_per_imex_domain,
             authentication=self.daemon_authentication,
+            imex_settings=read_imex_settings(self.daemon_imex_settings),
             priority_class=self.daemon_priority_class,
             resources={"requests": requests} | ({"limits": requests} if self.daemon_guaranteed else {}),
         )

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter, validators
 
 from rackloom.cli.common import Kubeconfig, KubeContext, with_common_flags
-from rackloom.core.domains.names import IMEX_PROBE_PORT
+from rackloom.core.domains.names import IMEX_PROBE_PORT, IMEX_SETTINGS_VARIABLE
 
 app = App(name="imex", help="Supervise NVIDIA's IMEX daemon in a pod of a ComputeDomain.")
 
@@ -36,6 +36,7 @@ def run(
     kubeconfig: Kubeconfig = None,
     context: KubeContext = None,
     probe_port: ProbePort = IMEX_PROBE_PORT,
+    settings: Annotated[str, Parameter(env_var=IMEX_SETTINGS_VARIABLE)] = "",
 ) -> None:
     """Join the clique of this ComputeDomain and keep nvidia-imex running with its peers.
 
@@ -63,8 +64,11 @@ def run(
     probe_port
         Where kubelet's probes are answered, over HTTP at the pod's address: 200 if nvidia-imex is READY, or
         if the node has no NVLink fabric.
+    settings
+        Settings of nvidia-imex as NAME=VALUE, separated by commas; docs/imex.md lists them.
     """
     from rackloom.app.imex import ImexDaemonOptions, run_imex
+    from rackloom.core.domains.imex_settings import read_imex_settings
 
     run_imex(
         ImexDaemonOptions(
@@ -78,5 +82,6 @@ def run(
             kubeconfig=kubeconfig,
             context=context,
             probe_port=probe_port,
+            settings=read_imex_settings(settings),
         )
     )

@@ -200,8 +200,27 @@ def test_all_channels_are_refused(rack, make, channel):
     obj["spec"]["channel"]["allocationMode"] = "All"
     rack.put(COMPUTE_DOMAIN, obj)
     settle(rack, channel, make)
-    assert status_of(rack, "a").condition("Degraded").reason == "AllChannelsRefused"
+    degraded = status_of(rack, "a").condition("Degraded")
+    assert degraded.reason == "AllChannelsRefused"
+    assert "label the ComputeDomain rackloom.dev/imex-isolation=domain" in degraded.message
     assert not rack.of(RESOURCE_CLAIM)
+    made = [template["metadata"]["name"] for template in rack.of(RESOURCE_CLAIM_TEMPLATE)]
+    assert "channel-a" not in made, "a pod must wait, and not be bound to a node to fail there"
+
+
+def test_the_label_that_the_refusal_names_gives_the_job_all_channels(rack, make, channel):
+    obj = make.domain("a", uid="cd-a", template="channel-a")
+    obj["spec"]["channel"]["allocationMode"] = "All"
+    rack.put(COMPUTE_DOMAIN, obj)
+    settle(rack, channel, make)
+    refused = rack.at(COMPUTE_DOMAIN, "team", "a")
+    labels = {**refused["metadata"].get("labels", {}), names.ISOLATION_LABEL: "domain"}
+    rack.put(COMPUTE_DOMAIN, {**refused, "metadata": {**refused["metadata"], "labels": labels}})
+    settle(rack, channel, make)
+    devices = rack.at(RESOURCE_CLAIM_TEMPLATE, "team", "channel-a")["spec"]["spec"]["devices"]
+    assert devices["requests"][0]["exactly"]["deviceClassName"] == names.CHANNEL_CLASS
+    assert devices["config"][0]["opaque"]["parameters"]["allocationMode"] == "All"
+    assert status_of(rack, "a").condition("Degraded").status == "False"
 
 
 def test_a_job_beyond_one_claim_or_one_clique_is_told(rack, make, channel):

@@ -82,6 +82,17 @@ def test_daemons_get_the_certificate_of_their_domain(domain, authentication):
     assert values["IMEX_AUTHENTICATION"] == str(authentication).lower()
 
 
+def test_daemons_get_the_settings_of_nvidia_imex_only_where_there_are_some(domain):
+    def variables(**daemon):
+        return {
+            each["name"]: each.get("value") for each in pod_spec(domain, **daemon)["containers"][0]["env"]
+        }
+
+    chosen = {"LOG_LEVEL": "3", "IMEX_WAIT_FOR_QUORUM": "NONE"}
+    assert variables(imex_settings=chosen)["IMEX_SETTINGS"] == "IMEX_WAIT_FOR_QUORUM=NONE,LOG_LEVEL=3"
+    assert "IMEX_SETTINGS" not in variables()
+
+
 @pytest.mark.parametrize("mode", AllocationMode)
 def test_templates_carry_configs_that_a_strict_reader_accepts(domain, settings, mode):
     domain = msgspec.structs.replace(domain, allocation_mode=mode)

@@ -371,3 +371,10 @@ def test_it_logs_its_version_and_its_options_at_the_start(rack: Rack) -> None:
     begins = r"IMEX version \S+ is running with the following configuration options"
     start = next(number for number, line in enumerate(lines) if re.search(begins, line))
     assert all("=" in line for line in lines[start + 1 : start + 6])
+
+
+def test_a_lower_log_level_leaves_out_what_is_only_informative(rack: Rack) -> None:
+    """By the comments of NVIDIA's configuration file; it was not observed."""
+    log = rack.running(0, LOG_LEVEL="3").log
+    assert "[INFO]" not in log
+    assert "Unable to resolve" in log, "warnings stay"

@@ -17,6 +17,10 @@
 - name: IMEX_AUTHENTICATION
   value: {{ include "rackloom.scalar" $options.daemonAuthentication | quote }}
 {{- end }}
+{{- if hasKey $options "daemonImexSettings" }}
+- name: CD_DAEMON_IMEX_SETTINGS
+  value: {{ include "rackloom.scalar" $options.daemonImexSettings | quote }}
+{{- end }}
 {{- if hasKey $options "daemonPriorityClass" }}
 - name: CD_DAEMON_PRIORITY_CLASS
   value: {{ include "rackloom.scalar" $options.daemonPriorityClass | quote }}

@@ -30,6 +30,7 @@ from rackloom.claim.imex.nvidia_imex import ImexChild
 from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.core.domains import names
+from rackloom.core.domains.imex_settings import ImexSettings, read_imex_settings
 from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, SECRET, Object, pod_claim_names
 from rackloom.errors import Retry
@@ -101,12 +102,14 @@ class PodPrograms:
         return await _run_workload(pod, ready)
 
     async def _daemon(self, node: str, pod: Object, ready: ReadyCallback) -> int:
-        identity = member_from_environment(_environment(pod, await self._edits(node, pod)))
+        environment = _environment(pod, await self._edits(node, pod))
+        identity = member_from_environment(environment)
         if not identity.clique_id:
             await label_pod(self._api, identity)
             await ready()
             await asyncio.Event().wait()
-        files, tls = await self._files(pod, identity)
+        settings = read_imex_settings(environment.get(names.IMEX_SETTINGS_VARIABLE, ""))
+        files, tls = await self._files(pod, identity, settings)
         spawn = partial(self._spawn, files.config, files.config.with_name("hosts"))
         supervisor = Supervisor(PeerLayout("dns", identity.max_nodes), files, tls, spawn)
         control = InMemoryImexControl(files.config, identity.address, self._network)
@@ -136,7 +139,9 @@ class PodPrograms:
     async def _spawn(self, config: Path, hosts: Path) -> ImexChild:
         return InMemoryImex(config, ImexHost(hosts), self._network)
 
-    async def _files(self, pod: Object, identity: DaemonIdentity) -> tuple[ImexFiles, ImexTls]:
+    async def _files(
+        self, pod: Object, identity: DaemonIdentity, settings: ImexSettings
+    ) -> tuple[ImexFiles, ImexTls]:
         """The container's own files; its certificate is what kubelet projects of the domain's Secret."""
         folder = self._home / pod["metadata"]["uid"]
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +151,7 @@ class PodPrograms:
             (folder / file).write_bytes(content)
         tls = ImexTls(folder, names.imex_peer_name(identity.compute_domain))
         files = ImexFiles(folder, hosts)
-        files.write_config(ImexConfig(identity.address, files.nodes, tls))
+        files.write_config(ImexConfig(identity.address, files.nodes, tls, settings=settings))
         return files, tls
 
     async def _secret(self, identity: DaemonIdentity) -> dict[str, bytes]:

@@ -18,13 +18,14 @@ Source: the option names and defaults of NVIDIA's IMEX service guide.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Literal
 
 import structlog
 
 from rackloom.core.domains.clique import is_ip_address
+from rackloom.core.domains.imex_settings import IMEX_SETTING_DEFAULTS, ImexSettings
 from rackloom.core.domains.names import BOOT_FILE, IMEX_COMMAND_PORT, IMEX_SERVER_PORT
 
 # Texts.
@@ -66,12 +67,15 @@ class ImexConfig:
     mode: NodeFileMode = "dns"
     server_port: int = IMEX_SERVER_PORT
     command_port: int = IMEX_COMMAND_PORT
+    settings: ImexSettings = field(default_factory=dict)
+    """What the operator chose; see `core.domains.imex_settings`."""
 
 
 def config_text(config: ImexConfig) -> str:
     """The service's configuration file."""
     options = {
-        "LOG_LEVEL": "4",
+        **IMEX_SETTING_DEFAULTS,
+        **config.settings,
         "LOG_FILE_NAME": "",  # empty: to stderr, where the container's log is
         "DAEMONIZE": "0",
         # nvidia-imex compares this as text with the node file's entry for this node, so an address beside
@@ -79,13 +83,10 @@ def config_text(config: ImexConfig) -> str:
         "BIND_INTERFACE_IP": config.address if config.mode == "ip" else "",
         "SERVER_PORT": str(config.server_port),
         "IMEX_NODE_CONFIG_FILE": str(config.nodes_file),
-        # After an unsafe stop, wait for the nodes that had imported memory, so that no stale reference stays.
-        "IMEX_WAIT_FOR_QUORUM": "RECOVERY",
         "IMEX_CMD_ENABLED": "1",
         # nvidia-imex-ctl asks at this address, and `-N` reaches no peer from a loopback address.
         "IMEX_CMD_BIND_INTERFACE_IP": config.address,
         "IMEX_CMD_PORT": str(config.command_port),
-        "IMEX_NODE_DISCONNECTED_GRACE_TIME": "-1",
         **_authentication(config.tls),
     }
     return "".join(f"{name}={value}\n" for name, value in options.items())

@@ -2,5 +2,5 @@
 
 `names` holds labels, annotations, classes and limits; `compute_domain` and `clique` the two objects;
 `crds` their definitions; `device_configs` the configs of the IMEX and GPU drivers; `network_config` that
-of the network driver.
+of the network driver; `imex_settings` what operators may set of nvidia-imex.
 """

@@ -19,14 +19,18 @@ import msgspec
 from rackloom.core.domains import names, owned
 from rackloom.core.domains.clique import Readiness
 from rackloom.core.domains.compute_domain import (
-    AllocationMode,
     ComputeDomain,
     ComputeDomainNode,
     ComputeDomainStatus,
     Condition,
 )
 from rackloom.core.domains.names import SPANS_CLIQUES, ImexIsolation, ImexMode
-from rackloom.core.domains.owned import RequiredObject, required_objects, uses_warm_clique
+from rackloom.core.domains.owned import (
+    RequiredObject,
+    asks_for_channels_of_others,
+    required_objects,
+    uses_warm_clique,
+)
 from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.domains.snapshot import DomainSnapshot
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM_TEMPLATE, EventNotice
@@ -125,10 +129,10 @@ def _of_daemons(snapshot: DomainSnapshot) -> list[DomainProblem]:
 
 
 def _of_channel_mode(domain: ComputeDomain, snapshot: DomainSnapshot) -> list[DomainProblem]:
-    if domain.allocation_mode is AllocationMode.ALL:
-        fix = f"use Single, or label the ComputeDomain {names.ISOLATION_LABEL}=domain"
-        why = f"allocationMode All would take every job's channel; {fix}"
-        return [DomainProblem("AllChannelsRefused", why)]
+    if asks_for_channels_of_others(domain, snapshot.settings):
+        why = "allocationMode All would take every job's channel, so there is no claim template"
+        fix = f"label the ComputeDomain {names.ISOLATION_LABEL}=domain, or create it again with Single"
+        return [DomainProblem("AllChannelsRefused", f"{why}; {fix}")]
     problems = []
     shared = names.shared_claim_name(snapshot.uid)
     pods = sum(len(claim.reserved_for) for claim in snapshot.claims if claim.owned.name == shared)

@@ -14,6 +14,7 @@ from typing import Any
 from rackloom.core.domains import names
 from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
 from rackloom.core.domains.device_configs import ChannelConfig, DaemonConfig, ImexConfig, imex_config_json
+from rackloom.core.domains.imex_settings import imex_settings_text
 from rackloom.core.domains.names import ImexIsolation, ImexMode, isolation_of
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 from rackloom.core.kubernetes.objects import Object
@@ -188,6 +189,8 @@ def _environment(daemon: ImexDaemonSettings) -> list[dict[str, Any]]:
         "IMEX_AUTHENTICATION": str(daemon.authentication).lower(),
         "FEATURE_GATES": "",
     }
+    if daemon.imex_settings:
+        plain[names.IMEX_SETTINGS_VARIABLE] = imex_settings_text(daemon.imex_settings)
     own = {
         "NODE_NAME": "spec.nodeName",
         "POD_IP": "status.podIP",

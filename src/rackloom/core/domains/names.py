@@ -70,6 +70,8 @@ IMEX_PROBE_PORT = 8084
 BOOT_ID_VARIABLE = "IMEX_BOOT_ID"
 """In the environment of an IMEX daemon: the boot id of its node. `BOOT_FILE` in its directory has it too,
 once the clique object has the status of this daemon."""
+IMEX_SETTINGS_VARIABLE = "IMEX_SETTINGS"
+"""In the environment of an IMEX daemon: the operator's settings of nvidia-imex, where there are any."""
 BOOT_FILE = "boot"
 
 CHANNELS_PER_NODE = 2048

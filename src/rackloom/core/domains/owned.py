@@ -95,16 +95,21 @@ def required_objects(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[R
             (NETWORK_POLICY, network_policy(domain, snapshot.home)),
             (DAEMON_SET, daemon_set(domain, settings, snapshot.home)),
         ]
-    if warm_clique(domain, settings) is None:
+    if warm_clique(domain, settings) is None and not asks_for_channels_of_others(domain, settings):
         required.append((RESOURCE_CLAIM_TEMPLATE, workload_template(domain, settings)))
-        if shares_one_claim(domain, settings):
+        if uses_warm_clique(domain, settings):
             required.append((RESOURCE_CLAIM, shared_claim(domain)))
     return tuple(_required_object(kind, obj, snapshot) for kind, obj in required)
 
 
-def shares_one_claim(domain: ComputeDomain, settings: ControllerSettings) -> bool:
-    """Whether all pods of the ComputeDomain are to use one channel through one claim."""
-    return uses_warm_clique(domain, settings) and domain.allocation_mode is AllocationMode.SINGLE
+def asks_for_channels_of_others(domain: ComputeDomain, settings: ControllerSettings) -> bool:
+    """Whether it asks for all channels of a clique that it shares with other jobs.
+
+    It gets no claim template. So its pods wait where the status says why; with one they would be bound to
+    nodes and fail there. A template could not be corrected either, once the ComputeDomain is labelled for
+    domain mode.
+    """
+    return uses_warm_clique(domain, settings) and domain.allocation_mode is AllocationMode.ALL
 
 
 def uses_warm_clique(domain: ComputeDomain, settings: ControllerSettings) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from rackloom.core.domains.imex_settings import ImexSettings
 from rackloom.core.domains.names import MAX_NODES_PER_IMEX_DOMAIN, ImexIsolation, ImexMode
 
 DEFAULT_NAMESPACE = "rackloom-system"
@@ -27,6 +28,8 @@ class ImexDaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the index space of one IMEX domain, in nodes."""
     authentication: bool = True
     """Mutual TLS between the daemons of one ComputeDomain, with certificates that the controller issues."""
+    imex_settings: ImexSettings = {}
+    """Settings of nvidia-imex that differ from Rackloom's defaults; of daemons made from now on."""
     priority_class: str | None = None
     """A daemon that is evicted takes a whole job's memory sharing with it."""
     resources: Mapping[str, Mapping[str, str]] = msgspec.field(

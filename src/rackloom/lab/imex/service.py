@@ -378,10 +378,16 @@ def open_log(options: dict[str, str]) -> TextIO:
         return sys.stderr
 
 
-def logging_to(file: TextIO) -> LogLine:
-    """Lines as NVIDIA's program writes them."""
+LOG_LEVELS = {"CRITICAL": 1, "ERROR": 2, "WARNING": 3, "INFO": 4}
+"""The lowest LOG_LEVEL at which lines of each level are written: by NVIDIA's documentation, not observed."""
+
+
+def logging_to(file: TextIO, most: int) -> LogLine:
+    """Lines as NVIDIA's program writes them, of the levels that LOG_LEVEL `most` includes."""
 
     def log(level: str, text: str) -> None:
+        if LOG_LEVELS[level] > most:
+            return
         file.write(f"[{time.strftime('%b %d %Y %H:%M:%S')}] [{level}] [tid {os.getpid()}] {text}\n")
         file.flush()
 
@@ -400,10 +406,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="nvidia-imex")
     parser.add_argument("-c", "--config", type=Path, required=True)
     parser.add_argument("--nogpu", action="store_true")
-    log = logging_to(sys.stderr)
+    log = logging_to(sys.stderr, LOG_LEVELS["INFO"])
     try:
         settings = read_imex_options(parser.parse_args().config, imex_host_from_environment())
-        log = logging_to(open_log(settings.options))
+        log = logging_to(open_log(settings.options), settings.log_level)
         log_start(settings.options, log)
         asyncio.run(_serve_until_signal(settings, log))
     except ImexRefusal as refusal:

@@ -100,6 +100,11 @@ class ImexOptions:
     host: ImexHost
 
     @property
+    def log_level(self) -> int:
+        """How much is logged: 0 for nothing to 4 for all, which is the default."""
+        return int(self.options.get("LOG_LEVEL", "4"))
+
+    @property
     def authenticated(self) -> bool:
         """Whether peers must show a certificate of the domain's authority."""
         return self.options.get("IMEX_ENABLE_AUTH_ENCRYPTION") == "1"
