@@ -6,14 +6,14 @@ a plan and an IMEX channel hold a whole tray. A pod whose limits cannot be read 
 tray, so that one bad pod does not stop the placement of all.
 
 How many members a tray can serve is counted by the real allocator. The counts are cached per kind of
-claim and recounted only for trays whose inputs changed: labels, device classes, slice versions, devices
-of others. The cache speeds up and changes nothing.
+claim and recounted only for trays whose inputs changed: labels, device classes, slice versions, taints
+by DeviceTaintRules, devices of others. The cache speeds up and changes nothing.
 
 Owners in other namespaces are anonymised before anything is reported to a gang.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ from rackloom.core.allocate.objects import (
     ResourceClaimStatus,
     ResourceSlice,
 )
+from rackloom.core.allocate.taint_rules import DeviceTaintRuleSpec, readable_rules, with_taint_rules
 from rackloom.core.domains import names
 from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSnapshot, gang_key_of
 from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, counted_gpus
@@ -205,6 +206,8 @@ class TrayInputs(msgspec.Struct, frozen=True):
     classes: tuple[object, ...]
     pools: tuple[tuple[object, ...], ...]
     """The versions of all slices of the pools that have devices of the tray, on whatever node."""
+    rules: tuple[DeviceTaintRuleSpec, ...]
+    """The DeviceTaintRules that may select a device of these pools, without what they report."""
     taken: tuple[object, ...]
     """Devices allocated to others."""
 
@@ -302,6 +305,7 @@ class _NodeDevices:
 
     def __init__(self, objects: ClusterLists, trays: Set[str], without: Set[tuple[str, str]]) -> None:
         self._classes = objects.classes
+        self._rules = tuple(readable_rules(objects.taint_rules))
         self._nodes = {name: node for node in objects.nodes if (name := node["metadata"]["name"]) in trays}
         self._pools: dict[DevicePoolKey, list[Object]] = defaultdict(list)
         self._pools_on: dict[str, list[DevicePoolKey]] = defaultdict(list)
@@ -335,10 +339,14 @@ class _NodeDevices:
                 labels=node["metadata"].get("labels") or {},
                 classes=classes,
                 pools=tuple(states[key] for key in self._pools_on.get(name, ())),
+                rules=self._rules_for(self._pools_on.get(name, ())),
                 taken=tuple(self._taken.get(name, ())),
             )
             for name, node in self._nodes.items()
         }
+
+    def _rules_for(self, pools: Sequence[DevicePoolKey]) -> tuple[DeviceTaintRuleSpec, ...]:
+        return tuple(rule.spec for rule in self._rules if any(rule.concerns(*key) for key in pools))
 
     def devices_on(self, trays: Set[str]) -> DraDevices:
         """The devices of some trays, with their pools whole: nothing is allocated from an incomplete pool.
@@ -351,7 +359,7 @@ class _NodeDevices:
         return DraDevices(
             nodes=tuple(_readable((_node_with_labels(self._nodes[name]) for name in names), Node)),
             classes=tuple(_readable(map(_without_metadata, self._classes), DeviceClass)),
-            slices=tuple(_readable(slices, ResourceSlice)),
+            slices=with_taint_rules(_readable(slices, ResourceSlice), self._rules),
             claims=tuple(_allocated_claim(taken) for name in names for taken in self._taken.get(name, ())),
         )
 

@@ -29,6 +29,7 @@ from rackloom.core.allocate.objects import (
     ResourceClaim,
     ResourceSlice,
 )
+from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
 from rackloom.core.domains import names
 from rackloom.core.gangs.snapshot import read_record
 from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, read_gang_spec
@@ -78,6 +79,8 @@ class KueueCluster(msgspec.Struct, frozen=True, kw_only=True):
     """ComputeDomains."""
     gang_plans: Sequence[Object] = ()
     flavors: Sequence[Object] = ()
+    taint_rules: Sequence[Object] = ()
+    """DeviceTaintRules."""
 
 
 class PlacementPass:
@@ -200,7 +203,8 @@ class PlacementPass:
         cluster = self._cluster
         if _is_unsettled(cluster, self._labels.clique):
             return None
-        best = replace(cluster, nodes=tuple(map(_at_its_best, cluster.nodes)), pods=(), claims=())
+        nodes = tuple(map(_at_its_best, cluster.nodes))
+        best = replace(cluster, nodes=nodes, pods=(), claims=(), taint_rules=())
         try:
             (job,) = read_jobs([*self._domains, _without_rules(admitted)], self._labels)
             _, _, report = self._report(best, job, request, (), workload.namespace)
@@ -217,7 +221,9 @@ def _site_objects(cluster: KueueCluster, reserved: Sequence[TrayHold], viewer: s
     devices = DraDevices(
         nodes=tuple(_readable(map(_with_labels_only, cluster.nodes), Node)),
         classes=tuple(_readable(cluster.classes, DeviceClass)),
-        slices=tuple(_readable(cluster.slices, ResourceSlice)),
+        slices=with_taint_rules(
+            _readable(cluster.slices, ResourceSlice), tuple(readable_rules(cluster.taint_rules))
+        ),
         claims=tuple(_readable(allocated, ResourceClaim)),
         pods=pods,
     )
