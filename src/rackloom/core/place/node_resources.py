@@ -226,7 +226,7 @@ def with_node_resources(
                     now=min(by_devices.now, members_of(now, amounts)),
                     empty=min(by_devices.empty, members_of(empty, amounts)),
                 )
-            if now is not None and (lacking := _scarcity(now, amounts)):
+            if now is not None and (lacking := scarcity(now, amounts, "a member")):
                 scarce[kind] = lacking
         return replace(tray, rooms=rooms, scarce=scarce)
 
@@ -284,12 +284,13 @@ def members_of(left: Thousandths | None, amounts: Thousandths) -> int:
     return max(0, min(carried, default=MANY))
 
 
-def _scarcity(left: Thousandths, amounts: Thousandths) -> str:
-    """What is too little for one member; empty where nothing is."""
+def scarcity(left: Thousandths, amounts: Thousandths, whose: str) -> str:
+    """What of these amounts is too little, and `whose` they are; empty where nothing is."""
+    there = {name: max(left.get(name, 0), 0) for name in amounts}
     lacking = (
-        f"{_amount_text(name, left.get(name, 0))} of the {_amount_text(name, amount)} {name} of a member"
+        f"{_amount_text(name, there[name])} of the {_amount_text(name, amount)} {name} of {whose}"
         for name, amount in sorted(amounts.items())
-        if left.get(name, 0) < amount
+        if there[name] < amount
     )
     return " and ".join(lacking)
 
