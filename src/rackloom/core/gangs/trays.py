@@ -41,7 +41,7 @@ from rackloom.core.kubernetes.objects import (
     is_resource_claimed,
 )
 from rackloom.core.place.claim_capacity import with_claim_capacity
-from rackloom.core.place.observed_site import DraDevices, is_imex_channel
+from rackloom.core.place.observed_site import DraDevices, is_imex_channel, without_foreign_names
 from rackloom.core.place.placement_values import (
     ClaimCapacity,
     PlacementSite,
@@ -52,9 +52,6 @@ from rackloom.core.place.placement_values import (
 from rackloom.core.place.pod_constraints import parse_count
 
 # Trays and their holders.
-
-
-ANONYMOUS_HOLDER = "another job"
 
 
 def running_site(objects: ClusterLists, settings: GangSettings) -> PlacementSite:
@@ -76,20 +73,6 @@ def with_reservations(running: PlacementSite, records: Iterable[GangRecord]) -> 
     size = {tray.name: tray.gpus for tray in running.trays}
     planned = (hold for hold in _plan_holds(records, size) if hold.tray in size)
     return PlacementSite(running.trays, (*running.holds, *planned))
-
-
-def anonymised_for(site: PlacementSite, namespace: str) -> PlacementSite:
-    """The site as it may be reported in a namespace: owners in other namespaces have no names.
-
-    They stay distinct from each other, since the search reasons about whole jobs that end.
-    """
-    aliases: dict[str, str] = {}
-    for hold in site.holds:
-        if not hold.owner.startswith(f"{namespace}/"):
-            alias = f"{ANONYMOUS_HOLDER} {len(aliases) + 1}" if aliases else ANONYMOUS_HOLDER
-            aliases.setdefault(hold.owner, alias)
-    holds = (replace(hold, owner=aliases.get(hold.owner, hold.owner)) for hold in site.holds)
-    return PlacementSite(site.trays, tuple(holds))
 
 
 def holder_of_pod(pod: Object) -> str:
@@ -412,9 +395,8 @@ def site_with_rooms(
 ) -> PlacementSite:
     """The site with the room for claims on each tray, as the gang may see it. Raises Refused."""
     key = snapshot.key
-    return anonymised_for(
-        with_claim_room(site, snapshot.cluster, kinds, key.full_name, counts), key.namespace
-    )
+    site = with_claim_room(site, snapshot.cluster, kinds, key.full_name, counts)
+    return PlacementSite(site.trays, without_foreign_names(site.holds, key.namespace))
 
 
 def spares_elsewhere(snapshot: GangSnapshot) -> int:

@@ -24,6 +24,8 @@ import msgspec
 Object = dict[str, Any]
 """One Kubernetes object as JSON. A value that nests too deeply to be read is replaced (see
 `claim.kube.decoding`)."""
+JsonMapping = Mapping[str, Any]
+"""An object that is only read, or a part of one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from rackloom.core.allocate.quantity import Quantity, in_binary_units
+from rackloom.core.kubernetes.objects import JsonMapping
 from rackloom.core.place.placement_values import (
     ClaimCapacity,
     Gang,
@@ -35,8 +36,6 @@ from rackloom.core.place.placement_values import (
     PlacementSite,
     PlacementTray,
 )
-
-JsonMapping = Mapping[str, Any]
 
 # What pods ask for, and what nodes have.
 
@@ -63,15 +62,15 @@ def pod_requests(spec: JsonMapping) -> ResourceAmounts:
     together = sum(map(_container_requests, spec.get("containers") or ()), lasting)
     # What the pod asks for as a whole replaces the sum of its containers.
     whole = ResourceAmounts({**(most | together), **_container_requests(spec)})
-    return whole + parse_amounts(spec.get("overhead") or {}) + ResourceAmounts({PODS_RESOURCE: 1})
+    return whole + _parse_amounts(spec.get("overhead") or {}) + ResourceAmounts({PODS_RESOURCE: 1})
 
 
 def allocatable_of_node(node: JsonMapping) -> ResourceAmounts:
     """What pods may request of a node. It has nothing of what it does not name."""
-    return parse_amounts((node.get("status") or {}).get("allocatable") or {})
+    return _parse_amounts((node.get("status") or {}).get("allocatable") or {})
 
 
-def parse_amounts(written: Mapping[str, Any]) -> ResourceAmounts:
+def _parse_amounts(written: Mapping[str, Any]) -> ResourceAmounts:
     """Quantities as amounts."""
     return ResourceAmounts({name: _parse_amount(value) for name, value in written.items()})
 
@@ -79,7 +78,7 @@ def parse_amounts(written: Mapping[str, Any]) -> ResourceAmounts:
 def _container_requests(container: JsonMapping) -> ResourceAmounts:
     """A limit without a request is one: the API server writes it so."""
     resources = container.get("resources") or {}
-    return parse_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+    return _parse_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
 
 @lru_cache(maxsize=10_000)
