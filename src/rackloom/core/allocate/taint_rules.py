@@ -56,6 +56,15 @@ class DeviceTaintRule(ApiValue, frozen=True, kw_only=True):
         return selector is not None and self.concerns(driver, pool) and selector.device in (None, device)
 
 
+class WithheldDevice(msgspec.Struct, frozen=True):
+    """A device that a claim would get if a rule did not taint it."""
+
+    rule: str
+    node: str
+    driver: str
+    device: str
+
+
 def readable_rules(objects: Iterable[Mapping[str, Any]]) -> Iterator[DeviceTaintRule]:
     """The rules among the DeviceTaintRules of a cluster, without those that cannot be read."""
     for obj in objects:

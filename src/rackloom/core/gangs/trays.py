@@ -14,7 +14,6 @@ Owners in other namespaces are anonymised before anything is reported to a gang.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -27,6 +26,7 @@ from rackloom.core.allocate.objects import (
     ResourceClaim,
     ResourceClaimStatus,
     ResourceSlice,
+    readable,
 )
 from rackloom.core.allocate.taint_rules import DeviceTaintRuleSpec, readable_rules, with_taint_rules
 from rackloom.core.domains import names
@@ -340,9 +340,9 @@ class _NodeDevices:
         keys = dict.fromkeys(key for name in names for key in self._pools_on.get(name, ()))
         slices = (_without_metadata(slice_) for key in keys for slice_ in self._pools[key])
         return DraDevices(
-            nodes=tuple(_readable((_node_with_labels(self._nodes[name]) for name in names), Node)),
-            classes=tuple(_readable(map(_without_metadata, self._classes), DeviceClass)),
-            slices=with_taint_rules(_readable(slices, ResourceSlice), self._rules),
+            nodes=tuple(readable((_node_with_labels(self._nodes[name]) for name in names), Node)),
+            classes=tuple(readable(map(_without_metadata, self._classes), DeviceClass)),
+            slices=with_taint_rules(readable(slices, ResourceSlice), self._rules),
             claims=tuple(_allocated_claim(taken) for name in names for taken in self._taken.get(name, ())),
         )
 
@@ -365,12 +365,6 @@ def _node_with_labels(node: Object) -> Object:
 
 def _without_metadata(obj: Object) -> Object:
     return {"metadata": {"name": obj["metadata"]["name"]}, "spec": obj.get("spec") or {}}
-
-
-def _readable(objects: Iterable[Object], kind: type[T]) -> Iterator[T]:
-    for obj in objects:
-        with suppress(msgspec.ValidationError):
-            yield msgspec.convert(obj, kind)
 
 
 # The site for one gang.

@@ -28,6 +28,7 @@ from rackloom.core.allocate.objects import (
     Node,
     ResourceClaim,
     ResourceSlice,
+    readable,
 )
 from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
 from rackloom.core.domains import names
@@ -219,12 +220,12 @@ def _site_objects(cluster: KueueCluster, reserved: Sequence[TrayHold], viewer: s
     pods = tuple(cluster.pods)
     allocated = (claim for claim in cluster.claims if allocated_devices(claim))
     devices = DraDevices(
-        nodes=tuple(_readable(map(_with_labels_only, cluster.nodes), Node)),
-        classes=tuple(_readable(cluster.classes, DeviceClass)),
+        nodes=tuple(readable(map(_with_labels_only, cluster.nodes), Node)),
+        classes=tuple(readable(cluster.classes, DeviceClass)),
         slices=with_taint_rules(
-            _readable(cluster.slices, ResourceSlice), tuple(readable_rules(cluster.taint_rules))
+            readable(cluster.slices, ResourceSlice), tuple(readable_rules(cluster.taint_rules))
         ),
-        claims=tuple(_readable(allocated, ResourceClaim)),
+        claims=tuple(readable(allocated, ResourceClaim)),
         pods=pods,
     )
     return SiteObjects(
@@ -295,23 +296,14 @@ def _claims_to_make(cluster: KueueCluster) -> Iterator[ResourceClaim]:
     """The claims that pods may name, and those that are made of templates, under the names of these."""
     for obj in cluster.templates:
         spec = (obj.get("spec") or {}).get("spec") or {}
-        yield from _readable([{"metadata": _identity(obj), "spec": spec}], ResourceClaim)
-    yield from _readable(
+        yield from readable([{"metadata": _identity(obj), "spec": spec}], ResourceClaim)
+    yield from readable(
         ({"metadata": _identity(obj), "spec": obj.get("spec") or {}} for obj in cluster.claims), ResourceClaim
     )
 
 
 def _identity(obj: Object) -> Object:
     return {key: obj["metadata"][key] for key in ("name", "namespace") if key in obj["metadata"]}
-
-
-def _readable(objects: Iterable[Object], kind: type[T]) -> Iterator[T]:
-    """Those that can be read; an object that cannot offers no device."""
-    for obj in objects:
-        try:
-            yield msgspec.convert(obj, kind)
-        except msgspec.ValidationError:
-            continue
 
 
 def _with_labels_only(node: Object) -> Object:
