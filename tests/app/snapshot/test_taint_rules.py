@@ -77,7 +77,7 @@ class Cluster:
         return await site_snapshot(1.0, cluster=self.reader, known=self.cache)
 
 
-def told(story):
+def play(story):
     return asyncio.run(story())
 
 
@@ -108,7 +108,7 @@ def test_a_device_that_a_rule_taints_is_not_free_and_the_finding_names_the_rule(
         await cluster.admin.delete(kind, "quarantine")
         assert not findings(await cluster.snapshot(), Check.DEVICE_TAINT)
 
-    told(story)
+    play(story)
 
 
 def test_only_the_nodes_that_a_new_rule_may_concern_are_read_again():
@@ -120,7 +120,7 @@ def test_only_the_nodes_that_a_new_rule_may_concern_are_read_again():
         same = {key[1] for key, device in after.items() if device is before[key]}
         assert same == {"n2"}
 
-    told(story)
+    play(story)
 
 
 def test_a_pod_that_a_rule_holds_up_is_found_with_the_rule_and_the_device():
@@ -141,7 +141,7 @@ def test_a_pod_that_a_rule_holds_up_is_found_with_the_rule_and_the_device():
         assert held.fix.startswith("kubectl describe devicetaintrule first")
         assert "DeviceTaintRule" not in by_subject["Pod team/too-large"].message
 
-    told(story)
+    play(story)
 
 
 def test_a_user_who_may_not_list_rules_sees_the_rest_and_why_this_is_missing():
@@ -158,4 +158,4 @@ def test_a_user_who_may_not_list_rules_sees_the_rest_and_why_this_is_missing():
         assert len(snapshot.devices) == 4
         assert "DeviceTaintRules may not be listed" in snapshot.layer(Layer.CLUSTER).problem
 
-    told(story)
+    play(story)
