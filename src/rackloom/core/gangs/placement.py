@@ -459,13 +459,12 @@ def seat_helpers(
     Those of `kept` stay: their pods run, or wait for their tray.
     """
     groups = {group.name: group for group in gang.groups}
-    if not any(group.is_helper for group in gang.groups):
-        return plan
-    settled = [slot for slot in plan.seats if slot in kept or not groups[slot.group].is_helper]
+    helpers = {slot for slot in plan.seats if groups[slot.group].is_helper}.difference(kept)
+    settled = [slot for slot in plan.seats if slot not in helpers]
     trays = tuple(dict.fromkeys(slot.tray for slot in settled))
     moved = {}
     for slot in plan.seats:
-        if slot not in settled:
+        if slot in helpers:
             moved[slot] = _helper_slot(slot, trays, settled, groups, site, resources)
             settled.append(moved[slot])
     return replace(plan, seats=tuple(moved.get(slot, slot) for slot in plan.seats))
