@@ -15,7 +15,7 @@ from rackloom.carve.store.database import Store
 from rackloom.claim.kube.api import KubeError, NotFound
 from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, NAMESPACE, NODE, POD
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, DEVICE_TAINT_RULES, NAMESPACE, NODE, POD
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
@@ -85,7 +85,11 @@ def test_each_kind_is_listed_once_however_often_it_is_looked_at():
         return {(call.verb, call.resource): n for call, n in kube.calls.items() if call.user == "map"}
 
     counted = event_loop.run_simulation(1, run)
-    assert counted == {(verb, kind.plural): 1 for verb in ("list", "watch") for kind in SNAPSHOT_KINDS}
+    rules = [counted.pop((verb, DEVICE_TAINT_RULES[0].plural), 0) for verb in ("list", "watch")]
+    served = set(SNAPSHOT_KINDS) - set(DEVICE_TAINT_RULES)
+    assert counted == {(verb, kind.plural): 1 for verb in ("list", "watch") for kind in served}
+    assert len(DEVICE_TAINT_RULES) <= rules[0] <= 10 * len(DEVICE_TAINT_RULES), "asked again now and then"
+    assert rules[1] == 0
 
 
 def test_a_cluster_that_never_answered_is_unknown_and_not_empty():

@@ -32,6 +32,7 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM_TEMPLATE,
 )
 from rackloom.errors import Refused
+from rackloom.lab.kube import refusals
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.kubectl.serving import KubeApplication
 from rackloom.lab.switches.fabric import SeededNames, SimulatedFabric
@@ -251,13 +252,16 @@ class Seen(msgspec.Struct):
     objects: dict
 
     async def list(self, kind):
+        if kind not in self.objects:
+            raise refusals.not_served()
         return ObjectList(tuple(self.objects[kind]), "")
 
 
 async def a_glance_is_enough(cluster):
     """What is kept of each object makes the picture that the whole objects make."""
     api = DirectApi(cluster.kube, "kubectl")
-    whole = {kind: (await api.list(kind)).items for kind in SNAPSHOT_KINDS}
+    served = [kind for kind in SNAPSHOT_KINDS if kind in cluster.kube.schemas]
+    whole = {kind: (await api.list(kind)).items for kind in served}
     kept = {
         kind: [projected for projected in map(partial(project_object, kind), objects) if projected]
         for kind, objects in whole.items()

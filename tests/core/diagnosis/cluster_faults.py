@@ -4,6 +4,7 @@ import msgspec
 from tests.core.diagnosis.healthy import NOW, clique, node, pci, with_changed, without
 from tests.core.diagnosis.ward import NODE, TRAY, of_node
 
+from rackloom.core.allocate.taint_rules import WithheldDevice
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.snapshot import PoolRecord
 from rackloom.core.domains.compute_domain import ComputeDomainStatus, Condition
@@ -122,10 +123,32 @@ FAULTS = {
         Check.DEVICE_TAINT,
         NODE,
     ),
+    "device-tainted-by-a-rule": (
+        lambda snapshot: with_changed(
+            snapshot,
+            "devices",
+            lambda d: d.node == NODE and d.name == "gpu-0",
+            taints=("example.com/checked:NoSchedule",),
+            rules=("quarantine",),
+        ),
+        Check.DEVICE_TAINT,
+        NODE,
+    ),
     "device-withdrawn": (
         lambda snapshot: without(snapshot, "devices", lambda d: d.node == NODE and d.name == "gpu-3"),
         Check.DEVICE_THERE,
         f"worker-{TRAY}-devices",
+    ),
+    "claim-withheld": (
+        lambda snapshot: with_changed(
+            snapshot,
+            "claims",
+            lambda c: c.name == f"worker-{TRAY}-devices" and c.domain == "uid-0",
+            allocated=False,
+            withheld=(WithheldDevice("quarantine", NODE, GPU_DRIVER, "gpu-0"),),
+        ),
+        Check.CLAIMS,
+        f"worker-{TRAY}",
     ),
     "claim-pending": (
         lambda snapshot: with_changed(

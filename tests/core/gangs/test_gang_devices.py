@@ -73,7 +73,13 @@ def pod(name, *templates, claims=(), gang="big", gpus=0, on=None):
     }
 
 
-def cluster(*, slices, templates=(), claims=(), pods=()):
+def taint_rule(name, effect="NoSchedule", **selector):
+    taint = {"key": "example.com/checked", "effect": effect, "timeAdded": "2026-01-01T00:00:00Z"}
+    meta = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1"}
+    return {"metadata": meta, "spec": {"deviceSelector": selector, "taint": taint}, "status": {"new": 1}}
+
+
+def cluster(*, slices, templates=(), claims=(), pods=(), taint_rules=()):
     return ClusterLists(
         nodes=(node("n1"), node("n2")),
         pods=tuple(pods),
@@ -81,6 +87,7 @@ def cluster(*, slices, templates=(), claims=(), pods=()):
         slices=tuple(slices),
         classes=(device_class(NIC), device_class(GPU)),
         templates=tuple(templates),
+        taint_rules=tuple(taint_rules),
     )
 
 
@@ -97,6 +104,22 @@ def test_a_tray_serves_as_many_members_as_it_has_devices_for():
     objects = cluster(slices=[offer("n1", count=4), offer("n2", count=1)])
     assert rooms(objects, request(count=2)) == {"n1": 2, "n2": 0}
     assert rooms(objects, request(count=1)) == {"n1": 4, "n2": 1}
+
+
+def test_a_device_that_a_rule_taints_serves_only_members_that_tolerate_it():
+    slices = [offer("n1", count=4), offer("n2", count=4)]
+    ruled = cluster(slices=slices, taint_rules=[taint_rule("bad", pool="n1", device="d3")])
+    assert rooms(ruled, request(count=2)) == {"n1": 1, "n2": 2}
+    tolerating = request(count=2, tolerations=[{"operator": "Exists"}])
+    assert rooms(ruled, tolerating) == {"n1": 2, "n2": 2}
+    preview = cluster(slices=slices, taint_rules=[taint_rule("preview", effect="None")])
+    assert rooms(preview, request(count=2)) == {"n1": 2, "n2": 2}
+
+
+def test_a_rule_that_cannot_be_read_taints_nothing():
+    """It selects by class, as in 1.34."""
+    rule = taint_rule("old", deviceClassName=NIC)
+    assert rooms(cluster(slices=[offer("n1")], taint_rules=[rule]), request()) == {"n1": 2, "n2": 0}
 
 
 def test_devices_of_others_are_taken_and_those_of_the_gang_are_not():

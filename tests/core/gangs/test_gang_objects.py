@@ -35,8 +35,8 @@ from rackloom.core.gangs.spec import (
     read_gang_spec,
     read_member,
 )
-from rackloom.core.gangs.trays import anonymised_for
 from rackloom.core.kubernetes.pods import GANG_LABEL
+from rackloom.core.place.observed_site import without_foreign_names
 from rackloom.core.place.placement_values import (
     FreeRegionCount,
     Gang,
@@ -273,7 +273,7 @@ def test_limits_are_quantities_and_an_unreadable_pod_of_anybody_has_its_whole_tr
 def test_owners_in_other_namespaces_are_not_named_and_stay_apart():
     owners = ("secret/merger", "team/mine", "teams/other", "secret/merger", "claim c")
     holds = tuple(TrayHold(owner=owner, tray=f"n{at}", gpus=4) for at, owner in enumerate(owners))
-    named = [hold.owner for hold in anonymised_for(PlacementSite((), holds), "team").holds]
+    named = [hold.owner for hold in without_foreign_names(holds, "team")]
     assert named == ["another job", "team/mine", "another job 2", "another job", "another job 3"]
 
 

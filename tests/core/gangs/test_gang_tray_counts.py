@@ -6,7 +6,7 @@ from zlib import crc32
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.gangs.test_gang_devices import claim, cluster, offer, pod, request, rooms
+from tests.core.gangs.test_gang_devices import claim, cluster, offer, pod, request, rooms, taint_rule
 
 from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim
 from rackloom.core.gangs.trays import TrayCountCache, TrayInputs
@@ -25,14 +25,20 @@ CLAIMS = st.lists(
     ),
     max_size=3,
 )
+RULES = st.lists(
+    st.builds(lambda on, device: taint_rule("r", pool=on, device=f"d{device}"), ON, st.integers(0, 3)),
+    max_size=2,
+)
 STATES = st.builds(
-    lambda slices, claims: cluster(
+    lambda slices, claims, rules: cluster(
         slices={slice_["metadata"]["name"]: slice_ for slice_ in slices}.values(),
         claims=claims,
         pods=[pod("mine"), pod("theirs", gang=None)],
+        taint_rules=rules,
     ),
     SLICES,
     CLAIMS,
+    RULES,
 )
 
 
@@ -66,7 +72,7 @@ class Reader:
 
 def tray_inputs(**changed):
     return {
-        name: TrayInputs(labels={}, classes=(), pools=(), taken=changed.get(name, ()))
+        name: TrayInputs(labels={}, classes=(), pools=(), rules=(), taken=changed.get(name, ()))
         for name in ("n1", "n2", "n3")
     }
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -245,3 +246,40 @@ def test_no_tray_is_promised_twice(cliques: list[int], jobs: list[tuple[int, int
         for hold in held_seats(of, of.checks[CHECK], ()):
             used[hold.tray] = used.get(hold.tray, 0) + hold.gpus
     assert all(gpus <= 4 for gpus in used.values())
+
+
+def test_a_device_that_a_rule_taints_is_no_room_and_no_reason_for_good() -> None:
+    """A rule can be deleted, so what it keeps from a workload is never proof that it can never fit."""
+    driver = "gpu.nvidia.com"
+    selector = {"cel": {"expression": f"device.driver == '{driver}'"}}
+    slices = [
+        {
+            "metadata": {"name": tray},
+            "spec": {
+                "driver": driver,
+                "nodeName": tray,
+                "pool": {"name": tray, "generation": 1, "resourceSliceCount": 1},
+                "devices": [{"name": f"gpu-{number}"} for number in range(4)],
+            },
+        }
+        for tray in ("r0-t0", "r0-t1")
+    ]
+    exactly = {"deviceClassName": driver, "allocationMode": "ExactCount", "count": 4}
+    request = {"name": "gpus", "exactly": exactly}
+    template = {
+        "metadata": {"name": "gpus", "namespace": "team"},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
+    }
+    taint = {"key": "example.com/checked", "effect": "NoSchedule"}
+    selected = {"pool": "r0-t1", "device": "gpu-2"}
+    rule = {"metadata": {"name": "bad"}, "spec": {"deviceSelector": selected, "taint": taint}}
+    cluster = KueueCluster(
+        nodes=rack(0, 2),
+        slices=slices,
+        classes=[{"metadata": {"name": driver}, "spec": {"selectors": [selector]}}],
+        templates=[template],
+    )
+    claims = [{"name": "gpus", "resourceClaimTemplateName": "gpus"}]
+    pair = workload("pair", 2, gpus=0, resourceClaims=claims)
+    assert decide(cluster, pair).state == "Ready"
+    assert decide(msgspec.structs.replace(cluster, taint_rules=[rule]), pair).state == "Retry"

@@ -1,8 +1,10 @@
 """A Kubernetes cluster as values: nodes, devices, allocations, IMEX meshes, namespaces.
 
 `read_cluster` lists each kind once and fails as a whole with KubeError, because half a reading would show
-faults that are not there. Two refusals are excused: a cluster without our CRD has no ComputeDomains, and
-a user who may not list namespaces gets a snapshot that shows no tenant its pods. A device that a claim
+faults that are not there. Some refusals are excused: a cluster without our CRD has no ComputeDomains, and
+one that does not serve DeviceTaintRules has none; a user who may not list namespaces gets a snapshot that
+shows no tenant its pods, and one who may not list rules or device classes learns nothing of rules, or of
+pods that rules hold up. A device that a claim
 may only observe (adminAccess) is not allocated by it. Decoding runs in a thread, so that the event loop
 stays free.
 
@@ -14,25 +16,39 @@ Projecting a projection changes nothing. A field that `read_cluster` newly reads
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from rackloom.app.snapshot.cache import ReadCache
 from rackloom.app.snapshot.devices import taint_text
 from rackloom.claim.kube.api import KubeError, NotFound, ObjectList
+from rackloom.claim.kube.taint_rules import list_taint_rules
 from rackloom.claim.node.imex.labels import CLIQUE_LABEL_MANAGER, label_owners, label_write_times
+from rackloom.core.allocate.objects import (
+    AllocationResult,
+    DeviceClass,
+    Node,
+    ResourceClaim,
+    ResourceSlice,
+    readable,
+)
+from rackloom.core.allocate.taint_rules import DeviceTaintRule, WithheldDevice, readable_rules
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.snapshot import (
     AllocatedDevice,
+    ClaimRecord,
     DeviceRecord,
     NodeRecord,
+    PodRecord,
     PoolRecord,
 )
 from rackloom.core.domains import names
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
+    DEVICE_CLASS,
+    DEVICE_TAINT_RULES,
     NAMESPACE,
     NODE,
     POD,
@@ -52,6 +68,9 @@ ORG_LABEL = "rackloom.dev/org"
 """On a namespace: the organisation whose pods are in it."""
 _FORBIDDEN = 403
 _NAMESPACES_FORBIDDEN = "namespaces may not be listed, so no tenant is shown its own pods"
+_RULES_FORBIDDEN = "DeviceTaintRules may not be listed, so devices that they taint look free"
+_MOST_WITHHELD = 64
+"""Pending claims of one reading for which it is found out what rules keep from them."""
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +105,10 @@ class ClusterFreshness(msgspec.Struct, frozen=True):
 
 def is_excused(kind: ResourceKind, error: KubeError) -> bool:
     """Whether a refused list counts as empty: without our CRD there are no ComputeDomains."""
-    if kind == COMPUTE_DOMAIN:
-        return isinstance(error, NotFound)
-    return kind == NAMESPACE and error.code == _FORBIDDEN
+    is_optional = kind == COMPUTE_DOMAIN or kind in DEVICE_TAINT_RULES
+    if is_optional and isinstance(error, NotFound):
+        return True
+    return kind in (NAMESPACE, DEVICE_CLASS, *DEVICE_TAINT_RULES) and error.code == _FORBIDDEN
 
 
 def _list_once(api: Lister) -> ListReader:
@@ -122,8 +142,23 @@ async def read_cluster(
     slices = (await api.list(RESOURCE_SLICE)).items
     nodes, claims, pods = [await read(kind) for kind in (NODE, RESOURCE_CLAIM, POD)]
     orgs = await _org_by_namespace(api)
+    rules = await _taint_rules(api)
+    # Only claims that may wait because of a rule are looked into.
+    classes = await read(DEVICE_CLASS) if rules else []
     # In a thread: decoding a large cluster takes long enough to delay other requests of the event loop.
-    return await asyncio.to_thread(_cluster_snapshot, cache, evidence, slices, nodes, claims, pods, orgs)
+    return await asyncio.to_thread(
+        _cluster_snapshot, cache, evidence, slices, nodes, claims, pods, orgs, rules, classes
+    )
+
+
+async def _taint_rules(api: Lister) -> tuple[DeviceTaintRule, ...] | None:
+    """The rules, none where the server has no such type; None if they may not be listed."""
+    try:
+        return tuple(readable_rules(await list_taint_rules(api.list)))
+    except KubeError as error:
+        if error.code != _FORBIDDEN:
+            raise
+        return None
 
 
 async def _org_by_namespace(api: Lister) -> Mapping[str, str] | None:
@@ -146,18 +181,94 @@ def _cluster_snapshot(
     claims: list[Json],
     pods: list[Json],
     orgs: Mapping[str, str] | None,
+    rules: tuple[DeviceTaintRule, ...] | None,
+    classes: list[Json],
 ) -> ClusterSnapshot:
-    published = cache.devices.of(slices)
+    published = cache.devices.of(slices, rules or ())
     daemons = sorted(evidence.daemons, key=lambda daemon: (daemon.domain, daemon.node))
     return ClusterSnapshot(
-        evidence=msgspec.structs.replace(evidence, daemons=tuple(daemons)),
+        evidence=msgspec.structs.replace(
+            evidence,
+            daemons=tuple(daemons),
+            claims=_with_withheld(evidence, cache, _RuleInputs(rules or (), classes, slices, claims, nodes)),
+        ),
         nodes=tuple(sorted(cache.each(_node_record, nodes), key=lambda node: node.name)),
         pools=published.pools,
         devices=published.devices,
         uses=allocated_devices(claims, pods, cache),
         namespaces=orgs or {},
-        problem=_NAMESPACES_FORBIDDEN if orgs is None else "",
+        problem="; ".join(
+            problem
+            for problem, is_met in ((_NAMESPACES_FORBIDDEN, orgs is None), (_RULES_FORBIDDEN, rules is None))
+            if is_met
+        ),
     )
+
+
+class _RuleInputs(NamedTuple):
+    """What decides which devices rules keep from claims that are pending."""
+
+    rules: tuple[DeviceTaintRule, ...]
+    classes: list[Json]
+    slices: Sequence[Json]
+    claims: list[Json]
+    nodes: list[Json]
+
+
+def _with_withheld(
+    evidence: ClusterEvidence, cache: ReadCache, inputs: _RuleInputs
+) -> tuple[ClaimRecord, ...]:
+    """The claims, those that wait for devices with what rules keep from them."""
+    waiting = {f"{pod.namespace}/{name}" for pod in evidence.pods for name in _claims_to_give(pod)}
+    pending = {claim.key for claim in evidence.claims if not claim.allocated and claim.key in waiting}
+    if not inputs.rules or not pending:
+        return evidence.claims
+    wanted = sorted(pending)[:_MOST_WITHHELD]
+    (found,) = cache.again({"": (inputs, wanted)}, _withheld)
+    return tuple(
+        msgspec.structs.replace(claim, withheld=found[claim.key]) if claim.key in found else claim
+        for claim in evidence.claims
+    )
+
+
+def _claims_to_give(pod: PodRecord) -> Iterable[str]:
+    """Claims of a pod that the scheduler considers."""
+    return () if pod.gated else pod.claims.values()
+
+
+def _withheld(question: tuple[_RuleInputs, list[str]]) -> Mapping[str, tuple[WithheldDevice, ...]]:
+    # Rarely needed: other readings do not load the allocator.
+    from rackloom.core.allocate.withheld import DeviceSupply, withheld_devices
+
+    inputs, wanted = question
+    asked = {
+        key: claim
+        for obj in inputs.claims
+        if (key := _object_key(obj)) in wanted
+        for claim in readable([{"spec": obj["spec"]}], ResourceClaim)
+    }
+    given = (allocation for claim in inputs.claims if (allocation := _allocation(claim)))
+    supply = DeviceSupply(
+        nodes=tuple(readable(map(_named_and_labelled, inputs.nodes), Node)),
+        classes=tuple(readable(map(_spec_and_name, inputs.classes), DeviceClass)),
+        slices=tuple(readable(map(_spec_and_name, inputs.slices), ResourceSlice)),
+        in_use=tuple(readable(given, AllocationResult)),
+        rules=inputs.rules,
+    )
+    return dict(zip(asked, withheld_devices(asked.values(), supply), strict=True))
+
+
+def _allocation(claim: Json) -> Json | None:
+    return (claim.get("status") or {}).get("allocation")
+
+
+def _named_and_labelled(node: Json) -> Json:
+    meta = node["metadata"]
+    return {"metadata": {"name": meta["name"], "labels": meta.get("labels") or {}}}
+
+
+def _spec_and_name(obj: Json) -> Json:
+    return {"metadata": {"name": obj["metadata"].get("name", "")}, "spec": obj.get("spec") or {}}
 
 
 def _node_record(obj: Json) -> NodeRecord:
@@ -367,6 +478,8 @@ _PROJECTIONS: Mapping[ResourceKind, Callable[[Object], Object | None]] = {
     NODE: _project_node,
     RESOURCE_SLICE: _project_all,
     NAMESPACE: _project_named,
+    DEVICE_CLASS: _project_all,
+    **dict.fromkeys(DEVICE_TAINT_RULES, _project_all),
 }
 SNAPSHOT_KINDS = tuple(_PROJECTIONS)
 """The kinds of objects that a snapshot reads."""

@@ -5,7 +5,9 @@ device of any other driver is a NIC if it has `rdma` or `ifName`. GPU drivers ot
 slot, so the attributes of the tray's IMEX devices add slot and fabric GUID to the GPU of the same node
 with that UUID. Where both contradict each other, the GPU's own device counts.
 
-`DeviceCache` keeps the result by node: a node whose slices did not change is not read again.
+DeviceTaintRules add their taints to those that drivers publish.
+
+`DeviceCache` keeps the result by node: a node whose slices and rules did not change is not read again.
 """
 
 import re
@@ -24,6 +26,7 @@ from rackloom.core.allocate.attributes import (
     SLOT,
     STANDARD_DOMAIN,
 )
+from rackloom.core.allocate.taint_rules import DeviceTaintRule
 from rackloom.core.diagnosis.index import BLOCKING_EFFECTS
 from rackloom.core.diagnosis.snapshot import DeviceRecord, PoolRecord, grouped
 from rackloom.core.domains import names
@@ -45,10 +48,14 @@ class PublishedDevices(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolRecord, ...] = ()
 
 
+Rules = tuple[DeviceTaintRule, ...]
+
+
 class _NodeDevices(NamedTuple):
-    """The slices of one node, and what they show."""
+    """The slices of one node with the rules that may concern them, and what they show."""
 
     slices: list[Json]
+    rules: Rules
     published: PublishedDevices
 
 
@@ -56,42 +63,45 @@ class DeviceCache:
     """Devices of the previous reading: a node whose slices did not change is not read again."""
 
     def __init__(self) -> None:
-        self._newest: tuple[list[Json], dict[str, _NodeDevices], PublishedDevices] = (
+        self._newest: tuple[list[Json], Rules, dict[str, _NodeDevices], PublishedDevices] = (
             [],
+            (),
             {},
             PublishedDevices(),
         )
 
-    def of(self, slices: Iterable[Json]) -> PublishedDevices:
+    def of(self, slices: Iterable[Json], rules: Rules = ()) -> PublishedDevices:
         """The pools of all nodes, and the devices of their newest generation, by node, driver and name."""
         # The state is read once and written once: an abandoned reading may still run in its thread.
-        same, before, published = self._newest
+        same, same_rules, before, published = self._newest
         current = list(slices)
         # A follower of the cluster returns the very same objects, which are compared by address.
-        if current == same:
+        if current == same and rules == same_rules:
             return published
         by_node = grouped((slice_["spec"].get("nodeName") or "", slice_) for slice_ in current)
-        nodes = {node: _read_node(some, before.get(node)) for node, some in by_node.items()}
+        nodes = {node: _read_node(some, rules, before.get(node)) for node, some in by_node.items()}
         if len(nodes) != len(before) or any(found is not before.get(node) for node, found in nodes.items()):
             shown = [nodes[name].published for name in sorted(nodes)]
             published = PublishedDevices(
                 devices=tuple(chain.from_iterable([found.devices for found in shown])),
                 pools=tuple(chain.from_iterable([found.pools for found in shown])),
             )
-        self._newest = current, nodes, published
+        self._newest = current, rules, nodes, published
         return published
 
 
-def _read_node(slices: list[Json], before: _NodeDevices | None) -> _NodeDevices:
-    if before is not None and before.slices == slices:
+def _read_node(slices: list[Json], rules: Rules, before: _NodeDevices | None) -> _NodeDevices:
+    pools_here = {_pool(slice_) for slice_ in slices} if rules else ()
+    rules = tuple(rule for rule in rules if any(rule.concerns(*pool) for pool in pools_here))
+    if before is not None and before.slices == slices and before.rules == rules:
         return before
     newest = list(_newest(slices))
     trays = dict(_tray_keys(newest))
-    found = (device for slice_ in newest for device in _devices(slice_, trays))
+    found = (device for slice_ in newest for device in _devices(slice_, trays, rules))
     devices = tuple(sorted(found, key=lambda device: device.device_id))
     names = {(*_pool(slice_), slice_["spec"].get("nodeName") or "") for slice_ in slices}
     pools = tuple(PoolRecord(driver=driver, name=pool, node=node) for driver, pool, node in sorted(names))
-    return _NodeDevices(slices, PublishedDevices(devices=devices, pools=pools))
+    return _NodeDevices(slices, rules, PublishedDevices(devices=devices, pools=pools))
 
 
 def _newest(slices: Iterable[Json]) -> Iterator[Json]:
@@ -105,12 +115,15 @@ def _pool(json: Json) -> tuple[str, str]:
     return json["spec"]["driver"], json["spec"]["pool"]["name"]
 
 
-def _devices(json: Json, trays: Mapping[tuple[str, str], GpuKey]) -> Iterator[DeviceRecord]:
+def _devices(json: Json, trays: Mapping[tuple[str, str], GpuKey], rules: Rules) -> Iterator[DeviceRecord]:
     spec = json["spec"]
     node = spec.get("nodeName") or ""
     for device in spec.get("devices") or ():
         attributes = _attributes(device)
         key = _key(attributes)
+        selecting = [rule for rule in rules if rule.selects(*_pool(json), device["name"])]
+        of_rules = [msgspec.to_builtins(rule.spec.taint) for rule in selecting]
+        taints = [*(device.get("taints") or ()), *of_rules]
         tray = trays.get((node, key.gpu_uuid.value)) if key.gpu_uuid is not None else None
         yield DeviceRecord(
             driver=spec["driver"],
@@ -127,15 +140,18 @@ def _devices(json: Json, trays: Mapping[tuple[str, str], GpuKey]) -> Iterator[De
             partner_class=attributes.get("nicPartnerClass") or attributes.get("gpuPartnerClass"),
             link=attributes.get("rdmaState") or attributes.get("state"),
             gbps=attributes.get("linkSpeedGbps"),
-            taints=tuple(map(taint_text, device.get("taints") or ())),
-            tainted_since=_tainted_since(device),
+            taints=tuple(map(taint_text, taints)),
+            rules=tuple(
+                sorted(rule.metadata.name for rule in selecting if rule.spec.taint.effect in BLOCKING_EFFECTS)
+            ),
+            tainted_since=_tainted_since(taints),
         )
 
 
-def _tainted_since(device: Json) -> float | None:
+def _tainted_since(taints: Iterable[Json]) -> float | None:
     """When the first taint came that keeps new pods away; the API server dates each."""
-    taints = (taint for taint in device.get("taints") or () if taint["effect"] in BLOCKING_EFFECTS)
-    times = [epoch_seconds(taint.get("timeAdded") or "") for taint in taints]
+    blocking = (taint for taint in taints if taint["effect"] in BLOCKING_EFFECTS)
+    times = [epoch_seconds(taint.get("timeAdded") or "") for taint in blocking]
     return min((time for time in times if time is not None), default=None)
 
 

@@ -26,6 +26,7 @@ from rackloom.claim.cluster.gang_placer import GangPlacer, with_owners
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.kube.informer import CacheSet, Informer
+from rackloom.claim.kube.taint_rules import taint_rule_informers
 from rackloom.core.gangs.reconcile import API_REFUSED, WARNING_REASONS, GangDecision, reconcile_gang
 from rackloom.core.gangs.slots import is_reduced
 from rackloom.core.gangs.snapshot import (
@@ -42,6 +43,7 @@ from rackloom.core.gangs.snapshot import (
 )
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import (
+    DEVICE_TAINT_RULES,
     GANG_PLAN,
     NODE,
     POD,
@@ -56,7 +58,7 @@ from rackloom.core.kubernetes.objects import (
 )
 from rackloom.core.kubernetes.pods import GANG_LABEL
 
-# Informers for GangPlans, pods of gangs and nodes.
+# Informers for GangPlans, pods of gangs, nodes and DeviceTaintRules.
 
 
 _BY_GANG, _BY_HOLDER, _BY_UID, _BY_TRAY = "gang", "holder", "uid", "tray"
@@ -69,7 +71,8 @@ class GangCaches(CacheSet):
         pods = Informer(api, POD, labels=GANG_LABEL, indexers={_BY_GANG: _index_gang}, rng=rng)
         plans = Informer(api, GANG_PLAN, indexers={_BY_UID: index_by_uid, _BY_TRAY: _index_trays}, rng=rng)
         nodes = Informer(api, NODE, indexers={_BY_HOLDER: reserving_plans}, rng=rng)
-        super().__init__({POD: (pods,), GANG_PLAN: (plans,), NODE: (nodes,)})
+        rules = taint_rule_informers(api, rng)
+        super().__init__({POD: (pods,), GANG_PLAN: (plans,), NODE: (nodes,), **rules})
 
     def plan(self, key: GangKey) -> Object | None:
         """The GangPlan of a gang."""
@@ -244,6 +247,9 @@ class GangController:
             yield from () if key is None else (key,)
         elif kind == GANG_PLAN:
             yield from self._keys_of_plan(obj)
+        elif kind in DEVICE_TAINT_RULES:
+            # A gang may have waited for the devices of which the taint is gone.
+            yield PlacementKey()
         else:
             for plan in self.caches.plans_on(obj["metadata"]["name"]):
                 yield read_record(plan).key

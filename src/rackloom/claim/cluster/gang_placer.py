@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from rackloom.claim.cluster.controller_runtime import execute_write
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
+from rackloom.claim.kube.taint_rules import list_taint_rules
 from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.slots import do_owners_matter, has_fewer_to_come
@@ -243,7 +244,7 @@ class GangPlacer:
 
     async def _list_cluster(self) -> ClusterLists:
         lists = {name: (await self._api.list(kind)).items for name, kind in _LISTED_KINDS.items()}
-        cluster = replace(ClusterLists(), **lists)
+        cluster = replace(ClusterLists(), taint_rules=await list_taint_rules(self._api.list), **lists)
         running = await asyncio.to_thread(running_site, cluster, self._settings)
         bound = (pod for pod in cluster.pods if pod["spec"].get("nodeName") and not has_pod_ended(pod))
         return replace(cluster, running=running, use=NodeUse(cluster.nodes, bound, holder_of_pod))

@@ -21,8 +21,9 @@ import msgspec
 import structlog
 
 from rackloom.claim.cluster.controller_runtime import DEFECT_RETRY_SECONDS, ControllerRuntime
-from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound
+from rackloom.claim.kube.api import Conflict, KubeApi, NotFound
 from rackloom.claim.kube.informer import CacheSet, Informer
+from rackloom.claim.kube.taint_rules import is_not_served, list_taint_rules
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import (
     ADMISSION_CHECK,
@@ -72,13 +73,9 @@ class KueueCaches(CacheSet):
 
     def __init__(self, api: KubeApi, rng: random.Random) -> None:
         def informer(kind: ResourceKind) -> Informer:
-            return Informer(api, kind, excuses=_is_not_served, rng=rng)
+            return Informer(api, kind, excuses=is_not_served, rng=rng)
 
         super().__init__({kind: (informer(kind),) for kind in (ADMISSION_CHECK, WORKLOAD)})
-
-
-def _is_not_served(error: KubeError) -> bool:
-    return isinstance(error, NotFound)
 
 
 class CheckKey(msgspec.Struct, frozen=True, order=True):
@@ -154,6 +151,7 @@ class KueueController:
         # Pods come first: one that is bound in the meantime is counted as held, never as room.
         lists = {"pods": (await self._api.list(POD)).items}
         lists |= {name: (await self._api.list(kind)).items for name, kind in _LISTED_KINDS.items()}
+        lists["taint_rules"] = await list_taint_rules(self._api.list)
         workloads = [read_workload(obj) for obj in (await self._api.list(WORKLOAD)).items]
         placement = await asyncio.to_thread(
             PlacementPass, KueueCluster(**lists), workloads, checks, self._settings

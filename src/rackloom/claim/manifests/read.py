@@ -33,6 +33,7 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.sharing import SharedParts
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, with_taint_rules
+from rackloom.core.kubernetes.objects import DEVICE_TAINT_RULES
 from rackloom.errors import Refused
 
 # API versions and server defaults.
@@ -178,7 +179,7 @@ _KINDS: dict[str, type[Any]] = {
     "ResourceClaimTemplate": ResourceClaimTemplate,
     "ResourceSlice": ResourceSlice,
 }
-_RULE, _RULE_VERSIONS = "DeviceTaintRule", ("v1", "v1beta2", "v1alpha3")
+_RULES = {(kind.kind, kind.api_version) for kind in DEVICE_TAINT_RULES}
 
 
 class Manifests(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,7 +229,7 @@ def decode_object(document: Document) -> Any:
     kind, version = document.value.get("kind"), str(document.value.get("apiVersion", ""))
     if kind == "Node" and version == "v1":
         return _converted(document, {"metadata": document.value.get("metadata", {})}, Node)
-    if kind == _RULE and version in [f"{GROUP}/{number}" for number in _RULE_VERSIONS]:
+    if (kind, version) in _RULES:
         fields = {name: document.value.get(name, {}) for name in ("metadata", "spec")}
         return _converted(document, fields, DeviceTaintRule)
     if not version.startswith(f"{GROUP}/") or kind not in _KINDS:

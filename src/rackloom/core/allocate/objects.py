@@ -8,8 +8,9 @@ written.
 The module imports nothing but msgspec, because commands that never run a selector load it as well.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -21,6 +22,16 @@ class ApiValue(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True
 ):
     """Base of all API values."""
+
+
+V = TypeVar("V")
+
+
+def readable(objects: Iterable[Mapping[str, Any]], kind: type[V]) -> Iterator[V]:
+    """Those that can be read, of objects without `apiVersion` and `kind`; another offers or asks nothing."""
+    for obj in objects:
+        with suppress(msgspec.ValidationError):
+            yield msgspec.convert(obj, kind)
 
 
 class ObjectMeta(ApiValue, frozen=True, kw_only=True):

@@ -3,12 +3,15 @@
 kube-scheduler allocates as if each device that a rule selects had the rule's taint among those that its
 driver publishes. `with_taint_rules` gives slices that say so, and the allocator needs to know nothing of
 rules. A rule without a selector selects nothing; of a selector every field that is given must be equal, and
-an empty one selects all devices. Rules of 1.34 that select by class or by CEL expression (`v1alpha3`) are
-refused when they are read, since later servers dropped both.
+an empty one selects all devices. Rules of 1.34 that select by class or by CEL expression (`v1alpha3`) cannot
+be read, since later servers dropped both: in a file they are refused, in a cluster left out.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import (
@@ -28,12 +31,6 @@ class DeviceTaintSelector(ApiValue, frozen=True, kw_only=True):
     pool: str | None = None
     device: str | None = None
 
-    def selects(self, spec: ResourceSliceSpec, device: str) -> bool:
-        """Whether it selects a device of a slice."""
-        asked = (self.driver, self.pool, self.device)
-        there = (spec.driver, spec.pool.name, device)
-        return all(wanted in (None, found) for wanted, found in zip(asked, there, strict=True))
-
 
 class DeviceTaintRuleSpec(ApiValue, frozen=True, kw_only=True):
     """A taint, and the devices that get it."""
@@ -47,6 +44,35 @@ class DeviceTaintRule(ApiValue, frozen=True, kw_only=True):
 
     metadata: ObjectMeta
     spec: DeviceTaintRuleSpec
+
+    def concerns(self, driver: str, pool: str) -> bool:
+        """Whether it may select a device of a pool."""
+        selector = self.spec.device_selector
+        return selector is not None and selector.driver in (None, driver) and selector.pool in (None, pool)
+
+    def selects(self, driver: str, pool: str, device: str) -> bool:
+        """Whether a device gets its taint."""
+        selector = self.spec.device_selector
+        return selector is not None and self.concerns(driver, pool) and selector.device in (None, device)
+
+
+class WithheldDevice(msgspec.Struct, frozen=True):
+    """A device that a claim would get if a rule did not taint it."""
+
+    rule: str
+    node: str
+    driver: str
+    device: str
+
+
+def readable_rules(objects: Iterable[Mapping[str, Any]]) -> Iterator[DeviceTaintRule]:
+    """The rules among the DeviceTaintRules of a cluster, without those that cannot be read."""
+    for obj in objects:
+        with suppress(msgspec.ValidationError):
+            metadata = ObjectMeta(name=obj["metadata"]["name"])
+            yield DeviceTaintRule(
+                metadata=metadata, spec=msgspec.convert(obj.get("spec") or {}, DeviceTaintRuleSpec)
+            )
 
 
 def with_taint_rules(
@@ -66,9 +92,5 @@ def _with_rules(resource_slice: ResourceSlice, rules: Sequence[DeviceTaintRule])
 
 
 def _tainted(device: Device, spec: ResourceSliceSpec, rules: Sequence[DeviceTaintRule]) -> Device:
-    added = tuple(
-        rule.spec.taint
-        for rule in rules
-        if rule.spec.device_selector is not None and rule.spec.device_selector.selects(spec, device.name)
-    )
+    added = tuple(rule.spec.taint for rule in rules if rule.selects(spec.driver, spec.pool.name, device.name))
     return replace(device, taints=(*device.taints, *added)) if added else device

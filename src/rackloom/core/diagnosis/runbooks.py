@@ -212,11 +212,13 @@ _TEXTS: Mapping[Check, tuple[str, str, str]] = {
     ),
     Check.DEVICE_TAINT: (
         "A plugin keeps new work off a device: it is lost from the bus, must be reset, or is being "
-        "repaired. A pod that has it goes on or is evicted, as the taint says.",
-        "The taint in the evidence names the reason; nvidia-smi on the node shows the same GPU.",
+        "repaired. Or an administrator does so by a DeviceTaintRule, which the finding names. A pod that "
+        "has the device goes on or is evicted, as the taint says.",
+        "The taint in the evidence names the reason; nvidia-smi on the node shows the same GPU. "
+        "kubectl describe devicetaintrule RULE shows what else a rule selects.",
         "Move the job to a spare tray if there is one, else cordon the node and delete the pod. Then "
         "reset the GPU, or restart the machine if the GPU is lost. It is over when the plugin takes the "
-        "taint away.",
+        "taint away, or the rule is deleted.",
     ),
     Check.DEVICE_THERE: (
         "A claim holds a device that is no longer published. A pod that starts again with this claim "
@@ -233,7 +235,7 @@ _TEXTS: Mapping[Check, tuple[str, str, str]] = {
     ),
     Check.CLAIMS: (
         "Claims of a workload are not allocated or not reserved: no node has what they ask for, or not "
-        "beside one another. The pods wait.",
+        "beside one another, or DeviceTaintRules keep it from them. The pods wait.",
         "rackloom claim explain says which request fits nowhere, and why each candidate is refused.",
         "Free what is asked for, or ask for less. Pods start by themselves once the claim is allocated.",
     ),

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
+from rackloom.core.allocate.taint_rules import WithheldDevice
 from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.topology.join_key import GpuKey, SlotKey
 
@@ -61,6 +62,8 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
     """UIDs of pods."""
     since: float | None = None
     """When it was made, seconds since the epoch."""
+    withheld: tuple[WithheldDevice, ...] = ()
+    """Devices that it would get if DeviceTaintRules did not taint them."""
 
     @property
     def key(self) -> str:
@@ -316,6 +319,9 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gbps: int | None = None
     """Of a NIC: its line rate, Gb/s."""
     taints: tuple[str, ...] = ()
+    """Those that its driver publishes, then those of DeviceTaintRules."""
+    rules: tuple[str, ...] = ()
+    """The DeviceTaintRules whose taints keep new pods away."""
     tainted_since: float | None = None
     """When the first of the taints came that keep new pods away, seconds since the epoch."""
 

@@ -15,7 +15,11 @@ serve is counted by the allocator (`core.gangs.trays`).
 
 Trays are reserved as a whole, so a gang asks for empty ones. Members that take a tray whole get the GPU
 count of the trays that fit. Helpers, members without devices such as an MPI launcher, sit beside the
-first member that has devices, or on another tray of the gang that their own rules allow.
+first member that has devices, or on another tray of the gang that their own rules allow and that has the
+CPU and memory for them.
+
+CPU, memory and the like of nodes count wherever members get a tray (`MemberResources`): for a new plan, for
+helpers beside the others, before pods are ungated, and for members that move.
 
 Spare trays: all gangs of a namespace share the limit `max_spares`, since no ResourceQuota counts
 reserved trays. A gang that asks for more is refused with the largest number that fits
@@ -24,6 +28,7 @@ reserved trays. A gang that asks for more is refused with the largest number tha
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import product
 
 import msgspec
 from msgspec.structs import replace
@@ -44,7 +49,13 @@ from rackloom.core.gangs.trays import (
 from rackloom.core.kubernetes.objects import Object, ObjectWrite
 from rackloom.core.place.gang_planner import plan_gang
 from rackloom.core.place.job_moves import replace_member
-from rackloom.core.place.node_resources import Thousandths, requests_beside_devices, with_node_resources
+from rackloom.core.place.node_resources import (
+    NodeUse,
+    Thousandths,
+    requests_beside_devices,
+    scarcity,
+    with_node_resources,
+)
 from rackloom.core.place.placement_values import (
     Gang,
     GangGroup,
@@ -53,6 +64,7 @@ from rackloom.core.place.placement_values import (
     PlacementSite,
     PlacementTerms,
     PlacementTray,
+    list_names,
 )
 from rackloom.errors import Refused
 
@@ -373,36 +385,87 @@ def _group_members(snapshot: GangSnapshot, name: str) -> tuple[GangMember, ...]:
     return tuple(sorted(members, key=lambda member: member.rank))
 
 
+# CPU, memory and other resources of nodes.
+
+
+class MemberResources(msgspec.Struct, frozen=True, kw_only=True):
+    """What members request of their nodes beside devices, and what the nodes have for them."""
+
+    owner: str
+    """The gang, as holds name it."""
+    requests: Mapping[str, Thousandths] = {}
+    """What a member of each group requests: the most of any that lives. A group without a living member is
+    missing, since nothing is known of it."""
+    use: NodeUse | None = None
+    """None: not counted."""
+
+    def why_short(self, tray: str, groups: Iterable[str]) -> str:
+        """What a tray has too little of for one member of each entry of `groups`; empty where it has enough.
+
+        What others request there counts, and what the gang itself has there does not.
+        """
+        left = None if self.use is None else self.use.left_without(tray, (self.owner,))
+        if left is None:
+            return ""
+        wanted = Counter[str]()
+        for group in groups:
+            wanted.update(self.requests.get(group, {}))
+        return scarcity(left, wanted, "its members")
+
+
+def member_resources(snapshot: GangSnapshot) -> MemberResources:
+    """Of the living members of a gang."""
+    requests: dict[str, dict[str, int]] = {}
+    for member in snapshot.living:
+        most = requests.setdefault(member.group, {})
+        for name, amount in requests_beside_devices(member.obj["spec"], GPU_RESOURCE).items():
+            most[name] = max(most.get(name, 0), amount)
+    return MemberResources(owner=snapshot.key.full_name, requests=requests, use=snapshot.cluster.use)
+
+
 # Slots for members without devices.
 
 
-def plan_with_helpers(site: PlacementSite, gang: Gang, plan: Callable[[PlacementSite], GangPlan]) -> GangPlan:
-    """A plan with slots for helpers that their own rules allow; `plan` searches a site. Raises Refused.
+def plan_with_helpers(
+    site: PlacementSite,
+    gang: Gang,
+    resources: MemberResources,
+    plan: Callable[[PlacementSite], GangPlan],
+) -> GangPlan:
+    """A plan with slots for helpers where they may go; `plan` searches a site. Raises Refused.
 
     If the first plan leaves no tray for a helper, the search runs once more on a site where the trays that
-    are closed to helpers are closed to all.
+    are closed to helpers, or have too little for one beside another member, are closed to all.
     """
     found = plan(site)
     try:
-        return seat_helpers(found, gang, site)
+        return seat_helpers(found, gang, site, resources)
     except Refused as refused:
         try:
-            return seat_helpers(plan(_open_to_helpers(site, gang)), gang, site)
+            return seat_helpers(plan(_open_to_helpers(site, gang, resources)), gang, site, resources)
         except Refused:
             raise refused from None
 
 
-def seat_helpers(plan: GangPlan, gang: Gang, site: PlacementSite) -> GangPlan:
-    """Move helpers to other trays of the plan where they may not stay on theirs. Raises Refused."""
+def seat_helpers(
+    plan: GangPlan,
+    gang: Gang,
+    site: PlacementSite,
+    resources: MemberResources,
+    kept: Collection[MemberAssignment] = (),
+) -> GangPlan:
+    """Move helpers to other trays of the plan where they may not stay on theirs. Raises Refused.
+
+    Those of `kept` stay: their pods run, or wait for their tray.
+    """
     groups = {group.name: group for group in gang.groups}
-    if not any(group.is_helper and group.terms is not None for group in gang.groups):
-        return plan
-    settled = [slot for slot in plan.seats if not groups[slot.group].is_helper]
+    helpers = {slot for slot in plan.seats if groups[slot.group].is_helper}.difference(kept)
+    settled = [slot for slot in plan.seats if slot not in helpers]
     trays = tuple(dict.fromkeys(slot.tray for slot in settled))
     moved = {}
     for slot in plan.seats:
-        if groups[slot.group].is_helper:
-            moved[slot] = _helper_slot(slot, trays, settled, groups, site)
+        if slot in helpers:
+            moved[slot] = _helper_slot(slot, trays, settled, groups, site, resources)
             settled.append(moved[slot])
     return replace(plan, seats=tuple(moved.get(slot, slot) for slot in plan.seats))
 
@@ -413,16 +476,25 @@ def _helper_slot(
     settled: Sequence[MemberAssignment],
     groups: dict[str, GangGroup],
     site: PlacementSite,
+    resources: MemberResources,
 ) -> MemberAssignment:
     terms = groups[slot.group].terms
-    if terms is None:
-        return slot
-    closed = _closed_trays(site, terms)
-    barred = {other.tray for other in settled if terms.bar(groups[other.group].terms or PlacementTerms())}
+    closed = {} if terms is None else _closed_trays(site, terms)
+    barred = {
+        other.tray
+        for other in settled
+        if terms is not None and terms.bar(groups[other.group].terms or PlacementTerms())
+    }
+
+    def why_short(tray: str) -> str:
+        beside = [other.group for other in settled if other.tray == tray]
+        return resources.why_short(tray, (*beside, slot.group))
+
     for tray in (slot.tray, *trays):
-        if tray not in closed and tray not in barred:
+        if tray not in closed and tray not in barred and not why_short(tray):
             return replace(slot, tray=tray)
-    why = closed.get(slot.tray) or "it keeps apart from members there"
+    apart = "it keeps apart from members there" if slot.tray in barred else ""
+    why = closed.get(slot.tray) or apart or f"has {why_short(slot.tray)}"
     reason = f"{slot.group} may go to none of the gang's trays ({slot.tray}: {why})"
     fix = f"let {slot.group} go where the other members do, or leave it out of the gang"
     raise Refused(reason, nearest_fix=fix)
@@ -434,10 +506,16 @@ def _closed_trays(site: PlacementSite, terms: PlacementTerms) -> dict[str, str]:
     return {name: why for name, why in reasons.items() if why is not None}
 
 
-def _open_to_helpers(site: PlacementSite, gang: Gang) -> PlacementSite:
-    terms = [group.terms for group in gang.groups if group.is_helper and group.terms is not None]
+def _open_to_helpers(site: PlacementSite, gang: Gang, resources: MemberResources) -> PlacementSite:
+    helpers = [group for group in gang.groups if group.is_helper]
+    terms = [group.terms for group in helpers if group.terms is not None]
     closed = {name: why for term in terms for name, why in _closed_trays(site, term).items()}
-    return site.with_trays(lambda tray: replace(tray, shut=closed.get(tray.name)))
+    for tray, helper in product(site.trays, helpers):
+        # One member is always beside it: the trays of a gang are those of members with devices.
+        pairs = [resources.why_short(tray.name, (helper.name, group.name)) for group in gang.device_groups]
+        if pairs and all(pairs):
+            closed.setdefault(tray.name, f"has {pairs[0]}")
+    return site.with_trays(lambda tray: replace(tray, shut=tray.shut or closed.get(tray.name)))
 
 
 # From the result to the next writes.
@@ -479,32 +557,23 @@ def place_gang(snapshot: GangSnapshot, settings: GangSettings, counts: TrayCount
     gang = request.gang
     site = site_for_request(request, site_with_rooms(snapshot, request.site, request.kinds, counts))
     room = max(settings.max_spares - spares_elsewhere(snapshot), 0)
+    resources = member_resources(snapshot)
     plan = plan_with_helpers(
         site,
         gang,
+        resources,
         lambda searched: plan_within_spare_limit(
-            room, gang, lambda asked: _plan_beside_others(snapshot, searched, asked)
+            room, gang, lambda asked: _plan_beside_others(resources, searched, asked)
         ),
     )
     return record_plan(snapshot.record, gang, plan, site)
 
 
-def _plan_beside_others(snapshot: GangSnapshot, site: PlacementSite, gang: Gang) -> GangPlan:
+def _plan_beside_others(resources: MemberResources, site: PlacementSite, gang: Gang) -> GangPlan:
     """The plan on trays that also carry the members by CPU, memory and the like. Raises Refused."""
-    use = snapshot.cluster.use
-    if use is None:
+    if resources.use is None:
         return plan_gang(site, gang)
-    return plan_gang(*with_node_resources(site, gang, _requests_of_groups(snapshot), use))
-
-
-def _requests_of_groups(snapshot: GangSnapshot) -> Mapping[str, Thousandths]:
-    """What a member of each group requests of its node beside devices: the most of any."""
-    found: dict[str, dict[str, int]] = {}
-    for member in snapshot.living:
-        most = found.setdefault(member.group, {})
-        for name, amount in requests_beside_devices(member.obj["spec"], GPU_RESOURCE).items():
-            most[name] = max(most.get(name, 0), amount)
-    return found
+    return plan_gang(*with_node_resources(site, gang, resources.requests, resources.use))
 
 
 def repair_gang(
@@ -518,13 +587,18 @@ def repair_gang(
     record = snapshot.record
     if record is None or record.gang is None or record.plan is None:
         return ()
+    resources = member_resources(snapshot)
     if lost := snapshot.lost(settings.lost_after):
-        return (_move_tray(record, record.gang, record.plan, site, lost[0]),)
+        return (_move_tray(record, site, resources, lost[0]),)
     late = unschedulable_members(snapshot, assign_slots(snapshot, record.plan), settings)
     for tray in dict.fromkeys(member.tray for member in late if member.tray is not None):
-        if (why := _why_no_room(site, snapshot, tray)) is not None:
+        if (why := _why_no_room(site, snapshot, tray, resources)) is not None:
+            groups = {member.group for member in late if member.tray == tray}
             try:
-                return (_move_tray(record, record.gang, record.plan, site, tray),)
+                return (
+                    _move_helpers(record, site, resources, tray, groups)
+                    or _move_tray(record, site, resources, tray),
+                )
             except Refused as refused:
                 reason = f"{tray} ({why}): {refused.reason}"
                 raise Refused(reason, nearest_fix=refused.nearest_fix) from refused
@@ -546,21 +620,73 @@ def _delete_late_members(late: Sequence[GangMember], site: PlacementSite) -> tup
     raise Refused(reason, nearest_fix=fix)
 
 
-def _move_tray(record: GangRecord, gang: Gang, plan: GangPlan, site: PlacementSite, tray: str) -> ObjectWrite:
-    if all(known.name != tray for known in site.trays):
+def _move_helpers(
+    record: GangRecord, site: PlacementSite, resources: MemberResources, tray: str, late: Collection[str]
+) -> ObjectWrite | None:
+    """Move the helpers of these groups alone to another tray of the gang.
+
+    None where other members are among the groups, or where the helpers may go to no other tray.
+    """
+    gang, plan = _placed(record)
+    if not all(group.is_helper for group in gang.groups if group.name in late):
+        return None
+    kept = [slot for slot in plan.seats if slot.tray != tray or slot.group not in late]
+    try:
+        moved = seat_helpers(plan, gang, site, resources, kept)
+    except Refused:
+        return None
+    return None if moved == plan else record_plan(record, gang, moved, site)
+
+
+def _placed(record: GangRecord) -> tuple[Gang, GangPlan]:
+    """What is recorded of a gang that is repaired."""
+    assert record.gang is not None  # noqa: S101 (only placed gangs are repaired)
+    assert record.plan is not None  # noqa: S101
+    return record.gang, record.plan
+
+
+def _move_tray(record: GangRecord, site: PlacementSite, resources: MemberResources, lost: str) -> ObjectWrite:
+    gang, plan = _placed(record)
+    if all(known.name != lost for known in site.trays):
         # The search needs the clique of a tray whose node is gone, and only the record still knows it.
-        gone = PlacementTray(name=tray, clique=record.cliques.get(tray), gpus=0, shut="its node is gone")
+        gone = PlacementTray(name=lost, clique=record.cliques.get(lost), gpus=0, shut="its node is gone")
         site = PlacementSite((*site.trays, gone), site.holds)
-    return record_plan(record, gang, seat_helpers(replace_member(site, gang, plan, tray), gang, site), site)
+    moving = [slot.group for slot in plan.seats if slot.tray == lost]
+    # Helpers may go to another tray of the plan than the members with devices.
+    with_devices = [group.name for group in gang.device_groups]
+    short = _short_trays(site, plan, resources, [group for group in moving if group in with_devices])
+    open_site = site.with_trays(lambda tray: replace(tray, shut=tray.shut or short.get(tray.name)))
+    try:
+        moved = replace_member(open_site, gang, plan, lost)
+    except Refused as refused:
+        clique = {tray.name: tray.sharing for tray in site.trays}
+        near = [f"{name} {why}" for name, why in short.items() if clique[name] == clique[lost]]
+        if not near:
+            raise
+        reason = f"{refused.reason}: {list_names(near)}"
+        raise Refused(reason, nearest_fix=refused.nearest_fix) from refused
+    return record_plan(record, gang, seat_helpers(moved, gang, site, resources, plan.seats), site)
+
+
+def _short_trays(
+    site: PlacementSite, plan: GangPlan, resources: MemberResources, moving: Sequence[str]
+) -> dict[str, str]:
+    """Open trays that nobody else holds, and that have too little CPU, memory or the like for the members."""
+    taken = {hold.tray for hold in site.holds if hold.owner != plan.gang} | set(plan.trays)
+    opened = (tray.name for tray in site.trays if tray.shut is None and tray.name not in taken)
+    short = ((name, resources.why_short(name, moving)) for name in opened)
+    return {name: f"has {why}" for name, why in short if why}
 
 
 def occupied_trays(snapshot: GangSnapshot, site: PlacementSite) -> tuple[str, ...]:
     """Reserved trays without room for the gang: another pod was bound before the taint took effect."""
-    trays = () if snapshot.record is None else snapshot.record.reserved
-    return tuple(tray for tray in trays if _why_no_room(site, snapshot, tray) is not None)
+    trays, resources = () if snapshot.record is None else snapshot.record.reserved, member_resources(snapshot)
+    return tuple(tray for tray in trays if _why_no_room(site, snapshot, tray, resources) is not None)
 
 
-def _why_no_room(site: PlacementSite, snapshot: GangSnapshot, name: str) -> str | None:
+def _why_no_room(
+    site: PlacementSite, snapshot: GangSnapshot, name: str, resources: MemberResources
+) -> str | None:
     """What keeps members of the gang off one of its trays; None where nothing does."""
     tray = next((tray for tray in site.trays if tray.name == name), None)
     if tray is None:
@@ -569,7 +695,14 @@ def _why_no_room(site: PlacementSite, snapshot: GangSnapshot, name: str) -> str 
     holders = (hold.owner for hold in site.holds if hold.tray == name and hold.owner != mine)
     holder = next(holders, None)
     in_use = None if holder is None else f"in use by {holder}"
-    return tray.shut or in_use or _why_not_served(tray, snapshot)
+    return tray.shut or in_use or _why_not_served(tray, snapshot) or _why_short(name, snapshot, resources)
+
+
+def _why_short(tray: str, snapshot: GangSnapshot, resources: MemberResources) -> str | None:
+    """What it has too little of for all members with a slot on it, beside what others request there."""
+    seats = () if snapshot.plan is None else snapshot.plan.seats
+    short = resources.why_short(tray, [slot.group for slot in seats if slot.tray == tray])
+    return f"has {short}" if short else None
 
 
 def _why_not_served(tray: PlacementTray, snapshot: GangSnapshot) -> str | None:

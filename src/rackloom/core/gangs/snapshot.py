@@ -299,6 +299,8 @@ class ClusterLists(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[Object, ...] = ()
     classes: tuple[Object, ...] = ()
     templates: tuple[Object, ...] = ()
+    taint_rules: tuple[Object, ...] = ()
+    """DeviceTaintRules."""
     running: PlacementSite = PlacementSite(())
     """All trays, and what pods and claims hold on them (`trays.running_site`)."""
     use: NodeUse | None = None

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from rackloom.core.allocate.pools import MalformedNodeSelector
 from rackloom.core.gangs.spec import GANG_TAINT, GangMember
-from rackloom.core.kubernetes.objects import Object, has_pod_ended
+from rackloom.core.kubernetes.objects import JsonMapping, Object, has_pod_ended
 from rackloom.core.kubernetes.pods import CHANNEL_LABEL, GANG_LABEL
 from rackloom.core.place.placement_values import (
     PlacementSite,
@@ -35,7 +35,6 @@ from rackloom.core.place.placement_values import (
 )
 from rackloom.core.place.pod_constraints import (
     AntiAffinityTerm,
-    JsonMapping,
     NodeRule,
     PodIdentity,
     Toleration,

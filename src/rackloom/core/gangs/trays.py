@@ -6,15 +6,14 @@ a plan and an IMEX channel hold a whole tray. A pod whose limits cannot be read 
 tray, so that one bad pod does not stop the placement of all.
 
 How many members a tray can serve is counted by the real allocator. The counts are cached per kind of
-claim and recounted only for trays whose inputs changed: labels, device classes, slice versions, devices
-of others. The cache speeds up and changes nothing.
+claim and recounted only for trays whose inputs changed: labels, device classes, slice versions, taints
+by DeviceTaintRules, devices of others. The cache speeds up and changes nothing.
 
 Owners in other namespaces are anonymised before anything is reported to a gang.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TypeVar
 
 import msgspec
@@ -27,7 +26,9 @@ from rackloom.core.allocate.objects import (
     ResourceClaim,
     ResourceClaimStatus,
     ResourceSlice,
+    readable,
 )
+from rackloom.core.allocate.taint_rules import DeviceTaintRuleSpec, readable_rules, with_taint_rules
 from rackloom.core.domains import names
 from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSnapshot, gang_key_of
 from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, counted_gpus
@@ -40,7 +41,7 @@ from rackloom.core.kubernetes.objects import (
     is_resource_claimed,
 )
 from rackloom.core.place.claim_capacity import with_claim_capacity
-from rackloom.core.place.observed_site import DraDevices, is_imex_channel
+from rackloom.core.place.observed_site import DraDevices, is_imex_channel, without_foreign_names
 from rackloom.core.place.placement_values import (
     ClaimCapacity,
     PlacementSite,
@@ -51,9 +52,6 @@ from rackloom.core.place.placement_values import (
 from rackloom.core.place.pod_constraints import parse_count
 
 # Trays and their holders.
-
-
-ANONYMOUS_HOLDER = "another job"
 
 
 def running_site(objects: ClusterLists, settings: GangSettings) -> PlacementSite:
@@ -75,20 +73,6 @@ def with_reservations(running: PlacementSite, records: Iterable[GangRecord]) -> 
     size = {tray.name: tray.gpus for tray in running.trays}
     planned = (hold for hold in _plan_holds(records, size) if hold.tray in size)
     return PlacementSite(running.trays, (*running.holds, *planned))
-
-
-def anonymised_for(site: PlacementSite, namespace: str) -> PlacementSite:
-    """The site as it may be reported in a namespace: owners in other namespaces have no names.
-
-    They stay distinct from each other, since the search reasons about whole jobs that end.
-    """
-    aliases: dict[str, str] = {}
-    for hold in site.holds:
-        if not hold.owner.startswith(f"{namespace}/"):
-            alias = f"{ANONYMOUS_HOLDER} {len(aliases) + 1}" if aliases else ANONYMOUS_HOLDER
-            aliases.setdefault(hold.owner, alias)
-    holds = (replace(hold, owner=aliases.get(hold.owner, hold.owner)) for hold in site.holds)
-    return PlacementSite(site.trays, tuple(holds))
 
 
 def holder_of_pod(pod: Object) -> str:
@@ -205,6 +189,8 @@ class TrayInputs(msgspec.Struct, frozen=True):
     classes: tuple[object, ...]
     pools: tuple[tuple[object, ...], ...]
     """The versions of all slices of the pools that have devices of the tray, on whatever node."""
+    rules: tuple[DeviceTaintRuleSpec, ...]
+    """The DeviceTaintRules that may select a device of these pools, without what they report."""
     taken: tuple[object, ...]
     """Devices allocated to others."""
 
@@ -302,6 +288,7 @@ class _NodeDevices:
 
     def __init__(self, objects: ClusterLists, trays: Set[str], without: Set[tuple[str, str]]) -> None:
         self._classes = objects.classes
+        self._rules = tuple(readable_rules(objects.taint_rules))
         self._nodes = {name: node for node in objects.nodes if (name := node["metadata"]["name"]) in trays}
         self._pools: dict[DevicePoolKey, list[Object]] = defaultdict(list)
         self._pools_on: dict[str, list[DevicePoolKey]] = defaultdict(list)
@@ -335,10 +322,14 @@ class _NodeDevices:
                 labels=node["metadata"].get("labels") or {},
                 classes=classes,
                 pools=tuple(states[key] for key in self._pools_on.get(name, ())),
+                rules=self._rules_for(self._pools_on.get(name, ())),
                 taken=tuple(self._taken.get(name, ())),
             )
             for name, node in self._nodes.items()
         }
+
+    def _rules_for(self, pools: Sequence[DevicePoolKey]) -> tuple[DeviceTaintRuleSpec, ...]:
+        return tuple(rule.spec for rule in self._rules if any(rule.concerns(*key) for key in pools))
 
     def devices_on(self, trays: Set[str]) -> DraDevices:
         """The devices of some trays, with their pools whole: nothing is allocated from an incomplete pool.
@@ -349,9 +340,9 @@ class _NodeDevices:
         keys = dict.fromkeys(key for name in names for key in self._pools_on.get(name, ()))
         slices = (_without_metadata(slice_) for key in keys for slice_ in self._pools[key])
         return DraDevices(
-            nodes=tuple(_readable((_node_with_labels(self._nodes[name]) for name in names), Node)),
-            classes=tuple(_readable(map(_without_metadata, self._classes), DeviceClass)),
-            slices=tuple(_readable(slices, ResourceSlice)),
+            nodes=tuple(readable((_node_with_labels(self._nodes[name]) for name in names), Node)),
+            classes=tuple(readable(map(_without_metadata, self._classes), DeviceClass)),
+            slices=with_taint_rules(readable(slices, ResourceSlice), self._rules),
             claims=tuple(_allocated_claim(taken) for name in names for taken in self._taken.get(name, ())),
         )
 
@@ -376,12 +367,6 @@ def _without_metadata(obj: Object) -> Object:
     return {"metadata": {"name": obj["metadata"]["name"]}, "spec": obj.get("spec") or {}}
 
 
-def _readable(objects: Iterable[Object], kind: type[T]) -> Iterator[T]:
-    for obj in objects:
-        with suppress(msgspec.ValidationError):
-            yield msgspec.convert(obj, kind)
-
-
 # The site for one gang.
 
 
@@ -404,9 +389,8 @@ def site_with_rooms(
 ) -> PlacementSite:
     """The site with the room for claims on each tray, as the gang may see it. Raises Refused."""
     key = snapshot.key
-    return anonymised_for(
-        with_claim_room(site, snapshot.cluster, kinds, key.full_name, counts), key.namespace
-    )
+    site = with_claim_room(site, snapshot.cluster, kinds, key.full_name, counts)
+    return PlacementSite(site.trays, without_foreign_names(site.holds, key.namespace))
 
 
 def spares_elsewhere(snapshot: GangSnapshot) -> int:

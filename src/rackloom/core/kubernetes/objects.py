@@ -24,6 +24,8 @@ import msgspec
 Object = dict[str, Any]
 """One Kubernetes object as JSON. A value that nests too deeply to be read is replaced (see
 `claim.kube.decoding`)."""
+JsonMapping = Mapping[str, Any]
+"""An object that is only read, or a part of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,12 @@ RESOURCE_CLAIM_TEMPLATE = ResourceKind(
     "resource.k8s.io", "v1", "ResourceClaimTemplate", "resourceclaimtemplates", namespaced=True
 )
 DEVICE_CLASS = ResourceKind("resource.k8s.io", "v1", "DeviceClass", "deviceclasses", namespaced=False)
+DEVICE_TAINT_RULES = tuple(
+    ResourceKind("resource.k8s.io", version, "DeviceTaintRule", "devicetaintrules", namespaced=False)
+    for version in ("v1", "v1beta2", "v1alpha3")
+)
+"""A server serves them in some of these versions, or not at all: 1.37 in the first, 1.36 in the second where
+that is switched on. Each version that it serves has all of its rules."""
 CRD = ResourceKind(
     "apiextensions.k8s.io",
     "v1",

@@ -28,7 +28,9 @@ from rackloom.core.allocate.objects import (
     Node,
     ResourceClaim,
     ResourceSlice,
+    readable,
 )
+from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
 from rackloom.core.domains import names
 from rackloom.core.gangs.snapshot import read_record
 from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, read_gang_spec
@@ -78,6 +80,8 @@ class KueueCluster(msgspec.Struct, frozen=True, kw_only=True):
     """ComputeDomains."""
     gang_plans: Sequence[Object] = ()
     flavors: Sequence[Object] = ()
+    taint_rules: Sequence[Object] = ()
+    """DeviceTaintRules."""
 
 
 class PlacementPass:
@@ -200,7 +204,8 @@ class PlacementPass:
         cluster = self._cluster
         if _is_unsettled(cluster, self._labels.clique):
             return None
-        best = replace(cluster, nodes=tuple(map(_at_its_best, cluster.nodes)), pods=(), claims=())
+        nodes = tuple(map(_at_its_best, cluster.nodes))
+        best = replace(cluster, nodes=nodes, pods=(), claims=(), taint_rules=())
         try:
             (job,) = read_jobs([*self._domains, _without_rules(admitted)], self._labels)
             _, _, report = self._report(best, job, request, (), workload.namespace)
@@ -215,10 +220,12 @@ def _site_objects(cluster: KueueCluster, reserved: Sequence[TrayHold], viewer: s
     pods = tuple(cluster.pods)
     allocated = (claim for claim in cluster.claims if allocated_devices(claim))
     devices = DraDevices(
-        nodes=tuple(_readable(map(_with_labels_only, cluster.nodes), Node)),
-        classes=tuple(_readable(cluster.classes, DeviceClass)),
-        slices=tuple(_readable(cluster.slices, ResourceSlice)),
-        claims=tuple(_readable(allocated, ResourceClaim)),
+        nodes=tuple(readable(map(_with_labels_only, cluster.nodes), Node)),
+        classes=tuple(readable(cluster.classes, DeviceClass)),
+        slices=with_taint_rules(
+            readable(cluster.slices, ResourceSlice), tuple(readable_rules(cluster.taint_rules))
+        ),
+        claims=tuple(readable(allocated, ResourceClaim)),
         pods=pods,
     )
     return SiteObjects(
@@ -289,23 +296,14 @@ def _claims_to_make(cluster: KueueCluster) -> Iterator[ResourceClaim]:
     """The claims that pods may name, and those that are made of templates, under the names of these."""
     for obj in cluster.templates:
         spec = (obj.get("spec") or {}).get("spec") or {}
-        yield from _readable([{"metadata": _identity(obj), "spec": spec}], ResourceClaim)
-    yield from _readable(
+        yield from readable([{"metadata": _identity(obj), "spec": spec}], ResourceClaim)
+    yield from readable(
         ({"metadata": _identity(obj), "spec": obj.get("spec") or {}} for obj in cluster.claims), ResourceClaim
     )
 
 
 def _identity(obj: Object) -> Object:
     return {key: obj["metadata"][key] for key in ("name", "namespace") if key in obj["metadata"]}
-
-
-def _readable(objects: Iterable[Object], kind: type[T]) -> Iterator[T]:
-    """Those that can be read; an object that cannot offers no device."""
-    for obj in objects:
-        try:
-            yield msgspec.convert(obj, kind)
-        except msgspec.ValidationError:
-            continue
 
 
 def _with_labels_only(node: Object) -> Object:

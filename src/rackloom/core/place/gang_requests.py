@@ -18,6 +18,7 @@ from itertools import combinations, product
 from types import MappingProxyType
 
 from rackloom.core.allocate.objects import ResourceClaim
+from rackloom.core.kubernetes.objects import JsonMapping
 from rackloom.core.place.jobs import (
     Job,
     JobGroup,
@@ -29,7 +30,7 @@ from rackloom.core.place.jobs import (
 )
 from rackloom.core.place.observed_site import AvoidedTrays, claims_devices
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, PlacementTerms
-from rackloom.core.place.pod_constraints import JsonMapping, PodIdentity
+from rackloom.core.place.pod_constraints import PodIdentity
 from rackloom.core.place.search.gang_needs import groups_apart
 from rackloom.errors import Refused
 

@@ -21,10 +21,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.kubernetes.objects import JsonMapping
 from rackloom.core.place.object_shapes import OwnedShape, PodShape, check_shape, object_title
 from rackloom.core.place.placement_values import SchedulerLabels, list_names
 from rackloom.core.place.pod_constraints import (
-    JsonMapping,
     PodIdentity,
     PodRequirements,
     pod_identity,

@@ -19,11 +19,11 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.pools import MalformedNodeSelector
+from rackloom.core.kubernetes.objects import JsonMapping
 from rackloom.core.place.jobs import owner_of_pod
 from rackloom.core.place.observed_site import hold_of_pod, is_bound_pod
 from rackloom.core.place.placement_values import SchedulerLabels, TrayHold
 from rackloom.core.place.pod_constraints import (
-    JsonMapping,
     PodIdentity,
     Toleration,
     TopologyDomains,

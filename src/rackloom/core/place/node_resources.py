@@ -28,6 +28,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from rackloom.core.allocate.quantity import Quantity, in_binary_units
+from rackloom.core.kubernetes.objects import JsonMapping
 from rackloom.core.place.placement_values import (
     ClaimCapacity,
     Gang,
@@ -35,8 +36,6 @@ from rackloom.core.place.placement_values import (
     PlacementSite,
     PlacementTray,
 )
-
-JsonMapping = Mapping[str, Any]
 
 # What pods ask for, and what nodes have.
 
@@ -63,15 +62,15 @@ def pod_requests(spec: JsonMapping) -> ResourceAmounts:
     together = sum(map(_container_requests, spec.get("containers") or ()), lasting)
     # What the pod asks for as a whole replaces the sum of its containers.
     whole = ResourceAmounts({**(most | together), **_container_requests(spec)})
-    return whole + parse_amounts(spec.get("overhead") or {}) + ResourceAmounts({PODS_RESOURCE: 1})
+    return whole + _parse_amounts(spec.get("overhead") or {}) + ResourceAmounts({PODS_RESOURCE: 1})
 
 
 def allocatable_of_node(node: JsonMapping) -> ResourceAmounts:
     """What pods may request of a node. It has nothing of what it does not name."""
-    return parse_amounts((node.get("status") or {}).get("allocatable") or {})
+    return _parse_amounts((node.get("status") or {}).get("allocatable") or {})
 
 
-def parse_amounts(written: Mapping[str, Any]) -> ResourceAmounts:
+def _parse_amounts(written: Mapping[str, Any]) -> ResourceAmounts:
     """Quantities as amounts."""
     return ResourceAmounts({name: _parse_amount(value) for name, value in written.items()})
 
@@ -79,7 +78,7 @@ def parse_amounts(written: Mapping[str, Any]) -> ResourceAmounts:
 def _container_requests(container: JsonMapping) -> ResourceAmounts:
     """A limit without a request is one: the API server writes it so."""
     resources = container.get("resources") or {}
-    return parse_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+    return _parse_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
 
 @lru_cache(maxsize=10_000)
@@ -226,7 +225,7 @@ def with_node_resources(
                     now=min(by_devices.now, members_of(now, amounts)),
                     empty=min(by_devices.empty, members_of(empty, amounts)),
                 )
-            if now is not None and (lacking := _scarcity(now, amounts)):
+            if now is not None and (lacking := scarcity(now, amounts, "a member")):
                 scarce[kind] = lacking
         return replace(tray, rooms=rooms, scarce=scarce)
 
@@ -284,12 +283,13 @@ def members_of(left: Thousandths | None, amounts: Thousandths) -> int:
     return max(0, min(carried, default=MANY))
 
 
-def _scarcity(left: Thousandths, amounts: Thousandths) -> str:
-    """What is too little for one member; empty where nothing is."""
+def scarcity(left: Thousandths, amounts: Thousandths, whose: str) -> str:
+    """What of these amounts is too little, and `whose` they are; empty where nothing is."""
+    there = {name: max(left.get(name, 0), 0) for name in amounts}
     lacking = (
-        f"{_amount_text(name, left.get(name, 0))} of the {_amount_text(name, amount)} {name} of a member"
+        f"{_amount_text(name, there[name])} of the {_amount_text(name, amount)} {name} of {whose}"
         for name, amount in sorted(amounts.items())
-        if left.get(name, 0) < amount
+        if there[name] < amount
     )
     return " and ".join(lacking)
 

@@ -27,11 +27,10 @@ from rackloom.core.allocate.objects import (
     ResourceSlice,
 )
 from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import is_resource_claimed
+from rackloom.core.kubernetes.objects import JsonMapping, is_resource_claimed
 from rackloom.core.place.jobs import Job, owner_of_pod, qualified_name
 from rackloom.core.place.placement_values import PlacementSite, PlacementTray, SchedulerLabels, TrayHold
 from rackloom.core.place.pod_constraints import (
-    JsonMapping,
     NodeRule,
     PodIdentity,
     Toleration,
@@ -140,7 +139,7 @@ def hold_of_pod(pod: JsonMapping, labels: SchedulerLabels) -> TrayHold:
 def without_foreign_names(holds: Iterable[TrayHold], viewer: str | None) -> tuple[TrayHold, ...]:
     """The holds as a namespace may see them: owners in others have no names, but stay distinct.
 
-    None: all keep their names.
+    The search reasons about whole jobs that end. None: all keep their names.
     """
     if viewer is None:
         return tuple(holds)

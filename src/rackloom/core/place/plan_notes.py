@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import Iterator
 from math import comb
 
+from rackloom.core.kubernetes.objects import JsonMapping
 from rackloom.core.place.jobs import Job, JobGroup
 from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels
 from rackloom.core.place.pod_constraints import (
     REQUIRED_DURING_SCHEDULING,
-    JsonMapping,
     is_supported_term,
     label_selector_text,
     required_terms,

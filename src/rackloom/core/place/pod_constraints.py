@@ -19,13 +19,14 @@ msgspec.ValidationError for a field of the wrong type.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta
 from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
 from rackloom.core.allocate.quantity import Quantity
+from rackloom.core.kubernetes.objects import JsonMapping
 from rackloom.core.place.node_resources import Thousandths, requests_beside_devices
 from rackloom.core.place.placement_values import SchedulerLabels
 from rackloom.errors import Refused
@@ -46,7 +47,6 @@ def parse_count(value: object) -> int:
 # Node selection.
 
 
-JsonMapping = Mapping[str, Any]
 REQUIRED_DURING_SCHEDULING = "requiredDuringSchedulingIgnoredDuringExecution"
 
 

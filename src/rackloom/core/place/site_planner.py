@@ -24,6 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import ResourceClaim
+from rackloom.core.kubernetes.objects import JsonMapping
 from rackloom.core.place.batch import plan_batch
 from rackloom.core.place.gang_planner import (
     exclusive_cliques,
@@ -67,7 +68,7 @@ from rackloom.core.place.placement_values import (
     combine_sites,
 )
 from rackloom.core.place.plan_notes import plan_notes, usable_share
-from rackloom.core.place.pod_constraints import JsonMapping, NodeRule, Toleration
+from rackloom.core.place.pod_constraints import NodeRule, Toleration
 from rackloom.core.place.search.gang_needs import colocation_groups, rank_sequences
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.core.progress import EachInTurn, in_turn

@@ -25,9 +25,9 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
+from rackloom.core.kubernetes.objects import JsonMapping
 from rackloom.core.place.observed_site import read_site
 from rackloom.core.place.placement_values import PlacementSite, SchedulerLabels
-from rackloom.core.place.pod_constraints import JsonMapping
 from rackloom.errors import Refused
 
 SLURM_TAINT = "slinky.slurm.net/slurm"

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.kubernetes.objects import JsonMapping
 from rackloom.errors import Refused
 
-JsonMapping = Mapping[str, Any]
 ObjectPath = tuple[str | int, ...]
 MAX_JOB_MEMBERS = 4096
 """Members of a job: far above any rack, and soon planned."""

@@ -350,6 +350,7 @@ def test_a_pod_that_is_made_anew_with_another_wish_is_told_and_not_made_anew_for
         job = site.job("big", {"worker": 2})
         await site.until(lambda: site.is_bound("big", 2))
         asking(job, nodeSelector={"tray": "r7-t7"})
+        await asyncio.sleep(0.1)  # A pod that was being created then is as those before.
         await site.user.delete(POD, "big-worker-0", TEAM, grace_seconds=0)
         await site.until(lambda: site.says("big", "Bound", "CannotBind"))
         message = (await site.record("big")).condition("Bound").message

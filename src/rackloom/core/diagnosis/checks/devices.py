@@ -158,6 +158,9 @@ _RESETS = ("gpu.nvidia.com/xid=", "gpu.nvidia.com/recovery=gpu-reset")
 
 def repair_command(device: DeviceRecord, use: AllocatedDevice | None, relocation: Relocation) -> str:
     """The fix of a device with a taint."""
+    if _is_of_rules_alone(device):
+        show = " && ".join(f"kubectl describe devicetaintrule {rule}" for rule in device.rules)
+        return f"{show}  # an administrator keeps work off it: delete the rule when the device may be used"
     if use is None or not use.pods:
         show = f"kubectl get resourceslices -o yaml --field-selector spec.nodeName={device.node}"
         return f"{show}  # see to the device: {_TAINT_ENDS}"
@@ -166,6 +169,11 @@ def repair_command(device: DeviceRecord, use: AllocatedDevice | None, relocation
         moved = f"made anew, it gets {places[0]}; then see to the device: {_TAINT_ENDS}"
         return f"{delete_pods_command(use)}  # {moved}"
     return _repair_in_place(device, use, relocation)
+
+
+def _is_of_rules_alone(device: DeviceRecord) -> bool:
+    """Whether only DeviceTaintRules keep pods off a device, and not its driver."""
+    return bool(device.rules) and len(blocking_taints(device.taints)) == len(device.rules)
 
 
 def delete_pods_command(use: AllocatedDevice) -> str:
@@ -305,15 +313,24 @@ def check_devices(faults: Sequence[DeviceFaults], index: SnapshotIndex) -> Itera
 def _tainted_device(
     device: DeviceRecord, use: AllocatedDevice | None, index: SnapshotIndex, relocation: Relocation
 ) -> Finding:
-    taints = ", ".join(blocking_taints(device.taints))
-    held = "it is free" if use is None else f"claim {use.claim} has it"
+    taints, rules = blocking_taints(device.taints), list(device.rules)
+    published = taints[: len(taints) - len(rules)]
+    whose = ["its plugin"] * bool(published) + [f"DeviceTaintRule {rule}" for rule in rules]
+    keep = "keeps" if len(whose) == 1 else "keep"
+    held = "nobody has it" if use is None else f"claim {use.claim} has it"
+    # A rule is meant: what has the device goes on, or is evicted as the administrator wants.
+    is_meant = use is None or not published
     return fails(
         Check.DEVICE_TAINT,
         f"device {device.node}/{device.name}",
-        f"its plugin keeps workloads off it: {taints}",
+        f"{' and '.join(whose)} {keep} workloads off it: {', '.join(taints)}",
         repair_command(device, use, relocation),
-        severity=Severity.WARNING if use is None else Severity.ERROR,
-        evidence=(f"slice: {taints}", f"claims: {held}"),
+        severity=Severity.WARNING if is_meant else Severity.ERROR,
+        evidence=(
+            *([f"slice: {', '.join(published)}"] if published else []),
+            *(f"DeviceTaintRule: {rule}" for rule in rules),
+            f"claims: {held}",
+        ),
         where=(at_device(device), *index.at_tray(device.node)),
         since=device.tainted_since,
     )

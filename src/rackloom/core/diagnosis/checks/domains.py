@@ -5,8 +5,9 @@ In the order in which a ComputeDomain comes up:
 - `TEMPLATES`: each ResourceClaimTemplate that a pod names exists; a similar name or another namespace is
   suggested;
 - `CLAIMS`: each claim is allocated and reserved for its pod. A claim serves 256 pods at most. Pending
-  claims are grouped by the owner of their pods, because these wait for one reason. Pods with scheduling
-  gates are held back on purpose and are not judged;
+  claims are grouped by the owner of their pods, because these wait for one reason. DeviceTaintRules that
+  hold them up are named with their devices. Pods with scheduling gates are held back on purpose and are not
+  judged;
 - `ACTIVE`: the conditions that the ComputeDomain controller wrote;
 - `ONE_CLIQUE`: all pods of a ComputeDomain are in one clique, by the labels of their nodes and by what
   the IMEX daemons entered. One may lag behind the other while a fabric is partitioned anew;
@@ -18,6 +19,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
+from rackloom.core.allocate.taint_rules import WithheldDevice
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.findings import Finding, fails, first_few, holds, unknown
@@ -58,13 +60,12 @@ def _pending_claims(pod: PodRecord, cluster: ClusterEvidence) -> dict[str, Claim
 
 def _pending_finding(subject: str, waiting: list[PendingPod]) -> Finding:
     pods = [pod for pod, _ in waiting]
-    first = pods[0]
+    first, withheld = pods[0], _withheld(waiting)
     return fails(
         Check.CLAIMS,
         subject,
         _pending_message(waiting),
-        f"{_EXPLAIN_COMMANDS}  # the scheduler's own words:"
-        f" kubectl -n {first.namespace} describe pod {first.name}",
+        _pending_fix(first, withheld),
         evidence=tuple(_pending_evidence(pod, pending) for pod, pending in waiting),
         where=(
             *(at_pod(pod.key) for pod in pods),
@@ -82,7 +83,30 @@ def _pending_message(waiting: list[PendingPod]) -> str:
     pods = "" if len(waiting) == 1 else f" of {len(waiting)} pods"
     is_one = len(names) == 1 and not pods
     claims = f"{'ResourceClaim' if len(names) == 1 else 'ResourceClaims'} {first_few(names)}{pods}"
-    return f"{claims} {'is' if is_one else 'are'} pending: no device is allocated"
+    return f"{claims} {'is' if is_one else 'are'} pending: {_pending_cause(_withheld(waiting))}"
+
+
+def _withheld(waiting: list[PendingPod]) -> list[WithheldDevice]:
+    """What DeviceTaintRules keep from the claims, each device once."""
+    claims = (claim for _, pending in waiting for claim in pending.values())
+    return list(dict.fromkeys(device for claim in claims for device in claim.withheld))
+
+
+def _pending_cause(withheld: list[WithheldDevice]) -> str:
+    by_rule = grouped((device.rule, f"{device.node}/{device.device}") for device in withheld)
+    if not by_rule:
+        return "no device is allocated"
+    kept = (f"DeviceTaintRule {rule} withholds {first_few(devices)}" for rule, devices in by_rule.items())
+    return "; ".join(kept)
+
+
+def _pending_fix(pod: PodRecord, withheld: list[WithheldDevice]) -> str:
+    own_words = f"the scheduler's own words: kubectl -n {pod.namespace} describe pod {pod.name}"
+    if not withheld:
+        return f"{_EXPLAIN_COMMANDS}  # {own_words}"
+    rules = dict.fromkeys(device.rule for device in withheld)
+    show = " && ".join(f"kubectl describe devicetaintrule {rule}" for rule in rules)
+    return f"{show}  # delete it when its devices may be used, or wait for others; {own_words}"
 
 
 def _pending_evidence(pod: PodRecord, pending: Mapping[str, ClaimRecord]) -> str:

@@ -8,7 +8,7 @@ devices from the production allocator (`Fleet`), on the first of these nodes tha
 
 The claims are then reserved for the pod, with the delete-protection finalizer written first, and the
 pod is bound. A pod that fits nowhere gets a PodScheduled condition and waits; all waiting pods are
-tried again a second after a node, slice, class or claim changed, or a bound pod went.
+tried again a second after a node, slice, class, claim or DeviceTaintRule changed, or a bound pod went.
 
 Pods with scheduling gates or another scheduler's name are left alone. `DeviceInventory` keeps the
 allocator in step with the store.
@@ -34,6 +34,7 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.outcome import Allocation, Fault
 from rackloom.core.allocate.pools import node_selector_matches
+from rackloom.core.allocate.taint_rules import DeviceTaintRule, readable_rules, with_taint_rules
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind, has_pod_ended
 from rackloom.core.place.node_resources import (
@@ -58,7 +59,13 @@ _SCHEDULER_NAME = "default-scheduler"
 """Pods that name another are left to it."""
 MAX_CLAIM_USERS = 256
 """Pods that one claim can be reserved for (resource.k8s.io/v1, status.reservedFor)."""
-_WAKING_KINDS = (objects.NODE, objects.RESOURCE_SLICE, objects.DEVICE_CLASS, objects.RESOURCE_CLAIM)
+_WAKING_KINDS = (
+    objects.NODE,
+    objects.RESOURCE_SLICE,
+    objects.DEVICE_CLASS,
+    objects.RESOURCE_CLAIM,
+    *objects.DEVICE_TAINT_RULES,
+)
 
 
 class SimulatedScheduler(Controller):
@@ -267,10 +274,10 @@ def _bare(obj: Object) -> Object:
 
 
 class DeviceInventory:
-    """The production allocator over the nodes, slices, classes and allocations of the store.
+    """The production allocator over the devices, DeviceTaintRules and allocations of the store.
 
-    It follows the store: a claim changes what is in use, a slice the devices of its nodes; a class, or the
-    name or labels of a node make it anew when it is asked next.
+    It follows the store: a claim changes what is in use, a slice the devices of its nodes; a class, a rule,
+    or the name or labels of a node make it anew when it is asked next.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -278,10 +285,12 @@ class DeviceInventory:
         self._fleet: Fleet | None = None
         self._slices: dict[ObjectKey, ResourceSlice] = {}
         self._nodes: dict[ObjectKey, Node] = {}
+        self._rules: tuple[DeviceTaintRule, ...] = ()
         self._allocations: dict[ObjectKey, AllocationResult] = {}
 
     def read_all(self) -> None:
         """Take in what the store holds before its changes are followed."""
+        self._read_rules()
         for kind in (objects.RESOURCE_SLICE, objects.NODE, objects.RESOURCE_CLAIM):
             for obj in self._store.all(kind):
                 self.note_change(kind, obj)
@@ -297,13 +306,23 @@ class DeviceInventory:
             self._note_node(key, allocator_node(found) if found else None)
         elif kind == objects.DEVICE_CLASS:
             self._fleet = None
+        elif kind in objects.DEVICE_TAINT_RULES:
+            self._read_rules()
         elif kind == objects.RESOURCE_CLAIM:
             self._note_claim(key)
 
     def _note_slice(self, key: ObjectKey, value: ResourceSlice | None) -> None:
         before = self._slices.get(key)
         if _noted(self._slices, key, value) and self._fleet is not None:
-            self._fleet.replace_slice(before, value)
+            self._fleet.replace_slice(self._tainted(before), self._tainted(value))
+
+    def _tainted(self, value: ResourceSlice | None) -> ResourceSlice | None:
+        return None if value is None else with_taint_rules([value], self._rules)[0]
+
+    def _read_rules(self) -> None:
+        rules = (rule for kind in objects.DEVICE_TAINT_RULES for rule in self._store.all(kind))
+        self._rules = tuple(readable_rules(rules))
+        self._fleet = None
 
     def _note_node(self, key: ObjectKey, value: Node | None) -> None:
         if _noted(self._nodes, key, value):
@@ -332,7 +351,7 @@ class DeviceInventory:
             self._fleet = Fleet(
                 list(self._nodes.values()),
                 [decode_as(device_class, DeviceClass) for device_class in classes],
-                self._slices.values(),
+                with_taint_rules(self._slices.values(), self._rules),
             )
             self._fleet.occupy(list(self._allocations.values()))
         return self._fleet
