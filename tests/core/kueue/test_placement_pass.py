@@ -224,6 +224,50 @@ def test_a_preferred_topology_that_is_not_had_is_said() -> None:
     assert "nodeSelector" not in verdict.pod_set_updates[0]
 
 
+def tray_with_cpus(cpus: str) -> Object:
+    tray = node("r0-t0", "c0")
+    return {
+        **tray,
+        "status": {**tray["status"], "allocatable": {GPU: "4", "cpu": cpus, "memory": "1Ti", "pods": "9"}},
+    }
+
+
+def asking_for_cpus(name: str, cpus: str) -> KueueWorkload:
+    resources = {"limits": {GPU: "1"}, "requests": {"cpu": cpus}}
+    return workload(name, 1, containers=[{"name": "main", "resources": resources}])
+
+
+def test_the_cpus_of_members_that_are_still_to_come_count() -> None:
+    cluster = KueueCluster(nodes=[tray_with_cpus("96")])
+    first, second, small = (
+        asking_for_cpus(name, cpus) for name, cpus in (("first", "60"), ("second", "60"), ("small", "36"))
+    )
+    served = pass_on(cluster)
+    ready = served.decide(first, CHECK)
+    assert ready.state == "Ready"
+    refused = served.decide(second, CHECK)
+    assert refused.state == "Retry"
+    assert "36 of the 60 cpu of a member" in refused.message
+    assert decide(cluster, second, admitted(first, ready)).state == "Retry"
+    assert decide(cluster, small, admitted(first, ready)).state == "Ready"
+
+
+def test_the_cpus_of_a_member_that_is_bound_count_once() -> None:
+    first, second = asking_for_cpus("first", "60"), asking_for_cpus("second", "36")
+    ready = decide(KueueCluster(nodes=[tray_with_cpus("96")]), first)
+    update = ready.pod_set_updates[0]
+    template = first.pod_sets[0]["template"]["spec"]
+    meta = {
+        "name": "first-0",
+        "namespace": "team",
+        "uid": "p",
+        **{key: update[key] for key in ("labels", "annotations")},
+    }
+    pod = {"metadata": meta, "spec": {**template, "nodeName": "r0-t0"}, "status": {"phase": "Running"}}
+    cluster = KueueCluster(nodes=[tray_with_cpus("96")], pods=[pod])
+    assert decide(cluster, second, admitted(first, ready)).state == "Ready"
+
+
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=6),

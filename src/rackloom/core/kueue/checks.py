@@ -134,7 +134,7 @@ class PlacementPass:
             if answer.plan is not None:
                 (placed,) = planner.placed
                 updates = pod_set_updates(
-                    workload, admitted, placed.gang, placed.plan, placed.site, attempt.request.labels.clique
+                    workload, admitted, placed.gang, placed.plan, placed.site, attempt.request.labels
                 )
                 self._reserved += _holds_of(workload, updates)
                 note = f"; {attempt.note}" if attempt.note else ""

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from rackloom.core.kubernetes.objects import Object, pod_phase
-from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, TrayHold
+from rackloom.core.place.node_resources import requests_beside_devices
+from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels, TrayHold
 
 CONTROLLER_NAME = "rackloom.dev/placement"
 """`spec.controllerName` of an AdmissionCheck that this controller decides."""
@@ -177,6 +178,8 @@ class PlannedPodSet(msgspec.Struct, frozen=True, kw_only=True):
     """Members have claims, or take trays whole: nothing else is planned there."""
     channel: bool = False
     """Members have the IMEX channel of their tray."""
+    requests: Mapping[str, int] = {}
+    """What a member requests of its node beside devices, in thousandths of each resource's unit."""
     trays: Mapping[str, int] = {}
     """Members by tray."""
     spares: tuple[str, ...] = ()
@@ -189,9 +192,10 @@ def pod_set_updates(
     gang: Gang,
     plan: GangPlan,
     site: PlacementSite,
-    clique_label: str,
+    labels: SchedulerLabels,
 ) -> list[Object]:
     """What Kueue is to write into the pods of each pod set; `admitted` comes from `as_admitted`."""
+    clique_label, gpu_resource = labels.clique, labels.gpu
     cliques = {tray.name: tray.clique for tray in site.trays}
     groups, updates, spares = {group.name: group for group in gang.groups}, [], plan.spares
     for pod_set in admitted["spec"]["podSets"]:
@@ -203,7 +207,12 @@ def pod_set_updates(
         if not group.is_helper:
             whole = gang.exclusive or group.devices is not None
             planned = PlannedPodSet(
-                gpus=group.gpus, whole=whole, channel=group.has_channel, trays=dict(trays), spares=spares
+                gpus=group.gpus,
+                whole=whole,
+                channel=group.has_channel,
+                requests=requests_beside_devices(pod_set["template"]["spec"], gpu_resource),
+                trays=dict(trays),
+                spares=spares,
             )
             spares = ()
             update["annotations"] = {PLAN_ANNOTATION: msgspec.json.encode(planned).decode()}
@@ -240,6 +249,7 @@ def held_seats(
                 gpus=members * planned.gpus,
                 is_whole=planned.whole,
                 channel=planned.channel,
+                requests=tuple((name, members * amount) for name, amount in planned.requests.items()),
             )
         for tray in planned.spares:
             yield TrayHold(owner=workload.full_name, tray=tray, gpus=0, is_whole=True)
