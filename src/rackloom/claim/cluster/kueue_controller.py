@@ -21,8 +21,8 @@ import msgspec
 import structlog
 
 from rackloom.claim.cluster.controller_runtime import DEFECT_RETRY_SECONDS, ControllerRuntime
-from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound
-from rackloom.claim.kube.informer import CacheSet, Informer
+from rackloom.claim.kube.api import Conflict, KubeApi, NotFound
+from rackloom.claim.kube.informer import CacheSet, Informer, is_not_served
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import (
     ADMISSION_CHECK,
@@ -72,13 +72,9 @@ class KueueCaches(CacheSet):
 
     def __init__(self, api: KubeApi, rng: random.Random) -> None:
         def informer(kind: ResourceKind) -> Informer:
-            return Informer(api, kind, excuses=_is_not_served, rng=rng)
+            return Informer(api, kind, excuses=is_not_served, rng=rng)
 
         super().__init__({kind: (informer(kind),) for kind in (ADMISSION_CHECK, WORKLOAD)})
-
-
-def _is_not_served(error: KubeError) -> bool:
-    return isinstance(error, NotFound)
 
 
 class CheckKey(msgspec.Struct, frozen=True, order=True):
