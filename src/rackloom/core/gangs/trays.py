@@ -39,6 +39,7 @@ from rackloom.core.kubernetes.objects import (
     has_pod_ended,
     is_resource_claimed,
 )
+from rackloom.core.kubernetes.pods import KUEUE_WORKLOAD_LABEL
 from rackloom.core.place.claim_capacity import with_claim_capacity
 from rackloom.core.place.observed_site import DraDevices, is_imex_channel
 from rackloom.core.place.placement_values import (
@@ -70,10 +71,12 @@ def running_site(objects: ClusterLists, settings: GangSettings) -> PlacementSite
     return PlacementSite(tuple(ordered), tuple(hold for hold in holds if hold.tray in size))
 
 
-def with_reservations(running: PlacementSite, records: Iterable[GangRecord]) -> PlacementSite:
-    """The trays that plans reserve are held too, whole."""
+def with_reservations(
+    running: PlacementSite, records: Iterable[GangRecord], plans: Iterable[TrayHold] = ()
+) -> PlacementSite:
+    """The trays that GangPlans reserve are held too, whole, and what `plans` of workloads hold."""
     size = {tray.name: tray.gpus for tray in running.trays}
-    planned = (hold for hold in _plan_holds(records, size) if hold.tray in size)
+    planned = (hold for hold in (*_plan_holds(records, size), *plans) if hold.tray in size)
     return PlacementSite(running.trays, (*running.holds, *planned))
 
 
@@ -393,7 +396,7 @@ def site_for_members(snapshot: GangSnapshot, terms: Iterable[PlacementTerms | No
     cluster = snapshot.cluster
     others = (pod for pod in cluster.pods if gang_key_of(pod) != snapshot.key)
     nodes = {node["metadata"]["name"]: node for node in cluster.nodes}
-    site = with_reservations(cluster.running, cluster.records)
+    site = with_reservations(cluster.running, cluster.records, _plans_of_others(snapshot))
     return site_for_terms(
         without_conflicting_trays(site, snapshot.living, others, nodes.values()), terms, nodes
     )
@@ -409,9 +412,45 @@ def site_with_rooms(
     )
 
 
-def spares_elsewhere(snapshot: GangSnapshot) -> int:
-    """Spare trays that the other gangs of its namespace keep."""
-    key = snapshot.key
-    others = (record for record in snapshot.cluster.records if record.key != key)
-    plans = (record.plan for record in others if record.key.namespace == key.namespace)
-    return sum(len(plan.spares) for plan in plans if plan is not None)
+def _plans_of_others(snapshot: GangSnapshot) -> Iterator[TrayHold]:
+    """What is planned for workloads of Kueue, but for the one that the gang came by."""
+    own = {
+        (member.namespace, (member.obj["metadata"].get("labels") or {}).get(KUEUE_WORKLOAD_LABEL))
+        for member in snapshot.members
+    }
+    for workload, holds in snapshot.cluster.planned.items():
+        if workload not in own:
+            yield from holds
+
+
+class SpareRoom(msgspec.Struct, frozen=True):
+    """How many spare trays a gang may keep."""
+
+    trays: int
+    limit: str = "its namespace"
+    """What limits them, in words."""
+
+
+def spare_room(snapshot: GangSnapshot, most: int) -> SpareRoom:
+    """The room by the limit `most` of its namespace, and by the quota of the ComputeDomains that it uses."""
+    key, cluster = snapshot.key, snapshot.cluster
+    others = {
+        record.key: len(record.plan.spares)
+        for record in cluster.records
+        if record.key != key and record.key.namespace == key.namespace and record.plan is not None
+    }
+    by_namespace = SpareRoom(max(most - sum(others.values()), 0))
+    templates = {name for member in snapshot.living for name in member.pod.templates}
+    counted = None if cluster.spare_quotas is None else cluster.spare_quotas.room(key.namespace, templates)
+    if counted is None:
+        return by_namespace
+    sharing = {gang_key_of(pod) for pod in cluster.pods if not templates.isdisjoint(_templates_of(pod))}
+    used = sum(spares for gang, spares in others.items() if gang in sharing)
+    by_quota = SpareRoom(max(counted - used, 0), "its ComputeDomains, by their quota,")
+    return min(by_namespace, by_quota, key=lambda room: room.trays)
+
+
+def _templates_of(pod: Object) -> Iterator[str]:
+    for claim in pod["spec"].get("resourceClaims") or ():
+        if claim.get("resourceClaimTemplateName"):
+            yield claim["resourceClaimTemplateName"]

@@ -38,12 +38,12 @@ from rackloom.core.kueue.workloads import (
     READY,
     REJECTED,
     RETRY,
-    WORKLOAD_LABEL,
     AdmissionCheckState,
     KueueWorkload,
     Verdict,
     as_admitted,
     domains_of_assignment,
+    held_plans,
     held_seats,
     pod_set_updates,
 )
@@ -101,7 +101,8 @@ class PlacementPass:
         # The API server leaves the kind out of the objects of a list.
         self._domains = [{**obj, "kind": COMPUTE_DOMAIN.kind} for obj in cluster.domains]
         self._channels = channel_templates(self._domains)
-        self._reserved = [*_held_by_workloads(cluster, workloads, set(checks))]
+        held = held_plans(workloads, cluster.pods, set(checks))
+        self._reserved = [hold for holds in held.values() for hold in holds]
         self._trays_of_gangs = {
             (record.key.namespace, record.key.name): record.reserved
             for record in map(read_record, cluster.gang_plans)
@@ -224,23 +225,6 @@ def _site_objects(cluster: KueueCluster, reserved: Sequence[TrayHold], viewer: s
     return SiteObjects(
         nodes=tuple(cluster.nodes), pods=pods, devices=devices, reserved=tuple(reserved), viewer=viewer
     )
-
-
-def _held_by_workloads(
-    cluster: KueueCluster, workloads: Iterable[KueueWorkload], checks: set[str]
-) -> Iterator[TrayHold]:
-    """What was planned for admitted workloads and is not in use yet."""
-    # Anybody may write the label: only pods of the workload's own namespace count.
-    pods: dict[tuple[str, str], list[Object]] = {}
-    for pod in cluster.pods:
-        uid = (pod["metadata"].get("labels") or {}).get(WORKLOAD_LABEL)
-        if uid is not None:
-            pods.setdefault((pod["metadata"]["namespace"], uid), []).append(pod)
-    for workload in workloads:
-        if workload.has_quota:
-            for name, check in workload.checks.items():
-                if name in checks and check.state == READY:
-                    yield from held_seats(workload, check, pods.get((workload.namespace, workload.uid), ()))
 
 
 def _holds_of(workload: KueueWorkload, updates: Sequence[Object]) -> Iterator[TrayHold]:
