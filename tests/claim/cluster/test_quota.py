@@ -133,7 +133,7 @@ def test_one_with_a_queue_has_nothing_until_it_is_admitted(
     decide(world, QuotaKueue(), make)
     settle(world, counted, make)
     assert world.of(RESOURCE_CLAIM_TEMPLATE)
-    assert message(world) == "it has quota in queue team-queue, with 2 spare nodes"
+    assert message(world) == "it has quota in queue team-queue, spare nodes: 2"
     assert has_condition(workload(world), "PodsReady"), "or Kueue evicts it by its timeout for pods"
 
 
@@ -224,7 +224,7 @@ def test_one_with_quota_keeps_its_workload_whatever_is_written(
     relabel(world, labels=labels, annotations={SPARES_ANNOTATION: spares})
     settle(world, counted, make)
     assert workload(world)["spec"] == before["spec"]
-    assert message(world) == "it has quota in queue team-queue, with 1 spare nodes"
+    assert message(world) == "it has quota in queue team-queue, spare nodes: 1"
     # What it writes does not save it from eviction either.
     evict(world, kueue, make)
     settle(world, counted, make)
@@ -557,6 +557,25 @@ async def has_reported(place: Any, name: str, *reasons: str) -> bool:
 
 async def is_gone(place: Any, name: str) -> bool:
     return all(obj["metadata"]["name"] != name for obj in (await place.user.list(COMPUTE_DOMAIN)).items)
+
+
+def test_without_the_rights_only_what_names_a_queue_waits(site: Any) -> None:
+    async def story() -> None:
+        place = site(quota=QuotaMode.LABELLED)
+        serve_workloads(place)
+        place.kube.faults.add(
+            RequestFault(rate=1.0, user="controller", resource=WORKLOAD.plural, code=403, reason="Forbidden")
+        )
+        await place.begin()
+        await place.domain("free")
+        await queued(place, "waits")
+        await place.until(lambda: fake_site.has_condition(place, "free", "NoNodes"))
+        await place.until(lambda: fake_site.has_condition(place, "waits", "ApiRefused"))
+        templates = (await place.user.list(RESOURCE_CLAIM_TEMPLATE, "team")).items
+        assert [obj["metadata"]["name"] for obj in templates] == ["channel-free"]
+        await place.end()
+
+    event_loop.run_simulation(1, story)
 
 
 def test_without_kueue_only_what_names_a_queue_waits(site: Any) -> None:

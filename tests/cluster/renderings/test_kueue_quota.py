@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.core.domains.compute_domain import read_compute_domain_status
+from rackloom.core.domains.names import IMEX_DRIVER
 from rackloom.core.domains.quota import (
     DOMAINS_RESOURCE,
     QUEUE_LABEL,
@@ -25,6 +27,8 @@ from rackloom.core.domains.quota import (
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
+    POD,
+    RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     WORKLOAD,
     Object,
@@ -54,7 +58,7 @@ async def kueue(
         yield
 
 
-def queue(namespace: str, domains: int, spares: int, name: str = "default", **spec: str) -> list[Object]:
+def queue(namespace: str, domains: int, spares: int, name: str = "default", **spec: Any) -> list[Object]:
     """An administrator's objects: a queue with quota of ComputeDomains and of spare nodes."""
 
     def made(kind: str, name: str, spec: Object, **more: str) -> Object:
@@ -137,7 +141,7 @@ async def test_a_domain_beyond_the_quota_waits_until_another_is_gone(
     apply(cluster, queue(namespace, domains=1, spares=3))
     apply(cluster, [domain(namespace, "first", spares=2)])
     await team.until_starts("first")
-    await team.until_says("first", "True Admitted: it has quota in queue default, with 2 spare nodes")
+    await team.until_says("first", "True Admitted: it has quota in queue default, spare nodes: 2")
 
     apply(cluster, [domain(namespace, "second"), domain(namespace, "free", queue=None)])
     await team.until_starts("free")
@@ -166,7 +170,7 @@ async def test_spare_nodes_have_a_quota_of_their_own(
     apply(cluster, [domain(namespace, "second", spares=1)])
     await team.until_starts("second")
     apply(cluster, [domain(namespace, "second", spares=3)])
-    await team.until_says("second", "with 1 spare nodes")
+    await team.until_says("second", "spare nodes: 1")
 
 
 async def test_nobody_gets_out_of_the_count_by_the_label(
@@ -205,6 +209,60 @@ async def test_an_evicted_domain_is_taken_apart_and_waits_anew(
     await team.until_says("first", "waits for quota in queue default")
     apply(cluster, queue(namespace, domains=1, spares=0, stopPolicy="None"))
     await team.until_starts("first")
+
+
+async def test_a_queue_takes_back_from_its_cohort_what_is_its_own(
+    team: Team, cluster: ControlPlane, namespace: str
+) -> None:
+    cohort = {"cohortName": namespace, "preemption": {"reclaimWithinCohort": "Any"}}
+    apply(cluster, queue(namespace, domains=0, spares=0, name="borrows", **cohort))
+    apply(cluster, queue(namespace, domains=1, spares=0, name="owns", **cohort))
+    apply(cluster, [domain(namespace, "guest", queue="borrows")])
+    await team.until_starts("guest")
+    apply(cluster, [domain(namespace, "owner", queue="owns")])
+    await team.until_starts("owner")
+    assert not await team.has_template("guest")
+    await team.until_says("guest", "waits for quota in queue borrows")
+
+
+async def test_an_evicted_domain_takes_nothing_from_a_pod(
+    team: Team, cluster: ControlPlane, api: KubeApi, namespace: str
+) -> None:
+    apply(cluster, queue(namespace, domains=1, spares=0))
+    apply(cluster, [domain(namespace, "first")])
+    await team.until_starts("first")
+    await hold_channel(team, "first")
+    apply(cluster, queue(namespace, domains=1, spares=0, stopPolicy="HoldAndDrain"))
+    await team.until_says("first", f"it keeps what it has until pods {namespace}/worker end")
+    await asyncio.sleep(3)
+    assert await team.has_template("first")
+    assert has_condition(await team.workload("first"), "QuotaReserved")
+
+    await api.delete(POD, "worker", namespace, grace_seconds=0)
+
+    async def is_free() -> bool:
+        return not has_condition(await team.workload("first"), "QuotaReserved")
+
+    await until(is_free, "the quota is given back")
+    assert not await team.has_template("first")
+
+
+async def hold_channel(team: Team, name: str) -> None:
+    """A pod that never runs holds a channel, as after its allocation."""
+    api, namespace = team.api, team.namespace
+    spec = {
+        "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "channel"}]}}],
+        "resourceClaims": [{"name": "channel", "resourceClaimName": "worker-channel"}],
+        "schedulingGates": [{"name": "tests.rackloom.dev/never"}],
+    }
+    pod = await api.create(POD, {"metadata": {"name": "worker", "namespace": namespace}, "spec": spec})
+    template = await api.get(RESOURCE_CLAIM_TEMPLATE, f"{name}-channel", namespace)
+    meta = {"name": "worker-channel", "namespace": namespace}
+    await api.create(RESOURCE_CLAIM, {"metadata": meta, "spec": template["spec"]["spec"]})
+    result = {"request": "channel", "driver": IMEX_DRIVER, "pool": "tray", "device": "channel-0"}
+    holder = {"resource": "pods", "name": "worker", "uid": pod["metadata"]["uid"]}
+    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [holder]}
+    await api.patch(RESOURCE_CLAIM, "worker-channel", namespace, {"status": status}, subresource="status")
 
 
 async def test_a_deactivated_domain_says_so(

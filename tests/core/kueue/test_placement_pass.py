@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackloom.core.domains.compute_domain import read_compute_domain
+from rackloom.core.domains.quota import QUEUE_LABEL, domain_quota
+from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.kubernetes.objects import CreateObject, Object
 from rackloom.core.kueue.checks import KueueCluster, PlacementPass
 from rackloom.core.kueue.workloads import KueueWorkload, Verdict, held_seats, read_workload
 
@@ -123,6 +126,19 @@ def test_a_job_without_devices_is_let_through() -> None:
     verdict = decide(KueueCluster(), workload("cpu", 8, 0))
     assert verdict.state == "Ready"
     assert verdict.pod_set_updates == ()
+
+
+def test_the_workload_of_a_compute_domain_is_let_through() -> None:
+    meta = {"name": "d", "namespace": "team", "uid": "u", "labels": {QUEUE_LABEL: "q"}}
+    spec = {"channel": {"resourceClaimTemplate": {"name": "channel"}}}
+    domain: Object = {"metadata": meta, "spec": spec}
+    made = domain_quota(read_compute_domain(domain), None, QuotaMode.LABELLED, "").write
+    assert isinstance(made, CreateObject)
+    status = workload("like", 1).obj["status"]
+    identity = {**made.obj["metadata"], "uid": "w", "resourceVersion": "1"}
+    counted = read_workload({**made.obj, "metadata": identity, "status": status})
+    verdict = decide(KueueCluster(nodes=rack(0, 1), domains=[domain]), counted)
+    assert (verdict.state, verdict.pod_set_updates) == ("Ready", ())
 
 
 def test_a_tray_has_one_channel_whatever_its_gpus() -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.kube.informer import CacheSet, Informer, is_not_served
+from rackloom.claim.kube.informer import CacheSet, Informer, is_not_served_to_us
 from rackloom.core.domains import names
 from rackloom.core.domains.observe import (
     BY_CLIQUE,
@@ -71,8 +71,8 @@ class DomainCaches(CacheSet):
             WORKLOAD,
             labels=names.COMPUTE_DOMAIN_LABEL,
             indexers=INDEXES[WORKLOAD],
-            # A cluster without Kueue has none; what is to be counted there waits.
-            excuses=is_not_served,
+            # Without Kueue, or the rights of its overlay, what is to be counted waits and the rest goes on.
+            excuses=is_not_served_to_us,
             rng=rng,
         )
         super().__init__(

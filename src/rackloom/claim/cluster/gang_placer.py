@@ -266,13 +266,16 @@ class GangPlacer:
         if not self._kueue.has_plans and quota is QuotaMode.NONE:
             return cluster
         workloads: Sequence[Object] = ()
-        # A cluster without Kueue has none.
-        with suppress(NotFound):
+        # A cluster without Kueue has none. All gangs would wait for a right that is missing.
+        try:
             workloads = (await self._api.list(WORKLOAD)).items
-        planned = held_plans(map(read_workload, workloads), cluster.pods)
-        return replace(
-            cluster, planned=planned, spare_quotas=spare_quotas(await self._domains(), workloads, quota)
-        )
+        except NotFound:
+            pass
+        except Rejected as refusal:
+            log.warning("gangs.workloads_not_read", why=refusal.message)
+        planned = held_plans(map(read_workload, workloads), cluster.pods) if self._kueue.has_plans else {}
+        domains = [] if quota is QuotaMode.NONE else await self._domains()
+        return replace(cluster, planned=planned, spare_quotas=spare_quotas(domains, workloads, quota))
 
     async def _domains(self) -> list[ComputeDomain]:
         """The ComputeDomains that can be read: no gang can use another."""

@@ -104,6 +104,11 @@ def is_not_served(error: KubeError) -> bool:
     return isinstance(error, NotFound)
 
 
+def is_not_served_to_us(error: KubeError) -> bool:
+    """The same, and an excuse where the rights to read it are missing."""
+    return is_not_served(error) or error.code == 403
+
+
 def _accept_no_error(_: KubeError) -> bool:
     return False
 

@@ -256,7 +256,7 @@ def _quota_reserved(inputs: ConditionInputs) -> tuple[Condition, ...]:
     if quota.state is QuotaState.UNCOUNTED:
         return ()
     if quota.state is QuotaState.ADMITTED:
-        spares = f", with {quota.spares} spare nodes" if quota.spares else ""
+        spares = f", spare nodes: {quota.spares}" if quota.spares else ""
         return (_new_condition(QUOTA_RESERVED, "True", "Admitted", f"it has quota{queue}{spares}"),)
     if quota.state is QuotaState.WAITING:
         return (

@@ -152,10 +152,9 @@ def _queue_of(workload: Object) -> str:
 def _requests(domain: ComputeDomain) -> dict[str, int]:
     """By resource. Raises ValueError, in words, for an annotation that is no number."""
     text = domain.annotations.get(SPARES_ANNOTATION, "0")
-    if not (text.isascii() and text.isdecimal() and int(text) <= _MOST_SPARES):
-        raise ValueError(
-            f"annotation {SPARES_ANNOTATION} is {text[:20]!r}: use a number from 0 to {_MOST_SPARES}"
-        )
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST_SPARES))):
+        why = f"annotation {SPARES_ANNOTATION} is {text[:20]!r}: use a number from 0 to {_MOST_SPARES}"
+        raise ValueError(why)
     return {DOMAINS_RESOURCE: 1} | ({SPARES_RESOURCE: int(text)} if int(text) else {})
 
 
