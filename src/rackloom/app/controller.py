@@ -94,7 +94,8 @@ class Leadership:
                 tasks.create_task(self.controller.run())
                 tasks.create_task(self.gangs.run())
                 if self.kueue_checks:
-                    tasks.create_task(KueueController(self.api, wall, rng, self.gang_settings).run())
+                    checks = KueueController(self.api, wall, rng, self.gang_settings, self.settings.quota)
+                    tasks.create_task(checks.run())
         finally:
             self.controller = self.gangs = None
 

@@ -231,6 +231,20 @@ def test_the_pods_of_a_gang_get_empty_trays_and_their_spares() -> None:
     )
 
 
+def test_spares_that_the_gang_controller_would_refuse_are_not_planned() -> None:
+    annotations = {"rackloom.dev/gang-size": "2", "rackloom.dev/gang-spares": "1"}
+    meta = {"labels": {"rackloom.dev/gang": "g"}, "annotations": annotations}
+    cluster, gang = KueueCluster(nodes=rack(0, 4)), workload("gang", 2, 4, metadata=meta)
+    none = PlacementPass(cluster, [gang], [CHECK], GangSettings(max_spares=0)).decide(gang, CHECK)
+    assert none.state == "Retry"
+    assert "it would keep 1 spare trays, and its namespace may keep 0 more" in none.message
+    # Where all need quota, only a ComputeDomain has it.
+    served = PlacementPass(cluster, [gang], [CHECK], GangSettings(), QuotaMode.ALL)
+    assert "its ComputeDomains, by their quota, may keep 0 more" in served.decide(gang, CHECK).message
+    served = PlacementPass(cluster, [gang], [CHECK], GangSettings(), QuotaMode.LABELLED)
+    assert served.decide(gang, CHECK).state == "Ready"
+
+
 def test_a_preferred_topology_that_is_not_had_is_said() -> None:
     verdict = decide(
         KueueCluster(nodes=[*rack(0, 2), *rack(1, 2)]), workload("wide", 4, topology={"preferred": CLIQUE})

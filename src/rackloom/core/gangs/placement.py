@@ -480,7 +480,8 @@ def place_gang(snapshot: GangSnapshot, settings: GangSettings, counts: TrayCount
     request = placement_request(snapshot)
     gang = request.gang
     site = site_for_request(request, site_with_rooms(snapshot, request.site, request.kinds, counts))
-    allowed = spare_room(snapshot, settings.max_spares)
+    templates = {name for member in snapshot.living for name in member.pod.templates}
+    allowed = spare_room(snapshot.key, templates, snapshot.cluster, settings.max_spares)
     plan = plan_with_helpers(
         site,
         gang,

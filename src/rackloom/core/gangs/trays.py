@@ -29,7 +29,7 @@ from rackloom.core.allocate.objects import (
     ResourceSlice,
 )
 from rackloom.core.domains import names
-from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSnapshot, gang_key_of
+from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangRecord, GangSnapshot, gang_key_of
 from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, counted_gpus
 from rackloom.core.gangs.terms import site_for_terms, without_conflicting_trays
 from rackloom.core.kubernetes.objects import (
@@ -431,20 +431,23 @@ class SpareRoom(msgspec.Struct, frozen=True):
     """What limits them, in words."""
 
 
-def spare_room(snapshot: GangSnapshot, most: int) -> SpareRoom:
-    """The room by the limit `most` of its namespace, and by the quota of the ComputeDomains that it uses."""
-    key, cluster = snapshot.key, snapshot.cluster
+def spare_room(key: GangKey, templates: Set[str], cluster: ClusterLists, most: int) -> SpareRoom:
+    """The room by the limit `most` of its namespace, and by the quota of the ComputeDomains that it uses.
+
+    `templates`: the claim templates that its pods name, by which ComputeDomains are known.
+    """
     others = {
         record.key: len(record.plan.spares)
         for record in cluster.records
         if record.key != key and record.key.namespace == key.namespace and record.plan is not None
     }
     by_namespace = SpareRoom(max(most - sum(others.values()), 0))
-    templates = {name for member in snapshot.living for name in member.pod.templates}
-    counted = None if cluster.spare_quotas is None else cluster.spare_quotas.room(key.namespace, templates)
-    if counted is None:
+    quotas = cluster.spare_quotas
+    counted = None if quotas is None else quotas.room(key.namespace, templates)
+    if quotas is None or counted is None:
         return by_namespace
-    sharing = {gang_key_of(pod) for pod in cluster.pods if not templates.isdisjoint(_templates_of(pod))}
+    channels = {name for name in templates if (key.namespace, name) in quotas.by_template}
+    sharing = {gang_key_of(pod) for pod in cluster.pods if not channels.isdisjoint(_templates_of(pod))}
     used = sum(spares for gang, spares in others.items() if gang in sharing)
     by_quota = SpareRoom(max(counted - used, 0), "its ComputeDomains, by their quota,")
     return min(by_namespace, by_quota, key=lambda room: room.trays)

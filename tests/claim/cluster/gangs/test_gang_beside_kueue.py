@@ -113,9 +113,10 @@ def test_gangs_keep_no_more_spares_than_their_compute_domain_has_quota_for():
         # A template of NICs serves as well as one of channels here: what counts is its name.
         site = await claiming_site(1, 12, kueue=BesideKueue(quota=QuotaMode.LABELLED))
         await site.make_template("channel", 2, NIC)
+        await site.make_template("nics", 1, NIC)
         await add_domain(site, spares=2)
         site.start()
-        how = {"templates": ["channel"]}
+        how = {"templates": ["channel", "nics"]}
         first = await bound_job(site, "first", {"worker": 2}, spares=1, **how)
         second = site.job("second", {"worker": 2}, spares=2, **how)
         await site.until(lambda: site.says("second", "Placed", "DoesNotFit"))
@@ -123,7 +124,8 @@ def test_gangs_keep_no_more_spares_than_their_compute_domain_has_quota_for():
         assert "its ComputeDomains, by their quota, may keep 1 more" in message
         assert "set annotation rackloom.dev/gang-spares to 1" in message
         await second.end()
-        other = await bound_job(site, "other", {"worker": 2}, spares=3)
+        # What it shares is no channel.
+        other = await bound_job(site, "other", {"worker": 2}, spares=2, templates=["nics"])
         third = await bound_job(site, "third", {"worker": 2}, spares=1, **how)
         await over(site, first, other, third)
 
