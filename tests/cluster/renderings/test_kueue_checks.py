@@ -174,7 +174,7 @@ async def test_the_controller_may_decide_pending_checks_and_change_nothing_else(
         ):
             with pytest.raises(Rejected, match=why):
                 await own.patch(WORKLOAD, name, namespace, {"status": change}, subresource="status")
-        with pytest.raises(Rejected, match="cannot patch"):
+        with pytest.raises(Rejected, match="of a ComputeDomain without quota, and nothing else"):
             await own.patch(WORKLOAD, name, namespace, {"spec": {"active": False}})
 
 

@@ -34,6 +34,7 @@ from rackloom.core.kubernetes.objects import (
     Object,
     has_condition,
 )
+from rackloom.core.kueue.workloads import CONTROLLER_NAME
 
 pytestmark = pytest.mark.anyio
 VERSION = "kueue.x-k8s.io/v1beta2"
@@ -159,7 +160,11 @@ async def test_a_domain_beyond_the_quota_waits_until_another_is_gone(
 async def test_spare_nodes_have_a_quota_of_their_own(
     team: Team, cluster: ControlPlane, api: KubeApi, namespace: str
 ) -> None:
-    apply(cluster, queue(namespace, domains=9, spares=3))
+    # The check of ours has nothing to plan for them.
+    check: Object = {"apiVersion": VERSION, "kind": "AdmissionCheck", "metadata": {"name": "placement"}}
+    check["spec"] = {"controllerName": CONTROLLER_NAME}
+    checks = {"admissionChecks": [{"name": "placement"}]}
+    apply(cluster, [check, *queue(namespace, domains=9, spares=3, admissionChecksStrategy=checks)])
     apply(cluster, [domain(namespace, "first", spares=2)])
     await team.until_starts("first")
     apply(cluster, [domain(namespace, "second", spares=2)])
