@@ -36,6 +36,7 @@ DECIDED = {
     "isolation": "imex.isolation: controller, webhook and plugin must agree",
     "mode": "imex.mode; of the webhook: webhook.mode",
     "kueue-checks": "kueue.enabled: the rights come with it",
+    "kueue-quota": "kueue.quota, with kueue.enabled: the rights come with it",
     "quiet": "off: the log of a pod is whole",
     "verbose": "off: it logs each request",
     "additional-namespaces": "imex.additionalNamespaces: controller and plugin must agree",

@@ -27,7 +27,8 @@ _TEXTS = {
     "namespaces": "rackloom-system and rackloom-imex. Without: make them, labelled as in namespace.yaml.",
     "imex": "What controller, webhook and IMEX plugin must be told alike. additionalNamespaces: where\n"
     "an earlier release has left IMEX daemons.",
-    "kueue": "AdmissionChecks of Kueue, docs/kueue.md: for clusters with Kueue 0.15 or later.",
+    "kueue": "AdmissionChecks of Kueue, docs/kueue.md: for clusters with Kueue 0.15 or later. quota: which\n"
+    "ComputeDomains need quota of it: none, labelled (with a queue's label) or all.",
     "controller": "Two replicas: one works, the other waits for its lease.",
     "webhook": "Admission, docs/admission.md. mode: warn or enforce.",
     "node": "The kubelet plugins. kubeletRoot: kubelet's --root-dir; cdiRoot: where CDI specs are read.\n"
@@ -38,6 +39,7 @@ _CHOICES = {
     "image.pullPolicy": ["", "Always", "IfNotPresent", "Never"],
     "imex.isolation": ["domain", "channel"],
     "imex.mode": ["driverManaged", "hostManaged"],
+    "kueue.quota": ["none", "labelled", "all"],
     "webhook.mode": ["warn", "enforce"],
 }
 _PATTERNS = {
@@ -60,7 +62,7 @@ def fixed() -> Values:
         "deviceClasses": {"install": True, "gpuExtendedResourceName": ""},
         "namespaces": {"create": True},
         "imex": {"isolation": "domain", "mode": "driverManaged", "additionalNamespaces": []},
-        "kueue": {"enabled": False},
+        "kueue": {"enabled": False, "quota": "labelled"},
         "controller": copy.deepcopy(_POD),
         "webhook": {"enabled": False, "mode": "warn", **copy.deepcopy(_POD)},
         "node": {

@@ -51,7 +51,7 @@ from rackloom.core.domains.clique import Readiness
 from rackloom.core.domains.compute_domain import read_compute_domain_status
 from rackloom.core.domains.names import ImexIsolation, ImexMode
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE, ControllerSettings
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.spec import BesideKueue, GangSettings
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, GANG_PLAN
 from rackloom.errors import Refused
 from rackloom.limits import PROBES, Process, files_needed
@@ -85,13 +85,17 @@ class Leadership:
         recorder = EventRecorder(self.api, CONTROLLER_LEASE, self.identity, self.wall)
         wall, rng = self.wall, self.rng
         self.controller = DomainController(self.api, self.settings, recorder, wall, rng)
-        self.gangs = GangController(self.api, recorder, wall, rng, self.gang_settings, self.gang_metrics)
+        kueue = BesideKueue(has_plans=self.kueue_checks, quota=self.settings.quota)
+        self.gangs = GangController(
+            self.api, recorder, wall, rng, self.gang_settings, self.gang_metrics, kueue
+        )
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.controller.run())
                 tasks.create_task(self.gangs.run())
                 if self.kueue_checks:
-                    tasks.create_task(KueueController(self.api, wall, rng, self.gang_settings).run())
+                    checks = KueueController(self.api, wall, rng, self.gang_settings, self.settings.quota)
+                    tasks.create_task(checks.run())
         finally:
             self.controller = self.gangs = None
 

@@ -135,6 +135,7 @@ def controller(
     domains: DomainParameters = DomainParameters(),
     gangs: GangParameters = GangParameters(),
     kueue_checks: Annotated[bool, env_parameter("KUEUE_CHECKS")] = False,
+    kueue_quota: Annotated[Literal["none", "labelled", "all"], env_parameter("KUEUE_QUOTA")] = "none",
     namespace: Annotated[str, NAMESPACE, env_parameter("NAMESPACE")] = "rackloom-system",
     listen: Annotated[str | None, env_parameter("HTTP_ENDPOINT")] = None,
     pod: Annotated[str, env_parameter("POD_NAME")] = "controller",
@@ -153,6 +154,8 @@ def controller(
         Whole-rack jobs and their timing.
     kueue_checks
         Decide AdmissionChecks of Kueue whose controller is rackloom.dev/placement (docs/kueue.md).
+    kueue_quota
+        Which ComputeDomains need quota of Kueue: none, those labelled with a queue, or all (docs/kueue.md).
     namespace
         Namespace of this program, for the election.
     listen
@@ -162,7 +165,7 @@ def controller(
     """
     from rackloom.app.controller import ControllerOptions, run_controller
     from rackloom.core.domains.names import ImexIsolation, ImexMode
-    from rackloom.core.domains.settings import ControllerSettings
+    from rackloom.core.domains.settings import ControllerSettings, QuotaMode
 
     settings = ControllerSettings(
         daemon=daemon.settings(),
@@ -171,6 +174,7 @@ def controller(
         imex_mode=ImexMode(domains.mode),
         isolation=ImexIsolation(domains.isolation),
         lost_after=gangs.gang_lost_after,
+        quota=QuotaMode(kueue_quota),
     )
     options = ControllerOptions(
         identity=pod,

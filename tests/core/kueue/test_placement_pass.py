@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackloom.core.domains.compute_domain import read_compute_domain
+from rackloom.core.domains.quota import QUEUE_LABEL, domain_quota
+from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.kubernetes.objects import CreateObject, Object
 from rackloom.core.kueue.checks import KueueCluster, PlacementPass
 from rackloom.core.kueue.workloads import KueueWorkload, Verdict, held_seats, read_workload
 
@@ -126,6 +129,19 @@ def test_a_job_without_devices_is_let_through() -> None:
     assert verdict.pod_set_updates == ()
 
 
+def test_the_workload_of_a_compute_domain_is_let_through() -> None:
+    meta = {"name": "d", "namespace": "team", "uid": "u", "labels": {QUEUE_LABEL: "q"}}
+    spec = {"channel": {"resourceClaimTemplate": {"name": "channel"}}}
+    domain: Object = {"metadata": meta, "spec": spec}
+    made = domain_quota(read_compute_domain(domain), None, QuotaMode.LABELLED, "").write
+    assert isinstance(made, CreateObject)
+    status = workload("like", 1).obj["status"]
+    identity = {**made.obj["metadata"], "uid": "w", "resourceVersion": "1"}
+    counted = read_workload({**made.obj, "metadata": identity, "status": status})
+    verdict = decide(KueueCluster(nodes=rack(0, 1), domains=[domain]), counted)
+    assert (verdict.state, verdict.pod_set_updates) == ("Ready", ())
+
+
 def test_a_tray_has_one_channel_whatever_its_gpus() -> None:
     domain = {
         "metadata": {"name": "d", "namespace": "team"},
@@ -216,6 +232,20 @@ def test_the_pods_of_a_gang_get_empty_trays_and_their_spares() -> None:
     )
 
 
+def test_spares_that_the_gang_controller_would_refuse_are_not_planned() -> None:
+    annotations = {"rackloom.dev/gang-size": "2", "rackloom.dev/gang-spares": "1"}
+    meta = {"labels": {"rackloom.dev/gang": "g"}, "annotations": annotations}
+    cluster, gang = KueueCluster(nodes=rack(0, 4)), workload("gang", 2, 4, metadata=meta)
+    none = PlacementPass(cluster, [gang], [CHECK], GangSettings(max_spares=0)).decide(gang, CHECK)
+    assert none.state == "Retry"
+    assert "it would keep 1 spare trays, and its namespace may keep 0 more" in none.message
+    # Where all need quota, only a ComputeDomain has it.
+    served = PlacementPass(cluster, [gang], [CHECK], GangSettings(), QuotaMode.ALL)
+    assert "its ComputeDomains, by their quota, may keep 0 more" in served.decide(gang, CHECK).message
+    served = PlacementPass(cluster, [gang], [CHECK], GangSettings(), QuotaMode.LABELLED)
+    assert served.decide(gang, CHECK).state == "Ready"
+
+
 def test_a_preferred_topology_that_is_not_had_is_said() -> None:
     verdict = decide(
         KueueCluster(nodes=[*rack(0, 2), *rack(1, 2)]), workload("wide", 4, topology={"preferred": CLIQUE})
@@ -223,6 +253,50 @@ def test_a_preferred_topology_that_is_not_had_is_said() -> None:
     assert verdict.state == "Ready"
     assert "preferred, so it is spread" in verdict.message
     assert "nodeSelector" not in verdict.pod_set_updates[0]
+
+
+def tray_with_cpus(cpus: str) -> Object:
+    tray = node("r0-t0", "c0")
+    return {
+        **tray,
+        "status": {**tray["status"], "allocatable": {GPU: "4", "cpu": cpus, "memory": "1Ti", "pods": "9"}},
+    }
+
+
+def asking_for_cpus(name: str, cpus: str) -> KueueWorkload:
+    resources = {"limits": {GPU: "1"}, "requests": {"cpu": cpus}}
+    return workload(name, 1, containers=[{"name": "main", "resources": resources}])
+
+
+def test_the_cpus_of_members_that_are_still_to_come_count() -> None:
+    cluster = KueueCluster(nodes=[tray_with_cpus("96")])
+    first, second, small = (
+        asking_for_cpus(name, cpus) for name, cpus in (("first", "60"), ("second", "60"), ("small", "36"))
+    )
+    served = pass_on(cluster)
+    ready = served.decide(first, CHECK)
+    assert ready.state == "Ready"
+    refused = served.decide(second, CHECK)
+    assert refused.state == "Retry"
+    assert "36 of the 60 cpu of a member" in refused.message
+    assert decide(cluster, second, admitted(first, ready)).state == "Retry"
+    assert decide(cluster, small, admitted(first, ready)).state == "Ready"
+
+
+def test_the_cpus_of_a_member_that_is_bound_count_once() -> None:
+    first, second = asking_for_cpus("first", "60"), asking_for_cpus("second", "36")
+    ready = decide(KueueCluster(nodes=[tray_with_cpus("96")]), first)
+    update = ready.pod_set_updates[0]
+    template = first.pod_sets[0]["template"]["spec"]
+    meta = {
+        "name": "first-0",
+        "namespace": "team",
+        "uid": "p",
+        **{key: update[key] for key in ("labels", "annotations")},
+    }
+    pod = {"metadata": meta, "spec": {**template, "nodeName": "r0-t0"}, "status": {"phase": "Running"}}
+    cluster = KueueCluster(nodes=[tray_with_cpus("96")], pods=[pod])
+    assert decide(cluster, second, admitted(first, ready)).state == "Ready"
 
 
 @given(

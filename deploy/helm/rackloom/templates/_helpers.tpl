@@ -32,11 +32,13 @@
 {{- end }}
 {{- end }}
 
-{{/* Whether the controller decides AdmissionChecks of Kueue. */}}
+{{/* Whether the controller decides AdmissionChecks of Kueue, and which ComputeDomains need quota of it. */}}
 {{- define "rackloom.env.kueue" -}}
 {{- if .Values.kueue.enabled }}
 - name: KUEUE_CHECKS
   value: "true"
+- name: KUEUE_QUOTA
+  value: {{ .Values.kueue.quota }}
 {{- end }}
 {{- end }}
 

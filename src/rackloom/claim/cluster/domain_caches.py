@@ -1,7 +1,7 @@
 """What the ComputeDomain controller follows: informers, routing to work keys, sweep for orphans.
 
-One informer per kind, with the indexes of `core.domains.observe`. Only daemon pods and our own slices
-are watched, because a cluster's other pods and slices are many.
+One informer per kind, with the indexes of `core.domains.observe`. Only daemon pods, our own slices
+and our own Workloads are watched, because a cluster's other pods, slices and Workloads are many.
 
 A handler receives an object in its current state. The keys that it concerned before (a node whose label was
 removed) are remembered, so both are woken. Of a node only certain labels and its readiness matter, so
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.kube.informer import CacheSet, Informer
+from rackloom.claim.kube.informer import CacheSet, Informer, is_not_served_to_us
 from rackloom.core.domains import names
 from rackloom.core.domains.observe import (
     BY_CLIQUE,
@@ -32,7 +32,7 @@ from rackloom.core.domains.observe import (
     INDEXES,
     ClusterIndex,
 )
-from rackloom.core.domains.settings import ControllerSettings
+from rackloom.core.domains.settings import ControllerSettings, QuotaMode
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -43,6 +43,7 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
+    WORKLOAD,
     Object,
     ResourceKind,
     not_ready_since,
@@ -65,8 +66,18 @@ class DomainCaches(CacheSet):
         def per_namespace(kind: ResourceKind, labels: str = "") -> tuple[Informer, ...]:
             return tuple(informer(kind, namespace, labels) for namespace in settings.namespaces)
 
+        workloads = Informer(
+            api,
+            WORKLOAD,
+            labels=names.COMPUTE_DOMAIN_LABEL,
+            indexers=INDEXES[WORKLOAD],
+            # Without Kueue, or the rights of its overlay, what is to be counted waits and the rest goes on.
+            excuses=is_not_served_to_us,
+            rng=rng,
+        )
         super().__init__(
-            {kind: (informer(kind),) for kind in _CLUSTER_WIDE}
+            ({WORKLOAD: (workloads,)} if settings.quota is not QuotaMode.NONE else {})
+            | {kind: (informer(kind),) for kind in _CLUSTER_WIDE}
             | {kind: per_namespace(kind) for kind in _WITH_DAEMONS}
             # Only daemon pods and our own slices: a cluster has many other pods and slices.
             | {POD: per_namespace(POD, names.COMPUTE_DOMAIN_LABEL)}

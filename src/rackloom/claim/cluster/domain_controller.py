@@ -2,7 +2,8 @@
 
 Decisions are pure (`core.domains.reconcile`). Three things are read outside the caches: certificate
 Secrets, which are read by name; pods, claims and nodes, again, before a stale entry or an abandoned
-node is removed; and a fresh list of ComputeDomains, before leftovers are deleted. A rejected write, or
+node is removed, or an evicted ComputeDomain withdrawn; and a fresh list of ComputeDomains, before leftovers
+are deleted. A rejected write, or
 one that failed several times in a row, is reported in the status.
 """
 
@@ -36,7 +37,7 @@ from rackloom.core.domains.observe import (
     take_domain_snapshot,
     with_secrets,
 )
-from rackloom.core.domains.owned import needs_daemons
+from rackloom.core.domains.owned import is_held, is_withdrawn, needs_daemons
 from rackloom.core.domains.reconcile import DomainDecision, reconcile_domain
 from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.domains.snapshot import DomainSnapshot
@@ -135,12 +136,13 @@ class DomainController:
         settings = self._settings
         wanted = settings.daemon.authentication and needs_daemons(domain, settings)
         # The finalizer must exist first: without it, a ComputeDomain may vanish and leave its Secrets behind.
-        if wanted and names.FINALIZER in domain.finalizers and not domain.deleting:
+        may_have = names.FINALIZER in domain.finalizers and not domain.deleting and not is_held(snapshot)
+        if wanted and may_have:
             await self._credentials.ensure(domain.uid, snapshot.home)
 
     async def _snapshot(self, uid: str) -> DomainSnapshot:
         snapshot = take_domain_snapshot(self.caches, uid, self._settings, self._now())
-        if needs_confirmation(snapshot):
+        if needs_confirmation(snapshot) or is_withdrawn(snapshot):
             snapshot = take_domain_snapshot(await self._confirmed(snapshot), uid, self._settings, self._now())
         # A UID without a ComputeDomain may be any text that a user wrote into a label or a claim.
         orphaned = bool(snapshot.held_of(DAEMON_SET)) or self._sweeper.may_have_secrets(uid)
@@ -158,7 +160,7 @@ class DomainController:
         lists: dict[ResourceKind, list[Object]] = {POD: []}
         for namespace in self._settings.namespaces:
             lists[POD] += (await self._api.list(POD, namespace, labels=labels)).items
-        if nodes and snapshot.domain is not None:
+        if snapshot.domain is not None and (nodes or is_withdrawn(snapshot)):
             space = snapshot.domain.namespace
             elsewhere = self.caches.by(RESOURCE_CLAIM, BY_DOMAIN, snapshot.uid)
             lists[RESOURCE_CLAIM] = [obj for obj in elsewhere if obj["metadata"]["namespace"] != space]

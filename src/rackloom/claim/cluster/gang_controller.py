@@ -41,7 +41,7 @@ from rackloom.core.gangs.snapshot import (
     release_tray,
     reserving_plans,
 )
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.spec import WITHOUT_KUEUE, BesideKueue, GangSettings
 from rackloom.core.kubernetes.objects import (
     DEVICE_TAINT_RULES,
     GANG_PLAN,
@@ -221,13 +221,14 @@ class GangController:
         rng: random.Random,
         settings: GangSettings,
         metrics: GangMetrics | None = None,
+        kueue: BesideKueue = WITHOUT_KUEUE,
     ) -> None:
         self.caches = GangCaches(api, rng)
         self._api = api
         self._recorder = recorder
         self._settings = settings
         self._metrics = metrics or GangMetrics()
-        self._placer = GangPlacer(api, settings, wall, self._metrics.acted)
+        self._placer = GangPlacer(api, settings, wall, self._metrics.acted, kueue)
         self._runtime: ControllerRuntime[GangWorkKey] = ControllerRuntime(
             "gangs", api, self.caches, rng, self._reconcile
         )

@@ -10,7 +10,8 @@ since all gangs wait meanwhile. An owner that cannot be read proves nothing.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import structlog
 from msgspec.structs import replace
@@ -18,6 +19,9 @@ from msgspec.structs import replace
 from rackloom.claim.cluster.controller_runtime import execute_write
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.taint_rules import list_taint_rules
+from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
+from rackloom.core.domains.quota import spare_quotas
+from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.slots import do_owners_matter, has_fewer_to_come
@@ -34,6 +38,8 @@ from rackloom.core.gangs.snapshot import (
 )
 from rackloom.core.gangs.spec import (
     MPI_JOB,
+    WITHOUT_KUEUE,
+    BesideKueue,
     FinishedMPIJob,
     GangMember,
     GangSettings,
@@ -45,6 +51,7 @@ from rackloom.core.gangs.spec import (
 )
 from rackloom.core.gangs.trays import TrayCountCache, holder_of_pod, running_site
 from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN,
     DEVICE_CLASS,
     GANG_PLAN,
     JOB,
@@ -53,12 +60,14 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
+    WORKLOAD,
     Object,
     ObjectWrite,
     ResourceKind,
     has_pod_ended,
 )
 from rackloom.core.kubernetes.pods import OwnerReference
+from rackloom.core.kueue.workloads import held_plans, read_workload
 from rackloom.core.place.node_resources import NodeUse
 from rackloom.core.place.placement_values import GangPlan
 from rackloom.errors import Refused
@@ -146,11 +155,13 @@ class GangPlacer:
         settings: GangSettings,
         wall: Callable[[], float],
         acted: Callable[[Iterable[ObjectWrite]], None],
+        kueue: BesideKueue = WITHOUT_KUEUE,
     ) -> None:
         self._api = api
         self._settings = settings
         self._wall = wall
         self._acted = acted
+        self._kueue = kueue
         self._waiting: set[GangKey] = set()
         self._refusals: dict[GangKey, str] = {}
         self._needless: set[GangKey] = set()
@@ -247,7 +258,33 @@ class GangPlacer:
         cluster = replace(ClusterLists(), taint_rules=await list_taint_rules(self._api.list), **lists)
         running = await asyncio.to_thread(running_site, cluster, self._settings)
         bound = (pod for pod in cluster.pods if pod["spec"].get("nodeName") and not has_pod_ended(pod))
-        return replace(cluster, running=running, use=NodeUse(cluster.nodes, bound, holder_of_pod))
+        use = NodeUse(cluster.nodes, bound, holder_of_pod)
+        return await self._with_workloads(replace(cluster, running=running, use=use))
+
+    async def _with_workloads(self, cluster: ClusterLists) -> ClusterLists:
+        """The lists with what workloads of Kueue hold. They are read after the pods, so no room is missed."""
+        quota = self._kueue.quota
+        if not self._kueue.has_plans and quota is QuotaMode.NONE:
+            return cluster
+        workloads: Sequence[Object] = ()
+        # A cluster without Kueue has none. All gangs would wait for a right that is missing.
+        try:
+            workloads = (await self._api.list(WORKLOAD)).items
+        except NotFound:
+            pass
+        except Rejected as refusal:
+            log.warning("gangs.workloads_not_read", why=refusal.message)
+        planned = held_plans(map(read_workload, workloads), cluster.pods) if self._kueue.has_plans else {}
+        domains = [] if quota is QuotaMode.NONE else await self._domains()
+        return replace(cluster, planned=planned, spare_quotas=spare_quotas(domains, workloads, quota))
+
+    async def _domains(self) -> list[ComputeDomain]:
+        """The ComputeDomains that can be read: no gang can use another."""
+        domains = []
+        for obj in (await self._api.list(COMPUTE_DOMAIN)).items:
+            with suppress(Refused):
+                domains.append(read_compute_domain(obj))
+        return domains
 
     async def _serve(
         self, snapshot: GangSnapshot, cluster: ClusterLists, records: dict[GangKey, GangRecord]

@@ -22,8 +22,9 @@ import structlog
 
 from rackloom.claim.cluster.controller_runtime import DEFECT_RETRY_SECONDS, ControllerRuntime
 from rackloom.claim.kube.api import Conflict, KubeApi, NotFound
-from rackloom.claim.kube.informer import CacheSet, Informer
-from rackloom.claim.kube.taint_rules import is_not_served, list_taint_rules
+from rackloom.claim.kube.informer import CacheSet, Informer, is_not_served
+from rackloom.claim.kube.taint_rules import list_taint_rules
+from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kubernetes.objects import (
     ADMISSION_CHECK,
@@ -95,12 +96,18 @@ class KueueController:
     """`wall` gives seconds since the epoch; `rng` draws the jitter of retries."""
 
     def __init__(
-        self, api: KubeApi, wall: Callable[[], float], rng: random.Random, settings: GangSettings
+        self,
+        api: KubeApi,
+        wall: Callable[[], float],
+        rng: random.Random,
+        settings: GangSettings,
+        quota: QuotaMode = QuotaMode.NONE,
     ) -> None:
         self.caches = KueueCaches(api, rng)
         self._api = api
         self._wall = wall
         self._settings = settings
+        self._quota = quota
         self._runtime: ControllerRuntime[KueueWorkKey] = ControllerRuntime(
             "kueue", api, self.caches, rng, self._reconcile
         )
@@ -154,7 +161,7 @@ class KueueController:
         lists["taint_rules"] = await list_taint_rules(self._api.list)
         workloads = [read_workload(obj) for obj in (await self._api.list(WORKLOAD)).items]
         placement = await asyncio.to_thread(
-            PlacementPass, KueueCluster(**lists), workloads, checks, self._settings
+            PlacementPass, KueueCluster(**lists), workloads, checks, self._settings, self._quota
         )
         for workload, check in sorted(_waiting(workloads, checks), key=lambda pair: pair[0].order):
             try:

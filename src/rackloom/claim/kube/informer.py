@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 
-from rackloom.claim.kube.api import Expired, KubeApi, KubeError, WatchEvent
+from rackloom.claim.kube.api import Expired, KubeApi, KubeError, NotFound, WatchEvent
 from rackloom.core.kubernetes.objects import Indexer, Object, ResourceKind
 
 # The indexed cache: lookups never scan.
@@ -97,6 +97,16 @@ ChangeHandler = Callable[[Object], None]
 SHORTEST_RETRY_SECONDS = 0.2
 LONGEST_RETRY_SECONDS = 30.0
 """Seconds between attempts while the API server does not answer."""
+
+
+def is_not_served(error: KubeError) -> bool:
+    """An excuse for kinds that the API server may not have, such as those of Kueue."""
+    return isinstance(error, NotFound)
+
+
+def is_not_served_to_us(error: KubeError) -> bool:
+    """The same, and an excuse where the rights to read it are missing."""
+    return is_not_served(error) or error.code == 403
 
 
 def _accept_no_error(_: KubeError) -> bool:

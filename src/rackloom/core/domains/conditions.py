@@ -7,6 +7,8 @@ SpansCliques says whether the nodes are in several cliques, between which no mem
 NVLink; daemons and node labels may each be behind when a fabric is partitioned anew, so it is enough
 that one source shows several.
 
+QuotaReserved is there where a ComputeDomain is counted by Kueue, and says what it waits for.
+
 In channel mode the nodes are those of the clique's warm IMEX domain, and which of them a job runs on is
 not visible here: with some nodes ready, Ready is Unknown instead of False.
 """
@@ -31,6 +33,7 @@ from rackloom.core.domains.owned import (
     required_objects,
     uses_warm_clique,
 )
+from rackloom.core.domains.quota import QuotaState
 from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.domains.snapshot import DomainSnapshot
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM_TEMPLATE, EventNotice
@@ -152,6 +155,8 @@ def _of_channel_mode(domain: ComputeDomain, snapshot: DomainSnapshot) -> list[Do
 
 
 READY, PROGRESSING, DEGRADED, MESHED = "Ready", "Progressing", "Degraded", "Meshed"
+QUOTA_RESERVED = "QuotaReserved"
+WAITING_FOR_QUOTA, EVICTED = "WaitingForQuota", "Evicted"
 
 
 class ConditionInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,13 +171,22 @@ class ConditionInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def domain_conditions(inputs: ConditionInputs) -> tuple[Condition, ...]:
-    """Ready, Progressing, Degraded; Meshed where there are peers, SpansCliques where there are nodes."""
+    """Ready, Progressing, Degraded; QuotaReserved, Meshed and SpansCliques where they mean something."""
     ready = _ready(inputs)
-    others = (_progressing(inputs, ready), _degraded(inputs), *_meshed(inputs), *_spans_cliques(inputs))
+    others = (
+        _progressing(inputs, ready),
+        _degraded(inputs),
+        *_quota_reserved(inputs),
+        *_meshed(inputs),
+        *_spans_cliques(inputs),
+    )
     return tuple(_with_transition_time(condition, inputs) for condition in (ready, *others))
 
 
 def _ready(inputs: ConditionInputs) -> Condition:
+    if not inputs.nodes and owned.is_held(inputs.snapshot):
+        (quota,) = _quota_reserved(inputs)
+        return _new_condition(READY, "False", WAITING_FOR_QUOTA, quota.message)
     if inputs.snapshot.settings.imex_mode is ImexMode.HOST_MANAGED:
         why = "each node asks its own nvidia-imex when it prepares a claim; it is not observed from here"
         return _new_condition(READY, "Unknown", "HostManaged", why)
@@ -216,6 +230,8 @@ def _progressing(inputs: ConditionInputs, ready: Condition) -> Condition:
     if inputs.domain.deleting:
         return _deletion(inputs)
     waits = ready.status == "False" and ready.reason not in ("NoNodes", "TooFewNodes")
+    if ready.reason == WAITING_FOR_QUOTA:
+        return _new_condition(PROGRESSING, "True", WAITING_FOR_QUOTA, ready.message)
     if waits:
         return _new_condition(PROGRESSING, "True", "WaitingForDaemons", ready.message)
     return _new_condition(PROGRESSING, "False", "Settled", "nothing is left to do")
@@ -235,6 +251,27 @@ def _degraded(inputs: ConditionInputs) -> Condition:
         return _new_condition(DEGRADED, "False", "AsExpected", "nothing is wrong")
     message = "; ".join(problem.message for problem in inputs.problems)
     return _new_condition(DEGRADED, "True", inputs.problems[0].reason, message)
+
+
+def _quota_reserved(inputs: ConditionInputs) -> tuple[Condition, ...]:
+    """Whether it has quota of Kueue, where it is counted."""
+    quota = inputs.snapshot.quota
+    queue = f" in queue {quota.queue}" if quota.queue else ""
+    if quota.state is QuotaState.UNCOUNTED:
+        return ()
+    if quota.state is QuotaState.ADMITTED:
+        spares = f", spare nodes: {quota.spares}" if quota.spares else ""
+        return (_new_condition(QUOTA_RESERVED, "True", "Admitted", f"it has quota{queue}{spares}"),)
+    if quota.state is QuotaState.WAITING:
+        return (
+            _new_condition(
+                QUOTA_RESERVED, "False", WAITING_FOR_QUOTA, f"waits for quota{queue}: {quota.why}"
+            ),
+        )
+    users = owned.channel_holders(inputs.snapshot)
+    until = f"it keeps what it has until pods {shortened_list(users)} end" if users else "it is taken apart"
+    why = f"evicted by Kueue{queue} ({quota.why}): {until}, and then waits for quota anew"
+    return (_new_condition(QUOTA_RESERVED, "False", EVICTED, why),)
 
 
 def _meshed(inputs: ConditionInputs) -> tuple[Condition, ...]:
@@ -329,6 +366,8 @@ def _status_event(old: Condition | None, new: Condition) -> EventNotice | None:
         return None
     if (new.type, new.status) in _WARNING_CONDITIONS or new.reason == "DeletionHeld":
         return EventNotice(True, new.reason, new.message)
+    if new.type == QUOTA_RESERVED:
+        return EventNotice(new.reason == EVICTED, new.reason, new.message)
     if new.type != "Ready":
         return None
     if new.status == "True":

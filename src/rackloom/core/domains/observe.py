@@ -21,7 +21,8 @@ from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_dom
 from rackloom.core.domains.manifests import warm_clique
 from rackloom.core.domains.membership import node_entries
 from rackloom.core.domains.owned import uses_warm_clique
-from rackloom.core.domains.settings import ControllerSettings
+from rackloom.core.domains.quota import DomainQuota, domain_quota, workload_name
+from rackloom.core.domains.settings import ControllerSettings, QuotaMode
 from rackloom.core.domains.snapshot import (
     ChannelClaim,
     CliqueRecord,
@@ -44,6 +45,7 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
+    WORKLOAD,
     Indexer,
     Object,
     ResourceKind,
@@ -135,6 +137,7 @@ INDEXES: Mapping[ResourceKind, Mapping[str, Indexer]] = {
     NETWORK_POLICY: _OWNED,
     POD: _OWNED,
     COMPUTE_DOMAIN_CLIQUE: _OWNED,
+    WORKLOAD: _OWNED,
     NODE: {
         **_OWNED,
         BY_CLIQUE: _index_clique,
@@ -178,6 +181,7 @@ def take_domain_snapshot(
         claims=claims,
         warm=None if domain is None else _warm_state(cluster, domain, claims, settings, now),
         mixed_nodes=_mixed_cliques(cluster, uid, domain, settings),
+        quota=_quota(cluster, domain, settings, now),
         failures=failures,
     )
 
@@ -222,6 +226,16 @@ def take_clique_snapshot(
 
 def _nodes_by(cluster: ClusterIndex, index: str, value: str) -> tuple[OwnedObject, ...]:
     return tuple(owned_object(NODE, node) for node in cluster.by(NODE, index, value))
+
+
+def _quota(
+    cluster: ClusterIndex, domain: ComputeDomain | None, settings: ControllerSettings, now: str
+) -> DomainQuota:
+    # The controller's own ComputeDomains need none: each serves the jobs of a clique.
+    if domain is None or settings.quota is QuotaMode.NONE or warm_clique(domain, settings) is not None:
+        return DomainQuota()
+    workload = cluster.at(WORKLOAD, domain.namespace, workload_name(domain.uid))
+    return domain_quota(domain, workload, settings.quota, now)
 
 
 def _read_domain(obj: Object) -> tuple[ComputeDomain, str]:

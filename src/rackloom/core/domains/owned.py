@@ -4,6 +4,10 @@ Each required object is compared with what is found under its name. The name is 
 another owner, or there are several objects of ours. Only a free name is filled; in the other cases a
 person must decide: the problem is reported and nothing is deleted.
 
+What waits for quota (`quota`) gets none of the objects that it lacks. What is evicted is withdrawn: its
+objects go and it stays. The claim template goes first and alone: without it no more pods get a channel, and
+whether one has got one meanwhile is looked at again before the daemons go.
+
 Teardown deletes the workload template and the shared claim, then the daemons' objects, then removes
 node labels. When all of them are being deleted, finalizers are removed in the same order. Each step is
 decided from what is there, so it does not matter where the previous controller died; each waits only
@@ -27,8 +31,10 @@ from rackloom.core.domains.manifests import (
     workload_template,
 )
 from rackloom.core.domains.names import ImexIsolation, ImexMode, isolation_of
+from rackloom.core.domains.quota import QuotaState
 from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.domains.snapshot import (
+    ChannelClaim,
     DomainSnapshot,
     OwnedObject,
     delete_object,
@@ -152,6 +158,30 @@ def teardown_writes(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
     return _last_writes(snapshot)
 
 
+def is_withdrawn(snapshot: DomainSnapshot) -> bool:
+    """Whether its objects go though it stays: it is evicted, and no pod uses it."""
+    return snapshot.quota.state is QuotaState.EVICTED and not channel_holders(snapshot)
+
+
+def is_held(snapshot: DomainSnapshot) -> bool:
+    """Whether nothing that it lacks may be made."""
+    return snapshot.quota.state is QuotaState.WAITING or is_withdrawn(snapshot)
+
+
+def withdraw_writes(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
+    """The next writes that take apart what a ComputeDomain has; the last gives its quota back."""
+    entries = snapshot.workload_templates + snapshot.shared_claims
+    if entries:
+        return _deletions(entries) or _releases(entries)
+    daemons = snapshot.daemon_objects
+    if begin := (*_deletions(daemons), *_unlabelling(snapshot)):
+        return begin
+    if daemons:
+        return _releases(daemons)
+    is_over = not any(pod.alive for pod in snapshot.pods)
+    return (snapshot.quota.give_back,) if is_over and snapshot.quota.give_back is not None else ()
+
+
 def _deletable(snapshot: DomainSnapshot, objects: tuple[OwnedObject, ...]) -> tuple[OwnedObject, ...]:
     """Objects that may be deleted. Once the ComputeDomain is gone, a label alone proves no ownership."""
     if snapshot.domain is not None:
@@ -167,12 +197,18 @@ def channel_users(snapshot: DomainSnapshot) -> tuple[str, ...]:
     domain = snapshot.domain
     if domain is None or domain.annotations.get(names.ALLOW_DELETION_ANNOTATION) == "true":
         return ()
-    return tuple(
-        f"{claim.owned.namespace}/{pod}"
-        for claim in snapshot.claims
-        if claim.device is not None and claim.created <= domain.deleted_at
-        for pod in claim.reserved_for
-    )
+    early = (claim for claim in snapshot.claims if claim.created <= domain.deleted_at)
+    return _holders(early)
+
+
+def channel_holders(snapshot: DomainSnapshot) -> tuple[str, ...]:
+    """Pods that hold a channel of this ComputeDomain, as namespace/name."""
+    return _holders(snapshot.claims)
+
+
+def _holders(claims: Iterable[ChannelClaim]) -> tuple[str, ...]:
+    allocated = (claim for claim in claims if claim.device is not None)
+    return tuple(f"{claim.owned.namespace}/{pod}" for claim in allocated for pod in claim.reserved_for)
 
 
 def _deletions(objects: Iterable[OwnedObject]) -> tuple[ObjectWrite, ...]:

@@ -5,8 +5,9 @@ that fails. Carrying out a decision and deciding again converges: it ends with n
 change.
 
 The finalizer and the UID label come first, then missing objects, then nodes that left and stale clique
-entries. A ComputeDomain that is being deleted waits while pods hold its channels, then is taken apart.
-For a UID without a ComputeDomain only teardown remains.
+entries. One that waits for quota gets no missing objects, and one that is evicted loses those that it has
+when no pod uses it. A ComputeDomain that is being deleted waits while pods hold its channels, then is taken
+apart. For a UID without a ComputeDomain only teardown remains.
 """
 
 import msgspec
@@ -74,13 +75,24 @@ def _upkeep(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[ObjectWrit
     ):
         # The finalizer comes before all other objects: without it they could outlive their ComputeDomain.
         actions.append(adopt_domain(owned_domain))
-    for required in required_objects(domain, snapshot):
-        actions += required.writes()
+    if snapshot.quota.write is not None:
+        actions.append(snapshot.quota.write)
+    if owned.is_withdrawn(snapshot):
+        actions += owned.withdraw_writes(snapshot)
+    else:
+        actions += _writes_of_required(domain, snapshot)
     return (
         *actions,
         *membership.remove_abandoned_labels(snapshot),
         *membership.remove_stale_entries(snapshot),
     )
+
+
+def _writes_of_required(domain: ComputeDomain, snapshot: DomainSnapshot) -> list[ObjectWrite]:
+    writes = [write for required in required_objects(domain, snapshot) for write in required.writes()]
+    if owned.is_held(snapshot):
+        return [write for write in writes if not isinstance(write, CreateObject)]
+    return writes
 
 
 def _reconcile_deleted(domain: ComputeDomain, snapshot: DomainSnapshot) -> DomainDecision:
@@ -110,7 +122,9 @@ def _with_status(
     )
     reported = conditions.domain_conditions(inputs)
     # The field `status` has two values only, and in hostManaged mode it has always been Ready.
-    is_ready = reported[0].status == "True" or snapshot.settings.imex_mode is ImexMode.HOST_MANAGED
+    is_ready = reported[0].status == "True" or (
+        snapshot.settings.imex_mode is ImexMode.HOST_MANAGED and not owned.is_held(snapshot)
+    )
     status = ComputeDomainStatus(
         status=Readiness.READY if is_ready else Readiness.NOT_READY, nodes=nodes, conditions=reported
     )

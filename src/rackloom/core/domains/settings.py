@@ -6,6 +6,7 @@ deleted there; new ones are never created there.
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 import msgspec
 
@@ -16,6 +17,16 @@ DEFAULT_NAMESPACE = "rackloom-system"
 """Where Rackloom's own programs run."""
 DEFAULT_DAEMON_NAMESPACE = "rackloom-imex"
 """Where IMEX daemons run: rights over their pods and Secrets are no rights over Rackloom's programs."""
+
+
+class QuotaMode(StrEnum):
+    """Which ComputeDomains need quota of Kueue."""
+
+    NONE = "none"
+    LABELLED = "labelled"
+    """Those with the label of a queue."""
+    ALL = "all"
+    """All of users: one without the label waits."""
 
 
 class ImexDaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +62,8 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of nodes and ComputeDomains that do not carry the isolation label."""
     lost_after: float = 300.0
     """Seconds after which a node that is not ready counts as lost. Gangs use the same time."""
+
+    quota: QuotaMode = QuotaMode.NONE
 
     @property
     def namespaces(self) -> tuple[str, ...]:

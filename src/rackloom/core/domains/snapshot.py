@@ -18,6 +18,7 @@ from rackloom.core.domains import names
 from rackloom.core.domains.clique import ComputeDomainClique, ObjectRef, clean_line
 from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode
 from rackloom.core.domains.device_configs import ChannelConfig, decode_imex_config_leniently
+from rackloom.core.domains.quota import DomainQuota
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings
 from rackloom.core.kubernetes.objects import (
     DAEMON_SET,
@@ -285,6 +286,7 @@ class DomainSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     warm: WarmDomain | None = None
     mixed_nodes: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Cliques of this ComputeDomain whose nodes disagree about isolation, with the values found."""
+    quota: DomainQuota = DomainQuota()
     invalid: str = ""
     """Why the spec cannot be read; empty when it can."""
     failures: tuple[str, ...] = ()

@@ -22,8 +22,8 @@ CPU, memory and the like of nodes count wherever members get a tray (`MemberReso
 helpers beside the others, before pods are ungated, and for members that move.
 
 Spare trays: all gangs of a namespace share the limit `max_spares`, since no ResourceQuota counts
-reserved trays. A gang that asks for more is refused with the largest number that fits
-(`plan_within_spare_limit`).
+reserved trays, and all gangs that use a ComputeDomain share what that has quota of Kueue for. A gang that
+asks for more is refused with the largest number that fits (`plan_within_spare_limit`).
 """
 
 from collections import Counter
@@ -41,10 +41,11 @@ from rackloom.core.gangs.spec import GPU_RESOURCE, SPARES_ANNOTATION, GangMember
 from rackloom.core.gangs.terms import SPLIT_GROUP_FIX, group_terms, pod_terms
 from rackloom.core.gangs.trays import (
     MemberClaims,
+    SpareRoom,
     TrayCountCache,
     site_for_members,
     site_with_rooms,
-    spares_elsewhere,
+    spare_room,
 )
 from rackloom.core.kubernetes.objects import Object, ObjectWrite
 from rackloom.core.place.gang_planner import plan_gang
@@ -359,14 +360,15 @@ def claims_by_kind(snapshot: GangSnapshot, gang: Gang) -> dict[str, MemberClaims
     return kinds
 
 
-def plan_within_spare_limit(room: int, gang: Gang, plan: Callable[[Gang], GangPlan]) -> GangPlan:
-    """The plan of a gang that keeps at most `room` spare trays; `plan` searches. Raises Refused.
+def plan_within_spare_limit(allowed: SpareRoom, gang: Gang, plan: Callable[[Gang], GangPlan]) -> GangPlan:
+    """The plan of a gang that keeps no more spare trays than are allowed; `plan` searches. Raises Refused.
 
     What a pod requests counts against a ResourceQuota, but a spare tray has no pod. A gang is refused rather
     than planned with fewer spares than it declares; the refusal names the largest number that fits. The
     search takes longer with more spares, so it never runs for more of them than the limit allows: spares are
     per clique, and a plan in one clique already needs them all.
     """
+    room = allowed.trays
     found = plan(gang) if gang.spares <= room else None
     # Spares are per clique, so a plan over several cliques may hold more than the gang declares.
     if found is not None and len(found.spares) <= room:
@@ -375,7 +377,7 @@ def plan_within_spare_limit(room: int, gang: Gang, plan: Callable[[Gang], GangPl
     fewer = (replace(gang, spares=number) for number in range(min(gang.spares - 1, room), -1, -1))
     fits = next(smaller.spares for smaller in fewer if len(plan(smaller).spares) <= room)
     raise Refused(
-        f"the gang would keep {kept}, and its namespace may keep {room} more",
+        f"the gang would keep {kept}, and {allowed.limit} may keep {room} more",
         nearest_fix=f"set annotation {SPARES_ANNOTATION} to {fits}",
     )
 
@@ -556,14 +558,15 @@ def place_gang(snapshot: GangSnapshot, settings: GangSettings, counts: TrayCount
     request = placement_request(snapshot)
     gang = request.gang
     site = site_for_request(request, site_with_rooms(snapshot, request.site, request.kinds, counts))
-    room = max(settings.max_spares - spares_elsewhere(snapshot), 0)
+    templates = {name for member in snapshot.living for name in member.pod.templates}
+    allowed = spare_room(snapshot.key, templates, snapshot.cluster, settings.max_spares)
     resources = member_resources(snapshot)
     plan = plan_with_helpers(
         site,
         gang,
         resources,
         lambda searched: plan_within_spare_limit(
-            room, gang, lambda asked: _plan_beside_others(resources, searched, asked)
+            allowed, gang, lambda asked: _plan_beside_others(resources, searched, asked)
         ),
     )
     return record_plan(snapshot.record, gang, plan, site)

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from rackloom.core.domains.compute_domain import Condition
+from rackloom.core.domains.quota import SpareQuotas
 from rackloom.core.gangs.spec import (
     GANG_FINALIZER,
     GANG_TAINT,
@@ -48,7 +49,7 @@ from rackloom.core.kubernetes.objects import (
 )
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.place.node_resources import NodeUse
-from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite
+from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, TrayHold
 from rackloom.errors import Refused
 
 # The GangPlan.
@@ -307,6 +308,10 @@ class ClusterLists(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of CPU, memory and the like of each node; None: not counted."""
     records: tuple[GangRecord, ...] = ()
     """All GangPlans, including those written during this pass."""
+    planned: Mapping[tuple[str, str], tuple[TrayHold, ...]] = msgspec.field(default_factory=dict)
+    """What is planned for workloads of Kueue whose pods are still to come, by namespace and UID."""
+    spare_quotas: SpareQuotas | None = None
+    """The spare trays for which ComputeDomains have quota; None: it is not counted."""
 
 
 class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ from operator import attrgetter
 import msgspec
 
 from rackloom.core.domains import names
+from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.kubernetes.objects import (
     JOB,
     Object,
@@ -170,6 +171,18 @@ class GangSettings(msgspec.Struct, frozen=True, kw_only=True):
     runs on them."""
     clique_label: str = names.GPU_CLIQUE_LABEL
     """The node label whose value names the NVLink clique."""
+
+
+class BesideKueue(msgspec.Struct, frozen=True, kw_only=True):
+    """What of Kueue's objects bears on gangs."""
+
+    has_plans: bool = False
+    """Workloads have plans, whose trays no gang takes."""
+    quota: QuotaMode = QuotaMode.NONE
+    """Which ComputeDomains need quota: a gang keeps no more spare trays than those that it uses have."""
+
+
+WITHOUT_KUEUE = BesideKueue()
 
 
 def checked_gang_settings(settings: GangSettings) -> GangSettings:

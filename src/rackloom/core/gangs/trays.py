@@ -30,7 +30,7 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.taint_rules import DeviceTaintRuleSpec, readable_rules, with_taint_rules
 from rackloom.core.domains import names
-from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSnapshot, gang_key_of
+from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangRecord, GangSnapshot, gang_key_of
 from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, counted_gpus
 from rackloom.core.gangs.terms import site_for_terms, without_conflicting_trays
 from rackloom.core.kubernetes.objects import (
@@ -40,6 +40,7 @@ from rackloom.core.kubernetes.objects import (
     has_pod_ended,
     is_resource_claimed,
 )
+from rackloom.core.kubernetes.pods import KUEUE_WORKLOAD_LABEL
 from rackloom.core.place.claim_capacity import with_claim_capacity
 from rackloom.core.place.observed_site import DraDevices, is_imex_channel, without_foreign_names
 from rackloom.core.place.placement_values import (
@@ -68,10 +69,12 @@ def running_site(objects: ClusterLists, settings: GangSettings) -> PlacementSite
     return PlacementSite(tuple(ordered), tuple(hold for hold in holds if hold.tray in size))
 
 
-def with_reservations(running: PlacementSite, records: Iterable[GangRecord]) -> PlacementSite:
-    """The trays that plans reserve are held too, whole."""
+def with_reservations(
+    running: PlacementSite, records: Iterable[GangRecord], plans: Iterable[TrayHold] = ()
+) -> PlacementSite:
+    """The trays that GangPlans reserve are held too, whole, and what `plans` of workloads hold."""
     size = {tray.name: tray.gpus for tray in running.trays}
-    planned = (hold for hold in _plan_holds(records, size) if hold.tray in size)
+    planned = (hold for hold in (*_plan_holds(records, size), *plans) if hold.tray in size)
     return PlacementSite(running.trays, (*running.holds, *planned))
 
 
@@ -378,7 +381,7 @@ def site_for_members(snapshot: GangSnapshot, terms: Iterable[PlacementTerms | No
     cluster = snapshot.cluster
     others = (pod for pod in cluster.pods if gang_key_of(pod) != snapshot.key)
     nodes = {node["metadata"]["name"]: node for node in cluster.nodes}
-    site = with_reservations(cluster.running, cluster.records)
+    site = with_reservations(cluster.running, cluster.records, _plans_of_others(snapshot))
     return site_for_terms(
         without_conflicting_trays(site, snapshot.living, others, nodes.values()), terms, nodes
     )
@@ -393,9 +396,48 @@ def site_with_rooms(
     return PlacementSite(site.trays, without_foreign_names(site.holds, key.namespace))
 
 
-def spares_elsewhere(snapshot: GangSnapshot) -> int:
-    """Spare trays that the other gangs of its namespace keep."""
-    key = snapshot.key
-    others = (record for record in snapshot.cluster.records if record.key != key)
-    plans = (record.plan for record in others if record.key.namespace == key.namespace)
-    return sum(len(plan.spares) for plan in plans if plan is not None)
+def _plans_of_others(snapshot: GangSnapshot) -> Iterator[TrayHold]:
+    """What is planned for workloads of Kueue, but for the one that the gang came by."""
+    own = {
+        (member.namespace, (member.obj["metadata"].get("labels") or {}).get(KUEUE_WORKLOAD_LABEL))
+        for member in snapshot.members
+    }
+    for workload, holds in snapshot.cluster.planned.items():
+        if workload not in own:
+            yield from holds
+
+
+class SpareRoom(msgspec.Struct, frozen=True):
+    """How many spare trays a gang may keep."""
+
+    trays: int
+    limit: str = "its namespace"
+    """What limits them, in words."""
+
+
+def spare_room(key: GangKey, templates: Set[str], cluster: ClusterLists, most: int) -> SpareRoom:
+    """The room by the limit `most` of its namespace, and by the quota of the ComputeDomains that it uses.
+
+    `templates`: the claim templates that its pods name, by which ComputeDomains are known.
+    """
+    others = {
+        record.key: len(record.plan.spares)
+        for record in cluster.records
+        if record.key != key and record.key.namespace == key.namespace and record.plan is not None
+    }
+    by_namespace = SpareRoom(max(most - sum(others.values()), 0))
+    quotas = cluster.spare_quotas
+    counted = None if quotas is None else quotas.room(key.namespace, templates)
+    if quotas is None or counted is None:
+        return by_namespace
+    channels = {name for name in templates if (key.namespace, name) in quotas.by_template}
+    sharing = {gang_key_of(pod) for pod in cluster.pods if not channels.isdisjoint(_templates_of(pod))}
+    used = sum(spares for gang, spares in others.items() if gang in sharing)
+    by_quota = SpareRoom(max(counted - used, 0), "its ComputeDomains, by their quota,")
+    return min(by_namespace, by_quota, key=lambda room: room.trays)
+
+
+def _templates_of(pod: Object) -> Iterator[str]:
+    for claim in pod["spec"].get("resourceClaims") or ():
+        if claim.get("resourceClaimTemplateName"):
+            yield claim["resourceClaimTemplateName"]

@@ -6,7 +6,8 @@ and one that was admitted before and whose pods are still to come.
 
 A workload is planned as `rackloom place` plans its job: by the pod templates with the labels and tolerations
 of its flavors, on the nodes that Kueue's topology assignment leaves where there is one. The pods of a gang
-(`rackloom.dev/gang`) get empty trays, with the segments and spares that they declare.
+(`rackloom.dev/gang`) get empty trays, with the segments and spares that they declare. Spares that the gang
+controller would refuse, by the limit of a namespace or the quota of a ComputeDomain, are a Retry.
 
 Retry means that it does not fit now; Kueue takes the quota back and tries again after a pause, which grows
 with the number of attempts. Rejected, which ends a workload for good, needs proof that it can never fit: the
@@ -18,6 +19,7 @@ Owners of other namespaces have no names in messages.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -32,20 +34,24 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
 from rackloom.core.domains import names
-from rackloom.core.gangs.snapshot import read_record
+from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
+from rackloom.core.domains.quota import spare_quotas
+from rackloom.core.domains.settings import QuotaMode
+from rackloom.core.gangs.snapshot import ClusterLists, GangKey, read_record
 from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, read_gang_spec
+from rackloom.core.gangs.trays import spare_room
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, Object, allocated_devices
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.kueue.workloads import (
     READY,
     REJECTED,
     RETRY,
-    WORKLOAD_LABEL,
     AdmissionCheckState,
     KueueWorkload,
     Verdict,
     as_admitted,
     domains_of_assignment,
+    held_plans,
     held_seats,
     pod_set_updates,
 )
@@ -57,7 +63,7 @@ from rackloom.core.place.kueue_topology import (
     topology_attempts,
 )
 from rackloom.core.place.observed_site import DraDevices
-from rackloom.core.place.placement_values import SchedulerLabels, TrayHold, list_names
+from rackloom.core.place.placement_values import GangPlan, SchedulerLabels, TrayHold, list_names
 from rackloom.core.place.pod_constraints import parse_count
 from rackloom.core.place.site_planner import PlacedJob, PlacementReport, PlanRequest, SiteObjects, SitePlanner
 from rackloom.errors import Refused
@@ -88,6 +94,7 @@ class PlacementPass:
     """Decides for workloads on one reading of the cluster.
 
     `checks` are the names of the checks that we decide, `workloads` all workloads of the cluster.
+    `quota` says which ComputeDomains need quota.
     """
 
     def __init__(
@@ -96,6 +103,7 @@ class PlacementPass:
         workloads: Iterable[KueueWorkload],
         checks: Iterable[str],
         settings: GangSettings,
+        quota: QuotaMode = QuotaMode.NONE,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
@@ -105,11 +113,16 @@ class PlacementPass:
         # The API server leaves the kind out of the objects of a list.
         self._domains = [{**obj, "kind": COMPUTE_DOMAIN.kind} for obj in cluster.domains]
         self._channels = channel_templates(self._domains)
-        self._reserved = [*_held_by_workloads(cluster, workloads, set(checks))]
-        self._trays_of_gangs = {
-            (record.key.namespace, record.key.name): record.reserved
-            for record in map(read_record, cluster.gang_plans)
-        }
+        workloads = tuple(workloads)
+        held = held_plans(workloads, cluster.pods, set(checks))
+        self._reserved = [hold for holds in held.values() for hold in holds]
+        self._gangs = ClusterLists(
+            pods=tuple(cluster.pods),
+            records=tuple(map(read_record, cluster.gang_plans)),
+            spare_quotas=spare_quotas(
+                _readable_domains(cluster.domains), (workload.obj for workload in workloads), quota
+            ),
+        )
 
     def decide(self, workload: KueueWorkload, check: str) -> Verdict:
         """What becomes of one workload that waits for a check; its plan counts for those that follow."""
@@ -134,11 +147,11 @@ class PlacementPass:
             blocked: str | None = str(refused)
         else:
             (answer,) = report.jobs
-            blocked = answer.blocked
-            if answer.plan is not None:
+            blocked = answer.blocked or self._too_many_spares(gang, job, answer.plan)
+            if answer.plan is not None and blocked is None:
                 (placed,) = planner.placed
                 updates = pod_set_updates(
-                    workload, admitted, placed.gang, placed.plan, placed.site, attempt.request.labels.clique
+                    workload, admitted, placed.gang, placed.plan, placed.site, attempt.request.labels
                 )
                 self._reserved += _holds_of(workload, updates)
                 note = f"; {attempt.note}" if attempt.note else ""
@@ -166,12 +179,23 @@ class PlacementPass:
             ):
                 yield node
 
-    def _holds_of_gangs(self, own: tuple[str, str] | None) -> Iterator[TrayHold]:
-        for gang, trays in self._trays_of_gangs.items():
-            if gang != own:
+    def _holds_of_gangs(self, own: GangKey | None) -> Iterator[TrayHold]:
+        for record in self._gangs.records:
+            if record.key != own:
                 yield from (
-                    TrayHold(owner="/".join(gang), tray=tray, gpus=0, is_whole=True) for tray in trays
+                    TrayHold(owner=record.key.full_name, tray=tray, gpus=0, is_whole=True)
+                    for tray in record.reserved
                 )
+
+    def _too_many_spares(self, gang: GangKey | None, job: Job, plan: GangPlan | None) -> str | None:
+        """Why the gang controller would refuse the spares of a plan; its pods would wait with their quota."""
+        if gang is None or plan is None or not plan.spares:
+            return None
+        templates = {name for group in job.groups for name in group.need.templates}
+        room = spare_room(gang, templates, self._gangs, self._settings.max_spares)
+        if len(plan.spares) <= room.trays:
+            return None
+        return f"it would keep {len(plan.spares)} spare trays, and {room.limit} may keep {room.trays} more"
 
     def _report(
         self,
@@ -233,23 +257,6 @@ def _site_objects(cluster: KueueCluster, reserved: Sequence[TrayHold], viewer: s
     )
 
 
-def _held_by_workloads(
-    cluster: KueueCluster, workloads: Iterable[KueueWorkload], checks: set[str]
-) -> Iterator[TrayHold]:
-    """What was planned for admitted workloads and is not in use yet."""
-    # Anybody may write the label: only pods of the workload's own namespace count.
-    pods: dict[tuple[str, str], list[Object]] = {}
-    for pod in cluster.pods:
-        uid = (pod["metadata"].get("labels") or {}).get(WORKLOAD_LABEL)
-        if uid is not None:
-            pods.setdefault((pod["metadata"]["namespace"], uid), []).append(pod)
-    for workload in workloads:
-        if workload.has_quota:
-            for name, check in workload.checks.items():
-                if name in checks and check.state == READY:
-                    yield from held_seats(workload, check, pods.get((workload.namespace, workload.uid), ()))
-
-
 def _holds_of(workload: KueueWorkload, updates: Sequence[Object]) -> Iterator[TrayHold]:
     """What a plan that was just made holds."""
     yield from held_seats(
@@ -270,12 +277,12 @@ def _plan_text(placed: PlacedJob) -> str:
 # The job of a workload.
 
 
-def _gang_of(job: Job) -> tuple[str, str] | None:
-    """The namespace and name of the gang that its pods declare."""
+def _gang_of(job: Job) -> GangKey | None:
+    """The gang that its pods declare."""
     for group in job.groups:
         name = group.identity.labels.get(GANG_LABEL)
         if name:
-            return group.identity.namespace, name
+            return GangKey(group.identity.namespace, name)
     return None
 
 
@@ -304,6 +311,12 @@ def _claims_to_make(cluster: KueueCluster) -> Iterator[ResourceClaim]:
 
 def _identity(obj: Object) -> Object:
     return {key: obj["metadata"][key] for key in ("name", "namespace") if key in obj["metadata"]}
+
+
+def _readable_domains(objects: Iterable[Object]) -> Iterator[ComputeDomain]:
+    for obj in objects:
+        with suppress(Refused):
+            yield read_compute_domain(obj)
 
 
 def _with_labels_only(node: Object) -> Object:

@@ -11,18 +11,18 @@ two values of one key.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from rackloom.core.kubernetes.objects import Object, pod_phase
-from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, TrayHold
+from rackloom.core.kubernetes.pods import KUEUE_WORKLOAD_LABEL
+from rackloom.core.place.node_resources import requests_beside_devices
+from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels, TrayHold
 
 CONTROLLER_NAME = "rackloom.dev/placement"
 """`spec.controllerName` of an AdmissionCheck that this controller decides."""
-WORKLOAD_LABEL = "rackloom.dev/kueue-workload"
-"""On the pods of an admitted workload: its UID."""
 PLAN_ANNOTATION = "rackloom.dev/kueue-plan"
 """On the pods of an admitted workload: what was planned for their pod set."""
 PENDING, READY, RETRY, REJECTED = "Pending", "Ready", "Retry", "Rejected"
@@ -177,6 +177,8 @@ class PlannedPodSet(msgspec.Struct, frozen=True, kw_only=True):
     """Members have claims, or take trays whole: nothing else is planned there."""
     channel: bool = False
     """Members have the IMEX channel of their tray."""
+    requests: Mapping[str, int] = {}
+    """What a member requests of its node beside devices, in thousandths of each resource's unit."""
     trays: Mapping[str, int] = {}
     """Members by tray."""
     spares: tuple[str, ...] = ()
@@ -189,9 +191,10 @@ def pod_set_updates(
     gang: Gang,
     plan: GangPlan,
     site: PlacementSite,
-    clique_label: str,
+    labels: SchedulerLabels,
 ) -> list[Object]:
     """What Kueue is to write into the pods of each pod set; `admitted` comes from `as_admitted`."""
+    clique_label, gpu_resource = labels.clique, labels.gpu
     cliques = {tray.name: tray.clique for tray in site.trays}
     groups, updates, spares = {group.name: group for group in gang.groups}, [], plan.spares
     for pod_set in admitted["spec"]["podSets"]:
@@ -199,11 +202,16 @@ def pod_set_updates(
         if group is None:
             continue
         trays = Counter(seat.tray for seat in plan.seats if seat.group == group.name)
-        update: Object = {"name": group.name, "labels": {WORKLOAD_LABEL: workload.uid}}
+        update: Object = {"name": group.name, "labels": {KUEUE_WORKLOAD_LABEL: workload.uid}}
         if not group.is_helper:
             whole = gang.exclusive or group.devices is not None
             planned = PlannedPodSet(
-                gpus=group.gpus, whole=whole, channel=group.has_channel, trays=dict(trays), spares=spares
+                gpus=group.gpus,
+                whole=whole,
+                channel=group.has_channel,
+                requests=requests_beside_devices(pod_set["template"]["spec"], gpu_resource),
+                trays=dict(trays),
+                spares=spares,
             )
             spares = ()
             update["annotations"] = {PLAN_ANNOTATION: msgspec.json.encode(planned).decode()}
@@ -240,9 +248,41 @@ def held_seats(
                 gpus=members * planned.gpus,
                 is_whole=planned.whole,
                 channel=planned.channel,
+                requests=tuple((name, members * amount) for name, amount in planned.requests.items()),
             )
         for tray in planned.spares:
             yield TrayHold(owner=workload.full_name, tray=tray, gpus=0, is_whole=True)
+
+
+HeldPlans = Mapping[tuple[str, str], tuple[TrayHold, ...]]
+"""What workloads hold, by their namespace and UID."""
+
+
+def held_plans(
+    workloads: Iterable[KueueWorkload], pods: Iterable[Object], checks: Container[str] | None = None
+) -> HeldPlans:
+    """What was planned for admitted workloads and is not in use yet; `checks`: names of ours, None for all.
+
+    A plan is known by its annotation, so without the names no room is missed.
+    """
+    # Anybody may write the label: only pods of the workload's own namespace count.
+    labelled: dict[tuple[str, str], list[Object]] = {}
+    for pod in pods:
+        uid = (pod["metadata"].get("labels") or {}).get(KUEUE_WORKLOAD_LABEL)
+        if uid is not None:
+            labelled.setdefault((pod["metadata"]["namespace"], uid), []).append(pod)
+    held = {}
+    for workload in workloads:
+        key = (workload.namespace, workload.uid)
+        ready = (
+            check
+            for name, check in workload.checks.items()
+            if workload.has_quota and check.state == READY and (checks is None or name in checks)
+        )
+        held[key] = tuple(
+            hold for check in ready for hold in held_seats(workload, check, labelled.get(key, ()))
+        )
+    return {key: holds for key, holds in held.items() if holds}
 
 
 def read_planned(annotation: str | None) -> PlannedPodSet | None:

@@ -35,6 +35,7 @@ from rackloom.core.place.placement_values import (
     GangGroup,
     PlacementSite,
     PlacementTray,
+    TrayHold,
 )
 
 # What pods ask for, and what nodes have.
@@ -137,6 +138,12 @@ class NodeUse:
         """Count what a planned member of an owner requests of a node."""
         self._planned.setdefault(node, []).append((owner, amounts))
         self._left.pop(node, None)
+
+    def add_held(self, holds: Iterable[TrayHold]) -> None:
+        """Count what members that are still to come request of the trays that are held for them."""
+        for hold in holds:
+            if hold.requests:
+                self.add(hold.tray, hold.owner, dict(hold.requests))
 
     def left(self, node: str) -> Thousandths | None:
         """What is left of a node; None: it does not say what it has.

@@ -78,6 +78,9 @@ class TrayHold(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing else goes on the tray, whatever its GPUs (a tray may have none, only NICs)."""
     channel: bool = False
     """It has the IMEX channel of the tray, of which there is one."""
+    requests: tuple[tuple[str, int], ...] = ()
+    """What members that are still to come request of the node beside devices: by resource, in thousandths of
+    its unit. Pods that are there show it themselves."""
     kept_off: frozenset[str] = frozenset()
     """Trays that it may not use when it moves: labels of nodes, taints, and pods that it is never beside."""
     apart: frozenset[str] = frozenset()

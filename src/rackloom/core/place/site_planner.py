@@ -190,6 +190,7 @@ class SitePlanner:
         self._holds = without_foreign_names((*self._observed, *found.reserved), found.viewer)
         bound = filter(is_bound_pod, found.pods)
         self._use = NodeUse(found.nodes, bound, lambda pod: owner_of_pod(pod, request.labels))
+        self._use.add_held(self._holds)
         self._avoided: dict[str, AvoidedTrays] = {}
         self._gangs: dict[str, Gang] = {}
         self.placed: list[PlacedJob] = []

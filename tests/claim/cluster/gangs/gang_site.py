@@ -16,7 +16,7 @@ from rackloom.core.domains import names
 from rackloom.core.domains.names import ImexIsolation
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.snapshot import read_record
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.spec import WITHOUT_KUEUE, GangSettings
 from rackloom.core.kubernetes.objects import (
     DEVICE_CLASS,
     EVENT,
@@ -164,7 +164,8 @@ class Job:
 class GangSite:
     """Racks `r0`, `r1`... with trays `r0-t0`...; `start` begins a controller, `kill` ends it."""
 
-    def __init__(self, racks, trays, seed=1, **chosen):
+    def __init__(self, racks, trays, seed=1, kueue=WITHOUT_KUEUE, **chosen):
+        self.kueue = kueue
         self.kube = FakeKube(namespaces=(TEAM, "kube-system", "rackloom-system"), seed=seed)
         self.kube.faults.delay(0.002)
         self.user = Mortal(self.kube, "user")
@@ -246,7 +247,7 @@ class GangSite:
         self.api = api or Mortal(self.kube, "controller", last)
         recorder = EventRecorder(self.api, "rackloom-controller", "test", loop_wall_time)
         gang_controller = GangController(
-            self.api, recorder, loop_wall_time, self.rng, self.settings, self.meter
+            self.api, recorder, loop_wall_time, self.rng, self.settings, self.meter, self.kueue
         )
         self.controller = asyncio.create_task(gang_controller.run())
 

@@ -5,11 +5,24 @@ from contextlib import suppress
 
 from tests.claim.cluster.gangs.gang_site import GangSite
 
+from rackloom.lab.kube.controllers.claims import ResourceClaimController
+
+NIC = "dra.net"
+
 
 async def opened(racks, trays, **how):
     """A site of racks whose trays are there, without a controller."""
     site = GangSite(racks, trays, **how)
     await site.begin()
+    return site
+
+
+async def claiming_site(racks, trays, without=(), **how):
+    """With the programs that make and allocate claims, and NICs on all trays but those `without`."""
+    site = await opened(racks=racks, trays=trays, **how)
+    site.tasks.append(asyncio.create_task(ResourceClaimController(site.kube, site.rng).run()))
+    site.tasks.append(asyncio.create_task(site.gatekeeper().run()))
+    await site.publish(NIC, without)
     return site
 
 

@@ -3,21 +3,9 @@
 import asyncio
 
 from tests.claim.cluster.gangs.gang_site import TEAM, planned, rack_of, run
-from tests.claim.cluster.gangs.gang_stories import bound_job, opened, over
+from tests.claim.cluster.gangs.gang_stories import NIC, bound_job, claiming_site, over
 
 from rackloom.core.kubernetes.objects import POD
-from rackloom.lab.kube.controllers.claims import ResourceClaimController
-
-NIC = "dra.net"
-
-
-async def claiming_site(racks, trays, without=()):
-    """With the programs that make and allocate claims, and NICs on all trays but those `without`."""
-    site = await opened(racks=racks, trays=trays)
-    site.tasks.append(asyncio.create_task(ResourceClaimController(site.kube, site.rng).run()))
-    site.tasks.append(asyncio.create_task(site.gatekeeper().run()))
-    await site.publish(NIC, without)
-    return site
 
 
 async def take_nics(site, tray):

@@ -10,7 +10,7 @@ from tests.claim.cluster.kueue.kueue_site import CHECK, TEAM, KueueSite, run
 from rackloom.claim.kube.api import KubeError
 from rackloom.core.domains import names
 from rackloom.core.kubernetes.objects import ADMISSION_CHECK, POD, WORKLOAD, has_condition
-from rackloom.core.kueue.workloads import PLAN_ANNOTATION, WORKLOAD_LABEL
+from rackloom.core.kueue.workloads import KUEUE_WORKLOAD_LABEL, PLAN_ANNOTATION
 from rackloom.lab.kube.direct import DirectApi
 
 CLIQUE = names.GPU_CLIQUE_LABEL
@@ -34,7 +34,7 @@ def test_a_workload_that_fits_is_ready_with_its_plan():
         (update,) = check["podSetUpdates"]
         assert update["nodeSelector"] == {CLIQUE: "u.r1"}
         workload = await site.workload("train")
-        assert update["labels"] == {WORKLOAD_LABEL: workload["metadata"]["uid"]}
+        assert update["labels"] == {KUEUE_WORKLOAD_LABEL: workload["metadata"]["uid"]}
         planned = json.loads(update["annotations"][PLAN_ANNOTATION])
         assert planned["trays"] == {f"r1-t{tray}": 1 for tray in range(4)}
         assert has_condition(await site.user.get(ADMISSION_CHECK, CHECK), "Active")
