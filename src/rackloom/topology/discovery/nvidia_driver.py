@@ -12,10 +12,10 @@ below it (GPU Operator). Both are searched:
 
 A driver container comes and goes under whoever uses it: GPU Operator ends every use of the kernel module,
 unloads it and takes the root away, and the next container brings another. So where the operator's
-`VALIDATIONS` exist, the root below /run/nvidia/driver counts only while they call it ready: while the driver's
-pod does (`.driver-ctr-ready`, which it removes before it ends) or the operator's validator
-(`driver-ready`, for a container that the operator does not manage). Source: GPU Operator 26.7, its driver
-container of August 2026 and k8s-driver-manager 0.12.
+`VALIDATIONS` exist, the root below /run/nvidia/driver counts only while they call it ready: the driver's pod
+does so (`.driver-ctr-ready`, which it removes before it ends), or the operator's validator (`driver-ready`,
+for a container that the operator does not manage). Source: GPU Operator 26.7, its driver container of August
+2026 and k8s-driver-manager 0.12.
 
 A directory with two paths is searched once. Links are resolved inside the root. `driver_fingerprint`
 changes whenever a file may have been added to or removed from the searched directories. Source of the

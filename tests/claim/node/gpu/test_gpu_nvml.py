@@ -229,12 +229,17 @@ def test_after_trouble_it_listens_anew(library):
 @pytest.fixture
 def no_library(monkeypatch):
     """The files of a driver here are empty: nothing is loaded from them."""
-    monkeypatch.setattr("rackloom.topology.discovery.nvidia_driver._select_library", lambda nvml, driver: None)
+    monkeypatch.setattr(
+        "rackloom.topology.discovery.nvidia_driver._select_library", lambda nvml, driver: None
+    )
 
 
 def test_it_lets_go_of_a_driver_container_that_ends_and_listens_to_the_next(library, no_library, tmp_path):
     """An event set keeps the GPUs open, and with them the kernel module that is to be unloaded."""
-    ready, libraries = tmp_path / VALIDATIONS / ".driver-ctr-ready", tmp_path / CONTAINER_DRIVER_ROOT / "lib64"
+    ready, libraries = (
+        tmp_path / VALIDATIONS / ".driver-ctr-ready",
+        tmp_path / CONTAINER_DRIVER_ROOT / "lib64",
+    )
     libraries.mkdir(parents=True)
     (libraries / "libnvidia-ml.so.570.172.08").touch()
     ready.parent.mkdir(parents=True)
