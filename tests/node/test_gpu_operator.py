@@ -21,6 +21,8 @@ from tests.node.nodes import NodeCluster, RealNode
 from tests.node.workloads import claim_template, claiming, inside, phase, pod, until_gone, until_running
 from tests.waiting import until_seen
 
+from rackloom.claim.node.device_files import DRIVER_SECONDS
+
 OLD, NEW = "570.172.08", "580.95.05"
 DRIVER_ROOT = "run/nvidia/driver"
 VALIDATIONS = "run/nvidia/validations"
@@ -37,6 +39,8 @@ HELD = "libnvidia-ml.gpus"
 """The stand-in of NVML keeps it open, as NVIDIA's library keeps /dev/nvidiactl open."""
 NOTICED_WITHIN = 30.0
 """Seconds. The plugins look every 5 or 10 s, and publish."""
+LOOKED_AT = DRIVER_SECONDS + 2
+"""Seconds in which the plugins have looked for a driver that is missing."""
 LOST_TAINT = "gpu.nvidia.com/gpu-lost"
 JOBS = ("kept", "first", "waiting")
 
@@ -127,7 +131,7 @@ def test_a_driver_container_comes_is_replaced_and_goes(operator: Operator) -> No
     assert not _plugin_is_ready(cluster, node)
     # Its root alone does not count: whoever mounted it may still be at work.
     operator.mount(OLD)
-    time.sleep(12)
+    time.sleep(LOOKED_AT)
     assert _versions(cluster, node) == set()
     operator.call_ready()
     _until_versions(cluster, node, {"570.172.8"})
@@ -152,7 +156,7 @@ def test_a_driver_container_comes_is_replaced_and_goes(operator: Operator) -> No
     assert _started_plugins(cluster, node), "the operator's labels end no plugin"
     cluster.apply(_job("waiting", node))
     operator.unmount()
-    time.sleep(12)
+    time.sleep(LOOKED_AT)
     assert phase(cluster, "waiting") == "Pending"
     assert _versions(cluster, node) == set()
     assert not _holds_nvml(node)
