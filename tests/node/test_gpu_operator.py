@@ -136,7 +136,7 @@ def test_a_driver_container_comes_is_replaced_and_goes(operator: Operator) -> No
     operator.call_ready()
     _until_versions(cluster, node, {"570.172.8"})
     _until_ready(cluster, node)
-    assert _holds_nvml(node)
+    until_seen(lambda: _holds_nvml(node), "NVML is listened to", 15)
 
     cluster.apply(claim_template("operator-gpu", "gpu.nvidia.com"))
     cluster.apply(_job("kept", node), _job("first", node))
