@@ -73,6 +73,51 @@ async def test_two_jobs_in_one_warm_clique_get_two_channels_from_the_real_schedu
         assert not marked
 
 
+async def test_a_warm_daemon_ends_while_gpu_operator_replaces_the_driver(
+    cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes, base_applied: None
+) -> None:
+    """The operator's label ends it on that node alone, through the real DaemonSet controller."""
+    labels = {
+        names.GPU_CLIQUE_LABEL: CLIQUE,
+        names.ISOLATION_LABEL: "channel",
+        names.GPU_CLIENT_LABEL: "true",
+    }
+    nodes = await add_nodes(2, labels=labels)
+
+    async def daemons() -> list[str]:
+        pods = (await api.list(POD, DAEMONS, labels=names.COMPUTE_DOMAIN_LABEL)).items
+        there = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        return sorted(wanted_node(pod) for pod in there)
+
+    async def label(node: str, key: str, value: str) -> None:
+        await api.patch(NODE, node, None, {"metadata": {"labels": {key: value}}})
+
+    async with controlled(api, cluster):
+
+        async def on(*wanted: str) -> bool:
+            return await daemons() == sorted(wanted)
+
+        await until(lambda: on(*nodes), "a daemon on each node")
+        await label(nodes[0], names.GPU_CLIENT_LABEL, names.DRIVER_UPGRADE)
+        await until(lambda: on(nodes[1]), "the daemon of the paused node has ended")
+        await label(nodes[0], names.GPU_CLIENT_LABEL, "true")
+        await until(lambda: on(*nodes), "it is back")
+        for node in nodes:
+            await label(node, names.ISOLATION_LABEL, "domain")
+
+        async def gone() -> bool:
+            return await warm_domain(api) is None
+
+        await until(gone, "nothing of channel mode is left")
+
+
+def wanted_node(pod: Object) -> str:
+    """The node that a DaemonSet's pod is for, whether it is bound or not."""
+    required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (field,) = required["nodeSelectorTerms"][0]["matchFields"]
+    return str(field["values"][0])
+
+
 async def domain_of_job(api: KubeApi, namespace: str, job: str) -> Object:
     spec = {"channel": {"resourceClaimTemplate": {"name": f"channel-{job}"}}}
     labels = {names.ISOLATION_LABEL: ImexIsolation.CHANNEL.value}

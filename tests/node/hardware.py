@@ -76,12 +76,12 @@ def lay_out(folder: Path, index: int, *, clique: int = 1, driver: bool = True) -
         install_driver(folder / "root", index, clique)
 
 
-def install_driver(root: Path, index: int, clique: int) -> None:
+def install_driver(root: Path, index: int, clique: int, version: str = DRIVER) -> None:
     """NVIDIA's libraries and programs, below `root`: at boot that is the node's root."""
     programs = root / "usr/bin"
     programs.mkdir(parents=True, exist_ok=True)
-    install_nvml(root, gpu_table(index, clique))
-    cuda = root / LIBRARIES / f"libcuda.so.{DRIVER}"
+    install_nvml(root, gpu_table(index, clique, version))
+    cuda = root / LIBRARIES / f"libcuda.so.{version}"
     _compile("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", cuda, "-x", "c", os.devnull)
     (root / LIBRARIES / "libcuda.so.1").symlink_to(cuda.name)
     imex = programs / "nvidia-imex"
@@ -103,19 +103,19 @@ def _write_mig_capabilities(folder: Path, gpu: int) -> None:
 
 
 def install_nvml(root: Path, table: str) -> None:
-    """The NVML stand-in, below `root`, with the GPUs of `table`."""
+    """The NVML stand-in, below `root`, with the version and the GPUs of `table`."""
     libraries = root / LIBRARIES
     libraries.mkdir(parents=True, exist_ok=True)
-    nvml = libraries / f"libnvidia-ml.so.{DRIVER}"
+    nvml = libraries / f"libnvidia-ml.so.{table.splitlines()[0]}"
     _compile("-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", nvml, SOURCES / "nvml.c")
     (libraries / "libnvidia-ml.so.1").symlink_to(nvml.name)
     (libraries / "libnvidia-ml.gpus").write_text(table)
 
 
-def gpu_table(index: int, clique: int) -> str:
+def gpu_table(index: int, clique: int, version: str = DRIVER) -> str:
     """What the NVML stand-in of node `index` answers from."""
     inventory = declared_inventory(profiles.load_machine(MACHINE))
-    rows = [DRIVER]
+    rows = [version]
     for number, gpu in enumerate(inventory.gpus):
         uuid = f"GPU-{index:08d}-0000-4000-8000-{number:012d}"
         capability = (gpu.compute_capability or "9.0").split(".")

@@ -15,9 +15,11 @@ from tests.node.conftest import ROOT
 from tests.node.nodes import NodeCluster
 from tests.node.workloads import compute_domain
 
-PAGES = ("README.md", "docs/compute-domains.md", "docs/nics.md", "docs/gpus.md")
+PAGES = ("README.md", "docs/compute-domains.md", "docs/nics.md", "docs/gpus.md", "docs/gpu-operator.md")
 ELSEWHERE = {
     "kubectl --kubeconfig ./site/kubeconfig": "the simulated cluster of `rackloom up`",
+    "kubectl patch clusterpolicy": "an object of GPU Operator",
+    "kubectl label nodes NODE nvidia.com/gpu.deploy": "a label that GPU Operator acts on",
     "make test-cluster": "the tests of the simulated nodes, a stage of their own",
 }
 """What names a cluster and is not run here, each with the reason."""

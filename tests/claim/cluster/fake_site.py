@@ -31,6 +31,7 @@ from rackloom.core.kubernetes.objects import (
     SECRET,
     metav1_time,
 )
+from rackloom.core.place.pod_constraints import is_node_selected
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.virtual.event_loop import loop_wall_time
@@ -71,12 +72,7 @@ class DaemonSide:
 
     def chosen(self, daemons, nodes):
         spec = daemons["spec"]["template"]["spec"]
-        selector = spec["nodeSelector"].items()
-        for node in nodes:
-            labels = node["metadata"].get("labels") or {}
-            free = "affinity" not in spec or names.COMPUTE_DOMAIN_LABEL not in labels
-            if selector <= labels.items() and free:
-                yield node["metadata"]["name"]
+        return [node["metadata"]["name"] for node in nodes if is_node_selected(spec, node)]
 
     async def start(self, uid, node):
         address = f"10.0.{len(uid)}.{node.removeprefix('n')}"

@@ -7,6 +7,7 @@ from rackloom.core.domains import manifests, names
 from rackloom.core.domains.compute_domain import AllocationMode, read_compute_domain
 from rackloom.core.domains.device_configs import ChannelConfig, DaemonConfig, decode_imex_config
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
+from rackloom.core.place.pod_constraints import is_node_selected
 
 
 @pytest.fixture
@@ -61,6 +62,23 @@ def test_the_daemon_set_of_the_driver(domain, settings):
         "POD_NAME": "metadata.name",
         "POD_NAMESPACE": "metadata.namespace",
     }
+
+
+@pytest.mark.parametrize(
+    ("more", "there"),
+    [
+        ({}, True),
+        ({names.COMPUTE_DOMAIN_LABEL: "cd-2"}, False),
+        ({"nvidia.com/gpu.deploy.client": "true"}, True),
+        ({"nvidia.com/gpu.deploy.client": "paused-for-driver-upgrade"}, False),
+    ],
+)
+def test_a_warm_daemon_leaves_a_node_to_a_job_and_to_a_driver_upgrade(make, settings, more, there):
+    warm = make.domain(namespace=settings.daemon_namespace)
+    warm["metadata"]["labels"] = {names.WARM_CLIQUE_LABEL: "c.1"}
+    made = manifests.daemon_set(read_compute_domain(warm), settings, settings.daemon_namespace)
+    node = {"metadata": {"name": "n", "labels": {names.WARM_CLIQUE_LABEL: "c.1"} | more}}
+    assert is_node_selected(made["spec"]["template"]["spec"], node) is there
 
 
 def test_daemons_can_be_given_priority_resources_and_secrets(domain):

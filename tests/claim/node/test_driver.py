@@ -182,7 +182,7 @@ def test_the_spec_follows_a_driver_that_comes_changes_and_goes(tmp_path):
 
     async def story():
         spec = spec_of(root, tmp_path)
-        with pytest.raises(Retry, match=r"are not in .*root, .*root/run/nvidia/driver yet"):
+        with pytest.raises(Retry, match=r"are not ready in .*root, .*root/run/nvidia/driver"):
             await spec.ids()
         assert await spec.refresh() is False
         install(root / "run/nvidia/driver", OLD)
@@ -197,12 +197,15 @@ def test_the_spec_follows_a_driver_that_comes_changes_and_goes(tmp_path):
         paths = mounted(tmp_path)
         assert f"/{LIBRARIES}/libcuda.so.{NEW}" in paths
         assert not any(OLD in path for path in paths)
-        # Containers of prepared claims may start again: what they name stays.
+        # Containers of prepared claims may start again: what they name stays. Others would find no file.
         (root / "run/nvidia/driver").rename(root / "gone")
         assert await spec.refresh() is True
         assert spec.driver is None
-        assert await spec.ids() == ("k8s.d.example/device=all",)
+        with pytest.raises(Retry, match="files of NVIDIA's driver"):
+            await spec.ids()
         assert mounted(tmp_path) == paths
+        (root / "gone").rename(root / "run/nvidia/driver")
+        assert await spec.ids() == ("k8s.d.example/device=all",)
 
     asyncio.run(story())
 

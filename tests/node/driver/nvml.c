@@ -4,7 +4,8 @@
  *
  * Each line of libnvidia-ml.gpus is a GPU, and its fields are separated by tabs:
  *   minor uuid pci name bytes cc-major cc-minor architecture serial slot tray module guid cluster clique state health
- * The file is read at each nvmlInitWithFlags, so that a test may change it.
+ * The file is read at each nvmlInitWithFlags, so that a test may change it, and is open while a session is, as NVIDIA's
+ * library has /dev/nvidiactl open.
  *
  * MIG mode and MIG devices are kept in the file libnvidia-ml.mig, in the root's /dev/shm or, where there is none, beside
  * the library, so that they outlive the process and are the same to all processes. The profiles are those of an H100.
@@ -17,6 +18,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +40,8 @@ struct gpu {
 static struct gpu gpus[MOST];
 static unsigned count;
 static char driver[80];
-static int events;
+static int events, sessions, held = -1;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* A file beside the library. */
 static int beside(char *path, const char *name)
@@ -72,9 +75,11 @@ static int read_table(void)
 	char path[4096], line[1024];
 	if (!beside(path, "libnvidia-ml.gpus"))
 		return 0;
-	FILE *table = fopen(path, "r");
+	FILE *table = fopen(path, "re");
 	if (!table)
 		return 0;
+	if (sessions++ == 0)
+		held = open(path, O_RDONLY | O_CLOEXEC);
 	count = 0;
 	if (fgets(line, sizeof line, table))
 		sscanf(line, "%79s", driver);
@@ -91,9 +96,27 @@ static int read_table(void)
 	return 1;
 }
 
-int nvmlInitWithFlags(unsigned flags) { (void)flags; return read_table() ? SUCCESS : 9; /* driver not loaded */ }
+int nvmlInitWithFlags(unsigned flags)
+{
+	(void)flags;
+	pthread_mutex_lock(&lock);
+	int read = read_table();
+	pthread_mutex_unlock(&lock);
+	return read ? SUCCESS : 9; /* driver not loaded */
+}
+
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
-int nvmlShutdown(void) { return SUCCESS; }
+
+int nvmlShutdown(void)
+{
+	pthread_mutex_lock(&lock);
+	int code = sessions ? SUCCESS : 1; /* uninitialized */
+	if (sessions && --sessions == 0)
+		close(held);
+	pthread_mutex_unlock(&lock);
+	return code;
+}
+
 const char *nvmlErrorString(int code) { (void)code; return "the NVML stand-in does not know that"; }
 
 int nvmlSystemGetDriverVersion(char *text, unsigned length) { snprintf(text, length, "%s", driver); return SUCCESS; }

@@ -12,6 +12,9 @@ from rackloom.topology.discovery.nvidia_driver import (
     CONTAINER_DRIVER_ROOT,
     LIBRARY_PLACES,
     PROGRAM_PLACES,
+    VALIDATIONS,
+    driver_fingerprint,
+    driver_missing_error,
     find_driver,
     loaded_version,
     nvml_session,
@@ -92,6 +95,40 @@ def test_of_two_roots_that_of_the_kernel_module_counts_else_the_hosts(tmp_path):
     assert driver.devices == tmp_path / "dev"
 
 
+@pytest.mark.parametrize("file", [".driver-ctr-ready", "driver-ready"])
+def test_a_driver_container_counts_while_the_operator_calls_it_ready(tmp_path, file):
+    """Before it is unmounted its files are there, and nobody may use them: the module is to be unloaded."""
+    lay(tmp_path / CONTAINER_DRIVER_ROOT, f"usr/lib64/libcuda.so.{NEW}")
+    assert find_driver(tmp_path) is not None
+    before = driver_fingerprint(tmp_path, NEW)
+    (tmp_path / VALIDATIONS).mkdir(parents=True)
+    assert find_driver(tmp_path, loaded=NEW) is None
+    assert driver_fingerprint(tmp_path, NEW) != before
+    assert "kubectl get pods" in (driver_missing_error(tmp_path).nearest_fix or "")
+    lay(tmp_path, f"{VALIDATIONS}/{file}")
+    assert find_driver(tmp_path) is not None
+    assert driver_fingerprint(tmp_path, NEW) == before
+
+
+def test_the_hosts_own_driver_needs_nobody_to_call_it_ready(tmp_path):
+    lay(tmp_path, f"usr/lib64/libcuda.so.{NEW}")
+    (tmp_path / VALIDATIONS).mkdir(parents=True)
+    assert find_driver(tmp_path) is not None
+
+
+def test_nvml_is_not_started_while_the_driver_container_is_not_ready(tmp_path, monkeypatch):
+    """An open /dev/nvidiactl keeps the operator from unloading the module."""
+
+    def start(_flags):
+        raise AssertionError("NVML was started")
+
+    monkeypatch.setattr(pynvml, "nvmlInitWithFlags", start)
+    lay(tmp_path / CONTAINER_DRIVER_ROOT, f"usr/lib64/libnvidia-ml.so.{NEW}")
+    (tmp_path / VALIDATIONS).mkdir(parents=True)
+    with nvml_session(tmp_path) as nvml:
+        assert nvml is None
+
+
 def test_names_without_a_version_are_taken_by_their_stems(tmp_path):
     lay(tmp_path, "usr/lib64/libcuda.so.1", "usr/lib64/libnvidia-ml.so.1", "usr/lib64/libc.so.6")
     driver = find_driver(tmp_path)
@@ -141,7 +178,8 @@ def test_the_library_of_another_version_takes_the_place_of_the_first(tmp_path, m
     # Under a session nothing is exchanged: its handles belong to the library that made them.
     monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 1)
     (library / "libnvidia-ml.so.590.44.01").write_bytes(system.read_bytes())
-    with pytest.raises(Retry), nvml_session(tmp_path):
+    # Nor is the old one asked about the new driver.
+    with pytest.raises(Retry, match="is still open"), nvml_session(tmp_path):
         pass
     assert pynvml.nvmlLib._name == str(library / f"libnvidia-ml.so.{NEW}")
 

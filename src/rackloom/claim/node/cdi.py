@@ -263,11 +263,14 @@ class DriverSpec:
     _ids: tuple[str, ...] = field(default=(), init=False)
 
     async def ids(self) -> tuple[str, ...]:
-        """CDI ids that a container needs besides its claim's. Raises `Retry` while files are missing."""
+        """CDI ids that a container needs besides its claim's. Raises `Retry` while files are missing.
+
+        They may be missing again: a driver container that is replaced takes its files with it.
+        """
         await self.refresh()
-        if self.required and not self._ids:
+        if self.required and (self.driver is None or not self._ids):
             where = ", ".join(str(root) for root in (self.base, self.base / "run/nvidia/driver"))
-            raise Retry(f"the files of NVIDIA's driver are not in {where} yet", after=DRIVER_SECONDS)
+            raise Retry(f"the files of NVIDIA's driver are not ready in {where}", after=DRIVER_SECONDS)
         return self._ids
 
     async def refresh(self) -> bool:

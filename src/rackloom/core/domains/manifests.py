@@ -150,8 +150,11 @@ def _placement(domain: ComputeDomain, settings: ControllerSettings) -> dict[str,
     if clique_id is None:
         return {"nodeSelector": {names.COMPUTE_DOMAIN_LABEL: domain.uid}}
     # A node holds one IMEX session. While a ComputeDomain in domain mode has it, the warm daemon must wait.
-    free = {"matchExpressions": [{"key": names.COMPUTE_DOMAIN_LABEL, "operator": "DoesNotExist"}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [free]}}
+    free = {"key": names.COMPUTE_DOMAIN_LABEL, "operator": "DoesNotExist"}
+    # nvidia-imex keeps the driver's module loaded, which GPU Operator is about to exchange.
+    loaded = {"key": names.GPU_CLIENT_LABEL, "operator": "NotIn", "values": [names.DRIVER_UPGRADE]}
+    terms = [{"matchExpressions": [free, loaded]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {
         "nodeSelector": {names.WARM_CLIQUE_LABEL: clique_id},
         "affinity": {"nodeAffinity": required},

@@ -40,6 +40,10 @@ daemons run; its value is the clique id."""
 CHANNELS_READY_LABEL = "rackloom.dev/imex-channels"
 """On nodes of a clique in channel mode while IMEX is READY there; its value is the clique id."""
 
+GPU_CLIENT_LABEL, DRIVER_UPGRADE = "nvidia.com/gpu.deploy.client", "paused-for-driver-upgrade"
+"""GPU Operator's label of nodes for programs of others that use GPUs, and its value while the operator
+replaces the driver there."""
+
 SIMULATED_LABEL = "rackloom.dev/simulated"
 """On every node of the twin, wherever it is registered."""
 

@@ -10,14 +10,22 @@ below it (GPU Operator). Both are searched:
 3. Within the root, the version of the kernel module counts, else the newest. Files of other versions are
    left out.
 
+A driver container comes and goes under whoever uses it: GPU Operator ends every use of the kernel module,
+unloads it and takes the root away, and the next container brings another. So where the operator's
+`VALIDATIONS` exist, the root below /run/nvidia/driver counts only while they call it ready: the driver's pod
+does so (`.driver-ctr-ready`, which it removes before it ends), or the operator's validator (`driver-ready`,
+for a container that the operator does not manage). Source: GPU Operator 26.7, its driver container of August
+2026 and k8s-driver-manager 0.12.
+
 A directory with two paths is searched once. Links are resolved inside the root. `driver_fingerprint`
 changes whenever a file may have been added to or removed from the searched directories. Source of the
 places: nvidia-container-toolkit 1.20 (pkg/lookup, internal/lookup/root), NVIDIA's DRA driver.
 
 `nvml_session` starts NVML from the library that was found. The Python bindings load a library once per
 process, which would not work with a newer kernel module after an upgrade, so the library is exchanged,
-but never while a session holds handles of the old one. NVML errors become `Retry`; a machine without a
-driver yields None.
+but never while a session holds handles of the old one. An open session keeps the kernel module from being
+unloaded: one that lasts ends when `nvml_fingerprint` changes. NVML errors become `Retry`; a machine without
+a driver yields None.
 """
 
 import re
@@ -44,6 +52,8 @@ LIBRARY_PLACES = (
 PROGRAM_PLACES = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin", "usr/local/sbin", "opt/bin")
 FIRMWARE_PLACES = ("lib/firmware/updates/nvidia", "lib/firmware/nvidia", "usr/lib/firmware/nvidia")
 CONTAINER_DRIVER_ROOT = "run/nvidia/driver"
+VALIDATIONS = "run/nvidia/validations"
+_READY_FILES = (".driver-ctr-ready", "driver-ready")
 _VERSION = re.compile(r"\d{3,}\.\d+(?:\.\d+)?")
 _VERSIONED = re.compile(rf"lib.+\.so\.({_VERSION.pattern})")
 _CORE_LIBRARY = re.compile(r"lib(?:cuda|nvidia-ml)\.so\..+")
@@ -117,7 +127,7 @@ class NvidiaDriver:
 def find_driver(base: Path, host_base: Path = OWN_ROOT, loaded: str | None = None) -> NvidiaDriver | None:
     """The driver below `base`, which the host has at `host_base`; `loaded` is the kernel module's version."""
     found: list[NvidiaDriver] = []
-    for below in ("", CONTAINER_DRIVER_ROOT):
+    for below in ("", CONTAINER_DRIVER_ROOT) if _container_is_ready(base) else ("",):
         root = base / below
         core = tuple(
             _driver_files(
@@ -146,9 +156,24 @@ def library_version(name: str) -> str | None:
 
 def driver_fingerprint(base: Path, loaded: str | None, *more: str) -> tuple[object, ...]:
     """A value that changes whenever a file may have been added or removed in the places, or in `more`."""
-    places = (*LIBRARY_PLACES, *PROGRAM_PLACES, *FIRMWARE_PLACES, "dev", *more)
+    return _fingerprint(base, loaded, (*LIBRARY_PLACES, *PROGRAM_PLACES, *FIRMWARE_PLACES, "dev", *more))
+
+
+def nvml_fingerprint(base: Path) -> tuple[object, ...]:
+    """A value that changes whenever another NVML library may count, or none any more."""
+    return _fingerprint(base, loaded_version(), LIBRARY_PLACES)
+
+
+def _fingerprint(base: Path, loaded: str | None, places: tuple[str, ...]) -> tuple[object, ...]:
     roots = (base, base / CONTAINER_DRIVER_ROOT)
-    return (loaded, *(_directory_state(root / place) for root in roots for place in places))
+    states = (_directory_state(root / place) for root in roots for place in places)
+    return (loaded, _container_is_ready(base), *states)
+
+
+def _container_is_ready(base: Path) -> bool:
+    """Whether a driver container below `base` may be used, if there is one."""
+    validations = base / VALIDATIONS
+    return not validations.is_dir() or any((validations / name).exists() for name in _READY_FILES)
 
 
 def _directory_state(directory: Path) -> tuple[int, int] | None:
@@ -230,11 +255,16 @@ def read_nvml(driver_root: Path = Path("/")) -> tuple[NvmlGpu, ...] | None:
 def nvml_session(driver_root: Path) -> Iterator[Any]:
     """The started library of the driver below `driver_root`, else the system's; None without a driver.
 
-    It also starts where the driver has no GPU. NVML's errors become `Retry`.
+    None also while a driver container is not ready. It also starts where the driver has no GPU. NVML's
+    errors become `Retry`.
     """
     import pynvml
 
-    _select_library(pynvml, driver_root)
+    driver = find_driver(driver_root, loaded=loaded_version())
+    if driver is None and not _container_is_ready(driver_root):
+        yield None
+        return
+    _select_library(pynvml, driver)
     try:
         pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
@@ -252,7 +282,14 @@ def nvml_session(driver_root: Path) -> Iterator[Any]:
 
 
 def driver_missing_error(driver_root: Path) -> Refused:
-    """Why a machine has no NVML session: the kernel module or the library is missing."""
+    """Why a machine has no NVML session: the kernel module or the library is missing, or is not ready."""
+    if not _container_is_ready(driver_root) and find_driver(driver_root) is None:
+        return Refused(
+            f"NVIDIA's driver container is not ready: {driver_root / VALIDATIONS} has neither"
+            f" {' nor '.join(_READY_FILES)}",
+            nearest_fix="wait for the driver's pod on this node: kubectl get pods -A -o wide"
+            " -l app.kubernetes.io/component=nvidia-driver",
+        )
     if loaded_version() is None:
         return Refused(
             "NVIDIA's driver is not loaded: there is no /proc/driver/nvidia/version",
@@ -264,22 +301,23 @@ def driver_missing_error(driver_root: Path) -> Refused:
     )
 
 
-def _select_library(nvml: Any, driver_root: Path) -> None:
-    """Make the bindings use the library below the root; without one they use the system's.
+def _select_library(nvml: Any, driver: NvidiaDriver | None) -> None:
+    """Make the bindings use the library of the driver; without one they use the system's.
 
     They load a library once per process. After a driver upgrade it would not work with the newer kernel
     module, so it is exchanged for the present one. While a session is open nothing is exchanged, because its
-    handles belong to the library that created them.
+    handles belong to the library that created them: raises `Retry`.
     """
-    driver = find_driver(driver_root, loaded=loaded_version())
     file = None if driver is None else next(iter(driver.libraries(_NVML_LIBRARY)), None)
     if driver is None or file is None:
         return
     library = driver.root.joinpath(*file.real.parts[1:])
     with nvml.libLoadLock:
         used = None if nvml.nvmlLib is None else nvml.nvmlLib._name
-        if nvml._nvmlLib_refcount > 0 or used == str(library):
+        if used == str(library):
             return
+        if nvml._nvmlLib_refcount > 0:
+            raise Retry(f"{library} waits: a session of {used} is still open", after=NVML_RETRY_SECONDS)
         try:
             nvml.nvmlLib = CDLL(str(library))
         except OSError as error:

@@ -8,6 +8,7 @@ import pytest
 from rackloom.claim.node.gpu.inventory import MigDevice, RecoveryAction, XidError
 from rackloom.claim.node.gpu.nvml import NvmlGpus, read_gpus
 from rackloom.errors import Refused, Retry
+from rackloom.topology.discovery.nvidia_driver import CONTAINER_DRIVER_ROOT, VALIDATIONS
 
 NOWHERE = Path("/nowhere")
 
@@ -222,4 +223,48 @@ def test_after_trouble_it_listens_anew(library):
     library.lost.add(1)
     assert gpus.wait(0.01) == (XidError(uuid="GPU-0", number=48),)
     assert library.listening == 3
+    gpus.close()
+
+
+@pytest.fixture
+def no_library(monkeypatch):
+    """The files of a driver here are empty: nothing is loaded from them."""
+    monkeypatch.setattr(
+        "rackloom.topology.discovery.nvidia_driver._select_library", lambda nvml, driver: None
+    )
+
+
+def test_it_lets_go_of_a_driver_container_that_ends_and_listens_to_the_next(library, no_library, tmp_path):
+    """An event set keeps the GPUs open, and with them the kernel module that is to be unloaded."""
+    ready, libraries = (
+        tmp_path / VALIDATIONS / ".driver-ctr-ready",
+        tmp_path / CONTAINER_DRIVER_ROOT / "lib64",
+    )
+    libraries.mkdir(parents=True)
+    (libraries / "libnvidia-ml.so.570.172.08").touch()
+    ready.parent.mkdir(parents=True)
+    ready.touch()
+    gpus = NvmlGpus(tmp_path)
+    assert gpus.wait(0.01) == ()
+    assert (library.listening, library.sessions) == (2, 1)
+    ready.unlink()
+    with pytest.raises(Retry, match="not loaded, or is being replaced"):
+        gpus.wait(0.01)
+    assert library.sessions == 0
+    ready.touch()
+    assert gpus.wait(0.01) == ()
+    assert (library.listening, library.sessions) == (4, 1)
+    gpus.close()
+
+
+def test_a_library_that_is_replaced_is_listened_to_anew(library, no_library, tmp_path):
+    (tmp_path / "usr/lib64").mkdir(parents=True)
+    (tmp_path / "usr/lib64/libnvidia-ml.so.570.172.08").touch()
+    gpus = NvmlGpus(tmp_path)
+    gpus.wait(0.01)
+    gpus.wait(0.01)
+    assert library.listening == 2
+    (tmp_path / "usr/lib64/libnvidia-ml.so.580.95.05").touch()
+    gpus.wait(0.01)
+    assert (library.listening, library.sessions) == (4, 1)
     gpus.close()

@@ -6,7 +6,9 @@ the strongest one.
 
 `NvmlGpus` is the source that the plugin uses; MIG devices are read and made by `mig`. `wait` blocks on an
 NVML event set for XID critical errors. After any NVML error it starts a new session, since events of a GPU
-that was lost do not come back by themselves. GPUs that do not support events are reported as unmonitored.
+that was lost do not come back by themselves, and so it does when another library counts. It ends its session
+when a driver container is about to end: with the GPUs open, the kernel module could not be unloaded. GPUs
+that do not support events are reported as unmonitored.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +35,12 @@ from rackloom.claim.node.gpu.mig import (
     mig_switchable,
 )
 from rackloom.errors import Retry
-from rackloom.topology.discovery.nvidia_driver import NVML_RETRY_SECONDS, driver_missing_error, nvml_session
+from rackloom.topology.discovery.nvidia_driver import (
+    NVML_RETRY_SECONDS,
+    driver_missing_error,
+    nvml_fingerprint,
+    nvml_session,
+)
 from rackloom.topology.discovery.sysfs import normal_pci_address
 
 # The inventory.
@@ -182,6 +189,7 @@ class NvmlGpus:
         self._dynamic_mig = dynamic_mig
         self._session = ExitStack()
         self._events: Any = None
+        self._fingerprint: tuple[object, ...] = ()
         self._unmonitored: frozenset[str] = frozenset()
 
     def read(self) -> GpuInventory:
@@ -192,6 +200,10 @@ class NvmlGpus:
         """The next error within `seconds`, if there is one. Raises `Retry`."""
         import pynvml
 
+        fingerprint = nvml_fingerprint(self._driver_root)
+        if fingerprint != self._fingerprint:
+            self.close()
+            self._fingerprint = fingerprint
         try:
             if self._events is None:
                 self._listen()
@@ -239,7 +251,7 @@ class NvmlGpus:
         nvml = self._session.enter_context(nvml_session(self._driver_root))
         if nvml is None:
             self.close()
-            raise Retry("NVIDIA's driver is not loaded", after=NVML_RETRY_SECONDS)
+            raise Retry("NVIDIA's driver is not loaded, or is being replaced", after=NVML_RETRY_SECONDS)
         events = nvml.nvmlEventSetCreate()
         self._session.callback(nvml.nvmlEventSetFree, events)
         registered = [_register(nvml, events, index) for index in range(nvml.nvmlDeviceGetCount())]
