@@ -22,6 +22,7 @@ from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, se
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, find_hook_program, workload_edits
 from rackloom.claim.node.device_files import DriverFiles
+from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import (
     DeclaredGpus,
     GpuSource,
@@ -32,7 +33,6 @@ from rackloom.claim.node.gpu.inventory import (
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.nvml import NvmlGpus
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
-from rackloom.claim.node.gpu.sharing import DriverPrograms
 from rackloom.claim.node.pci_names import read_pci_names
 from rackloom.claim.node.plugin import ContainerEdits
 from rackloom.claim.node.run import PluginProcess, run_plugin

@@ -14,10 +14,10 @@ import pytest
 
 from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, workload_edits
 from rackloom.claim.node.device_files import DriverFiles
+from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import DeclaredGpus, DeclaredInventory, read_vfio
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
-from rackloom.claim.node.gpu.sharing import DriverPrograms
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
 from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim
 from rackloom.lab.nodes.host_files import declared_inventory, host_files, write_sysroot

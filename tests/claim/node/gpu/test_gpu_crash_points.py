@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.claim.node.crash_points import ENDINGS, FusedApi, Lives, deaths_survived
 
-from rackloom.claim.node.gpu import sharing
+from rackloom.claim.node.gpu import mps
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.run import PluginProcess
 from rackloom.errors import Retry
@@ -42,7 +42,7 @@ class Driver:
                 assert env["CUDA_MPS_PIPE_DIRECTORY"] not in self.daemons
                 assert Path(env["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()
                 self.daemons.add(env["CUDA_MPS_PIPE_DIRECTORY"])
-            case (sharing.MPS_CONTROL,):
+            case (mps.MPS_CONTROL,):
                 if env["CUDA_MPS_PIPE_DIRECTORY"] not in self.daemons:
                     raise Retry("Cannot find MPS control daemon process", after=1.0)
                 if output == "quit":
@@ -69,13 +69,13 @@ class GpuLives(Lives):
         self.home.mkdir(parents=True)
         (root / str(self.home).lstrip("/")).parent.mkdir(parents=True)
         (root / str(self.home).lstrip("/")).symlink_to(self.home)
-        rmtree = sharing.shutil.rmtree
+        rmtree = mps.shutil.rmtree
 
         def fused_rmtree(path, ignore_errors=False):
             self.fuse.burn()
             rmtree(path, ignore_errors)
 
-        monkeypatch.setattr(sharing.shutil, "rmtree", fused_rmtree)
+        monkeypatch.setattr(mps.shutil, "rmtree", fused_rmtree)
 
     async def set_up(self):
         await self.kit.boot()

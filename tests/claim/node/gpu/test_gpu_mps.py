@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rackloom.claim.node.gpu.sharing import DriverPrograms, MpsDaemon, MpsDaemons
+from rackloom.claim.node.gpu.driver_programs import DriverPrograms
+from rackloom.claim.node.gpu.mps import MpsDaemon, MpsDaemons
 from rackloom.errors import Refused, Retry
 
 DAEMON = MpsDaemon(name="uid-0", uuids=("GPU-1", "GPU-2"), memory_limits={"GPU-1": "953M"}, multi_user=True)

@@ -24,13 +24,13 @@ import structlog
 
 from rackloom.claim.node.cdi import DriverSpec
 from rackloom.claim.node.device_files import DRIVER_SECONDS, DriverFiles, vfio_device_files
+from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import GpuPartitioner, MigPartition, ShareSettings
 from rackloom.claim.node.gpu.monitor import OBSERVE_SECONDS, GpuMonitor
+from rackloom.claim.node.gpu.mps import MpsDaemons
 from rackloom.claim.node.gpu.partitions import PARTITIONS, UUIDS, blocking_claim, partitions_of
 from rackloom.claim.node.gpu.sharing import (
     ClaimedGpu,
-    DriverPrograms,
-    MpsDaemons,
     SharingPlan,
     apply_sharing,
     claimed_gpus,
