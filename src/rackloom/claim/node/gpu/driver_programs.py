@@ -29,7 +29,7 @@ class DriverPrograms:
             seconds=PROGRAM_SECONDS,
             again=PROGRAM_RETRY_SECONDS,
             given=stdin.encode(),
-            env={**self._environment(), **(env or {})},
+            env={**self.environment(), **(env or {})},
         )
         if result.code != 0:
             raise Retry(
@@ -38,8 +38,8 @@ class DriverPrograms:
             )
         return result.output
 
-    def _environment(self) -> Mapping[str, str]:
-        """Where programs and their libraries are found: for a driver in a container, in its root as well."""
+    def environment(self) -> Mapping[str, str]:
+        """The environment of programs: for a driver in a container with the paths in its root as well."""
         path = os.environ.get("PATH", _PATH)
         driver = None if self._driver is None else self._driver.driver
         if driver is None or driver.root == driver.base:

@@ -1,8 +1,9 @@
 """MPS control daemons: one for the devices of a claim that have the same MPS settings.
 
 A daemon runs in a mount namespace with its own /dev/shm, so that only its clients share memory with it.
-Whether it runs is asked of it each time and never remembered, so a restarted plugin goes on where it was;
-daemons that stop answering are started again. Clients find their daemon by CUDA_MPS_PIPE_DIRECTORY.
+`mps_launcher` starts it, in a container that outlives the plugin's. Whether it runs is asked of it each time
+and never remembered, so a restarted plugin goes on where it was; daemons that stop answering are started
+again. Clients find their daemon by CUDA_MPS_PIPE_DIRECTORY.
 
 Source: NVIDIA's Multi-Process Service guide.
 """
@@ -16,16 +17,13 @@ from weakref import WeakValueDictionary
 import structlog
 
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
+from rackloom.claim.node.gpu.mps_launcher import MPS_CONTROL, SHARED_MEMORY, DaemonStart, MpsLauncher
 from rackloom.claim.node.plugin import ContainerEdits, ContainerMount, NodeValue
 from rackloom.errors import Refused, Retry
 
 log = structlog.get_logger(__name__)
 
-MPS_CONTROL = "nvidia-cuda-mps-control"
 MPS_PIPES = Path("/tmp/nvidia-mps")  # noqa: S108 - where CUDA looks for its daemon
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's name for it
-_START_MPS = f'mount --bind "$1" {SHARED_MEMORY} && shift && exec {MPS_CONTROL} -d "$@"'
-"""In a separate mount namespace, so that only the daemon's clients share memory with it."""
 _MPS_MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "rbind", "rprivate")
 
 
@@ -44,8 +42,9 @@ class MpsDaemon(NodeValue, frozen=True, kw_only=True):
 class MpsDaemons:
     """The daemons of this node. `home` holds a directory for each, under one path here and below the root."""
 
-    def __init__(self, programs: DriverPrograms, home: Path) -> None:
+    def __init__(self, programs: DriverPrograms, launcher: MpsLauncher, home: Path) -> None:
         self._programs = programs
+        self._launcher = launcher
         self._home = home
         self._wanted: dict[str, MpsDaemon] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -60,6 +59,8 @@ class MpsDaemons:
         """End a daemon and remove its directories. Raises `Retry` while it still answers."""
         self._wanted.pop(name, None)
         async with self._lock(name):
+            # A daemon that a plugin of before had started may be about to come up.
+            await self._launcher.settle()
             if self._pipes(name).exists() and await self._answers(name):
                 await self._control(name, "quit")
                 if await self._answers(name):
@@ -104,12 +105,16 @@ class MpsDaemons:
         name = daemon.name
         self._make_directories(name)
         if not await self._answers(name):
-            flags = ("-multiuser-server",) if daemon.multi_user else ()
-            memory = str(SHARED_MEMORY / _mps_memory_name(name))
-            await self._programs.run(
-                *("unshare", "--mount", "sh", "-c", _START_MPS, "mps", memory, *flags),
-                env={**self._environment(name), "CUDA_VISIBLE_DEVICES": ",".join(daemon.uuids)},
+            start = DaemonStart(
+                memory=str(SHARED_MEMORY / _mps_memory_name(name)),
+                flags=("-multiuser-server",) if daemon.multi_user else (),
+                env={
+                    **self._programs.environment(),
+                    **self._environment(name),
+                    "CUDA_VISIBLE_DEVICES": ",".join(daemon.uuids),
+                },
             )
+            await self._launcher.start(start)
         for gpu, limit in daemon.memory_limits.items():
             await self._control(name, f"set_default_device_pinned_mem_limit {gpu} {limit}")
         if daemon.threads_percent is not None:

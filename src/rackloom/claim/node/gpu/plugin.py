@@ -28,6 +28,7 @@ from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import GpuPartitioner, MigPartition, ShareSettings
 from rackloom.claim.node.gpu.monitor import OBSERVE_SECONDS, GpuMonitor
 from rackloom.claim.node.gpu.mps import MpsDaemons
+from rackloom.claim.node.gpu.mps_launcher import MpsLauncher, OwnContainer
 from rackloom.claim.node.gpu.partitions import PARTITIONS, UUIDS, blocking_claim, partitions_of
 from rackloom.claim.node.gpu.sharing import (
     ClaimedGpu,
@@ -94,14 +95,18 @@ class GpuPlugin(NodePlugin):
         programs: DriverPrograms,
         driver: DriverSpec | None = None,
         partitioner: GpuPartitioner | None = None,
+        launcher: MpsLauncher | None = None,
     ) -> None:
-        """`partitioner` makes MIG devices, where the monitor's source lists some to make."""
+        """`partitioner` makes MIG devices, where the monitor's source lists some to make.
+
+        MPS daemons are started by `launcher`; without it in this container.
+        """
         self._settings = settings
         self._monitor = monitor
         self._programs = programs
         self._driver = driver
         self._partitioner = partitioner
-        self._mps = MpsDaemons(programs, settings.mps_home)
+        self._mps = MpsDaemons(programs, launcher or OwnContainer(programs), settings.mps_home)
         self._claims: Callable[[], Collection[CheckpointEntry]] = tuple
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
