@@ -31,15 +31,14 @@ from rackloom.claim.node.gpu.driver_programs import (
 )
 from rackloom.core.domains.names import GPU_DRIVER
 from rackloom.errors import Retry
+from rackloom.limits import MPS_LAUNCHER
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's name for it
 LAUNCHER_POD = "DaemonSet rackloom-node-mps"
 _START = f'mount --bind "$1" {SHARED_MEMORY} && shift && exec {MPS_CONTROL} -d "$@"'
 """In a separate mount namespace, so that only the daemon's clients share memory with it."""
-_REQUEST_SECONDS = 5.0
-"""How long a client may take to send its request: it keeps the others waiting."""
-_REPLY_SECONDS = PROGRAM_SECONDS + 2 * _REQUEST_SECONDS
+_REPLY_SECONDS = PROGRAM_SECONDS + 2 * MPS_LAUNCHER.handshake_seconds
 
 
 class DaemonStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +168,7 @@ def _listener(path: Path) -> Iterator[socket.socket]:
 async def _serve(connection: socket.socket, programs: DriverPrograms) -> None:
     reader, writer = await asyncio.open_connection(sock=connection)
     try:
-        async with asyncio.timeout(_REQUEST_SECONDS):
+        async with asyncio.timeout(MPS_LAUNCHER.handshake_seconds):
             line = await reader.readuntil()
         writer.write(msgspec.json.encode(await _reply(line, programs)) + b"\n")
         await writer.drain()
