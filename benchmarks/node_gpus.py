@@ -9,10 +9,10 @@ from node_kit import NODE_NAME, Counting, claim, claims_measured, cluster, host_
 from site_figures import resident_mib
 
 from rackloom.claim.node.device_files import DriverFiles
+from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import DeclaredGpu, DeclaredGpus, DeclaredInventory
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
-from rackloom.claim.node.gpu.sharing import DriverPrograms
 from rackloom.claim.node.run import run_plugin
 from rackloom.lab.nodes.plugin_manager import plugin_manager_on
 from rackloom.topology.machine import Machine

@@ -20,6 +20,7 @@ PROGRAMS = {
     "node.gpu": ("node", "gpu"),
     "node.nic": ("node", "nic"),
     "node.all": ("node", "all"),
+    "node.mps": ("node", "mps"),
 }
 """The command of each program, by its path in the values."""
 DECIDED = {
@@ -33,6 +34,7 @@ DECIDED = {
     "registry": "node.kubeletRoot",
     "plugins": "node.kubeletRoot",
     "cdi-root": "node.cdiRoot",
+    "mps-daemons": "node.mps.enabled",
     "isolation": "imex.isolation: controller, webhook and plugin must agree",
     "mode": "imex.mode; of the webhook: webhook.mode",
     "kueue-checks": "kueue.enabled: the rights come with it",

@@ -33,7 +33,8 @@ _TEXTS = {
     "webhook": "Admission, docs/admission.md. mode: warn or enforce.",
     "node": "The kubelet plugins. kubeletRoot: kubelet's --root-dir; cdiRoot: where CDI specs are read.\n"
     "all: one process in place of the three, for less memory; what stands under imex, gpu and nic is\n"
-    "then not used.",
+    "then not used. mps: the pods in which MPS daemons run, which no upgrade replaces; without them an\n"
+    "upgrade of the GPU plugin ends MPS daemons, docs/gpus.md.",
 }
 _CHOICES = {
     "image.pullPolicy": ["", "Always", "IfNotPresent", "Never"],
@@ -70,6 +71,7 @@ def fixed() -> Values:
             "cdiRoot": "/var/run/cdi",
             **{plugin: {"enabled": True, **copy.deepcopy(_POD)} for plugin in ("imex", "gpu", "nic")},
             "all": {"enabled": False, **copy.deepcopy(_POD)},
+            "mps": {"enabled": True, **copy.deepcopy(_POD)},
         },
     }
 

@@ -211,9 +211,13 @@ class ChartWriter:
     def _where_it_runs(self, program: str) -> str:
         """One process for all drivers takes the place of the three plugins."""
         enabled = f".Values.{program}.enabled"
+        if program == "node.mps":
+            return f"and {enabled} (or .Values.node.gpu.enabled .Values.node.all.enabled)"
         return enabled if program == "node.all" else f"and {enabled} (not .Values.node.all.enabled)"
 
     def _ports(self, container: Object, path: str, mine: Object) -> None:
+        if "--listen" not in container["args"]:
+            return
         where = container["args"].index("--listen") + 1
         host, _, port = container["args"][where].rpartition(":")
         mine["port"] = int(port)
@@ -232,6 +236,8 @@ class ChartWriter:
                 variable["value"] = self.tokens.inline('include "rackloom.image" . | quote')
             elif variable["name"] == "ADMISSION_MODE":
                 variable["value"] = self.tokens.inline(".Values.webhook.mode")
+            elif variable["name"] == "MPS_DAEMONS":
+                variable["value"] = self.tokens.inline('ternary "pod" "here" .Values.node.mps.enabled')
             elif variable["name"] == "IMEX_ISOLATION":
                 variable["value"] = self.tokens.inline(".Values.imex.isolation")
         if program == "controller":

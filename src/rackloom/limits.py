@@ -30,7 +30,8 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     connections_of_an_address: int
     handshake_seconds: float = 3.0
     """Of the TLS handshake; with gRPC until the client's HTTP/2 settings have arrived; of the transfer until
-    the initiator has proven that it holds the secret, and has made its offer."""
+    the initiator has proven that it holds the secret, and has made its offer; of the launcher of MPS daemons
+    until the request has arrived."""
     files_of_a_connection: ClassVar[int] = 1
 
 
@@ -103,6 +104,7 @@ PLUGIN_SOCKET = GrpcLimits(
     idle_seconds=None,
 )
 IMEX_PROBE = ProbeLimits(connections=16, connections_of_an_address=16)
+MPS_LAUNCHER = ConnectionLimits(connections=1, connections_of_an_address=1, handshake_seconds=5.0)
 TRANSFER_CONTROL = ConnectionLimits(connections=1, connections_of_an_address=1, handshake_seconds=10.0)
 
 
@@ -117,6 +119,7 @@ class Process(StrEnum):
     WEBHOOK = "webhook"
     CONTROLLER = "controller"
     NODE = "node"
+    MPS = "node mps"
     IMEX = "imex run"
     TRANSFER = "transfer serve"
 
@@ -235,6 +238,14 @@ LISTENERS = (
         reachable="root of this machine (Unix sockets, mode 0600)",
         requires="nothing else",
         limits=PLUGIN_SOCKET,
+    ),
+    Listener(
+        process=Process.MPS,
+        name="starts of MPS daemons",
+        opener="claim/node/gpu/mps_launcher.py",
+        reachable="root of this machine (Unix socket, mode 0600)",
+        requires="nothing else",
+        limits=MPS_LAUNCHER,
     ),
     Listener(
         process=Process.IMEX,

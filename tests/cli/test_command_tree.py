@@ -21,6 +21,7 @@ PROGRAMS: set[Words] = {
     ("node", "gpu"),
     ("node", "imex"),
     ("node", "all"),
+    ("node", "mps"),
     ("imex", "run"),
     ("transfer", "serve"),
     ("topology", "slurm"),

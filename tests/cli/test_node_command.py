@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from rackloom.app.node import gpu as node_gpu
-from rackloom.app.node import imex
+from rackloom.app.node import imex, together
+from rackloom.app.node import mps as node_mps
 from rackloom.app.node import nic as node_nic
 from rackloom.app.node.gpu import GpuOptions
 from rackloom.app.node.imex import ImexOptions
+from rackloom.app.node.mps import MpsOptions
 from rackloom.app.node.process import NodeOptions
 from rackloom.claim.node.gpu.inventory import ShareSettings
 from rackloom.claim.node.run import PluginDirectories
@@ -70,6 +72,29 @@ def test_shares_are_read_before_anything_is_served(gpu):
     assert gpu("--consumable-shares", "4").shares == ShareSettings("shares", 4)
     with pytest.raises(Refused, match="--consumable-shares is 'some'"):
         gpu("--consumable-shares", "some")
+
+
+@pytest.mark.parametrize("variable", [None, "here", "pod"])
+@pytest.mark.parametrize("words", [["gpu"], ["all"]])
+def test_mps_daemons_run_here_unless_a_pod_is_said_to_be_there(monkeypatch, words, variable):
+    calls = []
+    monkeypatch.setattr(node_gpu, "run_gpu", lambda _common, options, _announce: calls.append(options))
+    monkeypatch.setattr(together, "run_together", lambda _common, _imex, gpu, *_others: calls.append(gpu))
+    if variable is not None:
+        monkeypatch.setenv("MPS_DAEMONS", variable)
+    app([*words, "--node", "n"], result_action="return_value")
+    assert calls[-1].mps_in_pod == (variable == "pod")
+
+
+def test_the_launcher_of_mps_daemons_is_told_where_plugins_and_the_driver_are(monkeypatch):
+    calls = []
+    monkeypatch.setattr(node_mps, "run_mps", lambda options, _announce: calls.append(options))
+    app(["mps"], result_action="return_value")
+    monkeypatch.setenv("KUBELET_PLUGINS_DIRECTORY_PATH", "/k/plugins")
+    monkeypatch.setenv("DRIVER_ROOT_CTR_PATH", "/driver")
+    app(["mps"], result_action="return_value")
+    plain = MpsOptions(plugins=Path("/var/lib/kubelet/plugins"), driver_root=Path("/driver-root"))
+    assert calls == [plain, MpsOptions(plugins=Path("/k/plugins"), driver_root=Path("/driver"))]
 
 
 @pytest.fixture

@@ -227,7 +227,7 @@ def test_the_image_is_the_same_for_programs_daemons_and_the_policy(helm: str) ->
     found = rendered(helm, *words, "--set", "webhook.enabled=true")
     pods = [obj for obj in found if obj["kind"] in ("Deployment", "DaemonSet")]
     assert {obj["spec"]["template"]["spec"]["containers"][0]["image"] for obj in pods} == {image}
-    assert len(pods) == 5
+    assert len(pods) == 6
     assert {"name": "IMAGE_NAME", "value": image} in container_of(found, "rackloom-controller")["env"]
     assert f"expression: '''{image}'''" in yaml.safe_dump_all(found, width=1000)
 
@@ -270,3 +270,21 @@ def test_parts_that_are_switched_off_are_not_there(helm: str) -> None:
     assert ("DaemonSet", "rackloom-node-nic") not in found
     assert ("PodDisruptionBudget", "rackloom-controller") not in found
     assert not [name for kind, name in found if kind == "Namespace"]
+
+
+@pytest.mark.parametrize("plugin", ["gpu", "all"])
+@pytest.mark.parametrize(("enabled", "where"), [("true", "pod"), ("false", "here")])
+def test_the_plugin_looks_for_mps_daemons_where_they_are(
+    helm: str, plugin: str, enabled: str, where: str
+) -> None:
+    words = f"node.mps.enabled={enabled},node.all.enabled={str(plugin == 'all').lower()}"
+    found = rendered(helm, "--set", words)
+    names = [obj["metadata"]["name"] for obj in found if obj["kind"] == "DaemonSet"]
+    assert ("rackloom-node-mps" in names) == (where == "pod")
+    container = container_of(found, f"rackloom-node-{plugin}")
+    assert {"name": "MPS_DAEMONS", "value": where} in container["env"]
+
+
+def test_without_a_plugin_of_gpus_there_is_no_pod_for_mps_daemons(helm: str) -> None:
+    found = rendered(helm, "--set", "node.gpu.enabled=false")
+    assert "rackloom-node-mps" not in [obj["metadata"]["name"] for obj in found if obj["kind"] == "DaemonSet"]

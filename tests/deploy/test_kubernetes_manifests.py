@@ -72,6 +72,7 @@ def test_all_programs_say_the_same_namespace_for_daemons():
         "rackloom-webhook": DEFAULT_DAEMON_NAMESPACE,
         "rackloom-node-gpu": None,
         "rackloom-node-nic": None,
+        "rackloom-node-mps": None,
     }
     (hooks,) = (obj for obj in objects if obj["kind"] == "MutatingWebhookConfiguration")
     for hook in hooks["webhooks"]:
@@ -87,9 +88,14 @@ def test_earlier_daemons_are_known_to_the_controller_and_to_the_plugin():
 
 def test_one_process_takes_the_place_of_the_three_plugins():
     """With the rights, the folders of the host and the nodes of all three, and nothing beside."""
-    alone = {obj["metadata"]["name"]: obj for obj in built(BASE) if obj["kind"] == "DaemonSet"}
     together = built(BASE.parent / "one-process")
-    (node,) = (obj for obj in together if obj["kind"] == "DaemonSet")
+    alone, combined = (
+        {obj["metadata"]["name"]: obj for obj in objects if obj["kind"] == "DaemonSet"}
+        for objects in (built(BASE), together)
+    )
+    # MPS daemons must outlive either.
+    assert combined.pop("rackloom-node-mps") == alone.pop("rackloom-node-mps")
+    (node,) = combined.values()
     assert node["metadata"]["name"] == "rackloom-node-all"
     pods = [obj["spec"]["template"]["spec"] for obj in alone.values()]
     pod = node["spec"]["template"]["spec"]
@@ -159,7 +165,7 @@ def test_every_port_that_a_pod_serves_is_in_one_network_policy():
             continue
         template = obj["spec"]["template"]
         (container,) = template["spec"]["containers"]
-        serves = {port["name"] for port in container["ports"]}
+        serves = {port["name"] for port in container.get("ports", ())}
         opened = [
             port["port"]
             for policy in policies
@@ -227,7 +233,7 @@ def test_every_program_has_an_account_of_its_own():
     workloads = [file for file in files if file["kind"] in ("Deployment", "DaemonSet")]
     used = [workload["spec"]["template"]["spec"]["serviceAccountName"] for workload in workloads]
     made = {file["metadata"]["name"] for file in files if file["kind"] == "ServiceAccount"}
-    assert len(workloads) == 4
+    assert len(workloads) == 5
     assert len(set(used)) == len(used)
     assert set(used) <= made
 
@@ -241,6 +247,11 @@ WRITTEN = {
         "/driver-root/dev/shm",
     },
     "rackloom-node-nic": {"/var/lib/kubelet/plugins/dra.net", "/mnt/proc-sys-net"},
+    "rackloom-node-mps": {
+        "/var/lib/kubelet/plugins/gpu.nvidia.com/mps",
+        "/driver-root/var/lib/kubelet/plugins/gpu.nvidia.com/mps",
+        "/driver-root/dev/shm",
+    },
 }
 """Directories of the host that a program writes, beside those of all plugins."""
 OF_PLUGINS = {"/var/lib/kubelet/plugins_registry", "/var/run/cdi"}
@@ -253,7 +264,8 @@ def test_host_mounts_are_writable_only_where_they_are_written():
         (container,) = obj["spec"]["template"]["spec"]["containers"]
         mounts = container.get("volumeMounts", ())
         writable = {each["mountPath"] for each in mounts if not each.get("readOnly")}
-        assert writable == WRITTEN[name] | (OF_PLUGINS if obj["kind"] == "DaemonSet" else set())
+        is_plugin = obj["kind"] == "DaemonSet" and name != "rackloom-node-mps"
+        assert writable == WRITTEN[name] | (OF_PLUGINS if is_plugin else set())
         assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
@@ -272,7 +284,32 @@ def test_only_programs_that_open_the_gpus_device_nodes_are_privileged():
     assert {name for name, privileged in found.items() if privileged} == {
         "rackloom-node-imex",
         "rackloom-node-gpu",
+        "rackloom-node-mps",
     }
+
+
+def test_nothing_replaces_the_pod_of_mps_daemons_or_restarts_its_container():
+    """No rollout, no probe, no limit of memory: each would end the daemons of running jobs."""
+    (daemon_set,) = documents(BASE / "node-mps.yaml")
+    assert daemon_set["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    spec = daemon_set["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert not [name for name in container if name.endswith("Probe")]
+    assert "limits" not in container["resources"]
+    # What daemons leave behind is reaped, and nobody can use a token.
+    assert spec["shareProcessNamespace"] is True
+    assert spec["automountServiceAccountToken"] is False
+    assert roles_of("rackloom-node-mps", built(BASE)) == set()
+
+
+def test_daemons_run_where_the_gpu_plugin_does():
+    (plugin,) = documents(BASE / "node-gpu.yaml")
+    (pod,) = documents(BASE / "node-mps.yaml")
+    for part in ("affinity", "tolerations", "priorityClassName"):
+        assert pod["spec"]["template"]["spec"][part] == plugin["spec"]["template"]["spec"][part]
+    assert {"name": "MPS_DAEMONS", "value": "pod"} in plugin["spec"]["template"]["spec"]["containers"][0][
+        "env"
+    ]
 
 
 @pytest.mark.parametrize("plugin", ["gpu", "imex", "nic"])

@@ -3,8 +3,8 @@
 A node is one H100 machine of the NIXL example (its sysfs: GPUs, RDMA NICs, NUMA nodes) that is at the same
 time a tray of an NVLink rack (NVML: one clique, IMEX channels), so that one node serves all examples. Our
 programs are the real ones, and find all of it where they find it on a host: NVIDIA's libraries and programs
-below the root, /proc/devices, /proc/driver/nvidia, /sys and /dev. The stand-ins are driver/nvml.c and
-driver/imex.c.
+below the root, /proc/devices, /proc/driver/nvidia, /sys and /dev. The stand-ins are driver/nvml.c,
+driver/imex.c, driver/mps.c and driver/nvidia-smi.
 """
 
 import os
@@ -87,6 +87,8 @@ def install_driver(root: Path, index: int, clique: int, version: str = DRIVER) -
     imex = programs / "nvidia-imex"
     _compile("-static", "-o", imex, SOURCES / "imex.c")
     shutil.copy(imex, programs / "nvidia-imex-ctl")
+    _compile("-static", "-o", programs / "nvidia-cuda-mps-control", SOURCES / "mps.c")
+    shutil.copy(SOURCES / "nvidia-smi", programs / "nvidia-smi")
     if real := os.environ.get(REAL_IMEX):
         for name in ("nvidia-imex", "nvidia-imex-ctl"):
             shutil.copy(Path(real) / name, programs / f"{name}.real")

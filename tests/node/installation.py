@@ -23,6 +23,11 @@ def plugins() -> list[str]:
     return [f"rackloom-node-{kind}" for kind in kinds]
 
 
+def gpu_plugin() -> str:
+    """The DaemonSet that serves GPUs."""
+    return plugins()[0]
+
+
 def install(cluster: NodeCluster) -> None:
     """Everything but admission."""
     if CHART not in os.environ:

@@ -1,4 +1,4 @@
-"""`rackloom node gpu|imex|nic|all`: the kubelet plugins of this node.
+"""`rackloom node gpu|imex|nic|all|mps`: the kubelet plugins of this node, and what runs MPS daemons for them.
 
 `PluginParameters` and `DriverParameters` are the options that all plugins share. Most of them may be set
 by environment variables. Each command builds the options of its process and imports the process when it
@@ -31,12 +31,16 @@ if TYPE_CHECKING:
 # Shared options.
 
 
+DRIVER_ROOT = Path("/driver-root")
+PLUGINS_DIRECTORY = Path("/var/lib/kubelet/plugins")
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class DriverParameters:
     """Where NVIDIA's driver is."""
 
-    driver_root: Annotated[Path, env_parameter("DRIVER_ROOT_CTR_PATH")] = Path("/driver-root")
+    driver_root: Annotated[Path, env_parameter("DRIVER_ROOT_CTR_PATH")] = DRIVER_ROOT
     "Where NVIDIA's driver is seen from here."
     host_driver_root: Annotated[Path, env_parameter("NVIDIA_DRIVER_ROOT")] = Path("/")
     "Where the host has NVIDIA's driver."
@@ -57,9 +61,7 @@ class PluginParameters:
         "/var/lib/kubelet/plugins_registry"
     )
     "kubelet's plugins_registry directory."
-    plugins: Annotated[Path, env_parameter("KUBELET_PLUGINS_DIRECTORY_PATH")] = Path(
-        "/var/lib/kubelet/plugins"
-    )
+    plugins: Annotated[Path, env_parameter("KUBELET_PLUGINS_DIRECTORY_PATH")] = PLUGINS_DIRECTORY
     "kubelet's plugins directory."
     cdi_root: Annotated[Path, env_parameter("CDI_ROOT")] = Path("/var/run/cdi")
     "Where the container runtime reads CDI specs."
@@ -142,6 +144,9 @@ class GpuParameters:
     "How many claims may share a GPU: disabled, memory (as it is asked for), unlimited, or a number."
     dynamic_mig: Annotated[bool, env_parameter("DYNAMIC_MIG")] = False
     "Make MIG devices when a claim needs them, and destroy them after it."
+    mps_daemons: Annotated[Literal["here", "pod"], env_parameter("MPS_DAEMONS")] = "here"
+    """Where MPS daemons run: in this container, and they end with it (here), or in the pod of `rackloom node
+    mps`, and they outlive this one (pod)."""
 
     def options(self, driver: DriverParameters) -> "GpuOptions":
         """The same, for the process. Raises `Refused`."""
@@ -159,6 +164,7 @@ class GpuParameters:
             proc_devices=driver.proc_devices,
             shares=parse_shares(self.consumable_shares),
             dynamic_mig=self.dynamic_mig,
+            mps_in_pod=self.mps_daemons == "pod",
         )
         check_dynamic_mig(options)
         return options
@@ -226,6 +232,7 @@ app = App(name="node", help="Kubelet plugins: serve the devices of this node to 
 app.command("rackloom.cli.node:nic", name="nic", help="Serve NICs and RDMA devices (driver dra.net).")
 app.command("rackloom.cli.node:gpu", name="gpu", help="Serve GPUs and MIG devices (driver gpu.nvidia.com).")
 app.command("rackloom.cli.node:together", name="all", help="Serve all three in one process, for less memory.")
+app.command("rackloom.cli.node:mps", name="mps", help="Run MPS daemons, which outlive the GPU plugin then.")
 
 
 @app.command
@@ -323,3 +330,26 @@ def together(
     from rackloom.app.node.together import run_together
 
     run_together(common.options(), imex.options(driver), gpu.options(driver), nic.options(), announce)
+
+
+@with_common_flags
+def mps(
+    *,
+    plugins: Annotated[Path, env_parameter("KUBELET_PLUGINS_DIRECTORY_PATH")] = PLUGINS_DIRECTORY,
+    driver_root: Annotated[Path, env_parameter("DRIVER_ROOT_CTR_PATH")] = DRIVER_ROOT,
+) -> None:
+    """Start MPS daemons for the GPU plugin of this node, in a container that outlives the plugin's.
+
+    The plugin (`--mps-daemons pod`) says when one is to start, and ends it. All daemons end with this
+    process.
+
+    Parameters
+    ----------
+    plugins
+        kubelet's plugins directory.
+    driver_root
+        Where NVIDIA's driver is seen from here.
+    """
+    from rackloom.app.node.mps import MpsOptions, run_mps
+
+    run_mps(MpsOptions(plugins=plugins, driver_root=driver_root), announce)

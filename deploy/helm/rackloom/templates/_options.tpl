@@ -339,3 +339,14 @@
 - {{ include "rackloom.scalar" $options.nicDeclared | printf "--nic.declared=%s" | quote }}
 {{- end }}
 {{- end }}
+
+{{- define "rackloom.env.node.mps" -}}
+{{- $options := .Values.node.mps.options }}
+{{- if hasKey $options "driverRoot" }}
+- name: DRIVER_ROOT_CTR_PATH
+  value: {{ include "rackloom.scalar" $options.driverRoot | quote }}
+{{- end }}
+{{- end }}
+{{- define "rackloom.args.node.mps" -}}
+{{- $options := .Values.node.mps.options }}
+{{- end }}

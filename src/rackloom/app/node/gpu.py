@@ -22,6 +22,7 @@ from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, se
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, find_hook_program, workload_edits
 from rackloom.claim.node.device_files import DriverFiles
+from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import (
     DeclaredGpus,
     GpuSource,
@@ -30,9 +31,9 @@ from rackloom.claim.node.gpu.inventory import (
     read_vfio,
 )
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
+from rackloom.claim.node.gpu.mps_launcher import PodLauncher, daemons_home, launcher_socket
 from rackloom.claim.node.gpu.nvml import NvmlGpus
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
-from rackloom.claim.node.gpu.sharing import DriverPrograms
 from rackloom.claim.node.pci_names import read_pci_names
 from rackloom.claim.node.plugin import ContainerEdits
 from rackloom.claim.node.run import PluginProcess, run_plugin
@@ -58,6 +59,8 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     proc_devices: Path | None = None
     shares: ShareSettings = ShareSettings()
     dynamic_mig: bool = False
+    mps_in_pod: bool = False
+    """Whether MPS daemons run in the pod of `rackloom node mps`."""
 
 
 def check_dynamic_mig(options: GpuOptions) -> None:
@@ -90,9 +93,11 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
     monitor = GpuMonitor(_reader(common, options, source), harmless, time.time)
     driver = _driver_spec(common, options)
     programs = DriverPrograms(options.driver_root, driver)
+    settings = _settings(common, options)
     # Also where none is made any more: a claim may have one that was.
     partitioner = None if options.inventory_file is not None else nvml
-    plugin = GpuPlugin(_settings(common, options), monitor, programs, driver, partitioner)
+    launcher = PodLauncher(launcher_socket(settings.mps_home)) if options.mps_in_pod else None
+    plugin = GpuPlugin(settings, monitor, programs, driver, partitioner, launcher)
     with closing(source):
         async with run_plugin(plugin, api, host_of(common)) as process, plugin_listeners(common, process):
             yield process
@@ -130,7 +135,7 @@ def _driver_spec(common: NodeOptions, options: GpuOptions) -> DriverSpec:
 def _settings(common: NodeOptions, options: GpuOptions) -> GpuSettings:
     return GpuSettings(
         node=common.node,
-        mps_home=common.directories.home(GPU_DRIVER) / "mps",
+        mps_home=daemons_home(common.directories.plugins),
         files=DriverFiles(
             proc_devices=options.proc_devices or common.sysroot / "proc/devices",
             capabilities=common.sysroot / "proc/driver/nvidia/capabilities",

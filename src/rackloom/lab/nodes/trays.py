@@ -23,10 +23,10 @@ import structlog
 from rackloom.claim.kube.api import Expired, KubeApi, KubeError
 from rackloom.claim.node.device_files import DriverFiles, ImexKernel
 from rackloom.claim.node.fabric import FabricMonitor
+from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import DeclaredInventory
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
-from rackloom.claim.node.gpu.sharing import DriverPrograms
 from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin

@@ -55,7 +55,7 @@ from rackloom.errors import Refused
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.virtual import event_loop
 
-PLUGINS = ("node-imex", "node-gpu", "node-nic")
+PLUGINS = ("node-imex", "node-gpu", "node-nic", "node-mps")
 STATES = st.fixed_dictionaries(
     {
         "webhook": st.booleans(),

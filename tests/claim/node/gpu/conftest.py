@@ -1,23 +1,27 @@
 """A node with the GPUs of a machine profile, and programs in the place of NVIDIA's."""
 
+import asyncio
 import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.waiting import until_so
 
 from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, workload_edits
 from rackloom.claim.node.device_files import DriverFiles
+from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import DeclaredGpus, DeclaredInventory, read_vfio
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
+from rackloom.claim.node.gpu.mps_launcher import MpsLauncher, PodLauncher, launcher_socket, serve_launches
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
-from rackloom.claim.node.gpu.sharing import DriverPrograms
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
 from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim
 from rackloom.lab.nodes.host_files import declared_inventory, host_files, write_sysroot
@@ -119,7 +123,9 @@ class GpuKit:
         )
         return GpuMonitor(reading, HARMLESS_XIDS, lambda: self.kit.now)
 
-    def plugin(self, view: GpuMonitor | None = None, **changes: Any) -> GpuPlugin:
+    def plugin(
+        self, view: GpuMonitor | None = None, launcher: MpsLauncher | None = None, **changes: Any
+    ) -> GpuPlugin:
         plain = {
             "node": self.kit.node,
             "mps_home": self.kit.places.home(GPU_DRIVER) / "mps",
@@ -130,7 +136,8 @@ class GpuKit:
             ),
         }
         settings = GpuSettings(**{**plain, **changes})
-        return GpuPlugin(settings, view or self.view(), DriverPrograms(Path("/")), self.driver)
+        programs = DriverPrograms(Path("/"))
+        return GpuPlugin(settings, view or self.view(), programs, self.driver, launcher=launcher)
 
     async def claim(self, name: str, *devices: str, configs: Any = (), **result: Any) -> PodClaim:
         """A claim for the devices, each by a request of its own: `r0`, `r1`..."""
@@ -192,6 +199,20 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     for left in Path("/dev/shm").glob("rackloom-mps-*"):
         shutil.rmtree(left, ignore_errors=True)
+
+
+@asynccontextmanager
+async def launcher_pod(home: Path) -> AsyncIterator[PodLauncher]:
+    """`rackloom node mps` for the daemons in `home`, and the way to it."""
+    path = launcher_socket(home)
+    serving = asyncio.create_task(serve_launches(path, DriverPrograms(Path("/"))))
+    await until_so(path.exists, "it listens")
+    try:
+        yield PodLauncher(path)
+    finally:
+        serving.cancel()
+        with suppress(asyncio.CancelledError):
+            await serving
 
 
 @pytest.fixture

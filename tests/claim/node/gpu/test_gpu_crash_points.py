@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from tests.claim.node.crash_points import ENDINGS, FusedApi, Lives, deaths_survived
 
-from rackloom.claim.node.gpu import sharing
+from rackloom.claim.node.gpu import mps, mps_launcher
+from rackloom.claim.node.gpu.mps_launcher import OwnContainer
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.run import PluginProcess
 from rackloom.errors import Retry
@@ -25,6 +26,10 @@ class Driver:
         self.slices = {}
         self.modes = {}
         self.daemons = set()
+        self.under_way = []
+
+    def environment(self):
+        return {}
 
     async def run(self, *command, stdin="", env=None):
         self.fuse.burn()
@@ -42,7 +47,7 @@ class Driver:
                 assert env["CUDA_MPS_PIPE_DIRECTORY"] not in self.daemons
                 assert Path(env["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()
                 self.daemons.add(env["CUDA_MPS_PIPE_DIRECTORY"])
-            case (sharing.MPS_CONTROL,):
+            case (mps_launcher.MPS_CONTROL,):
                 if env["CUDA_MPS_PIPE_DIRECTORY"] not in self.daemons:
                     raise Retry("Cannot find MPS control daemon process", after=1.0)
                 if output == "quit":
@@ -50,32 +55,60 @@ class Driver:
             case _:
                 raise AssertionError(command)
 
+    def end_what_is_under_way(self):
+        self.daemons.update(self.under_way)
+        self.under_way = []
+
     def check_untouched(self):
+        self.end_what_is_under_way()
         assert set(self.slices.values()) <= {0}
         assert set(self.modes.values()) <= {"DEFAULT"}
         assert self.daemons == set()
 
 
+class LatePod:
+    """The launcher in a pod of its own. What it was asked for comes to pass also when the plugin is gone.
+
+    It does so as late as it can: when somebody waits for it, or never again asks.
+    """
+
+    def __init__(self, driver):
+        self.driver = driver
+
+    async def start(self, daemon):
+        self.driver.fuse.burn()
+        self.driver.under_way.append(daemon.env["CUDA_MPS_PIPE_DIRECTORY"])
+        self.driver.fuse.burn()
+        self.driver.end_what_is_under_way()
+        self.driver.fuse.burn()
+
+    async def settle(self):
+        self.driver.fuse.burn()
+        self.driver.end_what_is_under_way()
+        self.driver.fuse.burn()
+
+
 class GpuLives(Lives):
     """A GPU in time slices, and two that are shared under one MPS daemon."""
 
-    def __init__(self, gpus, monkeypatch):
+    def __init__(self, gpus, monkeypatch, launcher_type):
         super().__init__(gpus.kit, monkeypatch)
         self.gpus = gpus
         root = gpus.root / "driver"
         self.driver = Driver(root, self.fuse)
+        self.launcher = launcher_type(self.driver)
         self.home = gpus.kit.places.home(GPU_DRIVER) / "mps"
         # The daemon's root sees the plugin's directories at the same path.
         self.home.mkdir(parents=True)
         (root / str(self.home).lstrip("/")).parent.mkdir(parents=True)
         (root / str(self.home).lstrip("/")).symlink_to(self.home)
-        rmtree = sharing.shutil.rmtree
+        rmtree = mps.shutil.rmtree
 
         def fused_rmtree(path, ignore_errors=False):
             self.fuse.burn()
             rmtree(path, ignore_errors)
 
-        monkeypatch.setattr(sharing.shutil, "rmtree", fused_rmtree)
+        monkeypatch.setattr(mps.shutil, "rmtree", fused_rmtree)
 
     async def set_up(self):
         await self.kit.boot()
@@ -95,7 +128,8 @@ class GpuLives(Lives):
         plain = self.gpus.plugin(view)
         settings = GpuSettings(node=self.kit.node, mps_home=self.home, files=plain._settings.files)
         await view.observe()
-        return PluginProcess(GpuPlugin(settings, view, self.driver), api, self.kit.host())
+        plugin = GpuPlugin(settings, view, self.driver, launcher=self.launcher)
+        return PluginProcess(plugin, api, self.kit.host())
 
     def edits(self, uid):
         return self.gpus.edits(uid)
@@ -118,6 +152,7 @@ def config(sharing):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("launcher", [OwnContainer, LatePod], ids=["own container", "pod"])
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
-def test_killed_at_any_point_no_gpu_stays_as_a_claim_left_it(ending, make_gpus):
-    assert deaths_survived(lambda monkeypatch: GpuLives(make_gpus(), monkeypatch), ending) > 50
+def test_killed_at_any_point_no_gpu_stays_as_a_claim_left_it(ending, launcher, make_gpus):
+    assert deaths_survived(lambda monkeypatch: GpuLives(make_gpus(), monkeypatch, launcher), ending) > 50

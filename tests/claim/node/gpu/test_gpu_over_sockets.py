@@ -2,9 +2,11 @@
 
 import asyncio
 import stat
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from tests.claim.node.gpu.conftest import launcher_pod
 from tests.waiting import until, until_so
 
 from rackloom.claim.node.gpu import plugin
@@ -22,12 +24,16 @@ def config(kind="GpuConfig", source="FromClaim", requests=(), **fields):
     return (source, list(requests), {"apiVersion": API, "kind": kind, **fields})
 
 
-def reported(gpus, work):
-    """Run `work(one, kubelet)` with a plugin that kubelet has registered."""
+def reported(gpus, work, in_pod=False):
+    """Run `work(one, kubelet)` with a plugin that kubelet has registered; MPS daemons by a pod of theirs."""
 
     async def story():
         await gpus.kit.boot()
-        async with gpus.kit.plugin(gpus.plugin()) as process, gpus.kit.kubelet() as kubelet:
+        async with AsyncExitStack() as stack:
+            pod = launcher_pod(gpus.kit.places.home(GPU_DRIVER) / "mps")
+            launcher = await stack.enter_async_context(pod) if in_pod else None
+            process = await stack.enter_async_context(gpus.kit.plugin(gpus.plugin(launcher=launcher)))
+            kubelet = await stack.enter_async_context(gpus.kit.kubelet())
             await kubelet.registered(GPU_DRIVER)
             await process.publisher.published.wait()
             return await work(process, kubelet)
@@ -97,7 +103,8 @@ def test_a_program_that_fails_is_told_and_tried_again(gpus):
     reported(gpus, work)
 
 
-def test_mps_runs_a_daemon_for_the_devices_that_are_shared_alike(gpus):
+@pytest.mark.parametrize("in_pod", [False, True], ids=["own container", "pod"])
+def test_mps_runs_a_daemon_for_the_devices_that_are_shared_alike(gpus, in_pod):
     mps = {
         "defaultActiveThreadPercentage": 50,
         "defaultPinnedDeviceMemoryLimit": "10G",
@@ -130,7 +137,7 @@ def test_mps_runs_a_daemon_for_the_devices_that_are_shared_alike(gpus):
         assert gpus.log == ["quit", f"nvidia-smi -i {first} -c DEFAULT", f"nvidia-smi -i {second} -c DEFAULT"]
         assert not home.exists()
 
-    reported(gpus, work)
+    reported(gpus, work, in_pod)
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,11 @@ PLUGINS: Mapping[str, str] = {
 """The driver that each node plugin serves, and its component label."""
 ALL_PLUGINS = "node-all"
 """The component label of the node plugin that serves all drivers in one process."""
-PLUGIN_COMPONENTS = (*PLUGINS.values(), ALL_PLUGINS)
-COMPONENTS = frozenset({"controller", "webhook", *PLUGIN_COMPONENTS})
+MPS_DAEMONS = "node-mps"
+"""The component label of the pods in which the GPU plugin has MPS daemons started."""
+NODE_COMPONENTS = (*PLUGINS.values(), ALL_PLUGINS, MPS_DAEMONS)
+"""The programs on nodes: they go together, once no job is left."""
+COMPONENTS = frozenset({"controller", "webhook", *NODE_COMPONENTS})
 """Our programs, by the component label of their Deployments and DaemonSets."""
 DOMAIN_KINDS = (RESOURCE_CLAIM_TEMPLATE, DAEMON_SET, SECRET, RESOURCE_CLAIM, NODE, COMPUTE_DOMAIN_CLIQUE, POD)
 """Kinds whose objects carry the UID of a ComputeDomain as a label."""

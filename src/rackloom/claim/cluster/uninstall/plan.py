@@ -32,7 +32,7 @@ from rackloom.claim.cluster.uninstall.blockers import (
     find_left_behind,
 )
 from rackloom.claim.cluster.uninstall.inventory import (
-    PLUGIN_COMPONENTS,
+    NODE_COMPONENTS,
     PLUGINS,
     ClusterInventory,
     is_being_deleted,
@@ -276,7 +276,7 @@ def _teardown_settings(inventory: ClusterInventory) -> ControllerSettings:
 def _plan_programs(work: _StepCollector, inventory: ClusterInventory) -> None:
     """The pods of our programs end with their Deployments and DaemonSets."""
     phases = dict.fromkeys(("controller", "webhook"), UninstallPhase.CONTROLLER)
-    phases |= dict.fromkeys(PLUGIN_COMPONENTS, UninstallPhase.PLUGINS)
+    phases |= dict.fromkeys(NODE_COMPONENTS, UninstallPhase.PLUGINS)
     for component, phase in phases.items():
         for pod in inventory.pods_of(component):
             work.wait(phase, POD, pod)

@@ -24,13 +24,14 @@ import structlog
 
 from rackloom.claim.node.cdi import DriverSpec
 from rackloom.claim.node.device_files import DRIVER_SECONDS, DriverFiles, vfio_device_files
+from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import GpuPartitioner, MigPartition, ShareSettings
 from rackloom.claim.node.gpu.monitor import OBSERVE_SECONDS, GpuMonitor
+from rackloom.claim.node.gpu.mps import MpsDaemons
+from rackloom.claim.node.gpu.mps_launcher import MpsLauncher, OwnContainer
 from rackloom.claim.node.gpu.partitions import PARTITIONS, UUIDS, blocking_claim, partitions_of
 from rackloom.claim.node.gpu.sharing import (
     ClaimedGpu,
-    DriverPrograms,
-    MpsDaemons,
     SharingPlan,
     apply_sharing,
     claimed_gpus,
@@ -94,14 +95,18 @@ class GpuPlugin(NodePlugin):
         programs: DriverPrograms,
         driver: DriverSpec | None = None,
         partitioner: GpuPartitioner | None = None,
+        launcher: MpsLauncher | None = None,
     ) -> None:
-        """`partitioner` makes MIG devices, where the monitor's source lists some to make."""
+        """`partitioner` makes MIG devices, where the monitor's source lists some to make.
+
+        MPS daemons are started by `launcher`; without it in this container.
+        """
         self._settings = settings
         self._monitor = monitor
         self._programs = programs
         self._driver = driver
         self._partitioner = partitioner
-        self._mps = MpsDaemons(programs, settings.mps_home)
+        self._mps = MpsDaemons(programs, launcher or OwnContainer(programs), settings.mps_home)
         self._claims: Callable[[], Collection[CheckpointEntry]] = tuple
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 

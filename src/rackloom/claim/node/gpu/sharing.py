@@ -8,38 +8,18 @@ GPU).
 `plan_sharing` turns that into a `SharingPlan`: time slices by GPU, GPUs in exclusive compute mode, and
 one MPS daemon for all devices of the claim with equal MPS settings. The plan is stored in the checkpoint,
 so it can be undone. `apply_sharing` and `undo_sharing` carry it out with `nvidia-smi compute-policy
---set-timeslice` (0 is the default) and `nvidia-smi -c`. Each step can be repeated. A GPU that is gone
-lost its settings by itself.
+--set-timeslice` (0 is the default), `nvidia-smi -c`, and the daemons of `mps`. Each step can be repeated. A
+GPU that is gone lost its settings by itself.
 
-An MPS control daemon runs in the plugin's container, in a mount namespace with its own /dev/shm, so that
-only its clients share memory with it. Whether it runs is asked of it each time and never remembered, so a
-restarted plugin goes on where it was; daemons that stop answering are started again. Clients find their
-daemon by CUDA_MPS_PIPE_DIRECTORY. `DriverPrograms` runs NVIDIA's programs below the driver's root
-(chroot).
-
-Source: NVIDIA's Multi-Process Service guide; nvidia-smi's documentation.
+Source: nvidia-smi's documentation.
 """
 
-import asyncio
-import os
-import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from weakref import WeakValueDictionary
+from collections.abc import Callable, Mapping, Sequence
 
-import structlog
-
-from rackloom import programs
-from rackloom.claim.node.cdi import DRIVER_PROGRAMS, DriverSpec
+from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.monitor import PublishedGpu
-from rackloom.claim.node.plugin import (
-    AllocatedClaim,
-    AllocatedDevice,
-    ContainerEdits,
-    ContainerMount,
-    NodeValue,
-    OpaqueConfig,
-)
+from rackloom.claim.node.gpu.mps import MpsDaemon, MpsDaemons
+from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, NodeValue, OpaqueConfig
 from rackloom.core.domains.device_configs import (
     GpuConfig,
     GpuDeviceConfig,
@@ -70,18 +50,6 @@ class ClaimedGpu(NodeValue, frozen=True, kw_only=True):
     result: AllocatedDevice
     device: PublishedGpu
     config: GpuDeviceConfig
-
-
-class MpsDaemon(NodeValue, frozen=True, kw_only=True):
-    """An MPS daemon, for the devices of a claim that have one configuration. JSON in the checkpoint."""
-
-    name: str
-    """`<claim UID>-<number>`."""
-    uuids: tuple[str, ...]
-    threads_percent: int | None = None
-    memory_limits: Mapping[str, str] = {}
-    """By UUID: `953M`."""
-    multi_user: bool = False
 
 
 class SharingPlan(NodeValue, frozen=True, kw_only=True):
@@ -231,188 +199,6 @@ def _mps_daemon(name: str, mps: MpsConfig, group: Sequence[ClaimedGpu]) -> MpsDa
         memory_limits=pinned_memory_limits(mps, uuids),
         multi_user=bool(mps.multi_user),
     )
-
-
-# Running programs of NVIDIA's driver.
-
-
-PROGRAM_SECONDS = 20.0
-PROGRAM_RETRY_SECONDS = 2.0
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_LONGEST_COMPLAINT = 300
-
-
-class DriverPrograms:
-    """Programs of the host's root, and those of a driver that is in a container below it."""
-
-    def __init__(self, root: Path, driver: DriverSpec | None = None) -> None:
-        self.root = root
-        self._driver = driver
-
-    async def run(self, *command: str, stdin: str = "", env: Mapping[str, str] | None = None) -> str:
-        """What the program prints. Raises `Retry` when it cannot run, fails, or does not end in time."""
-        result = await programs.run_program(
-            *programs.chroot_prefix(self.root),
-            *command,
-            seconds=PROGRAM_SECONDS,
-            again=PROGRAM_RETRY_SECONDS,
-            given=stdin.encode(),
-            env={**self._environment(), **(env or {})},
-        )
-        if result.code != 0:
-            raise Retry(
-                f"`{' '.join(command)}` failed with {result.code}: {result.output[-_LONGEST_COMPLAINT:]}",
-                after=PROGRAM_RETRY_SECONDS,
-            )
-        return result.output
-
-    def _environment(self) -> Mapping[str, str]:
-        """Where programs and their libraries are found: for a driver in a container, in its root as well."""
-        path = os.environ.get("PATH", _PATH)
-        driver = None if self._driver is None else self._driver.driver
-        if driver is None or driver.root == driver.base:
-            return {"PATH": path}
-        below = Path("/") / driver.root.relative_to(driver.base)
-        folders = {
-            kind: dict.fromkeys(str(below.joinpath(*file.path.parent.parts[1:])) for file in files)
-            for kind, files in (
-                ("PATH", driver.programs(*DRIVER_PROGRAMS)),
-                ("LD", driver.libraries("libcuda")),
-            )
-        }
-        return {"PATH": ":".join((path, *folders["PATH"])), "LD_LIBRARY_PATH": ":".join(folders["LD"])}
-
-
-# MPS daemons.
-
-
-log = structlog.get_logger(__name__)
-
-MPS_CONTROL = "nvidia-cuda-mps-control"
-MPS_PIPES = Path("/tmp/nvidia-mps")  # noqa: S108 - where CUDA looks for its daemon
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's name for it
-_START_MPS = f'mount --bind "$1" {SHARED_MEMORY} && shift && exec {MPS_CONTROL} -d "$@"'
-"""In a separate mount namespace, so that only the daemon's clients share memory with it."""
-_MPS_MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "rbind", "rprivate")
-
-
-class MpsDaemons:
-    """The daemons of this node. `home` holds a directory for each, under one path here and below the root."""
-
-    def __init__(self, programs: DriverPrograms, home: Path) -> None:
-        self._programs = programs
-        self._home = home
-        self._wanted: dict[str, MpsDaemon] = {}
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    async def ensure(self, daemon: MpsDaemon) -> None:
-        """Have `daemon` run with its settings. Raises `Retry`, or `Refused` on a node that cannot run it."""
-        self._wanted[daemon.name] = daemon
-        async with self._lock(daemon.name):
-            await self._ensure(daemon)
-
-    async def stop(self, name: str) -> None:
-        """End a daemon and remove its directories. Raises `Retry` while it still answers."""
-        self._wanted.pop(name, None)
-        async with self._lock(name):
-            if self._pipes(name).exists() and await self._answers(name):
-                await self._control(name, "quit")
-                if await self._answers(name):
-                    raise Retry(f"MPS daemon {name} has not ended yet", after=1.0)
-            shutil.rmtree(self._memory(name), ignore_errors=True)
-            shutil.rmtree(self._home / name, ignore_errors=True)
-
-    async def keep(self, wanted: Collection[MpsDaemon], used: Collection[str]) -> None:
-        """Look after `wanted` from now on, and end those that are not `used` any more. Raises `Retry`."""
-        self._wanted = {daemon.name: daemon for daemon in wanted}
-        for name in sorted({path.name for path in self._home.glob("*/")} - set(used)):
-            await self.stop(name)
-
-    async def revive(self) -> None:
-        """Start again those that do not answer any more."""
-        for name in list(self._wanted):
-            async with self._lock(name):
-                # It may have been stopped while this waited for the lock.
-                if name not in self._wanted:
-                    continue
-                try:
-                    await self._ensure(self._wanted[name])
-                except (Retry, Refused) as trouble:
-                    log.warning("gpu.mps-daemon-down", daemon=name, reason=trouble.reason)
-
-    def edits(self, name: str) -> ContainerEdits:
-        """How a container reaches the daemon."""
-        mounts = ((self._pipes(name), MPS_PIPES), (SHARED_MEMORY / _mps_memory_name(name), SHARED_MEMORY))
-        return ContainerEdits(
-            env=(f"CUDA_MPS_PIPE_DIRECTORY={MPS_PIPES}",),
-            mounts=tuple(
-                ContainerMount(host_path=str(host), container_path=str(inside), options=_MPS_MOUNT_OPTIONS)
-                for host, inside in mounts
-            ),
-        )
-
-    def _lock(self, name: str) -> asyncio.Lock:
-        """A daemon must not be started and ended at once."""
-        return self._locks.setdefault(name, asyncio.Lock())
-
-    async def _ensure(self, daemon: MpsDaemon) -> None:
-        name = daemon.name
-        self._make_directories(name)
-        if not await self._answers(name):
-            flags = ("-multiuser-server",) if daemon.multi_user else ()
-            memory = str(SHARED_MEMORY / _mps_memory_name(name))
-            await self._programs.run(
-                *("unshare", "--mount", "sh", "-c", _START_MPS, "mps", memory, *flags),
-                env={**self._environment(name), "CUDA_VISIBLE_DEVICES": ",".join(daemon.uuids)},
-            )
-        for gpu, limit in daemon.memory_limits.items():
-            await self._control(name, f"set_default_device_pinned_mem_limit {gpu} {limit}")
-        if daemon.threads_percent is not None:
-            await self._control(name, f"set_default_active_thread_percentage {daemon.threads_percent}")
-
-    def _make_directories(self, name: str) -> None:
-        memory = self._memory(name)
-        try:
-            for directory in (self._pipes(name), self._home / name / "log", memory):
-                directory.mkdir(parents=True, exist_ok=True, mode=0o755)
-            # Clients of any user make their segments here, as in /dev/shm itself.
-            memory.chmod(0o1777)
-        except OSError as error:
-            raise Refused(
-                f"cannot make the directories of MPS daemon {name}: {error}",
-                nearest_fix="mount the host's root so that it can be written",
-            ) from error
-        if not (self._programs.root / str(self._pipes(name)).lstrip("/")).exists():
-            raise Refused(
-                f"MPS daemons run in {self._programs.root} and would not find {self._home} there",
-                nearest_fix="give the host's root as --driver-root",
-            )
-
-    async def _answers(self, name: str) -> bool:
-        try:
-            await self._control(name, "get_default_active_thread_percentage")
-        except Retry:
-            return False
-        return True
-
-    async def _control(self, name: str, command: str) -> None:
-        await self._programs.run(MPS_CONTROL, stdin=command + "\n", env=self._environment(name))
-
-    def _environment(self, name: str) -> Mapping[str, str]:
-        return {
-            "CUDA_MPS_PIPE_DIRECTORY": str(self._pipes(name)),
-            "CUDA_MPS_LOG_DIRECTORY": str(self._home / name / "log"),
-        }
-
-    def _pipes(self, name: str) -> Path:
-        return self._home / name / "pipe"
-
-    def _memory(self, name: str) -> Path:
-        return self._programs.root / str(SHARED_MEMORY / _mps_memory_name(name)).lstrip("/")
-
-
-def _mps_memory_name(name: str) -> str:
-    return f"rackloom-mps-{name}"
 
 
 # Carrying a plan out, and undoing it.
