@@ -7,8 +7,8 @@ which is no error: a list asks for the next version, an informer asks again now 
 import random
 from collections.abc import Awaitable, Callable, Mapping
 
-from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, ObjectList
-from rackloom.claim.kube.informer import Informer
+from rackloom.claim.kube.api import KubeApi, NotFound, ObjectList
+from rackloom.claim.kube.informer import Informer, is_not_served
 from rackloom.core.kubernetes.objects import DEVICE_TAINT_RULES, Object, ResourceKind
 
 
@@ -22,11 +22,6 @@ async def list_taint_rules(
         except NotFound:
             continue
     return ()
-
-
-def is_not_served(error: KubeError) -> bool:
-    """Whether an error of a list says that the server has no such type."""
-    return isinstance(error, NotFound)
 
 
 def taint_rule_informers(api: KubeApi, rng: random.Random) -> Mapping[ResourceKind, tuple[Informer, ...]]:
