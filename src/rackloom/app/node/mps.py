@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.app.process import run_until_stopped, stop_on_signals
+from rackloom.app.process import freeze_loaded_objects, run_until_stopped, stop_on_signals
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.mps_launcher import daemons_home, launcher_socket, serve_launches
 
@@ -31,6 +31,7 @@ def run_mps(options: MpsOptions, announce: Callable[[str], None]) -> None:
 
 async def _serve(options: MpsOptions, announce: Callable[[str], None]) -> None:
     stopped = stop_on_signals()
+    freeze_loaded_objects()
     path = launcher_socket(daemons_home(options.plugins))
     announce(f"rackloom: starting MPS daemons for the plugin that asks on {path}")
     await run_until_stopped(stopped, serve_launches(path, DriverPrograms(options.driver_root)))
