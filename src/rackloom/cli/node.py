@@ -142,6 +142,8 @@ class GpuParameters:
     "XID that keeps nothing off a GPU, besides 13, 31, 43, 45, 68 and 109; may be repeated."
     consumable_shares: Annotated[str, env_parameter("CONSUMABLE_SHARES")] = "disabled"
     "How many claims may share a GPU: disabled, memory (as it is asked for), unlimited, or a number."
+    vfio_binding: Annotated[bool, env_parameter("VFIO_BINDING")] = False
+    "Offer GPUs of NVIDIA's driver to virtual machines too: a claim binds one to vfio-pci, and its end back."
     dynamic_mig: Annotated[bool, env_parameter("DYNAMIC_MIG")] = False
     "Make MIG devices when a claim needs them, and destroy them after it."
     mps_daemons: Annotated[Literal["here", "pod"], env_parameter("MPS_DAEMONS")] = "here"
@@ -150,7 +152,7 @@ class GpuParameters:
 
     def options(self, driver: DriverParameters) -> "GpuOptions":
         """The same, for the process. Raises `Refused`."""
-        from rackloom.app.node.gpu import GpuOptions, check_dynamic_mig
+        from rackloom.app.node.gpu import GpuOptions, check_options
         from rackloom.claim.node.gpu.inventory import parse_shares
 
         options = GpuOptions(
@@ -158,6 +160,7 @@ class GpuParameters:
             nccl_topology=self.nccl_topology,
             topology_file=self.topology_file,
             vfio=self.vfio,
+            vfio_binding=self.vfio_binding,
             ignored_xids=self.ignore_xid,
             driver_root=driver.driver_root,
             host_driver_root=driver.host_driver_root,
@@ -166,7 +169,7 @@ class GpuParameters:
             dynamic_mig=self.dynamic_mig,
             mps_in_pod=self.mps_daemons == "pod",
         )
-        check_dynamic_mig(options)
+        check_options(options)
         return options
 
 

@@ -162,6 +162,10 @@
 - name: CONSUMABLE_SHARES
   value: {{ include "rackloom.scalar" $options.consumableShares | quote }}
 {{- end }}
+{{- if hasKey $options "vfioBinding" }}
+- name: VFIO_BINDING
+  value: {{ include "rackloom.scalar" $options.vfioBinding | quote }}
+{{- end }}
 {{- if hasKey $options "dynamicMig" }}
 - name: DYNAMIC_MIG
   value: {{ include "rackloom.scalar" $options.dynamicMig | quote }}
@@ -276,6 +280,10 @@
 {{- if hasKey $options "gpuConsumableShares" }}
 - name: CONSUMABLE_SHARES
   value: {{ include "rackloom.scalar" $options.gpuConsumableShares | quote }}
+{{- end }}
+{{- if hasKey $options "gpuVfioBinding" }}
+- name: VFIO_BINDING
+  value: {{ include "rackloom.scalar" $options.gpuVfioBinding | quote }}
 {{- end }}
 {{- if hasKey $options "gpuDynamicMig" }}
 - name: DYNAMIC_MIG

@@ -33,6 +33,7 @@ from rackloom.claim.node.gpu.inventory import (
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.mps_launcher import PodLauncher, daemons_home, launcher_socket
 from rackloom.claim.node.gpu.nvml import NvmlGpus
+from rackloom.claim.node.gpu.passthrough import NVIDIA_DRIVER, PciBinder
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.pci_names import read_pci_names
 from rackloom.claim.node.plugin import ContainerEdits
@@ -41,6 +42,9 @@ from rackloom.errors import Refused
 from rackloom.topology.discovery.discover import discover_machine
 from rackloom.topology.discovery.nvidia_driver import NvidiaDriver
 from rackloom.topology.discovery.sysfs import Sysroot
+
+_PCI = Path("/sys/bus/pci")
+"""Of this container: it shows the host's functions, and the host's files may be mounted read-only."""
 
 
 class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +55,7 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     nccl_topology: Path | None = None
     topology_file: Path | None = None
     vfio: bool = False
+    vfio_binding: bool = False
     ignored_xids: tuple[int, ...] = ()
     driver_root: Path = Path("/")
     """Where NVIDIA's driver is seen from here."""
@@ -63,18 +68,26 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether MPS daemons run in the pod of `rackloom node mps`."""
 
 
-def check_dynamic_mig(options: GpuOptions) -> None:
-    """Raise `Refused` for options that do not go together with MIG devices on demand."""
-    if not options.dynamic_mig:
-        return
-    if options.inventory_file is not None:
-        raise Refused(
-            "--dynamic-mig needs NVIDIA's driver, and --inventory-file takes its place",
-            nearest_fix="declare the MIG devices in the file",
+def check_options(options: GpuOptions) -> None:
+    """Raise `Refused` for options that do not go together."""
+    made = [
+        name
+        for name, chosen in (
+            ("--dynamic-mig", options.dynamic_mig),
+            ("--vfio-binding", options.vfio_binding),
         )
-    if options.shares != ShareSettings():
+        if chosen
+    ]
+    if len(made) > 1:
+        raise Refused(f"{' and '.join(made)} exclude each other", nearest_fix="use each on nodes of its own")
+    if made and options.inventory_file is not None:
         raise Refused(
-            "--dynamic-mig and --consumable-shares exclude each other: a MIG device goes with its claim",
+            f"{made[0]} needs NVIDIA's driver, and --inventory-file takes its place",
+            nearest_fix="declare the devices in the file",
+        )
+    if made and options.shares != ShareSettings():
+        raise Refused(
+            f"{made[0]} and --consumable-shares exclude each other: a claim has such a device alone",
             nearest_fix="leave one of them out",
         )
 
@@ -94,10 +107,11 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
     driver = _driver_spec(common, options)
     programs = DriverPrograms(options.driver_root, driver)
     settings = _settings(common, options)
-    # Also where none is made any more: a claim may have one that was.
+    # Also where the options are off: a claim may have a device that was made or bound before.
     partitioner = None if options.inventory_file is not None else nvml
+    binder = None if partitioner is None else PciBinder(_PCI, common.sysroot / "proc", nvml.closed)
     launcher = PodLauncher(launcher_socket(settings.mps_home)) if options.mps_in_pod else None
-    plugin = GpuPlugin(settings, monitor, programs, driver, partitioner, launcher)
+    plugin = GpuPlugin(settings, monitor, programs, driver, partitioner, launcher, binder)
     with closing(source):
         async with run_plugin(plugin, api, host_of(common)) as process, plugin_listeners(common, process):
             yield process
@@ -112,7 +126,8 @@ def _reader(common: NodeOptions, options: GpuOptions, source: GpuSource) -> GpuR
     topology = {"nccl_topology": options.nccl_topology, "declared": options.topology_file}
     machine = partial(discover_machine, common.sysroot, **topology)
     sysroot = Sysroot(common.sysroot)
-    vfio = partial(read_vfio, sysroot, read_pci_names(sysroot)) if options.vfio else tuple
+    names, driver = read_pci_names(sysroot), NVIDIA_DRIVER if options.vfio_binding else None
+    vfio = partial(read_vfio, sysroot, names, binds_from=driver) if options.vfio or driver else tuple
     return GpuReader(source, machine, vfio)
 
 

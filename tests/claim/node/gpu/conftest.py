@@ -21,6 +21,7 @@ from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import DeclaredGpus, DeclaredInventory, read_vfio
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.mps_launcher import MpsLauncher, PodLauncher, launcher_socket, serve_launches
+from rackloom.claim.node.gpu.nvml import NvmlGpus
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
 from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim
@@ -183,6 +184,22 @@ def _written(path: Path, content: str | None) -> Path | None:
     if content is not None:
         path.write_text(content)
     return None if content is None else path
+
+
+@pytest.fixture(autouse=True)
+def nvml_sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test leaves one open: the library of another driver is loaded only when there is none."""
+    open_sources: list[NvmlGpus] = []
+    listen = NvmlGpus._listen
+
+    def recorded(source: NvmlGpus) -> None:
+        open_sources.append(source)
+        listen(source)
+
+    monkeypatch.setattr(NvmlGpus, "_listen", recorded)
+    yield
+    for source in open_sources:
+        source.close()
 
 
 @pytest.fixture

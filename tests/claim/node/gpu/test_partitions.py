@@ -417,6 +417,19 @@ def test_a_device_goes_with_its_claim_also_when_none_is_made_any_more(node):
 
 
 @pytest.mark.slow
+def test_whoever_observes_a_gpu_does_not_keep_it_from_being_divided(node):
+    async def work(process, kubelet):
+        observer = await node.claim("observer", "gpu-0", adminAccess=True)
+        await kubelet.prepare(observer)
+        claim = await node.claim("c", SMALLEST)
+        await kubelet.prepare(claim)
+        await kubelet.unprepare(claim)
+        await kubelet.unprepare(observer)
+
+    reported(node, work)
+
+
+@pytest.mark.slow
 def test_a_claim_that_is_given_up_while_its_device_is_made_leaves_none(node, monkeypatch):
     """NVML cannot be cut off: whatever follows waits for it."""
     entered, create = threading.Event(), pynvml.nvmlDeviceCreateGpuInstanceWithPlacement

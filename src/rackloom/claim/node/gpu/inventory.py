@@ -192,8 +192,11 @@ class XidError(NodeValue, frozen=True, kw_only=True):
     number: int
 
 
+VFIO_DRIVER = "vfio-pci"
+
+
 class VfioGpu(NodeValue, frozen=True, kw_only=True):
-    """A GPU that is bound to vfio-pci, so that NVIDIA's driver does not know it."""
+    """A GPU that is bound to vfio-pci, so that NVIDIA's driver does not know it, or may be."""
 
     index: int
     """Place among all GPUs of NVIDIA by PCI address, so that names stay when another GPU is bound."""
@@ -209,7 +212,18 @@ class VfioGpu(NodeValue, frozen=True, kw_only=True):
     pcie_root: str | None = None
     numa_node: int | None = None
     iommufd: str | None = None
-    """Name of its device below /dev/vfio/devices; None without IOMMUFD."""
+    """Name of its device below /dev/vfio/devices; None without IOMMUFD, and while it is not bound."""
+    has_iommufd: bool = False
+    """Whether it has that device, or will have it."""
+    driver: str | None = VFIO_DRIVER
+    """Which has the GPU. None is left where binding was cut off."""
+    switchable: bool = False
+    """Whether a claim binds it, and its end gives it back (`passthrough`)."""
+
+    @property
+    def bound(self) -> bool:
+        """Whether it is ready for a virtual machine."""
+        return self.driver == VFIO_DRIVER
 
 
 # The interface of a source.
@@ -345,19 +359,21 @@ def _declared_gpu(gpu: DeclaredGpu) -> NodeGpu:
 NO_NAMES = PciNames()
 
 
-def read_vfio(sysroot: Sysroot, names: PciNames = NO_NAMES) -> tuple[VfioGpu, ...]:
-    """NVIDIA GPUs that wait for a virtual machine, by PCI address."""
+def read_vfio(
+    sysroot: Sysroot, names: PciNames = NO_NAMES, *, binds_from: str | None = None
+) -> tuple[VfioGpu, ...]:
+    """NVIDIA GPUs that wait for a virtual machine, and those that may be taken from `binds_from` for one."""
     gpus = [
         function
         for function in read_pci(sysroot)
         if function.vendor == NVIDIA and function.class_code >> 16 == _DISPLAY
     ]
-    bound = [(index, gpu) for index, gpu in enumerate(gpus) if gpu.driver == VFIO_DRIVER]
-    found = (_vfio_gpu(sysroot, index, gpu, names) for index, gpu in bound)
+    drivers = {VFIO_DRIVER} if binds_from is None else {VFIO_DRIVER, binds_from, None}
+    fit = [(index, gpu) for index, gpu in enumerate(gpus) if gpu.driver in drivers]
+    found = (_vfio_gpu(sysroot, index, gpu, names) for index, gpu in fit)
     return tuple(vfio for vfio in found if vfio is not None)
 
 
-VFIO_DRIVER = "vfio-pci"
 _DISPLAY = 0x03
 _MEMORY_WINDOW = 0x200
 """Flag of a resource that is memory (IORESOURCE_MEM); ports have another."""
@@ -368,7 +384,8 @@ def _vfio_gpu(sysroot: Sysroot, index: int, function: PciFunction, names: PciNam
     group = sysroot.real(f"{at}/iommu_group")
     if group is None or not group.name.isdecimal():
         return None
-    numa = function.numa_node
+    numa, bound = function.numa_node, function.driver == VFIO_DRIVER
+    iommufd = next(iter(sysroot.names(f"{at}/vfio-dev")), None)
     return VfioGpu(
         index=index,
         pci_address=function.address,
@@ -379,7 +396,10 @@ def _vfio_gpu(sysroot: Sysroot, index: int, function: PciFunction, names: PciNam
         addressable_memory=max(_memory_windows(sysroot.text(f"{at}/resource") or ""), default=0),
         pcie_root=None if function.path is None else function.path.root,
         numa_node=numa if numa is not None and numa >= 0 else None,
-        iommufd=next(iter(sysroot.names(f"{at}/vfio-dev")), None),
+        iommufd=iommufd,
+        has_iommufd=iommufd is not None if bound else "iommu" in sysroot.names("/dev"),
+        driver=function.driver,
+        switchable=function.driver not in (VFIO_DRIVER, None),
     )
 
 
@@ -520,7 +540,7 @@ def vfio_device(vfio: VfioGpu) -> Device:
             "type": "vfio",
             # As NVIDIA's driver makes it of the address: nothing reads the GPU's own while vfio-pci has it.
             "uuid": str(uuid5(NAMESPACE_DNS, vfio.pci_address)),
-            "iommuFDEnabled": vfio.iommufd is not None,
+            "iommuFDEnabled": vfio.has_iommufd,
             "deviceID": vfio.device_id,
             "vendorID": vfio.vendor_id,
             "productName": vfio.product,

@@ -50,6 +50,14 @@ from rackloom.claim.node.gpu.partitions import (
     partition_name,
     partitionable_devices,
 )
+from rackloom.claim.node.gpu.passthrough import (
+    by_address,
+    drawing_unit,
+    passed_through,
+    switch_counters,
+    switchable,
+    switchable_device,
+)
 from rackloom.claim.node.plugin import CheckpointEntry, DeviceHealth, DevicePool, Health, NodeValue
 from rackloom.core.allocate.objects import CounterSet, Device, DeviceTaint
 from rackloom.errors import Refused, Retry
@@ -112,9 +120,13 @@ class PublishedGpu(NodeValue, frozen=True, kw_only=True):
 
 
 class InventorySnapshot(NodeValue, frozen=True, kw_only=True):
-    """What one observation found. `unmonitored` are the UUIDs of GPUs without error events."""
+    """What one observation found. `unmonitored` are the UUIDs of GPUs without error events.
+
+    `away` are PCI addresses of GPUs that claims have given to virtual machines.
+    """
 
     inventory: GpuInventory
+    away: frozenset[str] = frozenset()
     unmonitored: frozenset[str] = frozenset()
     at: float
 
@@ -126,7 +138,8 @@ def update_conditions(
     conditions = {}
     for uuid, condition in previous.items():
         since = snapshot.at if condition.lost_since is None else condition.lost_since
-        conditions[uuid] = msgspec.structs.replace(condition, lost_since=since)
+        lost = None if condition.gpu.pci_address in snapshot.away else since
+        conditions[uuid] = msgspec.structs.replace(condition, lost_since=lost)
     for gpu in snapshot.inventory.gpus:
         before = previous.get(gpu.uuid)
         xids = {} if before is None else _lasting_xids(before, gpu.recovery, snapshot.at, harmless)
@@ -241,7 +254,8 @@ def devices_by_name(node: NodeGpus) -> Mapping[str, PublishedGpu]:
                 found[partition_name(gpu, partition)] = device
         for mig in gpu.migs:
             found[inventory.mig_name(gpu, mig)] = PublishedGpu(condition=condition, mig=mig)
-    found.update({inventory.vfio_name(vfio): PublishedGpu(vfio=vfio) for vfio in node.newest.vfio})
+    offered = (vfio for vfio in node.newest.vfio if vfio.bound or vfio.switchable)
+    found.update({inventory.vfio_name(vfio): PublishedGpu(vfio=vfio) for vfio in offered})
     return found
 
 
@@ -253,7 +267,7 @@ def published_devices(
     Not `partitioned`, no GPU is offered in parts that would have to be made.
     """
     devices: list[Device] = []
-    newest = node.newest
+    newest, switched = node.newest, _switchable(node) if partitioned else {}
     for condition in _by_minor(node.conditions):
         gpu, taints = condition.gpu, gpu_taints(condition, harmless)
         location = newest.locations.get(gpu.pci_address, UNKNOWN_LOCATION)
@@ -261,14 +275,22 @@ def published_devices(
             found = partitionable_devices(gpu, newest.inventory, location)
         else:
             found = _existing_devices(gpu, newest.inventory, location)
+        if gpu.pci_address in switched:
+            found = tuple(drawing_unit(device, switched[gpu.pci_address]) for device in found)
         devices += [msgspec.structs.replace(device, taints=taints) for device in found]
-    return (*devices, *map(inventory.vfio_device, newest.vfio))
+    bound = [inventory.vfio_device(vfio) for vfio in newest.vfio if vfio.bound and not vfio.switchable]
+    return (*devices, *bound, *map(switchable_device, switched.values()))
 
 
 def counter_sets(node: NodeGpus) -> tuple[CounterSet, ...]:
-    """What the published devices of partitioned GPUs draw from."""
+    """What the published devices draw from: those of divided GPUs, and of GPUs that may be passed through."""
     gpus = [condition.gpu for condition in _by_minor(node.conditions)]
-    return tuple(counter_set(gpu) for gpu in gpus if is_partitionable(gpu))
+    divided = (counter_set(gpu) for gpu in gpus if is_partitionable(gpu))
+    return (*divided, *map(switch_counters, _switchable(node).values()))
+
+
+def _switchable(node: NodeGpus) -> Mapping[str, VfioGpu]:
+    return by_address(node.newest.vfio, [condition.gpu for condition in _by_minor(node.conditions)])
 
 
 def _existing_devices(gpu: NodeGpu, driver: GpuInventory, location: GpuLocation) -> tuple[Device, ...]:
@@ -313,14 +335,15 @@ class GpuReader:
         return GpuObservation(inventory=inventory, locations=gpu_locations(self.machine()), vfio=vfio)
 
 
-def _without_made(found: GpuObservation, claims: Collection[CheckpointEntry]) -> GpuObservation:
-    """Only MIG devices that no claim made are devices by themselves."""
+def _as_claimed(found: GpuObservation, claims: Collection[CheckpointEntry]) -> GpuObservation:
+    """Only MIG devices that no claim made are devices by themselves; what a claim has bound goes back."""
     gpus = tuple(
         msgspec.structs.replace(gpu, migs=made_by_others(gpu.uuid, gpu.migs, claims))
         for gpu in found.inventory.gpus
     )
-    changed = msgspec.structs.replace(found.inventory, gpus=gpus)
-    return msgspec.structs.replace(found, inventory=changed)
+    changed, claimed = msgspec.structs.replace(found.inventory, gpus=gpus), passed_through(claims)
+    vfio = tuple(switchable(gpu, claimed) for gpu in found.vfio)
+    return msgspec.structs.replace(found, inventory=changed, vfio=vfio)
 
 
 class GpuMonitor:
@@ -371,10 +394,11 @@ class GpuMonitor:
             return
         if found.missing != self.missing:
             log.warning("gpu.driver", missing=found.missing)
-        found = _without_made(found, (*before, *self._claims()))
+        found = _as_claimed(found, (*before, *self._claims()))
+        away = frozenset(vfio.pci_address for vfio in found.vfio if vfio.switchable and vfio.bound)
         now, unmonitored = self._wall(), self._reader.source.unmonitored()
         self._trouble, self._observed_at, self.missing = "", now, found.missing
-        snapshot = InventorySnapshot(inventory=found.inventory, unmonitored=unmonitored, at=now)
+        snapshot = InventorySnapshot(inventory=found.inventory, away=away, unmonitored=unmonitored, at=now)
         conditions = update_conditions(self._node.conditions, snapshot, self._harmless)
         self._replace(NodeGpus(conditions=conditions, newest=found))
 
@@ -389,6 +413,11 @@ class GpuMonitor:
     def device(self, name: str) -> PublishedGpu | None:
         """What a published name stands for; None for a name that is not published."""
         return devices_by_name(self._node).get(name)
+
+    def gpu_at(self, address: str) -> NodeGpu | None:
+        """The GPU at a PCI address that answered at the newest observation."""
+        gpus = self._node.newest.inventory.gpus
+        return next((gpu for gpu in gpus if gpu.pci_address == address), None)
 
     def answers(self, uuid: str) -> bool:
         """Whether a GPU answered at the newest observation."""

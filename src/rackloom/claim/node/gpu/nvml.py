@@ -11,6 +11,7 @@ when a driver container is about to end: with the GPUs open, the kernel module c
 that do not support events are reported as unmonitored.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -180,7 +181,7 @@ def _recovery(nvml: Any, handle: Any) -> RecoveryAction | None:
 class NvmlGpus:
     """The GPUs that NVML knows.
 
-    `wait` is called by one thread at a time. It starts to listen anew after trouble, since events of a GPU
+    `read` and `wait` take turns. `wait` starts to listen anew after trouble, since events of a GPU
     that was lost do not come back by themselves.
     """
 
@@ -191,13 +192,26 @@ class NvmlGpus:
         self._events: Any = None
         self._fingerprint: tuple[object, ...] = ()
         self._unmonitored: frozenset[str] = frozenset()
+        self._sessions = threading.RLock()
 
     def read(self) -> GpuInventory:
         """Every GPU that answers. Raises `Retry`, or `Refused` where the driver is missing."""
-        return read_gpus(self._driver_root, dynamic_mig=self._dynamic_mig)
+        with self._sessions:
+            return read_gpus(self._driver_root, dynamic_mig=self._dynamic_mig)
 
     def wait(self, seconds: float) -> tuple[XidError, ...]:
         """The next error within `seconds`, if there is one. Raises `Retry`."""
+        with self._sessions:
+            return self._wait(seconds)
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Nothing of the driver is open here while this is entered: `read` and `wait` wait."""
+        with self._sessions:
+            self.close()
+            yield
+
+    def _wait(self, seconds: float) -> tuple[XidError, ...]:
         import pynvml
 
         fingerprint = nvml_fingerprint(self._driver_root)

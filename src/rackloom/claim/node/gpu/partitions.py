@@ -147,14 +147,23 @@ def made_by_others(
     return tuple(mig for mig in migs if not any(part.is_place_of(mig) for part in made))
 
 
+def held_uuids(entry: CheckpointEntry) -> frozenset[str]:
+    """UUIDs of the GPUs and MIG devices that a prepared claim has, without those that it only observes."""
+    known = entry.record.get(UUIDS, {})
+    return frozenset(known.get(device.device, "") for device in entry.devices if not device.admin_access)
+
+
 def blocking_claim(
     uid: str, wanted: Collection[MigPartition], whole: Collection[str], entries: Iterable[CheckpointEntry]
 ) -> CheckpointEntry | None:
-    """A prepared claim besides `uid` that has a part of what is wanted: partitions, and `whole` GPUs."""
+    """A prepared claim besides `uid` that has a part of what is wanted: partitions, and `whole` GPUs.
+
+    Two claims for one whole GPU are the same device to the scheduler, and no matter of this.
+    """
     for entry in entries:
         if entry.ref.uid == uid or entry.state is not PrepareState.COMPLETED:
             continue
-        parts, uuids = partitions_of(entry), set(entry.record.get(UUIDS, {}).values())
+        parts, uuids = partitions_of(entry), held_uuids(entry)
         if any(part.gpu in uuids or any(part.overlaps(other) for other in parts) for part in wanted):
             return entry
         if any(part.gpu in whole for part in parts):

@@ -7,7 +7,8 @@ devices. One call at a time changes the MIG devices of a GPU, and it runs to its
 given up meanwhile. `tidy` ends MPS daemons that no claim has, and looks after those of prepared claims, which
 a restart forgot.
 
-A passed-through GPU gets no driver files: its driver is in the virtual machine.
+A passed-through GPU gets no driver files: its driver is in the virtual machine. One that NVIDIA's driver has
+is bound to vfio-pci by the claim, and given back after it (`passthrough`).
 
 Three loops run beside: look at the GPUs, listen for XIDs, keep MPS daemons alive.
 """
@@ -25,11 +26,18 @@ import structlog
 from rackloom.claim.node.cdi import DriverSpec
 from rackloom.claim.node.device_files import DRIVER_SECONDS, DriverFiles, vfio_device_files
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
-from rackloom.claim.node.gpu.inventory import GpuPartitioner, MigPartition, ShareSettings
+from rackloom.claim.node.gpu.inventory import GpuPartitioner, MigPartition, ShareSettings, VfioGpu
 from rackloom.claim.node.gpu.monitor import OBSERVE_SECONDS, GpuMonitor
 from rackloom.claim.node.gpu.mps import MpsDaemons
 from rackloom.claim.node.gpu.mps_launcher import MpsLauncher, OwnContainer
-from rackloom.claim.node.gpu.partitions import PARTITIONS, UUIDS, blocking_claim, partitions_of
+from rackloom.claim.node.gpu.partitions import (
+    PARTITIONS,
+    UUIDS,
+    blocking_claim,
+    held_uuids,
+    partitions_of,
+)
+from rackloom.claim.node.gpu.passthrough import PASSED_THROUGH, PciBinder, passed_through
 from rackloom.claim.node.gpu.sharing import (
     ClaimedGpu,
     SharingPlan,
@@ -80,6 +88,8 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 GPU_KIND, MIG_KIND, VFIO_KIND = "gpu", "mig", "vfio"
+PERSISTENT = "persistent"
+"""Key of a checkpoint entry's record: PCI addresses of GPUs that get persistence mode back."""
 
 
 class GpuPlugin(NodePlugin):
@@ -96,8 +106,11 @@ class GpuPlugin(NodePlugin):
         driver: DriverSpec | None = None,
         partitioner: GpuPartitioner | None = None,
         launcher: MpsLauncher | None = None,
+        binder: PciBinder | None = None,
     ) -> None:
         """`partitioner` makes MIG devices, where the monitor's source lists some to make.
+
+        `binder` gives GPUs to virtual machines, where the monitor lists some to give.
 
         MPS daemons are started by `launcher`; without it in this container.
         """
@@ -106,6 +119,9 @@ class GpuPlugin(NodePlugin):
         self._programs = programs
         self._driver = driver
         self._partitioner = partitioner
+        self._binder = binder
+        self._persistent: set[str] = set()
+        """PCI addresses of GPUs whose persistence mode is off for a virtual machine, as far as this knows."""
         self._mps = MpsDaemons(programs, launcher or OwnContainer(programs), settings.mps_home)
         self._claims: Callable[[], Collection[CheckpointEntry]] = tuple
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -126,13 +142,18 @@ class GpuPlugin(NodePlugin):
         return (msgspec.structs.replace(pool, devices=devices, without_counters=whole),)
 
     def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
-        """How the GPUs will be shared, and the MIG devices to make: all that has to be undone."""
+        """How the GPUs will be shared, made and bound: all that has to be undone."""
         wanted = claimed_gpus(claim, self._monitor.device)
         sharing = plan_sharing(claim.ref.uid, wanted)
-        return {"sharing": msgspec.to_builtins(sharing), PARTITIONS: msgspec.to_builtins(_partitions(wanted))}
+        return {
+            "sharing": msgspec.to_builtins(sharing),
+            PARTITIONS: msgspec.to_builtins(_partitions(wanted)),
+            PASSED_THROUGH: [vfio.pci_address for vfio in _switchable(wanted)],
+        }
 
     async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
         """One attempt. Files first: a GPU that cannot be handed out needs no sharing."""
+        await self._bind_gpus(claim.ref, claimed_gpus(claim, self._monitor.device))
         wanted = await self._have_devices(claim.ref, claimed_gpus(claim, self._monitor.device))
         sharing = plan_sharing(claim.ref.uid, wanted)
         base = await self._base_ids(wanted)
@@ -141,7 +162,9 @@ class GpuPlugin(NodePlugin):
         await apply_sharing(sharing, self._programs, self._mps)
         # NVIDIA's driver would need them, were the node given back to it.
         uuids = {gpu.result.device: gpu.device.uuid for gpu in wanted}
-        return PreparedClaim(devices=devices, record={UUIDS: uuids})
+        persistent = [vfio.pci_address for vfio in _switchable(wanted)]
+        record = {UUIDS: uuids, PERSISTENT: [at for at in persistent if at in self._persistent]}
+        return PreparedClaim(devices=devices, record=record)
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Give the GPUs back as they were. A GPU belongs to one claim at a time, so `others` have no part."""
@@ -153,6 +176,7 @@ class GpuPlugin(NodePlugin):
                 await self._change_gpu(
                     partition.gpu, partial(self._need_partitioner(partition.gpu).destroy, partition)
                 )
+        await self._release_gpus(entry)
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """End MPS daemons that no claim has, and supervise those of prepared claims again after a restart."""
@@ -189,6 +213,54 @@ class GpuPlugin(NodePlugin):
             await asyncio.sleep(OBSERVE_SECONDS)
             await self._mps.revive()
 
+    async def _release_gpus(self, entry: CheckpointEntry) -> None:
+        """Give GPUs of virtual machines back to NVIDIA's driver, with their persistence mode."""
+        addresses = entry.record.get(PASSED_THROUGH, ())
+        for address in addresses:
+            await self._change_gpu(address, partial(self._need_binder(address).release, address))
+        for address in addresses:
+            if address in self._persistent or address in entry.record.get(PERSISTENT, ()):
+                await self._programs.run("nvidia-smi", "-i", address, "-pm", "1")
+                self._persistent.discard(address)
+        if addresses:
+            await self._monitor.observe()
+
+    async def _bind_gpus(self, ref: ClaimRef, wanted: Sequence[ClaimedGpu]) -> None:
+        """Give the claim's GPUs for virtual machines to vfio-pci.
+
+        Raises `Retry` while another claim has one.
+        """
+        others = [entry for entry in self._claims() if entry.ref.uid != ref.uid]
+        for target in wanted:
+            condition = target.device.condition
+            if condition is not None and condition.gpu.pci_address in passed_through(others):
+                raise Retry("another claim on this node still has the GPU in a virtual machine", after=1.0)
+        unbound = [vfio for vfio in _switchable(wanted) if not vfio.bound]
+        for vfio in unbound:
+            await self._bind_gpu(ref, vfio)
+        if unbound:
+            # The kernel has other files for a GPU that is bound.
+            await self._monitor.observe()
+
+    async def _bind_gpu(self, ref: ClaimRef, vfio: VfioGpu) -> None:
+        address, gpu = vfio.pci_address, self._monitor.gpu_at(vfio.pci_address)
+        if vfio.driver is None:
+            # An attempt was cut off after NVIDIA's driver had let go.
+            await self._change_gpu(address, partial(self._need_binder(address).bind, address, None))
+            return
+        if gpu is None:
+            raise Retry(f"GPU {address} does not answer, so it cannot be taken", after=1.0)
+        for entry in self._claims():
+            if entry.ref.uid != ref.uid and gpu.uuid in held_uuids(entry):
+                raise Retry(f"claim {entry.ref} on this node still has the GPU", after=1.0)
+        mode = ("nvidia-smi", "-i", address, "--query-gpu=persistence_mode", "--format=csv,noheader")
+        if (await self._programs.run(*mode)).strip() == "Enabled":
+            # It keeps the GPU's file open.
+            self._persistent.add(address)
+            await self._programs.run("nvidia-smi", "-i", address, "-pm", "0")
+        bind = partial(self._need_binder(address).bind, address, f"nvidia{gpu.minor}")
+        await self._change_gpu(address, bind)
+
     async def _have_devices(self, ref: ClaimRef, wanted: Sequence[ClaimedGpu]) -> tuple[ClaimedGpu, ...]:
         """The same devices, with the MIG devices made.
 
@@ -198,6 +270,8 @@ class GpuPlugin(NodePlugin):
         whole = {
             target.device.uuid for target in wanted if _is_whole(target) and not target.result.admin_access
         }
+        if any(not vfio.bound for vfio in _switchable(wanted)):
+            raise Retry("the GPU does not show as bound to vfio-pci yet", after=1.0)
         blocking = blocking_claim(ref.uid, partitions, whole, self._claims())
         if blocking is not None:
             raise Retry(f"claim {blocking.ref} on this node still has a part of the GPU", after=1.0)
@@ -225,6 +299,14 @@ class GpuPlugin(NodePlugin):
                 nearest_fix="start the plugin without --inventory-file until the claim has ended",
             )
         return self._partitioner
+
+    def _need_binder(self, address: str) -> PciBinder:
+        if self._binder is None:
+            raise Refused(
+                f"a claim has GPU {address}, which was bound to vfio-pci for it",
+                nearest_fix="start the plugin without --inventory-file until the claim has ended",
+            )
+        return self._binder
 
     async def _change_gpu(self, uuid: str, change: Callable[[], T]) -> T:
         """Run a blocking change of a GPU: one at a time, and to its end before a cancellation goes on."""
@@ -265,6 +347,11 @@ class GpuPlugin(NodePlugin):
 def _partitions(wanted: Sequence[ClaimedGpu]) -> tuple[MigPartition, ...]:
     found = (target.device.partition for target in wanted)
     return tuple(partition for partition in found if partition is not None)
+
+
+def _switchable(wanted: Sequence[ClaimedGpu]) -> tuple[VfioGpu, ...]:
+    found = (target.device.vfio for target in wanted)
+    return tuple(vfio for vfio in found if vfio is not None and vfio.switchable)
 
 
 def _is_whole(target: ClaimedGpu) -> bool:

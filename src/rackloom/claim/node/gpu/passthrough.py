@@ -1,0 +1,178 @@
+"""GPUs that a claim may have whole or for a virtual machine: binding one to vfio-pci and back.
+
+With `--vfio-binding` each GPU of NVIDIA's driver that is in an IOMMU group is published twice, as itself and
+as `gpu-vfio-<N>`. Both draw the only unit of one counter set (partitionable devices, KEP-4815), so the
+scheduler gives one of them at a time. A GPU that an operator has bound to vfio-pci is published as such
+alone, and one in MIG mode not for virtual machines.
+
+`PciBinder.bind` gives a GPU from NVIDIA's driver to vfio-pci: it checks that no virtual function is active
+and no process has the GPU's device file open, then writes driver_override, unbinds, and has the kernel probe.
+`release` goes the other way. Both can be repeated after a crash at any step: the kernel shows which driver
+has the GPU. NVIDIA's driver waits in the kernel, without end, while a file of a GPU that it is to give up is
+open; so this process has no NVML session meanwhile, and the check comes last before the unbinding. A process
+that opens the file in between has to end before the call returns.
+
+Source: driver_override and drivers_probe in the kernel's Documentation/ABI/testing/sysfs-bus-pci.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import msgspec
+
+from rackloom.claim.node.gpu.inventory import VFIO_DRIVER, NodeGpu, VfioGpu, vfio_device, vfio_name
+from rackloom.claim.node.plugin import CheckpointEntry
+from rackloom.core.allocate.objects import Counter, CounterConsumption, CounterSet, Device
+from rackloom.errors import Refused, Retry
+
+# What is published. Pure.
+
+
+PASSED_THROUGH = "passedThrough"
+"""Key of a checkpoint entry's record: PCI addresses of the GPUs that the claim has bound, or may have."""
+_UNIT = {"gpu": Counter(value="1")}
+
+
+def passed_through(entries: Collection[CheckpointEntry]) -> frozenset[str]:
+    """PCI addresses of all GPUs that claims have bound, or may have: they are recorded before they are."""
+    return frozenset(address for entry in entries for address in entry.record.get(PASSED_THROUGH, ()))
+
+
+def switchable(vfio: VfioGpu, claimed: Collection[str]) -> VfioGpu:
+    """The same, also switchable where a claim has bound it and its end gives it back."""
+    return msgspec.structs.replace(vfio, switchable=vfio.switchable or vfio.pci_address in claimed)
+
+
+def switch_counters(vfio: VfioGpu) -> CounterSet:
+    """The unit that the GPU and its device for a virtual machine share."""
+    return CounterSet(name=_counter_set_name(vfio), counters=_UNIT)
+
+
+def switchable_device(vfio: VfioGpu) -> Device:
+    """The GPU for a virtual machine."""
+    return drawing_unit(vfio_device(vfio), vfio)
+
+
+def drawing_unit(device: Device, vfio: VfioGpu) -> Device:
+    """The device, given by the scheduler only while the other of the GPU is not."""
+    draw = CounterConsumption(counter_set=_counter_set_name(vfio), counters=_UNIT)
+    return msgspec.structs.replace(device, consumes_counters=(draw,))
+
+
+def by_address(vfio: Collection[VfioGpu], gpus: Collection[NodeGpu]) -> Mapping[str, VfioGpu]:
+    """The switchable GPUs, by PCI address, without those that are divided or in MIG mode."""
+    shut = {gpu.pci_address for gpu in gpus if gpu.mig_mode or gpu.partitions}
+    return {found.pci_address: found for found in vfio if found.switchable and found.pci_address not in shut}
+
+
+def _counter_set_name(vfio: VfioGpu) -> str:
+    return f"{vfio_name(vfio)}-counter-set"
+
+
+# Binding.
+
+
+BIND_RETRY_SECONDS = 1.0
+NVIDIA_DRIVER = "nvidia"
+
+
+class PciBinder:
+    """Moves PCI functions between their driver and vfio-pci. Every method blocks, and belongs in a thread."""
+
+    def __init__(
+        self,
+        bus: Path,
+        processes: Path,
+        quiet: Callable[[], AbstractContextManager[None]] = nullcontext,
+        driver: str = NVIDIA_DRIVER,
+    ) -> None:
+        """`bus` is /sys/bus/pci, writable; `processes` is the host's /proc.
+
+        While `quiet` is entered, this process has no GPU open.
+        """
+        self._bus = bus
+        self._quiet = quiet
+        self._processes = processes
+        self._driver = driver
+
+    def bind(self, address: str, device_file: str | None) -> None:
+        """Give the GPU to vfio-pci. Raises `Retry` while `device_file` is open anywhere, and `Refused`.
+
+        Without a driver the GPU has no such file.
+        """
+        driver = self._driver_of(address)
+        if driver == VFIO_DRIVER:
+            return
+        if driver not in (self._driver, None):
+            raise Refused(f"GPU {address} is not bound to {self._driver} but to {driver}")
+        if not (self._bus / "drivers" / VFIO_DRIVER).is_dir():
+            raise Refused(f"{VFIO_DRIVER} is not loaded", nearest_fix="modprobe vfio-pci on the node")
+        functions = self._device(address) / "sriov_numvfs"
+        if functions.exists() and functions.read_text().strip() != "0":
+            raise Refused(f"GPU {address} has virtual functions", nearest_fix=f"write 0 to {functions}")
+        with self._quiet():
+            users = [] if device_file is None else sorted(self._users(device_file))
+            if users:
+                raise Retry(f"GPU {address} is used by {', '.join(users[:5])}", after=BIND_RETRY_SECONDS)
+            self._write(self._device(address) / "driver_override", VFIO_DRIVER)
+            if driver is not None:
+                self._write(self._bus / "drivers" / self._driver / "unbind", address)
+            self._probe(address, VFIO_DRIVER)
+
+    def release(self, address: str) -> None:
+        """Give the GPU back to its driver. Raises `Retry` until it has it."""
+        if not self._device(address).exists():
+            # Without the function nothing is bound: it was unplugged, or the machine is another one.
+            return
+        self._write(self._device(address) / "driver_override", "\n")
+        if self._driver_of(address) == VFIO_DRIVER:
+            self._write(self._bus / "drivers" / VFIO_DRIVER / "unbind", address)
+        if self._driver_of(address) != self._driver:
+            self._probe(address, self._driver)
+
+    def _probe(self, address: str, driver: str) -> None:
+        self._write(self._bus / "drivers_probe", address)
+        found = self._driver_of(address)
+        if found != driver:
+            raise Retry(
+                f"GPU {address} has {found or 'no driver'} and not {driver}: see the kernel's log",
+                after=BIND_RETRY_SECONDS,
+            )
+
+    def _driver_of(self, address: str) -> str | None:
+        try:
+            return (self._device(address) / "driver").readlink().name
+        except FileNotFoundError:
+            return None
+
+    def _device(self, address: str) -> Path:
+        return self._bus / "devices" / address
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            path.write_text(text)
+        except OSError as error:
+            raise Retry(f"cannot write {path}: {error.strerror}", after=BIND_RETRY_SECONDS) from error
+
+    def _users(self, device_file: str) -> Iterator[str]:
+        """Processes of the host that have the device file open, as `name (pid)`; under any path to it."""
+        for process in self._processes.iterdir():
+            if process.name.isdecimal() and self._has_open(process, device_file):
+                yield f"{_name_of(process)} ({process.name})"
+
+    def _has_open(self, process: Path, device_file: str) -> bool:
+        try:
+            files = [Path(handle.path).readlink() for handle in os.scandir(process / "fd")]
+        except OSError:
+            # It has ended, or a file of it was closed meanwhile: the next attempt sees what stays.
+            return False
+        return any(file.name == device_file and file.parent.name == "dev" for file in files)
+
+
+def _name_of(process: Path) -> str:
+    try:
+        return (process / "comm").read_text().strip()
+    except OSError:
+        return "a process"
