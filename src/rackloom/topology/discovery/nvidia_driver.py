@@ -317,7 +317,8 @@ def _select_library(nvml: Any, driver: NvidiaDriver | None, loaded: str | None) 
         used = None if nvml.nvmlLib is None else nvml.nvmlLib._name
         if used == str(library):
             return
-        if loaded is not None and driver.version != loaded and library_version(Path(used or "").name) == loaded:
+        fits = loaded is not None and library_version(Path(used or "").name) == loaded
+        if fits and driver.version != loaded:
             # Packages of another version, whose module waits for a reboot: only the library that was loaded
             # works with the present one.
             return
