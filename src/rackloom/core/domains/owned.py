@@ -169,7 +169,7 @@ def is_held(snapshot: DomainSnapshot) -> bool:
 
 
 def may_have_certificates(snapshot: DomainSnapshot) -> bool:
-    """Whether its Secrets are made and renewed. Daemons that run need theirs while it waits for quota, too."""
+    """Whether its Secrets are made and renewed. Daemons that run need theirs while it waits for quota."""
     if snapshot.quota.state is QuotaState.WAITING:
         return any(not daemon_set.deleting for daemon_set in snapshot.held_of(DAEMON_SET))
     return not is_withdrawn(snapshot)
