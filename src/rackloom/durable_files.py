@@ -16,8 +16,10 @@ PARTIAL = ".partial"
 def write_durably(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """Replace `path` by `content`. Raises OSError, and the old content stays."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
+    # A link in its place may be of somebody else who may write this directory.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        with os.fdopen(os.open(partial, flags, mode), "wb") as file:
             os.fchmod(file.fileno(), mode)
             file.write(content)
             file.flush()

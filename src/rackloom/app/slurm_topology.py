@@ -79,17 +79,23 @@ async def run_command(command: str, *, limit: float = COMMAND_SECONDS) -> str:
         async with asyncio.timeout(limit):
             output, errors = await process.communicate()
     except TimeoutError as slow:
+        # What it left behind may hold its output open after it has ended itself.
+        _end_session(process.pid)
         raise CommandFailed(f"{command} took more than {limit:.0f} s") from slow
     finally:
         if process.returncode is None:
-            # Its own session, so that what it started ends too.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _end_session(process.pid)
             await process.wait()
     if process.returncode != 0:
         text = (errors or output).decode(errors="replace").strip()[:_MOST_OUTPUT]
         raise CommandFailed(f"{command} ended with {process.returncode}: {text}")
     return output.decode(errors="replace")
+
+
+def _end_session(leader: int) -> None:
+    """A command has its own session, so that what it started ends too."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 # The file.
@@ -130,7 +136,7 @@ class TopologyFile:
 
     async def _write(self, found: SlurmTopology) -> tuple[str, ...]:
         """Returns the nodes that wait for their jobs."""
-        before = self._path.read_text() if self._path.exists() else None
+        before = self._path.read_text(errors="replace") if self._path.exists() else None
         last = None if before is None else read_topology(before)
         step = next_topology(last, found, await self._busy_nodes(last, found))
         log_step(step)
@@ -145,10 +151,15 @@ class TopologyFile:
         if self._busy is None or not entering_nodes(last, found):
             return frozenset()
         try:
-            return frozenset((await run_command(self._busy)).replace(",", " ").split())
+            printed = await run_command(self._busy)
         except CommandFailed as failed:
             log.warning("slurm.busy_unknown", why=str(failed))
             return None
+        if "[" in printed:
+            # `sinfo` without -N. No node has such a name, so all of them would count as idle.
+            log.warning("slurm.busy_unknown", why=f"{self._busy} prints ranges of nodes")
+            return None
+        return frozenset(printed.replace(",", " ").split())
 
     async def _run_hook(self) -> None:
         if self._hook is None or not self._mark.exists():

@@ -184,6 +184,28 @@ def test_the_library_of_another_version_takes_the_place_of_the_first(tmp_path, m
     assert pynvml.nvmlLib._name == str(library / f"libnvidia-ml.so.{NEW}")
 
 
+def test_packages_of_another_version_wait_for_their_module(tmp_path, monkeypatch):
+    """On a host, an upgrade replaces the libraries at once, and the module at the next boot."""
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {"nvmlInitWithFlags": None})
+    monkeypatch.setattr("rackloom.topology.discovery.nvidia_driver.loaded_version", lambda: "570.172.08")
+    system = next(path for path in map(Path, _mapped()) if path.name.startswith("libc."))
+    library = tmp_path / "usr/lib64"
+    library.mkdir(parents=True)
+    old, new = (library / f"libnvidia-ml.so.{version}" for version in ("570.172.08", NEW))
+    old.write_bytes(system.read_bytes())
+    for _ in range(2):
+        with pytest.raises(Retry, match="NVML does not start: Function Not Found"), nvml_session(tmp_path):
+            pass
+        assert pynvml.nvmlLib._name == str(old)
+        old.unlink(missing_ok=True)
+        new.write_bytes(system.read_bytes())
+    monkeypatch.setattr("rackloom.topology.discovery.nvidia_driver.loaded_version", lambda: NEW)
+    with pytest.raises(Retry), nvml_session(tmp_path):
+        pass
+    assert pynvml.nvmlLib._name == str(new)
+
+
 def _mapped():
     """Libraries of this process."""
     lines = Path("/proc/self/maps").read_text().splitlines()

@@ -37,7 +37,7 @@ from rackloom.core.domains.observe import (
     take_domain_snapshot,
     with_secrets,
 )
-from rackloom.core.domains.owned import is_held, is_withdrawn, needs_daemons
+from rackloom.core.domains.owned import is_withdrawn, may_have_certificates, needs_daemons
 from rackloom.core.domains.reconcile import DomainDecision, reconcile_domain
 from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.domains.snapshot import DomainSnapshot
@@ -136,8 +136,8 @@ class DomainController:
         settings = self._settings
         wanted = settings.daemon.authentication and needs_daemons(domain, settings)
         # The finalizer must exist first: without it, a ComputeDomain may vanish and leave its Secrets behind.
-        may_have = names.FINALIZER in domain.finalizers and not domain.deleting and not is_held(snapshot)
-        if wanted and may_have:
+        may_have = names.FINALIZER in domain.finalizers and not domain.deleting
+        if wanted and may_have and may_have_certificates(snapshot):
             await self._credentials.ensure(domain.uid, snapshot.home)
 
     async def _snapshot(self, uid: str) -> DomainSnapshot:

@@ -168,6 +168,13 @@ def is_held(snapshot: DomainSnapshot) -> bool:
     return snapshot.quota.state is QuotaState.WAITING or is_withdrawn(snapshot)
 
 
+def may_have_certificates(snapshot: DomainSnapshot) -> bool:
+    """Whether its Secrets are made and renewed. Daemons that run need theirs while it waits for quota."""
+    if snapshot.quota.state is QuotaState.WAITING:
+        return any(not daemon_set.deleting for daemon_set in snapshot.held_of(DAEMON_SET))
+    return not is_withdrawn(snapshot)
+
+
 def withdraw_writes(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
     """The next writes that take apart what a ComputeDomain has; the last gives its quota back."""
     entries = snapshot.workload_templates + snapshot.shared_claims

@@ -311,9 +311,11 @@ def spare_quotas(
     if mode is QuotaMode.NONE:
         return None
     by_name = {(obj["metadata"]["namespace"], obj["metadata"]["name"]): obj for obj in workloads}
-    found = {}
+    found: dict[tuple[str, str], int] = {}
     for domain in domains:
         quota = domain_quota(domain, by_name.get((domain.namespace, workload_name(domain.uid))), mode, "")
         if quota.state is not QuotaState.UNCOUNTED:
-            found[domain.namespace, domain.template] = quota.spares
+            # Of two that name one template, only one has it.
+            key = domain.namespace, domain.template
+            found[key] = max(found.get(key, 0), quota.spares)
     return SpareQuotas(by_template=found, are_required=mode is QuotaMode.ALL)

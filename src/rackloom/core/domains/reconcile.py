@@ -75,8 +75,6 @@ def _upkeep(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[ObjectWrit
     ):
         # The finalizer comes before all other objects: without it they could outlive their ComputeDomain.
         actions.append(adopt_domain(owned_domain))
-    if snapshot.quota.write is not None:
-        actions.append(snapshot.quota.write)
     if owned.is_withdrawn(snapshot):
         actions += owned.withdraw_writes(snapshot)
     else:
@@ -85,6 +83,8 @@ def _upkeep(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[ObjectWrit
         *actions,
         *membership.remove_abandoned_labels(snapshot),
         *membership.remove_stale_entries(snapshot),
+        # Last: without Kueue, or the rights of its overlay, it fails, and what runs is kept up all the same.
+        *(() if snapshot.quota.write is None else (snapshot.quota.write,)),
     )
 
 

@@ -14,7 +14,6 @@ Owners in other namespaces are anonymised before anything is reported to a gang.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -259,7 +258,6 @@ class TrayCountCache:
 # The devices of each tray, less what others hold.
 
 
-T = TypeVar("T")
 _RESULT_FIELDS = ("request", "driver", "pool", "device", "adminAccess", "shareID", "consumedCapacity")
 """Fields of an allocated device that bear on others; fields newer than this program are left out."""
 

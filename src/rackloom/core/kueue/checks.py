@@ -20,7 +20,6 @@ Owners of other namespaces have no names in messages.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -68,7 +67,6 @@ from rackloom.core.place.pod_constraints import parse_count
 from rackloom.core.place.site_planner import PlacedJob, PlacementReport, PlanRequest, SiteObjects, SitePlanner
 from rackloom.errors import Refused
 
-T = TypeVar("T")
 MOST_RETRY_SECONDS = 300
 """The longest pause between two attempts."""
 

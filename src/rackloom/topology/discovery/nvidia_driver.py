@@ -260,11 +260,12 @@ def nvml_session(driver_root: Path) -> Iterator[Any]:
     """
     import pynvml
 
-    driver = find_driver(driver_root, loaded=loaded_version())
+    loaded = loaded_version()
+    driver = find_driver(driver_root, loaded=loaded)
     if driver is None and not _container_is_ready(driver_root):
         yield None
         return
-    _select_library(pynvml, driver)
+    _select_library(pynvml, driver, loaded)
     try:
         pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
@@ -301,7 +302,7 @@ def driver_missing_error(driver_root: Path) -> Refused:
     )
 
 
-def _select_library(nvml: Any, driver: NvidiaDriver | None) -> None:
+def _select_library(nvml: Any, driver: NvidiaDriver | None, loaded: str | None) -> None:
     """Make the bindings use the library of the driver; without one they use the system's.
 
     They load a library once per process. After a driver upgrade it would not work with the newer kernel
@@ -315,6 +316,11 @@ def _select_library(nvml: Any, driver: NvidiaDriver | None) -> None:
     with nvml.libLoadLock:
         used = None if nvml.nvmlLib is None else nvml.nvmlLib._name
         if used == str(library):
+            return
+        fits = loaded is not None and library_version(Path(used or "").name) == loaded
+        if fits and driver.version != loaded:
+            # Packages of another version, whose module waits for a reboot: only the library that was loaded
+            # works with the present one.
             return
         if nvml._nvmlLib_refcount > 0:
             raise Retry(f"{library} waits: a session of {used} is still open", after=NVML_RETRY_SECONDS)
