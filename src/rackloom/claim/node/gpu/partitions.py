@@ -147,6 +147,20 @@ def made_by_others(
     return tuple(mig for mig in migs if not any(part.is_place_of(mig) for part in made))
 
 
+def has_another_claim(uid: str, wanted: MigPartition, entries: Iterable[CheckpointEntry]) -> bool:
+    """Whether a claim besides `uid` has the same MIG device, or may have it soon.
+
+    A claim that is being unprepared does not count: two of them would each leave the device to the other.
+    """
+    place = (wanted.gpu, wanted.profile_id, wanted.placement_start)
+    return any(
+        (part.gpu, part.profile_id, part.placement_start) == place
+        for entry in entries
+        if entry.ref.uid != uid and not entry.undoing
+        for part in partitions_of(entry)
+    )
+
+
 def blocking_claim(
     uid: str, wanted: Collection[MigPartition], whole: Collection[str], entries: Iterable[CheckpointEntry]
 ) -> CheckpointEntry | None:
@@ -154,7 +168,10 @@ def blocking_claim(
     for entry in entries:
         if entry.ref.uid == uid or entry.state is not PrepareState.COMPLETED:
             continue
-        parts, uuids = partitions_of(entry), set(entry.record.get(UUIDS, {}).values())
+        # An observer takes nothing from those who use the GPU.
+        used = {device.device for device in entry.devices if not device.admin_access}
+        uuids = {uuid for name, uuid in entry.record.get(UUIDS, {}).items() if name in used}
+        parts = partitions_of(entry)
         if any(part.gpu in uuids or any(part.overlaps(other) for other in parts) for part in wanted):
             return entry
         if any(part.gpu in whole for part in parts):

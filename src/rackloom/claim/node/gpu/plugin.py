@@ -29,7 +29,13 @@ from rackloom.claim.node.gpu.inventory import GpuPartitioner, MigPartition, Shar
 from rackloom.claim.node.gpu.monitor import OBSERVE_SECONDS, GpuMonitor
 from rackloom.claim.node.gpu.mps import MpsDaemons
 from rackloom.claim.node.gpu.mps_launcher import MpsLauncher, OwnContainer
-from rackloom.claim.node.gpu.partitions import PARTITIONS, UUIDS, blocking_claim, partitions_of
+from rackloom.claim.node.gpu.partitions import (
+    PARTITIONS,
+    UUIDS,
+    blocking_claim,
+    has_another_claim,
+    partitions_of,
+)
 from rackloom.claim.node.gpu.sharing import (
     ClaimedGpu,
     SharingPlan,
@@ -144,15 +150,16 @@ class GpuPlugin(NodePlugin):
         return PreparedClaim(devices=devices, record={UUIDS: uuids})
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
-        """Give the GPUs back as they were. A GPU belongs to one claim at a time, so `others` have no part."""
+        """Give the GPUs back as they were, but for a MIG device that a later claim has by now.
+
+        A claim whose prepare only started does not keep another from its devices.
+        """
         await self._monitor.need()
         await undo_sharing(_recorded_sharing(entry), self._programs, self._mps, self._monitor.answers)
         for partition in partitions_of(entry):
             # A GPU that is gone has lost its MIG devices by itself.
             if self._monitor.answers(partition.gpu):
-                await self._change_gpu(
-                    partition.gpu, partial(self._need_partitioner(partition.gpu).destroy, partition)
-                )
+                await self._change_gpu(partition.gpu, partial(self._destroy_own, entry.ref.uid, partition))
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """End MPS daemons that no claim has, and supervise those of prepared claims again after a restart."""
@@ -217,6 +224,11 @@ class GpuPlugin(NodePlugin):
         )
         device = msgspec.structs.replace(target.device, mig=made, partition=None)
         return msgspec.structs.replace(target, device=device)
+
+    def _destroy_own(self, uid: str, partition: MigPartition) -> None:
+        """Blocks. A claim is recorded before its device is made, so whoever is not seen here makes it later."""
+        if not has_another_claim(uid, partition, tuple(self._claims())):
+            self._need_partitioner(partition.gpu).destroy(partition)
 
     def _need_partitioner(self, uuid: str) -> GpuPartitioner:
         if self._partitioner is None:
