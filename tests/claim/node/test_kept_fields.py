@@ -167,3 +167,31 @@ def test_parts_are_published_only_where_their_counters_are_kept(rules, names):
         assert sum("sharedCounters" in part["spec"] for part in slices) == (len(names) > 1)
 
     event_loop.run_simulation(1, story)
+
+
+def test_counters_that_are_dropped_after_the_dry_run_take_the_parts_back():
+    """Of several API servers, or after a downgrade, one that writes may keep less than the one that tried."""
+
+    async def story():
+        kube, plugin = FakeKube(), Partitioned()
+        api = DirectApi(kube, "plugin")
+        await api.create(NODE, {"metadata": {"name": "n1"}})
+        create = api.create
+
+        async def with_gate(kind, obj, *, dry_run=False):
+            return obj if dry_run else await create(kind, obj)
+
+        api.create = with_gate
+        kube.rules[RESOURCE_SLICE].append(gate_is_off)
+        publisher = SlicePublisher(plugin, api, "n1", PluginMetrics(plugin.driver, "n1", plugin.kinds))
+
+        async def published():
+            await publisher.publish()
+            slices = (await api.list(RESOURCE_SLICE)).items
+            return [device["name"] for part in slices for device in part["spec"].get("devices", ())]
+
+        assert await published() == ["gpu"]
+        kube.rules[RESOURCE_SLICE].remove(gate_is_off)
+        assert await published() == ["gpu", "part-0", "part-1"]
+
+    event_loop.run_simulation(1, story)

@@ -65,6 +65,10 @@ class DroppedFields:
             self._of[repr(wanted)] = found
         return dropped
 
+    def forget(self, sent: Object) -> None:
+        """Take it that the server stores all of what was sent."""
+        self._of.pop(repr(comparable_content(sent["spec"])), None)
+
     def of(self, content: Content) -> Content:
         """The content of a slice as the server has it once it is written."""
         wanted = comparable_content(content)
@@ -365,8 +369,10 @@ class SlicePublisher:
             actions = plan_slices(pools, listed.items, owner, self._kept)
             if not actions:
                 return listed
-            for action in actions:
-                await self._write(action)
+            if not await self._write_all(actions):
+                pools = [
+                    self._without_counters(pool, "it dropped them when they were written") for pool in pools
+                ]
         raise Retry(f"the slices of {owner.driver} do not stay as they are written", after=RETRY_SECONDS)
 
     async def _storable(self, pool: DevicePool, owner: SliceOwner) -> DevicePool:
@@ -375,9 +381,14 @@ class SlicePublisher:
             return pool
         trouble = await self._counters_dropped(pool, owner)
         if trouble is not None:
-            log.warning("node.no-counters", driver=self.plugin.driver, reason=trouble)
-            return DevicePool(name=pool.name, devices=pool.without_counters)
+            return self._without_counters(pool, trouble)
         return pool
+
+    def _without_counters(self, pool: DevicePool, reason: str) -> DevicePool:
+        if not pool.counters:
+            return pool
+        log.warning("node.no-counters", driver=self.plugin.driver, reason=reason)
+        return DevicePool(name=pool.name, devices=pool.without_counters)
 
     async def _counters_dropped(self, pool: DevicePool, owner: SliceOwner) -> str | None:
         """Why the server would not store the counters of a pool; None if it would. Raises `KubeError`."""
@@ -392,27 +403,46 @@ class SlicePublisher:
             except Rejected as refusal:
                 return refusal.message
             dropped = DroppedFields().record(sent, stored)
-            lost = [path for path in dropped if "Counters" in path]
+            lost = _lost_counters(dropped)
             if lost:
                 return f"the API server drops {', '.join(lost)}"
         return None
 
-    async def _write(self, action: SliceWrite) -> None:
+    async def _write_all(self, actions: Iterable[SliceWrite]) -> bool:
+        """Whether the server kept all counters; nothing is written after the first that it dropped.
+
+        Another API server may have answered the dry run, or the same one before a downgrade.
+        """
+        for action in actions:
+            if not await self._write(action):
+                return False
+        return True
+
+    async def _write(self, action: SliceWrite) -> bool:
+        """Whether the server kept all counters."""
+        kept = True
         # kubelet deletes slices of a plugin that it lost. The next list shows what is gone or changed.
         with suppress(Conflict, NotFound):
             match action:
                 case Create(new):
-                    self._compare(new, await self.api.create(RESOURCE_SLICE, new))
+                    kept = self._compare(new, await self.api.create(RESOURCE_SLICE, new))
                 case Update(changed):
-                    self._compare(changed, await self.api.replace(RESOURCE_SLICE, changed))
+                    kept = self._compare(changed, await self.api.replace(RESOURCE_SLICE, changed))
                 case Delete(name, uid):
                     await self.api.delete(RESOURCE_SLICE, name, uid=uid)
         log.info("node.slice", driver=self.plugin.driver, action=type(action).__name__.lower())
+        return kept
 
-    def _compare(self, sent: Object, stored: Object) -> None:
+    def _compare(self, sent: Object, stored: Object) -> bool:
         dropped = self._kept.record(sent, stored)
-        if dropped:
-            log.warning("node.slice-fields-dropped", driver=self.plugin.driver, fields=list(dropped))
+        if not dropped:
+            return True
+        log.warning("node.slice-fields-dropped", driver=self.plugin.driver, fields=list(dropped))
+        if not _lost_counters(dropped):
+            return True
+        # Never taken for published as it is, also not by a later call.
+        self._kept.forget(sent)
+        return False
 
     async def _watch(self, resource_version: str) -> None:
         events = self.api.watch(RESOURCE_SLICE, resource_version=resource_version, fields=self._selector)
@@ -425,6 +455,10 @@ class SlicePublisher:
             self._is_cut_off |= _no_answer(error)
             await asyncio.sleep(RETRY_SECONDS)
         self.wake()
+
+
+def _lost_counters(dropped: Iterable[str]) -> list[str]:
+    return [path for path in dropped if "Counters" in path]
 
 
 def _no_answer(trouble: Exception) -> bool:

@@ -11,7 +11,7 @@ runtime waits two seconds for the whole sandbox.
 An interface changes its name and its namespace, so `LinkIdentity` finds it again: hardware by its PCI
 function and permanent MAC (several ports may share a function), a virtual link by the MACs that it has or
 is to get. A child of an interface (IPVLAN, MACVLAN) is made for the pod and found by its parent and its
-names; of the host's settings it gets none, since the parent keeps them.
+alias; of the host's settings it gets none, since the parent keeps them.
 
 `PreparedNic`, `NicRecord` and `Attachment` are stored as JSON: the first two in the checkpoint, the last
 in one file for each NIC. An attachment holds all that is needed to bring the NIC back as it was; nothing
@@ -137,13 +137,14 @@ def pod_settings(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
     )
 
 
-def child_identity(parent: "NetworkLink", kind: str, device: str, name: str) -> LinkIdentity:
+def child_identity(parent: "NetworkLink", kind: str, device: str) -> LinkIdentity:
     """How the child of `parent` for a NIC is found in a pod.
 
-    It is made under a name that nobody else has: one that the pod has already is refused when it is renamed.
+    It is made under a name that nobody else has, which stays as its alias. So a link of the same kind on the
+    same parent that a CNI plugin has made is never taken for it.
     """
     made = f"rl-{zlib.crc32(device.encode()):08x}"
-    return LinkIdentity(name=made, kind=kind, names=(made, name), over=parent.index)
+    return LinkIdentity(name=made, kind=kind, over=parent.index)
 
 
 def normalize_mac(text: str) -> str:
@@ -215,8 +216,8 @@ class NetworkLink(msgspec.Struct, frozen=True, kw_only=True):
 def find_link(links: tuple[NetworkLink, ...], wanted: LinkIdentity) -> NetworkLink | None:
     """The link that `wanted` identifies, whatever its name is now."""
     if wanted.over is not None:
-        mine = {link.name: link for link in links if (link.kind, link.over) == (wanted.kind, wanted.over)}
-        return next((mine[name] for name in wanted.names if name in mine), None)
+        children = (link for link in links if (link.kind, link.over) == (wanted.kind, wanted.over))
+        return next((link for link in children if wanted.name in (link.name, link.alias)), None)
     return next((link for link in links if _is_link(link, wanted)), None)
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pynvml
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,10 +20,12 @@ from tests.claim.node.crash_points import ENDINGS, FusedApi, Lives, deaths_survi
 from tests.node.hardware import LIBRARIES, gpu_table, install_nvml
 
 from rackloom.claim.node.device_files import DriverFiles
+from rackloom.claim.node.gpu.inventory import PlaceTaken
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.nvml import NvmlGpus, read_gpus
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.gpu.sharing import DriverPrograms
+from rackloom.claim.node.plugin import CheckpointEntry, PrepareState
 from rackloom.claim.node.run import PluginProcess
 from rackloom.core.kubernetes.objects import RESOURCE_SLICE
 from rackloom.errors import Refused, Retry
@@ -97,7 +100,7 @@ def test_every_profile_is_offered_at_each_of_its_places(driver):
 def test_a_mig_device_is_made_and_destroyed_and_mig_mode_with_it(driver):
     source = NvmlGpus(driver, dynamic_mig=True)
     wanted = partition(driver, "1g.10gb", 2)
-    made = source.make(wanted)
+    made = source.make(wanted, began=False)
     assert (made.profile, made.placement_start, made.memory_bytes) == ("1g.10gb", 2, wanted.memory_bytes)
     (gpu, other, *_) = source.read().gpus
     assert (gpu.mig_mode, gpu.migs) == (True, (made,))
@@ -112,14 +115,15 @@ def partition_list(root: Path) -> Any:
     return read_gpus(root, dynamic_mig=True).gpus[0].partitions
 
 
-def test_a_remainder_of_an_attempt_gives_way_and_another_device_does_not(driver):
+def test_what_an_attempt_left_is_completed_and_what_others_made_stays(driver):
     source = NvmlGpus(driver, dynamic_mig=True)
-    first = source.make(partition(driver, "1g.10gb", 2))
-    again = source.make(partition(driver, "1g.10gb", 2))
-    assert again.uuid != first.uuid
+    first = source.make(partition(driver, "1g.10gb", 2), began=False)
+    assert source.make(partition(driver, "1g.10gb", 2), began=True) == first
+    with pytest.raises(PlaceTaken, match="somebody else made"):
+        source.make(partition(driver, "1g.10gb", 2), began=False)
     with pytest.raises(Retry, match=r"2g\.20gb cannot be made.*other MIG devices have its place"):
-        source.make(partition(driver, "2g.20gb", 2))
-    assert [mig.uuid for mig in source.read().gpus[0].migs] == [again.uuid]
+        source.make(partition(driver, "2g.20gb", 2), began=False)
+    assert [mig.uuid for mig in source.read().gpus[0].migs] == [first.uuid]
 
 
 def test_what_is_in_use_is_waited_for(driver):
@@ -127,9 +131,9 @@ def test_what_is_in_use_is_waited_for(driver):
     small, uuid = partition(driver, "1g.10gb", 0), read_gpus(driver).gpus[0].uuid
     busy(driver, True)
     with pytest.raises(Retry, match="a program uses the GPU"):
-        source.make(small)
+        source.make(small, began=False)
     busy(driver, False)
-    source.make(small)
+    source.make(small, began=False)
     with pytest.raises(Retry, match="still has MIG devices"):
         source.leave_mig_mode(uuid)
     busy(driver, True)
@@ -149,7 +153,7 @@ def test_a_gpu_that_needs_a_reset_is_partitioned_only_in_mig_mode(driver, monkey
     small = partition(driver, "1g.10gb", 0)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetArchitecture", lambda _handle: pynvml.NVML_DEVICE_ARCH_AMPERE)
     with pytest.raises(Refused, match="would need a reset"):
-        source.make(small)
+        source.make(small, began=False)
 
 
 # What is published.
@@ -229,14 +233,14 @@ def test_whatever_the_counters_allow_together_the_driver_makes(driver, order):
         needs = amounts(draw.counters)
         if all(left[counter] >= amount for counter, amount in needs.items()):
             left = {counter: amount - needs.get(counter, 0) for counter, amount in left.items()}
-            source.make(names[name])
+            source.make(names[name], began=False)
             made += 1
     assert made == len(source.read().gpus[0].migs) > 0
 
 
 def test_a_layout_of_the_operator_is_published_and_left_alone(driver, monkeypatch):
     monkeypatch.setattr("rackloom.claim.node.gpu.monitor.gpu_locations", lambda _machine: {})
-    made = NvmlGpus(driver, dynamic_mig=True).make(partition(driver, "3g.40gb", 4))
+    made = NvmlGpus(driver, dynamic_mig=True).make(partition(driver, "3g.40gb", 4), began=False)
     pool = pool_of(driver)
     first = [device for device in pool.devices if device.name.startswith("gpu-0")]
     assert [device.name for device in first] == [MIDDLE]
@@ -471,6 +475,79 @@ def test_what_a_device_that_is_made_cannot_do_is_refused(node, config, result, w
         answers = await process.requests.prepare([claim.ref])
         assert why in answers[claim.uid].error
         assert answers[claim.uid].error.startswith("Permanent error")
+        assert not read_gpus(node.mig_root).gpus[0].mig_mode
+
+    reported(node, work)
+
+
+@pytest.mark.slow
+def test_a_stale_attempt_that_is_undone_leaves_the_device_of_a_later_claim(node):
+    async def work(process, kubelet):
+        old, new = await node.claim("old", SMALLEST), await node.claim("new", SMALLEST)
+        # The old claim's prepare was begun and never completed (a crash, or a reboot since).
+        intent = {
+            "sharing": {},
+            "partitions": [msgspec.to_builtins(partition(node.mig_root, "1g.10gb", 0))],
+        }
+        process.checkpoint.put(
+            CheckpointEntry(ref=old.ref, state=PrepareState.STARTED, fingerprint="f", record=intent)
+        )
+        await kubelet.prepare(new)
+        (made,) = read_gpus(node.mig_root).gpus[0].migs
+        answers = await process.requests.unprepare([old.ref])
+        assert not answers[old.uid].error
+        assert [mig.uuid for mig in read_gpus(node.mig_root).gpus[0].migs] == [made.uuid]
+        await kubelet.unprepare(new)
+        assert not read_gpus(node.mig_root).gpus[0].mig_mode
+
+    reported(node, work)
+
+
+@pytest.mark.slow
+def test_a_completed_claim_whose_spec_is_gone_keeps_its_device(node):
+    async def work(process, kubelet):
+        claim = await node.claim("c", SMALLEST)
+        await kubelet.prepare(claim)
+        (made,) = read_gpus(node.mig_root).gpus[0].migs
+        process.sweeper.preparer.cdi.remove(claim.uid)
+        await process.requests.prepare([claim.ref])
+        assert [mig.uuid for mig in read_gpus(node.mig_root).gpus[0].migs] == [made.uuid]
+
+    reported(node, work)
+
+
+@pytest.mark.slow
+def test_an_operators_device_made_since_the_last_look_is_not_destroyed(node):
+    async def work(process, kubelet):
+        claim = await node.claim("c", SMALLEST)
+        wanted = partition(node.mig_root, "1g.10gb", 0)
+        made = NvmlGpus(node.mig_root, dynamic_mig=True).make(wanted, began=False)
+        answers = await process.requests.prepare([claim.ref], 3.0)
+        assert "somebody else made" in answers[claim.uid].error
+        await kubelet.unprepare(claim)
+        assert [mig.uuid for mig in read_gpus(node.mig_root).gpus[0].migs] == [made.uuid]
+
+    reported(node, work)
+
+
+@pytest.mark.slow
+def test_a_claim_ended_while_the_driver_is_away_leaks_nothing(node):
+    async def work(process, kubelet):
+        claim = await node.claim("c", SMALLEST)
+        await kubelet.prepare(claim)
+        monitor = process._plugin._monitor
+        read = monitor._reader.source.read
+
+        def away():
+            raise Refused("no libnvidia-ml.so.1")
+
+        monitor._reader.source.read = away
+        await monitor.observe()
+        answers = await process.requests.unprepare([claim.ref], 3.0)
+        monitor._reader.source.read = read
+        await monitor.observe()
+        assert "cannot be destroyed" in answers[claim.uid].error
+        await kubelet.unprepare(claim)
         assert not read_gpus(node.mig_root).gpus[0].mig_mode
 
     reported(node, work)

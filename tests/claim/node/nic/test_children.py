@@ -38,17 +38,21 @@ def settings_of(netns, name):
     return netns.call(look)
 
 
-def child(host, kind, **interface):
-    """The parent, its child, and what the child gets, as a prepare finds them."""
-
+def parent_link(host):
     def look():
         with Rtnetlink() as rtnetlink:
             return next(link for link in read_links(rtnetlink) if link.name == "nic0")
 
-    parent = host.call(look)
+    return host.call(look)
+
+
+def child(host, kind, **interface):
+    """The parent, its child, and what the child gets, as a prepare finds them."""
+
+    parent = parent_link(host)
     config = decode_network_config({"interface": {"type": kind.upper(), **interface}})
     wanted = pod_settings(config, LinkSettings(name=parent.name))
-    return parent.identity(), child_identity(parent, kind, "nic0", wanted.name), wanted
+    return parent.identity(), child_identity(parent, kind, "nic0"), wanted
 
 
 def test_it_is_made_in_the_pod_and_deleted_and_the_nic_stays(host, kind):
@@ -114,6 +118,17 @@ def test_a_name_that_the_pod_has_already_is_refused_and_stays(host, kind):
     remove_child(made, pod.path)
     assert {"net1", "other"} <= pod.links().keys()
     assert not [name for name in pod.links() if name.startswith("rl-")]
+
+
+def test_a_child_that_a_cni_plugin_made_of_the_same_nic_stays(host, kind):
+    pod = host.pod()
+    parent, made, wanted = child(host, kind, name="net1", addressing="Unnumbered")
+    theirs = child_identity(parent_link(host), kind, "another")
+    attach_child(parent, theirs, wanted, pod.path)
+    with pytest.raises(FileExistsError):
+        attach_child(parent, made, wanted, pod.path)
+    remove_child(made, pod.path)
+    assert "net1" in pod.links()
 
 
 def test_a_claim_gets_one_and_the_status_names_it(node, host, kind):

@@ -245,14 +245,22 @@ class GpuSource(Protocol):
         """Release the driver."""
 
 
+class PlaceTaken(Retry):
+    """A MIG device that somebody else made is where one is to be made."""
+
+
 class GpuPartitioner(Protocol):
     """Makes MIG devices. Every method blocks, and belongs in a thread.
 
     Each can be repeated: it leaves the same, whatever an attempt before it left.
     """
 
-    def make(self, partition: MigPartition) -> MigDevice:
-        """Make a MIG device, in place of a remainder of it, in MIG mode. Raises `Retry` or `Refused`."""
+    def make(self, partition: MigPartition, *, began: bool) -> MigDevice:
+        """Make a MIG device, in MIG mode. Raises `Retry` or `Refused`.
+
+        What is at its place is completed if an attempt for the claim `began` before, and otherwise belongs to
+        somebody else: `PlaceTaken`.
+        """
 
     def destroy(self, partition: MigPartition) -> None:
         """Destroy a MIG device if it is there, and end MIG mode after the last. Raises `Retry`."""

@@ -1,10 +1,10 @@
 """MIG devices of one GPU through NVML: those that exist, those that could be made, making and destroying.
 
 A MIG device is a compute instance in a GPU instance. A GPU instance that is made here gets one compute
-instance, which has all of it. `make_mig_device` switches MIG mode on if it is off, removes what an earlier
-attempt left at the place, and makes both. `destroy_mig_device` goes the other way, and ends MIG mode after
-the last GPU instance. Both can be repeated after a crash at any step: what exists is asked of the driver and
-never remembered.
+instance, which has all of it. `make_mig_device` switches MIG mode on if it is off, and makes what is missing
+of both; it takes nothing that it finds at the place before the claim's first attempt. `destroy_mig_device`
+goes the other way, and ends MIG mode after the last GPU instance. Both can be repeated after a crash at any
+step: what exists is asked of the driver and never remembered.
 
 Hopper and later switch MIG mode without a reset if no program uses the GPU. Ampere needs a reset, which is
 left to the operator: such a GPU has partitions only while it is in MIG mode, and stays in it. A vGPU cannot
@@ -20,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from rackloom.claim.node.gpu.inventory import MigDevice, MigPartition
+from rackloom.claim.node.gpu.inventory import MigDevice, MigPartition, PlaceTaken
 from rackloom.errors import Refused, Retry
 
 log = structlog.get_logger(__name__)
@@ -144,21 +144,32 @@ def _text(name: Any) -> str:
 # Making and destroying.
 
 
-def make_mig_device(nvml: Any, handle: Any, partition: MigPartition) -> MigDevice:
-    """Make the MIG device.
+def make_mig_device(nvml: Any, handle: Any, partition: MigPartition, *, began: bool) -> MigDevice:
+    """Make the MIG device, or complete it if an earlier attempt `began`.
 
-    Raises `Retry` while something is in the way, `Refused` where the GPU needs a reset.
+    Raises `Retry` while something is in the way, `PlaceTaken` where that is a device of somebody else, and
+    `Refused` where the GPU needs a reset.
     """
     with _in_use_named(nvml, f"a MIG device {partition.profile} cannot be made on GPU {partition.gpu}"):
         if not mig_mode(nvml, handle):
             _enter_mig_mode(nvml, handle, partition.gpu)
-        _destroy_instances(nvml, handle, partition)
-        place = nvml.c_nvmlGpuInstancePlacement_t()
-        place.start, place.size = partition.placement_start, partition.placement_size
-        instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, partition.profile_id, byref(place))
+        found = _instances_at(nvml, handle, partition)
+        if found and not began:
+            raise PlaceTaken(
+                f"a MIG device {partition.profile} that somebody else made is on GPU {partition.gpu}",
+                after=MIG_RETRY_SECONDS,
+            )
+        instance = found[0] if found else _make_instance(nvml, handle, partition)
+        computes = list(_compute_instances(nvml, instance))
         profile = _compute_profile(nvml, instance, partition)
-        compute = nvml.nvmlGpuInstanceCreateComputeInstance(instance, profile)
+        compute = computes[0] if computes else nvml.nvmlGpuInstanceCreateComputeInstance(instance, profile)
         return _mig_device(nvml, handle, nvml.nvmlComputeInstanceGetInfo_v2(compute).device)
+
+
+def _make_instance(nvml: Any, handle: Any, partition: MigPartition) -> Any:
+    place = nvml.c_nvmlGpuInstancePlacement_t()
+    place.start, place.size = partition.placement_start, partition.placement_size
+    return nvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, partition.profile_id, byref(place))
 
 
 def destroy_mig_device(nvml: Any, handle: Any, partition: MigPartition) -> None:
@@ -201,11 +212,18 @@ def _enter_mig_mode(nvml: Any, handle: Any, uuid: str) -> None:
 
 def _destroy_instances(nvml: Any, handle: Any, partition: MigPartition) -> None:
     """Destroy the GPU instance at the place, if there is one, and what is in it."""
-    for instance in _gpu_instances(nvml, handle, partition.profile_id):
-        if nvml.nvmlGpuInstanceGetInfo(instance).placement.start == partition.placement_start:
-            for compute in _compute_instances(nvml, instance):
-                nvml.nvmlComputeInstanceDestroy(compute)
-            nvml.nvmlGpuInstanceDestroy(instance)
+    for instance in _instances_at(nvml, handle, partition):
+        for compute in _compute_instances(nvml, instance):
+            nvml.nvmlComputeInstanceDestroy(compute)
+        nvml.nvmlGpuInstanceDestroy(instance)
+
+
+def _instances_at(nvml: Any, handle: Any, partition: MigPartition) -> list[Any]:
+    return [
+        instance
+        for instance in _gpu_instances(nvml, handle, partition.profile_id)
+        if nvml.nvmlGpuInstanceGetInfo(instance).placement.start == partition.placement_start
+    ]
 
 
 def _has_instances(nvml: Any, handle: Any) -> bool:

@@ -233,10 +233,10 @@ class NvmlGpus:
         """UUIDs of GPUs that cannot be listened to."""
         return self._unmonitored
 
-    def make(self, partition: MigPartition) -> MigDevice:
-        """Make a MIG device. Raises `Retry` or `Refused`."""
+    def make(self, partition: MigPartition, *, began: bool) -> MigDevice:
+        """Make a MIG device, or complete one. Raises `Retry`, `PlaceTaken` or `Refused`."""
         with self._handle(partition.gpu) as (nvml, handle):
-            return make_mig_device(nvml, handle, partition)
+            return make_mig_device(nvml, handle, partition, began=began)
 
     def destroy(self, partition: MigPartition) -> None:
         """Destroy a MIG device if it exists. Raises `Retry`."""

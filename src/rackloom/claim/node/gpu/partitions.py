@@ -153,6 +153,20 @@ def held_uuids(entry: CheckpointEntry) -> frozenset[str]:
     return frozenset(known.get(device.device, "") for device in entry.devices if not device.admin_access)
 
 
+def has_another_claim(uid: str, wanted: MigPartition, entries: Iterable[CheckpointEntry]) -> bool:
+    """Whether a claim besides `uid` has the same MIG device, or may have it soon.
+
+    A claim that is being unprepared does not count: two of them would each leave the device to the other.
+    """
+    place = (wanted.gpu, wanted.profile_id, wanted.placement_start)
+    return any(
+        (part.gpu, part.profile_id, part.placement_start) == place
+        for entry in entries
+        if entry.ref.uid != uid and not entry.undoing
+        for part in partitions_of(entry)
+    )
+
+
 def blocking_claim(
     uid: str, wanted: Collection[MigPartition], whole: Collection[str], entries: Iterable[CheckpointEntry]
 ) -> CheckpointEntry | None:

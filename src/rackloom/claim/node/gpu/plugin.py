@@ -26,7 +26,14 @@ import structlog
 from rackloom.claim.node.cdi import DriverSpec
 from rackloom.claim.node.device_files import DRIVER_SECONDS, DriverFiles, vfio_device_files
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
-from rackloom.claim.node.gpu.inventory import GpuPartitioner, MigPartition, ShareSettings, VfioGpu
+from rackloom.claim.node.gpu.inventory import (
+    GpuPartitioner,
+    MigDevice,
+    MigPartition,
+    PlaceTaken,
+    ShareSettings,
+    VfioGpu,
+)
 from rackloom.claim.node.gpu.monitor import OBSERVE_SECONDS, GpuMonitor
 from rackloom.claim.node.gpu.mps import MpsDaemons
 from rackloom.claim.node.gpu.mps_launcher import MpsLauncher, OwnContainer
@@ -34,6 +41,7 @@ from rackloom.claim.node.gpu.partitions import (
     PARTITIONS,
     UUIDS,
     blocking_claim,
+    has_another_claim,
     held_uuids,
     partitions_of,
 )
@@ -120,6 +128,8 @@ class GpuPlugin(NodePlugin):
         self._driver = driver
         self._partitioner = partitioner
         self._binder = binder
+        self._begun: set[tuple[str, MigPartition]] = set()
+        """MIG devices that may be at their place by an attempt for the claim (UID)."""
         self._persistent: set[str] = set()
         """PCI addresses of GPUs whose persistence mode is off for a virtual machine, as far as this knows."""
         self._mps = MpsDaemons(programs, launcher or OwnContainer(programs), settings.mps_home)
@@ -130,6 +140,8 @@ class GpuPlugin(NodePlugin):
         """Know the claims: MIG devices that they do not name were made by others."""
         self._claims = claims
         self._monitor.resume(claims)
+        # Attempts of an earlier life of this plugin may have left something.
+        self._begun = {(entry.ref.uid, part) for entry in claims() for part in partitions_of(entry)}
 
     def missing(self) -> str | None:
         """NVIDIA's driver, on a node whose GPUs it should drive."""
@@ -167,15 +179,20 @@ class GpuPlugin(NodePlugin):
         return PreparedClaim(devices=devices, record=record)
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
-        """Give the GPUs back as they were. A GPU belongs to one claim at a time, so `others` have no part."""
+        """Give the GPUs back as they were, but for a MIG device that a later claim has by now.
+
+        A claim whose prepare only started does not keep another from its devices.
+        """
         await self._monitor.need()
+        if partitions_of(entry) and self._monitor.missing is not None:
+            # The devices may be there all the same, in the kernel.
+            raise Retry(f"MIG devices cannot be destroyed: {self._monitor.missing}", after=1.0)
         await undo_sharing(_recorded_sharing(entry), self._programs, self._mps, self._monitor.answers)
         for partition in partitions_of(entry):
             # A GPU that is gone has lost its MIG devices by itself.
             if self._monitor.answers(partition.gpu):
-                await self._change_gpu(
-                    partition.gpu, partial(self._need_partitioner(partition.gpu).destroy, partition)
-                )
+                await self._change_gpu(partition.gpu, partial(self._destroy_own, entry.ref.uid, partition))
+            self._begun.discard((entry.ref.uid, partition))
         await self._release_gpus(entry)
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
@@ -217,7 +234,7 @@ class GpuPlugin(NodePlugin):
         """Give GPUs of virtual machines back to NVIDIA's driver, with their persistence mode."""
         addresses = entry.record.get(PASSED_THROUGH, ())
         for address in addresses:
-            await self._change_gpu(address, partial(self._need_binder(address).release, address))
+            await self._change_gpu(address, partial(self._release_own, entry.ref.uid, address))
         for address in addresses:
             if address in self._persistent or address in entry.record.get(PERSISTENT, ()):
                 await self._programs.run("nvidia-smi", "-i", address, "-pm", "1")
@@ -280,17 +297,39 @@ class GpuPlugin(NodePlugin):
             if condition is not None and condition.gpu.partitions and target.device.uuid in whole:
                 uuid = target.device.uuid
                 await self._change_gpu(uuid, partial(self._need_partitioner(uuid).leave_mig_mode, uuid))
-        return tuple([await self._made(target) for target in wanted])
+        return tuple([await self._made(ref.uid, target) for target in wanted])
 
-    async def _made(self, target: ClaimedGpu) -> ClaimedGpu:
+    async def _made(self, uid: str, target: ClaimedGpu) -> ClaimedGpu:
         partition = target.device.partition
         if partition is None:
             return target
-        made = await self._change_gpu(
-            partition.gpu, partial(self._need_partitioner(partition.gpu).make, partition)
-        )
+        made = await self._change_gpu(partition.gpu, partial(self._make_own, uid, partition))
         device = msgspec.structs.replace(target.device, mig=made, partition=None)
         return msgspec.structs.replace(target, device=device)
+
+    def _make_own(self, uid: str, partition: MigPartition) -> MigDevice:
+        """Blocks. Remembers that something may be at the place, also if the claim is given up meanwhile."""
+        key, by = (uid, partition), self._need_partitioner(partition.gpu)
+        try:
+            made = by.make(partition, began=key in self._begun)
+        except PlaceTaken:
+            raise
+        except BaseException:
+            self._begun.add(key)
+            raise
+        self._begun.add(key)
+        return made
+
+    def _destroy_own(self, uid: str, partition: MigPartition) -> None:
+        """Blocks. A claim is recorded before its device is made: whoever is not seen here makes it later."""
+        if (uid, partition) in self._begun and not has_another_claim(uid, partition, self._claims()):
+            self._need_partitioner(partition.gpu).destroy(partition)
+
+    def _release_own(self, uid: str, address: str) -> None:
+        """Blocks. The same for a GPU of a virtual machine."""
+        others = [kept for kept in self._claims() if kept.ref.uid != uid and not kept.undoing]
+        if address not in passed_through(others):
+            self._need_binder(address).release(address)
 
     def _need_partitioner(self, uuid: str) -> GpuPartitioner:
         if self._partitioner is None:

@@ -301,6 +301,7 @@ def attach_child(
     if not in_namespace(netns, lambda: _is_in_namespace(child)):
         with open_namespace(netns) as handle:
             in_namespace(HOST_NAMESPACE, lambda: _make_child(parent, child, wanted, handle))
+    in_namespace(netns, lambda: _mark_child(child))
     return in_namespace(netns, lambda: _configure_in_pod(child, wanted))
 
 
@@ -322,6 +323,14 @@ def _make_child(parent: LinkIdentity, child: LinkIdentity, wanted: LinkSettings,
         if above.index != child.over:
             raise FileNotFoundError(f"interface {parent.name} was made anew since the claim was prepared")
         rtnetlink.execute(netlink.make_child(above.index, child.kind, child.name, wanted.mac, handle))
+
+
+def _mark_child(child: LinkIdentity) -> None:
+    """Before it is renamed: its alias then tells it from links of others."""
+    with Rtnetlink() as rtnetlink:
+        link = _require_link(rtnetlink, child)
+        if link.alias != child.name:
+            rtnetlink.execute(netlink.set_alias(link.index, child.name))
 
 
 def set_link_address(

@@ -333,6 +333,11 @@ def make_child(parent: int, kind: str, name: str, mac: str | None, netns_fd: int
     return NetlinkRequest(doing, "link", NEWLINK, CREATE | EXCLUSIVE, {}, attrs)
 
 
+def set_alias(index: int, alias: str) -> NetlinkRequest:
+    """The text that `ip link` shows as `alias`."""
+    return _link_request(index, f"giving interface {index} the alias {alias}", ("IFLA_IFALIAS", alias))
+
+
 def delete_link(index: int) -> NetlinkRequest:
     """For a virtual link."""
     return NetlinkRequest(f"deleting interface {index}", "link", DELLINK, fields={"index": index})

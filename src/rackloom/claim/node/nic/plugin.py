@@ -184,7 +184,7 @@ def _with_child(
     pod = pod_settings(config, LinkSettings(name=link.name))
     return msgspec.structs.replace(
         bare,
-        identity=child_identity(link, interface.type.value.lower(), bare.device, pod.name),
+        identity=child_identity(link, interface.type.value.lower(), bare.device),
         pod=pod,
         over=link.identity(),
         rdma=None if mode is rdma.NetnsMode.EXCLUSIVE else bare.rdma,
