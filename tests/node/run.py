@@ -41,6 +41,7 @@ IMAGES = "RACKLOOM_NODE_IMAGES"
 """A folder that `images` has filled."""
 CANNOT = 3
 KERNEL_TESTS = (
+    "tests/claim/node/gpu/test_binding_in_the_kernel.py",
     "tests/claim/node/nic/test_between_pods.py",
     "tests/claim/node/nic/test_children.py",
     "tests/claim/node/nic/test_kinds_of_links.py",
@@ -48,7 +49,7 @@ KERNEL_TESTS = (
     "tests/claim/node/nic/test_programs.py",
     "tests/claim/node/nic/test_rdma_in_the_kernel.py",
 )
-"""What runs against kinds of links that the host's kernel may lack."""
+"""What runs against kinds of links and drivers that the host's kernel may lack."""
 _PREFIX = "rackloom-node-"
 _PROGRAMS = {
     "unshare": "util-linux",

@@ -201,6 +201,8 @@ def _qemu(vmlinuz: Path, initramfs: Path, disk: int, *, fast: bool) -> list[str]
         *("-virtfs", "local,path=/,mount_tag=host,security_model=passthrough,readonly=on,multidevs=remap"),
         *("-drive", f"file=/proc/self/fd/{disk},format=raw,if=virtio,cache=unsafe"),
         *("-device", f"isa-debug-exit,iobase={_EXIT_PORT},iosize=1"),
+        # A function that tests may take from its driver.
+        *("-device", "virtio-rng-pci"),
     ]
 
 
