@@ -23,7 +23,8 @@ found=$(find "$scratch/root" -path '*/lib/modules/*/kernel' -prune | head -n 1)
 release=$(basename "$(dirname "$found")")
 (
   cd "$found"
-  find drivers -mindepth 1 -maxdepth 1 ! -name block ! -name char ! -name infiniband ! -name net ! -name virtio -exec rm -rf {} +
+  find drivers -mindepth 1 -maxdepth 1 ! -name block ! -name char ! -name infiniband ! -name net ! -name vfio \
+    ! -name virtio -exec rm -rf {} +
   find drivers/net -mindepth 1 -maxdepth 1 -type d ! -name bonding ! -name ipvlan ! -name vxlan -exec rm -rf {} +
   find drivers/infiniband -mindepth 1 -maxdepth 1 ! -name core ! -name sw -exec rm -rf {} +
   rm -rf sound

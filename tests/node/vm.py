@@ -197,12 +197,15 @@ def _qemu(vmlinuz: Path, initramfs: Path, disk: int, *, fast: bool) -> list[str]
         *("-display", "none", "-serial", "stdio"),
         *("-kernel", str(vmlinuz), "-initrd", str(initramfs)),
         # A panic is a reboot at once, and a reboot the end.
-        *("-append", "console=ttyS0 loglevel=4 panic=-1 mitigations=off tsc=reliable no_timer_check"),
+        *(
+            "-append",
+            "console=ttyS0 loglevel=4 panic=-1 mitigations=off tsc=reliable no_timer_check intel_iommu=on",
+        ),
         *("-virtfs", "local,path=/,mount_tag=host,security_model=passthrough,readonly=on,multidevs=remap"),
         *("-drive", f"file=/proc/self/fd/{disk},format=raw,if=virtio,cache=unsafe"),
         *("-device", f"isa-debug-exit,iobase={_EXIT_PORT},iosize=1"),
-        # A function that tests may take from its driver.
-        *("-device", "virtio-rng-pci"),
+        # A function that tests may take from its driver, which vfio-pci does behind an IOMMU alone.
+        *("-machine", "q35", "-device", "intel-iommu", "-device", "virtio-rng-pci"),
     ]
 
 
