@@ -230,7 +230,7 @@ def test_after_trouble_it_listens_anew(library):
 def no_library(monkeypatch):
     """The files of a driver here are empty: nothing is loaded from them."""
     monkeypatch.setattr(
-        "rackloom.topology.discovery.nvidia_driver._select_library", lambda nvml, driver: None
+        "rackloom.topology.discovery.nvidia_driver._select_library", lambda nvml, driver, *_: None
     )
 
 
