@@ -23,17 +23,11 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, find_hook_program, workload_edits
 from rackloom.claim.node.device_files import DriverFiles
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
-from rackloom.claim.node.gpu.inventory import (
-    DeclaredGpus,
-    GpuSource,
-    ShareSettings,
-    check_declared_gpus,
-    read_vfio,
-)
+from rackloom.claim.node.gpu.inventory import DeclaredGpus, GpuSource, ShareSettings, check_declared_gpus
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.mps_launcher import PodLauncher, daemons_home, launcher_socket
 from rackloom.claim.node.gpu.nvml import NvmlGpus
-from rackloom.claim.node.gpu.passthrough import NVIDIA_DRIVER, PciBinder
+from rackloom.claim.node.gpu.passthrough import NVIDIA_DRIVER, PciBinder, read_vfio
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.pci_names import read_pci_names
 from rackloom.claim.node.plugin import ContainerEdits

@@ -14,7 +14,8 @@ import re
 import stat
 from pathlib import Path
 
-from rackloom.claim.node.gpu.inventory import MigDevice, NodeGpu, VfioGpu
+from rackloom.claim.node.gpu.inventory import MigDevice, NodeGpu
+from rackloom.claim.node.gpu.passthrough import VfioGpu
 from rackloom.claim.node.plugin import DeviceNode, NodeValue
 from rackloom.core.domains.device_configs import IommuConfig, VfioBackendPolicy
 from rackloom.core.domains.names import OLDEST_IMEX_DRIVER

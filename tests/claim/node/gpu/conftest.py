@@ -18,10 +18,11 @@ from tests.waiting import until_so
 from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, workload_edits
 from rackloom.claim.node.device_files import DriverFiles
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
-from rackloom.claim.node.gpu.inventory import DeclaredGpus, DeclaredInventory, read_vfio
+from rackloom.claim.node.gpu.inventory import DeclaredGpus, DeclaredInventory
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.mps_launcher import MpsLauncher, PodLauncher, launcher_socket, serve_launches
 from rackloom.claim.node.gpu.nvml import NvmlGpus
+from rackloom.claim.node.gpu.passthrough import read_vfio
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
 from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim

@@ -18,15 +18,14 @@ from rackloom.claim.node.gpu.inventory import (
     NicPartner,
     NodeGpu,
     RecoveryAction,
-    VfioGpu,
     gpu_device,
     mig_device,
     parse_shares,
     semantic_version,
-    vfio_device,
 )
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuCondition, gpu_taints
 from rackloom.claim.node.gpu.partitions import counter_set, partitionable_devices
+from rackloom.claim.node.gpu.passthrough import VfioGpu, vfio_device
 from rackloom.claim.node.plugin import Health
 from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.driver_slices import slices_of

@@ -3,7 +3,8 @@
 import pytest
 
 from rackloom.claim.node.device_files import DriverFiles, vfio_device_files
-from rackloom.claim.node.gpu.inventory import NodeGpu, read_vfio, vfio_device
+from rackloom.claim.node.gpu.inventory import NodeGpu
+from rackloom.claim.node.gpu.passthrough import read_vfio, vfio_device
 from rackloom.claim.node.pci_names import read_pci_names
 from rackloom.core.domains.device_configs import IommuConfig, VfioBackendPolicy
 from rackloom.errors import Retry

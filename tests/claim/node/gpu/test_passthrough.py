@@ -14,11 +14,9 @@ from tests.claim.node.crash_points import ENDINGS, Fuse, FusedApi, Lives, deaths
 from tests.node.hardware import LIBRARIES, gpu_table, install_nvml
 
 from rackloom.claim.node.device_files import DriverFiles
-from rackloom.claim.node.gpu import passthrough
-from rackloom.claim.node.gpu.inventory import read_vfio
 from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.nvml import NvmlGpus, read_gpus
-from rackloom.claim.node.gpu.passthrough import PciBinder
+from rackloom.claim.node.gpu.passthrough import PciBinder, read_vfio
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.run import PluginProcess
 from rackloom.core.kubernetes.objects import RESOURCE_SLICE
@@ -301,8 +299,3 @@ def test_a_virtual_machine_gets_its_files_and_the_slices_stay(gpus, machine):
             assert machine.driver(FIRST) == "nvidia"
 
     asyncio.run(story())
-
-
-def test_the_names_of_the_record_are_those_of_the_checkpoint():
-    """A plugin that was upgraded gives back what the one before it has bound."""
-    assert passthrough.PASSED_THROUGH == "passedThrough"

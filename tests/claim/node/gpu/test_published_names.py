@@ -18,12 +18,11 @@ from rackloom.claim.node.gpu.inventory import (
     NicPartner,
     NodeGpu,
     ShareSettings,
-    VfioGpu,
     gpu_device,
     mig_device,
-    vfio_device,
 )
 from rackloom.claim.node.gpu.partitions import partitionable_devices
+from rackloom.claim.node.gpu.passthrough import VfioGpu, vfio_device
 from rackloom.core.allocate.objects import Device
 from rackloom.topology.join_key import declared_key
 

@@ -5,7 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fuzz import tries
 
-from rackloom.claim.node.gpu.inventory import gpu_locations, read_vfio
+from rackloom.claim.node.gpu.inventory import gpu_locations
+from rackloom.claim.node.gpu.passthrough import read_vfio
 from rackloom.claim.node.nic import plugin
 from rackloom.claim.node.nic.inventory import _subsystems
 from rackloom.core.nics.devices import NicSnapshot, host_nics

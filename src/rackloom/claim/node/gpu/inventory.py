@@ -1,4 +1,4 @@
-"""The GPUs of a node: their values, the sources that need no driver, and the devices that they become.
+"""The GPUs of a node: their values, the source that needs no driver, and the devices that they become.
 
 `GpuInventory` lists the GPUs that answer, with their MIG devices, join keys and fabric state. None always
 means that the driver does not report the value. `GpuSource` is the interface of whatever reads them: NVML
@@ -12,9 +12,6 @@ means that the driver does not report the value. `GpuSource` is the interface of
 
 docs/gpus.md names every field. The file is read again each time: a number that appears among a GPU's
 `xids` is an error that happens now, and a GPU that disappears is lost.
-
-`read_vfio` finds GPUs in sysfs that are bound to vfio-pci, so that NVIDIA's driver does not know them. They
-are numbered by PCI address among all NVIDIA GPUs, so that names stay when another GPU is bound.
 
 Names, attributes and capacities of the devices are those of NVIDIA's DRA driver for GPUs 0.5. Clique,
 join key and NIC partner are additions. `gpu_locations` takes the PCIe root, the NUMA node and
@@ -30,11 +27,10 @@ Modes and defaults are those of NVIDIA's DRA driver (ConsumableShares).
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
-from uuid import NAMESPACE_DNS, uuid5
 
 import msgspec
 
@@ -54,13 +50,10 @@ from rackloom.core.allocate.objects import (
     DeviceAttribute,
     DeviceCapacity,
 )
-from rackloom.core.nics.devices import PciNames
 from rackloom.errors import Refused, Retry
 from rackloom.topology.affinity import Cell, own_nics
-from rackloom.topology.discovery.discover import NVIDIA
-from rackloom.topology.discovery.sysfs import PCI_DEVICES, Sysroot, read_pci
 from rackloom.topology.join_key import GpuKey, declared_key
-from rackloom.topology.machine import Machine, PciFunction, numa_of
+from rackloom.topology.machine import Machine, numa_of
 
 # The values.
 
@@ -190,40 +183,6 @@ class XidError(NodeValue, frozen=True, kw_only=True):
 
     uuid: str
     number: int
-
-
-VFIO_DRIVER = "vfio-pci"
-
-
-class VfioGpu(NodeValue, frozen=True, kw_only=True):
-    """A GPU that is bound to vfio-pci, so that NVIDIA's driver does not know it, or may be."""
-
-    index: int
-    """Place among all GPUs of NVIDIA by PCI address, so that names stay when another GPU is bound."""
-    pci_address: str
-    vendor_id: str
-    device_id: str
-    """Both as `0x10de`."""
-    product: str | None = None
-    """As the host's list of PCI names has it; that is another name than NVML's."""
-    group: int
-    addressable_memory: int
-    """Bytes of its largest memory window."""
-    pcie_root: str | None = None
-    numa_node: int | None = None
-    iommufd: str | None = None
-    """Name of its device below /dev/vfio/devices; None without IOMMUFD, and while it is not bound."""
-    has_iommufd: bool = False
-    """Whether it has that device, or will have it."""
-    driver: str | None = VFIO_DRIVER
-    """Which has the GPU. None is left where binding was cut off."""
-    switchable: bool = False
-    """Whether a claim binds it, and its end gives it back (`passthrough`)."""
-
-    @property
-    def bound(self) -> bool:
-        """Whether it is ready for a virtual machine."""
-        return self.driver == VFIO_DRIVER
 
 
 # The interface of a source.
@@ -361,67 +320,6 @@ def _declared_gpu(gpu: DeclaredGpu) -> NodeGpu:
     )
 
 
-# GPUs that are bound to vfio-pci.
-
-
-NO_NAMES = PciNames()
-
-
-def read_vfio(
-    sysroot: Sysroot, names: PciNames = NO_NAMES, *, binds_from: str | None = None
-) -> tuple[VfioGpu, ...]:
-    """NVIDIA GPUs that wait for a virtual machine, and those that may be taken from `binds_from` for one."""
-    gpus = [
-        function
-        for function in read_pci(sysroot)
-        if function.vendor == NVIDIA and function.class_code >> 16 == _DISPLAY
-    ]
-    drivers = {VFIO_DRIVER} if binds_from is None else {VFIO_DRIVER, binds_from, None}
-    fit = [(index, gpu) for index, gpu in enumerate(gpus) if gpu.driver in drivers]
-    found = (_vfio_gpu(sysroot, index, gpu, names) for index, gpu in fit)
-    return tuple(vfio for vfio in found if vfio is not None)
-
-
-_DISPLAY = 0x03
-_MEMORY_WINDOW = 0x200
-"""Flag of a resource that is memory (IORESOURCE_MEM); ports have another."""
-
-
-def _vfio_gpu(sysroot: Sysroot, index: int, function: PciFunction, names: PciNames) -> VfioGpu | None:
-    at = f"{PCI_DEVICES}/{function.address}"
-    group = sysroot.real(f"{at}/iommu_group")
-    if group is None or not group.name.isdecimal():
-        return None
-    numa, bound = function.numa_node, function.driver == VFIO_DRIVER
-    iommufd = next(iter(sysroot.names(f"{at}/vfio-dev")), None)
-    return VfioGpu(
-        index=index,
-        pci_address=function.address,
-        vendor_id=f"0x{function.vendor:04x}",
-        device_id=f"0x{function.device:04x}",
-        product=names.devices.get((function.vendor, function.device)),
-        group=int(group.name),
-        addressable_memory=max(_memory_windows(sysroot.text(f"{at}/resource") or ""), default=0),
-        pcie_root=None if function.path is None else function.path.root,
-        numa_node=numa if numa is not None and numa >= 0 else None,
-        iommufd=iommufd,
-        has_iommufd=iommufd is not None if bound else "iommu" in sysroot.names("/dev"),
-        driver=function.driver,
-        switchable=function.driver not in (VFIO_DRIVER, None),
-    )
-
-
-def _memory_windows(resource: str) -> Iterator[int]:
-    """Sizes of the memory windows of a `resource` file: first, last and flags of each, in hex."""
-    for line in resource.splitlines():
-        try:
-            first, last, flags = (int(word, 16) for word in line.split())
-        except ValueError:
-            continue
-        if flags & _MEMORY_WINDOW and last > first:
-            yield last - first + 1
-
-
 # Where a GPU is in its machine, and its NIC.
 
 
@@ -536,29 +434,6 @@ def mig_attributes(
     return device_attributes({"type": "mig", **common, **own})
 
 
-def vfio_name(vfio: VfioGpu) -> str:
-    """Name of a GPU for a virtual machine."""
-    return f"gpu-vfio-{vfio.index}"
-
-
-def vfio_device(vfio: VfioGpu) -> Device:
-    """A GPU for a virtual machine."""
-    attributes = device_attributes(
-        {
-            "type": "vfio",
-            # As NVIDIA's driver makes it of the address: nothing reads the GPU's own while vfio-pci has it.
-            "uuid": str(uuid5(NAMESPACE_DNS, vfio.pci_address)),
-            "iommuFDEnabled": vfio.has_iommufd,
-            "deviceID": vfio.device_id,
-            "vendorID": vfio.vendor_id,
-            "productName": vfio.product,
-            **_pci_attributes(vfio.pci_address, vfio.pcie_root, vfio.numa_node),
-        }
-    )
-    memory = quantities(addressableMemory=vfio.addressable_memory)
-    return Device(name=vfio_name(vfio), attributes=attributes, capacity=memory)
-
-
 def semantic_version(written: str | None) -> DeviceAttribute | None:
     """A version as semantic versioning wants it: three numbers without leading zeros."""
     found = _NUMBERS.match(written or "")
@@ -578,11 +453,12 @@ def _common_attributes(gpu: NodeGpu, inventory: GpuInventory, location: GpuLocat
         "cudaComputeCapability": semantic_version(gpu.compute_capability),
         "driverVersion": semantic_version(inventory.driver_version),
         "cudaDriverVersion": semantic_version(inventory.cuda_version),
-        **_pci_attributes(gpu.pci_address, location.pcie_root, location.numa_node),
+        **pci_attributes(gpu.pci_address, location.pcie_root, location.numa_node),
     }
 
 
-def _pci_attributes(address: str, root: str | None, numa_node: int | None) -> AttributeValues:
+def pci_attributes(address: str, root: str | None, numa_node: int | None) -> AttributeValues:
+    """Where the function is, by Kubernetes' own names."""
     return {
         f"{STANDARD_DOMAIN}/pciBusID": address,
         f"{STANDARD_DOMAIN}/pcieRoot": root,

@@ -38,7 +38,6 @@ from rackloom.claim.node.gpu.inventory import (
     MigPartition,
     NodeGpu,
     RecoveryAction,
-    VfioGpu,
     XidError,
     gpu_locations,
 )
@@ -51,12 +50,15 @@ from rackloom.claim.node.gpu.partitions import (
     partitionable_devices,
 )
 from rackloom.claim.node.gpu.passthrough import (
+    VfioGpu,
     by_address,
     drawing_unit,
     passed_through,
     switch_counters,
     switchable,
     switchable_device,
+    vfio_device,
+    vfio_name,
 )
 from rackloom.claim.node.plugin import CheckpointEntry, DeviceHealth, DevicePool, Health, NodeValue
 from rackloom.core.allocate.objects import CounterSet, Device, DeviceTaint
@@ -255,7 +257,7 @@ def devices_by_name(node: NodeGpus) -> Mapping[str, PublishedGpu]:
         for mig in gpu.migs:
             found[inventory.mig_name(gpu, mig)] = PublishedGpu(condition=condition, mig=mig)
     offered = (vfio for vfio in node.newest.vfio if vfio.bound or vfio.switchable)
-    found.update({inventory.vfio_name(vfio): PublishedGpu(vfio=vfio) for vfio in offered})
+    found.update({vfio_name(vfio): PublishedGpu(vfio=vfio) for vfio in offered})
     return found
 
 
@@ -278,7 +280,7 @@ def published_devices(
         if gpu.pci_address in switched:
             found = tuple(drawing_unit(device, switched[gpu.pci_address]) for device in found)
         devices += [msgspec.structs.replace(device, taints=taints) for device in found]
-    bound = [inventory.vfio_device(vfio) for vfio in newest.vfio if vfio.bound and not vfio.switchable]
+    bound = [vfio_device(vfio) for vfio in newest.vfio if vfio.bound and not vfio.switchable]
     return (*devices, *bound, *map(switchable_device, switched.values()))
 
 

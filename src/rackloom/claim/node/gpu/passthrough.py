@@ -1,4 +1,7 @@
-"""GPUs that a claim may have whole or for a virtual machine: binding one to vfio-pci and back.
+"""GPUs for virtual machines: those that are bound to vfio-pci, and those that a claim binds and gives back.
+
+`read_vfio` finds them in sysfs: NVIDIA's driver does not know a GPU that is bound to vfio-pci. They are
+numbered by PCI address among all NVIDIA GPUs, so that names stay when another GPU is bound.
 
 With `--vfio-binding` each GPU of NVIDIA's driver that is in an IOMMU group is published twice, as itself and
 as `gpu-vfio-<N>`. Both draw the only unit of one counter set (partitionable devices, KEP-4815), so the
@@ -19,13 +22,117 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from uuid import NAMESPACE_DNS, uuid5
 
 import msgspec
 
-from rackloom.claim.node.gpu.inventory import VFIO_DRIVER, NodeGpu, VfioGpu, vfio_device, vfio_name
-from rackloom.claim.node.plugin import CheckpointEntry
+from rackloom.claim.node.gpu.inventory import NodeGpu, pci_attributes, quantities
+from rackloom.claim.node.plugin import CheckpointEntry, NodeValue
+from rackloom.core.allocate.attributes import device_attributes
 from rackloom.core.allocate.objects import Counter, CounterConsumption, CounterSet, Device
+from rackloom.core.nics.devices import PciNames
 from rackloom.errors import Refused, Retry
+from rackloom.topology.discovery.discover import NVIDIA
+from rackloom.topology.discovery.sysfs import PCI_DEVICES, Sysroot, read_pci
+from rackloom.topology.machine import PciFunction
+
+# The values.
+
+
+VFIO_DRIVER = "vfio-pci"
+
+
+class VfioGpu(NodeValue, frozen=True, kw_only=True):
+    """A GPU that is bound to vfio-pci, so that NVIDIA's driver does not know it, or may be."""
+
+    index: int
+    """Place among all GPUs of NVIDIA by PCI address, so that names stay when another GPU is bound."""
+    pci_address: str
+    vendor_id: str
+    device_id: str
+    """Both as `0x10de`."""
+    product: str | None = None
+    """As the host's list of PCI names has it; that is another name than NVML's."""
+    group: int
+    addressable_memory: int
+    """Bytes of its largest memory window."""
+    pcie_root: str | None = None
+    numa_node: int | None = None
+    iommufd: str | None = None
+    """Name of its device below /dev/vfio/devices; None without IOMMUFD, and while it is not bound."""
+    has_iommufd: bool = False
+    """Whether it has that device, or will have it."""
+    driver: str | None = VFIO_DRIVER
+    """Which has the GPU. None is left where binding was cut off."""
+    switchable: bool = False
+    """Whether a claim binds it, and its end gives it back (`passthrough`)."""
+
+    @property
+    def bound(self) -> bool:
+        """Whether it is ready for a virtual machine."""
+        return self.driver == VFIO_DRIVER
+
+
+# Reading them.
+
+
+NO_NAMES = PciNames()
+
+
+def read_vfio(
+    sysroot: Sysroot, names: PciNames = NO_NAMES, *, binds_from: str | None = None
+) -> tuple[VfioGpu, ...]:
+    """NVIDIA GPUs that wait for a virtual machine, and those that may be taken from `binds_from` for one."""
+    gpus = [
+        function
+        for function in read_pci(sysroot)
+        if function.vendor == NVIDIA and function.class_code >> 16 == _DISPLAY
+    ]
+    drivers = {VFIO_DRIVER} if binds_from is None else {VFIO_DRIVER, binds_from, None}
+    fit = [(index, gpu) for index, gpu in enumerate(gpus) if gpu.driver in drivers]
+    found = (_vfio_gpu(sysroot, index, gpu, names) for index, gpu in fit)
+    return tuple(vfio for vfio in found if vfio is not None)
+
+
+_DISPLAY = 0x03
+_MEMORY_WINDOW = 0x200
+"""Flag of a resource that is memory (IORESOURCE_MEM); ports have another."""
+
+
+def _vfio_gpu(sysroot: Sysroot, index: int, function: PciFunction, names: PciNames) -> VfioGpu | None:
+    at = f"{PCI_DEVICES}/{function.address}"
+    group = sysroot.real(f"{at}/iommu_group")
+    if group is None or not group.name.isdecimal():
+        return None
+    numa, bound = function.numa_node, function.driver == VFIO_DRIVER
+    iommufd = next(iter(sysroot.names(f"{at}/vfio-dev")), None)
+    return VfioGpu(
+        index=index,
+        pci_address=function.address,
+        vendor_id=f"0x{function.vendor:04x}",
+        device_id=f"0x{function.device:04x}",
+        product=names.devices.get((function.vendor, function.device)),
+        group=int(group.name),
+        addressable_memory=max(_memory_windows(sysroot.text(f"{at}/resource") or ""), default=0),
+        pcie_root=None if function.path is None else function.path.root,
+        numa_node=numa if numa is not None and numa >= 0 else None,
+        iommufd=iommufd,
+        has_iommufd=iommufd is not None if bound else "iommu" in sysroot.names("/dev"),
+        driver=function.driver,
+        switchable=function.driver not in (VFIO_DRIVER, None),
+    )
+
+
+def _memory_windows(resource: str) -> Iterator[int]:
+    """Sizes of the memory windows of a `resource` file: first, last and flags of each, in hex."""
+    for line in resource.splitlines():
+        try:
+            first, last, flags = (int(word, 16) for word in line.split())
+        except ValueError:
+            continue
+        if flags & _MEMORY_WINDOW and last > first:
+            yield last - first + 1
+
 
 # What is published. Pure.
 
@@ -33,6 +140,29 @@ from rackloom.errors import Refused, Retry
 PASSED_THROUGH = "passedThrough"
 """Key of a checkpoint entry's record: PCI addresses of the GPUs that the claim has bound, or may have."""
 _UNIT = {"gpu": Counter(value="1")}
+
+
+def vfio_name(vfio: VfioGpu) -> str:
+    """Name of a GPU for a virtual machine."""
+    return f"gpu-vfio-{vfio.index}"
+
+
+def vfio_device(vfio: VfioGpu) -> Device:
+    """A GPU for a virtual machine."""
+    attributes = device_attributes(
+        {
+            "type": "vfio",
+            # As NVIDIA's driver makes it of the address: nothing reads the GPU's own while vfio-pci has it.
+            "uuid": str(uuid5(NAMESPACE_DNS, vfio.pci_address)),
+            "iommuFDEnabled": vfio.has_iommufd,
+            "deviceID": vfio.device_id,
+            "vendorID": vfio.vendor_id,
+            "productName": vfio.product,
+            **pci_attributes(vfio.pci_address, vfio.pcie_root, vfio.numa_node),
+        }
+    )
+    memory = quantities(addressableMemory=vfio.addressable_memory)
+    return Device(name=vfio_name(vfio), attributes=attributes, capacity=memory)
 
 
 def passed_through(entries: Collection[CheckpointEntry]) -> frozenset[str]:

@@ -32,7 +32,6 @@ from rackloom.claim.node.gpu.inventory import (
     MigPartition,
     PlaceTaken,
     ShareSettings,
-    VfioGpu,
 )
 from rackloom.claim.node.gpu.monitor import OBSERVE_SECONDS, GpuMonitor
 from rackloom.claim.node.gpu.mps import MpsDaemons
@@ -45,7 +44,7 @@ from rackloom.claim.node.gpu.partitions import (
     held_uuids,
     partitions_of,
 )
-from rackloom.claim.node.gpu.passthrough import PASSED_THROUGH, PciBinder, passed_through
+from rackloom.claim.node.gpu.passthrough import PASSED_THROUGH, PciBinder, VfioGpu, passed_through
 from rackloom.claim.node.gpu.sharing import (
     ClaimedGpu,
     SharingPlan,
