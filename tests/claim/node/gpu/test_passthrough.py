@@ -18,6 +18,7 @@ from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.nvml import NvmlGpus, read_gpus
 from rackloom.claim.node.gpu.passthrough import PciBinder, read_vfio
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
+from rackloom.claim.node.plugin import CheckpointEntry, PrepareState
 from rackloom.claim.node.run import PluginProcess
 from rackloom.core.kubernetes.objects import RESOURCE_SLICE
 from rackloom.errors import Refused, Retry
@@ -87,14 +88,17 @@ class PciBus:
 
 
 class Programs:
-    """nvidia-smi of a node whose GPUs are in persistence mode."""
+    """nvidia-smi of a machine whose GPUs are in persistence mode. It knows those of NVIDIA's driver alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: PciBus) -> None:
         self.root = Path("/")
+        self.machine = machine
         self.persistent = set(ADDRESSES)
 
     async def run(self, *command: str, **_: Any) -> str:
         address = command[2]
+        if self.machine.driver(address) != "nvidia":
+            raise Retry(f"No devices were found at {address}", after=1.0)
         match command[3:]:
             case ("--query-gpu=persistence_mode", "--format=csv,noheader"):
                 return "Enabled\n" if address in self.persistent else "Disabled\n"
@@ -227,9 +231,10 @@ class PassedLives(Lives):
 
     def __init__(self, gpus: Any, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(gpus.kit, monkeypatch)
-        self.gpus, self.programs = gpus, Programs()
+        self.gpus = gpus
         gpus.kit.places.home(GPU_DRIVER).mkdir(parents=True)
         self.machine = make_machine(built, gpus.root / "machine", monkeypatch, self.fuse)
+        self.programs = Programs(self.machine)
 
     async def set_up(self):
         await self.kit.boot()
@@ -265,7 +270,7 @@ def test_killed_at_any_point_the_gpu_goes_back(ending, make_gpus, built):
 
 @pytest.mark.slow
 def test_a_virtual_machine_gets_its_files_and_the_slices_stay(gpus, machine):
-    programs = Programs()
+    programs = Programs(machine)
 
     async def story():
         await gpus.kit.boot()
@@ -297,5 +302,32 @@ def test_a_virtual_machine_gets_its_files_and_the_slices_stay(gpus, machine):
             assert not (await later)[claim.uid].error
             await kubelet.unprepare(claim)
             assert machine.driver(FIRST) == "nvidia"
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+def test_a_stale_attempt_that_is_undone_leaves_the_gpu_of_a_later_claim(gpus, machine):
+    """nvidia-smi does not know a GPU that is bound: whoever does not give it back leaves its mode alone."""
+    programs = Programs(machine)
+
+    async def story():
+        await gpus.kit.boot()
+        plugin = passing_plugin(gpus, machine, programs)
+        async with gpus.kit.plugin(plugin) as process, gpus.kit.kubelet() as kubelet:
+            await kubelet.registered(GPU_DRIVER)
+            await process.publisher.published.wait()
+            old, new = await gpus.claim("old", "gpu-vfio-0"), await gpus.claim("new", "gpu-vfio-0")
+            record = {"sharing": {}, "partitions": [], "passedThrough": [FIRST]}
+            process.checkpoint.put(
+                CheckpointEntry(ref=old.ref, state=PrepareState.STARTED, fingerprint="f", record=record)
+            )
+            await kubelet.prepare(new)
+            answers = await process.requests.unprepare([old.ref], 3.0)
+            assert not answers[old.uid].error
+            assert machine.driver(FIRST) == "vfio-pci"
+            await kubelet.unprepare(new)
+            assert machine.driver(FIRST) == "nvidia"
+            assert FIRST in programs.persistent
 
     asyncio.run(story())

@@ -233,9 +233,9 @@ class GpuPlugin(NodePlugin):
         """Give GPUs of virtual machines back to NVIDIA's driver, with their persistence mode."""
         addresses = entry.record.get(PASSED_THROUGH, ())
         for address in addresses:
-            await self._change_gpu(address, partial(self._release_own, entry.ref.uid, address))
-        for address in addresses:
-            if address in self._persistent or address in entry.record.get(PERSISTENT, ()):
+            release = partial(self._release_own, entry.ref.uid, address)
+            was_persistent = address in self._persistent or address in entry.record.get(PERSISTENT, ())
+            if await self._change_gpu(address, release) and was_persistent:
                 await self._programs.run("nvidia-smi", "-i", address, "-pm", "1")
                 self._persistent.discard(address)
         if addresses:
@@ -324,11 +324,13 @@ class GpuPlugin(NodePlugin):
         if (uid, partition) in self._begun and not has_another_claim(uid, partition, self._claims()):
             self._need_partitioner(partition.gpu).destroy(partition)
 
-    def _release_own(self, uid: str, address: str) -> None:
-        """Blocks. The same for a GPU of a virtual machine."""
+    def _release_own(self, uid: str, address: str) -> bool:
+        """Blocks. The same for a GPU of a virtual machine; False where another claim has it by now."""
         others = [kept for kept in self._claims() if kept.ref.uid != uid and not kept.undoing]
-        if address not in passed_through(others):
-            self._need_binder(address).release(address)
+        if address in passed_through(others):
+            return False
+        self._need_binder(address).release(address)
+        return True
 
     def _need_partitioner(self, uuid: str) -> GpuPartitioner:
         if self._partitioner is None:
