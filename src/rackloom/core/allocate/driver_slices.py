@@ -70,7 +70,7 @@ def slices_of(machine: Machine, node: str) -> tuple[ResourceSlice, ...]:
         (GPU_DRIVER, [_gpu_device(gpu) for gpu in machine.gpus]),
         (NIC_DRIVER, [_nic_device(nic) for nic in machine.nics]),
     )
-    return tuple(_driver_slice(driver, node, devices) for driver, devices in drivers if devices)
+    return tuple(local_slice(driver, node, devices) for driver, devices in drivers if devices)
 
 
 def device_classes() -> tuple[DeviceClass, ...]:
@@ -86,7 +86,8 @@ def _device_class(name: str, expression: str) -> DeviceClass:
     return DeviceClass(metadata=ObjectMeta(name=name), spec=DeviceClassSpec(selectors=(selector,)))
 
 
-def _driver_slice(driver: str, node: str, devices: list[Device]) -> ResourceSlice:
+def local_slice(driver: str, node: str, devices: Iterable[Device]) -> ResourceSlice:
+    """The one slice of a pool that is named after its node."""
     return ResourceSlice(
         metadata=ObjectMeta(name=f"{node}-{driver}"),
         spec=ResourceSliceSpec(
@@ -237,7 +238,7 @@ def typical_slices() -> tuple[ResourceSlice, ...]:
     gpus = [_typical_gpu(name, of) for name, of in _TYPICAL_GPUS.items()]
     foreign = [Device(name="cpu-0")]
     drivers = ((GPU_DRIVER, gpus), (NIC_DRIVER, nics), (_OTHER_DRIVER, foreign))
-    return tuple(_driver_slice(driver, "typical", devices) for driver, devices in drivers)
+    return tuple(local_slice(driver, "typical", devices) for driver, devices in drivers)
 
 
 @cache

@@ -22,6 +22,7 @@ from rackloom.core.allocate.attributes import (
     FABRIC_GUID,
     GPU_UUID,
 )
+from rackloom.core.allocate.driver_slices import local_slice
 from rackloom.core.allocate.objects import (
     Device,
     DeviceAttribute,
@@ -29,9 +30,7 @@ from rackloom.core.allocate.objects import (
     Node,
     ObjectMeta,
     ResourceClaim,
-    ResourcePool,
     ResourceSlice,
-    ResourceSliceSpec,
 )
 from rackloom.core.allocate.planning import PlacedClaim, RefusedClaim, allocate_each
 from rackloom.errors import Refused
@@ -92,19 +91,6 @@ def _template_value(name: str, value: DeviceAttribute, names: dict[str, str]) ->
 def _identifies(name: str) -> bool:
     is_of_module = name.startswith("module") and name.endswith(("UUID", "FabricGUID"))
     return is_of_module or name in _IDENTIFYING
-
-
-def local_slice(driver: str, group: str, devices: Iterable[Device]) -> ResourceSlice:
-    """The one slice of a pool that is named after its node."""
-    return ResourceSlice(
-        metadata=ObjectMeta(name=f"{group}-{driver}"),
-        spec=ResourceSliceSpec(
-            driver=driver,
-            pool=ResourcePool(name=group, generation=1, resource_slice_count=1),
-            node_name=group,
-            devices=tuple(devices),
-        ),
-    )
 
 
 # What Cluster Autoscaler's Cluster API provider makes of annotations.
