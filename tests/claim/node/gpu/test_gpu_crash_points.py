@@ -6,10 +6,10 @@ import pytest
 from tests.claim.node.crash_points import ENDINGS, FusedApi, Lives, deaths_survived
 
 from rackloom.claim.node.gpu import mps, mps_launcher
+from rackloom.claim.node.gpu.driver_programs import ProgramFailed
 from rackloom.claim.node.gpu.mps_launcher import OwnContainer
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.run import PluginProcess
-from rackloom.errors import Retry
 
 API = "resource.nvidia.com/v1beta1"
 
@@ -49,7 +49,7 @@ class Driver:
                 self.daemons.add(env["CUDA_MPS_PIPE_DIRECTORY"])
             case (mps_launcher.MPS_CONTROL,):
                 if env["CUDA_MPS_PIPE_DIRECTORY"] not in self.daemons:
-                    raise Retry("Cannot find MPS control daemon process", after=1.0)
+                    raise ProgramFailed("Cannot find MPS control daemon process", after=1.0)
                 if output == "quit":
                     self.daemons.remove(env["CUDA_MPS_PIPE_DIRECTORY"])
             case _:

@@ -240,3 +240,20 @@ def test_a_program_is_heard_out(programs):
             await run("no-such-program")
 
     asyncio.run(story())
+
+
+def test_a_daemon_that_does_not_answer_in_time_is_not_taken_for_gone(home):
+    """It holds its GPUs, and whoever finds its directories gone would start another."""
+
+    class Hanging(DriverPrograms):
+        async def run(self, *command, **_):
+            raise Retry(f"{command[0]} did not end within 20 s", after=2.0)
+
+    async def story():
+        daemons = MpsDaemons(Hanging(Path("/")), OwnContainer(PROGRAMS), home)
+        (home / "uid-0/pipe").mkdir(parents=True)
+        with pytest.raises(Retry, match="did not end"):
+            await daemons.stop("uid-0")
+        assert (home / "uid-0/pipe").is_dir()
+
+    asyncio.run(story())

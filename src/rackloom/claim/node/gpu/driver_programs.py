@@ -14,6 +14,10 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LONGEST_COMPLAINT = 300
 
 
+class ProgramFailed(Retry):
+    """A program ran to its end and reports a failure."""
+
+
 class DriverPrograms:
     """Programs of the host's root, and those of a driver that is in a container below it."""
 
@@ -22,7 +26,7 @@ class DriverPrograms:
         self._driver = driver
 
     async def run(self, *command: str, stdin: str = "", env: Mapping[str, str] | None = None) -> str:
-        """What the program prints. Raises `Retry` when it cannot run, fails, or does not end in time."""
+        """What the program prints. Raises `ProgramFailed`, and `Retry` if it does not end in time."""
         result = await programs.run_program(
             *programs.chroot_prefix(self.root),
             *command,
@@ -32,7 +36,7 @@ class DriverPrograms:
             env={**self.environment(), **(env or {})},
         )
         if result.code != 0:
-            raise Retry(
+            raise ProgramFailed(
                 f"`{' '.join(command)}` failed with {result.code}: {result.output[-_LONGEST_COMPLAINT:]}",
                 after=PROGRAM_RETRY_SECONDS,
             )

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from rackloom.claim.node.gpu.driver_programs import DriverPrograms
+from rackloom.claim.node.gpu.driver_programs import DriverPrograms, ProgramFailed
 from rackloom.claim.node.gpu.mps_launcher import MPS_CONTROL, SHARED_MEMORY, DaemonStart, MpsLauncher
 from rackloom.claim.node.plugin import ContainerEdits, ContainerMount, NodeValue
 from rackloom.errors import Refused, Retry
@@ -139,9 +139,10 @@ class MpsDaemons:
             )
 
     async def _answers(self, name: str) -> bool:
+        """Raises `Retry` where that stays open: one that hangs still has its GPUs."""
         try:
             await self._control(name, "get_default_active_thread_percentage")
-        except Retry:
+        except ProgramFailed:
             return False
         return True
 
