@@ -64,11 +64,7 @@ async def test_two_jobs_in_one_warm_clique_get_two_channels_from_the_real_schedu
         for node in nodes:
             await api.patch(NODE, node, None, {"metadata": {"labels": {names.ISOLATION_LABEL: "domain"}}})
 
-        async def withdrawn() -> bool:
-            slices = (await api.list(RESOURCE_SLICE, labels=names.WARM_CLIQUE_LABEL)).items
-            return not slices and await warm_domain(api) is None
-
-        await until(withdrawn, "nothing of channel mode is left")
+        await until(lambda: is_withdrawn(api), "nothing of channel mode is left")
         marked = (await api.list(NODE, labels=names.WARM_CLIQUE_LABEL)).items
         assert not marked
 
@@ -105,10 +101,13 @@ async def test_a_warm_daemon_ends_while_gpu_operator_replaces_the_driver(
         for node in nodes:
             await label(node, names.ISOLATION_LABEL, "domain")
 
-        async def gone() -> bool:
-            return await warm_domain(api) is None
+        await until(lambda: is_withdrawn(api), "nothing of channel mode is left")
 
-        await until(gone, "nothing of channel mode is left")
+
+async def is_withdrawn(api: KubeApi) -> bool:
+    """Whether neither warm daemons nor the channels of their clique are left."""
+    slices = (await api.list(RESOURCE_SLICE, labels=names.WARM_CLIQUE_LABEL)).items
+    return not slices and await warm_domain(api) is None
 
 
 def wanted_node(pod: Object) -> str:
@@ -136,6 +135,10 @@ async def ready_daemons(api: KubeApi, uid: str, nodes: list[str]) -> None:
         published = slice_of(node, f"imex-{node}")
         attributes = {"type": {"string": "daemon"}, "id": {"int": 0}}
         published["spec"]["devices"] = [{"name": names.DAEMON_DEVICE, "attributes": attributes}]
+        # As a plugin publishes them: they go with their node.
+        owner = {"apiVersion": NODE.api_version, "kind": NODE.kind, "name": node}
+        uid_of_node = (await api.get(NODE, node))["metadata"]["uid"]
+        published["metadata"]["ownerReferences"] = [{**owner, "uid": uid_of_node}]
         await api.create(RESOURCE_SLICE, published)
 
     async def ready() -> list[Object]:
