@@ -23,7 +23,7 @@ from rackloom.claim.node import requests
 from rackloom.claim.node.plugin import ClaimRef, PrepareState
 from rackloom.claim.node.pod_sync import RETRY_ANNOTATION, STOPPED_SECONDS
 from rackloom.claim.node.run import PluginProcess
-from rackloom.claim.node.tasks import beside, run_background
+from rackloom.claim.node.tasks import beside, run_background, to_the_end
 from rackloom.core.kubernetes.objects import EVENT, POD, RESOURCE_CLAIM, Object
 from rackloom.errors import Refused, Retry
 from rackloom.lab.kube.direct import DirectApi
@@ -319,11 +319,44 @@ def test_refused_claims_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -
             await plugin.requests.prepare(refs, 1.0)
             node.toys.trouble.clear()
             await asyncio.sleep(MOST_WAIT)
-            assert sorted(entry.ref.name for entry in plugin.checkpoint.claims.values() if entry.devices) == [
-                "c0",
-                "c1",
-                "c3",
-            ]
+            ready = {entry.ref.name for entry in plugin.checkpoint.claims.values() if entry.devices}
+            assert "c3" in ready
+            assert len(ready - {"c3"}) == 2
+
+    play(story)
+
+
+def test_what_cannot_be_cut_off_delays_no_answer_and_overlaps_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(node: Node) -> None:
+        ref, last = await node.claim(), await node.claim("c2", "toy-1")
+        now = asyncio.get_running_loop().time
+        running: list[str] = []
+
+        def slowly(what: str, work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+            async def thread(*args: Any) -> Any:
+                running.append(what)
+                assert running == [what], "attempts overlap"
+                await asyncio.sleep(5.0)
+                running.remove(what)
+                return await work(*args)
+
+            return lambda *args: to_the_end(thread(*args))
+
+        monkeypatch.setattr(node.toys, "prepare", slowly("prepare", node.toys.prepare))
+        monkeypatch.setattr(node.toys, "unprepare", slowly("unprepare", node.toys.unprepare))
+        async with node.plugin() as plugin:
+            began = now()
+            answer = (await plugin.requests.prepare([ref], 1.0))[ref.uid]
+            assert requests.NO_ATTEMPT_ENDED in answer.error
+            assert now() - began == pytest.approx(1.0)
+            assert (await plugin.requests.unprepare([ref]))[ref.uid].error == ""
+            assert now() - began >= 10.0
+            assert plugin.checkpoint.claims[ref.uid].aborted_at is not None
+            await plugin.requests.prepare([last], 1.0)
+            assert running == ["prepare"]
+        assert running == [], "the plugin has ended before its attempts"
 
     play(story)
 

@@ -3,7 +3,9 @@
 `Requests` gives every claim a task. An IMEX channel waits here for a daemon whose own claim arrives at
 this same plugin meanwhile, so nothing that another claim needs is held between two attempts: the lock of
 a claim lasts for one attempt, and there is no other lock. Answers are ready after 44 s at the latest,
-since kubelet stops waiting after 45 s and then nobody reads the reason.
+since kubelet stops waiting after 45 s and then nobody reads the reason. An attempt that then cannot stop at
+once (a thread that talks to a driver or a DHCP server) ends in the background and keeps its lock until then,
+so neither the next attempt nor an unprepare overlaps it.
 
 `persist` repeats one attempt until it succeeds, is refused, or the deadline of the caller comes. Pauses
 double from 0.25 s to 3 s (exponential backoff) and are at least as long as `Retry` asks. A change that
@@ -19,10 +21,10 @@ again late, so a claim that was prepared in the background has its pods synced (
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -195,6 +197,8 @@ class Requests:
     pods: PodSync
     _retries: BackgroundRetries = field(init=False)
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary, init=False)
+    _attempts: set["asyncio.Task[Any]"] = field(default_factory=set, init=False)
+    """Those that run, also when nobody waits for them any more."""
 
     def __post_init__(self) -> None:
         self._retries = BackgroundRetries(self._prepare_in_background)
@@ -212,8 +216,9 @@ class Requests:
         return await self._all("unprepare", refs, self._unprepare, patience)
 
     async def close(self) -> None:
-        """Stop the background retries. No call may be under way, nor come any more."""
+        """Stop the background retries, and wait until all attempts have ended. No call may come any more."""
         await self._retries.close()
+        await cancel_all([*self._attempts])
 
     async def _all(
         self,
@@ -277,28 +282,42 @@ class Requests:
         claim = await persist(lambda: fetch_claim(self.api, ref, self.plugin.driver), deadline=deadline)
 
         async def attempt() -> tuple[ReadyDevice, ...]:
-            async with self._attempt(ref):
-                # kubelet may have called again meanwhile, and that call may have succeeded.
-                ready = self.preparer.ready(ref.uid)
-                return await _api_failures_named(self.preparer.prepare(claim)) if ready is None else ready
+            # kubelet may have called again meanwhile, and that call may have succeeded.
+            ready = self.preparer.ready(ref.uid)
+            return await _api_failures_named(self.preparer.prepare(claim)) if ready is None else ready
 
         changes = self.plugin.changes(claim)
-        return await persist(attempt, deadline=deadline, changes=changes)
+        return await persist(lambda: self._locked(ref, attempt), deadline=deadline, changes=changes)
 
     async def _unprepare(self, ref: ClaimRef, deadline: float) -> ClaimAnswer:
         # Before the first attempt: a background prepare must not follow the unprepare.
         self._retries.stop(ref.uid)
 
         async def attempt() -> ClaimAnswer:
-            async with self._attempt(ref):
-                await _api_failures_named(self.preparer.unprepare(ref.uid))
+            await _api_failures_named(self.preparer.unprepare(ref.uid))
             return ClaimAnswer()
 
-        return await persist(attempt, deadline=deadline)
+        return await persist(lambda: self._locked(ref, attempt), deadline=deadline)
 
-    def _attempt(self, ref: ClaimRef) -> AbstractAsyncContextManager[None]:
-        """The lock of one attempt at a claim: kubelet repeats a call that it gave up."""
-        return self._locks.setdefault(ref.uid, asyncio.Lock())
+    async def _locked(self, ref: ClaimRef, attempt: Callable[[], Awaitable[T]]) -> T:
+        """One attempt with the lock of its claim: kubelet repeats a call that it gave up.
+
+        A cancelled caller does not wait until the attempt has ended; the lock does.
+        """
+        lock = self._locks.setdefault(ref.uid, asyncio.Lock())
+
+        async def locked() -> T:
+            async with lock:
+                return await attempt()
+
+        task = asyncio.create_task(locked())
+        self._attempts.add(task)
+        task.add_done_callback(self._attempts.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
 
 
 async def _api_failures_named(work: Awaitable[T]) -> T:

@@ -68,6 +68,10 @@ async def pod_with_a_lease(node, kubelet, runtime):
     assert not list((node.kit.places.home(DRIVER) / "leases").iterdir())
 
 
+def kinds(dhcp):
+    return [message.kind for message in dhcp.received]
+
+
 def requests(dhcp, *, client):
     """Those that are no answer to an offer, by whether the client says that it has an address."""
     return [
@@ -292,6 +296,27 @@ def test_a_claim_that_fails_at_its_second_nic_gives_the_lease_of_its_first_back(
 
     with server(host) as dhcp:
         asyncio.run(story())
+
+
+def test_an_address_that_comes_after_kubelet_gave_the_claim_up_is_given_back(node, host):
+    async def story():
+        async with node.all() as (_, kubelet, _):
+            claim = await node.claim("c1", "nic0", config={"interface": {"dhcp": True}})
+            dhcp.answers = None
+            preparing = asyncio.create_task(kubelet.prepare(claim))
+            await until_so(lambda: REQUEST in kinds(dhcp), "the offer is taken")
+            preparing.cancel()
+            unpreparing = asyncio.create_task(kubelet.unprepare(claim))
+            await asyncio.wait({preparing, unpreparing}, timeout=0.5)
+            dhcp.answers = ACK
+            await unpreparing
+            await until_so(lambda: kinds(dhcp)[-1] == RELEASE, "the address is given back")
+            assert kinds(dhcp).count(RELEASE) == 1
+            assert not list((node.kit.places.home(DRIVER) / "leases").iterdir())
+
+    with server(host) as dhcp:
+        asyncio.run(story())
+        assert kinds(dhcp)[-1] == RELEASE
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ from rackloom.claim.node.plugin import (
     PreparedDevice,
     PrepareState,
 )
-from rackloom.claim.node.tasks import run_background
+from rackloom.claim.node.tasks import run_background, to_the_end
 from rackloom.core.allocate.objects import Device
 from rackloom.core.domains.network_config import (
     SMALLEST_IPV6_MTU,
@@ -386,19 +386,28 @@ class NicPlugin(NodePlugin):
             raise Retry(f"NIC {name} is not back from its last pod yet", after=SETTLE_SECONDS)
         config = nic_config(claim, result, self.settings.profiles)
         published = live.get(name) or Device(name=name)
-        try:
+
+        async def prepared() -> PreparedNic:
             work = asyncio.to_thread(prepare_nic, host_nic, published, config, sysroot, self._mode)
             nic, lease = await work
+            if lease is not None:
+                self._keep_lease(claim, nic, lease)
+            return nic
+
+        try:
+            # A lease that comes after the attempt was given up is kept too: it has to be released.
+            return await to_the_end(prepared())
         except OSError as error:
             raise Refused(f"NIC {name} cannot be read: {error}") from error
-        if lease is not None:
-            # On disk at once, so that it is released also when the next NIC of the claim fails.
-            leases, (pod,) = self.manager.leases, claim.consumers
-            record = LeaseRecord(
+
+    def _keep_lease(self, claim: AllocatedClaim, nic: PreparedNic, lease: DhcpLease) -> None:
+        """Write it to disk at once, so that it is released also when the next NIC of the claim fails."""
+        leases, (pod,) = self.manager.leases, claim.consumers
+        leases.put(
+            LeaseRecord(
                 ref=claim.ref, pod=pod.uid, pod_name=pod.name, nic=nic, lease=lease, boot_id=leases.boot_id
             )
-            leases.put(record)
-        return nic
+        )
 
     def _device(self, result: AllocatedDevice, nic: PreparedNic) -> PreparedDevice:
         nodes = () if nic.rdma is None else rdma.rdma_device_nodes(self.scanner.sysroot, nic.rdma)
