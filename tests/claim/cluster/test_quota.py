@@ -240,7 +240,8 @@ def test_a_workload_that_somebody_deletes_is_made_again_and_what_runs_stays(
     settle(world, counted, make)
     assert requests_of(workload(world)) == {DOMAINS_RESOURCE: 1}
     assert all(has_objects(world))
-    assert reason(world) == "WaitingForQuota"
+    assert reason(world) == "KeptWithoutQuota"
+    assert message(world).startswith("keeps what it has, and waits for quota in queue ")
 
 
 @pytest.mark.parametrize("change", ["owner", "requests", "finished"])
@@ -618,7 +619,7 @@ def test_certificates_of_running_daemons_are_renewed_while_it_waits(site: Any, h
             serve_workloads(place)
         place.settings = msgspec.structs.replace(place.settings, quota=QuotaMode.ALL)
         place.start()
-        await place.until(lambda: has_reported(place, "old", "WaitingForQuota"))
+        await place.until(lambda: has_reported(place, "old", "KeptWithoutQuota"))
         await asyncio.sleep(5)
         assert (await place.user.get(SECRET, secret, space))["data"]["tls.crt"] != "bm9uZQ=="
         await place.end()

@@ -155,8 +155,7 @@ def _of_channel_mode(domain: ComputeDomain, snapshot: DomainSnapshot) -> list[Do
 
 
 READY, PROGRESSING, DEGRADED, MESHED = "Ready", "Progressing", "Degraded", "Meshed"
-QUOTA_RESERVED = "QuotaReserved"
-WAITING_FOR_QUOTA, EVICTED = "WaitingForQuota", "Evicted"
+KEPT_WITHOUT_QUOTA, EVICTED = "KeptWithoutQuota", "Evicted"
 
 
 class ConditionInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,9 +183,9 @@ def domain_conditions(inputs: ConditionInputs) -> tuple[Condition, ...]:
 
 
 def _ready(inputs: ConditionInputs) -> Condition:
-    if not inputs.nodes and owned.is_held(inputs.snapshot):
+    if not inputs.nodes and (owned.has_nothing_yet(inputs.snapshot) or owned.is_withdrawn(inputs.snapshot)):
         (quota,) = _quota_reserved(inputs)
-        return _new_condition(READY, "False", WAITING_FOR_QUOTA, quota.message)
+        return _new_condition(READY, "False", names.WAITING_FOR_QUOTA, quota.message)
     if inputs.snapshot.settings.imex_mode is ImexMode.HOST_MANAGED:
         why = "each node asks its own nvidia-imex when it prepares a claim; it is not observed from here"
         return _new_condition(READY, "Unknown", "HostManaged", why)
@@ -230,8 +229,8 @@ def _progressing(inputs: ConditionInputs, ready: Condition) -> Condition:
     if inputs.domain.deleting:
         return _deletion(inputs)
     waits = ready.status == "False" and ready.reason not in ("NoNodes", "TooFewNodes")
-    if ready.reason == WAITING_FOR_QUOTA:
-        return _new_condition(PROGRESSING, "True", WAITING_FOR_QUOTA, ready.message)
+    if ready.reason == names.WAITING_FOR_QUOTA:
+        return _new_condition(PROGRESSING, "True", names.WAITING_FOR_QUOTA, ready.message)
     if waits:
         return _new_condition(PROGRESSING, "True", "WaitingForDaemons", ready.message)
     return _new_condition(PROGRESSING, "False", "Settled", "nothing is left to do")
@@ -255,23 +254,22 @@ def _degraded(inputs: ConditionInputs) -> Condition:
 
 def _quota_reserved(inputs: ConditionInputs) -> tuple[Condition, ...]:
     """Whether it has quota of Kueue, where it is counted."""
-    quota = inputs.snapshot.quota
+    quota, type_ = inputs.snapshot.quota, names.QUOTA_RESERVED
     queue = f" in queue {quota.queue}" if quota.queue else ""
     if quota.state is QuotaState.UNCOUNTED:
         return ()
     if quota.state is QuotaState.ADMITTED:
         spares = f", spare nodes: {quota.spares}" if quota.spares else ""
-        return (_new_condition(QUOTA_RESERVED, "True", "Admitted", f"it has quota{queue}{spares}"),)
+        return (_new_condition(type_, "True", "Admitted", f"it has quota{queue}{spares}"),)
     if quota.state is QuotaState.WAITING:
-        return (
-            _new_condition(
-                QUOTA_RESERVED, "False", WAITING_FOR_QUOTA, f"waits for quota{queue}: {quota.why}"
-            ),
-        )
+        waits = f"waits for quota{queue}: {quota.why}"
+        if owned.has_nothing_yet(inputs.snapshot):
+            return (_new_condition(type_, "False", names.WAITING_FOR_QUOTA, waits),)
+        return (_new_condition(type_, "False", KEPT_WITHOUT_QUOTA, f"keeps what it has, and {waits}"),)
     users = owned.channel_holders(inputs.snapshot)
     until = f"it keeps what it has until pods {shortened_list(users)} end" if users else "it is taken apart"
     why = f"evicted by Kueue{queue} ({quota.why}): {until}, and then waits for quota anew"
-    return (_new_condition(QUOTA_RESERVED, "False", EVICTED, why),)
+    return (_new_condition(type_, "False", EVICTED, why),)
 
 
 def _meshed(inputs: ConditionInputs) -> tuple[Condition, ...]:
@@ -366,7 +364,7 @@ def _status_event(old: Condition | None, new: Condition) -> EventNotice | None:
         return None
     if (new.type, new.status) in _WARNING_CONDITIONS or new.reason == "DeletionHeld":
         return EventNotice(True, new.reason, new.message)
-    if new.type == QUOTA_RESERVED:
+    if new.type == names.QUOTA_RESERVED:
         return EventNotice(new.reason == EVICTED, new.reason, new.message)
     if new.type != "Ready":
         return None

@@ -54,6 +54,10 @@ IMEX_ERROR_ANNOTATION = "rackloom.dev/imex-error"
 
 SPANS_CLIQUES = "SpansCliques"
 """The condition of a ComputeDomain whose nodes are in several cliques."""
+QUOTA_RESERVED = "QuotaReserved"
+"""The condition of a ComputeDomain that Kueue counts."""
+WAITING_FOR_QUOTA = "WaitingForQuota"
+"""The reason of a ComputeDomain that waits for quota and has nothing yet: no claim of it is prepared."""
 
 IMEX_DRIVER = "compute-domain.nvidia.com"
 GPU_DRIVER = "gpu.nvidia.com"

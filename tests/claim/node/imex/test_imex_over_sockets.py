@@ -371,6 +371,41 @@ def test_in_channel_mode_the_warm_daemon_must_be_ready(imex):
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("isolation", [ImexIsolation.DOMAIN, ImexIsolation.CHANNEL])
+def test_a_claim_by_hand_of_a_domain_without_quota_waits_as_well(imex, isolation):
+    async def story():
+        await imex.kit.boot()
+        uid = await imex.domain()
+        await imex.ready("warm-domain")
+        is_alone = isolation is ImexIsolation.CHANNEL
+        claim = await (imex.isolated("by-hand", uid, 7) if is_alone else imex.channel("by-hand", uid))
+        why = "waits for quota in queue team: Kueue has not decided yet"
+        await report_quota(names.WAITING_FOR_QUOTA, why)
+        async with imex.kit.plugin(imex.plugin(isolation=isolation)) as running:
+            (answer,) = (await running.requests.prepare([claim.ref], 0.3)).values()
+            assert answer.error == f"ComputeDomain default/cd {why}"
+            assert await imex.label() is None
+            # The daemons of one that comes to need quota while it runs are there, and its pods are replaced.
+            await report_quota("KeptWithoutQuota", f"keeps what it has, and {why}")
+            await imex.ready(uid)
+            (answer,) = (await running.requests.prepare([claim.ref], 30.0)).values()
+            assert answer.error == ""
+
+    async def report_quota(reason, message):
+        obj = await imex.api.get(COMPUTE_DOMAIN, "cd", "default")
+        condition = {
+            "type": names.QUOTA_RESERVED,
+            "status": "False",
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        status = {"status": "NotReady", "conditions": [condition]}
+        await imex.api.replace(COMPUTE_DOMAIN, {**obj, "status": status}, subresource="status")
+
+    asyncio.run(story())
+
+
 @pytest.mark.slow
 def test_a_host_that_runs_imex_itself_is_asked(imex, monkeypatch):
     tools = imex.root / "bin"

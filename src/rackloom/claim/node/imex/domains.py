@@ -3,7 +3,9 @@
 A claim names its ComputeDomain by UID. `ComputeDomains` finds it by the controller's label, else by
 listing, and compares UIDs: anybody may set a label, nobody chooses a UID. A workload's claim must be in
 the namespace of the ComputeDomain, since a claim that could name a foreign one would share memory with
-its pods; and the ComputeDomain must not be in deletion, since the node label would outlive it.
+its pods; and the ComputeDomain must not be in deletion, since the node label would outlive it. While the
+controller reports that it waits for quota of Kueue and has nothing yet, no channel of it is prepared: nothing
+else would stop a claim that is written by hand where no daemon of its own is waited for.
 
 `ImexDaemons` says whether the daemon of a ComputeDomain, or the one kept warm for a clique, is READY on
 this node, from ComputeDomainClique objects. After a power failure such an object still says READY of a
@@ -27,13 +29,21 @@ from rackloom import programs
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.core.domains.clique import Readiness, read_clique
-from rackloom.core.domains.names import BOOT_FILE, CLIQUE_ID_LABEL, COMPUTE_DOMAIN_LABEL, clique_object_name
+from rackloom.core.domains.names import (
+    BOOT_FILE,
+    CLIQUE_ID_LABEL,
+    COMPUTE_DOMAIN_LABEL,
+    QUOTA_RESERVED,
+    WAITING_FOR_QUOTA,
+    clique_object_name,
+)
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, Object
 from rackloom.errors import Refused, Retry
 
 # ComputeDomains by UID.
 
 
+QUOTA_RETRY_SECONDS = 3.0
 _UID = re.compile(r"[0-9A-Za-z-]{1,63}")
 
 
@@ -56,7 +66,7 @@ class ComputeDomains:
 
         Raises `Refused` when there is none, when it is being deleted (the label that a preparation puts on
         the node would outlive it), or when it is in another namespace: a claim that could name a foreign
-        ComputeDomain would share memory with its pods.
+        ComputeDomain would share memory with its pods. Raises `Retry` while it waits for quota.
         """
         found = await self._find(uid, namespace)
         if found.namespace != namespace:
@@ -64,19 +74,24 @@ class ComputeDomains:
                 f"ComputeDomain {uid} is not in namespace {namespace} of the claim",
                 nearest_fix="create the pod and its claim in the namespace of the ComputeDomain",
             )
-        await self._require_not_deleted(uid, found)
+        await self._require_usable(uid, found)
         return found
 
-    async def _require_not_deleted(self, uid: str, found: DomainReference) -> None:
+    async def _require_usable(self, uid: str, found: DomainReference) -> None:
         try:
-            meta = (await self._api.get(COMPUTE_DOMAIN, found.name, found.namespace))["metadata"]
+            obj = await self._api.get(COMPUTE_DOMAIN, found.name, found.namespace)
         except NotFound:
-            meta = {}
+            obj = {"metadata": {}}
+        meta = obj["metadata"]
         if meta.get("uid") != uid or meta.get("deletionTimestamp") is not None:
             raise Refused(
                 f"ComputeDomain {found.namespace}/{found.name} of this claim is deleted",
                 nearest_fix="create it anew, and then the pods from the claim template that it makes",
             )
+        for condition in (obj.get("status") or {}).get("conditions") or ():
+            if (condition["type"], condition.get("reason")) == (QUOTA_RESERVED, WAITING_FOR_QUOTA):
+                why = condition.get("message") or "waits for quota"
+                raise Retry(f"ComputeDomain {found.namespace}/{found.name} {why}", after=QUOTA_RETRY_SECONDS)
 
     async def of_daemon(self, uid: str) -> DomainReference:
         """The ComputeDomain `uid`, wherever it is. Raises `Refused` when there is none."""
