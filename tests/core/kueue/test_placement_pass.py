@@ -8,12 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.core.domains.compute_domain import read_compute_domain
-from rackloom.core.domains.quota import QUEUE_LABEL, domain_quota
+from rackloom.core.domains.quota import QUEUE_LABEL, domain_quota, spare_quotas
 from rackloom.core.domains.settings import QuotaMode
+from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangRecord
 from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.trays import PromisedSpares, spare_room
 from rackloom.core.kubernetes.objects import CreateObject, Object
 from rackloom.core.kueue.checks import KueueCluster, PlacementPass
 from rackloom.core.kueue.workloads import KueueWorkload, Verdict, held_seats, read_workload
+from rackloom.core.place.placement_values import GangPlan
 
 CLIQUE, CHECK, GPU = "nvidia.com/gpu.clique", "c", "nvidia.com/gpu"
 
@@ -244,6 +247,56 @@ def test_spares_that_the_gang_controller_would_refuse_are_not_planned() -> None:
     assert "its ComputeDomains, by their quota, may keep 0 more" in served.decide(gang, CHECK).message
     served = PlacementPass(cluster, [gang], [CHECK], GangSettings(), QuotaMode.LABELLED)
     assert served.decide(gang, CHECK).state == "Ready"
+
+
+def test_spares_of_workloads_whose_gangs_are_still_to_come_count() -> None:
+    annotations = {"rackloom.dev/gang-size": "2", "rackloom.dev/gang-spares": "1"}
+    first, second = (
+        workload(name, 2, metadata={"labels": {"rackloom.dev/gang": name}, "annotations": annotations})
+        for name in ("first", "second")
+    )
+    cluster, settings = KueueCluster(nodes=rack(0, 8)), GangSettings(max_spares=1)
+    served = PlacementPass(cluster, [first, second], [CHECK], settings)
+    ready = served.decide(first, CHECK)
+    assert ready.state == "Ready"
+    refused = served.decide(second, CHECK)
+    assert refused.state == "Retry"
+    assert "it would keep 1 spare trays, and its namespace may keep 0 more" in refused.message
+    # A later pass reads them from the status; a workload without a plan is promised nothing.
+    later = PlacementPass(cluster, [admitted(first, ready), second], [CHECK], settings)
+    assert later.decide(second, CHECK).state == "Retry"
+    assert PlacementPass(cluster, [first, second], [CHECK], settings).decide(second, CHECK).state == "Ready"
+
+
+def test_promised_spares_count_for_the_quota_of_their_compute_domain() -> None:
+    spec = {"numNodes": 0, "channel": {"resourceClaimTemplate": {"name": "ours"}}}
+    meta = {"name": "cd", "namespace": "team", "uid": "u", "labels": {QUEUE_LABEL: "q"}}
+    domain = {
+        "apiVersion": "resource.nvidia.com/v1beta1",
+        "kind": "ComputeDomain",
+        "metadata": {**meta, "annotations": {"rackloom.dev/spare-nodes": "1"}},
+        "spec": spec,
+    }
+    made = domain_quota(read_compute_domain(domain), None, QuotaMode.LABELLED, "").write
+    assert isinstance(made, CreateObject)
+    conditions = [{"type": type_, "status": "True"} for type_ in ("QuotaReserved", "Admitted")]
+    meta = {**made.obj["metadata"], "uid": "w", "resourceVersion": "1"}
+    counted = read_workload({**made.obj, "metadata": meta, "status": {"conditions": conditions}})
+    quota = spare_quotas([read_compute_domain(domain)], [counted.obj], QuotaMode.LABELLED)
+    cluster = ClusterLists(spare_quotas=quota)
+    other = {GangKey("team", "other"): PromisedSpares(1, frozenset({"ours"}))}
+    key, ours = GangKey("team", "mine"), {"ours"}
+    assert spare_room(key, ours, cluster, 9).trays == 1
+    assert spare_room(key, ours, cluster, 9, other).trays == 0
+    assert spare_room(GangKey("team", "other"), ours, cluster, 9, other).trays == 1, "its own"
+    elsewhere = {GangKey("team", "other"): PromisedSpares(1, frozenset({"theirs"}))}
+    assert spare_room(key, ours, cluster, 9, elsewhere).trays == 1
+    plan = GangPlan(gang="team/other", seats=(), cliques=(), spares=("a",), price=(), reason="")
+    record = GangRecord(
+        key=GangKey("team", "other"), uid="", resource_version="", created="", finalizers=(), plan=plan
+    )
+    placed = msgspec.structs.replace(cluster, records=(record,))
+    assert spare_room(key, set(), placed, 9, elsewhere).trays == 8, "once: its plan or its promise"
 
 
 def test_a_preferred_topology_that_is_not_had_is_said() -> None:

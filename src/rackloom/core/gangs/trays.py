@@ -413,29 +413,49 @@ class SpareRoom(msgspec.Struct, frozen=True):
     """What limits them, in words."""
 
 
-def spare_room(key: GangKey, templates: Set[str], cluster: ClusterLists, most: int) -> SpareRoom:
+class PromisedSpares(msgspec.Struct, frozen=True):
+    """The spare trays of a gang that may start, and has no plan yet."""
+
+    trays: int
+    templates: frozenset[str]
+    """The claim templates that its pods will name."""
+
+
+_NOTHING_PROMISED: Mapping[GangKey, PromisedSpares] = {}
+
+
+def spare_room(
+    key: GangKey,
+    templates: Set[str],
+    cluster: ClusterLists,
+    most: int,
+    promised: Mapping[GangKey, PromisedSpares] = _NOTHING_PROMISED,
+) -> SpareRoom:
     """The room by the limit `most` of its namespace, and by the quota of the ComputeDomains that it uses.
 
     `templates`: the claim templates that its pods name, by which ComputeDomains are known.
+    `promised`: counts for a gang until it has a plan.
     """
     others = {
-        record.key: len(record.plan.spares)
-        for record in cluster.records
-        if record.key != key and record.key.namespace == key.namespace and record.plan is not None
+        **{gang: spares.trays for gang, spares in promised.items()},
+        **{record.key: len(record.plan.spares) for record in cluster.records if record.plan is not None},
     }
+    others = {gang: n for gang, n in others.items() if gang != key and gang.namespace == key.namespace}
     by_namespace = SpareRoom(max(most - sum(others.values()), 0))
     quotas = cluster.spare_quotas
     counted = None if quotas is None else quotas.room(key.namespace, templates)
     if quotas is None or counted is None:
         return by_namespace
     channels = {name for name in templates if (key.namespace, name) in quotas.by_template}
-    sharing = {gang_key_of(pod) for pod in cluster.pods if not channels.isdisjoint(_templates_of(pod))}
+    sharing = {gang_key_of(pod) for pod in cluster.pods if not channels.isdisjoint(claim_templates_of(pod))}
+    sharing |= {gang for gang, spares in promised.items() if not channels.isdisjoint(spares.templates)}
     used = sum(spares for gang, spares in others.items() if gang in sharing)
     by_quota = SpareRoom(max(counted - used, 0), "its ComputeDomains, by their quota,")
     return min(by_namespace, by_quota, key=lambda room: room.trays)
 
 
-def _templates_of(pod: Object) -> Iterator[str]:
+def claim_templates_of(pod: Object) -> Iterator[str]:
+    """The claim templates that a pod, or the template of pods, names."""
     for claim in pod["spec"].get("resourceClaims") or ():
         if claim.get("resourceClaimTemplateName"):
             yield claim["resourceClaimTemplateName"]

@@ -38,7 +38,7 @@ from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.snapshot import ClusterLists, GangKey, read_record
 from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, read_gang_spec
-from rackloom.core.gangs.trays import spare_room
+from rackloom.core.gangs.trays import PromisedSpares, claim_templates_of, spare_room
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, Object, allocated_devices
 from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.kueue.workloads import (
@@ -52,7 +52,9 @@ from rackloom.core.kueue.workloads import (
     domains_of_assignment,
     held_plans,
     held_seats,
+    planned_spares,
     pod_set_updates,
+    ready_checks,
 )
 from rackloom.core.place.jobs import Job, PriorityClasses, channel_templates, read_jobs
 from rackloom.core.place.kueue_topology import (
@@ -112,8 +114,13 @@ class PlacementPass:
         self._domains = [{**obj, "kind": COMPUTE_DOMAIN.kind} for obj in cluster.domains]
         self._channels = channel_templates(self._domains)
         workloads = tuple(workloads)
-        held = held_plans(workloads, cluster.pods, set(checks))
+        names_of_ours = set(checks)
+        held = held_plans(workloads, cluster.pods, names_of_ours)
         self._reserved = [hold for holds in held.values() for hold in holds]
+        self._promised: dict[GangKey, PromisedSpares] = {}
+        for workload in workloads:
+            for state in ready_checks(workload, names_of_ours):
+                self._promise(workload, state.pod_set_updates)
         self._gangs = ClusterLists(
             pods=tuple(cluster.pods),
             records=tuple(map(read_record, cluster.gang_plans)),
@@ -152,6 +159,7 @@ class PlacementPass:
                     workload, admitted, placed.gang, placed.plan, placed.site, attempt.request.labels
                 )
                 self._reserved += _holds_of(workload, updates)
+                self._promise(workload, updates)
                 note = f"; {attempt.note}" if attempt.note else ""
                 return Verdict(
                     state=READY, message=f"{_plan_text(placed)}{note}", pod_set_updates=tuple(updates)
@@ -190,10 +198,20 @@ class PlacementPass:
         if gang is None or plan is None or not plan.spares:
             return None
         templates = {name for group in job.groups for name in group.need.templates}
-        room = spare_room(gang, templates, self._gangs, self._settings.max_spares)
+        room = spare_room(gang, templates, self._gangs, self._settings.max_spares, self._promised)
         if len(plan.spares) <= room.trays:
             return None
         return f"it would keep {len(plan.spares)} spare trays, and {room.limit} may keep {room.trays} more"
+
+    def _promise(self, workload: KueueWorkload, updates: Sequence[Object]) -> None:
+        """The spares of a plan count for its gang from now on."""
+        spares = planned_spares(updates)
+        templates = [pod_set.get("template") or {} for pod_set in workload.pod_sets]
+        labels = ((template.get("metadata") or {}).get("labels") or {} for template in templates)
+        gang = next((found[GANG_LABEL] for found in labels if found.get(GANG_LABEL)), None)
+        if gang is not None and spares:
+            named = frozenset(name for template in templates for name in claim_templates_of(template))
+            self._promised[GangKey(workload.namespace, gang)] = PromisedSpares(spares, named)
 
     def _report(
         self,

@@ -274,15 +274,26 @@ def held_plans(
     held = {}
     for workload in workloads:
         key = (workload.namespace, workload.uid)
-        ready = (
-            check
-            for name, check in workload.checks.items()
-            if workload.has_quota and check.state == READY and (checks is None or name in checks)
-        )
+        ready = ready_checks(workload, checks)
         held[key] = tuple(
             hold for check in ready for hold in held_seats(workload, check, labelled.get(key, ()))
         )
     return {key: holds for key, holds in held.items() if holds}
+
+
+def ready_checks(
+    workload: KueueWorkload, checks: Container[str] | None = None
+) -> Iterator[AdmissionCheckState]:
+    """The checks whose plans hold room; `checks`: names of ours, None for all."""
+    for name, check in workload.checks.items():
+        if workload.has_quota and check.state == READY and (checks is None or name in checks):
+            yield check
+
+
+def planned_spares(updates: Iterable[Object]) -> int:
+    """The spare trays of a plan."""
+    annotations = ((update.get("annotations") or {}).get(PLAN_ANNOTATION) for update in updates)
+    return sum(len(planned.spares) for planned in map(read_planned, annotations) if planned is not None)
 
 
 def read_planned(annotation: str | None) -> PlannedPodSet | None:
