@@ -5,7 +5,7 @@ from tests.core.gangs.gang_toy import read_site
 
 from rackloom.core.domains import names
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.placement import claim_specs, group_claims, member_demand
+from rackloom.core.gangs.demand import claim_specs, group_claims, member_demand
 from rackloom.core.gangs.snapshot import ClusterLists
 from rackloom.core.gangs.spec import GangSettings, read_member
 from rackloom.core.gangs.trays import TrayCountCache, with_claim_room

@@ -10,7 +10,7 @@ from rackloom.core.domains import names
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.crd import gang_crd
-from rackloom.core.gangs.placement import (
+from rackloom.core.gangs.demand import (
     GpuDemand,
     claim_demand,
     claim_specs,

@@ -9,7 +9,8 @@ writes. Read them in this order:
   that a decision about one gang is based on; `crd` is the schema of a GangPlan;
 - `reconcile`: the phases of a gang, their order, and the conditions that state the result;
 - `slots`: members still to come, which pod takes which slot, and which slots are released;
-- `placement`: what the members claim, the request to the search (`core.place.gang_planner`), its result, and
+- `demand`: what the members claim, and how many GPUs that is;
+- `placement`: the request to the search (`core.place.gang_planner`), its result, and
   how many spare trays a namespace may keep. Which trays are spares: `core.place.search.tray_assignment`
   (`trays_that_carry`, `in_spare_order`, `spare_trays`);
 - `terms`: where the pods may run; `trays`: the cluster as the placement search takes it; it chooses nothing.

@@ -5,18 +5,13 @@ lost a tray, or has a pod that cannot be bound, is repaired one tray at a time, 
 the last one. Where a reserved tray has no room for the gang, because another pod was bound before the
 taint took effect, the plan is withdrawn.
 
-What the members of a group claim must be the same, since the search counts one kind of claim per group. Two
-members cannot name one ResourceClaim for devices, because its devices are on one node. IMEX channels are not
-counted as devices: a node has one, so a member with a channel takes a whole tray. Requests with adminAccess
-take no device. The number of GPUs is read from the text of the pods alone (container limits of
-`nvidia.com/gpu`, and claims by the class `gpu.nvidia.com`), so that it does not change while drivers publish
-more or less. A placed gang whose pods ask for something else is placed again. How many members a tray can
-serve is counted by the allocator (`core.gangs.trays`).
+What members claim, and how many GPUs that is, is read in `core.gangs.demand`; a placed gang whose pods ask
+for something else is placed again. How many members a tray can serve is counted by the allocator
+(`core.gangs.trays`).
 
-Trays are reserved as a whole, so a gang asks for empty ones. Members that take a tray whole get the GPU
-count of the trays that fit. Helpers, members without devices such as an MPI launcher, sit beside the
-first member that has devices, or on another tray of the gang that their own rules allow and that has the
-CPU and memory for them.
+Trays are reserved as a whole, so a gang asks for empty ones. Helpers, members without devices such as an MPI
+launcher, sit beside the first member that has devices, or on another tray of the gang that their own rules
+allow and that has the CPU and memory for them.
 
 CPU, memory and the like of nodes count wherever members get a tray (`MemberResources`): for a new plan, for
 helpers beside the others, before pods are ungated, and for members that move.
@@ -33,12 +28,17 @@ from itertools import product
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim, ResourceClaimSpec
-from rackloom.core.domains import names
+from rackloom.core.gangs.demand import (
+    GpuDemand,
+    claim_specs,
+    group_claims,
+    group_demand,
+    whole_tray_gpus,
+)
 from rackloom.core.gangs.slots import assign_slots, delete_member, remaining_spec, unschedulable_members
-from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSnapshot, record_plan, withdraw_plan
+from rackloom.core.gangs.snapshot import GangRecord, GangSnapshot, record_plan, withdraw_plan
 from rackloom.core.gangs.spec import GPU_RESOURCE, SPARES_ANNOTATION, GangMember, GangSettings, GangSpec
-from rackloom.core.gangs.terms import SPLIT_GROUP_FIX, group_terms, pod_terms
+from rackloom.core.gangs.terms import group_terms, pod_terms
 from rackloom.core.gangs.trays import (
     MemberClaims,
     SpareRoom,
@@ -47,7 +47,7 @@ from rackloom.core.gangs.trays import (
     site_with_rooms,
     spare_room,
 )
-from rackloom.core.kubernetes.objects import Object, ObjectWrite
+from rackloom.core.kubernetes.objects import ObjectWrite
 from rackloom.core.place.gang_planner import plan_gang
 from rackloom.core.place.job_moves import replace_member
 from rackloom.core.place.node_resources import (
@@ -68,194 +68,6 @@ from rackloom.core.place.placement_values import (
     list_names,
 )
 from rackloom.errors import Refused
-
-# Device claims of members.
-
-
-_CHANNELS = (names.CHANNEL_CLASS, names.ISOLATED_CHANNEL_CLASS)
-_READ_FIX = "use the fields of resource.k8s.io/v1 that this version of rackloom knows"
-ClaimSpecs = Mapping[tuple[str, str], Object]
-"""Claims by (`claim`, name) and claim templates by (`claim template`, name)."""
-
-
-def claim_specs(cluster: ClusterLists, namespace: str) -> ClaimSpecs:
-    """All claims and claim templates that a pod of the namespace can name."""
-    return {
-        (kind, obj["metadata"]["name"]): obj
-        for kind, objects in (("claim", cluster.claims), ("claim template", cluster.templates))
-        for obj in objects
-        if obj["metadata"].get("namespace") == namespace
-    }
-
-
-def _claim_spec(specs: ClaimSpecs, kind: str, name: str) -> Object:
-    if (kind, name) not in specs:
-        raise Refused(f"{kind} {name} does not exist", nearest_fix="create it")
-    spec: Object = specs[kind, name]["spec"]
-    return spec if kind == "claim" else spec["spec"]
-
-
-class GroupClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """What each member of a group claims."""
-
-    kind: str
-    """The names of the templates and claims, which identify it in the placement request."""
-    claims: MemberClaims
-
-
-def group_claims(group: Iterable[GangMember], specs: ClaimSpecs) -> GroupClaims | None:
-    """What the members of a group claim; None where they claim nothing, so that any tray serves them.
-
-    Raises Refused where they differ, where two name one claim, or for a claim that cannot be read.
-    """
-    members = tuple(group)
-    _check_not_shared(members, specs)
-    claims = [claimed for member in members if (claimed := _member_claims(member, specs)) is not None]
-    if not claims:
-        return None
-    first = claims[0]
-    for claimed in claims:
-        if _specs_of(claimed) != _specs_of(first):
-            reason = f"members of one group claim {first.kind} and {claimed.kind}"
-            raise Refused(reason, nearest_fix=SPLIT_GROUP_FIX)
-    return first
-
-
-def _check_not_shared(members: tuple[GangMember, ...], specs: ClaimSpecs) -> None:
-    """The devices of a claim are on one node, so all pods that share it would have to go there."""
-    named: set[str] = set()
-    for member in members:
-        for name in member.pod.named_claims:
-            if name in named and claims_devices(_claim_spec(specs, "claim", name)):
-                fix = "use resourceClaimTemplateName, which makes a claim for each pod"
-                raise Refused(f"claim {name} is named by several members", nearest_fix=fix)
-            named.add(name)
-
-
-def _member_claims(member: GangMember, specs: ClaimSpecs) -> GroupClaims | None:
-    named = {name: _claim_spec(specs, "claim template", name) for name in member.pod.templates}
-    named |= {f"claim {name}": _claim_spec(specs, "claim", name) for name in member.pod.named_claims}
-    claims = {name: _read_claim(name, spec) for name, spec in named.items() if claims_devices(spec)}
-    return GroupClaims(kind="+".join(claims), claims=tuple(claims.values())) if claims else None
-
-
-def claims_devices(spec: Object) -> bool:
-    """Channels count with the tray, and requests with adminAccess take no device."""
-    requests = (spec.get("devices") or {}).get("requests") or ()
-    return any(request_takes_device(requested_device(request)) for request in requests)
-
-
-def request_takes_device(requested: Object) -> bool:
-    """Whether a request takes a device; `requested` comes from `requested_device`."""
-    return requested.get("deviceClassName") not in _CHANNELS and not requested.get("adminAccess")
-
-
-def requested_device(request: Object) -> Object:
-    """What a request asks for; of several alternatives, the first."""
-    alternatives: Sequence[Object] = request.get("firstAvailable") or ({},)
-    requested: Object = request.get("exactly") or alternatives[0]
-    return requested
-
-
-def _read_claim(name: str, spec: Object) -> ResourceClaim:
-    try:
-        claim_spec = msgspec.convert(spec, ResourceClaimSpec)
-    except msgspec.ValidationError as error:
-        raise Refused(f"what {name} claims cannot be read: {error}", nearest_fix=_READ_FIX) from error
-    return ResourceClaim(metadata=ObjectMeta(name=name), spec=claim_spec)
-
-
-def _specs_of(claimed: GroupClaims) -> list[ResourceClaimSpec]:
-    return [claim.spec for claim in claimed.claims]
-
-
-# GPUs of members, and the size of a tray that a member takes whole.
-
-
-class GpuDemand(msgspec.Struct, frozen=True):
-    """The demand of a pod, or of one claim."""
-
-    gpus: int = 0
-    whole: bool = False
-    """A dedicated tray: all of its GPUs, or its IMEX channel, of which a node has one (`channel-0`)."""
-
-    def __add__(self, other: "GpuDemand") -> "GpuDemand":
-        return GpuDemand(self.gpus + other.gpus, self.whole or other.whole)
-
-
-def claim_demand(spec: Object) -> GpuDemand:
-    """What the spec of a ResourceClaim asks for by the class `gpu.nvidia.com`, and by that of channels."""
-    requests = (spec.get("devices") or {}).get("requests") or ()
-    return sum((_request_demand(request) for request in requests), GpuDemand())
-
-
-def member_demand(member: GangMember, specs: ClaimSpecs) -> GpuDemand:
-    """What a pod asks for. Raises Refused for a claim or a template that does not exist.
-
-    Channels that it shares with other pods (in channel mode) do not count.
-    """
-    if member.class_resources:
-        fix = "name a ResourceClaimTemplate in spec.resourceClaims instead"
-        reason = f"pod {member.name} asks for {member.class_resources[0]}, which is not counted for gangs"
-        raise Refused(reason, nearest_fix=fix)
-    templates = (_claim_spec(specs, "claim template", name) for name in member.pod.templates)
-    claims = (_claim_spec(specs, "claim", name) for name in member.pod.named_claims)
-    claimed = (*templates, *(claim for claim in claims if claims_devices(claim)))
-    return sum(map(claim_demand, claimed), GpuDemand(member.gpus))
-
-
-def group_demand(members: Iterable[GangMember], specs: ClaimSpecs) -> GpuDemand:
-    """What each member of a group asks for: the largest demand of any. Raises Refused."""
-    demands = [member_demand(member, specs) for member in members]
-    return GpuDemand(
-        max((demand.gpus for demand in demands), default=0), any(demand.whole for demand in demands)
-    )
-
-
-def whole_tray_gpus(
-    trays: Sequence[PlacementTray], members: int, gpus: int, taken: Collection[str] = ()
-) -> int:
-    """GPUs of the tray that a member takes whole: `members` share a clique, and each counts `gpus`.
-
-    The result is the GPU count of the largest trays of one clique, as many as there are members. The clique
-    is chosen in this order: its trays have at least `gpus`; it has enough trays; they are of equal size;
-    they are small. A larger tray elsewhere therefore never keeps a gang from a clique where it fits. Trays
-    `taken` by others are left out where enough remain. Nodes without a clique (no NVLink fabric) have no
-    channels, and count only where no open tray has a clique.
-    """
-    opened = [tray for tray in trays if tray.shut is None]
-    candidates = [tray for tray in opened if tray.clique is not None] or opened or trays
-    free = _best_clique([tray for tray in candidates if tray.name not in taken], members, gpus)
-    is_enough = len(free) == members and free[-1] >= gpus
-    return min(free if is_enough else _best_clique(candidates, members, gpus), default=0)
-
-
-def _best_clique(trays: Iterable[PlacementTray], members: int, gpus: int) -> list[int]:
-    """The GPU counts of the largest trays of the best clique, as many as there are members, largest first."""
-    sizes_by_clique: dict[str, list[int]] = {}
-    for tray in trays:
-        sizes_by_clique.setdefault(tray.clique or tray.name, []).append(tray.gpus)
-    largest = (sorted(sizes, reverse=True)[:members] for sizes in sizes_by_clique.values())
-    # In order: enough GPUs, enough trays, equal trays, small trays.
-    return min(
-        largest,
-        key=lambda sizes: (sizes[-1] < gpus, -len(sizes), sizes[0] != sizes[-1], sizes[-1]),
-        default=[],
-    )
-
-
-def _request_demand(request: Object) -> GpuDemand:
-    requested = requested_device(request)
-    if requested.get("deviceClassName") == names.CHANNEL_CLASS:
-        return GpuDemand(whole=True)
-    if requested.get("deviceClassName") != names.GPU_DRIVER or not request_takes_device(requested):
-        return GpuDemand()
-    return (
-        GpuDemand(whole=True)
-        if requested.get("allocationMode") == "All"
-        else GpuDemand(int(requested.get("count", 1)))
-    )
-
 
 # From the pods of a gang to the request.
 
