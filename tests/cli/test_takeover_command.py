@@ -22,7 +22,8 @@ from tests.claim.node.takeover.nvidia_files import (
 
 from rackloom.core.domains.names import GPU_DRIVER, IMEX_DRIVER
 
-MPS = gpu_claim("u-gpu", "gpu-0", config=gpu_config("MPS"), state={"mpsControlDaemonID": "m"})
+MPS = gpu_claim("u-gpu", "gpu-0", config=gpu_config("MPS"), state={"mpsControlDaemonID": "u-gpu-0a1b2"})
+BOUND = gpu_claim("u-gpu", "gpu-vfio-0", kind="vfio")
 IMEX_FILE = checkpoint_file(
     {"u-work": imex_claim("u-work", "channel"), "u-begun": imex_claim("u-begun", "daemon", state=STARTED)}
 )
@@ -124,16 +125,16 @@ gpu.nvidia.com: there is no checkpoint; nothing to do
 def test_what_blocks_it_is_named_and_nothing_is_changed(takeover):
     takeover.node.set_state("u-gpu")
     takeover.node.install(IMEX_FILE)
-    takeover.node.install(checkpoint_file({"u-gpu": MPS}), GPU_DRIVER)
+    takeover.node.install(checkpoint_file({"u-gpu": BOUND}), GPU_DRIVER)
     before = takeover.node.files()
     code, printed, _ = takeover("plan", "--driver", GPU_DRIVER)
     assert (code, printed) == (
         1,
         snapshot("""\
 gpu.nvidia.com: the checkpoint is NVIDIA's
-UID    CLAIM                STATE             DEVICES  FATE
-u-gpu  default/claim-u-gpu  PrepareCompleted  gpu-0    blocked
-blocked: u-gpu: it uses the MPS daemon that NVIDIA's driver runs in its own namespace
+UID    CLAIM                STATE             DEVICES     FATE
+u-gpu  default/claim-u-gpu  PrepareCompleted  gpu-vfio-0  blocked
+blocked: u-gpu: NVIDIA's driver bound gpu-vfio-0 to vfio-pci, and the plugin would not bind it back
   fix: end the pods that use it first
 nothing is written while a claim is blocked
 """),
@@ -143,12 +144,28 @@ nothing is written while a claim is blocked
         1,
         "",
         snapshot("""\
-rackloom: claim default/claim-u-gpu of gpu.nvidia.com cannot be moved: it uses the MPS daemon that NVIDIA's driver runs in its own namespace
+rackloom: claim default/claim-u-gpu of gpu.nvidia.com cannot be moved: NVIDIA's driver bound gpu-vfio-0 to vfio-pci, and the plugin would not bind it back
   fix: end the pods that use it first; nothing was changed
 """),  # noqa: E501 (lines as they are printed)
     )
     assert takeover.node.files() == before
     assert takeover("apply", "--driver", IMEX_DRIVER)[0] == 0
+
+
+def test_an_mps_daemon_that_ends_with_its_claim_is_named(takeover):
+    takeover.node.set_state("u-gpu")
+    takeover.node.install(checkpoint_file({"u-gpu": MPS}), GPU_DRIVER)
+    words = ("--driver", GPU_DRIVER, "--nvidia-namespace", "gpus")
+    code, printed, _ = takeover("plan", *words)
+    assert code == 0
+    assert printed.count(" moved") == 1
+    assert (
+        "note: claim default/claim-u-gpu uses MPS: when it ends the GPU plugin deletes Deployment"
+        " gpus/mps-control-daemon-u-gpu-0a1b2, and needs the right to\n"
+    ) in printed
+    assert takeover("apply", *words)[0] == 0
+    assert takeover("back", "--driver", GPU_DRIVER)[0] == 0
+    assert takeover.node.files()[f"plug/{GPU_DRIVER}/checkpoint.json"] == checkpoint_file({"u-gpu": MPS})
 
 
 def test_damage_and_other_drivers_are_refused(takeover):

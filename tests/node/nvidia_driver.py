@@ -11,6 +11,7 @@ socket goes; its slices, checkpoint and CDI files stay.
 
 import asyncio
 import fcntl
+import hashlib
 import json
 import signal
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 
 import grpc.aio
 from tests.claim.node.takeover.nvidia_files import COMPLETED, STARTED, checkpoint_file
+from tests.node.workloads import IMAGE
 
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.client import connect
@@ -29,6 +31,7 @@ from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL, GPU_DRIVER, IMEX_D
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
+    DEPLOYMENT,
     NODE,
     RESOURCE_CLAIM,
     RESOURCE_SLICE,
@@ -41,6 +44,10 @@ PREPARE_SECONDS = 40.0
 CHANNELS = "nvidia-caps-imex-channels"
 GPUS = 8
 Value = dict[str, Any]
+
+
+MPS_PROGRAM = "usr/bin/nvidia-cuda-mps-control"
+MPS_PIPES = "/tmp/nvidia-mps"
 
 
 class NotYet(Exception):
@@ -109,7 +116,9 @@ class Plugin:
             part for part in status["allocation"]["devices"]["results"] if part["driver"] == self.driver
         ]
         made = (
-            self._gpus(ref, results) if self.driver == GPU_DRIVER else await self._imex(ref, status, results)
+            await self._gpus(ref, status, results)
+            if self.driver == GPU_DRIVER
+            else await self._imex(ref, status, results)
         )
         self.claims[ref.uid] = {
             "checkpointState": COMPLETED,
@@ -149,19 +158,58 @@ class Plugin:
         }
         (self.cdi / f"{self.vendor}-{name}.yaml").write_text(json.dumps(spec))
 
-    def _gpus(self, ref: Any, results: list[Value]) -> Value:
+    async def _gpus(self, ref: Any, status: Value, results: list[Value]) -> Value:
         edits, parts = {}, []
+        configs = [
+            entry["opaque"]["parameters"] for entry in status["allocation"]["devices"].get("config", ())
+        ]
+        uses_mps = any(config.get("sharing", {}).get("strategy") == "MPS" for config in configs)
+        uuids = [self._uuid(int(result["device"].removeprefix("gpu-"))) for result in results]
+        daemon = await self._start_mps(ref.uid, uuids) if uses_mps else ""
         for result in results:
             minor = int(result["device"].removeprefix("gpu-"))
             nodes = [_node(f"/dev/nvidia{minor}", 195, minor), _node("/dev/nvidiactl", 195, 255)]
             edits[f"{ref.uid}-{result['device']}"] = {
                 "env": ["NVIDIA_VISIBLE_DEVICES=void"],
                 "deviceNodes": nodes,
+                **(self._mps_edits(daemon) if daemon else {}),
             }
             gpu = {"info": {"uuid": self._uuid(minor)}, "device": self._listed(ref, result)}
             parts.append({"gpu": gpu, "mig": None})
         self._spec(f"claim_{ref.uid}", "claim", edits)
-        return {"devices": parts, "configState": {"mpsControlDaemonID": ""} if self.release == "0.4" else {}}
+        recorded = {"mpsControlDaemonID": daemon} if daemon or self.release == "0.4" else {}
+        return {"devices": parts, "configState": recorded}
+
+    async def _start_mps(self, uid: str, uuids: list[str]) -> str:
+        """An MPS daemon in a Deployment, with a tmpfs that is mounted on the host; its id."""
+        made = f"{uid}-{hashlib.sha256(','.join(uuids).encode()).hexdigest()[:5]}"
+        for name in ("shm", "pipe", "log"):
+            (self.home / "mps" / made / name).mkdir(parents=True, exist_ok=True)
+        memory = f"/var/lib/kubelet/plugins/{self.driver}/mps/{made}/shm"
+        host = ("nsenter", "--mount", "--target", self.root.parts[2])
+        options = "rw,nosuid,nodev,noexec,relatime,size=65536k"
+        mount = await asyncio.create_subprocess_exec(
+            *host, "mount", "-t", "tmpfs", "-o", options, "shm", memory
+        )
+        assert await mount.wait() == 0
+        (self.home / "mps" / made / "shm/segment").write_bytes(b"of a client")
+        await self.api.create(DEPLOYMENT, mps_deployment(made, self.node, ",".join(uuids)))
+        name = f"mps-control-daemon-{made}"
+        while not (await self.api.get(DEPLOYMENT, name, NAMESPACE)).get("status", {}).get("readyReplicas"):
+            await asyncio.sleep(ATTEMPT_SECONDS)
+        return made
+
+    def _mps_edits(self, daemon: str) -> Value:
+        home, client = f"/var/lib/kubelet/plugins/{self.driver}/mps/{daemon}", f"/{MPS_PROGRAM}"
+        mounts = [
+            _mount(f"{home}/shm", "/dev/shm", "rw"),
+            _mount(f"{home}/pipe", MPS_PIPES, "rw"),
+            _mount(client, client, "ro"),
+        ]
+        return {
+            "env": ["NVIDIA_VISIBLE_DEVICES=void", f"CUDA_MPS_PIPE_DIRECTORY={MPS_PIPES}"],
+            "mounts": mounts,
+        }
 
     def _uuid(self, minor: int) -> str:
         table = (self.root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.gpus").read_text().splitlines()[1:]
@@ -272,6 +320,42 @@ class Plugin:
             }
             for minor in range(GPUS)
         ]
+
+
+def mps_deployment(daemon: str, node: str, gpus: str) -> Value:
+    """What runs an MPS daemon: in the host's root and among its processes, with the claim's directories."""
+    name, home = f"mps-control-daemon-{daemon}", f"/var/lib/kubelet/plugins/{GPU_DRIVER}/mps/{daemon}"
+    start = f"busybox chroot /driver-root /{MPS_PROGRAM} -d && exec busybox sleep 1000000"
+    places = {"driver-root": "/", "shm": f"{home}/shm", "pipe": f"{home}/pipe"}
+    inside = {"driver-root": "", "shm": "/dev/shm", "pipe": MPS_PIPES}
+    container = {
+        "name": "mps-control-daemon",
+        "image": IMAGE,
+        "securityContext": {"privileged": True},
+        "command": ["busybox", "sh", "-c", start],
+        "env": [{"name": "CUDA_VISIBLE_DEVICES", "value": gpus}],
+        "volumeMounts": [
+            {"name": place, "mountPath": f"/driver-root{path}"} for place, path in inside.items()
+        ],
+    }
+    spec = {
+        "nodeName": node,
+        "hostPID": True,
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+        "volumes": [{"name": place, "hostPath": {"path": path}} for place, path in places.items()],
+    }
+    labels = {"app": name}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
 
 
 def _node(path: str, major: int, minor: int) -> Value:

@@ -18,6 +18,7 @@ from tests.node import nvidia_installation as nvidia
 from tests.node.conftest import ROOT, only_all
 from tests.node.nodes import NodeCluster, RealNode
 from tests.node.nvidia_driver import NAMESPACE
+from tests.node.test_mps import JOB
 from tests.node.workloads import (
     claim_template,
     claiming,
@@ -66,6 +67,13 @@ def test_a_cluster_goes_over_under_a_job(nodes: NodeCluster, plugins: dict[str, 
     until_running(nodes, *names)
     until_seen(lambda: set(members(nodes, domain)) == {first.name, second.name}, "both are members", 60)
     until_seen(lambda: is_meshed(nodes), "the daemons reach each other", 60)
+    sharing = {"strategy": "MPS"}
+    config = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
+    shared = claim_template("mps-gpu", "gpu.nvidia.com")
+    opaque = {"driver": GPU_DRIVER, "parameters": config}
+    shared["spec"]["spec"]["devices"]["config"] = [{"opaque": opaque}]
+    nodes.apply(shared, claiming(pod("mps", JOB, node=first.name), "mps-gpu"))
+    until_running(nodes, "mps")
     before = processes(nodes), members(nodes, domain)
     theirs = files_of(second), slices_of(nodes, second)
 
@@ -73,10 +81,10 @@ def test_a_cluster_goes_over_under_a_job(nodes: NodeCluster, plugins: dict[str, 
     assert refused.returncode == 1
     assert f"a plugin of {IMEX_DRIVER} runs on this node" in refused.stderr
 
-    # The first node, by the command. Its plan names a channel, a daemon and a GPU.
+    # The first node, by the command. Its plan names a channel, a daemon and two GPUs, one with an MPS daemon.
     stop(plugins, first)
     planned = takeover(first, "plan")
-    assert (planned.returncode, planned.stdout.count(" moved")) == (0, 3), planned.stdout + planned.stderr
+    assert (planned.returncode, planned.stdout.count(" moved")) == (0, 4), planned.stdout + planned.stderr
     done = takeover(first, "apply")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -105,11 +113,15 @@ def test_a_cluster_goes_over_under_a_job(nodes: NodeCluster, plugins: dict[str, 
     assert is_meshed(nodes)
 
     # The first pod of the job ends on Rackloom's node.
-    nodes.kubectl("delete", "pod", names[0], f"more-{first.name}", "--wait=false")
-    until_gone(nodes, names[0], f"more-{first.name}")
+    assert len(mps_directories(first)) == 1
+    nodes.kubectl("delete", "pod", names[0], "mps", f"more-{first.name}", "--wait=false")
+    until_gone(nodes, names[0], "mps", f"more-{first.name}")
     until_seen(lambda: label(nodes, first) is None, "the node has left the domain", 60)
     until_seen(lambda: not claim_specs(first), "the CDI files are gone", 60)
     assert entries(first, GPU_DRIVER) == {}
+    assert "mps-control" not in nodes.kubectl("get", "deployments,pods", "-n", NAMESPACE, "-o", "name")
+    assert mps_directories(first) == []
+    assert "/mps/" not in (first.root / "proc/1/mountinfo").read_text()
 
     # kubelet says which pods have NICs: here they are ours, and go to DRANET no sooner than they are back.
     nodes.kubectl("apply", "-f", str(ROOT / "examples/nixl-kv-transfer/device-classes.yaml"))
@@ -271,7 +283,8 @@ def members(cluster: NodeCluster, domain: str) -> dict[str, Any]:
 
 def is_meshed(cluster: NodeCluster) -> bool:
     """Whether every daemon is connected with every other."""
-    names = cluster.kubectl("get", "pods", "-n", NAMESPACE, "-o", "name").split()
+    found = cluster.kubectl("get", "pods", "-n", NAMESPACE, "-o", "name").split()
+    names = [name for name in found if "computedomain-daemon" in name]
     for name in names:
         command = ("nvidia-imex-ctl", "-c", "/imexd/imexd.cfg", "-N", "-j")
         done = cluster.tried("exec", "-n", NAMESPACE, name, "--", *command)
@@ -303,6 +316,11 @@ def slices_of(cluster: NodeCluster, node: RealNode) -> set[tuple[str, str]]:
         for each in cluster.get("resourceslices")["items"]
         if each["spec"].get("nodeName") == node.name and each["spec"]["driver"] in DRIVERS
     }
+
+
+def mps_directories(node: RealNode) -> list[str]:
+    """Of daemons of either driver."""
+    return [path.name for path in (node.root / PLUGINS / GPU_DRIVER / "mps").iterdir() if path.is_dir()]
 
 
 def claim_specs(node: RealNode) -> list[str]:

@@ -47,6 +47,8 @@ class TakeoverParameters:
     "Where kubelet keeps the claims that it holds: it has names that NVIDIA's driver does not record."
     sysroot: Path = Path("/")
     "Where the host's /proc is found."
+    nvidia_namespace: str = "nvidia-dra-driver-gpu"
+    "The namespace of NVIDIA's driver: its MPS daemons are ended there when their claims end."
 
     def places(self) -> "NodePlaces":
         """The same, for the plan."""
@@ -60,6 +62,7 @@ class TakeoverParameters:
             kubelet_state=self.kubelet_state,
             boot_id=read_text(boot_id, "name the host's root by --sysroot").strip(),
             dranet=self.sysroot / "run/dranet/dranet.db",
+            nvidia_namespace=self.nvidia_namespace,
         )
 
     def drivers(self) -> tuple[str, ...]:

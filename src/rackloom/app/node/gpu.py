@@ -105,7 +105,7 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
     partitioner = None if options.inventory_file is not None else nvml
     binder = None if partitioner is None else PciBinder(_PCI, common.sysroot / "proc", nvml.closed)
     launcher = PodLauncher(launcher_socket(settings.mps_home)) if options.mps_in_pod else None
-    plugin = GpuPlugin(settings, monitor, programs, driver, partitioner, launcher, binder)
+    plugin = GpuPlugin(api, settings, monitor, programs, driver, partitioner, launcher, binder)
     with closing(source):
         async with run_plugin(plugin, api, host_of(common)) as process, plugin_listeners(common, process):
             yield process

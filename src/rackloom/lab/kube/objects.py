@@ -138,12 +138,15 @@ TYPE_SCHEMAS: Mapping[ResourceKind, TypeSchema] = {
     ),
     objects.SERVICE_ACCOUNT: TypeSchema(blind_writes=True, lists={"secrets": ("name",)}),
     objects.EVENT: TypeSchema(blind_writes=True, selectable=_EVENT_FIELDS),
-    objects.DAEMON_SET: TypeSchema(
-        status=True,
-        generation=True,
-        blind_writes=True,
-        lists=_TEMPLATE_LISTS | _CONDITION_LISTS,
-        atoms=frozenset({"spec.selector", "spec.template.spec.nodeSelector"}),
+    **dict.fromkeys(
+        (objects.DAEMON_SET, objects.DEPLOYMENT),
+        TypeSchema(
+            status=True,
+            generation=True,
+            blind_writes=True,
+            lists=_TEMPLATE_LISTS | _CONDITION_LISTS,
+            atoms=frozenset({"spec.selector", "spec.template.spec.nodeSelector"}),
+        ),
     ),
     objects.JOB: TypeSchema(
         status=True,

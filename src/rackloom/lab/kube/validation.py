@@ -300,6 +300,7 @@ RULES: Mapping[ResourceKind, tuple[ObjectRule, ...]] = {
     objects.NAMESPACE: (lambda new, _: kube_objects.with_namespace_phase(new),),
     objects.POD: (require_paths(objects.POD, "spec"), pod_rule),
     objects.DAEMON_SET: (require_paths(objects.DAEMON_SET, "spec.selector", "spec.template"),),
+    objects.DEPLOYMENT: (require_paths(objects.DEPLOYMENT, "spec.selector", "spec.template"),),
     objects.RESOURCE_CLAIM: (
         require_paths(objects.RESOURCE_CLAIM, "spec"),
         lambda new, _: {**new, "spec": _with_counts(new["spec"])},

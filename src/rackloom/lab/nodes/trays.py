@@ -176,7 +176,7 @@ def _gpu_plugin(
         devices=root / "dev",
     )
     settings = GpuSettings(node=node, mps_home=places.home(GPU_DRIVER) / "mps", files=files)
-    return GpuPlugin(settings, monitor, DriverPrograms(root))
+    return GpuPlugin(shared.plugins, settings, monitor, DriverPrograms(root))
 
 
 def _nic_plugin(

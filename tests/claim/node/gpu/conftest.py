@@ -139,7 +139,7 @@ class GpuKit:
         }
         settings = GpuSettings(**{**plain, **changes})
         programs = DriverPrograms(Path("/"))
-        return GpuPlugin(settings, view or self.view(), programs, self.driver, launcher=launcher)
+        return GpuPlugin(self.api, settings, view or self.view(), programs, self.driver, launcher=launcher)
 
     async def claim(self, name: str, *devices: str, configs: Any = (), **result: Any) -> PodClaim:
         """A claim for the devices, each by a request of its own: `r0`, `r1`..."""

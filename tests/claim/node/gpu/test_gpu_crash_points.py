@@ -128,7 +128,7 @@ class GpuLives(Lives):
         plain = self.gpus.plugin(view)
         settings = GpuSettings(node=self.kit.node, mps_home=self.home, files=plain._settings.files)
         await view.observe()
-        plugin = GpuPlugin(settings, view, self.driver, launcher=self.launcher)
+        plugin = GpuPlugin(api, settings, view, self.driver, launcher=self.launcher)
         return PluginProcess(plugin, api, self.kit.host())
 
     def edits(self, uid):

@@ -322,7 +322,7 @@ def mig_plugin(gpus: Any, root: Path, *, dynamic_mig: bool = True) -> GpuPlugin:
     settings = GpuSettings(node=gpus.kit.node, mps_home=plain._settings.mps_home, files=files)
     programs, partitioner = DriverPrograms(Path("/")), NvmlGpus(root, dynamic_mig=True)
     monitor = watched(root, dynamic_mig=dynamic_mig)
-    return GpuPlugin(settings, monitor, programs, partitioner=partitioner)
+    return GpuPlugin(gpus.api, settings, monitor, programs, partitioner=partitioner)
 
 
 @pytest.mark.slow

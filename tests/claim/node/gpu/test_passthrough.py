@@ -145,7 +145,7 @@ def watched(machine: PciBus) -> GpuMonitor:
 def passing_plugin(gpus: Any, machine: PciBus, programs: Any) -> GpuPlugin:
     files = DriverFiles(proc_devices=gpus.root / "devices", devices=machine.root / "dev")
     settings = GpuSettings(node=gpus.kit.node, mps_home=gpus.kit.places.home(GPU_DRIVER) / "mps", files=files)
-    return GpuPlugin(settings, watched(machine), programs, binder=binder(machine))
+    return GpuPlugin(gpus.api, settings, watched(machine), programs, binder=binder(machine))
 
 
 # Binding.

@@ -28,7 +28,7 @@ def decoded(claim, **layout):
 
 
 def moved(driver, claim, known=HELD, **layout):
-    return take_over_claim(driver, decoded(claim, **layout).claims["u"], known)
+    return take_over_claim(driver, decoded(claim, **layout).claims["u"], known, "nvidia")
 
 
 @pytest.mark.parametrize("kind", ["channel", "daemon"])
@@ -108,6 +108,30 @@ def test_time_slices_are_reset_when_the_claim_ends(config, state, slices):
     assert entry.record == {"sharing": {"time_slices": slices} if slices else {}}
 
 
+def test_the_mps_daemon_of_nvidias_driver_is_taken_over_with_its_claim():
+    state = {"mpsControlDaemonID": "u-0a1b2", "mpsApplied": True}
+    move, entry = moved(GPU_DRIVER, gpu_claim("u", "gpu-0", "gpu-1", config=gpu_config("MPS"), state=state))
+    assert move.fate is Fate.MOVED
+    assert entry.record == {
+        "sharing": {
+            "exclusive": ["GPU-gpu-0", "GPU-gpu-1"],
+            "adopted": [{"id": "u-0a1b2", "namespace": "nvidia"}],
+        }
+    }
+    # The compute mode of a MIG device is that of its GPU, which NVIDIA's driver does not change for it.
+    claim = gpu_claim("u", "gpu-0-mig-1g10gb-19-0", kind="mig", state=state)
+    _, entry = moved(GPU_DRIVER, claim)
+    assert entry.record == {"sharing": {"adopted": [{"id": "u-0a1b2", "namespace": "nvidia"}]}}
+
+
+def test_an_mps_daemon_whose_claim_has_no_name_would_stay():
+    claim = gpu_claim("u", "gpu-0", config=gpu_config("MPS"), state={"mpsControlDaemonID": "u-0a1b2"})
+    move, entry = moved(GPU_DRIVER, claim, known={})
+    assert (move.fate, entry) == (Fate.BLOCKED, None)
+    assert move.why.endswith("its MPS daemon would stay")
+    assert move.fix == "start NVIDIA's driver until it is gone"
+
+
 def test_a_gpu_whose_prepare_was_cut_off_is_begun_anew():
     claim = {**gpu_claim("u", "gpu-0"), "checkpointState": STARTED, "preparedDevices": None}
     _, entry = moved(GPU_DRIVER, claim)
@@ -124,8 +148,13 @@ def test_a_mig_device_is_taken_over():
     [
         (
             GPU_DRIVER,
-            gpu_claim("u", "gpu-0", config=gpu_config("MPS"), state={"mpsControlDaemonID": "m"}),
-            "it uses the MPS daemon that NVIDIA's driver runs in its own namespace",
+            gpu_claim("u", "gpu-0", config=gpu_config("MPS"), state={"mpsControlDaemonID": "../../etc"}),
+            "it uses MPS, and the id of its daemon is not recorded as it should be",
+        ),
+        (
+            GPU_DRIVER,
+            gpu_claim("u", "gpu-0", config=gpu_config("MPS"), state={"mpsApplied": True}),
+            "it uses MPS, and the id of its daemon is not recorded as it should be",
         ),
         (
             GPU_DRIVER,
@@ -187,7 +216,7 @@ def test_what_cannot_be_taken_over_says_why(driver, claim, why):
 
 def given_back(driver, claim, **layout):
     original = decoded(claim, **layout)
-    _, entry = take_over_claim(driver, original.claims["u"], HELD)
+    _, entry = take_over_claim(driver, original.claims["u"], HELD, "nvidia")
     return give_back_claim(driver, entry, original), original
 
 

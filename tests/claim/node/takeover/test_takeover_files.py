@@ -18,7 +18,6 @@ from tests.claim.node.takeover.nvidia_files import (
     Node,
     checkpoint_file,
     gpu_claim,
-    gpu_config,
     imex_claim,
     kubelet_state,
 )
@@ -244,11 +243,11 @@ def test_an_early_release_gets_back_what_it_wrote_and_nothing_else(node):
 def test_one_blocked_claim_keeps_all_as_it_is(node):
     node.set_state("g")
     node.install(FILE)
-    mps = gpu_claim("g", "gpu-0", config=gpu_config("MPS"), state={"mpsControlDaemonID": "m"})
-    node.install(checkpoint_file({"g": mps}), GPU_DRIVER)
+    bound = gpu_claim("g", "gpu-vfio-0", kind="vfio")
+    node.install(checkpoint_file({"g": bound}), GPU_DRIVER)
     before = node.files()
     with pytest.raises(
-        Refused, match=r"claim default/claim-g of gpu\.nvidia\.com cannot be moved: it uses the MPS daemon"
+        Refused, match=r"claim default/claim-g of gpu\.nvidia\.com cannot be moved: NVIDIA's driver bound"
     ):
         apply_takeover(node.places, DRIVERS)
     assert node.files() == before

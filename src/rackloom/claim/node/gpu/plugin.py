@@ -23,8 +23,10 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
+from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.cdi import DriverSpec
 from rackloom.claim.node.device_files import DRIVER_SECONDS, DriverFiles, vfio_device_files
+from rackloom.claim.node.gpu.adopted_mps import AdoptedMpsDaemon, AdoptedMpsDaemons
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import (
     GpuPartitioner,
@@ -107,6 +109,7 @@ class GpuPlugin(NodePlugin):
 
     def __init__(
         self,
+        api: KubeApi,
         settings: GpuSettings,
         monitor: GpuMonitor,
         programs: DriverPrograms,
@@ -131,6 +134,7 @@ class GpuPlugin(NodePlugin):
         """MIG devices that may be at their place by an attempt for the claim (UID)."""
         self._persistent: set[str] = set()
         """PCI addresses of GPUs whose persistence mode is off for a virtual machine, as far as this knows."""
+        self._adopted = AdoptedMpsDaemons(api, settings.mps_home)
         self._mps = MpsDaemons(programs, launcher or OwnContainer(programs), settings.mps_home)
         self._claims: Callable[[], Collection[CheckpointEntry]] = tuple
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -156,6 +160,8 @@ class GpuPlugin(NodePlugin):
         """How the GPUs will be shared, made and bound: all that has to be undone."""
         wanted = claimed_gpus(claim, self._monitor.device)
         sharing = plan_sharing(claim.ref.uid, wanted)
+        # A claim that was taken over and whose node was rebooted since: they would start with the node.
+        sharing = msgspec.structs.replace(sharing, adopted=self._adopted_by(claim.ref.uid))
         return {
             "sharing": msgspec.to_builtins(sharing),
             PARTITIONS: msgspec.to_builtins(_partitions(wanted)),
@@ -167,6 +173,8 @@ class GpuPlugin(NodePlugin):
         await self._bind_gpus(claim.ref, claimed_gpus(claim, self._monitor.device))
         wanted = await self._have_devices(claim.ref, claimed_gpus(claim, self._monitor.device))
         sharing = plan_sharing(claim.ref.uid, wanted)
+        for daemon in self._adopted_by(claim.ref.uid):
+            await self._adopted.end(daemon)
         base = await self._base_ids(wanted)
         devices = tuple(self._device(gpu, sharing, base) for gpu in wanted)
         # The intent on disk holds the same plan, so whatever part of this was done can be undone.
@@ -186,7 +194,9 @@ class GpuPlugin(NodePlugin):
         if partitions_of(entry) and self._monitor.missing is not None:
             # The devices may be there all the same, in the kernel.
             raise Retry(f"MIG devices cannot be destroyed: {self._monitor.missing}", after=1.0)
-        await undo_sharing(_recorded_sharing(entry), self._programs, self._mps, self._monitor.answers)
+        await undo_sharing(
+            _recorded_sharing(entry), self._programs, self._mps, self._adopted, self._monitor.answers
+        )
         for partition in partitions_of(entry):
             # A GPU that is gone has lost its MIG devices by itself.
             if self._monitor.answers(partition.gpu):
@@ -196,7 +206,9 @@ class GpuPlugin(NodePlugin):
 
     async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """End MPS daemons that no claim has, and supervise those of prepared claims again after a restart."""
-        used = [daemon.name for entry in claims for daemon in _recorded_sharing(entry).daemons]
+        plans = [_recorded_sharing(entry) for entry in claims]
+        used = [daemon.name for plan in plans for daemon in plan.daemons]
+        used += [daemon.id for plan in plans for daemon in plan.adopted]
         ready = [claim for claim in claims if claim.state is PrepareState.COMPLETED and not claim.undoing]
         await self._mps.keep([daemon for entry in ready for daemon in _recorded_sharing(entry).daemons], used)
 
@@ -331,6 +343,10 @@ class GpuPlugin(NodePlugin):
             return False
         self._need_binder(address).release(address)
         return True
+
+    def _adopted_by(self, uid: str) -> tuple[AdoptedMpsDaemon, ...]:
+        found = (_recorded_sharing(entry) for entry in self._claims() if entry.ref.uid == uid)
+        return tuple(daemon for plan in found for daemon in plan.adopted)
 
     def _need_partitioner(self, uuid: str) -> GpuPartitioner:
         if self._partitioner is None:

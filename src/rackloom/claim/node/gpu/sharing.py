@@ -16,6 +16,7 @@ Source: nvidia-smi's documentation.
 
 from collections.abc import Callable, Mapping, Sequence
 
+from rackloom.claim.node.gpu.adopted_mps import AdoptedMpsDaemon, AdoptedMpsDaemons
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.monitor import PublishedGpu
 from rackloom.claim.node.gpu.mps import MpsDaemon, MpsDaemons
@@ -60,6 +61,8 @@ class SharingPlan(NodeValue, frozen=True, kw_only=True):
     exclusive: tuple[str, ...] = ()
     """GPUs in exclusive compute mode: only MPS may use them."""
     daemons: tuple[MpsDaemon, ...] = ()
+    adopted: tuple[AdoptedMpsDaemon, ...] = ()
+    """Daemons that NVIDIA's driver started, where the claim was taken over from it."""
 
 
 def claimed_gpus(claim: AllocatedClaim, find: Callable[[str], PublishedGpu | None]) -> tuple[ClaimedGpu, ...]:
@@ -221,9 +224,15 @@ async def apply_sharing(wanted: SharingPlan, programs: DriverPrograms, daemons: 
 
 
 async def undo_sharing(
-    done: SharingPlan, programs: DriverPrograms, daemons: MpsDaemons, answers: Callable[[str], bool]
+    done: SharingPlan,
+    programs: DriverPrograms,
+    daemons: MpsDaemons,
+    adopted: AdoptedMpsDaemons,
+    answers: Callable[[str], bool],
 ) -> None:
     """Undo `apply_sharing`, finished or not. A GPU that is gone has lost its settings by itself."""
+    for foreign in done.adopted:
+        await adopted.end(foreign)
     for daemon in done.daemons:
         await daemons.stop(daemon.name)
     for uuid in filter(answers, done.exclusive):

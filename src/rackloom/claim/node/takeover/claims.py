@@ -1,13 +1,14 @@
 """Which claims go from one driver's checkpoint to the other's, as what, and why others do not. Pure.
 
 A claim that is taken over keeps its state, its devices with their CDI ids, and what has to be undone for it
-(`record`): the node label of a channel's ComputeDomain, the time slices of GPUs. The CDI ids and the names
+(`record`): the node label of a channel's ComputeDomain, the time slices of GPUs, the MPS daemons that
+NVIDIA's driver has started in its namespace, and the exclusive mode of their GPUs. The CDI ids and the names
 of CDI files are the same in both drivers, so the files that running containers use stay as they are.
 
-A claim is blocked where taking it over would leave something behind that our plugin does not undo (an MPS
-daemon in NVIDIA's namespace, a GPU bound to vfio-pci), or where a device is not known. One blocked claim
-blocks the takeover of its driver. A claim is left out where neither NVIDIA's driver nor kubelet has a name
-for it: no pod here uses it.
+A claim is blocked where taking it over would leave something behind that our plugin does not undo (a GPU
+bound to vfio-pci, the MPS daemon of a claim that has no name), or where a device is not known. One blocked
+claim blocks the takeover of its driver. A claim is left out where neither NVIDIA's driver nor kubelet has a
+name for it: no pod here uses it.
 
 NVIDIA's GPU plugin records no names of prepared claims, so `ClaimNames` comes from kubelet's own state.
 
@@ -17,6 +18,7 @@ sharing of GPUs that our plugin has set up) blocks the way back. Claims that wer
 call for them is under way while no plugin runs.
 """
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -24,6 +26,7 @@ from typing import Any
 import msgspec
 
 from rackloom.claim.node.allocated_claim import read_claim
+from rackloom.claim.node.gpu.adopted_mps import AdoptedMpsDaemon
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
     CheckpointEntry,
@@ -87,6 +90,7 @@ _DRIVERS_KINDS = {
     names.IMEX_DRIVER: frozenset({"channel", "daemon"}),
     names.GPU_DRIVER: frozenset({"gpu", "mig", "vfio"}),
 }
+_DAEMON_ID = re.compile(r"[0-9A-Za-z-]{1,120}")
 _END_PODS = "end the pods that use it first"
 
 
@@ -107,11 +111,11 @@ def _blocked(move: ClaimMove, why: _Blocked) -> ClaimMove:
 
 
 def take_over_claim(
-    driver: str, claim: NvidiaClaim, known: ClaimNames | None
+    driver: str, claim: NvidiaClaim, known: ClaimNames | None, namespace: str
 ) -> tuple[ClaimMove, CheckpointEntry | None]:
     """The plan for one claim of `driver`, and our entry of it where it is moved.
 
-    `known` is None where kubelet's state cannot be read.
+    `known` is None where kubelet's state cannot be read. `namespace` is that of NVIDIA's driver.
     """
     ref = _reference(claim, known or {})
     move = ClaimMove(
@@ -123,6 +127,10 @@ def take_over_claim(
     )
     if ref is None and known is not None:
         why = "kubelet does not hold it, so no pod here uses it, and NVIDIA's driver did not record its name"
+        if any(map(_uses_mps, claim.groups)):
+            # Nothing would end the daemon. NVIDIA's driver gives such claims up by itself.
+            stays = _Blocked(f"{why}; its MPS daemon would stay", "start NVIDIA's driver until it is gone")
+            return _blocked(move, stays), None
         return msgspec.structs.replace(move, fate=Fate.LEFT_OUT, why=why), None
     try:
         if ref is None:
@@ -130,7 +138,7 @@ def take_over_claim(
                 "NVIDIA's driver did not record its name, and kubelet's state cannot be read",
                 "name the file by --kubelet-state",
             )
-        return move, _entry(driver, claim, ref)
+        return move, _entry(driver, claim, ref, namespace)
     except _Blocked as why_not:
         return _blocked(move, why_not), None
 
@@ -141,12 +149,16 @@ def _reference(claim: NvidiaClaim, known: ClaimNames) -> ClaimRef | None:
     return known.get(claim.uid)
 
 
-def _entry(driver: str, claim: NvidiaClaim, ref: ClaimRef) -> CheckpointEntry:
+def _entry(driver: str, claim: NvidiaClaim, ref: ClaimRef, namespace: str) -> CheckpointEntry:
     allocated = _allocated(driver, claim, ref)
     admin = {result.device for result in allocated.results if result.admin_access}
     for device in claim.devices:
         _check_device(driver, device)
-    record = _imex_record(claim, allocated) if driver == names.IMEX_DRIVER else _gpu_record(claim, allocated)
+    record = (
+        _imex_record(claim, allocated)
+        if driver == names.IMEX_DRIVER
+        else _gpu_record(claim, allocated, namespace)
+    )
     return CheckpointEntry(
         ref=ref,
         state=claim.state,
@@ -214,8 +226,8 @@ def _imex_record(claim: NvidiaClaim, allocated: AllocatedClaim) -> Mapping[str, 
     return {"kind": "channel" if isinstance(config, ChannelConfig) else "daemon", "domain": config.domain_id}
 
 
-def _gpu_record(claim: NvidiaClaim, allocated: AllocatedClaim) -> Mapping[str, Any]:
-    """The time slices, by GPU."""
+def _gpu_record(claim: NvidiaClaim, allocated: AllocatedClaim, namespace: str) -> Mapping[str, Any]:
+    """How the GPUs are shared: a `SharingPlan` of our plugin, as far as there is something to undo."""
     if claim.state is not PrepareState.COMPLETED:
         # What was done of it is recorded only at the end.
         shares = any(_sharing(config) is not None for config in allocated.configs)
@@ -225,14 +237,37 @@ def _gpu_record(claim: NvidiaClaim, allocated: AllocatedClaim) -> Mapping[str, A
                 " vfio-pci",
                 "start NVIDIA's driver until the claim is prepared or gone",
             )
-    slices = {}
+    slices: dict[str, int] = {}
+    exclusive: list[str] = []
+    daemons: list[AdoptedMpsDaemon] = []
     for group in claim.groups:
-        if group.config.get("mpsControlDaemonID") or group.config.get("mpsApplied"):
-            raise _Blocked("it uses the MPS daemon that NVIDIA's driver runs in its own namespace")
+        gpus = [device.uuid for device in group.devices if device.kind == "gpu"]
         number = _time_slice(allocated, group)
-        if number is not None:
-            slices.update({device.uuid: number for device in group.devices if device.kind == "gpu"})
-    return {"sharing": {"time_slices": slices} if slices else {}}
+        if _uses_mps(group):
+            daemons.append(AdoptedMpsDaemon(id=_daemon_id(group), namespace=namespace))
+            exclusive += gpus
+        elif number is not None:
+            slices.update(dict.fromkeys(gpus, number))
+    found = {"time_slices": slices, "exclusive": exclusive, "adopted": daemons}
+    return {"sharing": msgspec.to_builtins({name: value for name, value in found.items() if value})}
+
+
+def adopted_daemons(entry: CheckpointEntry) -> tuple[AdoptedMpsDaemon, ...]:
+    """MPS daemons of NVIDIA's driver that end with a claim."""
+    found = entry.record.get("sharing", {}).get("adopted", ())
+    return msgspec.convert(found, tuple[AdoptedMpsDaemon, ...])
+
+
+def _uses_mps(group: NvidiaDeviceGroup) -> bool:
+    return bool(group.config.get("mpsControlDaemonID") or group.config.get("mpsApplied"))
+
+
+def _daemon_id(group: NvidiaDeviceGroup) -> str:
+    """The id names a directory of the host."""
+    found = group.config.get("mpsControlDaemonID")
+    if not isinstance(found, str) or not _DAEMON_ID.fullmatch(found):
+        raise _Blocked("it uses MPS, and the id of its daemon is not recorded as it should be")
+    return found
 
 
 def _time_slice(allocated: AllocatedClaim, group: NvidiaDeviceGroup) -> int | None:

@@ -46,6 +46,7 @@ from rackloom.claim.node.takeover.claims import (
     ClaimMove,
     Fate,
     Release,
+    adopted_daemons,
     give_back_claim,
     take_over_claim,
 )
@@ -79,6 +80,8 @@ class NodePlaces(NodeValue, frozen=True, kw_only=True):
     boot_id: str
     dranet: Path = Path("/run/dranet/dranet.db")
     """DRANET's database."""
+    nvidia_namespace: str = "nvidia-dra-driver-gpu"
+    """Where NVIDIA's driver runs, and its MPS daemons."""
 
 
 class Phase(StrEnum):
@@ -142,7 +145,10 @@ def _takeover(places: NodePlaces, driver: str) -> tuple[DriverPlan, tuple[_Write
     checkpoint = decode_nvidia_checkpoint(found, path)
     held = held_claims(places.kubelet_state)
     known = None if held is None else {claim.ref.uid: claim.ref for claim in held}
-    moves = [take_over_claim(driver, claim, known) for _, claim in sorted(checkpoint.claims.items())]
+    moves = [
+        take_over_claim(driver, claim, known, places.nvidia_namespace)
+        for _, claim in sorted(checkpoint.claims.items())
+    ]
     entries = {entry.ref.uid: entry for _, entry in moves if entry is not None}
     content = CheckpointContent(boot_id=checkpoint.boot_id or places.boot_id, claims=entries)
     writes = (
@@ -150,6 +156,7 @@ def _takeover(places: NodePlaces, driver: str) -> tuple[DriverPlan, tuple[_Write
         _Write(path=path, content=encode_checkpoint(content)),
     )
     notes = _boot_notes(content.boot_id, places) or tuple(_cdi_notes(places.cdi, driver, entries.values()))
+    notes += tuple(_daemon_notes(entries.values()))
     return _plan(driver, phase, [move for move, _ in moves], notes, writes), writes
 
 
@@ -217,6 +224,15 @@ def _boot_notes(boot_id: str, places: NodePlaces) -> tuple[str, ...]:
     if boot_id == places.boot_id:
         return ()
     return ("it is of an earlier boot: its claims count as started, and are prepared anew or undone",)
+
+
+def _daemon_notes(entries: Iterable[CheckpointEntry]) -> Iterator[str]:
+    for entry in entries:
+        for daemon in adopted_daemons(entry):
+            yield (
+                f"claim {entry.ref} uses MPS: when it ends the GPU plugin deletes Deployment"
+                f" {daemon.namespace}/{daemon.deployment}, and needs the right to"
+            )
 
 
 def _cdi_notes(cdi: Path, driver: str, entries: Iterable[CheckpointEntry]) -> Iterator[str]:

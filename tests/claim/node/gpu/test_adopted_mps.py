@@ -1,0 +1,167 @@
+"""MPS daemons of NVIDIA's driver after a takeover: they stay with their claims, and end with them."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.claim.node.crash_points import ENDINGS, deaths_survived
+from tests.claim.node.gpu.test_gpu_crash_points import GpuLives
+from tests.claim.node.takeover import nvidia_files
+
+from rackloom.claim.kube.api import NotFound, Rejected
+from rackloom.claim.node.gpu.adopted_mps import AdoptedMpsDaemon, AdoptedMpsDaemons
+from rackloom.claim.node.gpu.mps_launcher import OwnContainer
+from rackloom.claim.node.gpu.plugin import GPU_DRIVER
+from rackloom.claim.node.takeover.node_files import apply_takeover
+from rackloom.core.kubernetes.objects import DEPLOYMENT, NAMESPACE, POD
+from rackloom.errors import Retry
+
+NVIDIA = "nvidia-dra-driver-gpu"
+
+
+async def start_daemon(api: Any, home: Path, daemon: AdoptedMpsDaemon) -> None:
+    """What NVIDIA's driver makes for a claim, but for the mount."""
+    try:
+        await api.get(NAMESPACE, NVIDIA)
+    except NotFound:
+        await api.create(NAMESPACE, {"metadata": {"name": NVIDIA}})
+    labels = {"app": daemon.deployment}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "mps", "image": "none"}]}}
+    meta = {"name": daemon.deployment, "namespace": NVIDIA, "labels": labels}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    made = await api.create(DEPLOYMENT, {"metadata": meta, "spec": spec})
+    owner = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "name": daemon.deployment,
+        "uid": made["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    pod = {"name": f"{daemon.deployment}-1", "namespace": NVIDIA, "ownerReferences": [owner]}
+    await api.create(POD, {"metadata": pod, "spec": template["spec"]})
+    for name in ("shm", "pipe", "log"):
+        (home / daemon.id / name).mkdir(parents=True)
+    (home / daemon.id / "pipe/control").touch()
+
+
+async def deployments(api: Any) -> list[Any]:
+    return list((await api.list(DEPLOYMENT, NVIDIA)).items)
+
+
+class AdoptedLives(GpuLives):
+    """A claim whose GPUs are shared through a daemon of NVIDIA's driver, which was taken over."""
+
+    async def set_up(self) -> None:
+        await self.kit.boot()
+        sharing = {"strategy": "MPS"}
+        parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
+        claim = await self.gpus.claim("shared", "gpu-1", "gpu-2", configs=[("FromClaim", [], parameters)])
+        self.claims = [claim]
+        self.daemon = AdoptedMpsDaemon(id=f"{claim.uid}-0a1b2", namespace=NVIDIA)
+        await start_daemon(self.gpus.api, self.home, self.daemon)
+        uuids = [gpu.uuid for gpu in self.gpus.inventory.gpus[1:3]]
+        self.driver.modes = dict.fromkeys(uuids, "EXCLUSIVE_PROCESS")
+        state = {"mpsControlDaemonID": self.daemon.id}
+        prepared = nvidia_files.gpu_claim(claim.uid, "gpu-1", "gpu-2", config=parameters, state=state)
+        for part, uuid in zip(prepared["preparedDevices"][0]["devices"], uuids, strict=True):
+            part["gpu"]["info"]["uuid"] = uuid
+        node = nvidia_files.Node(self.kit.places.plugins.parent)
+        node.install(nvidia_files.checkpoint_file({claim.uid: prepared}), GPU_DRIVER)
+        held = nvidia_files.kubelet_state(claim.uid).decode().replace(f"claim-{claim.uid}", "shared")
+        # kubelet's checksum is of the text.
+        data = json.loads(held)["Data"].encode()
+        checksum = nvidia_files.zlib.crc32(data)
+        state_file = nvidia_files.go({"Data": data.decode(), "Checksum": checksum})
+        node.places.kubelet_state.write_bytes(state_file)
+        spec = self.kit.places.cdi / f"k8s.{GPU_DRIVER}-claim_{claim.uid}.yaml"
+        spec.parent.mkdir(exist_ok=True)
+        spec.write_text(json.dumps({"devices": [{"containerEdits": {"env": ["of NVIDIA's driver"]}}]}))
+        (plan,) = apply_takeover(node.places, [GPU_DRIVER])
+        assert not plan.blocked
+
+    async def work(self, plugin_process: Any) -> None:
+        (claim,) = self.claims
+        await plugin_process.sweeper.sweep()
+        await self.prepare(plugin_process, claim)
+        assert self.edits(claim.uid) == [{"env": ["of NVIDIA's driver"]}]
+        assert len(await deployments(self.gpus.api)) == 1, "its containers go on using it"
+        assert (self.home / self.daemon.id / "pipe/control").exists()
+        await self.unprepare(plugin_process, claim)
+
+    async def check_held(self) -> None:
+        """Either the daemon of NVIDIA's driver is there, or it is gone and ours is."""
+        others = {path.name for path in self.home.iterdir()} - {self.daemon.id}
+        assert len(await deployments(self.gpus.api)) + len(others) == 1
+
+    async def check_untouched(self) -> None:
+        await super().check_untouched()
+        assert await deployments(self.gpus.api) == []
+
+
+def begin(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> AdoptedLives:
+    return AdoptedLives(gpus, monkeypatch, OwnContainer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
+def test_killed_at_any_point_the_daemon_ends_with_its_claim(ending: Any, make_gpus: Any) -> None:
+    assert deaths_survived(lambda monkeypatch: begin(make_gpus(), monkeypatch), ending) > 10
+
+
+def test_who_may_not_delete_it_says_what_to_apply(kit: Any, tmp_path: Path) -> None:
+    class Forbidding:
+        async def delete(self, *_args: Any, **_options: Any) -> None:
+            raise Rejected(403, "Forbidden", "deployments.apps is forbidden")
+
+    daemon = AdoptedMpsDaemon(id="u-0a1b2", namespace=NVIDIA)
+    (tmp_path / daemon.id / "shm").mkdir(parents=True)
+    forbidding: Any = Forbidding()
+    with pytest.raises(
+        Retry, match=r"Deployment nvidia-dra-driver-gpu/mps-control-daemon-u-0a1b2 may not be"
+    ):
+        asyncio.run(AdoptedMpsDaemons(forbidding, tmp_path).end(daemon))
+    assert (tmp_path / daemon.id / "shm").is_dir()
+
+
+# The memory is mounted in the host's namespace. The plugin's container has another. It sees the directory by
+# the same path, and below the host's root twice, where one mount covers the other, as in node-gpu.yaml.
+STORY = """
+import ctypes, subprocess, sys
+from pathlib import Path
+from rackloom.claim.node.gpu import adopted_mps
+
+plugin, root = Path(sys.argv[1]), Path(sys.argv[2])
+home = plugin / "mps/u-0a1b2"
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.unshare(0x00020000) == 0
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+subprocess.run(["mount", "--rbind", plugin, root], check=True)
+subprocess.run(["mount", "--rbind", plugin / "mps", root / "mps"], check=True)
+assert (home / "shm/segment").exists() and (root / "mps/u-0a1b2/shm/segment").exists()
+adopted_mps.remove_with_mounts(home)
+assert not home.exists()
+assert (root / "mps/other").exists() and (root / "file").exists()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NEEDS ROOT: mounts cannot be made here")
+def test_what_the_host_has_mounted_goes_with_the_directory(tmp_path: Path) -> None:
+    plugin, root = tmp_path / "plugin", tmp_path / "driver-root"
+    home = plugin / "mps/u-0a1b2"
+    for folder in (root, home / "shm", home / "pipe", plugin / "mps/other"):
+        folder.mkdir(parents=True)
+    (plugin / "file").touch()
+    subprocess.run(["mount", "-t", "tmpfs", "shm", str(home / "shm")], check=True)
+    try:
+        (home / "shm/segment").write_bytes(b"\0" * 4096)
+        subprocess.run([sys.executable, "-c", STORY, str(plugin), str(root)], check=True, timeout=60)
+        assert not home.exists()
+        assert str(home) not in Path("/proc/self/mountinfo").read_text()
+    finally:
+        subprocess.run(["umount", str(home / "shm")], check=False, capture_output=True)
