@@ -9,6 +9,7 @@ import yaml
 
 from rackloom.claim.manifests.documents import parse_documents
 from rackloom.claim.manifests.read import decode_object, read_manifests
+from rackloom.core.allocate.objects import ResourceSlice, readable
 from rackloom.errors import Refused
 
 CLAIM = """\
@@ -194,3 +195,23 @@ def test_an_item_of_a_list_names_its_own_lines() -> None:
     node, pod = parse_documents(text, "f")
     assert node.where(("kind",)) == "f:3"
     assert pod.where(("spec", "nodeName")) == "f:6"
+
+
+EMPTY_SLICE = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: { name: s }
+spec:
+  driver: d.example.com
+  nodeName: n
+  pool: { name: n, generation: 1, resourceSliceCount: 1 }
+  devices: null
+"""
+
+
+def test_a_null_field_is_an_absent_one(tmp_path: Path) -> None:
+    """Kubernetes 1.34 writes a slice without devices so."""
+    (found,) = read_manifests([written(tmp_path, EMPTY_SLICE)]).slices
+    assert found.spec.devices == ()
+    obj = {name: value for name, value in yaml.safe_load(EMPTY_SLICE).items() if name in ("metadata", "spec")}
+    assert [each.spec.devices for each in readable([obj], ResourceSlice)] == [()]

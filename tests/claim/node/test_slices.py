@@ -79,6 +79,8 @@ class Server:
             for taint in device.get("taints", ()):
                 self.count += 1
                 taint.setdefault("timeAdded", f"t{self.count}")
+        # Kubernetes 1.34 writes the field out where there is nothing in it.
+        obj["spec"].setdefault("devices", None)
         return obj
 
     def all(self):
@@ -91,7 +93,7 @@ class Server:
         found = [spec for spec in mine if spec["pool"]["generation"] == newest]
         complete = found and len(found) == found[0]["pool"]["resourceSliceCount"]
         fields = ("devices", "sharedCounters")
-        names = (part["name"] for spec in found for field in fields for part in spec.get(field, ()))
+        names = (part["name"] for spec in found for field in fields for part in spec.get(field) or ())
         return sorted(names) if complete else None
 
 

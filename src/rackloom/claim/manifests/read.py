@@ -30,6 +30,7 @@ from rackloom.core.allocate.objects import (
     ResourceClaim,
     ResourceClaimTemplate,
     ResourceSlice,
+    convert_object,
 )
 from rackloom.core.allocate.sharing import SharedParts
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, with_taint_rules
@@ -253,7 +254,7 @@ def claim_from_template(template: ResourceClaimTemplate) -> ResourceClaim:
 
 def _converted(document: Document, fields: dict[str, Any], kind: type[T]) -> T:
     try:
-        return msgspec.convert(fields, kind)
+        return convert_object(fields, kind)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).removesuffix("`").partition(" - at `$")
         field = path.lstrip(".") or "the object"

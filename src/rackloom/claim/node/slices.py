@@ -76,10 +76,13 @@ class DroppedFields:
 
 
 def comparable_content(spec: Mapping[str, Any]) -> Content:
-    """The content of a slice without what the API server adds or words differently."""
+    """The content of a slice without what the API server adds or words differently.
+
+    Kubernetes 1.34 has null in place of a list of devices that is empty.
+    """
     return {
-        "devices": [_comparable_device(device) for device in spec.get("devices", ())],
-        "sharedCounters": [_comparable_counters(counters) for counters in spec.get("sharedCounters", ())],
+        "devices": [_comparable_device(device) for device in spec.get("devices") or ()],
+        "sharedCounters": [_comparable_counters(counters) for counters in spec.get("sharedCounters") or ()],
     }
 
 
@@ -257,7 +260,7 @@ def _keep_times(content: Content, old: Object) -> Content:
 
     times = {
         key(device, taint): {"timeAdded": taint["timeAdded"]}
-        for device in old["spec"].get("devices", ())
+        for device in old["spec"].get("devices") or ()
         for taint in device.get("taints", ())
         if "timeAdded" in taint
     }

@@ -31,7 +31,24 @@ def readable(objects: Iterable[Mapping[str, Any]], kind: type[V]) -> Iterator[V]
     """Those that can be read, of objects without `apiVersion` and `kind`; another offers or asks nothing."""
     for obj in objects:
         with suppress(msgspec.ValidationError):
-            yield msgspec.convert(obj, kind)
+            yield convert_object(obj, kind)
+
+
+def convert_object(obj: Mapping[str, Any], kind: type[V]) -> V:
+    """The value of an object. Raises `msgspec.ValidationError`.
+
+    A null field is one that is absent, as to Kubernetes: servers write some empty lists so.
+    """
+    try:
+        return msgspec.convert(obj, kind)
+    except msgspec.ValidationError:
+        return msgspec.convert(_without_nulls(obj), kind)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 class ObjectMeta(ApiValue, frozen=True, kw_only=True):
