@@ -134,7 +134,7 @@ def test_what_blocks_it_is_named_and_nothing_is_changed(takeover):
 gpu.nvidia.com: the checkpoint is NVIDIA's
 UID    CLAIM                STATE             DEVICES     FATE
 u-gpu  default/claim-u-gpu  PrepareCompleted  gpu-vfio-0  blocked
-blocked: u-gpu: NVIDIA's driver bound gpu-vfio-0 to vfio-pci, and the plugin would not bind it back
+blocked: u-gpu: NVIDIA's driver may have bound gpu-vfio-0 to vfio-pci, and its PCI address is not recorded
   fix: end the pods that use it first
 nothing is written while a claim is blocked
 """),
@@ -144,7 +144,7 @@ nothing is written while a claim is blocked
         1,
         "",
         snapshot("""\
-rackloom: claim default/claim-u-gpu of gpu.nvidia.com cannot be moved: NVIDIA's driver bound gpu-vfio-0 to vfio-pci, and the plugin would not bind it back
+rackloom: claim default/claim-u-gpu of gpu.nvidia.com cannot be moved: NVIDIA's driver may have bound gpu-vfio-0 to vfio-pci, and its PCI address is not recorded
   fix: end the pods that use it first; nothing was changed
 """),  # noqa: E501 (lines as they are printed)
     )

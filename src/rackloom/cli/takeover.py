@@ -46,12 +46,13 @@ class TakeoverParameters:
     kubelet_state: Path = Path("/var/lib/kubelet/dra_manager_state")
     "Where kubelet keeps the claims that it holds: it has names that NVIDIA's driver does not record."
     sysroot: Path = Path("/")
-    "Where the host's /proc is found."
+    "Where the host's /proc and /sys are found."
     nvidia_namespace: str = "nvidia-dra-driver-gpu"
     "The namespace of NVIDIA's driver: its MPS daemons are ended there when their claims end."
 
     def places(self) -> "NodePlaces":
         """The same, for the plan."""
+        from rackloom.claim.node.takeover.claims import NvidiaInstallation
         from rackloom.claim.node.takeover.node_files import NodePlaces
 
         boot_id = self.sysroot / "proc/sys/kernel/random/boot_id"
@@ -62,7 +63,10 @@ class TakeoverParameters:
             kubelet_state=self.kubelet_state,
             boot_id=read_text(boot_id, "name the host's root by --sysroot").strip(),
             dranet=self.sysroot / "run/dranet/dranet.db",
-            nvidia_namespace=self.nvidia_namespace,
+            nvidia=NvidiaInstallation(
+                namespace=self.nvidia_namespace,
+                has_module=(self.sysroot / "sys/bus/pci/drivers/nvidia").is_dir(),
+            ),
         )
 
     def drivers(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.claim.node.crash_points import ENDINGS, Fuse, FusedApi, Lives, deaths_survived
+from tests.claim.node.takeover import nvidia_files
 from tests.node.hardware import LIBRARIES, gpu_table, install_nvml
 
 from rackloom.claim.node.device_files import DriverFiles
@@ -20,6 +21,7 @@ from rackloom.claim.node.gpu.passthrough import PciBinder, read_vfio
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.plugin import CheckpointEntry, PrepareState
 from rackloom.claim.node.run import PluginProcess
+from rackloom.claim.node.takeover.node_files import apply_takeover
 from rackloom.core.kubernetes.objects import RESOURCE_SLICE
 from rackloom.errors import Refused, Retry
 from rackloom.lab.virtual.event_loop import run_simulation
@@ -329,5 +331,33 @@ def test_a_stale_attempt_that_is_undone_leaves_the_gpu_of_a_later_claim(gpus, ma
             await kubelet.unprepare(new)
             assert machine.driver(FIRST) == "nvidia"
             assert FIRST in programs.persistent
+
+    asyncio.run(story())
+
+
+# Claims of NVIDIA's driver.
+
+
+def test_a_gpu_that_nvidias_driver_has_bound_is_given_back_with_its_claim(machine, gpus):
+    programs = Programs(machine)
+    programs.persistent.discard(FIRST)
+    machine._give(FIRST, "vfio-pci")
+
+    async def story():
+        await gpus.kit.boot()
+        claim = await gpus.claim("vm", "gpu-vfio-0")
+        node = nvidia_files.Node(gpus.kit.places.plugins.parent)
+        found = nvidia_files.gpu_claim(claim.uid, "gpu-vfio-0", kind="vfio", pci_address=FIRST)
+        node.install(nvidia_files.checkpoint_file({claim.uid: found}), GPU_DRIVER)
+        node.set_state(claim.uid)
+        node.add_cdi(GPU_DRIVER, claim.uid)
+        apply_takeover(node.places, [GPU_DRIVER])
+        async with gpus.kit.plugin(passing_plugin(gpus, machine, programs)) as process:
+            (answer,) = (await process.requests.prepare([claim.ref])).values()
+            assert (answer.error, machine.driver(FIRST)) == ("", "vfio-pci")
+            (answer,) = (await process.requests.unprepare([claim.ref])).values()
+            assert answer.error == ""
+        assert machine.driver(FIRST) == "nvidia"
+        assert FIRST in programs.persistent
 
     asyncio.run(story())

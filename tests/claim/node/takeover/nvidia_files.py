@@ -74,7 +74,12 @@ def imex_claim(uid: str, kind: str, domain: str = "cd-1", state: str = COMPLETED
 
 
 def gpu_claim(
-    uid: str, *devices: str, config: Any = None, state: Mapping[str, Any] = {}, kind: str = "gpu"
+    uid: str,
+    *devices: str,
+    config: Any = None,
+    state: Mapping[str, Any] = {},
+    kind: str = "gpu",
+    pci_address: str = "",
 ) -> Any:
     """Of the GPU plugin, which records no name of a prepared claim."""
     parts = []
@@ -85,7 +90,8 @@ def gpu_claim(
         concrete = {"parentMinor": 0, "giId": 1, "ciId": 0, "migUUID": uuid, "parentUUID": "GPU-p"}
         gpu = {"info": {"uuid": uuid}, "device": listed} if kind == "gpu" else None
         mig = {"concrete": concrete, "device": listed} if kind == "mig" else None
-        vfio = {"vfio": {"info": {"uuid": uuid}, "device": listed}} if kind == "vfio" else {}
+        info = {"uuid": uuid, **({"pciBusID": pci_address} if pci_address else {})}
+        vfio = {"vfio": {"info": info, "device": listed}} if kind == "vfio" else {}
         parts.append({"gpu": gpu, "mig": mig, **vfio})
     return {
         "checkpointState": COMPLETED,

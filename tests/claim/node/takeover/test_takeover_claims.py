@@ -14,10 +14,11 @@ from tests.claim.node.takeover.nvidia_files import (
 )
 
 from rackloom.claim.node.plugin import ClaimRef, PrepareState, ReadyDevice
-from rackloom.claim.node.takeover.claims import Fate, give_back_claim, take_over_claim
+from rackloom.claim.node.takeover.claims import Fate, NvidiaInstallation, give_back_claim, take_over_claim
 from rackloom.claim.node.takeover.nvidia_checkpoint import decode_nvidia_checkpoint
 from rackloom.core.domains.names import GPU_DRIVER, IMEX_DRIVER
 
+INSTALLED = NvidiaInstallation(namespace="nvidia", has_module=True)
 HELD = {"u": ClaimRef(namespace="default", name="claim-u", uid="u")}
 CUT_OFF = "its prepare was cut off, and NVIDIA's driver may have set up sharing or bound a GPU to vfio-pci"
 NO_ALLOCATION = {"reservedFor": []}
@@ -28,7 +29,7 @@ def decoded(claim, **layout):
 
 
 def moved(driver, claim, known=HELD, **layout):
-    return take_over_claim(driver, decoded(claim, **layout).claims["u"], known, "nvidia")
+    return take_over_claim(driver, decoded(claim, **layout).claims["u"], known, INSTALLED)
 
 
 @pytest.mark.parametrize("kind", ["channel", "daemon"])
@@ -124,6 +125,16 @@ def test_the_mps_daemon_of_nvidias_driver_is_taken_over_with_its_claim():
     assert entry.record == {"sharing": {"adopted": [{"id": "u-0a1b2", "namespace": "nvidia"}]}}
 
 
+@pytest.mark.parametrize("has_module", [True, False])
+def test_a_gpu_for_a_virtual_machine_is_given_back_to_nvidias_module_where_that_is_loaded(has_module):
+    claim = gpu_claim("u", "gpu-vfio-0", kind="vfio", pci_address="0000:0F:00.0")
+    installed = NvidiaInstallation(namespace="nvidia", has_module=has_module)
+    move, entry = take_over_claim(GPU_DRIVER, decoded(claim).claims["u"], HELD, installed)
+    assert move.fate is Fate.MOVED
+    given_back = {name: ["0000:0f:00.0"] for name in ("passedThrough", "persistent")}
+    assert entry.record == {"sharing": {}} | (given_back if has_module else {})
+
+
 def test_an_mps_daemon_whose_claim_has_no_name_would_stay():
     claim = gpu_claim("u", "gpu-0", config=gpu_config("MPS"), state={"mpsControlDaemonID": "u-0a1b2"})
     move, entry = moved(GPU_DRIVER, claim, known={})
@@ -159,7 +170,7 @@ def test_a_mig_device_is_taken_over():
         (
             GPU_DRIVER,
             gpu_claim("u", "gpu-vfio-0", kind="vfio"),
-            "NVIDIA's driver bound gpu-vfio-0 to vfio-pci, and the plugin would not bind it back",
+            "NVIDIA's driver may have bound gpu-vfio-0 to vfio-pci, and its PCI address is not recorded",
         ),
         (
             GPU_DRIVER,
@@ -216,7 +227,7 @@ def test_what_cannot_be_taken_over_says_why(driver, claim, why):
 
 def given_back(driver, claim, **layout):
     original = decoded(claim, **layout)
-    _, entry = take_over_claim(driver, original.claims["u"], HELD, "nvidia")
+    _, entry = take_over_claim(driver, original.claims["u"], HELD, INSTALLED)
     return give_back_claim(driver, entry, original), original
 
 

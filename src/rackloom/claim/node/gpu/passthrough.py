@@ -139,6 +139,8 @@ def _memory_windows(resource: str) -> Iterator[int]:
 
 PASSED_THROUGH = "passedThrough"
 """Key of a checkpoint entry's record: PCI addresses of the GPUs that the claim has bound, or may have."""
+PERSISTENT = "persistent"
+"""Key of a checkpoint entry's record: those of them that get persistence mode back."""
 _UNIT = {"gpu": Counter(value="1")}
 
 

@@ -46,7 +46,13 @@ from rackloom.claim.node.gpu.partitions import (
     held_uuids,
     partitions_of,
 )
-from rackloom.claim.node.gpu.passthrough import PASSED_THROUGH, PciBinder, VfioGpu, passed_through
+from rackloom.claim.node.gpu.passthrough import (
+    PASSED_THROUGH,
+    PERSISTENT,
+    PciBinder,
+    VfioGpu,
+    passed_through,
+)
 from rackloom.claim.node.gpu.sharing import (
     ClaimedGpu,
     SharingPlan,
@@ -97,7 +103,6 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 GPU_KIND, MIG_KIND, VFIO_KIND = "gpu", "mig", "vfio"
-PERSISTENT = "persistent"
 """Key of a checkpoint entry's record: PCI addresses of GPUs that get persistence mode back."""
 
 

@@ -2,13 +2,14 @@
 
 A claim that is taken over keeps its state, its devices with their CDI ids, and what has to be undone for it
 (`record`): the node label of a channel's ComputeDomain, the time slices of GPUs, the MPS daemons that
-NVIDIA's driver has started in its namespace, and the exclusive mode of their GPUs. The CDI ids and the names
-of CDI files are the same in both drivers, so the files that running containers use stay as they are.
+NVIDIA's driver has started in its namespace, the exclusive mode of their GPUs, and the GPUs that it has bound
+to vfio-pci. The CDI ids and the names of CDI files are the same in both drivers, so the files that running
+containers use stay as they are.
 
 A claim is blocked where taking it over would leave something behind that our plugin does not undo (a GPU
-bound to vfio-pci, the MPS daemon of a claim that has no name), or where a device is not known. One blocked
-claim blocks the takeover of its driver. A claim is left out where neither NVIDIA's driver nor kubelet has a
-name for it: no pod here uses it.
+bound to vfio-pci whose address is not recorded, the MPS daemon of a claim that has no name), or where a
+device is not known. One blocked claim blocks the takeover of its driver. A claim is left out where neither
+NVIDIA's driver nor kubelet has a name for it: no pod here uses it.
 
 NVIDIA's GPU plugin records no names of prepared claims, so `ClaimNames` comes from kubelet's own state.
 
@@ -27,6 +28,7 @@ import msgspec
 
 from rackloom.claim.node.allocated_claim import read_claim
 from rackloom.claim.node.gpu.adopted_mps import AdoptedMpsDaemon
+from rackloom.claim.node.gpu.passthrough import PASSED_THROUGH, PERSISTENT
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
     CheckpointEntry,
@@ -83,6 +85,15 @@ class ClaimMove(NodeValue, frozen=True, kw_only=True):
     fix: str = ""
 
 
+class NvidiaInstallation(NodeValue, frozen=True, kw_only=True):
+    """What the checkpoint does not say of NVIDIA's driver on this node."""
+
+    namespace: str
+    """Where its pods run, and its MPS daemons."""
+    has_module: bool
+    """Whether its kernel module is loaded."""
+
+
 ClaimNames = Mapping[str, ClaimRef]
 """The claims that kubelet holds on this node, by UID."""
 
@@ -90,6 +101,7 @@ _DRIVERS_KINDS = {
     names.IMEX_DRIVER: frozenset({"channel", "daemon"}),
     names.GPU_DRIVER: frozenset({"gpu", "mig", "vfio"}),
 }
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _DAEMON_ID = re.compile(r"[0-9A-Za-z-]{1,120}")
 _END_PODS = "end the pods that use it first"
 
@@ -111,11 +123,11 @@ def _blocked(move: ClaimMove, why: _Blocked) -> ClaimMove:
 
 
 def take_over_claim(
-    driver: str, claim: NvidiaClaim, known: ClaimNames | None, namespace: str
+    driver: str, claim: NvidiaClaim, known: ClaimNames | None, installed: NvidiaInstallation
 ) -> tuple[ClaimMove, CheckpointEntry | None]:
     """The plan for one claim of `driver`, and our entry of it where it is moved.
 
-    `known` is None where kubelet's state cannot be read. `namespace` is that of NVIDIA's driver.
+    `known` is None where kubelet's state cannot be read.
     """
     ref = _reference(claim, known or {})
     move = ClaimMove(
@@ -138,7 +150,7 @@ def take_over_claim(
                 "NVIDIA's driver did not record its name, and kubelet's state cannot be read",
                 "name the file by --kubelet-state",
             )
-        return move, _entry(driver, claim, ref, namespace)
+        return move, _entry(driver, claim, ref, installed)
     except _Blocked as why_not:
         return _blocked(move, why_not), None
 
@@ -149,7 +161,7 @@ def _reference(claim: NvidiaClaim, known: ClaimNames) -> ClaimRef | None:
     return known.get(claim.uid)
 
 
-def _entry(driver: str, claim: NvidiaClaim, ref: ClaimRef, namespace: str) -> CheckpointEntry:
+def _entry(driver: str, claim: NvidiaClaim, ref: ClaimRef, installed: NvidiaInstallation) -> CheckpointEntry:
     allocated = _allocated(driver, claim, ref)
     admin = {result.device for result in allocated.results if result.admin_access}
     for device in claim.devices:
@@ -157,7 +169,7 @@ def _entry(driver: str, claim: NvidiaClaim, ref: ClaimRef, namespace: str) -> Ch
     record = (
         _imex_record(claim, allocated)
         if driver == names.IMEX_DRIVER
-        else _gpu_record(claim, allocated, namespace)
+        else _gpu_record(claim, allocated, installed)
     )
     return CheckpointEntry(
         ref=ref,
@@ -186,9 +198,9 @@ def _check_device(driver: str, device: NvidiaDevice) -> None:
         known = known and device.device in (names.CHANNEL_DEVICE, names.DAEMON_DEVICE)
     if not known:
         raise _Blocked(f"its device {device.device} ({device.kind}) is not known here")
-    if device.kind == "vfio":
+    if device.kind == "vfio" and not _PCI_ADDRESS.fullmatch(device.pci_address):
         raise _Blocked(
-            f"NVIDIA's driver bound {device.device} to vfio-pci, and the plugin would not bind it back"
+            f"NVIDIA's driver may have bound {device.device} to vfio-pci, and its PCI address is not recorded"
         )
 
 
@@ -226,8 +238,10 @@ def _imex_record(claim: NvidiaClaim, allocated: AllocatedClaim) -> Mapping[str, 
     return {"kind": "channel" if isinstance(config, ChannelConfig) else "daemon", "domain": config.domain_id}
 
 
-def _gpu_record(claim: NvidiaClaim, allocated: AllocatedClaim, namespace: str) -> Mapping[str, Any]:
-    """How the GPUs are shared: a `SharingPlan` of our plugin, as far as there is something to undo."""
+def _gpu_record(
+    claim: NvidiaClaim, allocated: AllocatedClaim, installed: NvidiaInstallation
+) -> Mapping[str, Any]:
+    """How the GPUs are shared and bound, as our plugin records it, as far as there is something to undo."""
     if claim.state is not PrepareState.COMPLETED:
         # What was done of it is recorded only at the end.
         shares = any(_sharing(config) is not None for config in allocated.configs)
@@ -244,12 +258,15 @@ def _gpu_record(claim: NvidiaClaim, allocated: AllocatedClaim, namespace: str) -
         gpus = [device.uuid for device in group.devices if device.kind == "gpu"]
         number = _time_slice(allocated, group)
         if _uses_mps(group):
-            daemons.append(AdoptedMpsDaemon(id=_daemon_id(group), namespace=namespace))
+            daemons.append(AdoptedMpsDaemon(id=_daemon_id(group), namespace=installed.namespace))
             exclusive += gpus
         elif number is not None:
             slices.update(dict.fromkeys(gpus, number))
     found = {"time_slices": slices, "exclusive": exclusive, "adopted": daemons}
-    return {"sharing": msgspec.to_builtins({name: value for name, value in found.items() if value})}
+    record = {"sharing": msgspec.to_builtins({name: value for name, value in found.items() if value})}
+    # NVIDIA's driver binds them to its kernel module where that is loaded, and switches persistence mode on.
+    bound = [device.pci_address for device in claim.devices if device.kind == "vfio"]
+    return record | {PASSED_THROUGH: bound, PERSISTENT: bound} if bound and installed.has_module else record
 
 
 def adopted_daemons(entry: CheckpointEntry) -> tuple[AdoptedMpsDaemon, ...]:

@@ -45,6 +45,7 @@ from rackloom.claim.node.storage import (
 from rackloom.claim.node.takeover.claims import (
     ClaimMove,
     Fate,
+    NvidiaInstallation,
     Release,
     adopted_daemons,
     give_back_claim,
@@ -80,8 +81,7 @@ class NodePlaces(NodeValue, frozen=True, kw_only=True):
     boot_id: str
     dranet: Path = Path("/run/dranet/dranet.db")
     """DRANET's database."""
-    nvidia_namespace: str = "nvidia-dra-driver-gpu"
-    """Where NVIDIA's driver runs, and its MPS daemons."""
+    nvidia: NvidiaInstallation = NvidiaInstallation(namespace="nvidia-dra-driver-gpu", has_module=True)
 
 
 class Phase(StrEnum):
@@ -146,8 +146,7 @@ def _takeover(places: NodePlaces, driver: str) -> tuple[DriverPlan, tuple[_Write
     held = held_claims(places.kubelet_state)
     known = None if held is None else {claim.ref.uid: claim.ref for claim in held}
     moves = [
-        take_over_claim(driver, claim, known, places.nvidia_namespace)
-        for _, claim in sorted(checkpoint.claims.items())
+        take_over_claim(driver, claim, known, places.nvidia) for _, claim in sorted(checkpoint.claims.items())
     ]
     entries = {entry.ref.uid: entry for _, entry in moves if entry is not None}
     content = CheckpointContent(boot_id=checkpoint.boot_id or places.boot_id, claims=entries)

@@ -72,6 +72,8 @@ class NvidiaDevice(NodeValue, frozen=True, kw_only=True):
     share_id: str | None = None
     uuid: str = ""
     """Of the GPU or MIG device."""
+    pci_address: str = ""
+    """Of a GPU for a virtual machine; releases of before 0.4 did not record it."""
 
 
 class NvidiaDeviceGroup(NodeValue, frozen=True, kw_only=True):
@@ -230,6 +232,7 @@ def _device(kind: str, prepared: _Prepared) -> NvidiaDevice:
         cdi_ids=listed.cdi_ids or (),
         share_id=listed.share_id,
         uuid=prepared.uuid,
+        pci_address=str((prepared.info or {}).get("pciBusID", "")).lower(),
     )
 
 
