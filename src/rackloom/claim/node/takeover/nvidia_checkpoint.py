@@ -73,7 +73,7 @@ class NvidiaDevice(NodeValue, frozen=True, kw_only=True):
     uuid: str = ""
     """Of the GPU or MIG device."""
     pci_address: str = ""
-    """Of a GPU for a virtual machine; releases of before 0.4 did not record it."""
+    """Of a GPU for a virtual machine; releases up to 25.12 did not record it."""
 
 
 class NvidiaDeviceGroup(NodeValue, frozen=True, kw_only=True):
