@@ -42,6 +42,7 @@ from rackloom.core.kubernetes.objects import (
     SECRET,
     WORKLOAD,
     Object,
+    ResourceKind,
     has_condition,
     metav1_time,
 )
@@ -244,6 +245,26 @@ def test_a_workload_that_somebody_deletes_is_made_again_and_what_runs_stays(
     assert message(world).startswith("keeps what it has, and waits for quota in queue ")
 
 
+@pytest.mark.parametrize("kind", [RESOURCE_CLAIM_TEMPLATE, NETWORK_POLICY, DAEMON_SET])
+@pytest.mark.parametrize("mode", [ImexMode.DRIVER_MANAGED, ImexMode.HOST_MANAGED])
+def test_what_a_tenant_makes_under_its_label_is_no_sign_that_it_had_quota(
+    make: SimpleNamespace, counted: ControllerSettings, mode: ImexMode, kind: ResourceKind
+) -> None:
+    counted = msgspec.structs.replace(counted, imex_mode=mode)
+    world = make.world()
+    world.put(COMPUTE_DOMAIN, make.domain(labels=QUEUED))
+    settle(world, counted, make)
+    decide(world, QuotaKueue(domains=0), make)
+    settle(world, counted, make)
+    assert reason(world) == "WaitingForQuota"
+    labels = {names.COMPUTE_DOMAIN_LABEL: UID, names.TARGET_LABEL: names.TARGET_WORKLOAD}
+    meta = {"name": "mine", "namespace": "team", "uid": "x", "resourceVersion": "1", "labels": labels}
+    obj = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": {"spec": {}}}
+    world.put(kind, obj)
+    settle(world, counted, make)
+    assert reason(world) == "WaitingForQuota"
+
+
 @pytest.mark.parametrize("change", ["owner", "requests", "finished"])
 def test_a_workload_that_is_not_what_was_made_admits_nothing(
     make: SimpleNamespace, counted: ControllerSettings, change: str
@@ -287,7 +308,7 @@ def test_an_evicted_one_without_users_is_taken_apart_and_gives_its_quota_back(
     conditions = conditions_of(workload(world))
     assert (conditions["Requeued"]["status"], conditions["Requeued"]["reason"]) == (requeued, why)
     assert conditions["QuotaReserved"]["message"] == "a better one came"
-    assert ("Evicted", True) in [(notice.reason, notice.warning) for notice in notices]
+    assert ("Withdrawn", True) in [(notice.reason, notice.warning) for notice in notices]
     assert reason(world) == "WaitingForQuota"
 
 

@@ -357,6 +357,10 @@ def test_what_cannot_be_cut_off_delays_no_answer_and_overlaps_nothing(
             await plugin.requests.prepare([last], 1.0)
             assert running == ["prepare"]
         assert running == [], "the plugin has ended before its attempts"
+        # gRPC cancels calls that are under way after that.
+        assert (await plugin.requests.prepare([last], 1.0))[last.uid].error == "the plugin is ending"
+        await asyncio.sleep(10.0)
+        assert running == []
 
     play(story)
 

@@ -15,7 +15,7 @@ from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.gangs.trays import PromisedSpares, spare_room
 from rackloom.core.kubernetes.objects import CreateObject, Object
 from rackloom.core.kueue.checks import KueueCluster, PlacementPass
-from rackloom.core.kueue.workloads import KueueWorkload, Verdict, held_seats, read_workload
+from rackloom.core.kueue.workloads import KueueWorkload, Verdict, held_seats, planned_spares, read_workload
 from rackloom.core.place.placement_values import GangPlan
 
 CLIQUE, CHECK, GPU = "nvidia.com/gpu.clique", "c", "nvidia.com/gpu"
@@ -268,6 +268,29 @@ def test_spares_of_workloads_whose_gangs_are_still_to_come_count() -> None:
     assert PlacementPass(cluster, [first, second], [CHECK], settings).decide(second, CHECK).state == "Ready"
 
 
+@pytest.mark.parametrize("wanted", [(("g", 2), ("g", 2), ("g", 2)), (("g", 2), ("g", 1), ("h", 1))])
+def test_spares_of_several_workloads_that_name_one_gang_count_together(wanted: Any) -> None:
+    workloads = [
+        workload(
+            str(number),
+            2,
+            metadata={
+                "labels": {"rackloom.dev/gang": gang},
+                "annotations": {"rackloom.dev/gang-size": "2", "rackloom.dev/gang-spares": str(spares)},
+            },
+        )
+        for number, (gang, spares) in enumerate(wanted)
+    ]
+    cluster, settings = KueueCluster(nodes=rack(0, 18)), GangSettings(max_spares=2)
+    for number, waiting in enumerate(workloads):
+        verdict = PlacementPass(cluster, workloads, [CHECK], settings).decide(waiting, CHECK)
+        workloads[number] = admitted(waiting, verdict)
+    updates = (
+        update for each in workloads for check in each.checks.values() for update in check.pod_set_updates
+    )
+    assert planned_spares(updates) == 2
+
+
 def test_promised_spares_count_for_the_quota_of_their_compute_domain() -> None:
     spec = {"numNodes": 0, "channel": {"resourceClaimTemplate": {"name": "ours"}}}
     meta = {"name": "cd", "namespace": "team", "uid": "u", "labels": {QUEUE_LABEL: "q"}}
@@ -284,17 +307,15 @@ def test_promised_spares_count_for_the_quota_of_their_compute_domain() -> None:
     counted = read_workload({**made.obj, "metadata": meta, "status": {"conditions": conditions}})
     quota = spare_quotas([read_compute_domain(domain)], [counted.obj], QuotaMode.LABELLED)
     cluster = ClusterLists(spare_quotas=quota)
-    other = {GangKey("team", "other"): PromisedSpares(1, frozenset({"ours"}))}
-    key, ours = GangKey("team", "mine"), {"ours"}
+    key, ours, theirs = GangKey("team", "mine"), {"ours"}, GangKey("team", "other")
+    other = [PromisedSpares(theirs, 1, frozenset(ours))]
     assert spare_room(key, ours, cluster, 9).trays == 1
     assert spare_room(key, ours, cluster, 9, other).trays == 0
-    assert spare_room(GangKey("team", "other"), ours, cluster, 9, other).trays == 1, "its own"
-    elsewhere = {GangKey("team", "other"): PromisedSpares(1, frozenset({"theirs"}))}
+    assert spare_room(theirs, ours, cluster, 9, other).trays == 0, "of another workload"
+    elsewhere = [PromisedSpares(theirs, 1, frozenset({"theirs"}))]
     assert spare_room(key, ours, cluster, 9, elsewhere).trays == 1
     plan = GangPlan(gang="team/other", seats=(), cliques=(), spares=("a",), price=(), reason="")
-    record = GangRecord(
-        key=GangKey("team", "other"), uid="", resource_version="", created="", finalizers=(), plan=plan
-    )
+    record = GangRecord(key=theirs, uid="", resource_version="", created="", finalizers=(), plan=plan)
     placed = msgspec.structs.replace(cluster, records=(record,))
     assert spare_room(key, set(), placed, 9, elsewhere).trays == 8, "once: its plan or its promise"
 

@@ -199,6 +199,7 @@ class Requests:
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary, init=False)
     _attempts: set["asyncio.Task[Any]"] = field(default_factory=set, init=False)
     """Those that run, also when nobody waits for them any more."""
+    _closed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._retries = BackgroundRetries(self._prepare_in_background)
@@ -216,7 +217,8 @@ class Requests:
         return await self._all("unprepare", refs, self._unprepare, patience)
 
     async def close(self) -> None:
-        """Stop the background retries, and wait until all attempts have ended. No call may come any more."""
+        """Stop the background retries, and wait until all attempts have ended. Calls have no attempt then."""
+        self._closed = True
         await self._retries.close()
         await cancel_all([*self._attempts])
 
@@ -262,7 +264,8 @@ class Requests:
         except ObsoleteClaim:
             raise
         except (Exception, asyncio.CancelledError) as error:
-            self._retries.begin(ref, refused=isinstance(error, Refused))
+            if not self._closed:
+                self._retries.begin(ref, refused=isinstance(error, Refused))
             raise
         if was_missed:
             # The call that got no answer may have been for another pod with the same claim: sync its pods
@@ -304,6 +307,8 @@ class Requests:
 
         A cancelled caller does not wait until the attempt has ended; the lock does.
         """
+        if self._closed:
+            raise Retry("the plugin is ending", after=0.0)
         lock = self._locks.setdefault(ref.uid, asyncio.Lock())
 
         async def locked() -> T:

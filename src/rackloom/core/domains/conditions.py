@@ -182,8 +182,24 @@ def domain_conditions(inputs: ConditionInputs) -> tuple[Condition, ...]:
     return tuple(_with_transition_time(condition, inputs) for condition in (ready, *others))
 
 
+def has_nothing_by_quota(domain: ComputeDomain, snapshot: DomainSnapshot) -> bool:
+    """Whether it waits for quota and has nothing, or loses what it has: no claim of it may be prepared.
+
+    It follows from the status, which tenants cannot write, and not from objects, which they may make under
+    its label. While it waits nothing is made, so who has nothing goes on having nothing.
+    """
+    if snapshot.quota.state is not QuotaState.WAITING:
+        return owned.is_withdrawn(snapshot)
+    before, is_new = domain.status.condition(names.QUOTA_RESERVED), domain.status.condition(READY) is None
+    if before is None:
+        return is_new
+    if before.reason == EVICTED:
+        return not owned.channel_holders(snapshot)
+    return before.reason in (names.WAITING_FOR_QUOTA, names.WITHDRAWN)
+
+
 def _ready(inputs: ConditionInputs) -> Condition:
-    if not inputs.nodes and (owned.has_nothing_yet(inputs.snapshot) or owned.is_withdrawn(inputs.snapshot)):
+    if not inputs.nodes and has_nothing_by_quota(inputs.domain, inputs.snapshot):
         (quota,) = _quota_reserved(inputs)
         return _new_condition(READY, "False", names.WAITING_FOR_QUOTA, quota.message)
     if inputs.snapshot.settings.imex_mode is ImexMode.HOST_MANAGED:
@@ -263,13 +279,13 @@ def _quota_reserved(inputs: ConditionInputs) -> tuple[Condition, ...]:
         return (_new_condition(type_, "True", "Admitted", f"it has quota{queue}{spares}"),)
     if quota.state is QuotaState.WAITING:
         waits = f"waits for quota{queue}: {quota.why}"
-        if owned.has_nothing_yet(inputs.snapshot):
+        if has_nothing_by_quota(inputs.domain, inputs.snapshot):
             return (_new_condition(type_, "False", names.WAITING_FOR_QUOTA, waits),)
         return (_new_condition(type_, "False", KEPT_WITHOUT_QUOTA, f"keeps what it has, and {waits}"),)
     users = owned.channel_holders(inputs.snapshot)
     until = f"it keeps what it has until pods {shortened_list(users)} end" if users else "it is taken apart"
     why = f"evicted by Kueue{queue} ({quota.why}): {until}, and then waits for quota anew"
-    return (_new_condition(type_, "False", EVICTED, why),)
+    return (_new_condition(type_, "False", EVICTED if users else names.WITHDRAWN, why),)
 
 
 def _meshed(inputs: ConditionInputs) -> tuple[Condition, ...]:
@@ -365,7 +381,7 @@ def _status_event(old: Condition | None, new: Condition) -> EventNotice | None:
     if (new.type, new.status) in _WARNING_CONDITIONS or new.reason == "DeletionHeld":
         return EventNotice(True, new.reason, new.message)
     if new.type == names.QUOTA_RESERVED:
-        return EventNotice(new.reason == EVICTED, new.reason, new.message)
+        return EventNotice(new.reason in (EVICTED, names.WITHDRAWN), new.reason, new.message)
     if new.type != "Ready":
         return None
     if new.status == "True":

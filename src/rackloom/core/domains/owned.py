@@ -168,12 +168,6 @@ def is_held(snapshot: DomainSnapshot) -> bool:
     return snapshot.quota.state is QuotaState.WAITING or is_withdrawn(snapshot)
 
 
-def has_nothing_yet(snapshot: DomainSnapshot) -> bool:
-    """Whether it waits for quota before it has had any object: no claim of it may be prepared."""
-    held = snapshot.workload_templates + snapshot.shared_claims + snapshot.daemon_objects
-    return snapshot.quota.state is QuotaState.WAITING and not held
-
-
 def may_have_certificates(snapshot: DomainSnapshot) -> bool:
     """Whether its Secrets are made and renewed. Daemons that run need theirs while it waits for quota."""
     if snapshot.quota.state is QuotaState.WAITING:

@@ -123,7 +123,8 @@ def _with_status(
     reported = conditions.domain_conditions(inputs)
     # The field `status` has two values only, and in hostManaged mode it has always been Ready.
     is_ready = reported[0].status == "True" or (
-        snapshot.settings.imex_mode is ImexMode.HOST_MANAGED and not owned.is_held(snapshot)
+        snapshot.settings.imex_mode is ImexMode.HOST_MANAGED
+        and not conditions.has_nothing_by_quota(domain, snapshot)
     )
     status = ComputeDomainStatus(
         status=Readiness.READY if is_ready else Readiness.NOT_READY, nodes=nodes, conditions=reported

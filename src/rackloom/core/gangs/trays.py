@@ -13,7 +13,7 @@ Owners in other namespaces are anonymised before anything is reported to a gang.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 from msgspec.structs import replace
@@ -414,14 +414,12 @@ class SpareRoom(msgspec.Struct, frozen=True):
 
 
 class PromisedSpares(msgspec.Struct, frozen=True):
-    """The spare trays of a gang that may start, and has no plan yet."""
+    """The spare trays of a workload of Kueue that may start; its gang may have no plan yet."""
 
+    gang: GangKey
     trays: int
     templates: frozenset[str]
     """The claim templates that its pods will name."""
-
-
-_NOTHING_PROMISED: Mapping[GangKey, PromisedSpares] = {}
 
 
 def spare_room(
@@ -429,18 +427,27 @@ def spare_room(
     templates: Set[str],
     cluster: ClusterLists,
     most: int,
-    promised: Mapping[GangKey, PromisedSpares] = _NOTHING_PROMISED,
+    promised: Collection[PromisedSpares] = (),
 ) -> SpareRoom:
     """The room by the limit `most` of its namespace, and by the quota of the ComputeDomains that it uses.
 
     `templates`: the claim templates that its pods name, by which ComputeDomains are known.
-    `promised`: counts for a gang until it has a plan.
+    `promised` are those of other workloads; they and the plan of their gang count once. Several workloads may
+    name one gang.
     """
-    others = {
-        **{gang: spares.trays for gang, spares in promised.items()},
-        **{record.key: len(record.plan.spares) for record in cluster.records if record.plan is not None},
+    of_plans = {
+        record.key: len(record.plan.spares)
+        for record in cluster.records
+        if record.key != key and record.plan is not None
     }
-    others = {gang: n for gang, n in others.items() if gang != key and gang.namespace == key.namespace}
+    of_workloads: Counter[GangKey] = Counter()
+    for spares in promised:
+        of_workloads[spares.gang] += spares.trays
+    others = {
+        gang: max(of_plans.get(gang, 0), of_workloads[gang])
+        for gang in of_plans.keys() | of_workloads
+        if gang.namespace == key.namespace
+    }
     by_namespace = SpareRoom(max(most - sum(others.values()), 0))
     quotas = cluster.spare_quotas
     counted = None if quotas is None else quotas.room(key.namespace, templates)
@@ -448,7 +455,7 @@ def spare_room(
         return by_namespace
     channels = {name for name in templates if (key.namespace, name) in quotas.by_template}
     sharing = {gang_key_of(pod) for pod in cluster.pods if not channels.isdisjoint(claim_templates_of(pod))}
-    sharing |= {gang for gang, spares in promised.items() if not channels.isdisjoint(spares.templates)}
+    sharing |= {spares.gang for spares in promised if not channels.isdisjoint(spares.templates)}
     used = sum(spares for gang, spares in others.items() if gang in sharing)
     by_quota = SpareRoom(max(counted - used, 0), "its ComputeDomains, by their quota,")
     return min(by_namespace, by_quota, key=lambda room: room.trays)

@@ -117,7 +117,8 @@ class PlacementPass:
         names_of_ours = set(checks)
         held = held_plans(workloads, cluster.pods, names_of_ours)
         self._reserved = [hold for holds in held.values() for hold in holds]
-        self._promised: dict[GangKey, PromisedSpares] = {}
+        self._promised: dict[str, PromisedSpares] = {}
+        """By the UID of the workload."""
         for workload in workloads:
             for state in ready_checks(workload, names_of_ours):
                 self._promise(workload, state.pod_set_updates)
@@ -152,7 +153,7 @@ class PlacementPass:
             blocked: str | None = str(refused)
         else:
             (answer,) = report.jobs
-            blocked = answer.blocked or self._too_many_spares(gang, job, answer.plan)
+            blocked = answer.blocked or self._too_many_spares(workload, gang, job, answer.plan)
             if answer.plan is not None and blocked is None:
                 (placed,) = planner.placed
                 updates = pod_set_updates(
@@ -193,12 +194,15 @@ class PlacementPass:
                     for tray in record.reserved
                 )
 
-    def _too_many_spares(self, gang: GangKey | None, job: Job, plan: GangPlan | None) -> str | None:
+    def _too_many_spares(
+        self, workload: KueueWorkload, gang: GangKey | None, job: Job, plan: GangPlan | None
+    ) -> str | None:
         """Why the gang controller would refuse the spares of a plan; its pods would wait with their quota."""
         if gang is None or plan is None or not plan.spares:
             return None
         templates = {name for group in job.groups for name in group.need.templates}
-        room = spare_room(gang, templates, self._gangs, self._settings.max_spares, self._promised)
+        promised = [spares for uid, spares in self._promised.items() if uid != workload.uid]
+        room = spare_room(gang, templates, self._gangs, self._settings.max_spares, promised)
         if len(plan.spares) <= room.trays:
             return None
         return f"it would keep {len(plan.spares)} spare trays, and {room.limit} may keep {room.trays} more"
@@ -211,7 +215,8 @@ class PlacementPass:
         gang = next((found[GANG_LABEL] for found in labels if found.get(GANG_LABEL)), None)
         if gang is not None and spares:
             named = frozenset(name for template in templates for name in claim_templates_of(template))
-            self._promised[GangKey(workload.namespace, gang)] = PromisedSpares(spares, named)
+            key = GangKey(workload.namespace, gang)
+            self._promised[workload.uid] = PromisedSpares(key, spares, named)
 
     def _report(
         self,

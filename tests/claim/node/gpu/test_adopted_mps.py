@@ -17,9 +17,10 @@ from rackloom.claim.kube.api import NotFound, Rejected
 from rackloom.claim.node.gpu.adopted_mps import AdoptedMpsDaemon, AdoptedMpsDaemons
 from rackloom.claim.node.gpu.mps_launcher import OwnContainer
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
-from rackloom.claim.node.takeover.node_files import apply_takeover
-from rackloom.core.kubernetes.objects import DEPLOYMENT, NAMESPACE, POD
+from rackloom.claim.node.takeover.node_files import apply_takeover, plan_way_back
+from rackloom.core.kubernetes.objects import DEPLOYMENT, NAMESPACE, POD, ResourceKind
 from rackloom.errors import Retry
+from rackloom.lab.virtual.event_loop import run_simulation
 
 NVIDIA = "nvidia-dra-driver-gpu"
 
@@ -114,19 +115,72 @@ def test_killed_at_any_point_the_daemon_ends_with_its_claim(ending: Any, make_gp
     assert deaths_survived(lambda monkeypatch: begin(make_gpus(), monkeypatch), ending) > 10
 
 
-def test_who_may_not_delete_it_says_what_to_apply(kit: Any, tmp_path: Path) -> None:
-    class Forbidding:
-        async def delete(self, *_args: Any, **_options: Any) -> None:
-            raise Rejected(403, "Forbidden", "deployments.apps is forbidden")
+class Forbidding:
+    """An API server for who may not delete Deployments."""
 
+    def __init__(self, api: Any) -> None:
+        self._api = api
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._api, name)
+
+    async def delete(self, kind: ResourceKind, *args: Any, **options: Any) -> None:
+        if kind == DEPLOYMENT:
+            raise Rejected(403, "Forbidden", "deployments.apps is forbidden")
+        await self._api.delete(kind, *args, **options)
+
+
+async def answering(_name: str) -> bool:
+    return True
+
+
+def test_who_may_not_delete_it_says_what_to_apply(kit: Any, tmp_path: Path) -> None:
     daemon = AdoptedMpsDaemon(id="u-0a1b2", namespace=NVIDIA)
     (tmp_path / daemon.id / "shm").mkdir(parents=True)
-    forbidding: Any = Forbidding()
+    forbidding: Any = Forbidding(kit.api)
     with pytest.raises(
         Retry, match=r"Deployment nvidia-dra-driver-gpu/mps-control-daemon-u-0a1b2 may not be"
     ):
-        asyncio.run(AdoptedMpsDaemons(forbidding, tmp_path).end(daemon))
+        asyncio.run(AdoptedMpsDaemons(forbidding, tmp_path, answering).end(daemon))
     assert (tmp_path / daemon.id / "shm").is_dir()
+
+
+def test_a_daemon_that_answers_without_a_deployment_is_not_taken_for_gone(kit: Any, tmp_path: Path) -> None:
+    async def story() -> None:
+        await kit.boot()
+        daemon = AdoptedMpsDaemon(id="u-0a1b2", namespace=NVIDIA)
+        await start_daemon(kit.api, tmp_path, daemon)
+        wrong = AdoptedMpsDaemon(id=daemon.id, namespace="gpu-operator")
+        with pytest.raises(
+            Retry, match="there is no Deployment gpu-operator/mps-control-daemon-u-0a1b2, and"
+        ):
+            await AdoptedMpsDaemons(kit.api, tmp_path, answering).end(wrong)
+        assert (tmp_path / daemon.id / "pipe/control").exists()
+
+    asyncio.run(story())
+
+
+def test_after_a_reboot_the_claim_has_nothing_of_nvidias_driver_any_more(make_gpus: Any) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        lives = begin(make_gpus(), monkeypatch)
+
+        async def story() -> None:
+            await lives.set_up()
+            lives.reboot()
+            (claim,) = lives.claims
+            plugin_process = await lives.start()
+            await lives.prepare(plugin_process, claim)
+            assert await deployments(lives.gpus.api) == []
+            node = nvidia_files.Node(lives.kit.places.plugins.parent, boot_id="boot-2")
+            (blocked,) = plan_way_back(node.places, GPU_DRIVER).blocked
+            assert blocked.why == "NVIDIA's driver would not undo the sharing that was set up for it"
+            # Who has ended all daemons of NVIDIA's driver may take the right away.
+            plugin: Any = plugin_process.requests.preparer.plugin
+            plugin._adopted._api = Forbidding(lives.gpus.api)
+            await lives.unprepare(plugin_process, claim)
+            await lives.check_released(plugin_process)
+
+        run_simulation(1, story)
 
 
 # The memory is mounted in the host's namespace. The plugin's container has another. It sees the directory by

@@ -371,8 +371,9 @@ def test_in_channel_mode_the_warm_daemon_must_be_ready(imex):
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("reason", [names.WAITING_FOR_QUOTA, names.WITHDRAWN])
 @pytest.mark.parametrize("isolation", [ImexIsolation.DOMAIN, ImexIsolation.CHANNEL])
-def test_a_claim_by_hand_of_a_domain_without_quota_waits_as_well(imex, isolation):
+def test_a_claim_by_hand_of_a_domain_without_quota_waits_as_well(imex, isolation, reason):
     async def story():
         await imex.kit.boot()
         uid = await imex.domain()
@@ -380,7 +381,7 @@ def test_a_claim_by_hand_of_a_domain_without_quota_waits_as_well(imex, isolation
         is_alone = isolation is ImexIsolation.CHANNEL
         claim = await (imex.isolated("by-hand", uid, 7) if is_alone else imex.channel("by-hand", uid))
         why = "waits for quota in queue team: Kueue has not decided yet"
-        await report_quota(names.WAITING_FOR_QUOTA, why)
+        await report_quota(reason, why)
         async with imex.kit.plugin(imex.plugin(isolation=isolation)) as running:
             (answer,) = (await running.requests.prepare([claim.ref], 0.3)).values()
             assert answer.error == f"ComputeDomain default/cd {why}"

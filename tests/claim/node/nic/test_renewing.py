@@ -298,6 +298,24 @@ def test_a_claim_that_fails_at_its_second_nic_gives_the_lease_of_its_first_back(
         asyncio.run(story())
 
 
+def test_an_address_that_cannot_be_written_down_is_given_back(node, host, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def story():
+        async with node.all() as (process, _, _):
+            claim = await node.claim("c1", "nic0", config={"interface": {"dhcp": True}})
+            monkeypatch.setattr(LeaseStore, "put", full)
+            (answer,) = (await process.requests.prepare([claim.ref], 2.0)).values()
+            assert (
+                answer.error == "the lease of NIC nic0 cannot be written: [Errno 28] No space left on device"
+            )
+            await until_so(lambda: kinds(dhcp)[-1] == RELEASE, "the address is given back")
+
+    with server(host) as dhcp:
+        asyncio.run(story())
+
+
 def test_an_address_that_comes_after_kubelet_gave_the_claim_up_is_given_back(node, host):
     async def story():
         async with node.all() as (_, kubelet, _):

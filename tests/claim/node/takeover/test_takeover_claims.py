@@ -13,8 +13,14 @@ from tests.claim.node.takeover.nvidia_files import (
     status,
 )
 
-from rackloom.claim.node.plugin import ClaimRef, PrepareState, ReadyDevice
-from rackloom.claim.node.takeover.claims import Fate, NvidiaInstallation, give_back_claim, take_over_claim
+from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, PrepareState, ReadyDevice
+from rackloom.claim.node.takeover.claims import (
+    Fate,
+    NvidiaInstallation,
+    Release,
+    give_back_claim,
+    take_over_claim,
+)
 from rackloom.claim.node.takeover.nvidia_checkpoint import decode_nvidia_checkpoint
 from rackloom.core.domains.names import GPU_DRIVER, IMEX_DRIVER
 
@@ -223,6 +229,30 @@ def test_what_cannot_be_taken_over_says_why(driver, claim, why):
 
 
 # And back.
+
+
+@pytest.mark.parametrize(
+    ("states", "release"),
+    [
+        ([{"mpsControlDaemonID": "u-0a1b2"}], None),
+        ([{"mpsControlDaemonID": "u-0a1b2"}, {}], Release.V0_5),
+        ([{"mpsControlDaemonID": "u-0a1b2"}, {"mpsControlDaemonID": ""}], Release.V0_4),
+    ],
+)
+def test_an_mps_daemon_does_not_show_the_release(states, release):
+    claims = {f"u{number}": gpu_claim("u", "gpu-0", state=state) for number, state in enumerate(states)}
+    original = decode_nvidia_checkpoint(checkpoint_file(claims), Path("checkpoint.json"))
+    ref = ClaimRef(namespace="default", name="new", uid="new")
+    device = ReadyDevice(requests=("r",), pool="node-a", device="gpu-3", cdi_ids=("a/b=c",), kind="gpu")
+    record = {"sharing": {}, "uuids": {"gpu-3": "GPU-3"}}
+    entry = CheckpointEntry(
+        ref=ref, state=PrepareState.COMPLETED, fingerprint="", devices=(device,), record=record
+    )
+    move, claim = give_back_claim(GPU_DRIVER, entry, original)
+    if release is None:
+        assert move.fate is Fate.BLOCKED
+    else:
+        assert (b"mpsControlDaemonID" in claim.v2) == (release is Release.V0_4)
 
 
 def given_back(driver, claim, **layout):

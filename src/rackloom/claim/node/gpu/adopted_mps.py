@@ -7,8 +7,8 @@ nothing here starts such a daemon.
 
 `end` takes one apart and may be repeated after any step:
 
-1. Delete the Deployment, in the foreground: it goes after its pod. As long as the API server still has it,
-   that is a `Retry`.
+1. Delete the Deployment, in the foreground: it goes after its pod. As long as the API server still has it, or
+   the daemon answers without it, that is a `Retry`.
 2. Delete the directory, with the tmpfs. NVIDIA's driver mounted that in the host's namespace, where this
    container cannot unmount. But the kernel detaches a mount when its directory is deleted in a namespace that
    does not have the mount itself (Linux 3.18 and later). So a thread takes a mount namespace of its own,
@@ -23,6 +23,7 @@ import errno
 import os
 import shutil
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
@@ -52,9 +53,11 @@ class AdoptedMpsDaemon(NodeValue, frozen=True, kw_only=True):
 class AdoptedMpsDaemons:
     """Ends the daemons of one node. `home` has a directory for each."""
 
-    def __init__(self, api: KubeApi, home: Path) -> None:
+    def __init__(self, api: KubeApi, home: Path, answers: Callable[[str], Awaitable[bool]]) -> None:
+        """`answers` says whether a daemon runs, by the name of its directory."""
         self._api = api
         self._home = home
+        self._answers = answers
 
     async def end(self, daemon: AdoptedMpsDaemon) -> None:
         """Take a daemon apart. Raises `Retry` until it is gone, and `KubeError`."""
@@ -72,6 +75,12 @@ class AdoptedMpsDaemons:
         else:
             raise Retry(f"{name}, an MPS daemon of NVIDIA's driver, is ending", after=ENDING_SECONDS)
         home = self._home / daemon.id
+        if (home / "pipe").exists() and await self._answers(daemon.id):
+            # The namespace was only told to us: with another one the Deployment would start it again.
+            raise Retry(
+                f"there is no {name}, and its MPS daemon runs: delete its Deployment, wherever that is",
+                after=FORBIDDEN_SECONDS,
+            )
         try:
             await to_the_end(asyncio.to_thread(remove_with_mounts, home))
         except OSError as error:

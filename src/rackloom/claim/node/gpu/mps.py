@@ -61,9 +61,9 @@ class MpsDaemons:
         async with self._lock(name):
             # A daemon that a plugin of before had started may be about to come up.
             await self._launcher.settle()
-            if self._pipes(name).exists() and await self._answers(name):
+            if self._pipes(name).exists() and await self.answers(name):
                 await self._control(name, "quit")
-                if await self._answers(name):
+                if await self.answers(name):
                     raise Retry(f"MPS daemon {name} has not ended yet", after=1.0)
             shutil.rmtree(self._memory(name), ignore_errors=True)
             shutil.rmtree(self._home / name, ignore_errors=True)
@@ -104,7 +104,7 @@ class MpsDaemons:
     async def _ensure(self, daemon: MpsDaemon) -> None:
         name = daemon.name
         self._make_directories(name)
-        if not await self._answers(name):
+        if not await self.answers(name):
             start = DaemonStart(
                 memory=str(SHARED_MEMORY / _mps_memory_name(name)),
                 flags=("-multiuser-server",) if daemon.multi_user else (),
@@ -138,8 +138,8 @@ class MpsDaemons:
                 nearest_fix="give the host's root as --driver-root",
             )
 
-    async def _answers(self, name: str) -> bool:
-        """Raises `Retry` where that stays open: one that hangs still has its GPUs."""
+    async def answers(self, name: str) -> bool:
+        """Whether a daemon runs. Raises `Retry` where that stays open: one that hangs still has its GPUs."""
         try:
             await self._control(name, "get_default_active_thread_percentage")
         except ProgramFailed:

@@ -139,8 +139,8 @@ class GpuPlugin(NodePlugin):
         """MIG devices that may be at their place by an attempt for the claim (UID)."""
         self._persistent: set[str] = set()
         """PCI addresses of GPUs whose persistence mode is off for a virtual machine, as far as this knows."""
-        self._adopted = AdoptedMpsDaemons(api, settings.mps_home)
         self._mps = MpsDaemons(programs, launcher or OwnContainer(programs), settings.mps_home)
+        self._adopted = AdoptedMpsDaemons(api, settings.mps_home, self._mps.answers)
         self._claims: Callable[[], Collection[CheckpointEntry]] = tuple
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -187,7 +187,12 @@ class GpuPlugin(NodePlugin):
         # NVIDIA's driver would need them, were the node given back to it.
         uuids = {gpu.result.device: gpu.device.uuid for gpu in wanted}
         persistent = [vfio.pci_address for vfio in _switchable(wanted)]
-        record = {UUIDS: uuids, PERSISTENT: [at for at in persistent if at in self._persistent]}
+        record = {
+            UUIDS: uuids,
+            PERSISTENT: [at for at in persistent if at in self._persistent],
+            # Without daemons of NVIDIA's driver: they are gone, and the right to end them may go as well.
+            "sharing": msgspec.to_builtins(sharing),
+        }
         return PreparedClaim(devices=devices, record=record)
 
     async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:

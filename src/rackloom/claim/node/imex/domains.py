@@ -4,7 +4,7 @@ A claim names its ComputeDomain by UID. `ComputeDomains` finds it by the control
 listing, and compares UIDs: anybody may set a label, nobody chooses a UID. A workload's claim must be in
 the namespace of the ComputeDomain, since a claim that could name a foreign one would share memory with
 its pods; and the ComputeDomain must not be in deletion, since the node label would outlive it. While the
-controller reports that it waits for quota of Kueue and has nothing yet, no channel of it is prepared: nothing
+controller reports that it waits for quota of Kueue and has nothing, no channel of it is prepared: nothing
 else would stop a claim that is written by hand where no daemon of its own is waited for.
 
 `ImexDaemons` says whether the daemon of a ComputeDomain, or the one kept warm for a clique, is READY on
@@ -35,6 +35,7 @@ from rackloom.core.domains.names import (
     COMPUTE_DOMAIN_LABEL,
     QUOTA_RESERVED,
     WAITING_FOR_QUOTA,
+    WITHDRAWN,
     clique_object_name,
 )
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, Object
@@ -44,6 +45,8 @@ from rackloom.errors import Refused, Retry
 
 
 QUOTA_RETRY_SECONDS = 3.0
+_WITHOUT_QUOTA = (WAITING_FOR_QUOTA, WITHDRAWN)
+"""Reasons of the condition QuotaReserved with which a ComputeDomain has nothing, or loses it."""
 _UID = re.compile(r"[0-9A-Za-z-]{1,63}")
 
 
@@ -89,7 +92,7 @@ class ComputeDomains:
                 nearest_fix="create it anew, and then the pods from the claim template that it makes",
             )
         for condition in (obj.get("status") or {}).get("conditions") or ():
-            if (condition["type"], condition.get("reason")) == (QUOTA_RESERVED, WAITING_FOR_QUOTA):
+            if condition["type"] == QUOTA_RESERVED and condition.get("reason") in _WITHOUT_QUOTA:
                 why = condition.get("message") or "waits for quota"
                 raise Retry(f"ComputeDomain {found.namespace}/{found.name} {why}", after=QUOTA_RETRY_SECONDS)
 

@@ -148,13 +148,17 @@ class AttachmentManager:
         """Forget the leases of a claim whose NICs are back, and release them at their servers if possible."""
         for record in self.leases.of_claim(claim):
             self.leases.drop(record)
-            mac, address = record.lease.mac, record.lease.grant.address
-            # The server may meanwhile have given the same address to the same NIC for another claim.
-            is_reused = any(
-                kept.lease.mac == mac and kept.lease.grant.address == address for kept in self.leases.all()
-            )
-            if record.lease.state not in LOST_STATES and not is_reused:
-                await asyncio.to_thread(_release_record, record)
+            await self.release(record)
+
+    async def release(self, record: LeaseRecord) -> None:
+        """Release a lease that is not recorded (any more) at its server, if possible."""
+        mac, address = record.lease.mac, record.lease.grant.address
+        # The server may meanwhile have given the same address to the same NIC for another claim.
+        is_reused = any(
+            kept.lease.mac == mac and kept.lease.grant.address == address for kept in self.leases.all()
+        )
+        if record.lease.state not in LOST_STATES and not is_reused:
+            await asyncio.to_thread(_release_record, record)
 
     async def _run_alone(self, work: Callable[[], T]) -> T:
         """Run a move to its end, also when its caller is cancelled meanwhile."""

@@ -388,26 +388,35 @@ class NicPlugin(NodePlugin):
         published = live.get(name) or Device(name=name)
 
         async def prepared() -> PreparedNic:
-            work = asyncio.to_thread(prepare_nic, host_nic, published, config, sysroot, self._mode)
-            nic, lease = await work
+            try:
+                nic, lease = await asyncio.to_thread(
+                    prepare_nic, host_nic, published, config, sysroot, self._mode
+                )
+            except OSError as error:
+                raise Refused(f"NIC {name} cannot be read: {error}") from error
             if lease is not None:
-                self._keep_lease(claim, nic, lease)
+                await self._keep_lease(claim, nic, lease)
             return nic
 
-        try:
-            # A lease that comes after the attempt was given up is kept too: it has to be released.
-            return await to_the_end(prepared())
-        except OSError as error:
-            raise Refused(f"NIC {name} cannot be read: {error}") from error
+        # A lease that comes after the attempt was given up is kept too: it has to be released.
+        return await to_the_end(prepared())
 
-    def _keep_lease(self, claim: AllocatedClaim, nic: PreparedNic, lease: DhcpLease) -> None:
-        """Write it to disk at once, so that it is released also when the next NIC of the claim fails."""
+    async def _keep_lease(self, claim: AllocatedClaim, nic: PreparedNic, lease: DhcpLease) -> None:
+        """Write it to disk at once, so that it is released also when the next NIC of the claim fails.
+
+        One that cannot be written is released now.
+        """
         leases, (pod,) = self.manager.leases, claim.consumers
-        leases.put(
-            LeaseRecord(
-                ref=claim.ref, pod=pod.uid, pod_name=pod.name, nic=nic, lease=lease, boot_id=leases.boot_id
-            )
+        record = LeaseRecord(
+            ref=claim.ref, pod=pod.uid, pod_name=pod.name, nic=nic, lease=lease, boot_id=leases.boot_id
         )
+        try:
+            leases.put(record)
+        except OSError as error:
+            await self.manager.release(record)
+            raise Retry(
+                f"the lease of NIC {nic.device} cannot be written: {error}", after=NIC_RETRY_SECONDS
+            ) from error
 
     def _device(self, result: AllocatedDevice, nic: PreparedNic) -> PreparedDevice:
         nodes = () if nic.rdma is None else rdma.rdma_device_nodes(self.scanner.sysroot, nic.rdma)

@@ -28,6 +28,7 @@ import msgspec
 
 from rackloom.claim.node.allocated_claim import read_claim
 from rackloom.claim.node.gpu.adopted_mps import AdoptedMpsDaemon
+from rackloom.claim.node.gpu.partitions import UUIDS
 from rackloom.claim.node.gpu.passthrough import PASSED_THROUGH, PERSISTENT
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
@@ -354,11 +355,15 @@ def give_back_claim(
 
 
 def _release(original: NvidiaCheckpoint) -> Release | None:
-    """Release 0.4 always writes the id of an MPS daemon, 0.5 only where there is one. None without GPUs."""
+    """Release 0.4 always writes the id of an MPS daemon, 0.5 only where there is one.
+
+    None where no GPU without such a daemon shows it.
+    """
     states = [group.config for claim in original.claims.values() for group in claim.groups]
-    if not states:
+    plain = ["mpsControlDaemonID" in state for state in states if not state.get("mpsControlDaemonID")]
+    if not plain:
         return None
-    return Release.V0_4 if all("mpsControlDaemonID" in state for state in states) else Release.V0_5
+    return Release.V0_4 if all(plain) else Release.V0_5
 
 
 def _nvidia_claim(
@@ -387,7 +392,12 @@ def _nvidia_claim(
 
 
 def _is_unchanged(entry: CheckpointEntry, before: NvidiaClaim) -> bool:
-    """A claim may have been given back and allocated to other devices since."""
+    """A claim may have been given back since and allocated to other devices, or prepared anew by our plugin.
+
+    Then what its record undoes is not what NVIDIA's driver made.
+    """
+    if UUIDS in entry.record:
+        return False
     devices = [(device.pool, device.device) for device in entry.devices]
     return entry.state is before.state and devices == [
         (device.pool, device.device) for device in before.devices
@@ -462,7 +472,7 @@ def _imex_device(device: ReadyDevice) -> dict[str, Any]:
 
 
 def _gpu_device(device: ReadyDevice, record: Mapping[str, Any]) -> dict[str, Any]:
-    uuid = record.get("uuids", {}).get(device.device)
+    uuid = record.get(UUIDS, {}).get(device.device)
     if device.kind != "gpu" or not uuid:
         raise _Blocked(f"NVIDIA's driver needs more of {device.device} than is recorded")
     return {"gpu": {"info": {"uuid": uuid}, "device": _listed(device)}, "mig": None}
