@@ -107,8 +107,7 @@ def pod_settings(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
     """What the pod gets: what the claim asks for, and the host's settings where it does not say.
 
     Routes and rules of the host go with the host's addresses, copied or named: to others they would lead
-    nowhere.
-    Neighbours always go along, but for IPv6 ones to an interface that is to have no IPv6.
+    nowhere. Neighbours always go along, but for IPv6 ones to an interface that is to have no IPv6.
     """
     interface = config.interface
     autoconfigures = interface.addressing is Addressing.SLAAC
