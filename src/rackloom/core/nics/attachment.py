@@ -2,11 +2,11 @@
 
 `pod_settings` decides what the interface gets: what the claim's NetworkConfig asks for, and the host's
 settings where it does not say. Routes and rules of the host are kept only together with the host's
-addresses: with other addresses they would lead nowhere. Permanent neighbours are always kept, since they
-say which machine has an address on the wire, whatever the own one is. A claim's route wins over the host's to
-the same destination in the same table. With SLAAC the host's IPv6 addresses are left behind, since the
-pod learns its own from the router, and the interface is set to solicit routers at once: the container
-runtime waits two seconds for the whole sandbox.
+addresses, also where the claim itself names these: with other addresses they would lead nowhere.
+Permanent neighbours are always kept, since they say which machine has an address on the wire, whatever
+the own one is. A claim's route wins over the host's to the same destination in the same table. With SLAAC
+the host's IPv6 addresses are left behind, since the pod learns its own from the router, and the interface
+is set to solicit routers at once: the container runtime waits two seconds for the whole sandbox.
 
 An interface changes its name and its namespace, so `LinkIdentity` finds it again: hardware by its PCI
 function and permanent MAC (several ports may share a function), a virtual link by the MACs that it has or
@@ -20,6 +20,7 @@ else has to survive.
 
 import zlib
 from collections.abc import Mapping
+from ipaddress import ip_interface
 
 import msgspec
 
@@ -105,14 +106,14 @@ class LinkSettings(NicValue, frozen=True, kw_only=True):
 def pod_settings(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
     """What the pod gets: what the claim asks for, and the host's settings where it does not say.
 
-    Routes and rules of the host go with the host's addresses: to other addresses they would lead nowhere.
-    Neighbours always go along, but for IPv6 ones to an interface that is to have no IPv6.
+    Routes and rules of the host go with the host's addresses, copied or named: to others they would lead
+    nowhere. Neighbours always go along, but for IPv6 ones to an interface that is to have no IPv6.
     """
     interface = config.interface
     autoconfigures = interface.addressing is Addressing.SLAAC
     host = _without_ipv6(host) if autoconfigures else host
     # Routes and rules that go with the host's addresses; the claim's entries win over them.
-    kept = host if not interface.addresses else LinkSettings(name=host.name)
+    kept = host if _has_host_addresses(interface, host) else LinkSettings(name=host.name)
     no_ipv6 = interface.disable_ipv6 or (interface.mtu is not None and interface.mtu < SMALLEST_IPV6_MTU)
     known = [entry for entry in host.neighbors if not (no_ipv6 and is_ipv6(entry.destination))]
     routes = {(route.destination, route.table): route for route in (*kept.routes, *config.routes)}
@@ -135,6 +136,16 @@ def pod_settings(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
         without_ebpf=bool(interface.disable_ebpf_programs),
         autoconfigures=autoconfigures,
     )
+
+
+def _has_host_addresses(interface: InterfaceConfig, host: LinkSettings) -> bool:
+    """Whether the pod gets all that the host has: the claim names no addresses, or these among others."""
+    if not interface.addresses:
+        return True
+    if interface.asks_dhcp or not host.addresses:
+        return False
+    named, own = ({ip_interface(text) for text in texts} for texts in (interface.addresses, host.addresses))
+    return own <= named
 
 
 def child_identity(parent: "NetworkLink", kind: str, device: str) -> LinkIdentity:

@@ -7,7 +7,12 @@ import pytest
 from tests.claim.node.nic.nic_kit import held, needs_ipv6, needs_root, require_kind
 
 from rackloom.claim.node.nic.links import attach_link
-from rackloom.core.domains.network_config import NeighborConfig, decode_network_config
+from rackloom.core.domains.network_config import (
+    NeighborConfig,
+    RouteConfig,
+    RuleConfig,
+    decode_network_config,
+)
 from rackloom.core.nics.attachment import LinkSettings, pod_settings
 
 pytestmark = needs_root
@@ -162,3 +167,33 @@ def test_neighbours_are_kept_but_for_ipv6_ones_without_ipv6(interface, kept):
     host_settings = LinkSettings(name="nic0", neighbors=neighbors)
     wanted = pod_settings(decode_network_config({"interface": interface}), host_settings)
     assert {neighbor.destination for neighbor in wanted.neighbors} == kept
+
+
+@pytest.mark.parametrize(
+    ("addresses", "kept"),
+    [
+        ([], True),
+        (["10.9.0.2/24", "fd00:9:0::2/64"], True),
+        (["10.9.0.2/24", "fd00:9::2/64", "10.9.1.2/24"], True),
+        (["10.9.0.2/24"], False),
+        (["10.9.0.3/24", "fd00:9::2/64"], False),
+        (["10.9.0.2/32", "fd00:9::2/64"], False),
+    ],
+)
+def test_routes_and_rules_of_the_host_go_where_all_of_its_addresses_go(addresses, kept):
+    route = RouteConfig(destination="10.77.0.0/16", gateway="10.9.0.1", table=777)
+    rule = RuleConfig(source="10.9.0.2/32", table=777, priority=500)
+    host_settings = LinkSettings(
+        name="nic0", addresses=("10.9.0.2/24", "fd00:9::2/64"), routes=(route,), rules=(rule,)
+    )
+    wanted = pod_settings(decode_network_config({"interface": {"addresses": addresses}}), host_settings)
+    assert (wanted.routes, wanted.rules) == (((route,), (rule,)) if kept else ((), ()))
+
+
+def test_routes_of_an_interface_without_addresses_stay_behind_an_address_of_the_claim():
+    route = RouteConfig(destination="10.77.0.0/16", scope=253)
+    wanted = pod_settings(
+        decode_network_config({"interface": {"addresses": ["10.9.0.3/24"]}}),
+        LinkSettings(name="nic0", routes=(route,)),
+    )
+    assert wanted.routes == ()

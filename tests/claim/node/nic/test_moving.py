@@ -7,6 +7,7 @@ import threading
 import pytest
 from tests.claim.node.nic.nic_kit import held, needs_ipv6, needs_root, now
 
+from rackloom.claim.node.nic.datapath import read_features, set_features
 from rackloom.claim.node.nic.links import attach_link, detach_link
 
 pytestmark = needs_root
@@ -154,6 +155,14 @@ def test_a_name_that_the_pod_has_already_is_told_and_the_link_goes_back(host):
     assert detach_link(identity, before, pod.path)
     assert now(host, identity) == before
     assert set(pod.links()) >= {"lo", "eth0"}
+
+
+def test_a_feature_that_is_fixed_as_the_claim_wants_it_is_no_obstacle(host):
+    host.veth("nic0", "tor0")
+    host.call(lambda: set_features("nic0", {"large-receive-offload": False, "tso": False}))
+    assert host.call(lambda: read_features("nic0"))["tx-tcp-segmentation"] is False
+    with pytest.raises(OSError, match="nic0: it cannot switch large-receive-offload"):
+        host.call(lambda: set_features("nic0", {"large-receive-offload": True}))
 
 
 def test_features_that_a_link_lacks_are_named(host):

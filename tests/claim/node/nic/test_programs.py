@@ -1,42 +1,21 @@
 """eBPF programs on an interface: seen, and taken off where a claim asks for it."""
 
-import ctypes
 import os
-import struct
 
 import pytest
 from tests.claim.node.nic.nic_kit import held, needs_root
+from tests.claim.node.nic.programs import loaded, put_tc, put_tcx
 
-from rackloom.claim.node.nic import datapath
 from rackloom.claim.node.nic.datapath import read_ebpf_programs
 from rackloom.claim.node.nic.links import attach_link, read_links
 from rackloom.claim.node.nic.netlink import Rtnetlink
 
 pytestmark = needs_root
-SCHED_CLS, ATTACH, LOAD = 3, 8, 5
 
 
 def program(name):
-    """A program that passes every packet (r0 = 0; exit)."""
-    code = ctypes.create_string_buffer(
-        struct.pack("=BBhi", 0xB7, 0, 0, 0) + struct.pack("=BBhi", 0x95, 0, 0, 0)
-    )
-    licence = ctypes.create_string_buffer(b"GPL")
-    asked = struct.pack(
-        "=IIQQIIQII16s",
-        SCHED_CLS,
-        2,
-        ctypes.addressof(code),
-        ctypes.addressof(licence),
-        0,
-        0,
-        0,
-        0,
-        0,
-        name,
-    )
     try:
-        return datapath._bpf(LOAD, asked)[0]
+        return loaded(name)
     except OSError as error:
         pytest.skip(f"KERNEL LACKS eBPF for us: {error}")
 
@@ -58,13 +37,7 @@ def test_an_interface_without_programs_has_none(host):
 def test_traffic_control_programs_are_seen_and_taken_off(host):
     host.veth("nic0", "tor0")
     handle = program(b"watch")
-
-    def put(ipr):
-        (index,) = ipr.link_lookup(ifname="nic0")
-        ipr.tc("add", "clsact", index)
-        ipr.tc("add-filter", "bpf", index, fd=handle, name="watch", parent="ffff:fff2", direct_action=True)
-
-    host.ip(put)
+    host.ip(lambda ipr: put_tc(ipr, "nic0", handle, "watch"))
     os.close(handle)
     assert seen(host, "nic0").tc == ("watch",)
     pod = host.pod()
@@ -76,13 +49,8 @@ def test_traffic_control_programs_are_seen_and_taken_off(host):
 def test_tcx_programs_are_seen_and_taken_off(host):
     host.veth("nic0", "tor0")
     handle = program(b"count")
-    (index,) = host.ip(lambda ipr: ipr.link_lookup(ifname="nic0"))
-
-    def put():
-        datapath._bpf(ATTACH, struct.pack("=IIIIIIQ", index, handle, 46, 0, 0, 0, 0))
-
     try:
-        host.call(put)
+        host.ip(lambda ipr: put_tcx(ipr, "nic0", handle))
     except OSError as error:
         pytest.skip(f"KERNEL LACKS TCX: {error}")
     os.close(handle)

@@ -56,30 +56,47 @@ _COMMAND_NAMES: Mapping[str, tuple[str, ...]] = {
 
 def read_features(name: str) -> dict[str, bool]:
     """Features of an interface that can be switched, as asked for last."""
+    return _read_all_features(name)[0]
+
+
+def _read_all_features(name: str) -> tuple[dict[str, bool], dict[str, bool]]:
+    """Features that can be switched, as asked for last, and those that are fixed."""
     names = _strings(name, _FEATURE_STRINGS)
     blocks = (len(names) + 31) // 32
     data = array.array("I", [_GET_FEATURES, blocks, *([0] * 4 * blocks)])
     _ethtool_ioctl(name, data)
-    found = {}
+    found: dict[str, bool] = {}
+    fixed: dict[str, bool] = {}
     for number, feature in enumerate(names):
         # struct ethtool_get_features_block: one bit of each word for each of 32 features.
         available, requested, active, never = data[2 + 4 * (number // 32) :][:4]
         bit = 1 << number % 32
         if available & bit and not never & bit:
             found[feature] = bool((requested | active) & bit)
-    return found
+        else:
+            fixed[feature] = bool(active & bit)
+    return found, fixed
 
 
 def set_features(name: str, wanted: Mapping[str, bool]) -> None:
-    """Switch features. Raises `OSError` naming those that the interface does not have or cannot switch."""
+    """Switch features.
+
+    What is fixed as it is wanted is well. Raises `OSError` naming those that the interface does not have or
+    cannot switch.
+    """
     if not wanted:
         return
     numbers = {feature: number for number, feature in enumerate(_strings(name, _FEATURE_STRINGS))}
-    has = read_features(name)
-    asked = kernel_feature_names(wanted, has)
-    lacking = [feature for feature in asked if feature not in has]
+    has, fixed = _read_all_features(name)
+    named = kernel_feature_names(wanted, has)
+    asked = {feature: on for feature, on in named.items() if feature in has}
+    lacking = [
+        feature for feature in named.keys() - asked.keys() if not _is_fixed(fixed, feature, named[feature])
+    ]
     if lacking:
         raise OSError(f"setting features of {name}: it cannot switch {', '.join(sorted(lacking))}")
+    if not asked:
+        return
     blocks = (len(numbers) + 31) // 32
     data = array.array("I", [_SET_FEATURES, blocks, *([0] * 2 * blocks)])
     for feature, on in asked.items():
@@ -100,6 +117,12 @@ def kernel_feature_names(wanted: Mapping[str, bool], has: Mapping[str, bool]) ->
         known = [command_name for command_name in _COMMAND_NAMES.get(name, ()) if command_name in has]
         asked |= dict.fromkeys(known or (name,), on)
     return asked
+
+
+def _is_fixed(fixed: Mapping[str, bool], feature: str, on: bool) -> bool:
+    """Whether all that a name stands for is fixed in this state."""
+    states = [fixed[name] for name in _COMMAND_NAMES.get(feature, (feature,)) if name in fixed]
+    return bool(states) and all(state is on for state in states)
 
 
 def read_private_flags(name: str) -> dict[str, bool]:
