@@ -17,7 +17,9 @@ NAMESPACE = "asked"
 HERE = ("-n", NAMESPACE)
 GPUS = "ls /dev | grep -E '^nvidia[0-9]+$'"
 """The command that lists the GPUs of a container, as device files."""
-STAYS = "sleep 100000"
+STAYS = "trap 'exit 0' TERM; sleep 100000 & wait"
+"""It ends when kubelet asks for it: a pod that is deleted by force is gone before kubelet has given its claim
+back, and a claim of the same name is then refused on its node for a minute."""
 TOLERATED = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
 ATTRIBUTES = f'device.attributes["{GPU_CLASS}"]'
 
@@ -73,7 +75,6 @@ def user(
         "kind": "Pod",
         "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"app": name.rstrip("0123456789-")}},
         "spec": {
-            "terminationGracePeriodSeconds": 0,
             "containers": [{"name": f"ctr{number}", **container} for number in range(containers)],
             "resourceClaims": claims,
             **fields,
