@@ -7,6 +7,7 @@ import pytest
 from tests.node.conftest import ROOT, only_all
 from tests.node.nodes import NodeCluster, seconds_until
 from tests.node.workloads import (
+    Object,
     channels_in,
     claiming,
     compute_domain,
@@ -23,6 +24,7 @@ from rackloom.core.domains.names import CHANNELS_PER_NODE, COMPUTE_DOMAIN_LABEL
 
 MINIMAL = ROOT / "examples/imex-minimal/compute-domain.yaml"
 CHANNELS = "/dev/nvidia-caps-imex-channels"
+IMEX_PLUGIN = "app.kubernetes.io/component in (node-imex, node-all)"
 CONTROLLER = ("-n", "rackloom-system", "deployment/rackloom-controller")
 
 
@@ -49,6 +51,60 @@ def test_two_pods_on_two_nodes_share_a_domain(installed: NodeCluster) -> None:
     until_seen(lambda: condition(installed, "job", "Ready").get("status") == "True", "it is Ready", 30)
     until_seen(lambda: condition(installed, "job", "Meshed").get("status") == "True", "it is meshed", 30)
     _end(installed, "job", *pods)
+
+
+def test_a_domain_of_one_node_is_ready_with_its_pod_and_lists_no_node_after_it(
+    installed: NodeCluster,
+) -> None:
+    domain = compute_domain("global", "global-channel")
+    domain["spec"]["numNodes"] = 1
+    installed.apply(domain, claiming(pod("global-0"), "global-channel"))
+    until_running(installed, "global-0")
+    assert channels_in(inside(installed, "global-0", "ls", "-l", CHANNELS)) == [0]
+    until_seen(lambda: _status(installed, "global")["status"] == "Ready", "it is Ready", 30)
+    node = installed.get("pod", "global-0")["spec"]["nodeName"]
+    assert [entry["name"] for entry in _status(installed, "global")["nodes"]] == [node]
+    installed.kubectl("delete", "pod", "global-0", "--wait=false")
+    until_gone(installed, "global-0")
+    until_seen(lambda: not _status(installed, "global").get("nodes"), "it lists no node", 30)
+    until_seen(lambda: _status(installed, "global")["status"] == "NotReady", "it is NotReady", 30)
+    _end(installed, "global")
+
+
+def test_a_field_that_a_channels_config_does_not_have_is_named_on_the_pod(installed: NodeCluster) -> None:
+    """No ComputeDomain is needed for it: the config is read before anything else."""
+    parameters = {
+        "apiVersion": "resource.nvidia.com/v1beta1",
+        "kind": "ComputeDomainChannelConfig",
+        "domainID": "of-none",
+        "surplusField": "any",
+    }
+    config = {
+        "requests": ["chan"],
+        "opaque": {"driver": "compute-domain.nvidia.com", "parameters": parameters},
+    }
+    exactly = {"deviceClassName": "compute-domain-default-channel.nvidia.com"}
+    claim = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "surplus", "namespace": "default"},
+        "spec": {"devices": {"requests": [{"name": "chan", "exactly": exactly}], "config": [config]}},
+    }
+    refused = pod("surplus")
+    refused["spec"]["resourceClaims"] = [{"name": "channel", "resourceClaimName": "surplus"}]
+    refused["spec"]["containers"][0]["resources"] = {"claims": [{"name": "channel"}]}
+    installed.apply(claim, refused)
+    about = "involvedObject.name=surplus,reason=FailedPrepareDynamicResources"
+    words = ("get", "events", "--field-selector", about, "-o", "jsonpath={.items[*].message}")
+    reported = until_seen(lambda: installed.kubectl(*words), "kubelet says why", 60)
+    assert 'strict decoding error: unknown field "surplusField"' in reported
+    (status,) = installed.get("pod", "surplus")["status"]["containerStatuses"]
+    assert status["state"]["waiting"]["reason"] == "ContainerCreating"
+    log = installed.kubectl("logs", "-n", "rackloom-system", "-l", IMEX_PLUGIN, "--tail=-1")
+    assert 'strict decoding error: unknown field "surplusField"' in log
+    installed.kubectl("delete", "pod", "surplus", "--wait=false")
+    until_gone(installed, "surplus")
+    installed.kubectl("delete", "resourceclaim", "surplus", "--timeout=60s")
 
 
 @only_all
@@ -165,9 +221,16 @@ def _spread(cluster: NodeCluster, domain: str) -> list[str]:
     return [f"{domain}-{number}" for number in range(len(workers))]
 
 
+def _status(cluster: NodeCluster, domain: str) -> Object:
+    """What the ComputeDomain says of itself."""
+    status: Object = cluster.get("computedomain", domain).get("status", {"status": ""})
+    return status
+
+
 def _end(cluster: NodeCluster, domain: str, *pods: str) -> None:
     """Take the job away as its user does; its nodes carry nothing of it afterwards."""
-    cluster.kubectl("delete", "pod", *pods, "--wait=false", "--ignore-not-found")
+    if pods:
+        cluster.kubectl("delete", "pod", *pods, "--wait=false", "--ignore-not-found")
     cluster.kubectl("delete", "computedomain", domain, "--timeout=60s")
     until_gone(cluster, *pods)
     for node in cluster.get("nodes")["items"]:

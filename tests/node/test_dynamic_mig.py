@@ -18,6 +18,18 @@ from tests.waiting import until_seen
 SYSTEM = ("-n", "rackloom-system")
 CHOSEN = "app.kubernetes.io/component in (node-gpu, node-all)"
 CAPS = "ls /dev/nvidia-caps"
+TIME_SLICES = {
+    "requests": ["mig"],
+    "opaque": {
+        "driver": "gpu.nvidia.com",
+        "parameters": {
+            "apiVersion": "resource.nvidia.com/v1beta1",
+            "kind": "MigDeviceConfig",
+            "sharing": {"strategy": "TimeSlicing"},
+        },
+    },
+}
+"""A config of the request `mig`."""
 _INSTANCE = struct.Struct("6I")
 _GPU_BYTES = 4 * 2 + 8 * _INSTANCE.size
 
@@ -143,16 +155,25 @@ def test_attributes_of_both_kinds_are_published(dynamic: NodeCluster) -> None:
     assert common | {"parentUUID", "profile", numa} == part.keys() | {numa}
 
 
-def test_a_device_is_made_for_a_pod_and_mig_mode_is_off_after_it(dynamic: NodeCluster) -> None:
+@pytest.mark.parametrize("more", [{}, {"config": [TIME_SLICES]}], ids=["plain", "time-slices"])
+def test_a_device_is_made_for_a_pod_and_mig_mode_is_off_after_it(
+    dynamic: NodeCluster, more: dict[str, Any]
+) -> None:
+    """For at least so much of a GPU, and with a config that changes nothing on a MIG device."""
     assert is_untouched(dynamic)
-    dynamic.apply(template("rct-mig1g", ("mig1g", multiprocessors("isLessThan(quantity('20'))"))))
+    enough = multiprocessors("isGreaterThan(quantity('10'))")
+    if not more:
+        enough += " && device.capacity['gpu.nvidia.com'].memory.isGreaterThan(quantity('10Gi'))"
+    dynamic.apply(template("rct-mig1g", ("mig", enough), **more))
     dynamic.apply(mig_pod(dynamic, "pod-mig1g", "rct-mig1g"))
     until_running(dynamic, "pod-mig1g")
     assert len(inside(dynamic, "pod-mig1g", "sh", "-c", CAPS, container="ctr0").split()) == 2
     (used,) = [gpu for gpu in mig_state(dynamic) if gpu[1]]
     assert used[0] == 1
+    assert len(used[1]) == 1
     dynamic.kubectl("delete", "pod", "pod-mig1g", "--wait=false")
     until_gone(dynamic, "pod-mig1g")
+    dynamic.kubectl("delete", "resourceclaimtemplate", "rct-mig1g")
     until_seen(lambda: is_untouched(dynamic), "MIG mode is off", 30)
 
 
@@ -174,17 +195,11 @@ def test_two_containers_have_a_device_each_of_one_claim(dynamic: NodeCluster) ->
 
 def test_a_device_with_time_slices_and_seven_that_fill_a_gpu(dynamic: NodeCluster) -> None:
     """TimeSlicing changes nothing on a MIG device. Of the smallest devices a GPU has seven."""
-    parameters = {
-        "apiVersion": "resource.nvidia.com/v1beta1",
-        "kind": "MigDeviceConfig",
-        "sharing": {"strategy": "TimeSlicing"},
-    }
-    config = [{"requests": ["mig"], "opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]
     one_gpu = "device.attributes['resource.kubernetes.io'].pciBusID == '{}'".format(
         published(dynamic, "gpu")["gpu-0"]["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
     )
     smallest = multiprocessors("isLessThan(quantity('20'))") + f" && {one_gpu}"
-    dynamic.apply(template("rct-ts", ("mig", smallest), config=config))
+    dynamic.apply(template("rct-ts", ("mig", smallest), config=[TIME_SLICES]))
     names = [f"seventh-{number}" for number in range(8)]
     dynamic.apply(*(mig_pod(dynamic, name, "rct-ts") for name in names))
 

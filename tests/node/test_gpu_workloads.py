@@ -128,19 +128,18 @@ def test_replicas_of_a_deployment_have_different_gpus(installed: NodeCluster, no
     until_gone(installed, *pods)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def class_of_counted_gpus(installed: NodeCluster) -> Iterator[None]:
     """The class as the overlay `gpus-by-count` has it; no device plugin counts GPUs here."""
     _name_in_class(installed, COUNTED)
+    if installed.get("deviceclass", GPU_CLASS)["spec"].get("extendedResourceName") is None:
+        pytest.skip(f"THIS KUBERNETES DROPS extendedResourceName: pods that count {COUNTED} get none here")
     yield
     _name_in_class(installed, None)
 
 
 @pytest.mark.usefixtures("class_of_counted_gpus")
 def test_a_pod_that_counts_gpus_gets_them_by_a_claim(installed: NodeCluster, node: str) -> None:
-    named = installed.get("deviceclass", GPU_CLASS)["spec"].get("extendedResourceName")
-    if named is None:
-        pytest.skip(f"THIS KUBERNETES DROPS extendedResourceName: pods that count {COUNTED} get none here")
     counting: Object = pod("counting", node=node)
     counting["spec"]["containers"] = [
         {**counting["spec"]["containers"][0], "resources": {"limits": {COUNTED: "2"}}},
@@ -152,6 +151,24 @@ def test_a_pod_that_counts_gpus_gets_them_by_a_claim(installed: NodeCluster, nod
     assert "nvidia" not in inside(installed, "counting", "ls", "/dev", container="none")
     installed.kubectl("delete", "pod", "counting", "--wait=false")
     until_gone(installed, "counting")
+
+
+@pytest.mark.usefixtures("class_of_counted_gpus")
+def test_the_claim_of_a_pod_that_counts_one_gpu_says_what_it_is_for(installed: NodeCluster) -> None:
+    counting = pod("counts-one")
+    counted = {"limits": {COUNTED: "1"}, "requests": {COUNTED: "1"}}
+    counting["spec"]["containers"][0]["resources"] = counted
+    installed.apply(counting)
+    until_running(installed, "counts-one")
+    assert len(gpus_of(installed, "counts-one")) == 1
+    prefix = "counts-one-extended-resources-"
+    claims = installed.get("resourceclaims")["items"]
+    (claim,) = (found for found in claims if found["metadata"]["name"].startswith(prefix))
+    assert claim["metadata"]["annotations"]["resource.kubernetes.io/extended-resource-claim"] == "true"
+    (result,) = claim["status"]["allocation"]["devices"]["results"]
+    assert result["driver"] == GPU_CLASS
+    installed.kubectl("delete", "pod", "counts-one", "--wait=false")
+    until_gone(installed, "counts-one")
 
 
 def _name_in_class(cluster: NodeCluster, name: str | None) -> None:

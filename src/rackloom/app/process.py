@@ -114,8 +114,13 @@ def _dump_stacks_on_signal(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _print_tasks() -> None:
+    """Places without source lines, as faulthandler has them: to look for those fails for some libraries."""
     for task in asyncio.all_tasks():
-        task.print_stack(file=sys.__stderr__)
+        print(f"{task!r} (most recent call last):", file=sys.__stderr__)
+        for frame in task.get_stack():
+            code = frame.f_code
+            place = f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}'
+            print(place, file=sys.__stderr__)
     print("end of stacks", file=sys.__stderr__, flush=True)
 
 
