@@ -23,6 +23,7 @@ _TEXTS = {
     "image": "One image is every program. Without a tag: the version of the chart. A digest beats the tag.",
     "crds": "keep: `helm uninstall` leaves the definitions, and with them all objects of users.",
     "deviceClasses": "install: those that NVIDIA's chart has too. Without: leave to it what is there.\n"
+    "nics: dra.net and dranet.net, where nobody has made classes of these names for DRANET.\n"
     "gpuExtendedResourceName: nvidia.com/gpu where no device plugin serves GPUs, docs/gpus.md.",
     "namespaces": "rackloom-system and rackloom-imex. Without: make them, labelled as in namespace.yaml.",
     "imex": "What controller, webhook and IMEX plugin must be told alike. additionalNamespaces: where\n"
@@ -60,7 +61,7 @@ def fixed() -> Values:
     return {
         "image": {"repository": "rackloom", "tag": "", "digest": "", "pullPolicy": "", "pullSecrets": []},
         "crds": {"install": True, "keep": True},
-        "deviceClasses": {"install": True, "gpuExtendedResourceName": ""},
+        "deviceClasses": {"install": True, "nics": True, "gpuExtendedResourceName": ""},
         "namespaces": {"create": True},
         "imex": {"isolation": "domain", "mode": "driverManaged", "additionalNamespaces": []},
         "kueue": {"enabled": False, "quota": "labelled"},

@@ -28,6 +28,7 @@ SYSTEM = "rackloom-system"
 Object = dict[str, Any]
 Block = Callable[[str], str]
 _WRITTEN = "{{/* Written by deploy/helm/write_chart.py; the reasons stand in deploy/kubernetes. */}}\n"
+_NIC_CLASSES = ("dra.net", "dranet.net")
 CLUSTER_KINDS = {
     "ClusterRole",
     "ClusterRoleBinding",
@@ -137,6 +138,8 @@ class ChartWriter:
                     "extendedResourceName", ".Values.deviceClasses.gpuExtendedResourceName"
                 )
                 obj["spec"][name_of_count] = None
+        elif kind == "DeviceClass" and meta["name"] in _NIC_CLASSES:
+            condition = ".Values.deviceClasses.nics"
         elif kind == "Namespace":
             condition = ".Values.namespaces.create"
         elif kind == "CustomResourceDefinition":

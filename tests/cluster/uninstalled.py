@@ -22,6 +22,8 @@ _CLASSES = (
     "gpu.nvidia.com",
     "mig.nvidia.com",
     "vfio.gpu.nvidia.com",
+    "dra.net",
+    "dranet.net",
 )
 _OF_USERS = ("Event", "Pod", "Job", "ReplicaSet", "PodMetrics", "NodeMetrics")
 """What users label for us themselves, and what only tells of the past."""

@@ -260,8 +260,10 @@ def test_the_classes_of_nvidias_chart_may_be_left_to_it(helm: str) -> None:
     def classes(*words: str) -> set[str]:
         return {obj["metadata"]["name"] for obj in rendered(helm, *words) if obj["kind"] == "DeviceClass"}
 
+    everything, of_nics = classes(), {"dra.net", "dranet.net"}
     left = classes("--set", "deviceClasses.install=false")
-    assert {name for name in classes() if name.endswith(".rackloom.dev")} == left
+    assert {name for name in everything if name.endswith(".rackloom.dev")} | of_nics == left
+    assert everything - classes("--set", "deviceClasses.nics=false") == of_nics
 
 
 def test_parts_that_are_switched_off_are_not_there(helm: str) -> None:

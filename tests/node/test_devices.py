@@ -14,7 +14,6 @@ NODE_0_GPUS = {"0001:00:00.0", "0002:00:00.0", "0003:00:00.0", "0008:00:00.0"}
 
 
 def test_seed_003_gets_aligned_gpus_and_nics(installed: NodeCluster) -> None:
-    installed.kubectl("apply", "-f", str(EXAMPLE / "device-classes.yaml"))
     installed.kubectl("apply", "-f", str(EXAMPLE / "resource-claim-template-aligned.yaml"))
     names = ["kv-target", "kv-initiator"]
     ends = [
@@ -34,7 +33,6 @@ def test_seed_003_gets_aligned_gpus_and_nics(installed: NodeCluster) -> None:
 
 
 def test_a_nic_goes_into_a_pod_and_comes_back(installed: NodeCluster) -> None:
-    installed.kubectl("apply", "-f", str(EXAMPLE / "device-classes.yaml"))
     template = claim_template(
         "fabric-nic", "dranet.net", selector='device.attributes["dra.net"].ifName == "fab0"'
     )

@@ -124,7 +124,6 @@ def test_a_cluster_goes_over_under_a_job(nodes: NodeCluster, plugins: dict[str, 
     assert "/mps/" not in (first.root / "proc/1/mountinfo").read_text()
 
     # kubelet says which pods have NICs: here they are ours, and go to DRANET no sooner than they are back.
-    nodes.kubectl("apply", "-f", str(ROOT / "examples/nixl-kv-transfer/device-classes.yaml"))
     selector = 'device.attributes["dra.net"].ifName == "fab0"'
     template = claim_template("fabric-nic", "dranet.net", selector=selector)
     nodes.apply(template, claiming(pod("nic", node=first.name), "fabric-nic"))

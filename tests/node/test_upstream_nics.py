@@ -23,7 +23,7 @@ import pytest
 from pyroute2 import IPRoute, NetlinkError  # type: ignore[import-untyped]
 from tests.claim.node.nic.programs import loaded, put_tc, put_tcx
 from tests.node import installation
-from tests.node.conftest import ROOT, only_all
+from tests.node.conftest import only_all
 from tests.node.nodes import NodeCluster, RealNode
 from tests.node.workloads import IMAGE, Object, inside, phase, pod, until_gone, until_running
 from tests.waiting import until_seen
@@ -32,7 +32,6 @@ from rackloom.claim.node.nic.datapath import read_ebpf_programs
 from rackloom.claim.node.nic.links import read_links
 from rackloom.claim.node.nic.netlink import Rtnetlink, in_namespace
 
-CLASSES = ROOT / "examples/nixl-kv-transfer/device-classes.yaml"
 CLASS, DRIVER = "dranet.net", "dra.net"
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 AWAY = "example.com/without-nics"
@@ -331,7 +330,6 @@ class Upstream:
         return found if self.lacking or "ebpf" in found["watch0"] else {}
 
     def apply(self) -> None:
-        self.cluster.kubectl("apply", "-f", str(CLASSES))
         values = objects()
         listen = self._words[self._words.index("--listen") + 1]
         values[-1]["spec"]["containers"][0]["env"] = [{"name": "LISTEN", "value": listen}]

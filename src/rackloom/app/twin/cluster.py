@@ -89,15 +89,17 @@ _CLASSES = {
     "vfio.gpu.nvidia.com": (names.GPU_DRIVER, "vfio", ""),
 }
 """By class of deploy/kubernetes: driver, device type, and further conditions."""
+_NIC_CLASSES = ("dra.net", "dranet.net")
 
 
 def installed_device_classes() -> Iterator[Object]:
-    """DeviceClass objects; that of NICs is the one of examples/nixl-kv-transfer."""
+    """The DeviceClass objects of deploy/kubernetes."""
     for name, (driver, kind, more) in _CLASSES.items():
         yield _device_class(
             name, f"device.driver == '{driver}' && device.attributes['{driver}'].type == '{kind}'{more}"
         )
-    yield _device_class("dranet.net", f"device.driver == '{NIC_DRIVER}'")
+    for name in _NIC_CLASSES:
+        yield _device_class(name, f"device.driver == '{NIC_DRIVER}'")
 
 
 def _device_class(name: str, expression: str) -> Object:

@@ -59,6 +59,8 @@ _SHIPPED_CLASSES = (
     "gpu.nvidia.com",
     "mig.nvidia.com",
     "vfio.gpu.nvidia.com",
+    "dra.net",
+    "dranet.net",
 )
 _SHOWN = 3
 """Names in one sentence; the rest are counted."""
