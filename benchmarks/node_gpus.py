@@ -29,7 +29,7 @@ async def measured(root: Path, claims: int) -> list[dict[str, Any]]:
     before, view = resident_mib(), gpus(root)
     start, writes = time.perf_counter(), api.writes
     async with (
-        run_plugin(plugin(root, view), api, host) as node,
+        run_plugin(plugin(api, root, view), api, host) as node,
         plugin_manager_on(host.directories.registry, api, NODE_NAME) as kubelet,
     ):
         await node.publisher.published.wait()
@@ -59,12 +59,12 @@ def published(start: float, writes: int) -> dict[str, Any]:
     }
 
 
-def plugin(root: Path, view: GpuMonitor) -> GpuPlugin:
+def plugin(api: Counting, root: Path, view: GpuMonitor) -> GpuPlugin:
     """The plugin; its claims share nothing, so no program is run."""
     (root / "devices").write_text(PROC_DEVICES)
     files = DriverFiles(proc_devices=root / "devices")
     settings = GpuSettings(node=NODE_NAME, mps_home=root / "mps", files=files)
-    return GpuPlugin(settings, view, DriverPrograms(Path("/")))
+    return GpuPlugin(api, settings, view, DriverPrograms(Path("/")))
 
 
 def gpus(root: Path) -> GpuMonitor:

@@ -81,7 +81,8 @@ class ServedProcess:
     def _announced(self) -> str:
         assert self.process.poll() is None, self._log.read_text()[-2000:]
         text = self._output.read_text()
-        return text if text.endswith("\n") else ""
+        # A process that waits for something says that before.
+        return text if text.endswith("\n") and " on port " in text else ""
 
     async def kill(self) -> None:
         """SIGKILL, and a new process in its place."""
