@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.claim.node.conftest import NODE_NAME
 from tests.claim.node.crash_points import ENDINGS, deaths_survived
 from tests.claim.node.gpu.test_gpu_crash_points import GpuLives
 from tests.claim.node.takeover import nvidia_files
+from tests.node.nvidia_driver import NAMESPACE as NVIDIA
+from tests.node.nvidia_driver import mps_deployment
 
 from rackloom.claim.kube.api import NotFound, Rejected
 from rackloom.claim.node.gpu.adopted_mps import AdoptedMpsDaemon, AdoptedMpsDaemons
@@ -22,8 +25,6 @@ from rackloom.core.kubernetes.objects import DEPLOYMENT, NAMESPACE, POD, Resourc
 from rackloom.errors import Retry
 from rackloom.lab.virtual.event_loop import run_simulation
 
-NVIDIA = "nvidia-dra-driver-gpu"
-
 
 async def start_daemon(api: Any, home: Path, daemon: AdoptedMpsDaemon) -> None:
     """What NVIDIA's driver makes for a claim, but for the mount."""
@@ -31,11 +32,7 @@ async def start_daemon(api: Any, home: Path, daemon: AdoptedMpsDaemon) -> None:
         await api.get(NAMESPACE, NVIDIA)
     except NotFound:
         await api.create(NAMESPACE, {"metadata": {"name": NVIDIA}})
-    labels = {"app": daemon.deployment}
-    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "mps", "image": "none"}]}}
-    meta = {"name": daemon.deployment, "namespace": NVIDIA, "labels": labels}
-    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
-    made = await api.create(DEPLOYMENT, {"metadata": meta, "spec": spec})
+    made = await api.create(DEPLOYMENT, mps_deployment(daemon.id, NODE_NAME, "GPU-1"))
     owner = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -45,7 +42,9 @@ async def start_daemon(api: Any, home: Path, daemon: AdoptedMpsDaemon) -> None:
         "blockOwnerDeletion": True,
     }
     pod = {"name": f"{daemon.deployment}-1", "namespace": NVIDIA, "ownerReferences": [owner]}
-    await api.create(POD, {"metadata": pod, "spec": template["spec"]})
+    # On no node, since no kubelet is here that would end it.
+    containers = made["spec"]["template"]["spec"]["containers"]
+    await api.create(POD, {"metadata": pod, "spec": {"containers": containers}})
     for name in ("shm", "pipe", "log"):
         (home / daemon.id / name).mkdir(parents=True)
     (home / daemon.id / "pipe/control").touch()
@@ -74,12 +73,8 @@ class AdoptedLives(GpuLives):
             part["gpu"]["info"]["uuid"] = uuid
         node = nvidia_files.Node(self.kit.places.plugins.parent)
         node.install(nvidia_files.checkpoint_file({claim.uid: prepared}), GPU_DRIVER)
-        held = nvidia_files.kubelet_state(claim.uid).decode().replace(f"claim-{claim.uid}", "shared")
-        # kubelet's checksum is of the text.
-        data = json.loads(held)["Data"].encode()
-        checksum = nvidia_files.zlib.crc32(data)
-        state_file = nvidia_files.go({"Data": data.decode(), "Checksum": checksum})
-        node.places.kubelet_state.write_bytes(state_file)
+        held = nvidia_files.kubelet_state(claim.uid, named={claim.uid: "shared"})
+        node.places.kubelet_state.write_bytes(held)
         spec = self.kit.places.cdi / f"k8s.{GPU_DRIVER}-claim_{claim.uid}.yaml"
         spec.parent.mkdir(exist_ok=True)
         spec.write_text(json.dumps({"devices": [{"containerEdits": {"env": ["of NVIDIA's driver"]}}]}))

@@ -126,8 +126,16 @@ def checkpoint_file(claims: Mapping[str, Any], boot_id: str = "boot-1", parts: s
     return go(file)
 
 
-def kubelet_state(*claims: str, changed: str = "", devices: Mapping[str, Sequence[str]] = {}) -> bytes:
-    """kubelet's dra_manager_state with claims of these UIDs; `devices` of each, by driver."""
+def kubelet_state(
+    *claims: str,
+    changed: str = "",
+    devices: Mapping[str, Sequence[str]] = {},
+    named: Mapping[str, str] = {},
+) -> bytes:
+    """kubelet's dra_manager_state with claims of these UIDs; `devices` of each, by driver.
+
+    `named` by UID, where a claim is not named after it.
+    """
     state = {
         driver: {
             "Devices": [
@@ -140,7 +148,7 @@ def kubelet_state(*claims: str, changed: str = "", devices: Mapping[str, Sequenc
     held = [
         {
             "ClaimUID": uid,
-            "ClaimName": f"claim-{uid}",
+            "ClaimName": named.get(uid, f"claim-{uid}"),
             "Namespace": "default",
             "PodUIDs": {"p-uid": {}},
             "DriverState": state,

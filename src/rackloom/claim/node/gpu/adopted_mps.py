@@ -76,7 +76,7 @@ class AdoptedMpsDaemons:
             raise Retry(f"{name}, an MPS daemon of NVIDIA's driver, is ending", after=ENDING_SECONDS)
         home = self._home / daemon.id
         if (home / "pipe").exists() and await self._answers(daemon.id):
-            # The namespace was only told to us: with another one the Deployment would start it again.
+            # Whoever took the node over named the namespace; the Deployment may be in another one.
             raise Retry(
                 f"there is no {name}, and its MPS daemon runs: delete its Deployment, wherever that is",
                 after=FORBIDDEN_SECONDS,
@@ -100,7 +100,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def remove_with_mounts(home: Path) -> None:
     """Delete a directory with what is mounted in it, here or on the host. Raises `OSError`. Blocks."""
     if not _mounted_in(home):
-        shutil.rmtree(home, ignore_errors=not home.exists())
+        if home.exists():
+            shutil.rmtree(home)
         return
     failures: list[OSError] = []
 

@@ -103,7 +103,6 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 GPU_KIND, MIG_KIND, VFIO_KIND = "gpu", "mig", "vfio"
-"""Key of a checkpoint entry's record: PCI addresses of GPUs that get persistence mode back."""
 
 
 class GpuPlugin(NodePlugin):
