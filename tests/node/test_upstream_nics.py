@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -347,15 +348,17 @@ class Upstream:
         return found[0]["metadata"]["name"] if found else ""
 
     def network(self, name: str) -> Path:
-        """The network namespace of a pod, found by the cgroup of its processes."""
-        uid = self.cluster.get("pod", name)["metadata"]["uid"]
+        """The network namespace of a pod, found by the cgroup of its newest process.
+
+        An older one may be of a sandbox that failed.
+        """
+        uid, found = self.cluster.get("pod", name)["metadata"]["uid"], []
         for listing in Path("/proc").glob("[0-9]*/cgroup"):
-            try:
+            with suppress(OSError):
                 if f"pod{uid}" in listing.read_text():
-                    return listing.parent / "ns/net"
-            except OSError:
-                continue
-        raise AssertionError(f"no process of pod {name}")
+                    found.append(listing.parent)
+        assert found, f"no process of pod {name}"
+        return max(found, key=lambda process: int(process.name)) / "ns/net"
 
     def seen(self, name: str, *words: str) -> list[Object]:
         """What the machine's `ip` tells in the network of a pod; busybox's tells less."""

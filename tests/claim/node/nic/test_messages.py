@@ -160,3 +160,31 @@ def test_the_librarys_own_numbers_are_kept():
         61,
         64,
     )
+
+
+class BusyKernel:
+    """Answers dumps as the kernel does: EBUSY while another on the socket has not been read to its end."""
+
+    def __init__(self, *interruptions):
+        self.interruptions, self.parts = list(interruptions), []
+
+    def send(self, data):
+        sequence = netlink.HEADER.unpack_from(data)[3]
+        if self.parts:
+            self.parts.insert(0, self.message(netlink.ERROR, 0, sequence, struct.pack("=i", -errno.EBUSY)))
+            return
+        flags = 0x10 if self.interruptions and self.interruptions.pop(0) else 0
+        links = [self.message(16, flags, sequence, bytes(16))] * 2
+        self.parts = [*links, self.message(netlink.DONE, flags, sequence, bytes(4))]
+
+    def recv(self, _size):
+        return self.parts.pop(0)
+
+    def message(self, kind, flags, sequence, body):
+        return netlink.HEADER.pack(netlink.HEADER.size + len(body), kind, flags, sequence, 0) + body
+
+
+def test_a_dump_that_was_interrupted_is_read_to_its_end_before_the_next():
+    rtnetlink = object.__new__(netlink.Rtnetlink)
+    rtnetlink._socket, rtnetlink._sequence = BusyKernel(True, True, False), 0
+    assert len(rtnetlink.dump(netlink.NetlinkRequest("reading links", "link", netlink.GETLINK))) == 2

@@ -6,8 +6,8 @@ kernel's uapi headers. pyroute2 encodes and decodes.
 
 The socket (`Rtnetlink`) is blocking and belongs to the network namespace of the thread that opens it,
 which is why pyroute2's own is not used. Errors are `OSError` with the kernel's own text (extended ACK). A
-dump that the kernel marks as interrupted (NLM_F_DUMP_INTR) has holes and is read again. The timeout of 10
-s matters only where a driver hangs while it holds the lock that all links share (RTNL).
+dump that the kernel marks as interrupted (NLM_F_DUMP_INTR) has holes; it is read to its end, and then again.
+The timeout of 10 s matters only where a driver hangs while it holds the lock that all links share (RTNL).
 
 `in_namespace` calls a function in a new thread that enters the namespace with setns and ends with the
 call, so that no other work runs in the wrong namespace.
@@ -230,15 +230,17 @@ class Rtnetlink:
         raise OSError(errno.EAGAIN, f"{request.doing}: it changes all the time")
 
     def _dumped(self, request: NetlinkRequest) -> Iterator[Decoded]:
-        shape = MESSAGE_TYPES[request.shape]
+        shape, is_interrupted = MESSAGE_TYPES[request.shape], False
         for kind, flags, message in self._exchange(request, DUMP):
+            is_interrupted |= bool(flags & _DUMP_INTERRUPTED)
+            if kind == DONE and is_interrupted:
+                # Not before: the kernel begins no dump on a socket on which another has not ended (EBUSY).
+                raise InterruptedError(errno.EINTR, request.doing)
             if kind == DONE:
                 return
             if kind == ERROR:
                 code = error_code(message)
                 raise OSError(code, f"{request.doing}: {os.strerror(code)}")
-            if flags & _DUMP_INTERRUPTED:
-                raise InterruptedError(errno.EINTR, request.doing)
             decoded = shape(message)
             decoded.decode()
             yield decoded
