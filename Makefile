@@ -74,9 +74,10 @@ image: venv  ## the container image as an OCI archive
 test-image: venv  ## tests of whole images
 	RACKLOOM_TEST_IMAGE=1 $(BIN)/python -m pytest tests/deploy/image
 
-# The wheel alone, in empty environments on each Python that is here; packages come from the configured index.
+# Builds in isolation, then the wheel alone in empty environments on each Python that is here. Packages come from the
+# configured index. One worker takes all tests of a file, so that the program of the lessons is installed once.
 test-install: venv  ## the wheel alone, on each Python that is here
-	RACKLOOM_TEST_INSTALL=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/install
+	RACKLOOM_TEST_INSTALL=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/install
 
 # A site of the pages and of what is generated from the code, below build/site; VERSION=1.2.0 names its folder. Other
 # versions there stay. Nothing of it asks another host.

@@ -13,14 +13,9 @@ from tests.docs.test_tutorials import NEEDS, PAGES
 from tests.docs.tutorials import OF_A_CHECKOUT, Lesson, steps, taken_port
 from tests.install.commands import ASKED_BY, output_of
 
-pytestmark = [
-    pytest.mark.skipif(
-        ASKED_BY not in os.environ,
-        reason=f"NO LESSONS FROM THE WHEEL: see `make test-install` ({ASKED_BY})",
-    ),
-    # One worker takes all lessons, so that the program is installed once.
-    pytest.mark.xdist_group("lessons"),
-]
+pytestmark = pytest.mark.skipif(
+    ASKED_BY not in os.environ, reason=f"NO LESSONS FROM THE WHEEL: see `make test-install` ({ASKED_BY})"
+)
 OF_THE_PROGRAM = [page for page in PAGES if page.stem != OF_A_CHECKOUT]
 
 
