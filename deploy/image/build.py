@@ -142,8 +142,7 @@ def own_tree() -> Tree:
         _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", scratch)
         (wheel,) = Path(scratch).glob("*-none-any.whl")
         with zipfile.ZipFile(wheel) as content:
-            # The wheel's data are man pages, and no image has those.
-            for name in [name for name in content.namelist() if ".data/" not in name]:
+            for name in content.namelist():
                 tree[f"{_packages()}/{name}"] = Entry(FILE, 0o644, content.read(name))
     return _finished(tree)
 

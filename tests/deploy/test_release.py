@@ -80,21 +80,6 @@ def test_the_sdist_makes_the_same_wheel(release: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_has_the_man_pages_that_the_program_writes(release: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rackloom.cli.main", "help", "--man", tmp_path]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    folder = f"rackloom-{VERSION}.data/data/share/man/man1/"
-    with zipfile.ZipFile(only(release, "*.whl")) as archive:
-        found = {
-            name.removeprefix(folder): archive.read(name)
-            for name in archive.namelist()
-            if name.startswith(folder)
-        }
-    assert found == {page.name: page.read_bytes() for page in tmp_path.iterdir()}
-    assert "rackloom-claim.1" in found
-
-
-@pytest.mark.slow
 def test_archives_are_of_one_time_and_nobody(release: Path) -> None:
     for name, prefix, count in (
         (f"rackloom-chart-{VERSION}.tgz", "rackloom/", 20),

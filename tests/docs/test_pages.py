@@ -67,7 +67,7 @@ def test_every_link_leads_somewhere(name):
 def test_every_command_in_a_block_can_be_parsed(name, monkeypatch):
     for settings, arguments in calls(name):
         if arguments[0] == "help":  # The program takes this word before it has commands parsed.
-            arguments = [*(word for word in arguments[1:] if not is_of_man_pages(arguments)), "--help"]
+            arguments = [*arguments[1:], "--help"]
         with monkeypatch.context() as patch:
             for variable, value in settings.items():
                 patch.setenv(variable, value)
@@ -75,11 +75,6 @@ def test_every_command_in_a_block_can_be_parsed(name, monkeypatch):
                 app.parse_args(arguments, print_error=False, exit_on_error=False)
             except CycloptsError as wrong:
                 pytest.fail(f"rackloom {shlex.join(arguments)}: {wrong}")
-
-
-def is_of_man_pages(arguments):
-    """Whether man pages are written, into a directory."""
-    return arguments[:2] == ["help", "--man"] and len(arguments) == 3
 
 
 def command_of(words):
@@ -98,9 +93,7 @@ def test_every_command_in_the_text_exists_with_the_options_that_it_is_told_with(
     for span in spans(name):
         if span.startswith("rackloom "):
             command, rest = command_of(span.split()[1:])
-            assert command is not app or is_of_man_pages(span.split()[1:]), span
-            if command is app:
-                continue
+            assert command is not app, span
             options = {word.partition("=")[0] for word in rest if word.startswith("--")} - {"--help"}
             assert not options or options <= options_of(command), span
 

@@ -52,8 +52,6 @@ def test_the_demo_runs_from_the_wheel_alone(version: str, wheel: Path, tmp_path:
     crds = list(yaml.safe_load_all(output_of(bin_ / "rackloom", "crds", home=home)))
     assert {crd["kind"] for crd in crds} == {"CustomResourceDefinition"}
     assert list(home.iterdir()) == []
-    pages = {page.name for page in (tmp_path / "venv/share/man/man1").glob("rackloom*.1")}
-    assert {"rackloom.1", "rackloom-claim.1"} <= pages
 
 
 def test_nixl_comes_with_one_command(wheel: Path, tmp_path: Path) -> None:

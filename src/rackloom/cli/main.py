@@ -32,8 +32,7 @@ app = App(
     - a performance engineer: `rackloom transfer run`
 
     Every command has `-q` (results and errors only) and `-v` (what is asked of which system); what prints
-    data has `-o json` too. `rackloom help COMMAND` shows one command, `rackloom help --man DIRECTORY` writes
-    man pages, `rackloom version` prints the version.
+    data has `-o json` too. `rackloom help COMMAND` shows one command, `rackloom version` prints the version.
 
     Exit codes: 0 done, 1 refused or unhealthy, 2 usage.
     """,
@@ -122,24 +121,9 @@ def _run_command() -> object:
     if words in (["--version"], ["version"]):
         print(__version__)
         return 0
-    if words[:2] == ["help", "--man"]:
-        return _write_man_pages(words[2:])
     if words[:1] == ["help"]:
         return app([*words[1:], "--help"])
     return app()
-
-
-def _write_man_pages(words: list[str]) -> int:
-    if len(words) != 1 or words[0].startswith("-"):
-        raise Misuse(
-            "man pages are written into one directory",
-            nearest_fix="rackloom help --man ~/.local/share/man/man1",
-        )
-    from rackloom.cli.man_pages import write_man_pages
-
-    written = write_man_pages(app, Path(words[0]))
-    print(f"{len(written)} man pages in {words[0]}")
-    return 0
 
 
 def describe(command: App) -> None:

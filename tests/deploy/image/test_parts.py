@@ -253,16 +253,6 @@ def test_the_build_backend_is_the_one_with_hashes():
     ).group(1)
 
 
-def test_the_man_pages_are_written_with_the_versions_that_are_tested():
-    """A build in an environment of its own gives the same wheel as one in ours."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
-    pins = (ROOT / "requirements/runtime.txt").read_text()
-    wanted = [needed.partition(" ;")[0] for needed in hook["dependencies"]]
-    assert wanted
-    assert [pin for pin in wanted if not re.search(rf"^{re.escape(pin)} ", pins, re.MULTILINE)] == []
-
-
 def test_what_a_builder_is_given_is_the_layers_alone():
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert [line for line in lines if line[0] != "#"] == ["*", "!build/image/*/*.tar"]
