@@ -1,20 +1,11 @@
-"""The console script: says in one line where Rackloom cannot run, before it imports what is not there.
-
-The wheel installs on an older Python and on Windows too, but without its dependencies: an installer that
-refused would name whichever of them it tried first. This file therefore runs on Python 3.8.
-"""
+"""The console script: refuses Windows in one line, before it imports modules that Windows does not have."""
 
 import os
 import sys
 
-_OLDEST = (3, 11)
 
-
-def why_not_here() -> "str | None":
-    """What keeps Rackloom from running on this machine, in a sentence; None: nothing."""
-    if sys.version_info < _OLDEST:
-        found = ".".join(map(str, sys.version_info[:2]))
-        return "rackloom: needs Python 3.11 or newer; this is Python " + found
+def unsupported_system() -> str | None:
+    """The reason why Rackloom cannot run on this system, or None if it can."""
     if sys.platform == "win32":
         return "rackloom: runs on Linux and macOS; on Windows use the Windows Subsystem for Linux"
     return None
@@ -29,8 +20,8 @@ def is_kubectl_plugin() -> bool:
 
 
 def main() -> None:
-    """Run the command line, or say why not."""
-    problem = why_not_here()
+    """Run the command line, or say why this system cannot."""
+    problem = unsupported_system()
     if problem is not None:
         sys.exit(problem)
     from rackloom.cli.main import main as run_command_line

@@ -8,16 +8,16 @@ The marker takes options of `rackloom.testing.start_site`, and `scope`: `"functi
 `"session"` (one site for all tests with the same racks, profile and seed). `--rackloom-scope` sets the
 default. A shared site is healed after each test, and keeps what tests made in it.
 
-pytest imports this file in every run of every project that has Rackloom installed, on each Python on which
-the wheel installs. So it imports pytest alone, and runs on Python 3.8; everything else is imported when a
-test asks for a site.
+pytest imports this file in every run of every project that has Rackloom installed. So it imports pytest
+alone. A test that uses a site imports the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import ExitStack
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Dict, Generator, Tuple  # noqa: UP035 (Python 3.8)
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -56,9 +56,9 @@ class SharedSites:
 
     def __init__(self) -> None:
         self._running = ExitStack()
-        self._sites: Dict[Tuple[str, ...], Site] = {}  # noqa: UP006 (Python 3.8)
+        self._sites: dict[tuple[str, ...], Site] = {}
 
-    def get(self, options: Dict[str, Any]) -> Site:  # noqa: UP006
+    def get(self, options: dict[str, Any]) -> Site:
         """The site with these options, which is started where there is none."""
         from rackloom.testing import start_site
 
@@ -86,9 +86,9 @@ def rackloom_shared_sites() -> Generator[SharedSites, None, None]:
 @pytest.fixture
 def rackloom_site(request: pytest.FixtureRequest) -> Generator[Site, None, None]:
     """A simulated site, as the marker `rackloom` of the test describes it."""
-    from rackloom.program import why_not_here
+    from rackloom.program import unsupported_system
 
-    problem = why_not_here()
+    problem = unsupported_system()
     if problem is not None:
         pytest.fail(problem, False)
     marker = request.node.get_closest_marker("rackloom")

@@ -84,11 +84,20 @@ def test_each_worker_of_xdist_has_sites_of_its_own(tmp_path):
     assert len(urls) == len({url for _, url in urls}) == 2
 
 
-def test_a_python_that_is_too_old_is_named(tmp_path):
-    (tmp_path / "conftest.py").write_text("import sys\nsys.version_info = (3, 9, 1)\n")
-    (tmp_path / "test_old.py").write_text("def test_old(rackloom_site):\n    pass\n")
+def test_a_system_that_is_not_supported_is_named(tmp_path):
+    (tmp_path / "conftest.py").write_text(
+        textwrap.dedent("""
+        import pytest
+
+
+        @pytest.fixture
+        def windows(monkeypatch):
+            monkeypatch.setattr("sys.platform", "win32")
+        """)
+    )
+    (tmp_path / "test_windows.py").write_text("def test_windows(windows, rackloom_site):\n    pass\n")
     done = run_pytest(tmp_path)
-    assert "rackloom: needs Python 3.11 or newer; this is Python 3.9\n" in done.stdout
+    assert "rackloom: runs on Linux and macOS; on Windows use the Windows Subsystem" in done.stdout
     assert "Traceback" not in done.stdout
 
 
