@@ -110,9 +110,10 @@ def test_no_content_of_a_file_breaks_the_reader(tmp_path_factory, content):
 class FakeLibrary:
     """libnvidia-ml's functions, filling the very structures that the bindings pass."""
 
-    def __init__(self, *, newest=3, platform=True):
+    def __init__(self, *, newest=3, platform=True, state=FabricState.COMPLETED):
         self.newest = newest
         self.platform = platform
+        self.state = state
 
     def install(self, monkeypatch):
         plain = {
@@ -141,7 +142,7 @@ class FakeLibrary:
         assert info.version & 0xFFFFFF == ctypes.sizeof(info)
         cluster = bytes.fromhex(CLUSTER.replace("-", ""))
         ctypes.memmove(ctypes.addressof(info) + type(info).clusterUuid.offset, cluster, 16)
-        info.state, info.cliqueId, info.status = 3, 7, 0
+        info.state, info.cliqueId, info.status = self.state, 7, 0
         if hasattr(info, "healthSummary"):
             info.healthSummary = pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY
 
@@ -173,6 +174,14 @@ def test_nvml_is_read_as_it_lies_in_memory(monkeypatch, newest, health):
     assert (found.key.place.value.slot, found.key.place.value.module_id) == (3, 4)
     assert found.key.fabric_guid.value == 0x7C0A000000000004
     assert found.key.pci_address.value == "0008:01:00.0"
+
+
+@pytest.mark.parametrize("state", [FabricState.NOT_STARTED, FabricState.IN_PROGRESS])
+def test_links_that_train_after_a_boot_are_no_ill_fabric(monkeypatch, state):
+    """NVIDIA/NVSentinel #1701. The library reports limited capacity."""
+    FakeLibrary(state=state).install(monkeypatch)
+    (found,) = read_nvml_fabric(Path("/nowhere")).gpus
+    assert (found.state, found.health) == (state, Health.UNKNOWN)
 
 
 def test_a_board_outside_a_rack_has_no_place(monkeypatch):
