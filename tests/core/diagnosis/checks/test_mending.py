@@ -52,6 +52,20 @@ kubectl cordon host-98 && kubectl -n team-0 delete pod worker-1 && kubectl debug
 """)
 
 
+def test_an_error_without_effect_asks_for_no_reset():
+    """An XID that cannot be judged on its node is no reason to reset a GPU whose fabric is ill."""
+    ill = with_changed(
+        WELL,
+        "devices",
+        lambda record: record.node == NODE and record.name == "gpu-2",
+        taints=(
+            "gpu.nvidia.com/fabric=unhealthy:NoSchedule",
+            "gpu.nvidia.com/xid=145-needs-domain-view:None",
+        ),
+    )
+    assert "reset" not in fix_of(ill)
+
+
 def test_what_answers_is_reset():
     assert folded(fix_of(tainted(WELL, "gpu.nvidia.com/xid=48"))) == snapshot("""\
 kubectl cordon host-98 && kubectl -n team-0 delete pod worker-1 && kubectl debug node/host-98 -it

@@ -206,10 +206,12 @@ def _repair_in_place(device: DeviceRecord, use: AllocatedDevice, relocation: Rel
 
 def _device_repair_command(device: DeviceRecord) -> str:
     """A command to run on its machine; empty where none is known."""
-    if any(taint.startswith(_REBOOTS) for taint in device.taints):
+    # A taint without effect requires no repair.
+    taints = blocking_taints(device.taints)
+    if any(taint.startswith(_REBOOTS) for taint in taints):
         return "systemctl reboot"
     address = device.key.pci_address
-    if address is not None and any(taint.startswith(_RESETS) for taint in device.taints):
+    if address is not None and any(taint.startswith(_RESETS) for taint in taints):
         return f"nvidia-smi --gpu-reset -i {address.value}"
     return ""
 
