@@ -288,6 +288,20 @@ def test_only_programs_that_open_the_gpus_device_nodes_are_privileged():
     }
 
 
+@pytest.mark.parametrize("file", [BASE / "node-gpu.yaml", BASE.parent / "one-process" / "node-all.yaml"])
+def test_the_gpu_plugin_can_read_the_kernel_log_of_its_host(file):
+    """`/dev/kmsg` below --sysroot. A privileged container has CAP_SYSLOG."""
+    (plugin,) = [each for each in documents(file) if each["kind"] == "DaemonSet"]
+    pod = plugin["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    root = container["args"][container["args"].index("--sysroot") + 1]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == root]
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == mount["name"]]
+    assert (volume["hostPath"]["path"], mount["mountPropagation"]) == ("/", "HostToContainer")
+    assert container["securityContext"]["privileged"]
+    assert container["securityContext"]["runAsUser"] == 0
+
+
 def test_nothing_replaces_the_pod_of_mps_daemons_or_restarts_its_container():
     """No rollout, no probe, no limit of memory: each would end the daemons of running jobs."""
     (daemon_set,) = documents(BASE / "node-mps.yaml")
