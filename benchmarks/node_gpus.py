@@ -11,7 +11,7 @@ from site_figures import resident_mib
 from rackloom.claim.node.device_files import DriverFiles
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import DeclaredGpu, DeclaredGpus, DeclaredInventory
-from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
+from rackloom.claim.node.gpu.monitor import GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.run import run_plugin
 from rackloom.lab.nodes.plugin_manager import plugin_manager_on
@@ -72,7 +72,7 @@ def gpus(root: Path) -> GpuMonitor:
     write_inventory(root)
     machine = Machine(name=NODE_NAME, note="", origin=(), gpus=(), nics=())
     reading = GpuReader(DeclaredGpus(root / "inventory.json"), lambda: machine)
-    return GpuMonitor(reading, HARMLESS_XIDS, time.time)
+    return GpuMonitor(reading, frozenset(), time.time)
 
 
 def write_inventory(root: Path, recovery: str = "none") -> None:

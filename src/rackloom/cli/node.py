@@ -139,7 +139,7 @@ class GpuParameters:
     vfio: Annotated[bool, env_parameter("VFIO_ENABLED")] = False
     "Publish GPUs that are bound to vfio-pci, for virtual machines."
     ignore_xid: tuple[int, ...] = ()
-    "XID that keeps nothing off a GPU, besides 13, 31, 43, 45, 68 and 109; may be repeated."
+    "XID that keeps nothing off a GPU, against NVIDIA's catalogue. May be repeated."
     consumable_shares: Annotated[str, env_parameter("CONSUMABLE_SHARES")] = "disabled"
     "How many claims may share a GPU: disabled, memory (as it is asked for), unlimited, or a number."
     vfio_binding: Annotated[bool, env_parameter("VFIO_BINDING")] = False

@@ -2,8 +2,7 @@
 
 GPUs come from NVML, or from an inventory file on nodes without GPUs. Their place in the PCIe tree comes
 from the host's /sys, completed by the vendor's NCCL topology file and by declarations. With `vfio`, GPUs
-that are bound to vfio-pci are published too. XIDs that keep no workload off a GPU are the built-in list
-and those of the options.
+that are bound to vfio-pci are published too. The lines of XIDs come from the host's /dev/kmsg.
 
 Two roots of NVIDIA's driver matter: where this container sees it, and where the host has it. CDI specs
 must name the second.
@@ -24,7 +23,8 @@ from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, find_hook_program,
 from rackloom.claim.node.device_files import DriverFiles
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import DeclaredGpus, GpuSource, ShareSettings, check_declared_gpus
-from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
+from rackloom.claim.node.gpu.kernel_log import KernelLog
+from rackloom.claim.node.gpu.monitor import GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.mps_launcher import PodLauncher, daemons_home, launcher_socket
 from rackloom.claim.node.gpu.nvml import NvmlGpus
 from rackloom.claim.node.gpu.passthrough import NVIDIA_DRIVER, PciBinder, read_vfio
@@ -96,8 +96,9 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
     """The GPU plugin of one node, serving while the context is entered. Raises `Refused`."""
     nvml = NvmlGpus(options.driver_root, dynamic_mig=options.dynamic_mig)
     source = nvml if options.inventory_file is None else _declared(options.inventory_file)
-    harmless = HARMLESS_XIDS | set(options.ignored_xids)
-    monitor = GpuMonitor(_reader(common, options, source), harmless, time.time)
+    log = KernelLog(common.sysroot / "dev/kmsg")
+    reader = _reader(common, options, source, log)
+    monitor = GpuMonitor(reader, frozenset(options.ignored_xids), time.time)
     driver = _driver_spec(common, options)
     programs = DriverPrograms(options.driver_root, driver)
     settings = _settings(common, options)
@@ -106,7 +107,7 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
     binder = None if partitioner is None else PciBinder(_PCI, common.sysroot / "proc", nvml.closed)
     launcher = PodLauncher(launcher_socket(settings.mps_home)) if options.mps_in_pod else None
     plugin = GpuPlugin(api, settings, monitor, programs, driver, partitioner, launcher, binder)
-    with closing(source):
+    with closing(source), closing(log):
         async with run_plugin(plugin, api, host_of(common)) as process, plugin_listeners(common, process):
             yield process
 
@@ -116,13 +117,13 @@ def _declared(file: Path) -> DeclaredGpus:
     return DeclaredGpus(file)
 
 
-def _reader(common: NodeOptions, options: GpuOptions, source: GpuSource) -> GpuReader:
+def _reader(common: NodeOptions, options: GpuOptions, source: GpuSource, log: KernelLog) -> GpuReader:
     topology = {"nccl_topology": options.nccl_topology, "declared": options.topology_file}
     machine = partial(discover_machine, common.sysroot, **topology)
     sysroot = Sysroot(common.sysroot)
     names, driver = read_pci_names(sysroot), NVIDIA_DRIVER if options.vfio_binding else None
     vfio = partial(read_vfio, sysroot, names, binds_from=driver) if options.vfio or driver else tuple
-    return GpuReader(source, machine, vfio)
+    return GpuReader(source, machine, vfio, log.read)
 
 
 def _driver_spec(common: NodeOptions, options: GpuOptions) -> DriverSpec:

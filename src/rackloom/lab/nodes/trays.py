@@ -25,7 +25,7 @@ from rackloom.claim.node.device_files import DriverFiles, ImexKernel
 from rackloom.claim.node.fabric import FabricMonitor
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import DeclaredInventory
-from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
+from rackloom.claim.node.gpu.monitor import GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
@@ -89,7 +89,7 @@ class TrayNode(SimulatedNode):
         shared, places = self._environment, self.places
         self._fabric = FabricMonitor(self.gpus.node_fabric, shared.wall)
         self._monitor = GpuMonitor(
-            GpuReader(self.gpus, lambda: shared.host.machine), HARMLESS_XIDS, shared.wall
+            GpuReader(self.gpus, lambda: shared.host.machine), frozenset(), shared.wall
         )
         plugins: tuple[NodePlugin, ...] = (
             _imex_plugin(self.name, self._fabric, places, shared),

@@ -19,7 +19,7 @@ from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, workload_edits
 from rackloom.claim.node.device_files import DriverFiles
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import DeclaredGpus, DeclaredInventory
-from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
+from rackloom.claim.node.gpu.monitor import GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.mps_launcher import MpsLauncher, PodLauncher, launcher_socket, serve_launches
 from rackloom.claim.node.gpu.nvml import NvmlGpus
 from rackloom.claim.node.gpu.passthrough import read_vfio
@@ -123,7 +123,7 @@ class GpuKit:
         reading = GpuReader(
             DeclaredGpus(self.inventory_file), self.discovered, lambda: read_vfio(Sysroot(self.vfio_root))
         )
-        return GpuMonitor(reading, HARMLESS_XIDS, lambda: self.kit.now)
+        return GpuMonitor(reading, frozenset(), lambda: self.kit.now)
 
     def plugin(
         self, view: GpuMonitor | None = None, launcher: MpsLauncher | None = None, **changes: Any

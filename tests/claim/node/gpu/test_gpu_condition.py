@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 
 from rackloom.claim.node.gpu.inventory import GpuInventory, NodeGpu, RecoveryAction, XidError
 from rackloom.claim.node.gpu.monitor import (
-    HARMLESS_XIDS,
-    QUIET_SECONDS,
     GpuObservation,
     InventorySnapshot,
     NodeGpus,
@@ -16,9 +14,10 @@ from rackloom.claim.node.gpu.monitor import (
     gpu_health,
     gpu_taints,
     published_devices,
-    record_xids,
+    record_errors,
     update_conditions,
 )
+from rackloom.claim.node.gpu.xids import QUIET_SECONDS, UNREPORTED_SECONDS, XidRules
 from rackloom.claim.node.plugin import Health
 
 GPU = NodeGpu(
@@ -40,17 +39,21 @@ def after(*steps):
     known = {}
     for step in steps:
         if isinstance(step, InventorySnapshot):
-            known = update_conditions(known, step, HARMLESS_XIDS)
+            known = update_conditions(known, step, XidRules(now=step.at))
         else:
-            known = record_xids(known, [XidError(uuid="GPU-1", number=step[0])], step[1])
+            known = record_errors(known, [XidError(uuid="GPU-1", number=step[0])], [], step[1])
     return known["GPU-1"]
 
 
-def reported(condition):
+def reported(condition, at=0.0):
     return [
         (taint.key.rpartition("/")[2], taint.value, taint.effect)
-        for taint in gpu_taints(condition, HARMLESS_XIDS)
+        for taint in gpu_taints(condition, XidRules(now=at))
     ]
+
+
+def health(condition):
+    return gpu_health(condition, XidRules(now=0.0))
 
 
 def asking(recovery):
@@ -60,7 +63,7 @@ def asking(recovery):
 def test_a_healthy_gpu_has_no_taints():
     condition = after(look(GPU))
     assert reported(condition) == []
-    assert gpu_health(condition, HARMLESS_XIDS) == (Health.HEALTHY, "")
+    assert health(condition) == (Health.HEALTHY, "")
 
 
 def test_an_error_keeps_claims_away_until_nothing_is_asked_for_any_more():
@@ -79,24 +82,41 @@ def test_an_old_driver_is_believed_after_the_gpu_was_away():
     assert reported(after(look(old), (79, 1.0), look(old, at=late))) == [("xid", "79", "NoSchedule")]
     lost = after(look(old), (79, 1.0), look(at=2.0))
     assert reported(lost) == [("gpu-lost", "", "NoSchedule"), ("xid", "79", "NoSchedule")]
-    assert gpu_health(lost, HARMLESS_XIDS)[0] is Health.UNHEALTHY
+    assert health(lost)[0] is Health.UNHEALTHY
     assert reported(after(look(old), (79, 1.0), look(at=2.0), look(old, at=3.0))) == []
 
 
-@pytest.mark.parametrize("xid", sorted(HARMLESS_XIDS))
+@pytest.mark.parametrize(
+    ("xid", "recovery"),
+    [(79, None), (119, RecoveryAction.NONE), (119, None), (173, RecoveryAction.NONE)],
+    ids=["old driver", "not announced by XID 154", "neither", "not in the catalogue"],
+)
+def test_no_taint_stays_for_ever_because_a_repair_cannot_be_seen(xid, recovery):
+    gpu, over = asking(recovery), 1.0 + UNREPORTED_SECONDS
+    assert reported(after(look(gpu), (xid, 1.0), look(gpu, at=over - 1))) == [("xid", str(xid), "NoSchedule")]
+    assert reported(after(look(gpu), (xid, 1.0), look(gpu, at=over))) == []
+
+
+def test_the_recovery_of_an_imex_domain_is_no_fault_of_the_gpu():
+    condition = after(look(asking(RecoveryAction.RECOVER_IMEX_DOMAIN)))
+    assert reported(condition) == [("recovery", "recover-imex-domain", "None")]
+    assert health(condition) == (Health.HEALTHY, "")
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68])
 @pytest.mark.parametrize("recovery", [None, RecoveryAction.NONE])
 def test_errors_of_programs_keep_nothing_away_and_pass(xid, recovery):
     gpu = asking(recovery)
     condition = after(look(gpu), (xid, 1.0))
     assert reported(condition) == [("xid", str(xid), "None")]
-    assert gpu_health(condition, HARMLESS_XIDS)[0] is Health.HEALTHY
+    assert health(condition)[0] is Health.HEALTHY
     assert reported(after(look(gpu), (xid, 1.0), look(gpu, at=1.0 + QUIET_SECONDS))) == []
 
 
 def test_a_gpu_that_cannot_be_listened_to_says_so():
     condition = after(look(GPU, deaf=["GPU-1"]))
     assert reported(condition) == [("unmonitored", "", "None")]
-    assert gpu_health(condition, HARMLESS_XIDS)[0] is Health.UNKNOWN
+    assert health(condition)[0] is Health.UNKNOWN
 
 
 def test_a_fabric_that_is_ill_is_a_taint():
@@ -106,14 +126,14 @@ def test_a_fabric_that_is_ill_is_a_taint():
 
 
 def test_a_lost_gpu_stays_published_until_another_has_its_minor():
-    known = update_conditions({}, look(GPU), HARMLESS_XIDS)
-    known = update_conditions(known, look(at=5.0), HARMLESS_XIDS)
-    (device,) = published_devices(NodeGpus(conditions=known), HARMLESS_XIDS)
+    known = update_conditions({}, look(GPU), XidRules(now=0.0))
+    known = update_conditions(known, look(at=5.0), XidRules(now=0.0))
+    (device,) = published_devices(NodeGpus(conditions=known), XidRules(now=0.0))
     assert device.name == "gpu-0"
     other = msgspec.structs.replace(GPU, uuid="GPU-2")
-    known = update_conditions(known, look(other, at=6.0), HARMLESS_XIDS)
+    known = update_conditions(known, look(other, at=6.0), XidRules(now=0.0))
     node = NodeGpus(conditions=known, newest=GpuObservation(inventory=GpuInventory(gpus=(other,))))
-    (device,) = published_devices(node, HARMLESS_XIDS)
+    (device,) = published_devices(node, XidRules(now=0.0))
     assert device.attributes["uuid"].string == "GPU-2"
     assert device.taints == ()
     assert devices_by_name(node)["gpu-0"].uuid == "GPU-2"
@@ -143,4 +163,4 @@ def test_whatever_happened_a_reset_gpu_that_stays_quiet_is_healthy_again(history
     reset = [look(at=now + 1), look(GPU, at=now + 2), look(GPU, at=now + 2 + QUIET_SECONDS)]
     condition = after(*done, *reset)
     assert reported(condition) == []
-    assert gpu_health(condition, HARMLESS_XIDS) == (Health.HEALTHY, "")
+    assert health(condition) == (Health.HEALTHY, "")

@@ -23,9 +23,10 @@ from rackloom.claim.node.gpu.inventory import (
     parse_shares,
     semantic_version,
 )
-from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuCondition, gpu_taints
+from rackloom.claim.node.gpu.monitor import AnnouncedRecovery, GpuCondition, gpu_taints
 from rackloom.claim.node.gpu.partitions import counter_set, partitionable_devices
 from rackloom.claim.node.gpu.passthrough import VfioGpu, vfio_device
+from rackloom.claim.node.gpu.xids import XidFinding, XidRules, XidsSeen
 from rackloom.claim.node.plugin import Health
 from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.driver_slices import slices_of
@@ -60,6 +61,7 @@ migs = st.builds(
         for name in ("gpu_instance", "compute_instance", "profile_id", "memory_bytes", "multiprocessors")
     },
 )
+times = st.floats(0, 10)
 gpus = st.builds(
     NodeGpu,
     minor=st.integers(0, 255),
@@ -85,11 +87,24 @@ places = st.builds(
     nic=st.one_of(st.none(), st.builds(NicPartner, rdma=words, pci_address=words, path_class=st.just("PIX"))),
 )
 inventories = st.builds(GpuInventory, driver_version=words, cuda_version=words)
+findings = st.builds(
+    XidFinding,
+    number=st.sampled_from([74, 144, 145, 149]),
+    action=st.sampled_from(["", "IGNORE", "RESET_GPU", "XID_154_EVAL", "CHECK_NVLINK_FAILURE_FLOW"]),
+)
+announcements = st.builds(
+    AnnouncedRecovery, sequence=st.just(1), action=st.sampled_from(RecoveryAction), at=times
+)
 conditions = st.builds(
     GpuCondition,
     gpu=gpus,
-    lost_since=st.one_of(st.none(), st.floats(0, 10)),
-    xids=st.dictionaries(st.integers(1, 200), st.floats(0, 10)),
+    lost_since=st.one_of(st.none(), times),
+    xids=st.builds(
+        XidsSeen,
+        events=st.dictionaries(st.integers(1, 200), times),
+        findings=st.dictionaries(findings, times),
+    ),
+    announced=st.one_of(st.none(), announcements),
     monitored=st.booleans(),
 )
 
@@ -139,9 +154,9 @@ def partition_like(mig, gpu):
     return MigPartition(gpu=gpu, compute_slices=1, **{name: getattr(mig, name) for name in fields})
 
 
-@given(condition=conditions)
-def test_there_is_one_taint_at_most_for_each_key_and_effect(condition):
-    taints = gpu_taints(condition, HARMLESS_XIDS)
+@given(condition=conditions, now=st.floats(0, 20))
+def test_there_is_one_taint_at_most_for_each_key_and_effect(condition, now):
+    taints = gpu_taints(condition, XidRules(now=now))
     assert len({(taint.key, taint.effect) for taint in taints}) == len(taints) <= 16
     for taint in taints:
         assert taint.effect in ("NoSchedule", "None")

@@ -207,7 +207,7 @@ def test_what_kubelet_and_the_scheduler_are_told_of_a_failing_gpu_is_taken_back(
         gpus.change(2, xids=(79,), recovery="gpu-reset")
         xid = ("gpu.nvidia.com/xid", "79", "NoSchedule")
         await tainted("gpu-2", {xid, ("gpu.nvidia.com/recovery", "gpu-reset", "NoSchedule")})
-        assert (await anext(calls.health()))["gpu-2"] == (2, "XID 79")
+        assert (await anext(calls.health()))["gpu-2"] == (2, "XID 79: the GPU fell off the bus")
         gpus.change(2, recovery="none")
         gpus.kit.now += 400
         await tainted("gpu-2", set())

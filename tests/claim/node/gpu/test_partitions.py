@@ -21,7 +21,7 @@ from tests.node.hardware import LIBRARIES, gpu_table, install_nvml
 
 from rackloom.claim.node.device_files import DriverFiles
 from rackloom.claim.node.gpu.inventory import PlaceTaken
-from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
+from rackloom.claim.node.gpu.monitor import GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.nvml import NvmlGpus, read_gpus
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.gpu.sharing import DriverPrograms
@@ -161,7 +161,7 @@ def test_a_gpu_that_needs_a_reset_is_partitioned_only_in_mig_mode(driver, monkey
 
 def watched(driver: Path, *, dynamic_mig: bool = True) -> GpuMonitor:
     source = NvmlGpus(driver, dynamic_mig=dynamic_mig)
-    return GpuMonitor(GpuReader(source, lambda: MACHINE), HARMLESS_XIDS, lambda: 0.0)
+    return GpuMonitor(GpuReader(source, lambda: MACHINE), frozenset(), lambda: 0.0)
 
 
 class Nowhere:

@@ -15,7 +15,7 @@ from tests.claim.node.takeover import nvidia_files
 from tests.node.hardware import LIBRARIES, gpu_table, install_nvml
 
 from rackloom.claim.node.device_files import DriverFiles
-from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
+from rackloom.claim.node.gpu.monitor import GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.nvml import NvmlGpus, read_gpus
 from rackloom.claim.node.gpu.passthrough import PciBinder, read_vfio
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
@@ -141,7 +141,7 @@ def watched(machine: PciBus) -> GpuMonitor:
     sysroot, source = Sysroot(machine.root), NvmlGpus(machine.nvml)
     vfio = lambda: read_vfio(sysroot, binds_from="nvidia")  # noqa: E731
     nowhere: Any = lambda: None  # noqa: E731
-    return GpuMonitor(GpuReader(source, nowhere, vfio), HARMLESS_XIDS, lambda: 0.0)
+    return GpuMonitor(GpuReader(source, nowhere, vfio), frozenset(), lambda: 0.0)
 
 
 def passing_plugin(gpus: Any, machine: PciBus, programs: Any) -> GpuPlugin:

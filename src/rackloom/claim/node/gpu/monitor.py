@@ -1,24 +1,25 @@
 """The GPUs of a node over time: conditions, the taints and health that follow, and when to publish.
 
-`update_conditions` and `record_xids` are pure: they turn the conditions so far and a new observation into
-new conditions. A GPU that was known and does not answer is lost; it stays published, with a NoSchedule
-taint. An XID that is not harmless (errors of the program that uses the GPU) gives a NoSchedule taint, a
-harmless one a taint without effect for people to read. A recovery action that the driver asks for and an
-unhealthy fabric also give taints.
+`update_conditions` and `record_errors` are pure: they turn the conditions so far and a new observation into
+new conditions. A GPU that was known and does not answer is lost. It stays published, with a NoSchedule
+taint. `xids` judges errors and ends them: those of a program, and those that cannot be judged here, give a
+taint without effect, which names the missing source. A recovery action that the driver requests and an
+unhealthy fabric also give taints. The recovery of an IMEX domain is no fault of the GPU, so its taint has
+no effect.
 
-A taint goes with its reason. A GPU that answers again is not lost. An XID is over when the driver asks
-for no recovery and the error did not come again for 300 s. A driver that does not tell whether it asks
-for recovery is believed only once the GPU was away in between, as after a reset. An unmonitored GPU has
-unknown health.
+A taint goes with its reason. A GPU that answers again is not lost, and its errors before are over, since it
+was reset. The newest recovery action counts, whether XID 154 named it or NVML reported it. An unmonitored
+GPU has unknown health.
 
 `published_devices` and `devices_by_name` derive the slice and the meaning of each device name. A GPU in
 MIG mode is not published whole, unless its MIG devices are made on demand (`partitions`). A lost GPU gives
 way to one that came with its minor number, as after a swap.
 
-`GpuMonitor` holds the newest state: `observe` reads the GPUs (every 10 s), `listen` waits for XIDs. When
-nothing can be read it keeps the previous state. It calls back only when the published devices change.
+`GpuMonitor` holds the newest state: `observe` reads the GPUs (every 10 s), `listen` waits for XIDs and then
+reads the kernel log. When nothing can be read it keeps the previous state. It calls back only when the
+published devices change.
 
-Source of the taint keys and of the harmless XIDs: NVIDIA's DRA driver for GPUs, 0.5.
+Source of the taint keys: NVIDIA's DRA driver for GPUs, 0.5.
 """
 
 import asyncio
@@ -41,6 +42,7 @@ from rackloom.claim.node.gpu.inventory import (
     XidError,
     gpu_locations,
 )
+from rackloom.claim.node.gpu.kernel_log import KernelLogReading
 from rackloom.claim.node.gpu.partitions import (
     counter_set,
     is_partitionable,
@@ -60,6 +62,16 @@ from rackloom.claim.node.gpu.passthrough import (
     vfio_device,
     vfio_name,
 )
+from rackloom.claim.node.gpu.xids import (
+    RECOVERY_CHANGED,
+    UNREPORTED_SECONDS,
+    KernelXid,
+    XidFinding,
+    XidRules,
+    XidsSeen,
+    judge_xids,
+    keep_xids,
+)
 from rackloom.claim.node.plugin import CheckpointEntry, DeviceHealth, DevicePool, Health, NodeValue
 from rackloom.core.allocate.objects import CounterSet, Device, DeviceTaint
 from rackloom.errors import Refused, Retry
@@ -73,24 +85,38 @@ LOST_TAINT = "gpu.nvidia.com/gpu-lost"
 UNMONITORED_TAINT = "gpu.nvidia.com/unmonitored"
 FABRIC_TAINT = "gpu.nvidia.com/fabric"
 RECOVERY_TAINT = "gpu.nvidia.com/recovery"
-HARMLESS_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors of the program that uses the GPU, not of the GPU."""
-QUIET_SECONDS = 300.0
-"""Without the error, before it is over."""
 NO_SCHEDULE = "NoSchedule"
 NO_EFFECT = "None"
 """For people to read; nothing is kept off the device."""
+
+
+class AnnouncedRecovery(NodeValue, frozen=True, kw_only=True):
+    """The recovery action of the newest XID 154. `sequence` is that of its record in the kernel log."""
+
+    sequence: int
+    action: RecoveryAction
+    at: float
 
 
 class GpuCondition(NodeValue, frozen=True, kw_only=True):
     """What is known of one GPU. Times are seconds since the epoch."""
 
     gpu: NodeGpu
-    """As it last answered."""
+    """As it last answered, at `seen_at`."""
+    seen_at: float = 0.0
     lost_since: float | None = None
-    xids: Mapping[int, float] = {}
-    """When each error was last seen, until it is over."""
+    xids: XidsSeen = XidsSeen()
+    announced: AnnouncedRecovery | None = None
     monitored: bool = True
+
+    def recovery(self, now: float) -> RecoveryAction | None:
+        """The action that the driver requests, or None if it does not report that."""
+        announced, reported = self.announced, self.gpu.recovery
+        if announced is None or (reported is not None and announced.at < self.seen_at):
+            return reported
+        # Of a driver that NVML cannot ask, a reset may go unseen.
+        is_current = reported is not None or now - announced.at < UNREPORTED_SECONDS
+        return announced.action if is_current else None
 
 
 GpuConditions = Mapping[str, GpuCondition]
@@ -133,9 +159,7 @@ class InventorySnapshot(NodeValue, frozen=True, kw_only=True):
     at: float
 
 
-def update_conditions(
-    previous: GpuConditions, snapshot: InventorySnapshot, harmless: frozenset[int]
-) -> GpuConditions:
+def update_conditions(previous: GpuConditions, snapshot: InventorySnapshot, rules: XidRules) -> GpuConditions:
     """The conditions after an observation. A GPU that was there before and does not answer is lost."""
     conditions = {}
     for uuid, condition in previous.items():
@@ -143,78 +167,96 @@ def update_conditions(
         lost = None if condition.gpu.pci_address in snapshot.away else since
         conditions[uuid] = msgspec.structs.replace(condition, lost_since=lost)
     for gpu in snapshot.inventory.gpus:
-        before = previous.get(gpu.uuid)
-        xids = {} if before is None else _lasting_xids(before, gpu.recovery, snapshot.at, harmless)
         monitored = gpu.uuid not in snapshot.unmonitored
-        conditions[gpu.uuid] = GpuCondition(gpu=gpu, xids=xids, monitored=monitored)
+        seen = GpuCondition(gpu=gpu, seen_at=snapshot.at, monitored=monitored)
+        before = previous.get(gpu.uuid)
+        # A GPU that was away was reset: its errors are over.
+        if before is not None and before.lost_since is None:
+            seen = msgspec.structs.replace(seen, announced=before.announced)
+            xids = keep_xids(before.xids, rules, seen.recovery(rules.now))
+            seen = msgspec.structs.replace(seen, xids=xids)
+        conditions[gpu.uuid] = seen
     return conditions
 
 
-def record_xids(previous: GpuConditions, xids: Iterable[XidError], now: float) -> GpuConditions:
-    """The conditions after errors. Errors of unknown GPUs are dropped: the next observation finds the GPU."""
+def record_errors(
+    previous: GpuConditions, events: Iterable[XidError], lines: Iterable[KernelXid], now: float
+) -> GpuConditions:
+    """The conditions after errors. Errors of unknown GPUs are dropped: the next observation finds the GPU.
+
+    Events and lines may come in every order.
+    """
     conditions = dict(previous)
-    for xid in xids:
-        before = conditions.get(xid.uuid)
-        if before is not None:
-            conditions[xid.uuid] = msgspec.structs.replace(before, xids={**before.xids, xid.number: now})
+    uuids = {condition.gpu.pci_address.rpartition(".")[0]: uuid for uuid, condition in previous.items()}
+    for event in events:
+        if event.uuid in conditions and event.number != RECOVERY_CHANGED:
+            conditions[event.uuid] = _with_xid(conditions[event.uuid], {event.number: now}, {})
+    for line in lines:
+        uuid = uuids.get(line.pci_address)
+        if uuid is None:
+            continue
+        before = conditions[uuid]
+        if line.finding is not None:
+            conditions[uuid] = _with_xid(before, {}, {line.finding: now})
+        elif line.number != RECOVERY_CHANGED:
+            conditions[uuid] = _with_xid(before, {line.number: now}, {})
+        elif line.recovery is not None and (
+            before.announced is None or before.announced.sequence < line.sequence
+        ):
+            announced = AnnouncedRecovery(sequence=line.sequence, action=line.recovery, at=now)
+            conditions[uuid] = msgspec.structs.replace(before, announced=announced)
     return conditions
 
 
-def gpu_health(condition: GpuCondition, harmless: frozenset[int]) -> tuple[Health, str]:
+def _with_xid(
+    condition: GpuCondition, events: Mapping[int, float], findings: Mapping[XidFinding, float]
+) -> GpuCondition:
+    xids = condition.xids
+    seen = XidsSeen(events={**xids.events, **events}, findings={**xids.findings, **findings})
+    return msgspec.structs.replace(condition, xids=seen)
+
+
+def gpu_health(condition: GpuCondition, rules: XidRules) -> tuple[Health, str]:
     """Health as reported to kubelet, and why."""
     if condition.lost_since is not None:
         return Health.UNHEALTHY, "the GPU does not answer any more"
-    critical = [xid for xid in _newest_xids(condition) if xid not in harmless]
-    if critical:
-        return Health.UNHEALTHY, f"XID {', '.join(map(str, critical))}"
-    if condition.gpu.recovery:
-        return Health.UNHEALTHY, f"the driver asks for {_recovery_name(condition.gpu.recovery)}"
+    verdicts = judge_xids(condition.xids, rules)
+    if critical := [verdict.reason for verdict in verdicts if verdict.keeps_off]:
+        return Health.UNHEALTHY, "; ".join(critical)
+    recovery = condition.recovery(rules.now)
+    if recovery and recovery is not RecoveryAction.RECOVER_IMEX_DOMAIN:
+        return Health.UNHEALTHY, f"the driver requests {_recovery_name(recovery)}"
     if condition.gpu.fabric_health is Health.UNHEALTHY:
         return Health.UNHEALTHY, condition.gpu.fabric_message
+    if unknown := [verdict.reason for verdict in verdicts if not verdict.is_known]:
+        return Health.UNKNOWN, "; ".join(unknown)
     if not condition.monitored:
         return Health.UNKNOWN, "the errors of this GPU cannot be listened to"
     return Health.HEALTHY, ""
 
 
-def _lasting_xids(
-    before: GpuCondition, recovery: RecoveryAction | None, now: float, harmless: frozenset[int]
-) -> Mapping[int, float]:
-    """Previous errors that are not over."""
-    if recovery:
-        return before.xids
-    # The GPU was away, so it was reset: its errors are over.
-    if before.lost_since is not None:
-        return {}
-    return {
-        xid: at
-        for xid, at in before.xids.items()
-        if now - at < QUIET_SECONDS or (recovery is None and xid not in harmless)
-    }
-
-
-def gpu_taints(condition: GpuCondition, harmless: frozenset[int]) -> tuple[DeviceTaint, ...]:
-    """The taints of a device; at most one for each key and effect, as the API server requires."""
-    newest = _newest_xids(condition)
-    critical = [xid for xid in newest if xid not in harmless]
-    ignored = [xid for xid in newest if xid in harmless]
+def gpu_taints(condition: GpuCondition, rules: XidRules) -> tuple[DeviceTaint, ...]:
+    """The taints of a device. The API server allows one for each key and effect."""
+    verdicts, recovery = judge_xids(condition.xids, rules), condition.recovery(rules.now)
+    critical = [verdict.label for verdict in verdicts if verdict.keeps_off]
+    # One taint has room for one error. One that cannot be judged needs a reader more than a harmless one.
+    quiet = sorted((other for other in verdicts if not other.keeps_off), key=lambda other: other.is_known)
     taints = []
     if condition.lost_since is not None:
         taints.append(DeviceTaint(key=LOST_TAINT, effect=NO_SCHEDULE))
     if critical:
-        taints.append(DeviceTaint(key=XID_TAINT, value=str(critical[0]), effect=NO_SCHEDULE))
-    if ignored:
-        taints.append(DeviceTaint(key=XID_TAINT, value=str(ignored[0]), effect=NO_EFFECT))
-    if recovery := condition.gpu.recovery:
-        taints.append(DeviceTaint(key=RECOVERY_TAINT, value=_recovery_name(recovery), effect=NO_SCHEDULE))
+        taints.append(DeviceTaint(key=XID_TAINT, value=critical[0], effect=NO_SCHEDULE))
+    if quiet:
+        taints.append(DeviceTaint(key=XID_TAINT, value=quiet[0].label, effect=NO_EFFECT))
+    if recovery:
+        is_elsewhere = recovery is RecoveryAction.RECOVER_IMEX_DOMAIN
+        effect = NO_EFFECT if is_elsewhere else NO_SCHEDULE
+        taints.append(DeviceTaint(key=RECOVERY_TAINT, value=_recovery_name(recovery), effect=effect))
     if condition.gpu.fabric_health is Health.UNHEALTHY:
         taints.append(DeviceTaint(key=FABRIC_TAINT, value="unhealthy", effect=NO_SCHEDULE))
     if not condition.monitored:
         taints.append(DeviceTaint(key=UNMONITORED_TAINT, effect=NO_EFFECT))
     return tuple(taints)
-
-
-def _newest_xids(condition: GpuCondition) -> list[int]:
-    return sorted(condition.xids, key=lambda xid: (-condition.xids[xid], xid))
 
 
 def _recovery_name(recovery: RecoveryAction) -> str:
@@ -261,9 +303,7 @@ def devices_by_name(node: NodeGpus) -> Mapping[str, PublishedGpu]:
     return found
 
 
-def published_devices(
-    node: NodeGpus, harmless: frozenset[int], *, partitioned: bool = True
-) -> tuple[Device, ...]:
+def published_devices(node: NodeGpus, rules: XidRules, *, partitioned: bool = True) -> tuple[Device, ...]:
     """What to publish. A GPU that does not answer any more stays, with a taint.
 
     Not `partitioned`, no GPU is offered in parts that would have to be made.
@@ -271,7 +311,7 @@ def published_devices(
     devices: list[Device] = []
     newest, switched = node.newest, _switchable(node) if partitioned else {}
     for condition in _by_minor(node.conditions):
-        gpu, taints = condition.gpu, gpu_taints(condition, harmless)
+        gpu, taints = condition.gpu, gpu_taints(condition, rules)
         location = newest.locations.get(gpu.pci_address, UNKNOWN_LOCATION)
         if is_partitionable(gpu) and partitioned:
             found = partitionable_devices(gpu, newest.inventory, location)
@@ -314,6 +354,7 @@ log = structlog.get_logger(__name__)
 
 OBSERVE_SECONDS = 10.0
 XID_WAIT_SECONDS = 1.0
+NO_KERNEL_LOG = KernelLogReading(trouble="it is not read")
 
 
 @dataclass(eq=False)
@@ -323,6 +364,8 @@ class GpuReader:
     source: GpuSource
     machine: Callable[[], Machine]
     vfio: Callable[[], tuple[VfioGpu, ...]] = tuple
+    kernel_log: Callable[[], KernelLogReading] = lambda: NO_KERNEL_LOG
+    """Does not block."""
 
     def read(self) -> GpuObservation:
         """Raises `Retry` or `Refused` where nothing can be read.
@@ -351,9 +394,10 @@ def _as_claimed(found: GpuObservation, claims: Collection[CheckpointEntry]) -> G
 class GpuMonitor:
     """The newest state of the GPUs, kept up to date by `observe` and `listen`."""
 
-    def __init__(self, reader: GpuReader, harmless: frozenset[int], wall: Callable[[], float]) -> None:
+    def __init__(self, reader: GpuReader, ignored: frozenset[int], wall: Callable[[], float]) -> None:
         self._reader = reader
-        self._harmless = harmless
+        self._ignored = ignored
+        self._log_trouble = NO_KERNEL_LOG.trouble
         self._wall = wall
         self._on_change: Callable[[], None] = lambda: None
         self._node = NodeGpus()
@@ -387,7 +431,7 @@ class GpuMonitor:
     async def observe(self) -> None:
         """Read again. The previous state stays when nothing can be read."""
         # A MIG device may be made or destroyed while the GPUs are read: its claim is in one of the two.
-        before = tuple(self._claims())
+        before, began = tuple(self._claims()), self._wall()
         try:
             found = await asyncio.to_thread(self._reader.read)
         except (Retry, Refused) as trouble:
@@ -398,19 +442,35 @@ class GpuMonitor:
             log.warning("gpu.driver", missing=found.missing)
         found = _as_claimed(found, (*before, *self._claims()))
         away = frozenset(vfio.pci_address for vfio in found.vfio if vfio.switchable and vfio.bound)
-        now, unmonitored = self._wall(), self._reader.source.unmonitored()
-        self._trouble, self._observed_at, self.missing = "", now, found.missing
-        snapshot = InventorySnapshot(inventory=found.inventory, away=away, unmonitored=unmonitored, at=now)
-        conditions = update_conditions(self._node.conditions, snapshot, self._harmless)
+        unmonitored = self._reader.source.unmonitored()
+        self._trouble, self._observed_at, self.missing = "", self._wall(), found.missing
+        # An XID 154 since the reading began is newer than the reading.
+        snapshot = InventorySnapshot(inventory=found.inventory, away=away, unmonitored=unmonitored, at=began)
+        conditions = update_conditions(self._node.conditions, snapshot, self._rules())
         self._replace(NodeGpus(conditions=conditions, newest=found))
 
     async def listen(self) -> None:
-        """Wait `XID_WAIT_SECONDS` for errors, and record them. Raises `Retry`."""
-        xids = await asyncio.to_thread(self._reader.source.wait, XID_WAIT_SECONDS)
-        for xid in xids:
-            log.warning("gpu.xid", gpu=xid.uuid, xid=xid.number)
-        conditions: GpuConditions = record_xids(self._node.conditions, xids, self._wall())
+        """Wait `XID_WAIT_SECONDS` for errors, read the kernel log, and record both. Raises `Retry`."""
+        events: tuple[XidError, ...] = ()
+        deaf: Retry | None = None
+        try:
+            events = await asyncio.to_thread(self._reader.source.wait, XID_WAIT_SECONDS)
+        except Retry as retry:
+            deaf = retry
+        # After the events, so that their lines are mostly there.
+        reading = self._reader.kernel_log()
+        if reading.trouble != self._log_trouble and reading.trouble is not None:
+            log.warning("gpu.kernel-log", reason=reading.trouble)
+        self._log_trouble = reading.trouble
+        for event in events:
+            log.warning("gpu.xid", gpu=event.uuid, xid=event.number)
+        judged = {(xid.pci_address, xid.number, xid.finding.link) for xid in reading.xids if xid.finding}
+        for pci, number, link in sorted(judged, key=str):
+            log.warning("gpu.xid-line", pci=pci, xid=number, link=link)
+        conditions = record_errors(self._node.conditions, events, reading.xids, self._wall())
         self._replace(msgspec.structs.replace(self._node, conditions=conditions))
+        if deaf is not None:
+            raise deaf
 
     def device(self, name: str) -> PublishedGpu | None:
         """What a published name stands for; None for a name that is not published."""
@@ -432,18 +492,21 @@ class GpuMonitor:
 
     def _replace(self, node: NodeGpus) -> None:
         self._node = node
-        counters = counter_sets(node)
-        devices = published_devices(node, self._harmless)
-        whole = published_devices(node, self._harmless, partitioned=False) if counters else ()
+        counters, rules = counter_sets(node), self._rules()
+        devices = published_devices(node, rules)
+        whole = published_devices(node, rules, partitioned=False) if counters else ()
         pool = DevicePool(name="", devices=devices, counters=counters, without_counters=whole)
         if pool != self._pool:
             self._pool = pool
             self._on_change()
 
+    def _rules(self) -> XidRules:
+        return XidRules(now=self._wall(), ignored=self._ignored, log_trouble=self._log_trouble)
+
     def _health(self, pool: str, name: str, device: PublishedGpu) -> DeviceHealth:
         health, message = Health.UNKNOWN, self._trouble
         if not message and device.condition is not None:
-            health, message = gpu_health(device.condition, self._harmless)
+            health, message = gpu_health(device.condition, self._rules())
         elif not message:
             message = "the driver of a GPU that is passed through is in its virtual machine"
         return DeviceHealth(

@@ -35,6 +35,7 @@ from rackloom.claim.node.gpu.mig import (
     mig_partitions,
     mig_switchable,
 )
+from rackloom.claim.node.gpu.xids import recovery_action
 from rackloom.errors import Retry
 from rackloom.topology.discovery.nvidia_driver import (
     NVML_RETRY_SECONDS,
@@ -170,9 +171,7 @@ def _recovery(nvml: Any, handle: Any) -> RecoveryAction | None:
     (field,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     if field.nvmlReturn != nvml.NVML_SUCCESS:
         return None
-    wanted = int(field.value.uiVal)
-    # An action that this version does not know is still one that is wanted.
-    return RecoveryAction(wanted) if wanted in list(RecoveryAction) else RecoveryAction.SYSTEM_REBOOT
+    return recovery_action(int(field.value.uiVal))
 
 
 # XID events.
