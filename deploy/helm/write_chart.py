@@ -99,6 +99,8 @@ class ChartWriter:
         for name, obj in documents(KUBERNETES / "one-process"):
             self._add(name, obj, ".Values.node.all.enabled")
         for name, obj in documents(KUBERNETES / "webhook"):
+            if obj["kind"] in ("Job", "CronJob"):
+                self._job(obj)
             self._add(f"webhook-{name}".replace("webhook-webhook", "webhook"), obj, ".Values.webhook.enabled")
         for name, obj in documents(KUBERNETES / "kueue"):
             self._add(f"kueue-{name}", obj, ".Values.kueue.enabled")
@@ -210,6 +212,22 @@ class ChartWriter:
             self._folders(pod)
             return self._where_it_runs(program)
         return None
+
+    def _job(self, obj: Object) -> None:
+        """The webhook's certificates: pods from its image that run where its own pods do."""
+        spec = obj["spec"]
+        if obj["kind"] == "Job":
+            # Helm replaces the Job of each revision: the pod template of a Job never changes.
+            obj["metadata"]["name"] = obj["metadata"]["name"][:-1] + self.tokens.inline(".Release.Revision")
+        pod = spec.get("jobTemplate", {"spec": spec})["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        container["image"] = self.tokens.inline('include "rackloom.image" . | quote')
+        container[self._line("imagePullPolicy", ".Values.image.pullPolicy")] = None
+        container["env"].append(self._items(".Values.webhook.extraEnv"))
+        pod[self._yaml("imagePullSecrets", ".Values.image.pullSecrets")] = None
+        pod["priorityClassName"] = self.tokens.inline(".Values.webhook.priorityClassName | quote")
+        for key in ("tolerations", "affinity", "nodeSelector"):
+            pod[self._yaml(key, f".Values.webhook.{key}")] = None
 
     def _where_it_runs(self, program: str) -> str:
         """One process for all drivers takes the place of the three plugins."""

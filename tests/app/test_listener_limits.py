@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-from functools import partial
 
 import grpc
 import grpc.aio
@@ -11,8 +10,7 @@ import pytest
 import uvloop
 from tests.app.test_serve import Operator
 from tests.attacks import answers_others_in_a_crowd, cuts_endless_heads, grpc_is_bounded, http_is_bounded
-from tests.claim.cluster.admission.test_over_tls import installed, trusted
-from tests.waiting import until
+from tests.claim.cluster.admission.test_over_tls import issued, trusted
 
 from rackloom.app.config import load_config
 from rackloom.app.controller import ControllerEndpoints, Leadership
@@ -99,11 +97,10 @@ def test_the_simulated_api_server(tmp_path):
 
 def test_the_webhook():
     async def scenario():
-        api = await installed()
-        options = WebhookOptions(identity="w", listen="127.0.0.1:0", dns_names=("localhost",))
+        api = await issued()
+        options = WebhookOptions(identity="w", listen="127.0.0.1:0")
         async with webhook(api, AdmissionSettings(), options) as port:
-            authority = await until(partial(trusted, api), "the API server trusts it")
-            tls = ssl.create_default_context(cadata=authority)
+            tls = ssl.create_default_context(cadata=await trusted(api))
             await http_is_bounded(port, WEBHOOK, "/metrics", tls)
 
     asyncio.run(scenario())

@@ -44,6 +44,7 @@ COMMANDS = (
     ("token", "--home", "BAD", "--org", "demo", "--role", "TENANT_ADMIN"),
     ("controller", "--image", "image", "--kubeconfig", "BAD"),
     ("webhook", "--kubeconfig", "BAD"),
+    ("webhook-certificates", "--kubeconfig", "BAD"),
     ("up", "--home", "home", "--port", "0", "--kubeconfig", "BAD"),
     ("up", "--home", "BAD", "--port", "0", "--kubeconfig", "nowhere"),
     ("serve", "--config", "BAD"),

@@ -42,8 +42,9 @@ WRITERS: set[Words] = {
     ("transfer", "baseline"),
     ("transfer", "evidence"),
     ("nixl", "install"),
+    ("webhook-certificates",),
 }
-"""What they are asked for are files, or an installed package."""
+"""What they are asked for are files, an installed package, or a certificate in a Secret."""
 TAKES_FILES: set[Words] = {
     ("place",),
     ("claim", "check"),
@@ -66,6 +67,7 @@ READS_A_CLUSTER: set[Words] = {
     ("place",),
     ("controller",),
     ("webhook",),
+    ("webhook-certificates",),
     ("uninstall",),
     ("node", "nic"),
     ("node", "gpu"),

@@ -22,6 +22,7 @@ from tests.waiting import until
 
 from rackloom.app.controller import Leadership
 from rackloom.app.webhook import WebhookOptions, webhook
+from rackloom.claim.cluster.admission.serving_certificate import ISSUER_NAME, CertificateIssuer
 from rackloom.claim.cluster.admission.webhook import AdmissionSettings
 from rackloom.claim.cluster.domain_controller import DomainController
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
@@ -78,12 +79,15 @@ async def installed(
     await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-k", str(DEPLOY / "base"))
     await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-f", "-", given=rest)
     await until(lambda: is_served(api, *kinds), "the new types are served")
-    async with as_account(api, cluster, "rackloom-webhook") as own:
-        options = WebhookOptions(identity="test", listen="127.0.0.1:0", dns_names=("localhost",))
+    async with (
+        as_account(api, cluster, "rackloom-webhook") as own,
+        as_account(api, cluster, ISSUER_NAME) as job,
+    ):
+        options = WebhookOptions(identity="test", listen="127.0.0.1:0")
         async with webhook(own, settings, options) as port:
             for hook in hooks:
                 await api.create(HOOKS[hook["kind"]], called_at(hook, port))
-            await until(lambda: is_trusted(api), "the webhook has its certificate")
+            await CertificateIssuer(job, DRIVER, ("localhost",), time.time).run()
             await until(lambda: is_asked(api), "the webhook is asked")
             yield
             for hook in hooks:
@@ -160,10 +164,11 @@ def called_at(configuration: Object, port: int) -> Object:
     return configuration
 
 
-async def pod_of(api: KubeApi, prefix: str, namespace: str = DRIVER) -> Object:
+async def pod_of(api: KubeApi, prefix: str, namespace: str = DRIVER, account: str = "") -> Object:
     async def running() -> Object | None:
         for pod in (await api.list(POD, namespace)).items:
-            if pod["metadata"]["name"].startswith(prefix) and pod["status"]["phase"] == "Running":
+            runs = pod["metadata"]["name"].startswith(prefix) and pod["status"]["phase"] == "Running"
+            if runs and account in ("", pod["spec"]["serviceAccountName"]):
                 return pod
         return None
 
@@ -177,7 +182,7 @@ async def as_account(
     api: KubeApi, cluster: ControlPlane, name: str, pod: str | None = None, namespace: str = DRIVER
 ) -> AsyncIterator[KubeApi]:
     """What a pod under that service account may do; the pods of a Deployment have its name before theirs."""
-    found = await pod_of(api, pod or name, namespace)
+    found = await pod_of(api, pod or name, namespace, name)
     token = await asyncio.to_thread(cluster.bound_token, found, name)
     async with connect(cluster.kubeconfig_of_token(f"{name}-{time.monotonic_ns()}", token)) as own:
         yield own

@@ -27,13 +27,14 @@ from rackloom.app.node.imex import ImexOptions, imex_node
 from rackloom.app.node.process import NodeOptions
 from rackloom.app.webhook import WebhookOptions, webhook
 from rackloom.claim.cluster.admission.reviews import AdmissionMode
+from rackloom.claim.cluster.admission.serving_certificate import CertificateIssuer
 from rackloom.claim.cluster.admission.webhook import AdmissionSettings
 from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import DaemonIdentity
 from rackloom.claim.imex.nvidia_imex import READY, ImexChild
 from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
-from rackloom.claim.kube.api import KubeApi, NotFound
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.leader import LeaderElection
@@ -90,6 +91,7 @@ class Programs:
             ("controller",): self._controller,
             ("node", "imex"): self._plugin,
             ("webhook",): self._webhook,
+            ("webhook-certificates",): self._certificates,
             ("imex", "run"): self._daemon,
         }
         if pod["metadata"]["namespace"] not in (DRIVER, DAEMONS):
@@ -143,13 +145,24 @@ class Programs:
     async def _webhook(self, node: str, pod: Object, ready: Ready) -> int:
         """The API server has no way into a pod here: it calls the webhook at a port of this machine."""
         name = pod["metadata"]["name"]
-        options = WebhookOptions(identity=name, listen="127.0.0.1:0", dns_names=("localhost",))
+        options = WebhookOptions(identity=name, listen="127.0.0.1:0")
         settings = AdmissionSettings(mode=AdmissionMode.ENFORCE, isolation=self.isolation)
         async with self._own(pod) as own, webhook(own, settings, options) as port:
             self.webhook_ports.append(port)
             await ready()
             await asyncio.Event().wait()
         return 0
+
+    async def _certificates(self, node: str, pod: Object, ready: Ready) -> int:
+        """kubelet starts a container again that failed, as it does until there are configurations."""
+        async with self._own(pod) as own:
+            await ready()
+            issuer = CertificateIssuer(own, DRIVER, ("localhost",), time.time)
+            while True:
+                with contextlib.suppress(KubeError):
+                    await issuer.run()
+                    return 0
+                await asyncio.sleep(_LOOK_S)
 
     async def _workload(self, node: str, pod: Object, ready: Ready) -> int:
         for edits in await self._edits(node, pod):

@@ -23,6 +23,7 @@ from rackloom.core.kubernetes.objects import (
     CRD,
     DAEMON_SET,
     DEPLOYMENT,
+    JOB,
     MUTATING_WEBHOOK,
     SECRET,
     Object,
@@ -85,7 +86,7 @@ async def test_install_upgrade_go_back_and_uninstall(
     domain = {"metadata": {"name": "cd", "namespace": namespace}}
     spec = {"channel": {"resourceClaimTemplate": {"name": "channel"}}}
     uid = (await api.create(COMPUTE_DOMAIN, domain | {"spec": spec}))["metadata"]["uid"]
-    # What the webhook writes when it runs.
+    # The writes of the Job that issues the webhook's certificate.
     bundle = {"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": "Q0E="}
     await api.patch(MUTATING_WEBHOOK, "rackloom-webhook", None, (bundle,))
     await api.patch(SECRET, "rackloom-webhook-tls", DRIVER, {"data": {"tls.key": "S0VZ"}})
@@ -93,6 +94,11 @@ async def test_install_upgrade_go_back_and_uninstall(
 
     await helm("upgrade", "rackloom", CHART, "--reuse-values", "--set", "image.tag=9.9.9")
     assert await tags(api) == {"9.9.9"}
+    # The pod template of a Job never changes, so each revision has another one.
+    jobs = {job["metadata"]["name"]: job for job in (await api.list(JOB, DRIVER)).items}
+    issuer = jobs.pop("rackloom-webhook-certificates-2")["spec"]["template"]["spec"]
+    assert issuer["containers"][0]["image"] == "rackloom:9.9.9"
+    assert "rackloom-webhook-certificates-1" not in jobs
     assert (await api.get(COMPUTE_DOMAIN, "cd", namespace))["metadata"]["uid"] == uid
     hooks = (await api.get(MUTATING_WEBHOOK, "rackloom-webhook"))["webhooks"]
     assert hooks[0]["clientConfig"]["caBundle"] == "Q0E="

@@ -1,18 +1,22 @@
 """deploy/kubernetes/webhook on a real control plane: the webhook with its own rights, called over TLS."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 
+import httpx2
 import pytest
 import yaml
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.installed import ROOT, as_account, controlled, installed
+from tests.cluster.installed import ROOT, as_account, controlled, installed, pod_of
 from tests.cluster.policies import DRIVER
 from tests.waiting import until
 
 from rackloom.claim.cluster.admission.reviews import AdmissionMode
 from rackloom.claim.cluster.admission.webhook import AdmissionSettings
 from rackloom.claim.kube.api import KubeApi, KubeError, Rejected
+from rackloom.claim.kube.connection import http_client
 from rackloom.core.domains import names
 from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
@@ -195,6 +199,108 @@ async def test_the_webhooks_token_opens_gates_and_changes_nothing_else(
         opening = ({"op": "remove", "path": "/spec/schedulingGates/0"},)
         opened = await own.patch(POD, "waits", namespace, opening)
         assert "schedulingGates" not in opened["spec"]
+
+
+ISSUER = "rackloom-webhook-certificates"
+HOOKS = "/apis/admissionregistration.k8s.io/v1"
+RIGHTS = "/apis/rbac.authorization.k8s.io/v1"
+OURS = f"/api/v1/namespaces/{DRIVER}"
+JOBS = f"/apis/batch/v1/namespaces/{DRIVER}"
+MERGE = "application/merge-patch+json"
+
+
+def binding(kind: str) -> Object:
+    """An administrator's role for the webhook's account."""
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": kind,
+        "metadata": {"name": "attack"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": "rackloom-webhook", "namespace": DRIVER}],
+    }
+
+
+def attacks(job: str, pod: str) -> list[tuple[str, str, Object | None]]:
+    """Requests that would give the webhook's token more rights. `job` and `pod` are the issuer's."""
+    stolen = {"serviceAccountName": ISSUER, "containers": [{"name": "main", "image": "mine"}]}
+    hook = {"name": "pods.rackloom.dev", "admissionReviewVersions": ["v1"], "sideEffects": "None"}
+    url = {"webhooks": [{**hook, "clientConfig": {"url": "https://attacker.example"}}]}
+    meta: Object = {"metadata": {"name": "attack"}}
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    policy = {"matchConstraints": {"resourceRules": [rule]}, "validations": [{"expression": "true"}]}
+    job_spec = {"template": {"spec": {**stolen, "restartPolicy": "Never"}}}
+    token = {"type": "kubernetes.io/service-account-token"}
+    named = {"metadata": {"name": "attack", "annotations": {"kubernetes.io/service-account.name": ISSUER}}}
+    label = {"metadata": {"labels": {"attack": "1"}}}
+    everything = {"rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}
+    return [
+        *(
+            (method, f"{HOOKS}/{kind}/rackloom-webhook", body)
+            for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+            for method, body in (("PATCH", url), ("PATCH", label), ("GET", None), ("DELETE", None))
+        ),
+        ("POST", f"{HOOKS}/mutatingwebhookconfigurations", meta),
+        ("POST", f"{HOOKS}/validatingadmissionpolicies", {**meta, "spec": policy}),
+        ("DELETE", f"{HOOKS}/validatingadmissionpolicies/rackloom-webhook-pods", None),
+        ("DELETE", f"{HOOKS}/validatingadmissionpolicybindings/rackloom-webhook-pods", None),
+        ("POST", f"{RIGHTS}/clusterrolebindings", binding("ClusterRoleBinding")),
+        ("POST", f"{RIGHTS}/namespaces/{DRIVER}/rolebindings", binding("RoleBinding")),
+        ("PATCH", f"{RIGHTS}/clusterroles/rackloom-webhook", everything),
+        ("PATCH", f"{RIGHTS}/namespaces/{DRIVER}/roles/rackloom-webhook", everything),
+        ("POST", f"{OURS}/serviceaccounts/{ISSUER}/token", {"spec": {}}),
+        ("POST", f"{OURS}/serviceaccounts/rackloom-webhook/token", {"spec": {}}),
+        ("PATCH", f"{OURS}/serviceaccounts/rackloom-webhook", label),
+        ("GET", f"{OURS}/secrets", None),
+        ("GET", f"{OURS}/secrets/rackloom-webhook-authority", None),
+        ("PATCH", f"{OURS}/secrets/rackloom-webhook-authority", {"data": None}),
+        ("PATCH", f"{OURS}/secrets/rackloom-webhook-tls", {"data": None}),
+        ("POST", f"{OURS}/secrets", {**named, **token}),
+        ("POST", f"{OURS}/pods", {**meta, "spec": stolen}),
+        ("POST", f"{JOBS}/jobs", {**meta, "spec": job_spec}),
+        ("PATCH", f"{JOBS}/jobs/{job}", label),
+        ("DELETE", f"{JOBS}/jobs/{job}", None),
+        ("PATCH", f"{JOBS}/cronjobs/{ISSUER}", {"spec": {"suspend": True}}),
+        ("PATCH", f"{OURS}/pods/{pod}", label),
+        ("PATCH", f"{OURS}/pods/{pod}", {"spec": {"activeDeadlineSeconds": 1}}),
+        ("PATCH", f"{OURS}/pods/{pod}/status", {"status": {"phase": "Failed"}}),
+        ("DELETE", f"{OURS}/pods/{pod}", None),
+        ("PATCH", f"/apis/apps/v1/namespaces/{DRIVER}/deployments/rackloom-webhook", label),
+        ("PATCH", f"/apis/apps/v1/namespaces/{DRIVER}/daemonsets/rackloom-node-gpu", label),
+        ("PATCH", f"/api/v1/namespaces/{DRIVER}", label),
+    ]
+
+
+async def test_the_webhooks_token_cannot_rewrite_admission_nor_reach_an_account_that_can(
+    cluster: ControlPlane, api: KubeApi, driver: None
+) -> None:
+    pod = await pod_of(api, ISSUER, account=ISSUER)
+    job = pod["metadata"]["ownerReferences"][0]["name"]
+    own = await pod_of(api, "rackloom-webhook", account="rackloom-webhook")
+    token = await asyncio.to_thread(cluster.bound_token, own, "rackloom-webhook")
+    kubeconfig = cluster.kubeconfig_of_token("attacker", token)
+    async with http_client(kubeconfig, None) as attacker, http_client(cluster.admin, None) as admin:
+
+        async def answer(client: httpx2.AsyncClient, method: str, path: str, body: Object | None) -> int:
+            content_type = {"Content-Type": MERGE if method == "PATCH" else "application/json"}
+            # A dry run for the administrator, who shows that each request would be a change.
+            params = {"dryRun": "All"} if method != "GET" else {}
+            content = None if body is None else json.dumps(body)
+            sent = await client.request(method, path, params=params, content=content, headers=content_type)
+            return sent.status_code
+
+        async def is_held() -> bool:
+            """A policy takes effect a moment after it is installed."""
+            path = f"{OURS}/pods/{pod['metadata']['name']}"
+            return await answer(attacker, "PATCH", path, {"metadata": {"labels": {"a": "b"}}}) != 200
+
+        await until(is_held, "the policy holds")
+        tried = attacks(job, pod["metadata"]["name"])
+        assert [attack for attack in tried if await answer(attacker, *attack) not in (403, 422)] == []
+        assert [attack for attack in tried if await answer(admin, *attack) not in (200, 201, 202)] == []
+        impersonated = {"Impersonate-User": f"system:serviceaccount:{DRIVER}:{ISSUER}"}
+        path = f"{HOOKS}/mutatingwebhookconfigurations/rackloom-webhook"
+        assert (await attacker.get(path, headers=impersonated)).status_code == 403
+        assert (await admin.get(path, headers=impersonated)).status_code == 200
 
 
 async def say(own: KubeApi, namespace: str, **status: object) -> None:

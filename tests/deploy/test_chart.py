@@ -228,6 +228,8 @@ def test_the_image_is_the_same_for_programs_daemons_and_the_policy(helm: str) ->
     pods = [obj for obj in found if obj["kind"] in ("Deployment", "DaemonSet")]
     assert {obj["spec"]["template"]["spec"]["containers"][0]["image"] for obj in pods} == {image}
     assert len(pods) == 6
+    jobs = [obj["spec"].get("jobTemplate", obj)["spec"] for obj in found if obj["kind"].endswith("Job")]
+    assert [job["template"]["spec"]["containers"][0]["image"] for job in jobs] == [image] * 2
     assert {"name": "IMAGE_NAME", "value": image} in container_of(found, "rackloom-controller")["env"]
     assert f"expression: '''{image}'''" in yaml.safe_dump_all(found, width=1000)
 

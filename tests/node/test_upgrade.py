@@ -18,6 +18,7 @@ WORKLOADS = (
     "deployment/rackloom-webhook",
     *(f"daemonset/rackloom-{plugin}" for plugin in PLUGINS),
 )
+DELETE_JOB = ("delete", *SYSTEM, "job", "rackloom-webhook-certificates-1", "--ignore-not-found")
 NEXT = "next"
 """The tag of the image that is upgraded to: the same program, since there is one release only."""
 
@@ -71,6 +72,7 @@ def _upgrade(cluster: NodeCluster, files: Path, webhook: Path) -> None:
     cluster.kubectl("apply", "-k", str(files), "-l", others)
     cluster.kubectl("rollout", "status", *SYSTEM, "deployment/rackloom-controller", "--timeout=120s")
     cluster.kubectl("apply", "-k", str(files))
+    cluster.kubectl(*DELETE_JOB)
     cluster.kubectl("apply", "-k", str(webhook))
     _until_rolled_out(cluster)
 
@@ -82,6 +84,7 @@ def _go_back(cluster: NodeCluster) -> None:
     ours = f"app.kubernetes.io/component in ({', '.join(PLUGINS)})"
     cluster.kubectl("apply", "-f", "-", "-l", ours, given=base)
     cluster.kubectl("apply", "-f", "-", given=base)
+    cluster.kubectl(*DELETE_JOB)
     cluster.kubectl("apply", "-k", str(ROOT / "deploy/kubernetes/webhook"))
     _until_rolled_out(cluster)
 
@@ -92,8 +95,9 @@ def _until_rolled_out(cluster: NodeCluster) -> None:
 
 
 def _images(cluster: NodeCluster) -> set[str]:
-    """The images of our programs that run, but for the pods of MPS daemons, which no upgrade replaces."""
-    found = cluster.get("pods", *SYSTEM, "-l", "app.kubernetes.io/component!=node-mps")["items"]
+    """The images of our programs that run, without pods that no upgrade replaces: MPS daemons, ended Jobs."""
+    others = "app.kubernetes.io/component notin (node-mps, webhook-certificates)"
+    found = cluster.get("pods", *SYSTEM, "-l", others)["items"]
     live = [item for item in found if "deletionTimestamp" not in item["metadata"]]
     return {container["image"] for item in live for container in item["spec"]["containers"]}
 

@@ -7,11 +7,12 @@ twice, and the API server reads requests of up to 3 MiB), time for a body, numbe
 addresses. A body that is still being read may lose its share to another; one that is under review may
 not.
 
-The serving certificate is kept in a Secret and renewed; `ServingCertificate` loads it into the running
+A Job configures the API server to trust the serving certificate, and issues it into a Secret
+(`run_issuer`). `ServingCertificate` polls the Secret and loads a new certificate into the running
 `SSLContext` through a memory file, so that the key is never written to disk and no connection is cut.
-Readiness means: a certificate that the API server is configured to trust, and complete informers. The
-HTTP keep-alive of 120 s is longer than the 90 s after which the API server closes an idle connection, so
-that both sides never close at once and lose a review. One elected replica runs the gatekeeper.
+Readiness means: a certificate, and complete informers. The HTTP keep-alive of 120 s is longer than the 90 s
+after which the API server closes an idle connection, so that both sides never close at once and lose a
+review. One elected replica runs the gatekeeper.
 """
 
 import asyncio
@@ -43,15 +44,20 @@ from rackloom.claim.cluster.admission.reviews import (
     encode_response,
     read_review,
 )
-from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME, ServingCertificates
+from rackloom.claim.cluster.admission.serving_certificate import (
+    ISSUER_NAME,
+    WEBHOOK_NAME,
+    CertificateIssuer,
+    read_serving_identity,
+)
 from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.cluster.certificates import CertifiedKey, expires_at
 from rackloom.claim.kube.api import KubeApi, KubeError
-from rackloom.claim.kube.client import KubeClient, RateLimiter
+from rackloom.claim.kube.client import KubeClient, RateLimiter, connect
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.kube.leader import LeaderElection
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Retry
 from rackloom.fair_share import FairShare, address_key
 from rackloom.limits import WEBHOOK, Process, files_needed
 
@@ -259,8 +265,8 @@ async def _read_body(request: Request, size: int) -> bytearray:
 
 log = structlog.get_logger(__name__)
 
-RENEWAL_CHECK_SECONDS = 60.0
-"""Seconds between two looks at the certificate, and at the API server's trust in it."""
+RENEWAL_CHECK_SECONDS = 10.0
+"""Seconds between two reads of the certificate."""
 RETRY_SECONDS = 2.0
 REQUESTS_PER_SECOND = 200.0
 BURST = 1000
@@ -273,8 +279,6 @@ class WebhookOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the pod; with a random part it is this process's alone."""
     listen: str
     """`host:port` of HTTPS."""
-    dns_names: tuple[str, ...] = ()
-    """By which the API server calls it; none: those of the service."""
     kubeconfig: Path | None = None
     context: str | None = None
 
@@ -304,15 +308,13 @@ async def _run_webhook(
 async def webhook(api: KubeApi, settings: AdmissionSettings, options: WebhookOptions) -> AsyncIterator[int]:
     """A webhook at work while the context is entered; gives the port.
 
-    It listens from the start. It is ready once it has a certificate that the API server is configured to
-    trust, and has seen the cluster.
+    It listens from the start. It is ready once it has a certificate and has seen the cluster.
     """
     identity = f"{options.identity}-{uuid.uuid4()}"
     rng = random.Random()  # noqa: S311
     known = AdmissionCache(api, settings.isolation, rng)
     gatekeeper = GateController(api, known, EventRecorder(api, WEBHOOK_NAME, identity, time.time), rng)
-    names = options.dns_names or (f"{WEBHOOK_NAME}.{settings.namespace}.svc",)
-    certificate = ServingCertificate(ServingCertificates(api, settings.namespace, names, time.time))
+    certificate = ServingCertificate(partial(read_serving_identity, api, settings.namespace))
     election = LeaderElection(api, settings.namespace, WEBHOOK_NAME, identity, wall=time.time, rng=rng)
     metrics = WebhookMetrics(lambda: certificate.expires)
     app = admission_app(
@@ -345,8 +347,8 @@ async def _in_background(work: Sequence[Coroutine[None, None, None]]) -> AsyncIt
 class ServingCertificate:
     """The TLS side of the server. A renewed certificate serves the next connection; none is cut."""
 
-    def __init__(self, serving: ServingCertificates) -> None:
-        self._serving = serving
+    def __init__(self, read: Callable[[], Awaitable[CertifiedKey | None]]) -> None:
+        self._read = read
         self._held: CertifiedKey | None = None
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -362,20 +364,25 @@ class ServingCertificate:
         return 0.0 if self._held is None else expires_at(self._held.certificate)
 
     async def run(self) -> None:
-        """Keep it valid until cancelled."""
+        """Serve with the newest one until cancelled."""
         while True:
             try:
                 await self.renew()
-                pause = RENEWAL_CHECK_SECONDS
+                why = "" if self.is_held else "the Secret is empty: its Job has not run yet"
             except KubeError as error:
-                log.warning("webhook.certificate", why=error.message)
-                pause = RETRY_SECONDS
-            await asyncio.sleep(pause)
+                why = error.message
+            except ssl.SSLError as error:
+                why = f"the Secret holds no certificate with its key: {error}"
+            if why:
+                log.warning("webhook.certificate", why=why)
+            await asyncio.sleep(RETRY_SECONDS if why else RENEWAL_CHECK_SECONDS)
 
     async def renew(self) -> None:
-        """Load the certificate that is valid now. Raises KubeError."""
-        identity = await self._serving.ensure()
-        if identity != self._held:
+        """Load the certificate that was issued last. Raises KubeError, or SSLError if it is unusable."""
+        identity = await self._read()
+        if identity is not None and identity != self._held:
+            # A pair that does not match would spoil the context that serves.
+            load_identity(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), identity)
             load_identity(self.context, identity)
             self._held = identity
             log.info("webhook.certificate_loaded")
@@ -387,3 +394,20 @@ def load_identity(context: ssl.SSLContext, identity: CertifiedKey) -> None:
         file.write(identity.certificate + identity.key)
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+
+
+# The Job that issues its certificate.
+
+
+def run_issuer(namespace: str, names: tuple[str, ...], kubeconfig: Path | None, context: str | None) -> None:
+    """Do one pass of the certificate's issuer. Raises Retry if the API server did not let it finish."""
+
+    async def run() -> None:
+        async with connect(kubeconfig, context, user_agent=ISSUER_NAME) as api:
+            await CertificateIssuer(api, namespace, names, time.time).run()
+
+    try:
+        asyncio.run(run())
+    except KubeError as error:
+        reason = f"the webhook's certificate was not issued: {error.message}"
+        raise Retry(reason, after=RETRY_SECONDS) from error

@@ -1,4 +1,4 @@
-"""`rackloom controller`, `webhook` and `crds`: the control-plane processes on Kubernetes, and their types.
+"""`rackloom controller`, `webhook`, `webhook-certificates` and `crds`: the control plane on Kubernetes.
 
 Almost every option may be set by an environment variable, which is how a Deployment configures them. The
 controller's options fall into four groups: where it runs, the IMEX daemons that it creates, how
@@ -195,7 +195,6 @@ def webhook(
     mode: Annotated[Literal["warn", "enforce"], env_parameter("ADMISSION_MODE")] = "warn",
     isolation: Annotated[Literal["domain", "channel"], env_parameter("IMEX_ISOLATION")] = "domain",
     listen: Annotated[str, env_parameter("HTTPS_ENDPOINT")] = "0.0.0.0:8443",
-    dns_name: tuple[str, ...] = (),
     pod: Annotated[str, env_parameter("POD_NAME")] = "webhook",
     kubeconfig: Kubeconfig = None,
     context: KubeContext = None,
@@ -205,7 +204,7 @@ def webhook(
     Parameters
     ----------
     namespace
-        Namespace of this program: the certificate is kept there, and nothing in it is changed or refused.
+        Namespace of this program: its certificate is read there, and nothing in it is changed or refused.
     daemon_namespace
         Where IMEX daemons run, as the controller has it; nothing in it is changed or refused either.
     mode
@@ -214,8 +213,6 @@ def webhook(
         What a ComputeDomain without the label rackloom.dev/imex-isolation gets; as the controller has it.
     listen
         HOST:PORT of HTTPS.
-    dns_name
-        Name by which the API server calls the webhook; default: that of its service.
     pod
         Name of this pod, for the election.
     """
@@ -230,10 +227,33 @@ def webhook(
         mode=AdmissionMode(mode),
         isolation=ImexIsolation(isolation),
     )
-    options = WebhookOptions(
-        identity=pod, listen=listen, dns_names=dns_name, kubeconfig=kubeconfig, context=context
-    )
+    options = WebhookOptions(identity=pod, listen=listen, kubeconfig=kubeconfig, context=context)
     run_webhook(settings, options, announce)
+
+
+@with_common_flags
+def webhook_certificates(
+    *,
+    namespace: Annotated[str, NAMESPACE, env_parameter("NAMESPACE")] = "rackloom-system",
+    dns_name: tuple[str, ...] = (),
+    kubeconfig: Kubeconfig = None,
+    context: KubeContext = None,
+) -> None:
+    """Issue the webhook's certificate if it is due, and have the API server trust its authority.
+
+    A Job does this under a separate account, so that the webhook needs no right to change webhook
+    configurations.
+
+    Parameters
+    ----------
+    namespace
+        Namespace of the webhook's Secrets.
+    dns_name
+        Name by which the API server calls the webhook. The default is that of its service.
+    """
+    from rackloom.app.webhook import run_issuer
+
+    run_issuer(namespace, dns_name, kubeconfig, context)
 
 
 @with_common_flags

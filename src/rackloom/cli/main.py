@@ -67,6 +67,11 @@ COMMANDS = (
         "Admit claims and pods: validate, keep together, hold back.",
     ),
     (
+        "webhook-certificates",
+        "rackloom.cli.controller:webhook_certificates",
+        "Issue the webhook's certificate, and have it trusted.",
+    ),
+    (
         "crds",
         "rackloom.cli.controller:crds",
         "Print the CustomResourceDefinitions of the controller.",

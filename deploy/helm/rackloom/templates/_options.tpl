@@ -77,13 +77,6 @@
 {{- end }}
 {{- define "rackloom.args.webhook" -}}
 {{- $options := .Values.webhook.options }}
-{{- if hasKey $options "dnsName" }}
-{{- range $options.dnsName }}
-- {{ include "rackloom.scalar" . | printf "--dns-name=%s" | quote }}
-{{- else }}
-- --empty-dns-name
-{{- end }}
-{{- end }}
 {{- if hasKey $options "kubeconfig" }}
 - {{ include "rackloom.scalar" $options.kubeconfig | printf "--kubeconfig=%s" | quote }}
 {{- end }}

@@ -111,6 +111,13 @@ def is_issued_by(certificate: bytes, authority: CertifiedKey) -> bool:
     return True
 
 
+def is_accepted(certificate: bytes, authorities: bytes, now: float) -> bool:
+    """Whether a client that trusts these authorities accepts a certificate now."""
+    issuers = [issuer.public_bytes(Encoding.PEM) for issuer in x509.load_pem_x509_certificates(authorities)]
+    is_trusted = any(is_issued_by(certificate, CertifiedKey(b"", issuer)) for issuer in issuers)
+    return is_trusted and now < expires_at(certificate)
+
+
 def _certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: float, days: int
 ) -> x509.CertificateBuilder:

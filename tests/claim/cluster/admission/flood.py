@@ -17,16 +17,14 @@ EACH = 120
 
 
 async def serve(authority: str) -> None:
-    from tests.claim.cluster.admission.test_over_tls import installed, trusted
+    from tests.claim.cluster.admission.test_over_tls import issued, trusted
 
     from rackloom.app.webhook import WebhookOptions, webhook
     from rackloom.claim.cluster.admission.webhook import AdmissionSettings
 
-    api = await installed()
-    options = WebhookOptions(identity="w", listen="127.0.0.1:0", dns_names=("localhost",))
+    api = await issued()
+    options = WebhookOptions(identity="w", listen="127.0.0.1:0")
     async with webhook(api, AdmissionSettings(), options) as port:
-        while await trusted(api) is None:
-            await asyncio.sleep(0.01)
         Path(authority).write_text(await trusted(api))  # noqa: ASYNC240
         sys.stdout.write(f"port {port}\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The webhook as a server: real TLS on loopback, the certificate that it issues itself, and bad requests."""
+"""The webhook as a server: real TLS on loopback, the certificate that a Job issues, and bad requests."""
 
 import asyncio
 import base64
@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 
 import httpx2
 import pytest
 from cryptography import x509
 
 from rackloom.app.listeners import serve_http
+from rackloom.app.twin.up import served_api
 from rackloom.app.webhook import (
     MAX_BODY,
     ServingCertificate,
@@ -28,7 +30,8 @@ from rackloom.claim.cluster.admission.serving_certificate import (
     AUTHORITY_SECRET,
     SERVING_SECRET,
     WEBHOOK_NAME,
-    ServingCertificates,
+    CertificateIssuer,
+    read_serving_identity,
 )
 from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.cluster.certificates import AUTHORITY_DAYS, IDENTITY_DAYS
@@ -43,15 +46,27 @@ DAY = 86_400.0
 DRIVER = "rackloom-system"
 
 
-async def installed():
+async def installed(kube=None):
     """A fake API server with what deploy/kubernetes/webhook installs."""
-    kube = FakeKube(namespaces=("team", DRIVER), now=time.time)
+    kube = kube or FakeKube(namespaces=("team", DRIVER), now=time.time)
     api = DirectApi(kube, "admin")
     for name in (AUTHORITY_SECRET, SERVING_SECRET):
         await api.create(SECRET, {"metadata": {"name": name, "namespace": DRIVER}})
     for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK):
         hooks = [{"name": name, "clientConfig": {"service": {}}} for name in ("a.test", "b.test")]
         await api.create(kind, {"metadata": {"name": WEBHOOK_NAME}, "webhooks": hooks})
+    return api
+
+
+def issuer(api, wall=time.time):
+    """The Job's program, for a webhook that is called on loopback."""
+    return CertificateIssuer(api, DRIVER, ("localhost",), wall)
+
+
+async def issued():
+    """The same after the Job has run."""
+    api = await installed()
+    await issuer(api).run()
     return api
 
 
@@ -87,24 +102,21 @@ def review(resource, obj, **more):
 @asynccontextmanager
 async def serving(mode=AdmissionMode.WARN):
     """A client of a webhook that is ready."""
-    api = await installed()
-    options = WebhookOptions(identity="w", listen="127.0.0.1:0", dns_names=("localhost",))
-    async with webhook(api, AdmissionSettings(mode=mode), options) as port:
+    api = await issued()
+    options = WebhookOptions(identity="w", listen="127.0.0.1:0")
+    authority = await trusted(api)
+    async with webhook(api, AdmissionSettings(mode=mode), options) as port, client(port, authority) as http:
         async with asyncio.timeout(60):
-            while await trusted(api) is None:
+            while not await answers(http):
                 await asyncio.sleep(0.01)
-        async with client(port, await trusted(api)) as http:
-            async with asyncio.timeout(60):
-                while not await answers(http):
-                    await asyncio.sleep(0.01)
-            yield http
+        yield http
 
 
 async def answers(http):
     try:
         return (await http.get("/readyz")).status_code == 200
     except httpx2.ConnectError:
-        # The certificate is loaded a moment after the API server was told of it.
+        # The certificate is loaded a moment after the port is opened.
         return False
 
 
@@ -219,7 +231,8 @@ def test_a_renewal_cuts_no_connection_and_changes_nobodys_trust():
         api, clock = await installed(), Clock()
         # Issued so long ago that it is due, and still valid.
         clock.ahead = -IDENTITY_DAYS * DAY * 0.9
-        certificate = ServingCertificate(ServingCertificates(api, DRIVER, ("localhost",), clock))
+        await issuer(api, clock).run()
+        certificate = serving_certificate(api)
         await certificate.renew()
         known = AdmissionCache(api, ImexIsolation.DOMAIN, random.Random(1))
         app = admission_app(
@@ -231,10 +244,52 @@ def test_a_renewal_cuts_no_connection_and_changes_nobodys_trust():
             async with client(port, authority) as kept:
                 assert (await kept.get("/readyz")).status_code == 200
                 clock.ahead = 0.0
+                await issuer(api, clock).run()
                 await certificate.renew()
                 assert (await kept.get("/readyz")).status_code == 200
             assert await trusted(api) == authority
             assert await served(port, authority) != first
+
+    asyncio.run(run())
+
+
+def serving_certificate(api):
+    return ServingCertificate(partial(read_serving_identity, api, DRIVER))
+
+
+def test_an_unusable_secret_leaves_the_certificate_that_serves():
+    """A key of another certificate is refused before it reaches the context of the server."""
+
+    async def run():
+        api = await issued()
+        certificate = serving_certificate(api)
+        await certificate.renew()
+        other = base64.b64encode((await issued_elsewhere()).key).decode()
+        await api.patch(SECRET, SERVING_SECRET, DRIVER, {"data": {"tls.key": other}})
+        with pytest.raises(ssl.SSLError):
+            await certificate.renew()
+        app = admission_app(
+            AdmissionReviewer(
+                AdmissionCache(api, ImexIsolation.DOMAIN, random.Random(1)), AdmissionSettings()
+            ),
+            lambda: True,
+            WebhookMetrics(lambda: 0.0),
+        )
+        async with serve_http(app, "127.0.0.1:0", tls=certificate.context) as port:
+            assert await served(port, await trusted(api))
+
+    asyncio.run(run())
+
+
+async def issued_elsewhere():
+    return await read_serving_identity(await issued(), DRIVER)
+
+
+def test_an_empty_secret_is_no_certificate():
+    async def run():
+        certificate = serving_certificate(await installed())
+        await certificate.renew()
+        assert not certificate.is_held
 
     asyncio.run(run())
 
@@ -249,20 +304,54 @@ async def served(port, authority):
     return x509.load_der_x509_certificate(shown).serial_number
 
 
-def test_a_new_authority_is_trusted_beside_the_old_one_before_it_serves():
+async def before_the_authority_is_due(api):
+    """Do a pass on the day before the authority is renewed. Returns the time of that pass."""
+    begin = time.time() - AUTHORITY_DAYS * DAY
+    await issuer(api, lambda: begin).run()
+    now = begin + (AUTHORITY_DAYS * 2 / 3 - 1) * DAY
+    await issuer(api, lambda: now).run()
+    return now
+
+
+def test_a_new_authority_is_trusted_beside_the_old_one_before_it_issues():
     async def run():
-        api, clock = await installed(), Clock()
-        serving_certificates = ServingCertificates(api, DRIVER, ("localhost",), clock)
-        old = await serving_certificates.ensure()
-        before = await trusted(api)
-        clock.ahead += AUTHORITY_DAYS * DAY * 0.7
+        api = await installed()
+        now = await before_the_authority_is_due(api)
+        before, old = await trusted(api), await read_serving_identity(api, DRIVER)
         watched = Watched(api)
-        new = await ServingCertificates(watched, DRIVER, ("localhost",), clock).ensure()
+        await issuer(watched, lambda: now + 2 * DAY).run()
+        assert watched.patched == [AUTHORITY_SECRET, WEBHOOK_NAME, WEBHOOK_NAME]
         after = x509.load_pem_x509_certificates((await trusted(api)).encode())
         assert x509.load_pem_x509_certificate(before.encode()) in after
-        assert [vouches(authority, new) for authority in after] == [True, False]
         assert [vouches(authority, old) for authority in after] == [False, True]
-        assert watched.patched == [AUTHORITY_SECRET, WEBHOOK_NAME, WEBHOOK_NAME, SERVING_SECRET]
+        assert await read_serving_identity(api, DRIVER) == old, "API servers may not know of the new one yet"
+        await issuer(watched, lambda: now + 2 * DAY + 600).run()
+        new = await read_serving_identity(api, DRIVER)
+        assert [vouches(authority, new) for authority in after] == [True, False]
+        assert watched.patched[3:] == [SERVING_SECRET]
+        await issuer(watched, lambda: now + 2 * DAY + 1200).run()
+        assert len(watched.patched) == 4, "a pass that finds nothing due writes nothing"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("why", ["it has expired", "its authority is lost", "it is damaged"])
+def test_a_certificate_that_is_accepted_nowhere_is_replaced_in_the_same_pass(why):
+    async def run():
+        api = await installed()
+        now = await before_the_authority_is_due(api)
+        old = await read_serving_identity(api, DRIVER)
+        if why == "its authority is lost":
+            nothing = {"tls.key": None, "tls.crt": None, "ca.crt": None}
+            await api.patch(SECRET, AUTHORITY_SECRET, DRIVER, {"data": nothing})
+        elif why == "it is damaged":
+            await api.patch(SECRET, SERVING_SECRET, DRIVER, {"data": {"tls.crt": "b29wcw=="}})
+        later = now + (IDENTITY_DAYS + 1 if why == "it has expired" else 2) * DAY
+        await issuer(api, lambda: later).run()
+        new = await read_serving_identity(api, DRIVER)
+        assert new.key != old.key
+        newest, *_ = x509.load_pem_x509_certificates((await trusted(api)).encode())
+        assert vouches(newest, new)
 
     asyncio.run(run())
 
@@ -288,21 +377,24 @@ class Watched:
         return await self.api.patch(kind, name, *rest)
 
 
-def test_two_replicas_end_with_one_identity():
+def test_two_passes_at_once_end_with_one_identity():
     async def run():
         api = await installed()
 
-        async def patient():
+        async def repeated():
+            """A container that failed is started again."""
             while True:
                 try:
-                    return await ServingCertificates(api, DRIVER, ("localhost",), time.time).ensure()
+                    return await issuer(api).run()
                 except Conflict:
                     await asyncio.sleep(0)
 
-        first, second = await asyncio.gather(patient(), patient())
-        assert first == second
-        again = await ServingCertificates(api, DRIVER, ("localhost",), time.time).ensure()
-        assert again == first
+        await asyncio.gather(repeated(), repeated())
+        first = await read_serving_identity(api, DRIVER)
+        await issuer(api).run()
+        assert await read_serving_identity(api, DRIVER) == first
+        (authority,) = x509.load_pem_x509_certificates((await trusted(api)).encode())
+        assert vouches(authority, first)
 
     asyncio.run(run())
 
@@ -311,22 +403,78 @@ def test_what_is_not_installed_is_an_error_and_nothing_is_created():
     async def run():
         api = DirectApi(FakeKube(), "webhook")
         with pytest.raises(KubeError, match=AUTHORITY_SECRET):
-            await ServingCertificates(api, DRIVER, ("localhost",), time.time).ensure()
+            await issuer(api).run()
 
     asyncio.run(run())
 
 
 def test_trust_that_somebody_took_away_is_given_again():
     async def run():
-        api = await installed()
-        serving_certificates = ServingCertificates(api, DRIVER, ("localhost",), time.time)
-        await serving_certificates.ensure()
-        given = await trusted(api)
+        api = await issued()
+        given, serving = await trusted(api), await read_serving_identity(api, DRIVER)
         for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK):
             hooks = [{"name": name, "clientConfig": {"service": {}}} for name in ("a.test", "b.test")]
             await api.patch(kind, WEBHOOK_NAME, None, {"webhooks": hooks})
         assert await trusted(api) is None
-        await serving_certificates.ensure()
+        await issuer(api).run()
         assert await trusted(api) == given
+        assert await read_serving_identity(api, DRIVER) == serving
+
+    asyncio.run(run())
+
+
+def test_the_webhook_itself_only_reads():
+    """Its account has no right to write a Secret or a configuration."""
+
+    async def run():
+        api = await issued()
+        readonly = ReadOnly(api)
+        certificate = ServingCertificate(partial(read_serving_identity, readonly, DRIVER))
+        await certificate.renew()
+        assert certificate.is_held
+        assert readonly.read == [(SECRET, SERVING_SECRET)]
+
+    asyncio.run(run())
+
+
+class ReadOnly:
+    """An API that records each read, and has no other method."""
+
+    def __init__(self, api):
+        self.api = api
+        self.read = []
+
+    async def get(self, kind, name, namespace=None):
+        self.read.append((kind, name))
+        return await self.api.get(kind, name, namespace)
+
+
+@pytest.mark.slow
+def test_the_job_issues_once_and_says_why_it_cannot(tmp_path):
+    """The command as the Job runs it, first with an API server that has nothing installed."""
+    kubeconfig = tmp_path / "config"
+    command = [sys.executable, "-m", "rackloom.cli.main", "webhook-certificates", "--dns-name", "localhost"]
+
+    async def run_command():
+        words = (*command, "--kubeconfig", str(kubeconfig))
+        process = await asyncio.create_subprocess_exec(*words, stderr=subprocess.PIPE)
+        _, complaint = await process.communicate()
+        return process.returncode, complaint.decode()
+
+    async def run():
+        kube = FakeKube(namespaces=(DRIVER,))
+        async with served_api(kube, "admin", kubeconfig):
+            code, complaint = await run_command()
+            assert code == 1
+            assert complaint.startswith("rackloom: the webhook's certificate was not issued: ")
+            assert AUTHORITY_SECRET in complaint
+            assert len(complaint.splitlines()) == 1
+            api = await installed(kube)
+            assert await run_command() == (0, "")
+            first = await read_serving_identity(api, DRIVER)
+            assert await run_command() == (0, "")
+            assert await read_serving_identity(api, DRIVER) == first
+        (authority,) = x509.load_pem_x509_certificates((await trusted(api)).encode())
+        assert vouches(authority, first)
 
     asyncio.run(run())

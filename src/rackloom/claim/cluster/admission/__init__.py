@@ -2,5 +2,5 @@
 
 `webhook` answers AdmissionReviews (`reviews`) by the rules of `channel_pods` and its own, and caches what it
 reads of the cluster; `gates` opens gates later, from the same cache; `serving_certificate` issues the
-webhook's certificate.
+webhook's certificate, under another account.
 """
