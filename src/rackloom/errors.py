@@ -5,8 +5,12 @@ will not be carried out as made; `nearest_fix` is the change that would make it 
 no change would. `Unknown` means that the state could not be observed since a point in time. A reconcile
 loop can therefore derive its next step from the type of the error alone.
 
-`file_error_text` words an OSError or a decoding error for a sentence that already names the file.
+`Undecodable` is raised by `foreign_text` alone. It is also a DecodeError and a ValueError, as the errors of
+the parsers behind it. `file_error_text` words an OSError or a decoding error for a sentence that already
+names the file.
 """
+
+import msgspec
 
 
 class Retry(Exception):
@@ -38,6 +42,15 @@ class Unknown(Exception):
         super().__init__(reason)
         self.reason = reason
         self.since = since
+
+
+class Undecodable(msgspec.DecodeError):
+    """Text of another system, called `source`, cannot be decoded."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(f"{source}: {reason}")
+        self.source = source
+        self.reason = reason
 
 
 def file_error_text(error: OSError | UnicodeError) -> str:

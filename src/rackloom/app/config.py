@@ -15,7 +15,6 @@ settings; a test uses it to check that docs/operating.md documents each of them.
 """
 
 import re
-import tomllib
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -50,7 +49,8 @@ from rackloom.carve.api.claim_mapping import (
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
 from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import decode_toml
 
 # How values are written: durations, addresses, and tables that forbid unknown keys.
 
@@ -544,11 +544,11 @@ class Config(BaseSettings):
 def load_config(path: Path) -> Config:
     """The configuration in `path`. Raises Refused naming the file and every key that is wrong."""
     try:
-        content = tomllib.loads(path.read_text())
+        content = decode_toml(path.read_bytes(), str(path))
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror}", nearest_fix="name it with --config") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Refused(f"{path} is not TOML: {error}", nearest_fix="correct that line") from error
+    except Undecodable as error:
+        raise Refused(f"{path} is not TOML: {error.reason}", nearest_fix="correct that line") from error
     try:
         return Config(**content)
     except ValidationError as error:

@@ -57,7 +57,8 @@ from rackloom.core.takeover.records import (
     subject_of_step,
 )
 from rackloom.core.takeover.rollback import imported_steps, rollback_obstacles
-from rackloom.errors import Misuse, Refused
+from rackloom.errors import Misuse, Refused, Undecodable
+from rackloom.foreign_text import decode_json
 
 OWNER_ONLY = 0o600
 SHOWN_LENGTH = 80
@@ -208,7 +209,7 @@ def _with_admin_records(reading: NicoReading, call_rpc: RpcCaller) -> NicoReadin
 
 def _read_site(call_rpc: RpcCaller) -> SiteReading:
     reply = call_rpc("ShowTakeoverSite", ours.TakeoverSiteRequest())
-    return msgspec.json.decode(reply.reading, type=SiteReading)
+    return decode_json(reply.reading, "the site", SiteReading)
 
 
 # Plan files.
@@ -235,9 +236,9 @@ def _write_plan(file: Path, made: TakeoverPlan) -> None:
 def _read_plan(file: Path) -> TakeoverPlan:
     fix = "write one with: rackloom admin import nico plan --out FILE"
     try:
-        made = msgspec.json.decode(read_text(file, fix), type=TakeoverPlan)
-    except msgspec.DecodeError as error:
-        raise Refused(f"{file} is not a plan of a takeover: {error}", nearest_fix=fix) from None
+        made = decode_json(read_text(file, fix), str(file), TakeoverPlan)
+    except Undecodable as error:
+        raise Refused(f"{file} is not a plan of a takeover: {error.reason}", nearest_fix=fix) from None
     if made.version != PLAN_VERSION or not is_sealed(made):
         raise Refused(f"{file} was changed after it was written, or by another version", nearest_fix=fix)
     return made

@@ -33,7 +33,8 @@ from rackloom.cli.admin import (
     report,
 )
 from rackloom.cli.common import FILE, Output, columns, emit, json_text, read_text, with_common_flags
-from rackloom.errors import Refused, file_error_text
+from rackloom.errors import Refused, Undecodable, file_error_text
+from rackloom.foreign_text import decode_json, decode_yaml_document
 
 # Switch controllers and their credentials.
 
@@ -280,7 +281,9 @@ def nvlink_info_populate(
     """Ask the controller for the GPU mapping of a machine and print it. The site does so by itself."""
     with connect(at) as call_rpc:
         known = _find_machine(call_rpc, machine_id).nvlink_info
-        body = msgspec.json.decode(browse_controller(call_rpc, known.chassis_serial, "gpu-info-list", 0))
+        body = decode_json(
+            browse_controller(call_rpc, known.chassis_serial, "gpu-info-list", 0), "the controller"
+        )
         info = _observed_info(body, known)
         print(json_text(as_dict(info)))
         if update_db:
@@ -300,10 +303,10 @@ def instance_update(
 ) -> None:
     """Change which logical partition each GPU of an instance joins."""
     try:
-        wanted = msgspec.json.decode(config, type=_InstanceConfig)
-    except msgspec.DecodeError as error:
+        wanted = decode_json(config, "--config", _InstanceConfig)
+    except Undecodable as error:
         fix = 'use {"gpu_configs": [{"device_instance": 0, "logical_partition_id": "..."}]}'
-        raise Refused(f"--config: {error}", nearest_fix=fix) from error
+        raise Refused(f"--config: {error.reason}", nearest_fix=fix) from error
     request = pb.InstanceConfigUpdateRequest()
     request.instance_id.value = instance_id
     request.config.nvlink.SetInParent()
@@ -378,15 +381,15 @@ def _observed_info(body: dict[str, Any], known: Any) -> pb.MachineNVLinkInfo:
 
 
 def _read_records(file: Path) -> list[_MachineRecord]:
-    import yaml
 
     try:
         content = file.read_bytes()
         if file.suffix in (".yaml", ".yml"):
-            return msgspec.convert(yaml.safe_load(content), list[_MachineRecord])
-        return msgspec.json.decode(content, type=list[_MachineRecord])
+            return msgspec.convert(decode_yaml_document(content, file.name), list[_MachineRecord])
+        return decode_json(content, file.name, list[_MachineRecord])
     except OSError as error:
         raise Refused(f"{file} cannot be read: {file_error_text(error)}", nearest_fix=_RECORDS_FIX) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        message = " ".join(str(error).split())  # Errors of YAML are drawn over lines.
+    except ValueError as error:
+        # Errors of YAML are drawn over lines.
+        message = " ".join(str(getattr(error, "reason", error)).split())
         raise Refused(f"{file} is not a list of machines: {message}", nearest_fix=_RECORDS_FIX) from error

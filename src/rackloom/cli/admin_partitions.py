@@ -12,7 +12,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 from cyclopts import App, Parameter
 
 from rackloom.carve.admin import forge_pb2 as pb
@@ -35,6 +34,7 @@ from rackloom.cli.admin import (
 )
 from rackloom.cli.common import FILE, Output, columns, emit, read_text, with_common_flags
 from rackloom.errors import Misuse, Refused
+from rackloom.foreign_text import decode_json
 
 # Partitions.
 
@@ -206,7 +206,7 @@ def plan(
             to.write_text(text + "\n")
         except OSError as error:
             raise Refused(f"cannot write {to}: {error.strerror}") from error
-    emit(msgspec.json.decode(text), output, lambda: _plan_table(msgspec.json.decode(text)))
+    emit(decode_json(text, "the plan"), output, lambda: _plan_table(decode_json(text, "the plan")))
 
 
 @with_common_flags

@@ -24,7 +24,8 @@ from rackloom.cli.common import (
     emit,
     with_common_flags,
 )
-from rackloom.errors import Misuse, Refused
+from rackloom.errors import Misuse, Refused, Undecodable
+from rackloom.foreign_text import decode_json
 from rackloom.topology import profiles
 from rackloom.topology.affinity import Cell, classes, guest_view
 from rackloom.topology.join_key import Fact
@@ -247,8 +248,8 @@ def _load_profile(profile: str) -> Machine | RackProfile:
 
 def _saved_machine(path: Path) -> Machine:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Machine)
-    except (OSError, msgspec.DecodeError) as trouble:
+        return decode_json(path.read_bytes(), path.name, Machine)
+    except (OSError, Undecodable) as trouble:
         fix = "name a file that `rackloom topology show -o json` wrote for a machine"
         raise Refused(f"{path} is not a saved machine: {trouble}", nearest_fix=fix) from trouble
 

@@ -10,6 +10,8 @@ import httpx2
 import msgspec
 
 from rackloom.client.errors import NotUnderstood
+from rackloom.errors import Undecodable
+from rackloom.foreign_text import decode_json
 
 PATH = "event"
 RESET = "reset"
@@ -40,7 +42,7 @@ def event_of(sent: httpx2.ServerSentEvent) -> Event | None:
     if not sent.data:
         return None
     try:
-        data = msgspec.json.decode(sent.data, type=_Data)
-    except msgspec.DecodeError as error:
-        raise NotUnderstood(f"an event is not what this client knows: {error}") from error
+        data = decode_json(sent.data, "an event", _Data)
+    except Undecodable as error:
+        raise NotUnderstood(f"an event is not what this client knows: {error.reason}") from error
     return Event(sent.id, sent.event, data.message, data.id, data.status, data.created)

@@ -24,6 +24,8 @@ import msgspec
 
 from rackloom.client.call import Call, QueryPairs, query_pairs
 from rackloom.client.errors import NotDecided, NotUnderstood, OutcomeUnknown, refusal
+from rackloom.errors import Undecodable
+from rackloom.foreign_text import decode_json
 
 T = TypeVar("T")
 NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
@@ -187,10 +189,10 @@ def decoded(call: Call[T], answer: httpx2.Response) -> Answered[T]:
     """The answer as a value. Raises the error that it stands for."""
     require_success(answer)
     try:
-        return Answered(msgspec.json.decode(answer.content, type=call.answer), answer.headers)
-    except msgspec.DecodeError as error:
+        return Answered(decode_json(answer.content, call.operation, call.answer), answer.headers)
+    except Undecodable as error:
         raise NotUnderstood(
-            f"the answer to {call.operation} is not what this client knows: {error}",
+            f"the answer to {call.operation} is not what this client knows: {error.reason}",
             status=answer.status_code,
             fix="use a client of the service's version",
         ) from error
@@ -222,8 +224,8 @@ def problem_text(answer: httpx2.Response) -> str:
 
 def _own_problem(answer: httpx2.Response) -> ErrorBody | None:
     try:
-        return msgspec.json.decode(answer.content, type=ErrorBody)
-    except msgspec.DecodeError:
+        return decode_json(answer.content, "the answer", ErrorBody)
+    except Undecodable:
         return None
 
 

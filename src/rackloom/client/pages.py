@@ -15,6 +15,8 @@ import msgspec
 
 from rackloom.client.call import Call, PagedCall, QueryValue
 from rackloom.client.exchange import Answered
+from rackloom.errors import Undecodable
+from rackloom.foreign_text import decode_json
 
 T = TypeVar("T")
 LARGEST_PAGE = 100
@@ -62,6 +64,6 @@ def page_steps(
 
 def _total(headers: httpx2.Headers) -> int | None:
     try:
-        return msgspec.json.decode(headers.get("X-Pagination", ""), type=_Position).total
-    except msgspec.DecodeError:
+        return decode_json(headers.get("X-Pagination", ""), "X-Pagination", _Position).total
+    except Undecodable:
         return None

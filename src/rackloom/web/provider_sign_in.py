@@ -242,6 +242,6 @@ def _has_nonce(id_token: str, nonce: str) -> bool:
     """
     try:
         claims = jwt.decode(id_token, options={"verify_signature": False})
-    except jwt.PyJWTError:
+    except (jwt.PyJWTError, RecursionError):
         return False
     return hmac.compare_digest(str(claims.get("nonce", "")).encode(), nonce.encode())

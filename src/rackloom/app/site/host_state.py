@@ -6,7 +6,6 @@ history entry, the status of the affected domains is derived again, and the reco
 """
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +21,7 @@ from rackloom.carve.store.schema import machine
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import status as tenancy_status
 from rackloom.errors import Retry, Unknown
+from rackloom.foreign_text import decode_json
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +73,7 @@ class HostStatePoller(msgspec.Struct, frozen=True):
                     answer: Any = await _get_json(
                         client, f"{self.url.rstrip('/')}/{quote(machine_id, safe='')}"
                     )
-            except (httpx2.HTTPError, TimeoutError, ValueError, RecursionError):
+            except (httpx2.HTTPError, TimeoutError, ValueError):
                 return Status.UNKNOWN
         state = answer.get("state") if isinstance(answer, dict) else None
         return STATES.get(state, Status.UNKNOWN) if isinstance(state, str) else Status.UNKNOWN
@@ -88,7 +88,7 @@ async def _get_json(client: httpx2.AsyncClient, url: str) -> Any:
             body += part
             if len(body) > MAX_BYTES:
                 raise ValueError("the answer is too long")
-    return json.loads(body)
+    return decode_json(bytes(body), url)
 
 
 def write_states(conn: sa.Connection, states: dict[str, str], now: float) -> frozenset[str]:

@@ -144,6 +144,6 @@ def _claimed_issuer(authorization: str | None) -> str:
     token = (authorization or "").partition(" ")[2].strip()
     try:
         claims = jwt.decode(token, options={"verify_signature": False})
-    except jwt.PyJWTError:
+    except (jwt.PyJWTError, RecursionError):
         return ""
     return str(claims.get("iss", ""))

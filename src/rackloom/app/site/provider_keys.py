@@ -18,7 +18,6 @@ and the others count.
 """
 
 import asyncio
-import json
 import ssl
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -28,7 +27,8 @@ import jwt
 
 from rackloom.app.config import IssuerConfig
 from rackloom.carve.api.auth import Algorithm, TrustedKey
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import decode_json
 
 FETCH_SECONDS = 10.0
 """For the document and the keys together."""
@@ -92,8 +92,8 @@ def https_address(document: dict[str, Any], name: str) -> str:
 def json_object(content: bytes, name: str) -> dict[str, Any]:
     """What a provider sent as `name`. Raises Refused where that is no JSON object."""
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
+        value = decode_json(content, name)
+    except Undecodable:
         value = None
     if not isinstance(value, dict):
         raise Refused(f"{name} is no JSON object")

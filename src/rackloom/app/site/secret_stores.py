@@ -26,6 +26,7 @@ import requests
 
 from rackloom.app.site.secrets import Secret, path_words, secret_of
 from rackloom.errors import Refused, Retry
+from rackloom.foreign_text import decode_json
 
 # Kubernetes Secrets.
 
@@ -50,7 +51,7 @@ class KubernetesSecrets:
         reply = await self._ask("GET", f"/{name}")
         if reply.status_code == HTTPStatus.NOT_FOUND:
             return None
-        data = _checked_reply(reply).json().get("data") or {}
+        data = decode_json(_checked_reply(reply).content, f"Secret {name}").get("data") or {}
         return {
             field: secret_of(base64.b64decode(value), f"Secret {name}, field {field}")
             for field, value in data.items()

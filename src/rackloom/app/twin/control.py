@@ -43,6 +43,7 @@ from rackloom.app.twin.control_messages import (
 from rackloom.app.twin.scenarios import require_playable
 from rackloom.durable_files import write_durably
 from rackloom.errors import Refused
+from rackloom.foreign_text import decode_json
 from rackloom.lab.scenario.every_layer import clear
 from rackloom.lab.scenario.model import ACTIONS, Scenario, Step
 from rackloom.lab.scenario.played import PlayedScenario, PlayedStep
@@ -264,17 +265,17 @@ class ControlApplication:
         return _json(self._player.report())
 
     async def _step(self, request: Request) -> Response:
-        return _json(await self._player.step(msgspec.json.decode(await _body(request))))
+        return _json(await self._player.step(decode_json(await _body(request), "the request")))
 
     async def _fault(self, request: Request) -> Response:
-        table = msgspec.json.decode(await _body(request))
+        table = decode_json(await _body(request), "the request")
         return _json(await self._player.step(table, only_faults=True))
 
     async def _clear(self, _: Request) -> Response:
         return _json(ClearedReport(await self._player.clear()))
 
     async def _play(self, request: Request) -> Response:
-        wanted = msgspec.json.decode(await _body(request), type=PlayRequest)
+        wanted = decode_json(await _body(request), "the request", PlayRequest)
         scenario = self._player.read(wanted.text, wanted.name, wanted.where)
         return StreamingResponse(self._lines(scenario), media_type="application/x-ndjson")
 

@@ -21,7 +21,8 @@ from rackloom.app.twin.control_messages import (
     SiteReport,
     control_file,
 )
-from rackloom.errors import Refused, file_error_text
+from rackloom.errors import Refused, Undecodable, file_error_text
+from rackloom.foreign_text import decode_json
 from rackloom.lab.scenario.played import PlayedScenario, PlayedStep
 from rackloom.request_log import asked
 
@@ -78,11 +79,11 @@ class ControlClient:
             line = None
             for text_line in answer.iter_lines():
                 if line is not None:
-                    report(msgspec.json.decode(line, type=PlayedStep))
+                    report(decode_json(line, "a step", PlayedStep))
                 line = text_line
             try:
-                return msgspec.json.decode(line or "", type=PlayedScenario)
-            except msgspec.MsgspecError as error:
+                return decode_json(line or "", "the result", PlayedScenario)
+            except Undecodable as error:
                 raise self._ended() from error
 
     def _ask(self, method: str, path: str, body: object, kind: type[T]) -> T:
@@ -92,7 +93,7 @@ class ControlClient:
             request.outcome = answer.status_code
         if answer.status_code != httpx2.codes.OK:
             raise self._refusal(answer.status_code, answer.content)
-        return msgspec.json.decode(answer.content, type=kind)
+        return decode_json(answer.content, path, kind)
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
@@ -108,8 +109,8 @@ class ControlClient:
 
     def _refusal(self, status: int, body: bytes) -> Refused:
         try:
-            found = msgspec.json.decode(body, type=Refusal)
-        except msgspec.MsgspecError:
+            found = decode_json(body, "the refusal", Refusal)
+        except Undecodable:
             return Refused(f"the site in {self._home} answers {status}", nearest_fix="see its log")
         return Refused(found.reason, nearest_fix=found.fix)
 
@@ -117,12 +118,12 @@ class ControlClient:
 def read_access(home: Path) -> ControlAccess:
     """How the control of the site in a home is reached. Refused where none runs there."""
     try:
-        return msgspec.json.decode(control_file(home).read_bytes(), type=ControlAccess)
+        return decode_json(control_file(home).read_bytes(), str(home), ControlAccess)
     except OSError as error:
         why = f"no site runs in {home}: {control_file(home).name}: {file_error_text(error)}"
         raise Refused(why, nearest_fix=_start(home)) from error
-    except msgspec.MsgspecError as error:
-        raise Refused(f"{control_file(home)} is damaged: {error}", nearest_fix=_start(home)) from error
+    except Undecodable as error:
+        raise Refused(f"{control_file(home)} is damaged: {error.reason}", nearest_fix=_start(home)) from error
 
 
 POLL_SECONDS = 0.1

@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from rackloom.app.imex import member_from_environment
@@ -34,6 +33,7 @@ from rackloom.core.domains.imex_settings import ImexSettings, read_imex_settings
 from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, SECRET, Object, pod_claim_names
 from rackloom.errors import Retry
+from rackloom.foreign_text import decode_json
 from rackloom.lab.imex.in_process import ImexNetwork, InMemoryImex, InMemoryImexControl
 from rackloom.lab.imex.settings import ImexHost
 from rackloom.lab.nodes.kubelets import SimulatedKubelets
@@ -130,7 +130,7 @@ class PodPrograms:
         for name in pod_claim_names(pod):
             claim = await self._api.get(RESOURCE_CLAIM, name, pod["metadata"]["namespace"])
             for file in self._cdi(node, claim["metadata"]["uid"]):
-                devices = msgspec.json.decode(file.read_bytes())["devices"]
+                devices = decode_json(file.read_bytes(), str(file))["devices"]
                 found += [
                     variable for device in devices for variable in device["containerEdits"].get("env", ())
                 ]

@@ -49,7 +49,8 @@ from rackloom.carve.store.journal import MonotonicSiteClock, newest_recorded_tim
 from rackloom.carve.tenancy import catalog
 from rackloom.core.partitions.reading_age import valid_seconds
 from rackloom.durable_files import write_durably
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import decode_json
 from rackloom.lab.scenario.stage import SimulatedRacks
 from rackloom.lab.switches.fabric import MOST_RACKS, FabricSnapshot, SeededNames, SimulatedFabric, fabrics_of
 from rackloom.lab.switches.servers import NmxcServer
@@ -160,9 +161,9 @@ def _persist_fabric(fabric: SimulatedFabric, file: Path) -> None:
 
 def _read_json(file: Path, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=kind)
-    except msgspec.MsgspecError as error:
-        raise Refused(f"{file} is damaged: {error}", nearest_fix=_RESTORE_FIX) from error
+        return decode_json(file.read_bytes(), str(file), kind)
+    except Undecodable as error:
+        raise Refused(f"{file} is damaged: {error.reason}", nearest_fix=_RESTORE_FIX) from error
 
 
 _RESTORE_FIX = "restore the home from a backup, or start with another --home"

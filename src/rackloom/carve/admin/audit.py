@@ -23,6 +23,8 @@ from rackloom.carve.store import audit
 from rackloom.carve.store.audit import ADMIN, AuditRecord
 from rackloom.carve.store.audit_trail import AuditedObject, AuditTrail
 from rackloom.core.takeover import records as takeover
+from rackloom.errors import Undecodable
+from rackloom.foreign_text import decode_json
 from rackloom.grpc_server import client_address
 
 # What each RPC is about.
@@ -30,7 +32,6 @@ from rackloom.grpc_server import client_address
 
 Subject = Callable[[Any], AuditedObject]
 """From the request of an RPC to what it is about."""
-_step_decoder: msgspec.json.Decoder[takeover.Step] = msgspec.json.Decoder(takeover.Step)
 
 
 def _chassis(request: Any) -> AuditedObject:
@@ -72,8 +73,8 @@ def _new_reservation(request: Any) -> AuditedObject:
 def _takeover_step(request: Any) -> AuditedObject:
     """The object that a step creates or removes; nothing where it is no step."""
     try:
-        step = _step_decoder.decode(request.step)
-    except msgspec.DecodeError:
+        step = decode_json(request.step, "the step", takeover.Step)
+    except Undecodable:
         return AuditedObject("import")
     match step:
         case takeover.PauseDomain() | takeover.SettleDomain():

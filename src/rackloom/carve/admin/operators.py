@@ -30,14 +30,14 @@ from rackloom.carve.store.schema import site
 from rackloom.carve.store.values import Changed, invalid, not_found
 from rackloom.carve.tenancy import catalog, shut_trays
 from rackloom.core.partitions.domain import PartitionPlan
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import decode_json
 from rackloom.topology.join_key import Source
 
 # Plans, import and operator steps.
 
 
 _encoder = msgspec.json.Encoder(order="deterministic")
-_decoder = msgspec.json.Decoder(PartitionPlan)
 
 
 async def make_domain_plan(deps: AdminDeps, request: pb.PlanRequest) -> pb.PlanReply:
@@ -49,9 +49,9 @@ async def make_domain_plan(deps: AdminDeps, request: pb.PlanRequest) -> pb.PlanR
 async def apply_plan(deps: AdminDeps, request: pb.ApplyRequest) -> pb.ApplyReply:
     """Carry out a plan; refused when the fabric or the intent is no longer as it found them."""
     try:
-        plan = _decoder.decode(request.plan)
-    except msgspec.DecodeError as error:
-        raise invalid(f"this is not a plan: {error}") from error
+        plan = decode_json(request.plan, "the request", PartitionPlan)
+    except Undecodable as error:
+        raise invalid(f"this is not a plan: {error.reason}") from error
     outcomes = await deps.apply(plan)
     return pb.ApplyReply(outcomes=[_outcome_message(outcome) for outcome in outcomes])
 

@@ -13,9 +13,10 @@ from rackloom.carve.store.values import Changed, invalid
 from rackloom.carve.takeover.site_reading import read_site
 from rackloom.carve.takeover.steps import StepOrder, StepOutcome, do_step, undo_step
 from rackloom.core.takeover.records import Step
+from rackloom.errors import Undecodable
+from rackloom.foreign_text import decode_json
 
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
 
 async def show_site(deps: AdminDeps, _request: pb.TakeoverSiteRequest) -> pb.TakeoverSite:
@@ -28,9 +29,9 @@ async def show_site(deps: AdminDeps, _request: pb.TakeoverSiteRequest) -> pb.Tak
 async def run_step(deps: AdminDeps, request: pb.TakeoverStepRequest) -> pb.TakeoverStepReply:
     """Do or undo one step."""
     try:
-        step = _decoder.decode(request.step)
-    except msgspec.DecodeError as error:
-        raise invalid(f"this is not a step of a takeover: {error}") from error
+        step = decode_json(request.step, "the request", Step)
+    except Undecodable as error:
+        raise invalid(f"this is not a step of a takeover: {error.reason}") from error
 
     def work(conn: sa.Connection) -> Changed[StepOutcome]:
         # The order is dated inside the transaction, as for every operator step.

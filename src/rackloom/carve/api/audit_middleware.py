@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any
 
-import msgspec
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -31,7 +30,9 @@ from rackloom.carve.api.access import PROVIDER_ROLES
 from rackloom.carve.api.auth import Caller, Role, Side
 from rackloom.carve.store.audit import FIELD_LIMIT, MAX_FIELDS, REST, AuditRecord, stored_text
 from rackloom.carve.store.audit_trail import AuditTrail, RequestAudit
+from rackloom.errors import Undecodable
 from rackloom.fair_share import plain_address
+from rackloom.foreign_text import decode_json
 
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 FORBIDDEN, FIRST_REFUSAL = 403, 400
@@ -181,8 +182,8 @@ class _Watch:
 
 def _message_of(body: bytes) -> str:
     try:
-        decoded = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+        decoded = decode_json(body, "the answer")
+    except Undecodable:
         return ""
     return str(decoded.get("message") or "") if isinstance(decoded, dict) else ""
 

@@ -220,7 +220,7 @@ class TokenVerifier:
             return self._decoded(token, last)
         except jwt.InvalidSignatureError as error:
             raise UnauthenticatedCaller(INVALID_MESSAGE) from error
-        except jwt.DecodeError as error:
+        except (jwt.DecodeError, RecursionError) as error:
             raise UnauthenticatedCaller("Error parsing the token claims") from error
         except jwt.PyJWTError as error:
             # Also a key that its algorithm does not take, which is no error of the token to the library.

@@ -9,7 +9,6 @@ Only `https` is spoken, except to this machine, because each request carries a t
 followed. No token appears in an error, and no proxy of the environment is used.
 """
 
-import json
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +31,8 @@ from rackloom.core.takeover.records import (
     NicoTenant,
     NicoVpc,
 )
-from rackloom.errors import Refused, Retry, file_error_text
+from rackloom.errors import Refused, Retry, Undecodable, file_error_text
+from rackloom.foreign_text import decode_json
 from rackloom.loopback import is_this_host
 from rackloom.request_log import asked
 
@@ -146,8 +146,8 @@ def _check_url(url: str) -> None:
 
 def _message_of(answer: httpx2.Response) -> str:
     try:
-        body = answer.json()
-    except ValueError:
+        body = decode_json(answer.content, "NICo")
+    except Undecodable:
         return answer.reason_phrase
     message = body.get("message") if isinstance(body, dict) else None
     return str(message or answer.reason_phrase)[:_MESSAGE_LENGTH]
@@ -155,15 +155,15 @@ def _message_of(answer: httpx2.Response) -> str:
 
 def _total(answer: httpx2.Response, path: str) -> int:
     try:
-        return int(json.loads(answer.headers["X-Pagination"])["total"])
+        return int(decode_json(answer.headers["X-Pagination"], path)["total"])
     except (KeyError, TypeError, ValueError):
         raise Refused(f"NICo's list {path} does not say in X-Pagination how long it is") from None
 
 
 def _decode(answer: httpx2.Response, kind: type[T], path: str) -> T:
     try:
-        return msgspec.json.decode(answer.content, type=kind)
-    except msgspec.DecodeError as error:
+        return decode_json(answer.content, path, kind)
+    except Undecodable as error:
         raise _unknown_form(path, error) from None
 
 

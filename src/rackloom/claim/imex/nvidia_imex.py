@@ -27,7 +27,8 @@ import msgspec
 
 from rackloom import programs
 from rackloom.core.domains.clique import clean_line
-from rackloom.errors import Refused, Retry
+from rackloom.errors import Refused, Retry, Undecodable
+from rackloom.foreign_text import decode_json
 
 # Reading nvidia-imex-ctl's output.
 
@@ -83,9 +84,9 @@ def parse_local(output: str) -> str:
 def parse_domain(output: str | bytes) -> ImexDomain:
     """The domain, from `nvidia-imex-ctl -N -j`."""
     try:
-        return msgspec.json.decode(output, type=ImexDomain)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnknownOutput(f"nvidia-imex-ctl -N -j printed no domain: {error}") from error
+        return decode_json(output, "nvidia-imex-ctl", ImexDomain)
+    except Undecodable as error:
+        raise UnknownOutput(f"nvidia-imex-ctl -N -j printed no domain: {error.reason}") from error
 
 
 def mesh_of(domain: ImexDomain, own_index: int, peers: Iterable[int]) -> PeerMesh:

@@ -12,7 +12,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
-import msgspec
 import yaml
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams, ExecAuth
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
@@ -21,6 +20,7 @@ from lightkube.core.exceptions import ConfigError
 
 from rackloom import programs
 from rackloom.errors import Refused, Retry
+from rackloom.foreign_text import decode_json
 from rackloom.loopback import is_this_host
 
 TIMEOUT = httpx2.Timeout(10.0, read=60.0)
@@ -116,7 +116,7 @@ class ExecCredentialAuth(httpx2.Auth):
         if ended.code:
             complaint = ended.stderr.decode(errors="replace")
             raise ConfigError(f"credential plugin {name} ended with {ended.code}: {complaint}")
-        return str(msgspec.json.decode(ended.stdout)["status"]["token"])
+        return str(decode_json(ended.stdout, name)["status"]["token"])
 
 
 def _position(error: yaml.YAMLError) -> str:

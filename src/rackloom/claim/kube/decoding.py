@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 
 from rackloom.claim.kube.api import Conflict, Expired, KubeError, NotFound, Rejected, WatchEvent
+from rackloom.errors import Undecodable
+from rackloom.foreign_text import MAX_DEPTH, decode_json, nests_too_deeply
 
 # Errors.
 
@@ -51,13 +53,10 @@ def unreachable_error(error: Exception) -> KubeError:
 # JSON documents of bounded depth.
 
 
-DEEPEST_LEVEL = 100
-"""Levels of a document that are always read. Objects of Kubernetes itself have a few dozen at most."""
+MAX_BYTES = 1 << 30
+"""Of one answer. A list of all pods of a large cluster has tens of megabytes."""
 TOO_DEEP_MARKER = "rackloom: nested too deeply to be read"
-"""The text that replaces a value below `DEEPEST_LEVEL` levels."""
-_FLAT_LEVELS = 200
-"""Levels that are read without a check. Most of Python's 1000 are left to code that walks the document."""
-_RESERVED_CALLS = 700
+"""The text that replaces a value below `MAX_DEPTH` levels."""
 _MARK = msgspec.json.encode(TOO_DEEP_MARKER)
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 log = logging.getLogger(__name__)
@@ -67,28 +66,21 @@ def decode_document(content: bytes) -> Any:
     """Decode a JSON document; values that nest too deeply are replaced by `TOO_DEEP_MARKER`, and logged.
 
     The rest of such an object is kept. A claim keeps its name and its allocation, so its devices do not count
-    as free; its parameters fit no driver and are refused. Raises msgspec.DecodeError for invalid JSON.
+    as free; its parameters fit no driver and are refused. Raises Undecodable for invalid JSON.
     """
     try:
-        return _decode_with_stack(content, 0 if _is_flat(content) else _RESERVED_CALLS)
-    except RecursionError:
-        document = msgspec.json.decode(_cut_deep_values(content))
-        _log_cut_objects(document)
-        return document
+        return decode_json(content, "API server", max_bytes=MAX_BYTES)
+    except Undecodable:
+        if not nests_too_deeply(content):
+            raise
+    document = decode_json(_cut_deep_values(content), "API server", max_bytes=MAX_BYTES)
+    _log_cut_objects(document)
+    return document
 
 
 def contains_cut_value(document: bytes) -> bool:
     """Whether an encoded document was cut when it was read, so that writing it would lose data."""
     return _MARK in document
-
-
-def _is_flat(content: bytes) -> bool:
-    return content.count(b"[") + content.count(b"{") <= _FLAT_LEVELS
-
-
-def _decode_with_stack(content: bytes, spare: int) -> Any:
-    # msgspec counts nesting on top of Python's call depth, so extra calls lower the depth that it accepts.
-    return _decode_with_stack(content, spare - 1) if spare else msgspec.json.decode(content)
 
 
 def _cut_deep_values(content: bytes) -> bytes:
@@ -97,10 +89,10 @@ def _cut_deep_values(content: bytes) -> bytes:
     for token in _TOKEN.finditer(content):
         if token[0] in b"[{":
             level += 1
-            if level == DEEPEST_LEVEL + 1:
+            if level == MAX_DEPTH + 1:
                 parts += [content[kept : token.start()], _MARK]
         elif token[0] in b"]}":
-            if level == DEEPEST_LEVEL + 1:
+            if level == MAX_DEPTH + 1:
                 kept = token.end()
             level -= 1
     return b"" if level else b"".join([*parts, content[kept:]])
@@ -112,7 +104,7 @@ def _log_cut_objects(document: Any) -> None:
         if contains_cut_value(msgspec.json.encode(obj)):
             meta = obj.get("metadata") or {}
             name = f"{meta.get('namespace', '')}/{meta.get('name', '')}"
-            log.warning("%s: nested too deeply: not read below %d levels", name, DEEPEST_LEVEL)
+            log.warning("%s: nested too deeply: not read below %d levels", name, MAX_DEPTH)
 
 
 def _objects_in(document: Any) -> Iterable[Any]:

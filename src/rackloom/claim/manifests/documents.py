@@ -5,13 +5,11 @@ come. Lists (`kind: List`, PodList) are unfolded into their objects. A directory
 reads it. YAML timestamps stay text, because Kubernetes has none. JSON surrogate pairs are joined first,
 because YAML does not.
 
-libyaml composes by recursion in C, so thousands of brackets would end the process, and aliases multiply
-what they repeat. Its events take no stack. `check_bounds` therefore reads the events first, and refuses
-more than 100 levels, an alias inside what it names, and more than 100,000 nodes repeated by aliases.
+`foreign_text` bounds depth and repetition before libyaml composes, which takes stack for each level.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,73 +17,7 @@ import msgspec
 import yaml
 
 from rackloom.errors import Refused, file_error_text
-
-# Bounds on depth and repetition, checked on the event stream.
-
-
-MAX_DEPTH = 100
-"""Fields and list items inside each other: schemas of custom resources have about 40."""
-MAX_ALIASED_NODES = 100_000
-"""Nodes that aliases add to a text. `kubectl` writes no alias; by hand few are written."""
-
-
-def check_bounds(events: Iterable[yaml.Event], file: str) -> None:
-    """Refused with the line of what is too deep, of an alias of what is around it, or of one too many."""
-    walk = _EventWalk(file)
-    for event in events:
-        if isinstance(event, yaml.ScalarEvent):
-            walk.nodes += 1
-        elif isinstance(event, yaml.CollectionStartEvent):
-            walk.open(event)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            walk.close()
-        elif isinstance(event, yaml.AliasEvent):
-            walk.repeat(event)
-        elif isinstance(event, yaml.DocumentStartEvent):
-            walk.start()
-
-
-class _EventWalk:
-    """The documents of a file. Anchors of scalars are not kept, as an alias of one is one node."""
-
-    def __init__(self, file: str) -> None:
-        self.nodes = 0
-        """So far, with those that aliases repeat."""
-        self._file = file
-        self._repeated = 0
-        self._around: list[tuple[str | None, int]] = []
-        """The anchor of each collection that is open, and the nodes before it."""
-        self._sizes: dict[str | None, int] = {}
-
-    def start(self) -> None:
-        """Anchors are those of one document; what aliases may repeat counts for all of the file."""
-        self._sizes.clear()
-
-    def open(self, event: yaml.CollectionStartEvent) -> None:
-        self._around.append((event.anchor, self.nodes))
-        self.nodes += 1
-        if len(self._around) > MAX_DEPTH:
-            self._refuse(event, f"more than {MAX_DEPTH} fields inside each other", "nest fewer")
-
-    def close(self) -> None:
-        anchor, before = self._around.pop()
-        if anchor is not None:
-            self._sizes[anchor] = self.nodes - before
-
-    def repeat(self, event: yaml.AliasEvent) -> None:
-        if any(anchor == event.anchor for anchor, _ in self._around):
-            self._refuse(event, f"*{event.anchor} is inside what it names", "write out what is meant")
-        size = self._sizes.get(event.anchor, 1)
-        self.nodes += size
-        self._repeated += size
-        if self._repeated > MAX_ALIASED_NODES:
-            reason = f"aliases repeat more than {MAX_ALIASED_NODES} fields and items"
-            self._refuse(event, reason, "write out what is meant, or name less by an alias")
-
-    def _refuse(self, event: yaml.Event, reason: str, fix: str) -> None:
-        line = f":{event.start_mark.line + 1}" if event.start_mark is not None else ""
-        raise Refused(f"{self._file}{line}: {reason}", nearest_fix=fix)
-
+from rackloom.foreign_text import check_yaml_bounds
 
 # Documents and their lines.
 
@@ -160,7 +92,7 @@ def parse_documents(text: str, file: str) -> list[Document]:
     loader = _Loader(text)
     found: list[Document] = []
     try:
-        check_bounds(yaml.parse(text, Loader=_Loader), file)
+        check_yaml_bounds(yaml.parse(text, Loader=_Loader), file)
         while (node := loader.get_node() if loader.check_node() else None) is not None:
             value = loader.construct_document(node)
             if value is not None:

@@ -40,6 +40,7 @@ from rackloom.claim.node.device_files import DRIVER_SECONDS
 from rackloom.claim.node.plugin import Health
 from rackloom.core.domains.names import OLDEST_IMEX_DRIVER, is_driver_too_old
 from rackloom.errors import Refused, Retry
+from rackloom.foreign_text import decode_json
 from rackloom.topology.discovery.nvidia_driver import driver_missing_error, nvml_session
 from rackloom.topology.discovery.sysfs import normal_pci_address
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, declared_key
@@ -160,7 +161,7 @@ class _DeclaredFabric(msgspec.Struct, frozen=True, kw_only=True, rename="camel",
 def read_declared_fabric(path: Path) -> NodeFabric:
     """Read the file. Raises `Refused` naming what is wrong with it."""
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=_DeclaredFabric)
+        file = decode_json(path.read_bytes(), path.name, _DeclaredFabric)
         gpus = tuple(_declared_gpu_fabric(index, gpu, file) for index, gpu in enumerate(file.gpus))
     except (OSError, msgspec.DecodeError, ValueError) as error:
         raise Refused(

@@ -31,7 +31,8 @@ import msgspec
 from rackloom.claim.node.plugin import CheckpointEntry, PrepareState
 from rackloom.claim.node.takeover.nvidia_checkpoint import is_nvidia_checkpoint
 from rackloom.durable_files import PARTIAL, remove_durably, write_durably
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import decode_json
 
 # The checkpoint of prepared claims.
 
@@ -101,9 +102,9 @@ def decode_checkpoint(data: bytes, path: Path) -> CheckpointContent:
             nearest_fix="take it over: rackloom takeover plan, then rackloom takeover apply",
         )
     try:
-        file = msgspec.json.decode(data, type=_CheckpointFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _damaged_checkpoint(path, f"it is no checkpoint: {error}") from error
+        file = decode_json(data, path.name, _CheckpointFile)
+    except Undecodable as error:
+        raise _damaged_checkpoint(path, f"it is no checkpoint: {error.reason}") from error
     if file.format != CHECKPOINT_FORMAT:
         raise _damaged_checkpoint(path, f"its format is {file.format!r}, not {CHECKPOINT_FORMAT!r}")
     if file.version > CHECKPOINT_VERSION:
@@ -115,9 +116,9 @@ def decode_checkpoint(data: bytes, path: Path) -> CheckpointContent:
     if found != file.checksum:
         raise _damaged_checkpoint(path, f"its content has SHA-256 {found}, but {file.checksum} was written")
     try:
-        return msgspec.json.decode(file.content, type=CheckpointContent)
-    except msgspec.ValidationError as error:
-        raise _damaged_checkpoint(path, str(error)) from error
+        return decode_json(file.content, path.name, CheckpointContent)
+    except Undecodable as error:
+        raise _damaged_checkpoint(path, error.reason) from error
 
 
 def _read_checkpoint(path: Path, boot_id: str) -> dict[str, CheckpointEntry]:
@@ -239,7 +240,7 @@ class BootScopedFiles(Generic[T]):
         for partial in self._root.glob(f".*{PARTIAL}"):
             remove_durably(partial)
         for file in sorted(self._root.glob("*.json")):
-            value = msgspec.json.decode(file.read_bytes(), type=self.shape)
+            value = decode_json(file.read_bytes(), str(file), self.shape)
             if value.boot_id == self.boot_id:
                 yield value
             else:

@@ -35,7 +35,8 @@ from rackloom.core.kubernetes.objects import (
     is_pod_ready,
     object_title,
 )
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import decode_json
 
 LONGEST_ERROR = 500
 """Characters of a daemon's report that go into a status: it comes from a tenant's node."""
@@ -181,8 +182,8 @@ def _annotation(meta: Object, name: str) -> str:
 
 def _read_mesh(meta: Object) -> DaemonMesh | None:
     try:
-        mesh = msgspec.json.decode(_annotation(meta, names.MESH_ANNOTATION), type=DaemonMesh)
-    except (ValueError, RecursionError):  # none, malformed JSON, a lone surrogate, or endless nesting
+        mesh = decode_json(_annotation(meta, names.MESH_ANNOTATION), names.MESH_ANNOTATION, DaemonMesh)
+    except Undecodable:  # none, malformed JSON, a lone surrogate, or endless nesting
         return None
     return DaemonMesh(mesh.complete, tuple(clean_line(peer, LONGEST_ERROR) for peer in mesh.missing))
 

@@ -49,7 +49,8 @@ from rackloom.core.place.pod_constraints import (
     selector_matches,
     unmet_requirements,
 )
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import decode_json
 
 # Node rules.
 
@@ -134,10 +135,12 @@ def _trays_for_terms(site: PlacementSite, text: str, nodes: Mapping[str, Object]
 
 def _read_requirements(text: str) -> NodeRequirements:
     try:
-        return msgspec.json.decode(text, type=NodeRequirements) if text else NodeRequirements()
-    except msgspec.DecodeError as error:
+        return decode_json(text, "GangPlan", NodeRequirements) if text else NodeRequirements()
+    except Undecodable as error:
         fix = "end its pods: the GangPlan was changed by somebody else"
-        raise Refused(f"the plan says of its pods what cannot be read: {error}", nearest_fix=fix) from error
+        raise Refused(
+            f"the plan says of its pods what cannot be read: {error.reason}", nearest_fix=fix
+        ) from error
 
 
 # Anti-affinity, spread and host ports: which pods never share a tray.

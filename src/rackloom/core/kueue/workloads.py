@@ -20,6 +20,8 @@ from rackloom.core.kubernetes.objects import Object, pod_phase
 from rackloom.core.kubernetes.pods import KUEUE_WORKLOAD_LABEL
 from rackloom.core.place.node_resources import requests_beside_devices
 from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels, TrayHold
+from rackloom.errors import Undecodable
+from rackloom.foreign_text import decode_json
 
 CONTROLLER_NAME = "rackloom.dev/placement"
 """`spec.controllerName` of an AdmissionCheck that this controller decides."""
@@ -301,8 +303,8 @@ def read_planned(annotation: str | None) -> PlannedPodSet | None:
     if annotation is None:
         return None
     try:
-        return msgspec.json.decode(annotation, type=PlannedPodSet)
-    except msgspec.DecodeError:
+        return decode_json(annotation, PLAN_ANNOTATION, PlannedPodSet)
+    except Undecodable:
         return None
 
 

@@ -28,7 +28,8 @@ import msgspec
 from rackloom.core.allocate.attributes import AttributeValues, device_attributes
 from rackloom.core.allocate.objects import Device, DeviceAttribute
 from rackloom.core.nics.devices import join_within_limit
-from rackloom.errors import Retry
+from rackloom.errors import Retry, Undecodable
+from rackloom.foreign_text import decode_json
 
 # Which cloud.
 
@@ -122,9 +123,11 @@ def _text(request: MetadataRequest, answer: MetadataAnswer) -> str | None:
 
 def _decoded(request: MetadataRequest, text: str, shape: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(text, type=shape)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise Retry(f"{request.path} is not answered as documented: {error}", after=RETRY_SECONDS) from error
+        return decode_json(text, request.path, shape)
+    except Undecodable as error:
+        raise Retry(
+            f"{request.path} is not answered as documented: {error.reason}", after=RETRY_SECONDS
+        ) from error
 
 
 # GKE.

@@ -29,6 +29,7 @@ from rackloom.core.kubernetes.objects import JsonMapping
 from rackloom.core.place.observed_site import read_site
 from rackloom.core.place.placement_values import PlacementSite, SchedulerLabels
 from rackloom.errors import Refused
+from rackloom.foreign_text import decode_yaml_document
 
 SLURM_TAINT = "slinky.slurm.net/slurm"
 """Key of the taint that Slinky's documentation puts on the nodes of Slurm."""
@@ -139,8 +140,8 @@ class _TopologyDocument(msgspec.Struct):
 def read_topology(text: str) -> SlurmTopology | None:
     """What `topology_text` wrote; None for anything else, such as a file of a person with ranges of nodes."""
     try:
-        (found,) = msgspec.convert(yaml.safe_load(text), list[_TopologyDocument])
-    except (yaml.YAMLError, msgspec.ValidationError, ValueError):
+        (found,) = msgspec.convert(decode_yaml_document(text, "topology.yaml"), list[_TopologyDocument])
+    except ValueError:
         return None
     if found.topology != TOPOLOGY_NAME or any("[" in block.nodes for block in found.block.blocks):
         return None

@@ -6,7 +6,6 @@ fails after others were complete, the record keeps those and the reason why it i
 reads and writes the files.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -16,6 +15,7 @@ import msgspec
 from rackloom.core.transfer.report import single_report
 from rackloom.core.transfer.values import AlignmentReport, TransferReport, TransferSpec
 from rackloom.errors import Refused
+from rackloom.foreign_text import decode_json
 from rackloom.topology.machine import Machine
 
 # Output of other tools.
@@ -54,7 +54,7 @@ def read_nvbandwidth(text: str, file: str) -> ToolOutput:
         Refused: there is no such document in it.
     """
     try:
-        document = json.loads(text[text.index("{") : text.rindex("}") + 1])["nvbandwidth"]
+        document = decode_json(text[text.index("{") : text.rindex("}") + 1], file)["nvbandwidth"]
         cases = [case for case in document["testcases"] if case.get("status") != "Waived"]
         figures = tuple(_test_case_figure(case) for case in cases if "bandwidth_matrix" in case)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, get_args
 
 import msgspec
-import yaml
 
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
@@ -23,7 +22,8 @@ from rackloom.core.domains.names import IMEX_DRIVER
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind
 from rackloom.core.partitions.domain import PartitionOperation
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import decode_yaml
 from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB
 from rackloom.lab.switches.nmxc import NMXC_RPCS
 
@@ -222,9 +222,9 @@ def kind_named(name: str) -> ResourceKind:
 def manifest_objects(manifest: str, namespace: str) -> Iterator[tuple[ResourceKind, Object]]:
     """The objects of a manifest. Refused for what is not YAML, or of a kind that is not known."""
     try:
-        documents: list[Any] = [document for document in yaml.safe_load_all(manifest) if document is not None]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise Refused(f"the manifest is not YAML: {error}", nearest_fix="correct that line") from error
+        documents = [found for found in decode_yaml(manifest, "the manifest") if found is not None]
+    except Undecodable as error:
+        raise Refused(f"the manifest is not YAML: {error.reason}", nearest_fix="correct that line") from error
     for document in documents:
         name = document if isinstance(document, dict) else {}
         kind = KINDS_BY_NAME.get((name.get("apiVersion", ""), name.get("kind", "")))

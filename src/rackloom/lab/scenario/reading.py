@@ -8,7 +8,6 @@ refused with its nearest fix.
 """
 
 import re
-import tomllib
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -18,7 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 
 import msgspec
 
-from rackloom.errors import Refused, file_error_text
+from rackloom.errors import Refused, Undecodable, file_error_text
+from rackloom.foreign_text import decode_toml
 from rackloom.lab.scenario import (  # noqa: F401 (a step is known once its module is imported)
     cluster_expectations,
     model,
@@ -99,9 +99,9 @@ def parse_scenario(
 
 def _parse_toml(text: str, where: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise Refused(f"{where} is not TOML: {error}", nearest_fix="correct that line") from error
+        return decode_toml(text, where)
+    except Undecodable as error:
+        raise Refused(f"{where} is not TOML: {error.reason}", nearest_fix="correct that line") from error
 
 
 _STEP_HEADER = re.compile(r"^\s*\[\[\s*step\s*\]\]", re.MULTILINE)

@@ -29,7 +29,8 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM_TEMPLATE,
     ResourceKind,
 )
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import decode_json
 
 Json = dict[str, Any]
 V = TypeVar("V")
@@ -179,8 +180,8 @@ def _daemon(pod: Json) -> ImexMeshRecord:
 def _mesh(pod: Json) -> _MeshAnnotation | None:
     text = (pod["metadata"].get("annotations") or {}).get(names.MESH_ANNOTATION)
     try:
-        return None if text is None else msgspec.json.decode(text, type=_MeshAnnotation)
-    except (msgspec.DecodeError, RecursionError, ValueError):
+        return None if text is None else decode_json(text, names.MESH_ANNOTATION, _MeshAnnotation)
+    except Undecodable:
         return None
 
 

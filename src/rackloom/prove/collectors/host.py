@@ -17,7 +17,6 @@
 """
 
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -28,6 +27,7 @@ import msgspec
 
 from rackloom.core.diagnosis.evidence import IMEX_CONFIG_FILE, CdiSetting, HostEvidence, ImexEvidence
 from rackloom.core.domains.names import IMEX_SERVER_PORT
+from rackloom.foreign_text import decode_toml
 from rackloom.topology.discovery.sysfs import IMEX_CHANNEL_DEVICES, Sysroot, character_devices
 
 # PID namespace: whose processes /proc shows.
@@ -144,7 +144,7 @@ def cdi_setting(host: Sysroot, runtime: str | None) -> CdiSetting:
         return CdiSetting.UNSAID
     try:
         return _cdi_of(list(_containerd_configs(host)))
-    except (ValueError, RecursionError):
+    except ValueError:
         return CdiSetting.UNREADABLE
 
 
@@ -172,7 +172,7 @@ def _config_version(config: TomlTable, otherwise: int) -> int:
 
 
 def _containerd_configs(host: Sysroot) -> Iterator[TomlTable]:
-    """The file, then all files that it imports. Raises ValueError and RecursionError for invalid TOML."""
+    """The file, then all files that it imports. Raises ValueError for invalid TOML."""
     todo, done, left = [_config_of_running(host)], set[PurePosixPath](), _MOST_CHARACTERS
     while todo:
         path = todo.pop(0)
@@ -188,10 +188,10 @@ def _containerd_configs(host: Sysroot) -> Iterator[TomlTable]:
 
 
 def _parse_toml(text: str) -> TomlTable:
-    """Raises ValueError and RecursionError for invalid TOML, or text that would take too long to parse."""
+    """Raises ValueError for invalid TOML, or text that would take too long to parse."""
     if any(line.count(".") > _MOST_DOTS_IN_LINE for line in text.split("\n")):
         raise ValueError("a line has too many dots to be read")
-    return tomllib.loads(text)
+    return decode_toml(text, "containerd")
 
 
 def _config_of_running(host: Sysroot) -> PurePosixPath:

@@ -28,7 +28,8 @@ from typing import Literal, TypeVar
 import msgspec
 
 from rackloom.core.transfer.values import EndRecord, TransferSpec
-from rackloom.errors import Refused, Retry
+from rackloom.errors import Refused, Retry, Undecodable
+from rackloom.foreign_text import decode_msgpack
 
 # Frames and handshake.
 
@@ -158,10 +159,10 @@ class Channel:
             raise Refused("a control message was altered or replayed")
         self._received += 1
         try:
-            return msgspec.msgpack.decode(body, type=kind)
-        except msgspec.DecodeError as error:
+            return decode_msgpack(body, "the peer", kind)
+        except Undecodable as error:
             raise Refused(
-                f"the peer sent a message this version does not know: {error}",
+                f"the peer sent a message this version does not know: {error.reason}",
                 nearest_fix="run the same version of rackloom at both ends",
             ) from error
 

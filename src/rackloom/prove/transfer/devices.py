@@ -29,7 +29,8 @@ import msgspec
 
 from rackloom.core.transfer.proof import DeviceCounters, DeviceKind
 from rackloom.core.transfer.values import AllocatedDevices, Link, VisibleDevices
-from rackloom.errors import Refused, file_error_text
+from rackloom.errors import Refused, Undecodable, file_error_text
+from rackloom.foreign_text import decode_yaml
 from rackloom.topology.discovery.sysfs import owning_pci_address
 
 # Links.
@@ -279,15 +280,13 @@ def read_allocation(file: Path) -> AllocatedDevices:
     Raises:
         Refused: the file cannot be read, or no claim in it is allocated.
     """
-    import yaml
-
     try:
-        documents = list(yaml.safe_load_all(file.read_text()))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        documents = decode_yaml(file.read_bytes(), str(file))
+    except (OSError, Undecodable) as error:
         problem = (
             f"cannot be read: {file_error_text(error)}"
             if isinstance(error, OSError)
-            else f"is not YAML: {error}"
+            else f"is not YAML: {error.reason}"
         )
         raise Refused(f"{file} {problem}", nearest_fix="name a file with ResourceClaims") from error
     try:

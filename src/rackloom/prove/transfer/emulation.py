@@ -28,6 +28,7 @@ from types import FrameType
 import msgspec
 
 from rackloom.errors import Refused, Retry
+from rackloom.foreign_text import decode_json
 
 ALIGNED_GIGABITS = 8.0
 UNALIGNED_GIGABITS = 5.64
@@ -134,7 +135,7 @@ def _wait_for_carrier(pods: tuple[str, str], devices: list[str]) -> None:
 
 
 def _is_link_up(pod: str, device: str) -> bool:
-    (link,) = msgspec.json.decode(_run_command("ip", "-n", pod, "-json", "-4", "addr", "show", "dev", device))
+    (link,) = decode_json(_run_command("ip", "-n", pod, "-json", "-4", "addr", "show", "dev", device), "ip")
     return link["operstate"] == "UP" and bool(link["addr_info"])
 
 

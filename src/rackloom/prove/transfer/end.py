@@ -16,6 +16,7 @@ from typing import BinaryIO, TextIO
 import msgspec
 
 from rackloom.errors import Refused, Retry
+from rackloom.foreign_text import decode_json
 from rackloom.prove.transfer import endpoints
 from rackloom.prove.transfer.channel import check_secret
 from rackloom.prove.transfer.processes import (
@@ -29,7 +30,6 @@ from rackloom.prove.transfer.processes import (
     Warm,
 )
 
-_ORDER_DECODER: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 ORPHANED = 3
 """Exit code when standard input closed: the parent process is gone."""
 _started = threading.Event()
@@ -40,7 +40,7 @@ def main() -> None:
     out = _private_stdout()
     try:
         secret = check_secret(sys.stdin.buffer.readline().decode().rstrip("\n"))
-        order = _ORDER_DECODER.decode(sys.stdin.buffer.readline())
+        order = decode_json(sys.stdin.buffer.readline(), "the order", Order)
         threading.Thread(target=_watch_parent, args=(sys.stdin.buffer,), daemon=True).start()
         _emit(out, carry_out(order, secret, out))
         code = 0

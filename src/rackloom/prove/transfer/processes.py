@@ -29,6 +29,7 @@ import msgspec
 from rackloom.core.transfer.pairing import spread_cores
 from rackloom.core.transfer.values import EndConfig, Measurement, TransferSpec
 from rackloom.errors import Refused, Retry
+from rackloom.foreign_text import decode_json
 from rackloom.prove.transfer.installation import require_nixl
 
 # Orders and events.
@@ -108,7 +109,6 @@ _LONGEST_WAIT = 3600.0
 _GRACE_SECONDS = 2.0
 """Seconds between asking a child to end (its standard input closes), SIGTERM, and SIGKILL."""
 
-_EVENT_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 E = TypeVar("E", bound=Event)
 
 
@@ -152,7 +152,8 @@ class EndProcess:
         Raises:
             Retry: the end emitted nothing in time, or ended without an event.
         """
-        return _EVENT_DECODER.decode(self._line(deadline))
+        event: Event = decode_json(self._line(deadline), "the end", Event)
+        return event
 
     def expect(self, kind: type[E], deadline: float) -> E:
         """The next event of `kind`; others are passed over.

@@ -6,7 +6,8 @@ import msgspec
 
 from rackloom.core.transfer.records import TransferRecord
 from rackloom.durable_files import write_durably
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import decode_json
 
 
 def save_record(record: TransferRecord, file: Path) -> None:
@@ -41,10 +42,10 @@ def load_record(file: Path) -> TransferRecord:
         Refused: there is none.
     """
     try:
-        return msgspec.json.decode(file.read_bytes(), type=TransferRecord)
+        return decode_json(file.read_bytes(), str(file), TransferRecord)
     except OSError as error:
         raise Refused(f"{file}: {error.strerror}", nearest_fix="name a file that can be read") from error
-    except msgspec.DecodeError as error:
+    except Undecodable as error:
         raise Refused(
-            f"{file} is no transfer record: {error}", nearest_fix="save one with `transfer run --save`"
+            f"{file} is no transfer record: {error.reason}", nearest_fix="save one with `transfer run --save`"
         ) from error

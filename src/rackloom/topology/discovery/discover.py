@@ -21,7 +21,8 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import decode_json
 from rackloom.topology.discovery.nvidia_driver import NvmlGpu, read_nvml
 from rackloom.topology.discovery.sysfs import (
     OWN_ROOT,
@@ -94,10 +95,10 @@ NOTHING_DECLARED = Declaration()
 def read_declaration(content: bytes, name: str) -> Declaration:
     """Read a declaration from JSON. Raises Refused, which names the field."""
     try:
-        return msgspec.json.decode(content, type=Declaration)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decode_json(content, name, Declaration)
+    except Undecodable as error:
         raise Refused(
-            f"{name}: {error}", nearest_fix="docs/discovery.md shows what a declaration may hold"
+            f"{name}: {error.reason}", nearest_fix="docs/discovery.md shows what a declaration may hold"
         ) from error
 
 

@@ -24,7 +24,8 @@ import httpx2
 import msgspec
 
 from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, TlsMaterial
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import MAX_BYTES, decode_json
 from rackloom.request_log import asked
 
 # JSON bodies.
@@ -162,9 +163,9 @@ class NewPartitionBody(msgspec.Struct, frozen=True, kw_only=True, rename=_json_f
 def decode_answer(call: str, body: bytes, shape: type[T]) -> T:
     """`body` as `shape`. Raises FabricUnavailable when it is anything else: half an answer is none."""
     try:
-        return msgspec.json.decode(body, type=shape)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FabricUnavailable(f"{call}: not an answer of NMX-M: {error}") from error
+        return decode_json(body, "not an answer of NMX-M", shape)
+    except Undecodable as error:
+        raise FabricUnavailable(f"{call}: {error}") from error
 
 
 # TLS.
@@ -287,15 +288,20 @@ class NmxmSession:
         login = await self._logged_in()
         try:
             with asked(method, self.url, path) as request:
-                reply = await self._client.request(
+                async with self._client.stream(
                     method,
                     f"{self.url}/{path}",
                     auth=httpx2.BasicAuth(login.username, login.password),
                     content=None if body is None else msgspec.json.encode(body),
                     headers={"content-type": "application/json"} if body is not None else None,
                     extensions=self._extensions,
-                )
-                request.outcome = reply.status_code
+                ) as reply:
+                    request.outcome = reply.status_code
+                    content = bytearray()
+                    async for part in reply.aiter_bytes():
+                        content += part
+                        if len(content) > MAX_BYTES:
+                            raise FabricUnavailable(f"{call}: more than {MAX_BYTES} bytes")
         except httpx2.TimeoutException as error:
             raise FabricUnavailable(f"{call}: DEADLINE_EXCEEDED: {self.url} did not answer") from error
         except httpx2.HTTPError as error:
@@ -303,7 +309,12 @@ class NmxmSession:
         if reply.status_code == httpx2.codes.UNAUTHORIZED:
             # The password may have been changed since it was read.
             self._login = None
-        return _checked_content(call, reply, httpx2.codes.OK if method == "GET" else httpx2.codes.ACCEPTED)
+        return _checked_content(
+            call,
+            reply.status_code,
+            bytes(content),
+            httpx2.codes.OK if method == "GET" else httpx2.codes.ACCEPTED,
+        )
 
     async def _logged_in(self) -> NmxmLogin:
         if self._login is None:
@@ -311,19 +322,19 @@ class NmxmSession:
         return self._login
 
 
-def _checked_content(call: str, reply: httpx2.Response, expected: int) -> bytes:
-    if reply.status_code == expected:
-        return reply.content
-    code = _REFUSED_STATUSES.get(reply.status_code)
-    text = f"NMX-M answered {reply.status_code} {_problem_text(reply)}".rstrip()
+def _checked_content(call: str, status: int, content: bytes, expected: int) -> bytes:
+    if status == expected:
+        return content
+    code = _REFUSED_STATUSES.get(status)
+    text = f"NMX-M answered {status} {_problem_text(content)}".rstrip()
     if code is None:
-        raise FabricUnavailable(f"{call}: {_FAILED_STATUSES.get(reply.status_code, 'UNKNOWN')}: {text}")
+        raise FabricUnavailable(f"{call}: {_FAILED_STATUSES.get(status, 'UNKNOWN')}: {text}")
     raise FabricRefused(code, f"{call}: {code}: {text}")
 
 
-def _problem_text(reply: httpx2.Response) -> str:
+def _problem_text(content: bytes) -> str:
     try:
-        problem = msgspec.json.decode(reply.content, type=NmxmProblem)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        problem = decode_json(content, "problem", NmxmProblem)
+    except Undecodable:
         return ""
     return f"{problem.code}: {problem.description}"

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from rackloom.core.kubernetes.objects import PatchOperation
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import decode_json
 
 REVIEW_API_VERSION = "admission.k8s.io/v1"
 REVIEW_KIND = "AdmissionReview"
@@ -71,9 +72,9 @@ class AdmissionVerdict(msgspec.Struct, frozen=True, kw_only=True):
 def read_review(body: bytes | bytearray) -> ReviewRequest:
     """Decode an AdmissionReview. Raises Refused for anything else."""
     try:
-        review = msgspec.json.decode(body, type=_AdmissionReview)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(f"the body is no {REVIEW_KIND}: {error}") from error
+        review = decode_json(bytes(body), "the body", _AdmissionReview)
+    except Undecodable as error:
+        raise Refused(f"the body is no {REVIEW_KIND}: {error.reason}") from error
     if (review.api_version, review.kind) != (REVIEW_API_VERSION, REVIEW_KIND):
         raise Refused(
             f"the body is a {review.api_version} {review.kind}",

@@ -50,7 +50,8 @@ from rackloom.core.allocate.objects import (
     DeviceAttribute,
     DeviceCapacity,
 )
-from rackloom.errors import Refused, Retry
+from rackloom.errors import Refused, Retry, Undecodable
+from rackloom.foreign_text import decode_json
 from rackloom.topology.affinity import Cell, own_nics
 from rackloom.topology.join_key import GpuKey, declared_key
 from rackloom.topology.machine import Machine, numa_of
@@ -291,8 +292,8 @@ class DeclaredGpus:
 
     def _file(self) -> DeclaredInventory:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=DeclaredInventory)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            return decode_json(self._path.read_bytes(), self._path.name, DeclaredInventory)
+        except (OSError, Undecodable) as error:
             raise Retry(f"cannot use inventory {self._path}: {error}", after=1.0) from error
 
 

@@ -30,7 +30,8 @@ from rackloom.claim.node.gpu.driver_programs import (
     DriverPrograms,
 )
 from rackloom.core.domains.names import GPU_DRIVER
-from rackloom.errors import Retry
+from rackloom.errors import Retry, Undecodable
+from rackloom.foreign_text import decode_json
 from rackloom.limits import MPS_LAUNCHER
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
@@ -118,12 +119,12 @@ class PodLauncher(MpsLauncher):
                 try:
                     writer.write(msgspec.json.encode(request) + b"\n")
                     await writer.drain()
-                    reply = msgspec.json.decode(await reader.readline(), type=StartReply)
+                    reply = decode_json(await reader.readline(), LAUNCHER_POD, StartReply)
                 finally:
                     writer.close()
         except (FileNotFoundError, ConnectionRefusedError):
             raise
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, Undecodable) as error:
             raise Retry(
                 f"{LAUNCHER_POD} gave no reply on {self._path}: {error or type(error).__name__}",
                 after=PROGRAM_RETRY_SECONDS,
@@ -178,11 +179,11 @@ async def _serve(connection: socket.socket, programs: DriverPrograms) -> None:
 
 async def _reply(line: bytes, programs: DriverPrograms) -> StartReply:
     try:
-        request = msgspec.json.decode(line, type=DaemonStart | None)
+        request = decode_json(line, "the request", DaemonStart | None)
         if request is not None:
             await request.run(programs)
-    except msgspec.DecodeError as error:
-        return StartReply(error=f"{LAUNCHER_POD} does not know what it was asked: {error}")
+    except Undecodable as error:
+        return StartReply(error=f"{LAUNCHER_POD} does not know what it was asked: {error.reason}")
     except Retry as retry:
         return StartReply(error=retry.reason)
     return StartReply()

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from rackloom.core.allocate.attributes import LONGEST_TEXT
 from rackloom.core.allocate.objects import Device, DeviceAttribute
@@ -35,7 +34,8 @@ from rackloom.core.domains.network_config import (
     decode_network_config,
     network_config_problems,
 )
-from rackloom.errors import Refused, file_error_text
+from rackloom.errors import Refused, Undecodable, file_error_text
+from rackloom.foreign_text import decode_yaml_document
 
 # Reading a file.
 
@@ -43,13 +43,15 @@ from rackloom.errors import Refused, file_error_text
 def read_mapping_file(file: Path, shape: str) -> Mapping[str, Mapping[str, Any]]:
     """The content of `file`. Raises `Refused` where it is not `shape`, such as "from names to settings"."""
     try:
-        found = yaml.safe_load(file.read_text())
+        found = decode_yaml_document(file.read_bytes(), str(file))
     except OSError as error:
         raise Refused(
             f"{file} cannot be read: {file_error_text(error)}", nearest_fix="name a file"
         ) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise Refused(f"{file} is not YAML: {error}", nearest_fix="correct it; see docs/nics.md") from error
+    except Undecodable as error:
+        raise Refused(
+            f"{file} is not YAML: {error.reason}", nearest_fix="correct it; see docs/nics.md"
+        ) from error
     if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
         raise Refused(f"{file} is not a mapping {shape}", nearest_fix="see docs/nics.md")
     return {str(name): entry for name, entry in found.items()}

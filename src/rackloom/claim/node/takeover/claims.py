@@ -61,6 +61,7 @@ from rackloom.core.domains.device_configs import (
     imex_config_json,
 )
 from rackloom.errors import Refused
+from rackloom.foreign_text import decode_json
 
 # Plans for claims.
 
@@ -184,7 +185,7 @@ def _entry(driver: str, claim: NvidiaClaim, ref: ClaimRef, installed: NvidiaInst
 
 def _allocated(driver: str, claim: NvidiaClaim, ref: ClaimRef) -> AllocatedClaim:
     """Without an allocation, as releases before 25.3 leave it, there are no results and no configurations."""
-    obj = {"metadata": {"name": ref.name}, "status": msgspec.json.decode(claim.status)}
+    obj = {"metadata": {"name": ref.name}, "status": decode_json(claim.status, ref.name)}
     try:
         return read_claim(obj, ref, driver)
     except Refused:

@@ -19,6 +19,8 @@ from pathlib import Path
 import msgspec
 
 from rackloom.claim.node.plugin import ClaimRef, NodeValue
+from rackloom.errors import Undecodable
+from rackloom.foreign_text import decode_json
 
 
 class HeldClaim(NodeValue, frozen=True, kw_only=True):
@@ -55,11 +57,11 @@ class _Data(msgspec.Struct):
 def held_claims(path: Path) -> tuple[HeldClaim, ...] | None:
     """The claims that kubelet holds; None where its state cannot be read."""
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=_File)
+        file = decode_json(path.read_bytes(), path.name, _File)
         if binascii.crc32(file.data.encode()) != file.checksum:
             return None
-        claims = msgspec.json.decode(file.data, type=_Data).claims or ()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        claims = decode_json(file.data, path.name, _Data).claims or ()
+    except (OSError, Undecodable):
         return None
     return tuple(_held(claim) for claim in claims)
 

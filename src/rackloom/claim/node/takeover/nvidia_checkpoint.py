@@ -30,7 +30,8 @@ from typing import Any
 import msgspec
 
 from rackloom.claim.node.plugin import NodeValue, PrepareState
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Undecodable
+from rackloom.foreign_text import decode_json
 
 # Checksums, and JSON as Go writes it.
 
@@ -124,12 +125,12 @@ def is_nvidia_checkpoint(data: bytes) -> bool:
 def decode_nvidia_checkpoint(data: bytes, path: Path) -> NvidiaCheckpoint:
     """Read the file's bytes. Raises `Refused` naming what is wrong with `path` and what to do."""
     try:
-        file = msgspec.json.decode(data, type=_File)
+        file = decode_json(data, path.name, _File)
         v1_text, v2_text = bytes(file.v1), bytes(file.v2)
         outer = _NO_CHECKSUM + (b',"v1":' + v1_text if v1_text else b"") + b"}"
         _check(path, "v1", file.checksum, outer)
-        v1 = msgspec.json.decode(v1_text or b"{}", type=_Part)
-        v2 = msgspec.json.decode(v2_text or b'{"checksum":0}', type=_Part)
+        v1 = decode_json(v1_text or b"{}", path.name, _Part)
+        v2 = decode_json(v2_text or b'{"checksum":0}', path.name, _Part)
         if v2_text:
             _check(path, "v2", v2.checksum, _CHECKSUM.sub(_NO_CHECKSUM, v2_text))
         newest = v2 if v2_text else v1
@@ -137,8 +138,8 @@ def decode_nvidia_checkpoint(data: bytes, path: Path) -> NvidiaCheckpoint:
             uid: _claim(path, uid, bytes(v1.prepared_claims.get(uid, b"")), text if v2_text else b"")
             for uid, text in ((uid, bytes(raw)) for uid, raw in newest.prepared_claims.items())
         }
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _unreadable(path, str(error)) from error
+    except Undecodable as error:
+        raise _unreadable(path, error.reason) from error
     return NvidiaCheckpoint(
         has_v1=bool(v1_text), has_v2=bool(v2_text), boot_id=newest.node_boot_id, claims=claims
     )
@@ -197,9 +198,9 @@ class _Claim(msgspec.Struct, rename="camel"):
 
 def _claim(path: Path, uid: str, v1: bytes, v2: bytes) -> NvidiaClaim:
     try:
-        claim = msgspec.json.decode(v2 or v1, type=_Claim)
-    except msgspec.ValidationError as error:
-        raise _unreadable(path, f"claim {uid}: {error}") from error
+        claim = decode_json(v2 or v1, uid, _Claim)
+    except Undecodable as error:
+        raise _unreadable(path, f"claim {uid}: {error.reason}") from error
     groups = tuple(
         NvidiaDeviceGroup(
             devices=tuple(
