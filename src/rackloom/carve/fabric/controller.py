@@ -30,6 +30,15 @@ class FabricUnavailable(Exception):
     """The controller did not answer, or not completely: its state, or the outcome, is unknown."""
 
 
+class DriverFailed(FabricUnavailable):
+    """The driver or the records did not foresee an answer. `__cause__` is the exception."""
+
+    def __init__(self, error: Exception) -> None:
+        # Cut, because an exception may quote a whole answer.
+        super().__init__(f"unforeseen: {type(error).__name__}: {error}"[:500])
+        self.__cause__ = error
+
+
 class FabricRefused(Exception):
     """The controller answered and refused: it did nothing.
 

@@ -8,7 +8,7 @@ Each round of `DomainPass.run`:
 
 1. Observe and record. A reading that fails at once, or contradicts itself, is repeated twice before
    anything is concluded (`read_again_in_doubt`). A controller that stays unreadable makes the domain
-   unknown and ends the pass.
+   unknown and ends the pass. Any exception of the driver or the record makes it unreadable.
 2. Stop in read-only mode, or when this controller is a standby, which lists no GPUs while another does.
 3. Plan from intent and observation. Equal inputs give the plan of the last round.
 4. Record what blocks the plan, unless removals come first; what blocks additions is known only after
@@ -37,7 +37,7 @@ import sqlalchemy as sa
 import structlog
 from msgspec.structs import replace
 
-from rackloom.carve.fabric.controller import FabricDriver, FabricRefused, FabricUnavailable
+from rackloom.carve.fabric.controller import DriverFailed, FabricDriver, FabricRefused, FabricUnavailable
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.observation import latest
 from rackloom.carve.observation.conflicts import ConflictingControllers, ControllerConflict
@@ -57,7 +57,7 @@ from rackloom.core.partitions.domain import (
 from rackloom.core.partitions.planner import FailedOperations, make_plan
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 from rackloom.core.partitions.safety import check_plan
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Retry, Unknown
 from rackloom.traces import NO_TRACES, SpanSide, Traces
 
 # What a service adds: metrics, traces, recording, read-only mode.
@@ -197,6 +197,10 @@ async def _attempt_reading(driver: FabricDriver) -> DomainObservation | FabricUn
         return await driver.observe()
     except FabricUnavailable as error:
         return error
+    except Exception as error:
+        # Also MemoryError: an answer that needs too much memory is one that can't be read. The pass must not
+        # end here, because tenants would read Ready until the last reading is too old.
+        return DriverFailed(error)
 
 
 # The pass.
@@ -262,6 +266,8 @@ class DomainPass:
         """Domain whose conflict this process has woken the other endpoints for."""
         self._announced_changes: tuple[PartitionOperation, ...] = ()
         """Operations that the other endpoints were woken for, until a plan has none."""
+        self._logged_failure = ""
+        """The unforeseen failure that was logged with its traceback since the last good reading."""
         self._last_plan: tuple[DomainIntent, PartitionPlan] | None = None
         """Equal inputs give equal plans, so a domain at rest is planned once."""
 
@@ -354,11 +360,11 @@ class DomainPass:
         began = self.clock()
         try:
             observation = await self._observe()
+            conflict = await self._record(observation)
         except FabricUnavailable as error:
-            await self._record_unknown(str(error), began)
+            await self._record_unknown(error, began)
             raise
-        self.domain = observation.domain
-        conflict = await self.store.run(self.hooks.record, self.endpoint.id, observation, self.clock())
+        self.domain, self._logged_failure = observation.domain, ""
         self.metrics.observed(self.endpoint.id, observation)
         if conflict is not None:
             raise ConflictingControllers(conflict)
@@ -377,6 +383,15 @@ class DomainPass:
                 }
             )
             return observation
+
+    async def _record(self, observation: DomainObservation) -> ControllerConflict | None:
+        """Raises DriverFailed for a reading that the records can't hold: nothing of it is recorded."""
+        try:
+            return await self.store.run(self.hooks.record, self.endpoint.id, observation, self.clock())
+        except (Retry, Refused, Unknown, OSError):
+            raise
+        except Exception as error:
+            raise DriverFailed(error) from error
 
     async def _leads(self, observation: DomainObservation) -> bool:
         """Whether plans may be made from this reading: not from that of a standby, which lists no GPU."""
@@ -492,9 +507,12 @@ class DomainPass:
             except FabricRefused as refusal:
                 span.fail(refusal.code)
                 return "refused", refusal.code, str(refusal)
-            except FabricUnavailable as error:
+            except Exception as error:
+                # Whatever the driver did not foresee: the request may have been sent.
                 span.fail("unknown")
-                return "unknown", None, str(error)
+                lost = error if isinstance(error, FabricUnavailable) else DriverFailed(error)
+                self._log_unforeseen(lost)
+                return "unknown", None, str(lost)
             return "done", None, None
 
     async def _finish(self, operation_id: str, state: str, code: str | None, message: str | None) -> None:
@@ -503,7 +521,15 @@ class DomainPass:
         )
         await self.store.run(records.finish_operation, operation_id, state, code, message, self.clock())
 
-    async def _record_unknown(self, reason: str, began: float) -> None:
+    def _log_unforeseen(self, failure: FabricUnavailable) -> None:
+        """Log the traceback of an unforeseen exception once, and not in every pass that meets it again."""
+        if isinstance(failure, DriverFailed) and self._logged_failure != str(failure):
+            self._logged_failure = str(failure)
+            log.error("domain.pass-failed", endpoint=self.endpoint.id, exc_info=failure.__cause__)
+
+    async def _record_unknown(self, failure: FabricUnavailable, began: float) -> None:
+        self._log_unforeseen(failure)
+        reason = str(failure)
         self.metrics.unreachable(self.endpoint.id, reason)
         log.warning("domain.unknown", endpoint=self.endpoint.id, reason=reason)
         await self.store.run(

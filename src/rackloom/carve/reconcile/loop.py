@@ -256,8 +256,17 @@ class EndpointLoop:
             return
 
     async def _listen(self) -> None:
-        async for _ in self.work.driver.notifications():
-            self.woken.set()
+        while True:
+            try:
+                async for _ in self.work.driver.notifications():
+                    self.woken.set()
+                return
+            except Exception:
+                # Only a wake-up is lost. A loop that ended here would cancel a pass, and with it the record
+                # that the controller is unreadable.
+                log.exception("domain.loop-failed", endpoint=self.work.endpoint.id)
+                self.woken.set()
+                await asyncio.sleep(self.interval)
 
 
 # The loops of this replica's share.

@@ -27,6 +27,7 @@ import grpc.aio
 import httpx2
 import msgspec
 from google.protobuf.message_factory import GetMessageClass
+from grpc._common import deserialize
 
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
 from rackloom.lab.switches.nmxc import NmxcService
@@ -245,7 +246,7 @@ class SimStream:
         message = await self._arrived.get()
         if isinstance(message, grpc.aio.AioRpcError):
             raise message
-        return self._parse(message)
+        return deserialize(message, self._parse)
 
     def fail(self, why: str) -> None:
         """Break the stream."""
@@ -291,7 +292,7 @@ class SimChannel:
             self._checkpoint()
             reply = await self._switch.unary(rpc, request_serializer(request), timeout)
             self._checkpoint()
-            return response_deserializer(reply)
+            return deserialize(reply, response_deserializer)
 
         return call
 

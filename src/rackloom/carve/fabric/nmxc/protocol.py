@@ -31,6 +31,7 @@ from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
 from rackloom.carve.fabric.nmxc.nmx_c_pb2 import NMX_ST_SUCCESS, ServerHeader, StReturnCode
 from rackloom.carve.fabric.nmxc.nmx_c_pb2_grpc import NMX_ControllerStub
 from rackloom.errors import Refused
+from rackloom.foreign_text import MAX_BYTES
 
 # Channel.
 
@@ -47,8 +48,8 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # A reply may hold a whole domain.
-    ("grpc.max_receive_message_length", -1),
+    # A reply may hold a whole domain. gRPC fails a larger one before it is parsed.
+    ("grpc.max_receive_message_length", MAX_BYTES),
     # Switches are on a management network: no web proxy.
     ("grpc.enable_http_proxy", 0),
     # Drivers must not share connection attempts and backoff.
@@ -120,9 +121,9 @@ def require_success(rpc: str, reply: Any) -> ServerHeader:
     """The header of `reply`, any NMX-C response, if it says success.
 
     Raises FabricRefused with the name of the return code (StReturnCode without its prefix), FabricUnavailable
-    where the outcome is unknown.
+    if the outcome is unknown. gRPC returns None for bytes that are no message.
     """
-    if not reply.HasField("server_header"):
+    if reply is None or not reply.HasField("server_header"):
         raise FabricUnavailable(f"{rpc}: the reply has no server header")
     header: ServerHeader = reply.server_header
     code = header.return_code
@@ -285,6 +286,8 @@ async def _read_notification(
         raise FabricUnavailable(f"Subscribe: {error.code().name}: {error.details()}") from error
     except TimeoutError as error:
         raise FabricUnavailable(f"Subscribe: nothing heard for {seconds:g} s") from error
+    if notification is None:
+        raise FabricUnavailable("Subscribe: the notification cannot be decoded")
     if notification is grpc.aio.EOF:
         raise FabricUnavailable("Subscribe: the controller ended the subscription")
     if notification.HasField("subscription_response"):
