@@ -41,7 +41,6 @@ class Files:
         (root / "proc/sys/kernel/random").mkdir(parents=True)
         (root / "proc/sys/kernel/random/boot_id").write_text("boot-1\n")
         (root / "proc/devices").write_text(PROC_DEVICES)
-        self._verbs()
         self.declare(declared_inventory(MACHINE))
 
     def declare(self, inventory: DeclaredInventory) -> None:
@@ -61,15 +60,6 @@ class Files:
         return {
             file.name: msgspec.json.decode(file.read_bytes()) for file in self.places.cdi.glob("*claim_*")
         }
-
-    def _verbs(self) -> None:
-        """A character device of each RDMA device, as the kernel's uverbs driver makes them."""
-        known = [nic.rdma_device for nic in MACHINE.nics if nic.rdma_device is not None]
-        for number, name in enumerate(known):
-            at = self.root / f"sys/class/infiniband_verbs/uverbs{number}"
-            at.mkdir(parents=True)
-            (at / "ibdev").write_text(f"{name}\n")
-            (at / "dev").write_text(f"231:{192 + number}\n")
 
 
 async def plug_gpus(

@@ -39,8 +39,6 @@ _CAPABILITY = "DeviceFileMinor: 323\nDeviceFileMode: 256\nDeviceFileModify: 1\n"
 _NVIDIA, _UVM = 195, 507
 _MIG_INSTANCES, _FIRST_MIG_MINOR = 8, 400
 """As in driver/nvml.c."""
-_VERBS = 231
-_FIRST_VERBS_MINOR = 192
 
 
 def lay_out(folder: Path, index: int, *, clique: int = 1, driver: bool = True) -> None:
@@ -52,11 +50,6 @@ def lay_out(folder: Path, index: int, *, clique: int = 1, driver: bool = True) -
     machine = profiles.load_machine(MACHINE)
     files = folder / "files"
     write_sysroot(host_files(machine), files)
-    for number, name in enumerate(nic.rdma_device for nic in machine.nics if nic.rdma_device):
-        verbs = files / f"sys/class/infiniband_verbs/uverbs{number}"
-        verbs.mkdir(parents=True)
-        (verbs / "ibdev").write_text(f"{name}\n")
-        (verbs / "dev").write_text(f"{_VERBS}:{_FIRST_VERBS_MINOR + number}\n")
     (files / "sys").rename(folder / "sys")
     (folder / "proc").mkdir()
     driver_entries = files / "proc/driver"

@@ -68,6 +68,9 @@ def host_files(machine: Machine) -> HostFiles:
     for nic, address in nics:
         tree.update(_pci_function(nic, address, _nic_id(nic), "mlx5_core"))
         tree.update(_nic_classes(nic, address))
+    for number, name in enumerate(nic.rdma_device for nic in machine.nics if nic.rdma_device):
+        tree[f"/sys/class/infiniband_verbs/uverbs{number}/ibdev"] = f"{name}\n"
+        tree[f"/sys/class/infiniband_verbs/uverbs{number}/dev"] = f"231:{192 + number}\n"
     tree["/proc/net/route"] = _route_table(machine)
     return HostFiles(tree, _nccl_topology([*gpus, *nics]), _declarations(machine, gpus, nics))
 
