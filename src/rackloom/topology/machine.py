@@ -76,6 +76,8 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     pci_id: str | None = None
     if_name: str | None = None
     rdma_device: str | None = None
+    rdma_ports: tuple[int, ...] = ()
+    """Numbers of the ports that carry its data, if not all ports of the RDMA device do."""
     model: str | None = None
     line_rate_gbps: int | None = None
     numa_node: Fact[int] | None = None
@@ -180,6 +182,8 @@ class RdmaPort:
     link_layer: str
     rate_gbps: float | None
     physical: str | None = None
+    netdev: str | None = None
+    """The interface of its first GID: on Ethernet, the interface of the port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +193,9 @@ class RdmaDevice:
     name: str
     pci_address: str | None
     ports: tuple[RdmaPort, ...]
+    uverbs: bool | None = None
+    """Whether it has a uverbs device, by which programs reach it. None if the host shows no such class."""
+    subfunction: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +216,18 @@ class NetDevice:
     """Its type, as `ip -details link` prints it (`bridge`, `vxlan`); `usb` for devices on that bus; empty for
     other hardware, and where it is not known."""
     lower: tuple[str, ...] = ()
-    """The interfaces that its frames go through: the parent of a VLAN, the members of a bond."""
+    """The interfaces that its frames go through: the parent of a VLAN or of a partition (pkey), the members
+    of a bond. A parent in another namespace has no name here, but it is listed."""
     addresses: tuple[str, ...] = ()
     """CIDRs; only where netlink was asked."""
+    subfunction: str | None = None
+    """Its auxiliary device (`mlx5_core.sf.4`), if it is on a subfunction of the PCI function."""
+    dev_port: int | None = None
+    """Which port of its function, counted from 0."""
+    phys_port_name: str | None = None
+    """`p0` for a port of the card, `pf0vf3` for a representor of a virtual function (devlink's names)."""
+    phys_switch_id: str | None = None
+    """The switch of the card that it is a port of, in switchdev mode."""
 
 
 @dataclass(frozen=True, slots=True)

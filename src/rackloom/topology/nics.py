@@ -16,13 +16,31 @@ that holds:
 Rules 4 and 5 are a policy (`ExclusionPolicy`) that an operator can change. The route to the API server is
 found as the kernel does it: longest prefix, then lowest metric, then first in order.
 
-`nic_candidates` joins PCI functions, RDMA devices and interfaces by PCI address. `NicExclusions` adds
-what only a NIC has: all ports of one function move together; on Amazon's HGX B200 boards InfiniBand
-functions manage the NVLink switches; beside RDMA NICs, plain Ethernet is left out.
+A PCI function has any number of RDMA devices, interfaces and ports. `nic_candidates` makes one NIC of each
+function, and of each subfunction, because these facts decide what can be divided:
+
+- A process that opens the uverbs device of an RDMA device reaches all ports of it. The RDMA device and the
+  interfaces on its ports therefore have one owner. A ConnectX-3 function with two ports is one NIC.
+- An RDMA device without uverbs carries no data of programs. The `smi` device of a ConnectX-8 manages the
+  planes of the data device, for instance.
+- In switchdev mode a representor is the host's end of a virtual function. A child (pkey, VLAN, macvlan)
+  sends through the port of its parent.
+- An interface in a pod does not show on the host. If each port were a NIC, a port could take the name of a
+  port that is away.
+
+The NIC is the RDMA device with uverbs, and the interface on its first port. Speed and health are those of
+this port. Everything else of the function stays on the host (`owned_interfaces`). If two RDMA devices have
+uverbs, or two interfaces may be on the first port, the part that carries data is not known. Such a NIC is
+left out with this reason.
+
+`NicExclusions` adds the rules for whole NICs: on Amazon's HGX B200 boards InfiniBand functions manage the
+NVLink switches, and beside RDMA NICs plain Ethernet is left out.
 """
 
+import dataclasses
 import ipaddress
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
@@ -30,7 +48,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rackloom.topology.machine import HostReading, NetDevice, NetRoute, PciFunction, RdmaDevice
+from rackloom.topology.machine import HostReading, NetDevice, NetRoute, Nic, PciFunction, RdmaDevice, RdmaPort
 
 MELLANOX, AMAZON = 0x15B3, 0x1D0F
 _NETWORK = 0x02
@@ -95,28 +113,32 @@ class Exclusion(msgspec.Struct, frozen=True):
 
 
 class NicCandidate(msgspec.Struct, frozen=True):
-    """One NIC to be: a PCI function, or a device that has none."""
+    """One NIC to be: a PCI function or a subfunction of it, or an RDMA device without one."""
 
     function: PciFunction | None
+    address: str | None
+    """Of its PCI function. A subfunction has none: the NIC of the function has it."""
     rdma: RdmaDevice | None
+    """The device that carries its data, with the ports that do."""
     netdev: NetDevice | None
-
-    @property
-    def address(self) -> str | None:
-        """Of its PCI function."""
-        if self.function is not None:
-            return self.function.address
-        return self.rdma.pci_address if self.rdma is not None else None
+    ports: tuple[str, ...] = ()
+    """All its interfaces that are ports: they have the same owner."""
+    others: tuple[str, ...] = ()
+    """Children of these interfaces, and representors."""
+    unclear: str | None = None
+    """Why the part that carries data is not known."""
+    rdma_ports: tuple[int, ...] = ()
+    """Numbers of the RDMA device's ports that carry its data, if not all do."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """By what a declaration may call it."""
-        named = (self.address, self.rdma and self.rdma.name, self.netdev and self.netdev.name)
+        """The names by which a declaration may call it."""
+        named = (self.address, self.rdma and self.rdma.name, self.netdev and self.netdev.name, *self.ports)
         return tuple(name for name in named if name)
 
     @property
     def line_rate_gbps(self) -> int | None:
-        """That of the fastest port of the RDMA device, or the interface's negotiated speed."""
+        """The rate of its fastest RDMA port that carries data, or the interface's negotiated speed."""
         ports = () if self.rdma is None else self.rdma.ports
         rates = [port.rate_gbps for port in ports if port.rate_gbps]
         if rates:
@@ -125,22 +147,109 @@ class NicCandidate(msgspec.Struct, frozen=True):
         return None if speed is None else speed // 1000 or None
 
 
-def nic_candidates(host: HostReading) -> tuple[NicCandidate, ...]:
-    """NICs by PCI address; then RDMA devices whose function has another class (some are 0x00ff)."""
-    rdma = {device.pci_address: device for device in host.rdma if device.pci_address}
-    netdevs = {device.pci_address: device for device in host.netdevs if device.pci_address}
-    functions = [
-        function
+def nic_candidates(host: HostReading, without: Container[str] = ()) -> tuple[NicCandidate, ...]:
+    """NICs by PCI address, then subfunctions and RDMA devices whose function is not listed.
+
+    `without` names RDMA devices that a declaration excludes: they are not the data part of their function.
+    """
+    rdma: dict[tuple[str | None, str | None], list[RdmaDevice]] = {}
+    netdevs: dict[tuple[str | None, str | None], list[NetDevice]] = {}
+    for device in host.rdma:
+        rdma.setdefault((device.pci_address, device.subfunction), []).append(device)
+    for netdev in host.netdevs:
+        netdevs.setdefault((netdev.pci_address, netdev.subfunction), []).append(netdev)
+    functions = {
+        (function.address, None): function
         for function in host.pci
-        if _is_nic(function) or (function.address in rdma and not function.is_passed_through)
-    ]
-    found = [
-        NicCandidate(function, rdma.get(function.address), netdevs.get(function.address))
-        for function in functions
-    ]
-    listed = {function.address for function in functions}
-    others = (device for device in host.rdma if device.pci_address not in listed)
-    return (*found, *(NicCandidate(None, device, None) for device in others))
+        if _is_nic(function) or ((function.address, None) in rdma and not function.is_passed_through)
+    }
+    by_address = {function.address: function for function in host.pci}
+    # A subfunction may have an interface alone. Other devices without a listed function need RDMA to be NICs.
+    below = dict.fromkeys([*rdma, *(key for key in netdevs if key[1] is not None)])
+    found: list[NicCandidate] = []
+    for key in (*functions, *(key for key in below if key not in functions)):
+        if key == (None, None):
+            found += (NicCandidate(None, None, device, None) for device in rdma[key])
+            continue
+        address, subfunction = key
+        bare = NicCandidate(by_address.get(address or ""), None if subfunction else address, None, None)
+        found.append(_with_data_part(bare, rdma.get(key, []), netdevs.get(key, []), without))
+    return tuple(found)
+
+
+def _with_data_part(
+    bare: NicCandidate, rdma: Sequence[RdmaDevice], netdevs: Sequence[NetDevice], without: Container[str]
+) -> NicCandidate:
+    """The NIC of one function: its data device, the first port of that, and the interface on this port."""
+    # Before two parts are called unclear: management devices, children and representors carry no data.
+    data = [device for device in rdma if device.uverbs is not False]
+    if len(data) > 1:
+        data = [device for device in data if device.name not in without] or data
+    ports = [netdev for netdev in netdevs if not netdev.lower and not _represents(netdev)]
+    named = tuple(netdev.name for netdev in ports)
+    others = tuple(netdev.name for netdev in netdevs if netdev.name not in named)
+    bare = msgspec.structs.replace(bare, ports=named, others=others)
+    if len(data) > 1:
+        return _unclear(bare, "RDMA devices with uverbs", data)
+    device = data[0] if data else None
+    rdma_ports = device.ports if device is not None else ()
+    numbers = {netdev.name: _port_number(netdev, rdma_ports, len(ports) == 1) for netdev in ports}
+    known = [port.number for port in rdma_ports] or [number for number in numbers.values() if number]
+    first = min(known, default=1)
+    on_first = [netdev for netdev in ports if numbers[netdev.name] in (first, None)]
+    if len(on_first) > 1 or None in numbers.values():
+        return _unclear(bare, f"interfaces that may be on port {first}", on_first)
+    bare = msgspec.structs.replace(bare, netdev=on_first[0] if on_first else None)
+    if device is None:
+        return bare
+    # An interface that shows decides the port. While it is away, the ports of the other interfaces are known.
+    taken = {port.number for port in rdma_ports if port.netdev in others} | set(numbers.values())
+    carrying = tuple(
+        port for port in rdma_ports if (port.number == first if on_first else port.number not in taken)
+    )
+    if rdma_ports and not carrying:
+        return _unclear(bare, "ports, all of other interfaces", [device])
+    chosen = () if carrying == rdma_ports else tuple(port.number for port in carrying)
+    data_device = dataclasses.replace(device, ports=carrying)
+    return msgspec.structs.replace(bare, rdma=data_device, rdma_ports=chosen)
+
+
+def _unclear(bare: NicCandidate, several: str, parts: Sequence[RdmaDevice | NetDevice]) -> NicCandidate:
+    names = ", ".join(part.name for part in parts)
+    reason = f"has several {several} ({names}), and its data part is not known"
+    return msgspec.structs.replace(bare, netdev=None, unclear=reason)
+
+
+_PHYSICAL_PORT = re.compile(r"p\d+(s\d+)?")
+_REPRESENTOR = re.compile(r"(c\d+)?pf\d+((vf|sf)\d+)?")
+"""Names that devlink gives to ports. Older drivers number their representors."""
+
+
+def _represents(netdev: NetDevice) -> bool:
+    """Whether an interface is the host's end of a virtual function, in the switch of the card."""
+    name = netdev.phys_port_name or ""
+    is_in_switch = netdev.phys_switch_id is not None and bool(name)
+    return bool(_REPRESENTOR.fullmatch(name)) or (is_in_switch and not _PHYSICAL_PORT.fullmatch(name))
+
+
+def _port_number(netdev: NetDevice, ports: Sequence[RdmaPort], is_alone: bool) -> int | None:
+    """The port of an interface: by the GIDs of the RDMA device, then by `dev_port`, which counts from 0."""
+    named = next((port.number for port in ports if port.netdev == netdev.name), None)
+    if named is not None:
+        return named
+    # A card with a function for each port may give dev_port 1 to the only port of its second function.
+    if is_alone and len(ports) <= 1:
+        return ports[0].number if ports else 1
+    return None if netdev.dev_port is None else netdev.dev_port + 1
+
+
+def data_rdma(host: HostReading, nic: Nic) -> RdmaDevice | None:
+    """The RDMA device of a NIC with the ports that carry its data, or None if it has none or it is away."""
+    device = next((device for device in host.rdma if device.name == nic.rdma_device), None)
+    if device is None or not nic.rdma_ports:
+        return device
+    ports = tuple(port for port in device.ports if port.number in nic.rdma_ports)
+    return dataclasses.replace(device, ports=ports)
 
 
 def _is_nic(function: PciFunction) -> bool:
@@ -234,6 +343,9 @@ def _exclusion_by_kind(
         kind = master.kind if master is not None else ""
         fix = f"claim another NIC, or take it out on the node: ip link set {netdev.name} nomaster"
         return Exclusion(f"belongs to {kind or 'interface'} {netdev.master}", fix)
+    if _represents(netdev):
+        fix = "claim the virtual function: its own NIC is at another PCI address"
+        return Exclusion(f"is the host's end of {netdev.phys_port_name} in a switch of the card", fix)
     if netdev.kind in left_out.kinds:
         words = _REASON_BY_KIND.get(netdev.kind, "is of a kind that is left out ({kind})")
         fix = f"claim another NIC, or give `rackloom node nic` all kinds to --leave-out but {netdev.kind}"
@@ -259,6 +371,28 @@ def _parsed(texts: Iterable[str], parse: Callable[[str], T]) -> Iterator[T]:
             yield parse(text)
 
 
+CHILD_KINDS = frozenset({"", "ipoib", "vlan", "macvlan", "macvtap", "ipvlan", "ipvtap"})
+"""Kinds of interfaces that send through the port of another interface."""
+
+
+def owned_interfaces(
+    netdevs: Sequence[NetDevice], candidates: Iterable[NicCandidate], offered: Iterable[NicCandidate]
+) -> dict[str, str]:
+    """Interfaces whose port has an owner, with the reason. `offered` are the NICs that tenants can get."""
+    known = {netdev.name: netdev for netdev in netdevs}
+    lent = {name for nic in offered for name in (*nic.ports, *nic.others)}
+    found = {
+        name: f"belongs to NIC {'/'.join(nic.names[:2])}, which has one owner"
+        for nic in candidates
+        for name in (*nic.ports, *nic.others)
+    }
+    for netdev in netdevs:
+        below = _with_lower_interfaces({netdev.name}, known) if netdev.kind in CHILD_KINDS else set[str]()
+        if parent := next((name for name in sorted(below - {netdev.name}) if name in lent), None):
+            found.setdefault(netdev.name, f"sends through {parent}, which belongs to an offered NIC")
+    return found
+
+
 class NicExclusions:
     """Why a NIC of a host must not carry tenant data."""
 
@@ -267,21 +401,17 @@ class NicExclusions:
     ) -> None:
         nics = tuple(candidates)
         self._excluded = excluded
-        self._functions: dict[str, list[str]] = {}
-        for netdev in host.netdevs:
-            if netdev.pci_address is not None:
-                self._functions.setdefault(netdev.pci_address, []).append(netdev.name)
-        self._any_rdma = any(nic.rdma is not None for nic in nics)
+        self._any_rdma = any(device.uverbs is not False for device in host.rdma)
         self._any_efa = any(_is_efa(nic) for nic in nics)
 
     def against(self, nic: NicCandidate) -> str | None:
         """The first reason that applies; None: it may."""
-        if nic.netdev is not None and nic.netdev.name in self._excluded:
-            return self._excluded[nic.netdev.name].reason
-        for name in self._functions.get(nic.address or "", ()):
-            # Some functions have several ports (ConnectX-3), and go away with all of them.
-            if name in self._excluded and self._excluded[name].needed:
+        # Some functions have several ports (ConnectX-3), and a tenant's RDMA device reaches all of them.
+        for name in (*nic.ports, *nic.others):
+            if name in self._excluded and (name in nic.ports or self._excluded[name].needed):
                 return self._excluded[name].reason
+        if nic.unclear is not None:
+            return nic.unclear
         if self._any_efa and _is_infiniband(nic):
             # Amazon's machines have no InfiniBand fabric: on HGX B200 boards it is how the NVLink switches
             # are managed.

@@ -41,6 +41,7 @@ from rackloom.topology.machine import (
     RdmaDevice,
     numa_of,
 )
+from rackloom.topology.nics import data_rdma
 
 # The snapshot of a host.
 
@@ -131,6 +132,7 @@ class HostNic(msgspec.Struct, frozen=True, kw_only=True):
     """As the machine's topology knows it."""
     function: PciFunction | None = None
     rdma: RdmaDevice | None = None
+    """With the ports that carry its data."""
     on: HostLink | None = None
     """Its interface, while that is on the host."""
     excluded: str | None = None
@@ -163,12 +165,11 @@ def device_name(*, pci_address: str | None, interface: str) -> str:
 def _host_nic(snapshot: NicSnapshot, nic: Nic, links: dict[str, HostLink]) -> HostNic:
     host = snapshot.host
     function = next((function for function in host.pci if function.address == nic.pci_address), None)
-    rdma = next((rdma for rdma in host.rdma if rdma.name == nic.rdma_device), None)
     return HostNic(
         name=device_name(pci_address=nic.pci_address, interface=nic.rdma_device or nic.if_name or "unnamed"),
         nic=nic,
         function=function,
-        rdma=rdma,
+        rdma=data_rdma(host, nic),
         on=links.get(nic.if_name or ""),
         excluded=nic.excluded,
     )

@@ -179,7 +179,8 @@ def _shortest_paths(
 
 def _named_pair(machine: Machine, gpu: int, nic: int) -> GpuNicPair:
     device = machine.nics[nic]
-    name = f"{device.rdma_device}:1" if device.rdma_device else device.if_name
+    port = min(device.rdma_ports, default=1)
+    name = f"{device.rdma_device}:{port}" if device.rdma_device else device.if_name
     if name is None:
         raise Refused(
             f"NIC {nic} of {machine.name} has no name that UCX could be pinned to",

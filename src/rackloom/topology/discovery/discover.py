@@ -43,8 +43,16 @@ from rackloom.topology.machine import (
     PathClass,
     PciePath,
     PciFunction,
+    RdmaDevice,
 )
-from rackloom.topology.nics import Exclusion, NicExclusions, excluded_interfaces, nic_candidates
+from rackloom.topology.nics import (
+    Exclusion,
+    NicCandidate,
+    NicExclusions,
+    excluded_interfaces,
+    nic_candidates,
+    owned_interfaces,
+)
 
 # Files beside the kernel: a vendor topology (NCCL XML) and a declaration (JSON).
 
@@ -164,7 +172,12 @@ def build_machine(
     known = vendor or VendorTopology()
     left_out = excluded_interfaces(host.netdevs, host.routes) if excluded is None else excluded
     gpus = tuple(_build_gpus(host, {gpu.pci_address: gpu for gpu in nvml}, known, declared))
-    nics = tuple(_build_nics(host, known, declared, left_out))
+    without = {name for name, stated in declared.nics.items() if stated.excluded}
+    candidates = nic_candidates(host, without)
+    nics = tuple(_build_nics(host, candidates, known, declared, left_out))
+    offered = [candidate for candidate, nic in zip(candidates, nics, strict=True) if nic.excluded is None]
+    reasons = owned_interfaces(host.netdevs, candidates, offered)
+    reasons |= {name: exclusion.reason for name, exclusion in left_out.items()}
     sources = {
         "sysfs": True,
         "nvml": bool(nvml),
@@ -177,7 +190,7 @@ def build_machine(
         origin=tuple(name for name, is_used in sources.items() if is_used),
         gpus=gpus,
         nics=nics,
-        interfaces=tuple(_build_interfaces(host, nics, declared, left_out)),
+        interfaces=tuple(_build_interfaces(host, nics, declared, reasons)),
         declared_classes=tuple(_class_rows(gpus, nics, declared)),
     )
 
@@ -250,14 +263,18 @@ def _is_gpu(function: PciFunction) -> bool:
 
 
 def _build_nics(
-    host: HostReading, vendor: VendorTopology, declared: Declaration, excluded: Mapping[str, Exclusion]
+    host: HostReading,
+    candidates: Sequence[NicCandidate],
+    vendor: VendorTopology,
+    declared: Declaration,
+    excluded: Mapping[str, Exclusion],
 ) -> Iterator[Nic]:
-    candidates = nic_candidates(host)
     reasons = NicExclusions(host, candidates, excluded)
     for index, candidate in enumerate(candidates):
-        stated = next(
-            (declared.nics[name] for name in candidate.names if name in declared.nics), _NO_DECLARATION
-        )
+        entries = [declared.nics[name] for name in candidate.names if name in declared.nics]
+        stated = entries[0] if entries else _NO_DECLARATION
+        # Its ports have one owner, so a port that must not carry tenant data excludes the NIC.
+        kept = next((entry.excluded for entry in entries if entry.excluded), None)
         sources = _DeviceSources(candidate.function, vendor, stated)
         yield Nic(
             index=index,
@@ -265,25 +282,25 @@ def _build_nics(
             pci_id=None if candidate.function is None else candidate.function.pci_id,
             if_name=None if candidate.netdev is None else candidate.netdev.name,
             rdma_device=None if candidate.rdma is None else candidate.rdma.name,
+            rdma_ports=candidate.rdma_ports,
             model=stated.product,
             line_rate_gbps=stated.line_rate_gbps or candidate.line_rate_gbps,
             numa_node=sources.numa_node(candidate.address),
             pcie=sources.pcie(),
             vendor_switch=sources.switch(candidate.address),
-            excluded=stated.excluded or reasons.against(candidate),
+            excluded=kept or reasons.against(candidate),
         )
 
 
 def _build_interfaces(
-    host: HostReading, nics: Sequence[Nic], declared: Declaration, excluded: Mapping[str, Exclusion]
+    host: HostReading, nics: Sequence[Nic], declared: Declaration, reasons: Mapping[str, str]
 ) -> Iterator[Interface]:
     """Those that no NIC has."""
     taken = {nic.if_name for nic in nics}
     for netdev in host.netdevs:
         if netdev.name not in taken:
             stated = declared.nics.get(netdev.name, _NO_DECLARATION)
-            found = excluded.get(netdev.name)
-            reason = stated.excluded or (None if found is None else found.reason)
+            reason = stated.excluded or reasons.get(netdev.name)
             yield Interface(name=netdev.name, kind=netdev.kind, excluded=reason)
 
 
@@ -298,11 +315,12 @@ def _nic_names(nic: Nic) -> tuple[str, ...]:
     return tuple(name for name in (nic.pci_address, nic.rdma_device, nic.if_name) if name)
 
 
-def unmatched_declarations(declared: Declaration, machine: Machine) -> tuple[str, ...]:
+def unmatched_declarations(
+    declared: Declaration, machine: Machine, rdma: Sequence[RdmaDevice] = ()
+) -> tuple[str, ...]:
     """Names in a declaration that no device of the machine has, and that therefore have no effect."""
-    nics = {name for nic in machine.nics for name in _nic_names(nic)} | {
-        interface.name for interface in machine.interfaces
-    }
+    nics = {name for nic in machine.nics for name in _nic_names(nic)} | {device.name for device in rdma}
+    nics |= {interface.name for interface in machine.interfaces}
     gpus = {gpu.pci_address for gpu in machine.gpus}
     columns = {name for row in declared.classes.values() for name in row}
     return tuple(sorted((declared.nics.keys() | columns) - nics | declared.classes.keys() - gpus))
@@ -328,8 +346,9 @@ def discover_machine(
     if nccl_topology is not None:
         vendor = read_nccl_topology(read_named_file(nccl_topology), str(nccl_topology))
     nvml = (read_nvml() or ()) if sysroot == OWN_ROOT else ()
-    machine = build_machine(read_host(root), nvml=nvml, vendor=vendor, declared=stated)
-    if unmatched := unmatched_declarations(stated, machine):
+    host = read_host(root)
+    machine = build_machine(host, nvml=nvml, vendor=vendor, declared=stated)
+    if unmatched := unmatched_declarations(stated, machine, host.rdma):
         raise Refused(
             f"{declared} speaks of {', '.join(unmatched)}, which this machine does not have",
             nearest_fix="name devices as `rackloom topology discover` prints them",

@@ -206,6 +206,9 @@ def _pcie_path(path: PurePosixPath | None) -> PciePath | None:
 
 
 NET_CLASS, INFINIBAND_CLASS = "/sys/class/net", "/sys/class/infiniband"
+UVERBS_CLASS = "/sys/class/infiniband_verbs"
+_SUBFUNCTION = re.compile(r"\w+\.sf\.\d+")
+"""A subfunction on the auxiliary bus, below its PCI function."""
 _PORT_RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _PORT_STATE = re.compile(r"\d+: (\w+)")
 _ROUTE_UP = 0x1
@@ -231,7 +234,12 @@ def read_netdevs(sysroot: Sysroot) -> tuple[NetDevice, ...]:
 
 def read_rdma(sysroot: Sysroot) -> tuple[RdmaDevice, ...]:
     """All RDMA devices."""
-    return tuple(_read_rdma_device(sysroot, name) for name in sysroot.names(INFINIBAND_CLASS))
+    verbs = sysroot.names(UVERBS_CLASS)
+    reachable = {sysroot.text(f"{UVERBS_CLASS}/{name}/ibdev") for name in verbs} if verbs else None
+    return tuple(
+        _read_rdma_device(sysroot, name, None if reachable is None else name in reachable)
+        for name in sysroot.names(INFINIBAND_CLASS)
+    )
 
 
 def read_routes(sysroot: Sysroot) -> tuple[NetRoute, ...]:
@@ -245,7 +253,7 @@ def read_routes(sysroot: Sysroot) -> tuple[NetRoute, ...]:
 def _read_netdev(sysroot: Sysroot, name: str) -> NetDevice:
     at = f"{NET_CLASS}/{name}"
     path, device, master = map(sysroot.real, (at, f"{at}/device", f"{at}/master"))
-    speed = sysroot.number(f"{at}/speed")
+    speed, kind = sysroot.number(f"{at}/speed"), _netdev_kind(sysroot, at, device)
     return NetDevice(
         name=name,
         pci_address=None if device is None else owning_pci_address(device),
@@ -255,8 +263,12 @@ def _read_netdev(sysroot: Sysroot, name: str) -> NetDevice:
         speed_mbps=speed if speed is not None and speed > 0 else None,
         virtual=path is not None and "virtual" in path.parts[:4],
         master=None if master is None else master.name,
-        kind=_netdev_kind(sysroot, at, device),
-        lower=_lower_names(sysroot, at),
+        kind=kind,
+        lower=_lower_names(sysroot, at) or _parent(sysroot, at, kind),
+        subfunction=_subfunction(device),
+        dev_port=sysroot.number(f"{at}/dev_port"),
+        phys_port_name=sysroot.text(f"{at}/phys_port_name") or None,
+        phys_switch_id=sysroot.text(f"{at}/phys_switch_id") or None,
     )
 
 
@@ -283,7 +295,22 @@ def _lower_names(sysroot: Sysroot, at: str) -> tuple[str, ...]:
     )
 
 
-def _read_rdma_device(sysroot: Sysroot, name: str) -> RdmaDevice:
+def _parent(sysroot: Sysroot, at: str, kind: str) -> tuple[str, ...]:
+    """The parent of an interface without `lower_` links, such as an InfiniBand partition: its `iflink`."""
+    own, parent = sysroot.number(f"{at}/ifindex"), sysroot.number(f"{at}/iflink")
+    if not parent or parent == own or kind == "veth":
+        return ()
+    known = (
+        name for name in sysroot.names(NET_CLASS) if sysroot.number(f"{NET_CLASS}/{name}/ifindex") == parent
+    )
+    return (sysroot.text(f"{at}/parent") or next(known, f"interface {parent}"),)
+
+
+def _subfunction(device: PurePosixPath | None) -> str | None:
+    return next((part for part in device.parts if _SUBFUNCTION.fullmatch(part)), None) if device else None
+
+
+def _read_rdma_device(sysroot: Sysroot, name: str, uverbs: bool | None) -> RdmaDevice:
     at = f"{INFINIBAND_CLASS}/{name}"
     device = sysroot.real(f"{at}/device")
     ports = (number for number in sysroot.names(f"{at}/ports") if number.isascii() and number.isdigit())
@@ -291,6 +318,8 @@ def _read_rdma_device(sysroot: Sysroot, name: str) -> RdmaDevice:
         name=name,
         pci_address=None if device is None else owning_pci_address(device),
         ports=tuple(_read_port(sysroot, f"{at}/ports/{number}", int(number)) for number in ports),
+        uverbs=uverbs,
+        subfunction=_subfunction(device),
     )
 
 
@@ -304,6 +333,7 @@ def _read_port(sysroot: Sysroot, at: str, number: int) -> RdmaPort:
         link_layer=sysroot.text(f"{at}/link_layer") or "unknown",
         rate_gbps=None if rate is None else float(rate[1]),
         physical=None if physical is None else physical[1].lower(),
+        netdev=sysroot.text(f"{at}/gid_attrs/ndevs/0") or None,
     )
 
 

@@ -189,18 +189,16 @@ class _NetlinkSnapshot(msgspec.Struct, frozen=True):
 
     def _netdev(self, link: NetworkLink, file: NetDevice | None, names: Mapping[int, str]) -> NetDevice:
         bus = link.bus if link.bus == "usb" else ""
-        lower = None if link.lower is None else names.get(link.lower)
-        return NetDevice(
-            name=link.name,
-            pci_address=link.parent if file is None else file.pci_address,
+        read = file or NetDevice(link.name, link.parent, None, None, None, None, bool(link.kind), None)
+        lower = read.lower if link.lower is None else (names.get(link.lower, f"interface {link.lower}"),)
+        return dataclasses.replace(
+            read,
             mac=link.mac,
             mtu=link.mtu,
             state=link.state,
-            speed_mbps=None if file is None else file.speed_mbps,
-            virtual=bool(link.kind) if file is None else file.virtual,
             master=None if link.master is None else names.get(link.master),
-            kind=link.kind or bus or ("" if file is None else file.kind),
-            lower=() if lower is None else (lower,),
+            kind=link.kind or bus or read.kind,
+            lower=lower,
             addresses=tuple(cidr for cidr, _ in self.addresses.get(link.index, ())),
         )
 
@@ -258,7 +256,7 @@ def _health(host_nic: HostNic) -> tuple[Health, str]:
         states = {port.state for port in host_nic.rdma.ports}
         return _health_by_state(states, good="active", what=f"RDMA device {host_nic.rdma.name}")
     if host_nic.on is None:
-        return Health.UNKNOWN, "its interface is not on the host"
+        return Health.UNKNOWN, "neither its interface nor an RDMA device with uverbs is on the host"
     return _health_by_state({host_nic.on.link.state}, good="up", what=f"interface {host_nic.on.link.name}")
 
 

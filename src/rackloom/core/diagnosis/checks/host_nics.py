@@ -35,6 +35,7 @@ from rackloom.core.diagnosis.index import at_device, at_node
 from rackloom.core.diagnosis.snapshot import DeviceRecord, SiteSnapshot, grouped
 from rackloom.topology.affinity import Cell, own_nics
 from rackloom.topology.machine import HostReading, Machine, NetDevice, Nic, RdmaDevice, numa_of
+from rackloom.topology.nics import data_rdma
 
 # Which node of the cluster a host is.
 
@@ -163,7 +164,7 @@ def _judge_link(link: _NicLink, fastest: int, here: HostIdentity) -> Finding:
 
 def _link_of(host: HostReading, nic: Nic) -> _NicLink:
     """The link of its RDMA port, which stays visible when a pod has the interface; else the interface's."""
-    rdma = next((device for device in host.rdma if device.name == nic.rdma_device), None)
+    rdma = data_rdma(host, nic)
     if rdma is not None and rdma.ports:
         return _rdma_link(rdma, nic)
     interface = next((netdev for netdev in host.netdevs if netdev.name == nic.if_name), None)

@@ -1,0 +1,343 @@
+"""PCI functions with several interfaces, RDMA devices and ports: each port has one owner everywhere."""
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import event, given, target
+from hypothesis import strategies as st
+from tests.claim.node.nic.test_published import link, plain
+from tests.topology.discovery import nic_trees
+
+from rackloom.claim.node.nic import plugin, rdma
+from rackloom.claim.node.nic.inventory import _NetlinkSnapshot, nic_health
+from rackloom.claim.node.plugin import Health
+from rackloom.core.allocate.objects import Device
+from rackloom.core.diagnosis.checks.host_nics import HostIdentity, check_host_links
+from rackloom.core.domains.network_config import NetworkConfig
+from rackloom.core.nics.devices import HostLink, NicSnapshot, host_nics
+from rackloom.errors import Refused
+from rackloom.topology.discovery.discover import (
+    Declaration,
+    DeclaredDevice,
+    build_machine,
+    discover_machine,
+    unmatched_declarations,
+)
+from rackloom.topology.discovery.sysfs import Sysroot, read_host
+from rackloom.topology.machine import Gpu, HostReading, NetDevice, PciFunction, RdmaDevice, RdmaPort
+
+
+def snapshot(host, **changes):
+    """The host with its links, as the scanner would read it with netlink."""
+    index = {netdev.name: number for number, netdev in enumerate(host.netdevs, start=100)}
+    links = tuple(
+        HostLink(
+            link=link(
+                part.name,
+                index[part.name],
+                parent=part.pci_address,
+                kind=part.kind,
+                master=index.get(part.master),
+            )
+        )
+        for part in host.netdevs
+    )
+    network = _NetlinkSnapshot(tuple(on.link for on in links), {}, ())
+    joined = network.added_to(host)
+    return NicSnapshot(host=joined, machine=build_machine(joined, **changes), links=links)
+
+
+def surfaces(root):
+    """The NICs of `topology discover`, all NICs of the plugin by name, and the attributes in its slice."""
+    seen = snapshot(read_host(Sysroot(root)))
+    found = host_nics(seen)
+    devices = plugin._published_devices(plugin.NicSettings(node="n"), seen, found)
+    return (
+        discover_machine(root),
+        {nic.name: nic for nic in found},
+        {name: plain(device) for name, device in devices.items()},
+    )
+
+
+def reasons(machine):
+    return {interface.name: interface.excluded for interface in machine.interfaces}
+
+
+def test_the_device_with_uverbs_is_the_nic_of_a_card_with_planes(tmp_path):
+    nic_trees.planes(tmp_path)
+    machine, nics, published = surfaces(tmp_path)
+    (nic,) = machine.nics
+    assert (nic.if_name, nic.rdma_device, nic.line_rate_gbps, nic.excluded) == ("ibs192", "mlx5_0", 800, None)
+    assert set(published) == {"pci-0000-0b-00-0"}
+    attributes = published["pci-0000-0b-00-0"]
+    wanted = {"ifName": "ibs192", "rdma": True, "rdmaDevice": "mlx5_0", "linkSpeedGbps": 800}
+    assert wanted.items() <= attributes.items()
+    host_nic = nics["pci-0000-0b-00-0"]
+    assert nic_health(host_nic, "n", 0.0).health is Health.HEALTHY
+    alone = msgspec.structs.replace(host_nic, on=None)
+    sysroot = Sysroot(tmp_path)
+    prepared, _ = plugin.prepare_nic(
+        alone, Device(name=alone.name), NetworkConfig(), sysroot, rdma.NetnsMode.SHARED
+    )
+    nodes = {Path(node.path).name for node in rdma.rdma_device_nodes(sysroot, prepared.rdma)}
+    assert nodes == {"rdma_cm", "uverbs0", "umad0", "issm0"}
+
+
+def test_a_plane_that_is_down_is_not_the_link_of_the_nic(tmp_path):
+    nic_trees.planes(tmp_path)
+    (tmp_path / "sys/class/infiniband/smi1/ports/2/state").write_text("1: DOWN\n")
+    assert nic_health(surfaces(tmp_path)[1]["pci-0000-0b-00-0"], "n", 0.0).health is Health.HEALTHY
+    (tmp_path / "sys/class/infiniband/mlx5_0/ports/1/state").write_text("1: DOWN\n")
+    assert nic_health(surfaces(tmp_path)[1]["pci-0000-0b-00-0"], "n", 0.0).health is Health.UNHEALTHY
+
+
+def test_a_partition_and_a_second_port_have_the_owner_of_their_function(tmp_path):
+    nic_trees.partition_and_two_ports(tmp_path)
+    machine, _, published = surfaces(tmp_path)
+    found = [(nic.if_name, nic.rdma_device, nic.rdma_ports, nic.line_rate_gbps) for nic in machine.nics]
+    assert found == [("ib0", "mlx5_0", (), 400), ("enp69s0", "mlx4_0", (1,), 40)]
+    assert set(published) == {"pci-0000-44-00-0", "pci-0000-45-00-0"}
+    assert published["pci-0000-44-00-0"]["ifName"] == "ib0"
+    assert published["pci-0000-45-00-0"]["ifName"] == "enp69s0"
+    assert published["pci-0000-45-00-0"]["linkSpeedGbps"] == 40
+    assert reasons(machine) == {
+        "enp69s0d1": "belongs to NIC 0000:45:00.0/mlx4_0, which has one owner",
+        "ib0.8001": "belongs to NIC 0000:44:00.0/mlx5_0, which has one owner",
+    }
+    # The first port is the link of the NIC, for the plugin and for the doctor.
+    (tmp_path / "sys/class/infiniband/mlx4_0/ports/1/state").write_text("1: DOWN\n")
+    reported = nic_health(surfaces(tmp_path)[1]["pci-0000-45-00-0"], "n", 0.0)
+    assert (reported.health, reported.message) == (Health.UNHEALTHY, "RDMA device mlx4_0 is down")
+    gpu = Gpu(index=0, pci_address="0000:43:00.0")
+    judged = list(
+        check_host_links(
+            read_host(Sysroot(tmp_path)),
+            msgspec.structs.replace(machine, gpus=(gpu,)),
+            HostIdentity(name="host h"),
+        )
+    )
+    assert any("mlx4_0" in finding.subject and "down" in finding.message for finding in judged)
+
+
+@pytest.mark.parametrize("use", ["default route", "bond"])
+def test_a_port_that_the_host_uses_keeps_the_whole_function(tmp_path, use):
+    """A tenant's RDMA device would reach the port of the host."""
+    nic_trees.partition_and_two_ports(tmp_path)
+    if use == "bond":
+        (tmp_path / "sys/devices/virtual/net/bond0").mkdir(parents=True)
+        (tmp_path / "sys/class/net/bond0").symlink_to("../../devices/virtual/net/bond0")
+        port = (tmp_path / "sys/class/net/enp69s0d1").resolve()
+        (port / "master").symlink_to("../" * 6 + "virtual/net/bond0")
+    else:
+        with (tmp_path / "proc/net/route").open("a") as routes:
+            routes.write("enp69s0d1 00000000 0100000A 0003 0 0 0 00000000 0 0 0\n")
+    expected = {"bond": "belongs to interface bond0", "default route": "carries the default route"}
+    assert discover_machine(tmp_path).nics[1].excluded == expected[use]
+    assert "pci-0000-45-00-0" not in surfaces(tmp_path)[2]
+
+
+def test_the_uplink_and_the_subfunction_are_nics_and_representors_are_not(tmp_path):
+    nic_trees.switchdev(tmp_path)
+    machine, _, published = surfaces(tmp_path)
+    found = [(nic.pci_address, nic.if_name, nic.rdma_device, nic.rdma_ports) for nic in machine.nics]
+    assert found == [
+        ("0000:08:00.0", "uplink", "mlx5_0", (1,)),
+        (None, "enp8s0f0s88", "mlx5_1", ()),
+    ]
+    assert published["pci-0000-08-00-0"]["linkSpeedGbps"] == 400
+    subfunction = next(name for name in published if name != "pci-0000-08-00-0")
+    assert len(published) == 2
+    assert published[subfunction]["ifName"] == "enp8s0f0s88"
+    assert published[subfunction]["resource.kubernetes.io/pcieRoot"] == "pci0000:40"
+    assert reasons(machine)["uplink_1"] == "is the host's end of pf0vf1 in a switch of the card"
+    # The ports of representors say nothing about the uplink.
+    (tmp_path / "sys/class/infiniband/mlx5_0/ports/1/state").write_text("1: DOWN\n")
+    assert nic_health(surfaces(tmp_path)[1]["pci-0000-08-00-0"], "n", 0.0).health is Health.UNHEALTHY
+
+
+def test_old_drivers_number_their_representors(tmp_path):
+    tree = nic_trees.NicTree(tmp_path)
+    function = tree.function("0000:08:00.0", "0x1021")
+    tree.netdev(function, "a0", phys_port_name="0", phys_switch_id="e8ebd3")
+    tree.netdev(function, "uplink", phys_port_name="p0", phys_switch_id="e8ebd3")
+    (nic,) = discover_machine(tmp_path).nics
+    assert nic.if_name == "uplink"
+
+
+def test_a_vlan_has_the_port_of_its_parent_unless_the_parent_stays(tmp_path):
+    tree = nic_trees.NicTree(tmp_path)
+    function = tree.function("0000:08:00.0", "0x1021")
+    tree.netdev(function, "eth1")
+    tree.netdev(None, "eth1.7", iflink=2, uevent="DEVTYPE=vlan")
+    assert reasons(discover_machine(tmp_path)) == {
+        "eth1.7": "sends through eth1, which belongs to an offered NIC"
+    }
+    declared = tmp_path / "declared.json"
+    declared.write_text('{"nics": {"eth1": {"excluded": "storage"}}}')
+    machine = discover_machine(tmp_path, declared=declared)
+    assert (machine.nics[0].excluded, reasons(machine)) == ("storage", {"eth1.7": None})
+
+
+def two_devices(*names, **changes):
+    function = PciFunction("0000:8a:00.0", 0x020000, 0x15B3, 0x1021, 1, "mlx5_core", None)
+    ports = (RdmaPort(1, "active", "Ethernet", 400.0),)
+    found = tuple(RdmaDevice(name, function.address, ports, **changes) for name in names)
+    return HostReading("h", pci=(function,), rdma=found)
+
+
+@pytest.mark.parametrize("uverbs", [True, None])
+def test_two_devices_that_may_carry_data_are_not_offered_until_one_is_declared(uverbs):
+    host = two_devices("mlx5_0", "rxe0", uverbs=uverbs)
+    seen = snapshot(host)
+    (nic,) = host_nics(seen)
+    reason = "has several RDMA devices with uverbs (mlx5_0, rxe0), and its data part is not known"
+    reported = nic_health(nic, "n", 0.0)
+    assert (reported.health, reported.message) == (Health.UNKNOWN, f"not published: {reason}")
+    assert plugin._published_devices(plugin.NicSettings(node="n"), seen, (nic,)) == {}
+    with pytest.raises(Refused, match="data part is not known"):
+        plugin.prepare_nic(nic, Device(name=nic.name), NetworkConfig(), Sysroot(), rdma.NetnsMode.SHARED)
+    declared = Declaration(nics={"rxe0": DeclaredDevice(excluded="software")})
+    machine = build_machine(host, declared=declared)
+    assert (machine.nics[0].rdma_device, machine.nics[0].excluded) == ("mlx5_0", None)
+    assert unmatched_declarations(declared, machine, host.rdma) == ()
+
+
+# The property: any function, and who owns its ports.
+
+
+def netdev(name, address, **changes):
+    return NetDevice(name, address, None, 1500, "up", None, virtual=False, master=None, **changes)
+
+
+class Card:
+    """One card as the host reads it, and the truth about it."""
+
+    def __init__(self, draw, number):
+        self.draw, self.number, self.address = draw, number, f"0000:{number:02x}:00.0"
+        self.is_switch = draw(st.booleans())
+        ports = [f"{self.address}#{port}" for port in range(draw(st.integers(1, 4)))]
+        self.rates = {port: 100.0 + number * 10 + index for index, port in enumerate(ports)}
+        self.states = {port: draw(st.sampled_from(["active", "down"])) for port in ports}
+        self.carries: dict[str, str] = {}
+        """The port of each interface that is one."""
+        self.reaches: dict[str, set[str]] = {}
+        """The ports, and the children of ports, that the holder of a part can use."""
+        self.netdevs: list[NetDevice] = []
+        for index in range(draw(st.integers(0, 6))):
+            self.add_interface(f"n{number}i{index}")
+        function = PciFunction(self.address, 0x020000, 0x15B3, 0x1021, 0, "mlx5_core", None)
+        self.functions = [function]
+        self.rdma = self.rdma_devices()
+        for index in range(1, draw(st.integers(1, 3))):
+            self.add_virtual_function(dataclasses.replace(function, virtual_function=True), index)
+
+    def add_interface(self, name):
+        draw, parents = self.draw, sorted(self.carries)
+        role = draw(st.sampled_from(["port", "port", "partition", "vlan", "representor"]))
+        switch = "e8ebd3" if self.is_switch else None
+        if role == "representor" and self.is_switch:
+            self.reaches[name] = {f"{self.address[:-1]}1#0"}
+            names = {"phys_port_name": "pf0vf0", "phys_switch_id": switch}
+            self.netdevs.append(netdev(name, self.address, dev_port=0, **names))
+        elif role in ("partition", "vlan") and parents:
+            self.add_child(name, draw(st.sampled_from(parents)), role)
+        else:
+            number = draw(st.integers(0, len(self.rates) - 1))
+            self.carries[name] = f"{self.address}#{number}"
+            self.reaches[name] = {self.carries[name]}
+            # One in seven hides its number: what is not known must not be guessed.
+            shown = number if draw(st.integers(0, 6)) else None
+            names = {"phys_port_name": f"p{number}", "phys_switch_id": switch}
+            self.netdevs.append(netdev(name, self.address, dev_port=shown, **names))
+
+    def add_child(self, name, parent, role):
+        """Children share a port by their tags. The interface of the port reaches all of them."""
+        child = netdev(name, None if role == "vlan" else self.address, lower=(parent,))
+        kind = "vlan" if role == "vlan" else ""
+        self.netdevs.append(dataclasses.replace(child, kind=kind, virtual=role == "vlan"))
+        self.reaches[name] = {f"{self.carries[parent]}/{name}"}
+        for known, port in self.carries.items():
+            if port == self.carries[parent]:
+                self.reaches[known] |= self.reaches[name]
+
+    def rdma_devices(self):
+        """One to four devices: those with uverbs reach all ports, and the others manage planes."""
+        everything = {key for name in self.reaches for key in self.reaches[name] if key[:12] == self.address}
+        tells, found = self.draw(st.booleans()), []
+        roles = st.lists(st.sampled_from(["data", "smi", "smi"]), min_size=1, max_size=4)
+        for index, role in enumerate(self.draw(roles)):
+            ports = []
+            for number, (port, rate) in enumerate(self.rates.items(), start=1):
+                named = next((name for name, on in self.carries.items() if tells and on == port), None)
+                data = RdmaPort(number, self.states[port], "Ethernet", rate, netdev=named)
+                ports.append(data if role == "data" else RdmaPort(number, "active", "Ethernet", 999.0))
+            name = f"n{self.number}r{index}"
+            self.reaches[name] = everything | self.rates.keys() if role == "data" else set()
+            found.append(RdmaDevice(name, self.address, tuple(ports), uverbs=role == "data"))
+        return found
+
+    def add_virtual_function(self, function, index):
+        at = f"{self.address[:-1]}{index}"
+        hca, interface = f"n{self.number}v{index}", f"n{self.number}w{index}"
+        self.functions.append(dataclasses.replace(function, address=at))
+        self.rdma.append(RdmaDevice(hca, at, (RdmaPort(1, "active", "Ethernet", 50.0),), uverbs=True))
+        self.netdevs.append(netdev(interface, at, dev_port=0))
+        self.reaches |= {hca: {f"{at}#0"}, interface: {f"{at}#0"}}
+        self.rates[f"{at}#0"], self.states[f"{at}#0"] = 50.0, "active"
+        self.carries[interface] = f"{at}#0"
+
+
+@st.composite
+def cards(draw):
+    return [Card(draw, number) for number in range(1, draw(st.integers(2, 4)))]
+
+
+@given(cards())
+def test_no_port_has_two_owners_and_every_device_keeps_its_promises(cards):
+    host = HostReading(
+        "h",
+        pci=tuple(function for card in cards for function in card.functions),
+        rdma=tuple(device for card in cards for device in card.rdma),
+        netdevs=tuple(netdev for card in cards for netdev in card.netdevs),
+    )
+    reaches, carries, rates, states = (
+        {key: value for card in cards for key, value in getattr(card, name).items()}
+        for name in ("reaches", "carries", "rates", "states")
+    )
+    seen = snapshot(host)
+    found = {nic.name: nic for nic in host_nics(seen)}
+    devices = plugin._published_devices(plugin.NicSettings(node="n"), seen, found.values())
+    owners: dict[str, str] = {}
+    uverbs = {device.name for device in host.rdma if device.uverbs}
+    target(float(len(devices)))
+    whole = 0
+    for card in cards:
+        is_published = f"pci-{card.address}".replace(":", "-").replace(".", "-") in devices
+        data = [device for device in card.rdma if device.uverbs and device.pci_address == card.address]
+        first = [name for name, port in card.carries.items() if port == f"{card.address}#0"]
+        assert not (is_published and (len(data) > 1 or (data and len(first) > 1))), (
+            "the data part was guessed"
+        )
+        whole += is_published
+    event(f"{whole} of {len(cards)} cards published")
+    for name, device in devices.items():
+        attributes = plain(device)
+        interface, hca = attributes.get("ifName"), attributes.get("rdmaDevice")
+        for port in reaches.get(interface, set()) | reaches.get(hca, set()):
+            assert owners.setdefault(port, name) == name, f"{port} is in two devices"
+        assert interface is None or interface in {netdev.name for netdev in host.netdevs}
+        assert attributes["rdma"] is (hca is not None)
+        health = nic_health(found[name], "n", 0.0).health
+        if hca is not None:
+            assert hca in uverbs
+            # Speed and health are those of the interface's port, else of ports without an interface.
+            own = [carries[interface]] if interface else sorted(reaches[hca] & rates.keys())
+            assert attributes["linkSpeedGbps"] in {int(rates[port]) for port in own}
+            assert (health is Health.HEALTHY) <= any(states[port] == "active" for port in own)
+        if interface not in (None, *carries):
+            kinds = {netdev.name: netdev.kind for netdev in host.netdevs}
+            assert kinds[interface] == "vlan", "a partition or a representor was published"
+    for nic in found.values():
+        assert (nic.name in devices) is (nic.excluded is None)
