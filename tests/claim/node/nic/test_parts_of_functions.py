@@ -204,6 +204,18 @@ def test_two_devices_that_may_carry_data_are_not_offered_until_one_is_declared(u
     assert unmatched_declarations(declared, machine, host.rdma) == ()
 
 
+def test_rdma_without_a_uverbs_class_is_unknown_and_is_not_lent(tmp_path):
+    host = two_devices("mlx5_0")
+    (nic,) = host_nics(snapshot(host))
+    reported = nic_health(nic, "n", 0.0)
+    assert reported.health is Health.UNKNOWN
+    assert "ib_uverbs" in reported.message
+    with pytest.raises(Refused, match="no uverbs device"):
+        plugin.prepare_nic(
+            nic, Device(name=nic.name), NetworkConfig(), Sysroot(tmp_path), rdma.NetnsMode.SHARED
+        )
+
+
 # The property: any function, and who owns its ports.
 
 

@@ -125,6 +125,12 @@ def prepare_nic(
             f"NIC {host_nic.name} is not for claims: {host_nic.excluded}",
             nearest_fix="claim another NIC; `rackloom topology discover` on the node tells of each why not",
         )
+    nodes = () if host_nic.rdma is None else rdma.rdma_device_nodes(sysroot, host_nic.rdma.name)
+    if host_nic.rdma is not None and not any("uverbs" in node.path for node in nodes):
+        raise Refused(
+            f"NIC {host_nic.name} has no uverbs device for RDMA device {host_nic.rdma.name}",
+            nearest_fix="load the kernel module ib_uverbs on the node",
+        )
     bare = PreparedNic(
         device=host_nic.name,
         published=published,
