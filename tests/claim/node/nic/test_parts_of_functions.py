@@ -16,6 +16,7 @@ from rackloom.claim.node.plugin import Health
 from rackloom.core.allocate.objects import Device
 from rackloom.core.diagnosis.checks.host_nics import HostIdentity, check_host_links
 from rackloom.core.domains.network_config import NetworkConfig
+from rackloom.core.nics.attachment import LinkIdentity
 from rackloom.core.nics.devices import HostLink, NicSnapshot, host_nics
 from rackloom.errors import Refused
 from rackloom.topology.discovery.discover import (
@@ -214,6 +215,28 @@ def test_rdma_without_a_uverbs_class_is_unknown_and_is_not_lent(tmp_path):
         plugin.prepare_nic(
             nic, Device(name=nic.name), NetworkConfig(), Sysroot(tmp_path), rdma.NetnsMode.SHARED
         )
+
+
+def test_a_second_port_does_not_take_the_place_of_one_in_a_pod():
+    function = PciFunction("0000:8a:00.0", 0x020000, 0x1425, 0x5410, 1, "cxgb4", None)
+    second = netdev("eth1", function.address, dev_port=1)
+    seen = snapshot(HostReading("h", pci=(function,), netdevs=(second,)))
+    (nic,) = host_nics(seen)
+    assert nic.on is not None
+    away = LinkIdentity(name="eth0", parent=function.address, permanent_mac="02:00:00:00:00:01")
+    assert plugin._without_lent_ports(nic, {nic.name: away}).on is None
+    itself = LinkIdentity(name="eth1", parent=function.address, permanent_mac="02:00:00:00:00:07")
+    assert plugin._without_lent_ports(nic, {nic.name: itself}) == nic
+
+
+def test_a_child_of_a_nic_in_a_pod_is_not_offered():
+    on = HostLink(link=link("eth1.7", kind="vlan", over=5))
+    child = dataclasses.replace(netdev("eth1.7", None), kind="vlan", virtual=True)
+    host = HostReading("h", netdevs=(child,))
+    (nic,) = host_nics(NicSnapshot(host=host, machine=build_machine(host), links=(on,)))
+    assert plugin._without_lent_ports(nic, {}).excluded is None
+    lent = {"pci-0000-8a-00-0": LinkIdentity(name="eth1", parent="0000:8a:00.0")}
+    assert "may be a NIC in a pod" in plugin._without_lent_ports(nic, lent).excluded
 
 
 # The property: any function, and who owns its ports.

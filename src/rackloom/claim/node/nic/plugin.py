@@ -59,11 +59,13 @@ from rackloom.core.domains.network_config import (
     needs_ipv6,
 )
 from rackloom.core.nics.attachment import (
+    LinkIdentity,
     LinkSettings,
     NetworkLink,
     NicRecord,
     PreparedNic,
     child_identity,
+    find_link,
     pod_settings,
 )
 from rackloom.core.nics.cloud import NO_CLOUD_ATTRIBUTES, CloudAttributes, with_cloud_attributes
@@ -81,7 +83,7 @@ from rackloom.core.nics.devices import (
 from rackloom.core.nics.lease import DhcpLease
 from rackloom.errors import Refused, Retry
 from rackloom.topology.discovery.sysfs import Sysroot
-from rackloom.topology.nics import POD_INTERFACE_KINDS, ClusterNetwork
+from rackloom.topology.nics import CHILD_KINDS, POD_INTERFACE_KINDS, ClusterNetwork
 
 # What a claim asks for. Pure.
 
@@ -365,7 +367,13 @@ class NicPlugin(NodePlugin):
 
     def _host_nics(self, snapshot: NicSnapshot) -> tuple[HostNic, ...]:
         """All NICs. Logs what is newly excluded or published, but not the ends of pods' interfaces."""
-        found = host_nics(snapshot, moves_ipoib=self.settings.moves_ipoib)
+        away = {
+            attachment.nic.device: attachment.nic.identity
+            for attachment in self.manager.attachments.all()
+            if attachment.nic.identity is not None and attachment.nic.over is None
+        }
+        seen = host_nics(snapshot, moves_ipoib=self.settings.moves_ipoib)
+        found = tuple(_without_lent_ports(nic, away) for nic in seen)
         reasons = {nic.name: nic.excluded for nic in found if nic.excluded and not _is_pod_end(nic)}
         for nic in found:
             before, now = self._reasons.get(nic.name), reasons.get(nic.name)
@@ -447,6 +455,20 @@ def _published_devices(
             device = with_cloud_attributes(device, macs, cloud)
             devices[device.name] = fit_attributes(with_stated_attributes(device, settings.extras))
     return devices
+
+
+def _without_lent_ports(host_nic: HostNic, away: Mapping[str, LinkIdentity]) -> HostNic:
+    """The NIC without a port that it would show only because its own interface is in a pod."""
+    if host_nic.on is None:
+        return host_nic
+    identity, link = away.get(host_nic.name), host_nic.on.link
+    if identity is not None and find_link((link,), identity) is None:
+        return msgspec.structs.replace(host_nic, on=None)
+    is_child = link.over is not None and link.kind in CHILD_KINDS
+    if is_child and host_nic.excluded is None and any(lent.parent for lent in away.values()):
+        reason = "sends through an interface of another namespace, which may be a NIC in a pod"
+        return msgspec.structs.replace(host_nic, excluded=reason)
+    return host_nic
 
 
 def _is_pod_end(host_nic: HostNic) -> bool:
