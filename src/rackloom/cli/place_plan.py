@@ -19,6 +19,7 @@ from rackloom.cli.common import Format, columns, emit, note, progress, with_prog
 from rackloom.cli.place import SiteParameters
 from rackloom.cli.place_site import (
     TEMPLATE_KINDS,
+    labels_of_served_pod_groups,
     priority_classes,
     read_cluster_objects,
     require_one_site,
@@ -71,6 +72,8 @@ def answer_placement(
             nearest_fix=f"name a manifest with {', '.join(JOB_KINDS)}",
         )
     with progress("reading the site"):
+        if target == "podgroup":
+            request = replace(request, labels=labels_of_served_pod_groups(source, request.labels))
         cluster = read_cluster_objects(source, templates=_lacks_templates(jobs, documents))
     makers = [document for document in cluster.documents if document.value.get("kind") in TEMPLATE_KINDS]
     sources = [*makers, *documents]

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import Manifests, manifests_of
+from rackloom.cli.common import note
 from rackloom.cli.hardware import profile_slices, with_built_in_classes
 from rackloom.cli.place import SiteParameters
 from rackloom.core.allocate.driver_slices import device_classes
@@ -20,7 +22,7 @@ from rackloom.core.allocate.objects import Node
 from rackloom.core.place import object_shapes
 from rackloom.core.place.jobs import BUILT_IN_PRIORITIES, PriorityClass, PriorityClasses
 from rackloom.core.place.observed_site import DraDevices
-from rackloom.core.place.placement_values import SchedulerLabels
+from rackloom.core.place.placement_values import POD_GROUP_VERSIONS, SchedulerLabels
 from rackloom.core.place.pod_constraints import PREEMPT_NEVER
 from rackloom.core.place.site_planner import SiteObjects
 from rackloom.core.place.workload_kinds import value_at
@@ -93,6 +95,23 @@ def _optional_objects(resource: str, kind: str, source: SiteParameters) -> list[
         ]
     except Refused:
         return None
+
+
+def labels_of_served_pod_groups(source: SiteParameters, labels: SchedulerLabels) -> SchedulerLabels:
+    """The labels, with the version of PodGroups that a live cluster serves unless one is named.
+
+    Raises Refused if the cluster does not answer.
+    """
+    if labels.pod_group_version or not source.is_live:
+        return labels
+    from rackloom.claim.manifests.cluster import first_served_version
+
+    served = first_served_version("PodGroup", POD_GROUP_VERSIONS, source.kubeconfig, source.context)
+    if served is None:
+        note(
+            f"The cluster serves no PodGroup. {POD_GROUP_VERSIONS[0]} needs the feature gate GenericWorkload."
+        )
+    return replace(labels, pod_group_version=served or POD_GROUP_VERSIONS[0])
 
 
 def site_objects(

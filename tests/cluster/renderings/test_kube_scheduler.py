@@ -7,6 +7,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.renderings.applied import apply, landed, planned, rendered, spread
 from tests.cluster.renderings.conftest import TRAYS, AddRack
 from tests.cluster.renderings.jobs import job, occupy, pods
+from tests.cluster.renderings.plane import POD_GROUPS
 
 from rackloom.claim.kube.api import KubeApi
 
@@ -23,7 +24,10 @@ async def test_a_full_rack_job_lands_in_the_one_clique_that_is_whole(
     file = job(tmp_path, namespace, TRAYS)
     assert planned(cluster, file)["cliques"] == [whole]
 
-    apply(cluster, rendered(cluster, file, target))
+    objects = rendered(cluster, file, target)
+    groups = [value["apiVersion"] for value in objects if value["kind"] == "PodGroup"]
+    assert groups == [POD_GROUPS] * (target == "podgroup")
+    apply(cluster, objects)
 
     found = await landed(api, namespace, TRAYS)
     assert await spread(api, found) == {(whole,): TRAYS}

@@ -210,7 +210,7 @@ def test_a_leader_worker_set_gets_exclusive_topology_on_the_trays_of_the_plan() 
 def test_a_pod_group_counts_the_workers_only() -> None:
     found = render("podgroup", mpi_job())
     assert found.objects[0] == {
-        "apiVersion": "scheduling.k8s.io/v1alpha2",
+        "apiVersion": "scheduling.k8s.io/v1beta1",
         "kind": "PodGroup",
         "metadata": {"name": "m"},
         "spec": {

@@ -6,6 +6,7 @@ The module is separate because it starts a process; commands that read files onl
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from rackloom.claim.manifests.documents import Document, parse_documents
@@ -18,6 +19,8 @@ _CLAIMS = "resourceclaims.resource.k8s.io"
 _TAINT_RULES = "devicetaintrules.resource.k8s.io"
 _NOT_SERVED = "doesn't have a resource type"
 """What kubectl says of a resource that the server does not serve."""
+_NO_SUCH_VERSION = "(NotFound)"
+"""Part of kubectl's error for a path that the server does not serve."""
 _TIMEOUT_SECONDS = 60.0
 _USE_DUMP = "name a dump with --slices instead"
 
@@ -52,16 +55,41 @@ def taint_rules_from_cluster(kubeconfig: Path | None = None, context: str | None
     return [document for document in found if document.value.get("kind") == "DeviceTaintRule"]
 
 
+def first_served_version(
+    kind: str, versions: Iterable[str], kubeconfig: Path | None = None, context: str | None = None
+) -> str | None:
+    """The first of `versions` (group/version) that has the kind, or None. Raises like `read_cluster`.
+
+    A version may be served for other kinds only, so the resources of each version are read.
+    """
+    for version in versions:
+        try:
+            text = _answer_of_kubectl(["get", "--raw", f"/apis/{version}"], kubeconfig, context)
+        except Refused as refused:
+            if _NO_SUCH_VERSION in refused.reason:
+                continue
+            raise
+        (resources,) = parse_documents(text, f"the resources of {version}")
+        if any(resource.get("kind") == kind for resource in resources.value.get("resources") or ()):
+            return version
+    return None
+
+
 def objects_from_cluster(
     kinds: str, kubeconfig: Path | None = None, context: str | None = None
 ) -> list[Document]:
     """All objects of `kinds` (comma-separated) in all namespaces. Raises like `read_cluster`."""
+    words = ["get", kinds, "--all-namespaces", "-o", "json"]
+    return parse_documents(_answer_of_kubectl(words, kubeconfig, context), "the cluster")
+
+
+def _answer_of_kubectl(words: list[str], kubeconfig: Path | None, context: str | None) -> str:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         raise Refused("kubectl is not on the PATH, and a cluster is asked through it", nearest_fix=_USE_DUMP)
     chosen = [] if kubeconfig is None else ["--kubeconfig", str(kubeconfig)]
     chosen += [] if context is None else ["--context", context]
-    words = [*chosen, "get", kinds, "--all-namespaces", "-o", "json"]
+    words = [*chosen, *words]
     try:
         with asked("kubectl", shlex.join(words)) as request:
             done = subprocess.run([kubectl, *words], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
@@ -72,4 +100,4 @@ def objects_from_cluster(
         ) from slow
     if done.returncode != 0:
         raise Refused(f"kubectl could not read the cluster: {done.stderr.strip()}", nearest_fix=_USE_DUMP)
-    return parse_documents(done.stdout, "the cluster")
+    return done.stdout

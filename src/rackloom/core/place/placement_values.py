@@ -229,6 +229,14 @@ def list_names(names: Collection[str], most: int = 3) -> str:
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
+POD_GROUP_VERSIONS = tuple(f"scheduling.k8s.io/{version}" for version in ("v1beta1", "v1alpha3", "v1alpha2"))
+"""The API versions that have a PodGroup, the newest first.
+
+Kubernetes 1.37 serves the first two, and 1.36 the last. All of them have the fields that are rendered. In
+v1alpha1 (1.35) a group is a part of a Workload, and pods name it by another field.
+"""
+
+
 class SchedulerLabels(msgspec.Struct, frozen=True, kw_only=True):
     """Label keys, resource names and object names that the planner reads and renders."""
 
@@ -244,8 +252,8 @@ class SchedulerLabels(msgspec.Struct, frozen=True, kw_only=True):
     queue: str = "default"
     job: str = "rackloom.dev/job"
     """On pods of a rendered job: its affinity selects only them."""
-    pod_group_version: str = "scheduling.k8s.io/v1alpha2"
-    """Of Kubernetes 1.36; 1.37 serves v1beta1."""
+    pod_group_version: str = ""
+    """Version of the PodGroup: one of `POD_GROUP_VERSIONS`. Empty: the first that the cluster serves."""
 
     def changed(self, pairs: list[str]) -> "SchedulerLabels":
         """With `name=value` pairs of a command line. Raises Refused for an unknown name."""

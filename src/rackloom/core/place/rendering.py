@@ -9,7 +9,8 @@ Refused for what those terms cannot express, with the renderer or option that ca
   because the pod grouper makes one group of it only then (KAI 0.14.1).
 - LeaderWorkerSet: exclusive topology per replica or subgroup, and node affinity, because the leader alone
   would pick the clique.
-- PodGroup (scheduling.k8s.io): one group per kind of pods, with the clique as topology key.
+- PodGroup (scheduling.k8s.io): one group per kind of pods, with the clique as topology key, in a version
+  that is known to take these fields.
 - Slurm: `#SBATCH` options, and topology.yaml with a block per clique (`slurm_topology`).
 - Affinity: see `pod_templates`.
 
@@ -26,7 +27,13 @@ from msgspec.structs import replace
 from rackloom.core.place.gang_planner import shares_clique
 from rackloom.core.place.jobs import Job
 from rackloom.core.place.kueue_topology import job_topology
-from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels
+from rackloom.core.place.placement_values import (
+    POD_GROUP_VERSIONS,
+    Gang,
+    GangPlan,
+    PlacementSite,
+    SchedulerLabels,
+)
 from rackloom.core.place.pod_templates import (
     JsonObject,
     ManifestDraft,
@@ -143,6 +150,12 @@ def render_pod_groups(
 
     A PodGroup has pods of one kind only, so launchers stay outside.
     """
+    version = labels.pod_group_version or POD_GROUP_VERSIONS[0]
+    if version not in POD_GROUP_VERSIONS:
+        raise Refused(
+            f"no PodGroup of {version} can be rendered",
+            nearest_fix=f"use --label pod_group_version={' or '.join(POD_GROUP_VERSIONS)}",
+        )
     with_devices = gang.device_groups
     if gang.segment is not None or len({group.share for group in with_devices}) < len(with_devices):
         raise Refused(
@@ -162,7 +175,7 @@ def render_pod_groups(
             "schedulingPolicy": {"gang": {"minCount": group.members}},
             "schedulingConstraints": {"topology": [{"key": labels.clique}]},
         }
-        rendered.append(_pod_group(draft, name, labels.pod_group_version, spec))
+        rendered.append(_pod_group(draft, name, version, spec))
         for owner, _, template in draft.templates():
             if owner.name == group.name:
                 mapping_at(template, "spec")["schedulingGroup"] = {"podGroupName": name}
