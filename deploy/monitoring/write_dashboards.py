@@ -94,6 +94,18 @@ SITE = Dashboard(
             ((f"max({OURS}disputed_domains)", "disputed"),),
         ),
         Panel(
+            "Free multicast groups",
+            "Partitions get theirs when they are made, and a new one gets none when they have run out.",
+            "short",
+            (
+                (
+                    f'max by (nvlink_domain_uuid) ({OURS}multicast_groups{{state="limit"}})'
+                    f' - max by (nvlink_domain_uuid) ({OURS}multicast_groups{{state="used"}})',
+                    "{{nvlink_domain_uuid}}",
+                ),
+            ),
+        ),
+        Panel(
             "API call to Ready",
             "From the call that changed what an instance wants to the observation that it has it.",
             "s",

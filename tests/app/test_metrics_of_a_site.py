@@ -139,6 +139,7 @@ def test_a_domain_that_is_gone_leaves_no_numbers():
         partitions={"healthy": 2},
         gpus={"degraded": 1},
         nodes={"degraded": 1},
+        multicast_groups={"limit": 1024, "used": 0},
     )
     counts = {name: getattr(NOTHING, name) for name in NOTHING.__struct_fields__}
     page = metrics.page(SiteCounts(**(counts | {"domains": (domain,)})), 100.0).decode()
@@ -146,6 +147,9 @@ def test_a_domain_that_is_gone_leaves_no_numbers():
     labels = ("health", "degraded"), ("nvlink_domain_uuid", "d")
     assert samples(page)["nvlink_partition_monitor_nmxc_gpu_count", *labels] == 1
     assert samples(page)["nvlink_partition_monitor_nmxc_compute_node_count", *labels] == 1
+    for state, number in (("limit", 1024), ("used", 0)):
+        labels = ("nvlink_domain_uuid", "d"), ("state", state)
+        assert samples(page)["nvlink_multicast_groups", *labels] == number
     assert 'nvlink_domain_uuid="d"' not in metrics.page(NOTHING, 100.0).decode()
 
 

@@ -105,6 +105,29 @@ def test_a_reading_that_is_outdated_counts_as_lost():
     assert outdated.domains[0].observed_at == 5.0
 
 
+def test_multicast_groups_that_are_not_known_are_left_out():
+    async def scenario():
+        store, found = Store.inline(), []
+        await store.run(_leader_and_standby)
+        for at, limits in enumerate(
+            (
+                DomainLimits(max_multicast_groups=1024, free_multicast_groups=1000),
+                DomainLimits(max_multicast_groups=1024),
+                DomainLimits(),
+            ),
+            start=11,
+        ):
+            reading = msgspec.structs.replace(_reading(float(at), 1, 2), limits=limits)
+            await store.run(latest.save_reading, "leader", reading)
+            (counted,) = (await store.read(count_site_records, 0)).domains
+            found.append(counted.multicast_groups)
+        (lost,) = (await store.read(count_site_records, 0, 100.0)).domains
+        await store.close()
+        return found, lost.multicast_groups
+
+    assert asyncio.run(scenario()) == ([{"limit": 1024, "used": 24}, {"limit": 1024}, {}], {})
+
+
 def test_a_partition_with_an_uncertain_gpu_has_unknown_health():
     async def scenario():
         store = Store.inline()

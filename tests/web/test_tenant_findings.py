@@ -87,7 +87,13 @@ def test_no_word_of_another_tenant_is_in_any_finding(holders, check, mode, state
 
 
 def test_every_check_is_for_tenants_or_for_operators_and_none_is_forgotten():
-    operators = {Check.DOMAIN_PAUSED, Check.CLIQUE_WRITER, Check.SLICE_OF_NODE, Check.TRANSFER}
+    operators = {
+        Check.DOMAIN_PAUSED,
+        Check.MULTICAST,
+        Check.CLIQUE_WRITER,
+        Check.SLICE_OF_NODE,
+        Check.TRANSFER,
+    }
     hosts = {Check.DRIVER, Check.CDI, Check.PORTS, Check.HOST_IMEX, Check.CHANNELS}
     assert set(Check) == set(HARDWARE) | WORKLOADS | operators | hosts
     assert not set(HARDWARE) & (WORKLOADS | operators | hosts)

@@ -130,6 +130,15 @@ async def test_partitions_say_whose_they_are(store, number, name, check):
     assert found.check == check
 
 
+async def test_a_domain_has_the_multicast_groups_of_its_newest_reading(store):
+    endpoint = await seeded(store)
+    limits = DomainLimits(max_multicast_groups=1024, free_multicast_groups=8)
+    reading = msgspec.structs.replace(observed(), limits=limits)
+    await store.run(records.record_observation, endpoint, reading, NOW)
+    (domain,) = (await fabrics(store)).domains
+    assert (domain.multicast_limit, domain.multicast_used) == (1024, 1016)
+
+
 async def test_a_reading_that_is_old_is_not_how_things_are(store):
     endpoint = await seeded(store)
     await store.run(records.record_observation, endpoint, observed(at=NOW - 181), NOW - 180)

@@ -57,6 +57,7 @@ def test_a_domain_at_its_first_boot(fabric: SimulatedFabric, rig: Any) -> None:
         assert seen.limits == DomainLimits(
             max_partitions=72,
             max_multicast_groups=1024,
+            free_multicast_groups=0,
             max_compute_nodes=18,
             max_gpus_per_compute_node=4,
         )
@@ -235,7 +236,41 @@ def test_limits_that_a_controller_does_not_report_are_unknown(rig: Any) -> None:
     async def scenario() -> None:
         async with rig() as (server, driver):
             server.faults.refuse_next("GetDomainProperties", "NOT_SUPPORTED")
-            assert (await driver.observe()).limits == DomainLimits()
+            limits = (await driver.observe()).limits
+            assert limits == DomainLimits(free_multicast_groups=0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda faults: faults.refuse_next("GetDomainStateInfo", "NOT_SUPPORTED"),
+        lambda faults: faults.refuse_next("GetDomainStateInfo", "UNDEFINED"),
+        lambda faults: faults.drop_reply_of_next("GetDomainStateInfo"),
+        lambda faults: faults.omit_header_of_next("GetDomainStateInfo"),
+    ],
+)
+def test_multicast_groups_are_read_from_the_state_of_the_domain(
+    fabric: SimulatedFabric, rig: Any, harm: Any
+) -> None:
+    async def scenario() -> None:
+        async with rig() as (server, driver):
+            full = await driver.observe()
+            await driver.execute(DEFAULT)
+            await driver.execute(CreatePartition(name="p", logical_partition="l", guids=(min(fabric.gpus),)))
+            first = await driver.observe()
+            await driver.execute(CreatePartition(name="q", logical_partition="l", guids=(max(fabric.gpus),)))
+            harm(server.faults)
+            unreported = await driver.observe()
+            second = await driver.observe()
+            harm(server.faults)
+            unchanged = await driver.observe()
+        assert (full.limits.free_multicast_groups, full.used_multicast_groups) == (0, 1024)
+        assert (first.limits.free_multicast_groups, first.used_multicast_groups) == (1008, 16)
+        assert unreported.partitions == second.partitions, "the reading is complete without them"
+        assert (unreported.limits.free_multicast_groups, unreported.used_multicast_groups) == (None, None)
+        assert [second.used_multicast_groups, unchanged.used_multicast_groups] == [32, 32], "not read again"
 
     asyncio.run(scenario())
 
@@ -252,7 +287,7 @@ def test_a_lost_reply_leaves_the_outcome_open(fabric: SimulatedFabric, rig: Any)
 
 
 def test_a_slow_controller_is_not_waited_for_forever(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NmxcSession.call, "__kwdefaults__", {"seconds": 0.05})
+    monkeypatch.setattr(NmxcSession.call_in, "__kwdefaults__", {"seconds": 0.05})
 
     async def scenario() -> None:
         async with rig() as (server, driver):

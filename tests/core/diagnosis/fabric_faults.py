@@ -318,6 +318,13 @@ FAULTS = {
         Check.DEFAULT_GONE,
         "Default",
     ),
+    "multicast-groups-run-out": (
+        lambda snapshot: with_changed(
+            snapshot, "domains", of_domain, multicast_limit=1024, multicast_used=922
+        ),
+        Check.MULTICAST,
+        domain(0),
+    ),
     "not-joined": (
         lambda snapshot: with_changed(
             snapshot,

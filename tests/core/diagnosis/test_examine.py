@@ -68,6 +68,47 @@ def test_a_controller_that_may_come_back_is_not_given_up():
     assert [finding.check for finding in examine(away)] == [Check.CONTROLLER]
 
 
+@pytest.mark.parametrize(
+    ("limit", "used", "state"),
+    [
+        (1024, 921, None),  # 103 are free: a tenth
+        (1024, 922, CheckState.FAILS),
+        (1024, 1024, CheckState.FAILS),
+        (1024, 1030, CheckState.FAILS),
+        (1024, None, CheckState.UNKNOWN),
+        (None, None, None),
+    ],
+)
+def test_multicast_groups_run_out_when_less_than_a_tenth_is_free(limit, used, state):
+    def shown(snapshot, **more):
+        changed = {"multicast_limit": limit, "multicast_used": used, **more}
+        return examine(with_changed(snapshot, "domains", lambda d: d.uuid == domain(0), **changed))
+
+    found = [finding for finding in shown(WELL) if finding.check == Check.MULTICAST]
+    assert [finding.state for finding in found] == [state] * (state is not None)
+    # A lost reading is no evidence of the present.
+    lost = shown(WELL, unknown_since=NOW - 400)
+    assert Check.MULTICAST not in {finding.check for finding in lost}
+
+
+def test_the_factory_partition_is_the_cause_when_it_has_all_multicast_groups():
+    full = with_changed(
+        FAULTS["default-still-there"][0](WELL),
+        "domains",
+        lambda d: d.uuid == domain(0),
+        multicast_limit=1024,
+        multicast_used=1024,
+    )
+    (found,) = examine(full)
+    assert found.check == Check.DEFAULT_GONE
+    assert found.consequences == (f"{Check.MULTICAST}: domain {domain(0)}",)
+    factory = msgspec.structs.replace(
+        full, partitions=tuple(partition for partition in full.partitions if partition.default)
+    )
+    checks = {finding.check for finding in examine(factory)}
+    assert Check.MULTICAST not in checks, "alone in its domain it keeps no groups from others"
+
+
 def test_tenants_that_share_memory_are_the_worst():
     found = examine(
         with_changed(

@@ -131,6 +131,9 @@ class SiteMetrics(ReconcileMetrics):
         self.age = gauge(
             f"{ours}observation_age_seconds", "Age of the newest observation", "nvlink_domain_uuid"
         )
+        self.multicast_groups = gauge(
+            f"{ours}multicast_groups", "Used multicast groups, and their limit", "nvlink_domain_uuid", "state"
+        )
         self.endpoints = gauge(f"{ours}endpoints", "Switch controllers by what is known of them", "state")
         self.disputed = gauge(
             f"{ours}disputed_domains", "Domains whose switch controllers contradict one another"
@@ -246,12 +249,15 @@ class SiteMetrics(ReconcileMetrics):
             self.endpoints.labels(state).set(number)
         self.disputed.set(counts.disputed_domains)
         # The series of a domain that is gone must disappear.
-        self.age.clear()
+        for gauge in (self.age, self.multicast_groups):
+            gauge.clear()
         for controllers in (self.nmxc, self.nmxm):
             for gauge in controllers.observed.values():
                 gauge.clear()
         for domain in counts.domains:
             self.age.labels(domain.uuid).set(max(0.0, now - domain.observed_at))
+            for state, number in domain.multicast_groups.items():
+                self.multicast_groups.labels(domain.uuid, state).set(number)
             numbers = {"partition": domain.partitions, "gpu": domain.gpus, "compute_node": domain.nodes}
             for name, by_health in numbers.items():
                 for health, number in by_health.items():

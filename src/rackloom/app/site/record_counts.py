@@ -29,7 +29,7 @@ from rackloom.carve.store.schema import (
 )
 from rackloom.carve.store.schema import status_history as history
 from rackloom.carve.store.values import Status
-from rackloom.core.partitions.domain import DomainObservation, GpuHealth, as_known
+from rackloom.core.partitions.domain import DomainLimits, DomainObservation, GpuHealth, as_known
 
 
 class DomainCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +43,8 @@ class DomainCounts(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Mapping[str, int]
     nodes: Mapping[str, int]
     """Compute nodes, by the health of their GPUs."""
+    multicast_groups: Mapping[str, int]
+    """The limit of the domain, and the used ones. A number that is unknown is left out."""
 
 
 def newest_history_entry(conn: sa.Connection) -> int:
@@ -115,7 +117,8 @@ def _domain_counts(uuid: str, readings: list[_ControllerReading]) -> DomainCount
     observed = latest.observation_of_row(counts)
     if counts.unknown_since is not None:
         # The last reading is no evidence of the present.
-        observed = msgspec.structs.replace(observed, gpus=(), partitions=())
+        observed = msgspec.structs.replace(observed, gpus=(), partitions=(), limits=DomainLimits())
+    groups = {"limit": observed.limits.max_multicast_groups, "used": observed.used_multicast_groups}
     return DomainCounts(
         uuid=uuid,
         kind=next(reading.kind for reading in readings if reading.row is counts),
@@ -125,6 +128,7 @@ def _domain_counts(uuid: str, readings: list[_ControllerReading]) -> DomainCount
         ),
         gpus=Counter(gpu.health.name.lower() for gpu in observed.gpus),
         nodes=_node_counts(observed),
+        multicast_groups={name: number for name, number in groups.items() if number is not None},
     )
 
 

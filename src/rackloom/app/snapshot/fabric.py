@@ -105,7 +105,7 @@ def read_fabrics(conn: sa.Connection, stale: Staleness, cache: ReadCache | None 
             shown[uuid] = _DomainFacts(newest.facts, owners.get(uuid, {}))
     decoded = dict(zip(shown, cache.again(shown, _decoded), strict=True))
     return FabricSnapshot(
-        domains=tuple(_with_contradiction(domain, decoded.get(domain.uuid)) for domain in domains),
+        domains=tuple(_with_reading(domain, decoded.get(domain.uuid)) for domain in domains),
         fabric_gpus=tuple(gpu for reading in decoded.values() for gpu in reading.gpus),
         partitions=tuple(partition for reading in decoded.values() for partition in reading.partitions),
         lost_partitions=tuple(_lost_partitions(conn)),
@@ -117,6 +117,8 @@ class _DecodedReading(NamedTuple):
     partitions: tuple[PartitionRecord, ...]
     uncertain: int
     """How many GPUs the lists of the controller contradict each other about."""
+    multicast_limit: int | None
+    multicast_used: int | None
 
 
 def _decoded(shown: _DomainFacts) -> _DecodedReading:
@@ -127,11 +129,20 @@ def _decoded(shown: _DomainFacts) -> _DecodedReading:
         tuple(_gpus(observed, partitions)),
         tuple(map(partial(_partition, observed), partitions, owners)),
         len(observed.uncertain),
+        observed.limits.max_multicast_groups,
+        observed.used_multicast_groups,
     )
 
 
-def _with_contradiction(domain: NvlinkDomainRecord, reading: _DecodedReading | None) -> NvlinkDomainRecord:
-    return domain if reading is None else msgspec.structs.replace(domain, uncertain=reading.uncertain)
+def _with_reading(domain: NvlinkDomainRecord, reading: _DecodedReading | None) -> NvlinkDomainRecord:
+    if reading is None:
+        return domain
+    return msgspec.structs.replace(
+        domain,
+        uncertain=reading.uncertain,
+        multicast_limit=reading.multicast_limit,
+        multicast_used=reading.multicast_used,
+    )
 
 
 def _readings(conn: sa.Connection) -> Mapping[str, list[_EndpointReading]]:

@@ -31,6 +31,7 @@ class Check(StrEnum):
     PARTITION_THERE = "partition present"
     PARTITION_OWNED = "partition owned"
     DEFAULT_GONE = "default partition removed"
+    MULTICAST = "multicast groups left"
     INTERFACE = "GPU in its partition"
     LOGICAL_SPREAD = "logical partition in one domain"
     MAPPING = "machine GPU mapping"
@@ -74,7 +75,7 @@ EXPLAINS: Mapping[Check, frozenset[Check]] = {
     Check.ONE_PARTITION: frozenset({Check.INTERFACE}),
     Check.PARTITION_THERE: frozenset({Check.INTERFACE, Check.CLIQUE_LABEL, Check.ONE_CLIQUE}),
     Check.PARTITION_OWNED: frozenset({Check.PARTITION_THERE, Check.INTERFACE, Check.SPLIT, Check.ONE_CLIQUE}),
-    Check.DEFAULT_GONE: frozenset({Check.INTERFACE}),
+    Check.DEFAULT_GONE: frozenset({Check.INTERFACE, Check.MULTICAST}),
     Check.INTERFACE: frozenset({Check.SPLIT, Check.CLIQUE_LABEL}),
     Check.MAPPING: frozenset({Check.INTERFACE, Check.IDENTITY}),
     Check.IDENTITY: frozenset({Check.CLIQUE_LABEL}),

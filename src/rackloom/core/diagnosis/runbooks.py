@@ -139,6 +139,13 @@ _TEXTS: Mapping[Check, tuple[str, str, str]] = {
         "It is removed by itself when nothing keeps it. Mend what the plan names, or change the policy "
         "of the site.",
     ),
+    Check.MULTICAST: (
+        "Fewer than a tenth of the multicast groups of an NVLink domain are free. Partitions get theirs when "
+        "they are made. Without groups NCCL has no NVLink SHARP, and some versions of it end with an error.",
+        "The metric nvlink_multicast_groups shows its growth, and REST the groups of each partition.",
+        "Delete partitions that no instance needs. The factory partition may have all groups: it gives them "
+        "back when it is removed. A partition without groups gets some only when it is made again.",
+    ),
     Check.INTERFACE: (
         "A GPU of an instance is not in the partition that its tenant asked for. The instance runs "
         "without NVLink to its peers. Two minutes after the request it counts as wrong.",

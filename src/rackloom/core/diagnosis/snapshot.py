@@ -154,6 +154,9 @@ class NvlinkDomainRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How many GPUs its controller contradicts itself about."""
     default_policy: str = ""
     """What the site does with the factory's partition: keep, tray or none; empty: not known."""
+    multicast_limit: int | None = None
+    multicast_used: int | None = None
+    """Multicast groups of the domain, and those that partitions have. None if the controller reports none."""
 
     @property
     def answers(self) -> bool:

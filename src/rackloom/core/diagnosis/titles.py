@@ -42,6 +42,7 @@ TITLES: Mapping[Check, str] = {
     Check.PARTITION_THERE: "{subject} is gone from the fabric",
     Check.PARTITION_OWNED: "Somebody else made {subject}",
     Check.DEFAULT_GONE: "The factory's partition is still in {place}",
+    Check.MULTICAST: "Multicast groups of {place} run out",
     Check.INTERFACE: "{place} is not in the partition that was asked for",
     Check.LOGICAL_SPREAD: "{subject} spans racks that share no memory",
     Check.MAPPING: "GPUs of {place} cannot be told apart",

@@ -92,6 +92,8 @@ class DomainLimits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     max_partitions: int | None = None
     max_multicast_groups: int | None = None
+    free_multicast_groups: int | None = None
+    """Multicast groups that no partition has. A number that is not reported may read as 0 (proto3)."""
     max_compute_nodes: int | None = None
     max_gpus_per_compute_node: int | None = None
 
@@ -119,6 +121,20 @@ class DomainObservation(msgspec.Struct, frozen=True, kw_only=True):
             self.limits,
             self.uncertain,
         )
+
+    @property
+    def used_multicast_groups(self) -> int | None:
+        """Multicast groups that partitions have. None if the controller does not report it.
+
+        A number that is not reported reads as 0. So "no group is free" is believed only if the partitions
+        have all of them.
+        """
+        limit, free = self.limits.max_multicast_groups, self.limits.free_multicast_groups
+        if limit is None or free is None or free > limit:
+            return None
+        if free == 0 and sum(partition.multicast_groups for partition in self.partitions) < limit:
+            return None
+        return limit - free
 
 
 def contradicted_gpus(claims: Mapping[int, int], partitions: Collection[ObservedPartition]) -> frozenset[int]:

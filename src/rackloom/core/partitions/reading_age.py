@@ -17,7 +17,8 @@ READING_VALID_SECONDS = 600.0
 """A reading that is so much older than another is no evidence of the present: that controller is not read."""
 INTERVALS = 3
 READ_SECONDS = 40.0
-"""Bound on one reading: every protocol reads a domain in four calls, each with a deadline of ten seconds."""
+"""Bound on one reading: every protocol reads a domain in four calls with a deadline of ten seconds. NMX-C has
+five calls, of which two have a deadline of five."""
 DEFAULT_INTERVAL = 60.0
 """Seconds between two passes over a domain, where no configuration says otherwise."""
 

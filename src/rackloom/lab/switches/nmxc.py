@@ -66,7 +66,6 @@ def answer_domain_state(fabric: SimulatedFabric, _: pb.GetDomainStateInfoRequest
     """The state that heart beats carry."""
     allocated = sum(partition.multicast_groups for partition in fabric.partitions.values())
     return pb.DomainStateInfo(
-        server_header=server_header(fabric),
         control_plane_state=CONFIGURED,
         available_multicast_groups=max(fabric.limits.max_multicast_groups - allocated, 0),
         nmx_controller_health=HEALTHY,
@@ -317,6 +316,7 @@ class NmxcService:
 
     def _beat(self) -> pb.ServerNotification:
         state = answer_domain_state(self._fabric, pb.GetDomainStateInfoRequest())
+        state.server_header.CopyFrom(server_header(self._fabric))
         return pb.ServerNotification(domain_state_info=state)
 
     def _notify_change(self, _: FabricSnapshot) -> None:

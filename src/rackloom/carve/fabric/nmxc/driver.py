@@ -7,9 +7,12 @@ the controller omits a partition, which it was seen to do for a while. Without t
 taken for one that is gone. Members of location-based partitions are looked
 up by location. A controller that does not report domain limits has none.
 
-The answers of an idle domain repeat themselves. All calls are made for each reading, but what was read from
-the last answers serves again where the new ones are the same byte for byte: of a rack, reading them takes as
-long as two calls.
+The number of free multicast groups is read last, once the lists have changed. If it cannot be read, it is
+unknown and the reading is complete all the same.
+
+The answers of an idle domain repeat themselves. The lists are fetched for each reading, but what was read
+from the last answers serves again where the new ones are the same byte for byte: of a rack, reading them
+takes as long as two calls.
 
 `protocol` maps errors of calls to refused or unknown. Operations name a partition by id and name, so that
 the controller refuses when the id has a new meaning. Before an operation, `Hello` must still report the
@@ -222,6 +225,8 @@ class NmxcDriver:
         self._domain: str | None = None
         self._last: tuple[tuple[bytes, bytes], DomainLists] | None = None
         """The newest answers with both lists, and the values they were read into."""
+        self._free_groups: int | None = None
+        """Free multicast groups since the lists are these: only a change of partitions changes them."""
 
     async def observe(self) -> DomainObservation:
         """Read the whole domain. Raises FabricUnavailable; never returns a partial reading."""
@@ -276,12 +281,15 @@ class NmxcDriver:
         partitions: pb.GetPartitionInfoListResponse = await self._session.call_in(
             domain, "GetPartitionInfoList", pb.GetPartitionInfoListRequest(**client)
         )
+        known = self._last
         lists = self._lists_of(gpus, partitions)
+        if self._free_groups is None or self._last is not known:
+            self._free_groups = await self._read_free_groups(domain, pb.GetDomainStateInfoRequest(**client))
         return DomainObservation(
             domain=domain,
             gpus=lists.gpus,
             partitions=lists.partitions,
-            limits=limits,
+            limits=msgspec.structs.replace(limits, free_multicast_groups=self._free_groups),
             observed_at=observed_at,
             uncertain=lists.uncertain,
         )
@@ -303,6 +311,15 @@ class NmxcDriver:
             if refusal.code in _LIMITS_UNSUPPORTED:
                 return DomainLimits()
             raise
+
+    async def _read_free_groups(self, domain: str, request: pb.GetDomainStateInfoRequest) -> int | None:
+        try:
+            state: pb.DomainStateInfo = await self._session.call_in(
+                domain, "GetDomainStateInfo", request, seconds=CONNECT_SECONDS
+            )
+        except (FabricRefused, FabricUnavailable):
+            return None
+        return state.available_multicast_groups
 
     async def _create(self, operation: CreatePartition) -> int:
         try:

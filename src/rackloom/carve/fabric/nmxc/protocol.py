@@ -195,9 +195,9 @@ class NmxcSession:
         require_success(rpc, reply)
         return reply
 
-    async def call_in(self, domain: str, rpc: str, request: Message) -> Any:
+    async def call_in(self, domain: str, rpc: str, request: Message, *, seconds: float = CALL_SECONDS) -> Any:
         """As `call`. Raises FabricUnavailable for a reply of another domain than `domain`."""
-        reply = await self.call(rpc, request)
+        reply = await self.call(rpc, request, seconds=seconds)
         speaker = reply.server_header.domain_uuid
         if speaker != domain and (speaker := canonical_domain(speaker)) != domain:
             raise FabricUnavailable(f"{rpc}: answered by domain {speaker}, {domain} had said hello")

@@ -2,8 +2,8 @@
 
 `check_layers` reports layers that could not be read; those with one cause are one finding.
 `check_controllers` reports domains whose controllers do not answer or contradict one another, paused
-domains, controllers that stay away for an hour (a switch tray that restarts is back within minutes), and
-domains with machines for which no controller is registered.
+domains, domains that run out of multicast groups, controllers that stay away for an hour (a switch tray
+that restarts is back within minutes), and domains with machines for which no controller is registered.
 
 `check_fabric` reports what controllers say of their own domain, and only of domains whose reading is
 fresh: sick GPUs, sick partitions, trays that the controller no longer lists or never reported, GPUs
@@ -32,6 +32,7 @@ from rackloom.core.diagnosis.snapshot import (
     Layer,
     MachineRecord,
     NvlinkDomainRecord,
+    PartitionRecord,
     SilentController,
     grouped,
 )
@@ -41,6 +42,8 @@ from rackloom.core.diagnosis.snapshot import (
 
 AWAY_SECONDS = 3600.0
 """A switch tray that starts again is back within minutes; after an hour it is not expected back."""
+FREE_MULTICAST_SHARE = 0.1
+"""A new partition gets 16 of usually 1,024 multicast groups, so a tenth is enough for six of them."""
 _SHOW_DOMAIN = "rackloom admin domain show"
 _NEW_ENDPOINT = "--endpoint https://SWITCH-CONTROLLER:9370"
 
@@ -48,9 +51,12 @@ _NEW_ENDPOINT = "--endpoint https://SWITCH-CONTROLLER:9370"
 def check_controllers(index: SnapshotIndex) -> Iterator[Finding]:
     """All findings about switch controllers."""
     held = Counter(machine.domain for machine in index.snapshot.machines if machine.instance is not None)
+    partitions = grouped((partition.domain, partition) for partition in index.snapshot.partitions)
     for domain in index.snapshot.domains:
         yield from _silent_domain(domain, held[domain.uuid])
         yield from _paused_domain(domain)
+        if index.is_fresh(domain.uuid):
+            yield from _few_multicast_groups(domain, partitions[domain.uuid])
     yield from _contradicted_gpus(index)
     if index.can_see(Layer.FABRIC):
         for domain in index.snapshot.domains:
@@ -112,6 +118,32 @@ def _paused_domain(domain: NvlinkDomainRecord) -> Iterator[Finding]:
             severity=Severity.WARNING,
             evidence=("records: paused by an operator",),
             where=(at_domain(domain.uuid),),
+        )
+
+
+def _few_multicast_groups(domain: NvlinkDomainRecord, partitions: list[PartitionRecord]) -> Iterator[Finding]:
+    """Too few free multicast groups for new partitions. A controller without a limit has none to run out of.
+
+    The factory partition has all groups at first. Alone in its domain it keeps none from others.
+    """
+    limit, used = domain.multicast_limit, domain.multicast_used
+    if limit is None or all(partition.default for partition in partitions):
+        return
+    subject = f"domain {domain.uuid}"
+    factory = [at_partition(domain.uuid, partition.name) for partition in partitions if partition.default]
+    if used is None:
+        message = f"its switch controller does not report how many of {limit} multicast groups are in use"
+        fix = f"{_SHOW_DOMAIN} {quote(domain.uuid)}"
+        yield unknown(Check.MULTICAST, subject, message, fix, where=(at_domain(domain.uuid), *factory))
+    elif limit - used < FREE_MULTICAST_SHARE * limit:
+        yield fails(
+            Check.MULTICAST,
+            subject,
+            f"{limit - used} of {limit} multicast groups are free: new partitions get none once they run out",
+            f"rackloom admin partition show  # delete partitions of {subject} that no instance needs",
+            severity=Severity.WARNING,
+            evidence=(f"switch controller: {used} of {limit} multicast groups belong to partitions",),
+            where=(at_domain(domain.uuid), *factory),
         )
 
 
