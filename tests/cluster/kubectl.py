@@ -1,5 +1,6 @@
 """kubectl of this machine, as the administrator of the control plane under test."""
 
+import os
 import shutil
 import subprocess
 
@@ -15,6 +16,16 @@ def kubectl(cluster: ControlPlane, *words: str, given: str | None = None) -> str
     done = tried(cluster, *words, given=given)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def typed(cluster: ControlPlane, command: str) -> subprocess.CompletedProcess[str]:
+    """How a line of a shell ended, in which kubectl talks to the control plane."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl on the PATH")
+    known = {**os.environ, "KUBECONFIG": str(cluster.admin), "HOME": str(cluster.logs.parent)}
+    return subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=300, env=known, check=False
+    )
 
 
 def tried(cluster: ControlPlane, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.cluster.conftest import AddNodes
+from tests.cluster.control_plane import ControlPlane
 from tests.cluster.h100_nodes import MACHINE, Files, device_nodes, plug_gpus, plug_kubelet
 from tests.cluster.installed import DEPLOY
+from tests.cluster.kubectl import typed
+from tests.documented import commands_of
 from tests.waiting import until
 
 from rackloom.app.snapshot.cache import ReadCache
@@ -28,6 +31,7 @@ from rackloom.core.kubernetes.objects import (
     POD,
     RESOURCE_CLAIM,
     Object,
+    ResourceKind,
     allocated_devices,
     pod_claim_names,
 )
@@ -35,6 +39,7 @@ from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraMan
 
 pytestmark = pytest.mark.anyio
 COUNTED = "nvidia.com/gpu"
+BUDGET = ResourceKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", namespaced=True)
 
 
 @pytest.fixture
@@ -185,6 +190,43 @@ async def test_a_pod_may_claim_other_devices_beside_what_it_counts(
     got = [gpus_of(await api.get(RESOURCE_CLAIM, name, namespace)) for name in pod_claim_names(pod)]
     assert sorted(map(len, got)) == [1, 2]
     assert len(set.union(*got)) == 3
+
+
+async def test_a_pod_that_counts_is_evicted_as_the_page_says(
+    api: KubeApi, cluster: ControlPlane, host: tuple[str, Files], namespace: str
+) -> None:
+    """A NoExecute taint of a device does not evict it (kubernetes#141290); the Eviction API does."""
+    node, _ = host
+    pod = counting_pod("job", namespace, train=2)
+    pod["metadata"]["labels"] = {"app": "job"}
+    await api.create(POD, pod)
+    (claim,) = pod_claim_names(await running(api, "job", namespace))
+    names = {"NODE": node, "NAMESPACE": namespace, "POD": "job", "CLAIM": claim}
+    listed, devices, evict = commands_of("gpus.md", "### Pods on a tainted GPU", names)
+    assert typed(cluster, listed).stdout == f"{namespace} job {claim}\n"
+    assert len(typed(cluster, devices).stdout.split()) == 2
+    budget = {
+        "metadata": {"name": "job", "namespace": namespace},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "job"}}},
+    }
+    await api.create(BUDGET, budget)
+
+    async def counted_by_its_budget() -> bool:
+        status = (await api.get(BUDGET, "job", namespace)).get("status") or {}
+        return bool(status.get("currentHealthy"))
+
+    await until(counted_by_its_budget, "the budget counts the pod")
+    refused = typed(cluster, evict)
+    assert (refused.returncode, "TooManyRequests" in refused.stderr) == (1, True), refused.stderr
+    await api.delete(BUDGET, "job", namespace)
+
+    async def evicted() -> bool:
+        # The API server hears of the deletion of the budget a moment later.
+        done = typed(cluster, evict)
+        assert done.returncode == 0 or "TooManyRequests" in done.stderr, done.stderr
+        return done.returncode == 0
+
+    await until(evicted, "the pod is evicted")
 
 
 @pytest.mark.parametrize("counted", [{COUNTED: "8"}])

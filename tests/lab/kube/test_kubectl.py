@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from tests.documented import commands_of
 
 from rackloom.app.twin.up import served_api
 from rackloom.claim.kube.api import NotFound
@@ -13,6 +15,7 @@ from rackloom.core.domains.crds import domain_crds
 from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object
 from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.server import FakeKube
 
 pytestmark = pytest.mark.slow
@@ -27,12 +30,22 @@ class Kubectl:
     def __init__(self, program: str, folder: Path) -> None:
         self.program, self.folder = program, folder
         self.config = folder / "kubeconfig"
+        self.kube: FakeKube
 
     async def __call__(self, *words: str) -> str:
         """What it prints."""
         code, out, errors = await self.tried(*words)
         assert code == 0, errors
         return out
+
+    async def typed(self, command: str) -> tuple[int | None, str, str]:
+        """How a line of a shell ends, and both of its outputs."""
+        known = {**os.environ, "KUBECONFIG": str(self.config), "HOME": str(self.folder)}
+        done = await asyncio.create_subprocess_shell(
+            command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=known
+        )
+        out, errors = await asyncio.wait_for(done.communicate(), PATIENCE)
+        return done.returncode, out.decode(), errors.decode()
 
     async def tried(self, *words: str) -> tuple[int | None, str, str]:
         """How it ends, and both of its outputs."""
@@ -58,6 +71,7 @@ def played(tmp_path, story):
 
     async def run():
         kube, kubectl = FakeKube(), Kubectl(program, tmp_path)
+        kubectl.kube = kube
         api = DirectApi(kube, ADMIN)
         ready = {"conditions": [{"type": "Ready", "status": "True"}]}
         await api.create(objects.NODE, {"metadata": {"name": "n"}, "status": ready})
@@ -103,6 +117,47 @@ def test_a_node_is_cordoned_labelled_tainted_and_drained(tmp_path):
         assert (await api.get(objects.NODE, "n"))["spec"]["unschedulable"] is True
 
     played(tmp_path, story)
+
+
+def test_a_pod_that_counts_its_gpus_is_found_and_evicted_as_the_page_says(tmp_path):
+    names = {"NODE": "n", "NAMESPACE": "default", "POD": "counts", "CLAIM": "counts-gpus"}
+    listed, devices, evict = commands_of("gpus.md", "### Pods on a tainted GPU", names)
+
+    async def story(kubectl, api):
+        made = pod("counts")
+        made["spec"]["nodeName"] = "n"
+        await api.create(objects.POD, made)
+        status = {"extendedResourceClaimStatus": {"resourceClaimName": "counts-gpus"}}
+        await api.patch(objects.POD, "counts", "default", {"status": status}, subresource="status")
+        where = {"metadata": {"name": "counts-gpus", "namespace": "default"}}
+        await api.create(objects.RESOURCE_CLAIM, {**where, "spec": {}})
+        results = [
+            {"request": "r", "driver": "gpu.nvidia.com", "pool": "n", "device": f"gpu-{n}"} for n in (1, 2)
+        ]
+        status = {"allocation": {"devices": {"results": results}}}
+        await api.patch(
+            objects.RESOURCE_CLAIM, "counts-gpus", "default", {"status": status}, subresource="status"
+        )
+        assert (await kubectl.typed(listed))[:2] == (0, "default counts counts-gpus\n"), "and not the pod p"
+        assert (await kubectl.typed(devices))[:2] == (0, "gpu-1 gpu-2")
+        # A disruption budget that allows no disruption now.
+        forbidden = RequestFault(verb="delete", resource="pods", code=429, reason="TooManyRequests")
+        kubectl.kube.faults.add(forbidden)
+        code, _, errors = await kubectl.typed(evict)
+        assert (code, "TooManyRequests" in errors) == (1, True)
+        assert await api.get(objects.POD, "counts", "default")
+        kubectl.kube.faults.clear()
+        assert (await kubectl.typed(evict))[0] == 0
+        left = [
+            item["metadata"]["name"] for item in (await api.list(objects.POD)).items if not is_ending(item)
+        ]
+        assert left == ["p"]
+
+    played(tmp_path, story)
+
+
+def is_ending(item):
+    return "deletionTimestamp" in item["metadata"]
 
 
 def test_objects_are_created_patched_edited_and_deleted(tmp_path, monkeypatch):

@@ -220,7 +220,8 @@ _TEXTS: Mapping[Check, tuple[str, str, str]] = {
     Check.DEVICE_TAINT: (
         "A plugin keeps new work off a device: it is lost from the bus, must be reset, or is being "
         "repaired. Or an administrator does so by a DeviceTaintRule, which the finding names. A pod that "
-        "has the device goes on or is evicted, as the taint says.",
+        "has the device goes on or is evicted, as the taint says. NoExecute evicts no pod that counts its "
+        "GPUs as nvidia.com/gpu (kubernetes#141290): evict it through the Eviction API.",
         "The taint in the evidence names the reason; nvidia-smi on the node shows the same GPU. "
         "kubectl describe devicetaintrule RULE shows what else a rule selects.",
         "Move the job to a spare tray if there is one, else cordon the node and delete the pod. Then "
