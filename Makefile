@@ -30,9 +30,9 @@ $(VENV)/.complete: $(PINS)
 demo: venv  ## the whole story on simulated racks
 	$(BIN)/rackloom demo
 
-# The quick tests of every area; properties with few examples.
+# The quick tests of every area; properties with few examples. The last line is the CPU time (ceilings.toml).
 test: venv  ## the quick tests of every area
-	$(BIN)/python -m pytest -n auto -m "not slow" --hypothesis-profile quick
+	$(BIN)/python -m tools.cpu_seconds "make test" $(BIN)/python -m pytest -n auto -m "not slow" --hypothesis-profile quick
 
 # Then the rest: slow tests (PostgreSQL, containers, browsers, processes), and every property with all its examples.
 test-all: test  ## all tests that need no cluster
