@@ -11,7 +11,7 @@ export UV_SYSTEM_CERTS ?= $(if $(SYSTEM_CERTIFICATES),true,false)
 PIP_TRUST = $(if $(SYSTEM_CERTIFICATES),$(BIN)/python -m pip config list | grep -q '\.cert=' || export PIP_CERT=$(firstword $(SYSTEM_CERTIFICATES));)
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-kernel test-image test-install test-gpu image image-lock wheel release verify-release helm docs-site diagrams screens lint simulate mutate bench-quick format proto client pins clean
+.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-kernel test-image test-install test-gpu image image-lock wheel release verify-release helm docs-site diagrams screens lint ceilings simulate mutate bench-quick format proto client pins clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -137,11 +137,16 @@ $(GPU_VENV)/.complete: requirements/runtime.txt requirements/nixl.txt
 	@$(OFFLINE) --no-deps -r requirements/nixl.txt || echo "test-gpu: NO NIXL among $(WHEELS): the transfer is skipped"
 	@touch $@
 
-lint: venv  ## ruff, mypy and import contracts
+lint: venv  ## ruff, mypy, import contracts and the ceilings of ceilings.toml
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.ratchets
+
+# After a change that lowers a figure of ceilings.toml. Nothing raises one but an edit of the file.
+ceilings: venv  ## lower the ceilings to the present figures
+	$(BIN)/python -m tools.ratchets --lower
 
 # In virtual time, one line each at the end: the carve plane under seeded faults, and a ComputeDomain's whole life
 # with every program of it dying at every EVERYth step.
