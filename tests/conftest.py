@@ -15,6 +15,8 @@ from cryptography.x509.oid import NameOID
 from hypothesis import HealthCheck, settings
 from tests.ports import reserved_network
 
+pytest_plugins = ["tests.real_time"]
+
 # No property fails for being slow on a busy machine. With CI set, the same code is shown the same examples: a
 # change is judged by what it changed; everybody else's runs look for new ones, and for more.
 IN_CI = "CI" in os.environ
