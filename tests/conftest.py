@@ -37,6 +37,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) * 3 // 2 or 1
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test on PostgreSQL is slow: its server takes seconds to start, and each write a round trip."""
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if "postgresql" in parameters.values() or "postgres_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 START = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
 END = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)

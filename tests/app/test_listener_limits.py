@@ -44,6 +44,7 @@ def counted(page, listener, why):
     return next(float(line.split()[-1]) for line in page.splitlines() if line.startswith(series))
 
 
+@pytest.mark.slow
 def test_the_listeners_of_a_site(ground):
     async def scenario():
         async with site_service(load_config(ground.config())) as site:

@@ -63,6 +63,7 @@ def topology_at(path: Path) -> Callable[[], SlurmTopology | None]:
     return lambda: read_topology(path.read_text()) if path.exists() else None
 
 
+@pytest.mark.slow
 def test_a_file_has_a_block_for_each_clique_of_the_cluster(site: Site, tmp_path: Path) -> None:
     path = tmp_path / "topology.yaml"
     with kept(site, tmp_path / "log", "--to", str(path), "--all-nodes", "--hook", "true"):
@@ -77,6 +78,7 @@ def test_a_file_has_a_block_for_each_clique_of_the_cluster(site: Site, tmp_path:
         until_seen(lambda: "slurm.hook_done" in log.read_text(), "the hook has run")
 
 
+@pytest.mark.slow
 async def test_a_config_map_and_annotations_follow_the_taint(site: Site, tmp_path: Path) -> None:
     node = site.node(1)
     async with connect(site.kubeconfig) as api:

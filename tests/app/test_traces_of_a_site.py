@@ -177,6 +177,7 @@ def test_links_of_a_span_are_bounded() -> None:
     assert len(collector.spans[0].links) == MAX_CAUSES
 
 
+@pytest.mark.slow
 def test_a_site_works_while_its_collector_is_away(tmp_path: Path) -> None:
     async def scenario() -> None:
         settings = TraceSettings(endpoint="http://127.0.0.1:9", instance="one")
@@ -204,6 +205,7 @@ def test_another_url_than_that_of_a_collector_is_refused(url: str) -> None:
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_nothing_of_the_sdk_is_imported_while_traces_are_off() -> None:
     program = (
         "import sys, rackloom.app.site.service, rackloom.app.twin.up\n"

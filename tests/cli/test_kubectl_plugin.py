@@ -141,6 +141,7 @@ def test_a_job_is_placed_on_the_cluster(plugin: Plugin) -> None:
     assert "name a --profile" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_doctor_examines_the_cluster_of_the_kubeconfig(
     plugin: Plugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

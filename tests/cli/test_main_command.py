@@ -32,6 +32,7 @@ def test_every_command_is_listed_with_what_it_does():
         assert what in listed
 
 
+@pytest.mark.slow
 def test_help_and_version_are_words_as_well_as_options():
     assert rackloom("version").stdout == f"{__version__}\n" == rackloom("--version").stdout
     assert rackloom("help").stdout == rackloom("--help").stdout == rackloom().stdout

@@ -69,6 +69,7 @@ def takeover():
         yield Command(Node(Path(root)))
 
 
+@pytest.mark.slow
 def test_a_node_goes_over_and_back(takeover):
     path = takeover.node.install(IMEX_FILE)
     takeover.node.add_cdi(IMEX_DRIVER, "u-work")
@@ -188,6 +189,7 @@ rackloom: no takeover of driver nic.example.com is known
     )
 
 
+@pytest.mark.slow
 def test_nics_of_dranet_are_named_and_keep_it(takeover):
     takeover.node.set_state("u-nic", devices={"dra.net": ["pci-0000-8a-00-0"]})
     database = takeover.node.places.dranet

@@ -178,6 +178,7 @@ def test_json_and_yaml_have_every_object(tmp_path):
     played(tmp_path, story)
 
 
+@pytest.mark.slow
 def test_a_token_that_is_not_accepted_is_told_and_not_shown(tmp_path):
     async def story(cluster, command):
         config = json.loads(command.config.read_text())

@@ -86,6 +86,7 @@ def test_earlier_daemons_are_known_to_the_controller_and_to_the_plugin():
     assert sorted(configured) == ["rackloom-controller", "rackloom-node-imex"]
 
 
+@pytest.mark.slow
 def test_one_process_takes_the_place_of_the_three_plugins():
     """With the rights, the folders of the host and the nodes of all three, and nothing beside."""
     together = built(BASE.parent / "one-process")

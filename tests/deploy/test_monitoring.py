@@ -31,6 +31,7 @@ def alerts(name: str) -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
+@pytest.mark.slow
 @needs_promtool
 @each_scenario
 def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:

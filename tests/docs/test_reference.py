@@ -28,6 +28,7 @@ def every_command(application=app, words=("rackloom",)):
             yield from every_command(application[name], (*words, name))
 
 
+@pytest.mark.slow
 def test_every_command_has_a_heading_and_all_its_options() -> None:
     page = commands.page()
     sections = dict(re.findall(r"^#{2,4} (rackloom .*)\n((?:(?!^#).*\n)*)", page, re.MULTILINE))
@@ -54,6 +55,7 @@ def test_every_setting_is_there_with_its_default() -> None:
         assert variable in ("", f"RACKLOOM_{name.upper().replace('.', '__')}")
 
 
+@pytest.mark.slow
 def test_every_operation_of_rest_is_there_with_its_roles() -> None:
     page = rest.page()
     headings = set(re.findall(r"^### ([A-Z]+ /.*)$", page, re.MULTILINE))
@@ -90,6 +92,7 @@ def used_in_monitoring() -> set[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_metric_that_an_alert_or_a_panel_reads_is_there() -> None:
     known = spans(metrics.page())
     histograms = {name for name in known if name.endswith(("_seconds", "_milliseconds"))}

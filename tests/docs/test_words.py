@@ -35,6 +35,7 @@ def trees(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
             yield path, ast.parse(path.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", LAYERS)
 def test_public_classes_have_names_of_their_own_within_a_layer(layer: str) -> None:
     defined = defaultdict(list)
@@ -45,6 +46,7 @@ def test_public_classes_have_names_of_their_own_within_a_layer(layer: str) -> No
     assert {name: paths for name, paths in defined.items() if len(paths) > 1} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", [*(f"src/rackloom/{layer}" for layer in LAYERS), *OTHERS])
 def test_replaced_words_do_not_return_as_names(folder: str) -> None:
     found = [

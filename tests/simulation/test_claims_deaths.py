@@ -56,6 +56,7 @@ def test_whoever_dies_nothing_is_stuck_or_left_behind(plot, death, steps):
         assert result.broken == (), (plot, death, at)
 
 
+@pytest.mark.slow
 def test_the_steps_are_of_every_kind(steps):
     """Fewer would mean that some part of the story is no longer told."""
     assert steps[StoryKind.DOMAIN] > 150

@@ -101,6 +101,7 @@ def test_a_system_that_is_not_supported_is_named(tmp_path):
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.slow
 def test_it_is_there_and_costs_nothing_where_nobody_uses_it(tmp_path):
     (tmp_path / "conftest.py").write_text(
         textwrap.dedent("""

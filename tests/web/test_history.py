@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.web.snapshots import AT, snapshot
@@ -55,6 +56,7 @@ def test_neighbours_are_close_for_their_age_and_not_too_many(pauses):
             assert at - shown <= max(CLOSEST_SECONDS, (now - shown) / 60)
 
 
+@pytest.mark.slow
 def test_a_day_of_readings_takes_a_few_hundred_maps():
     history = SiteHistory()
     for number in range(int(REACH_SECONDS / 5) + 1000):

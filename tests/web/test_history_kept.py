@@ -111,6 +111,7 @@ def test_a_later_process_goes_on_with_the_file(path):
     assert loaded(path).maps == MAPS
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_of_a_damaged_file_what_is_whole_is_loaded_and_nothing_is_invented(tmp_path_factory, data):

@@ -122,6 +122,7 @@ def test_a_reader_that_was_kept_from_running_reads_again(postgres_url):  # noqa:
     assert pauses == []
 
 
+@pytest.mark.slow
 def test_it_never_writes(config, postgres_url):  # noqa: F811
     async def write():
         reader = PostgresRecordReader(postgres_url)

@@ -28,6 +28,7 @@ def operations(document: Any) -> list[tuple[str, str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_document_is_valid(document: Any) -> None:
     problems = [error.message for error in OpenAPIV31SpecValidator(document).iter_errors()]
     assert problems == []

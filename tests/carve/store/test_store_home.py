@@ -17,6 +17,7 @@ from rackloom.carve.store.database import Store
 from rackloom.carve.store.schema import tenant
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     store = Store.inline(tmp_path)
     script = (
@@ -88,6 +89,7 @@ def test_the_journal_is_durable_and_keys_are_enforced(tmp_path: Path) -> None:
     assert asyncio.run(look()) == ["wal", 2, 1]
 
 
+@pytest.mark.slow
 def test_an_acknowledged_write_survives_a_killed_process(tmp_path: Path) -> None:
     script = (
         "import asyncio, os, signal, sys; from pathlib import Path\n"

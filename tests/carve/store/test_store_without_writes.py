@@ -55,6 +55,7 @@ def locked(tmp_path: Path) -> Iterator[Callable[[], sqlite3.Connection]]:
         yield lock
 
 
+@pytest.mark.slow
 def test_a_locked_database_is_read_and_takes_no_writes_until_the_lock_ends(
     tmp_path: Path, locked: Callable[[], sqlite3.Connection]
 ) -> None:
@@ -103,6 +104,7 @@ def test_an_undone_group_is_told_the_cause(tmp_path: Path) -> None:
     assert any(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
 
 
+@pytest.mark.slow
 def test_a_locked_database_is_not_opened(tmp_path: Path, locked: Callable[[], sqlite3.Connection]) -> None:
     in_store(lambda: Store.open(tmp_path), lambda store: store.run(put, "before"))
     locked()

@@ -1,5 +1,6 @@
 """A controller that dies after any action: the next one finishes, and nothing is left behind."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -206,6 +207,7 @@ def settle(world, config, make):
     raise AssertionError(f"does not settle: {decision}")
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(script=st.lists(st.tuples(EVENTS, PASSES), max_size=15))
 def test_whatever_happens_it_settles_and_deletion_ends(make, settings, script):

@@ -172,6 +172,7 @@ def test_containerd_reads_what_is_written_as_it_was_meant(read_specs, drawn):
         }
 
 
+@pytest.mark.slow
 def test_the_library_looks_at_the_host_where_a_type_is_missing(read_specs, tmp_path):
     """The library is the real one: it does what broke the channels of specs without types."""
     node = {"path": "/dev/not-on-this-host", "major": 235, "minor": 0}

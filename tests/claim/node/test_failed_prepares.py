@@ -232,6 +232,7 @@ def test_a_plugin_that_is_replaced_goes_on_where_the_last_one_was(seed: int, end
     play(story, seed)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10_000), lasts=st.floats(1.0, 300.0))
 @settings(max_examples=10)
 def test_a_pod_that_came_while_the_api_server_was_away(seed: int, lasts: float) -> None:

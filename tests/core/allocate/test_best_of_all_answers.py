@@ -256,6 +256,7 @@ def test_the_answer_is_valid_and_costs_as_little_as_any(problem: Problem) -> Non
     assert best.optimality.cost == min(naive_cost(problem, answer) for answer in valid)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(problem=problems(), steps=st.integers(0, 60))
 def test_whoever_cuts_the_search_short_gets_the_best_answer_so_far(problem: Problem, steps: int) -> None:

@@ -91,6 +91,7 @@ def seconds_of_nics(racks):
     return min(spent)
 
 
+@pytest.mark.slow
 def test_a_pod_is_not_compared_with_every_nic_of_the_site():
     # Work inside of one line, such as a copy of a large set, is not counted above. Sixteen times the
     # racks are sixteen times the work; with a copy for each pod they were more than 200 times.

@@ -190,6 +190,7 @@ def test_no_record_is_put_to_a_gpu_that_its_key_contradicts(found):
     assert len(taken) == len(set(taken))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(keys, max_size=14))
 def test_records_are_put_together_as_by_comparing_each_with_all_others(found):

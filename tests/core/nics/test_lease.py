@@ -101,6 +101,7 @@ def test_no_address_stays_beyond_its_lease_and_none_is_taken_before(life):
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=tries(300))
 @given(lives())
 def test_each_state_asks_in_its_own_way(life):
@@ -118,6 +119,7 @@ def test_each_state_asks_in_its_own_way(life):
         assert len(asks(after)) <= 1
 
 
+@pytest.mark.slow
 @settings(max_examples=tries(300))
 @given(lives())
 def test_every_change_is_told_once_and_no_is_for_good(life):

@@ -68,6 +68,7 @@ def test_defragmentation_opens_larger_holes_or_moves_nothing(where: PlacementSit
     assert reported == tuple(map(sub, holes(found.site), holes(where)))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(bound_sites())
 def test_a_drained_tray_is_empty_or_somebody_is_named_who_cannot_leave(where: PlacementSite) -> None:

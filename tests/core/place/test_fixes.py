@@ -81,6 +81,7 @@ def test_many_spares_cost_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(tried) < 100
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(busy_sites(), gangs(), st.integers(1, 8))
 def test_as_many_spares_are_kept_as_can_be(where: PlacementSite, gang: Gang, spares: int) -> None:

@@ -43,6 +43,7 @@ def brute_force(cliques: list[PackingClique], items: list[PackingItem]) -> int:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(cliques_of_4x6, items_of_4x6)
 def test_a_small_site_is_packed_as_well_as_brute_force_can(

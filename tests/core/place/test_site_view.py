@@ -51,6 +51,7 @@ def content(view: SiteView, owner: str, exclusive: bool) -> object:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(busy_sites(cliques=9), gangs(), st.data())
 def test_a_changed_view_is_a_new_one(where: PlacementSite, gang: Gang, data: st.DataObject) -> None:

@@ -127,6 +127,7 @@ def test_our_layer_is_the_same_each_time_and_knows_nothing_of_this_machine(own, 
     assert [path for path, entry in own.items() if any(text in entry.data for text in strange)] == []
 
 
+@pytest.mark.slow
 def test_no_data_of_the_wheel_is_in_the_image(own):
     assert [path for path in own if ".data/" in path] == []
 

@@ -51,6 +51,7 @@ def true_from(second, until=float("inf")):
     return look
 
 
+@pytest.mark.slow
 def test_steps_wait_for_their_time():
     result = played(heal(at=5.0), heal(), heal(at=60.0), SEEN)
     assert [line.began for line in result.lines] == [5.0, 5.0, 60.0, 60.0]

@@ -42,11 +42,13 @@ def test_a_leader_moves_again_and_again():
     assert failed(*[MOVED, FOUND, READY] * 2) == []
 
 
+@pytest.mark.slow
 def test_a_standby_follows_the_one_that_leads():
     """Each is the only one that the site knows of when its leader is lost."""
     assert failed(REGISTERED, MOVED, FOUND, REGISTERED, MOVED, STAYS) == []
 
 
+@pytest.mark.slow
 def test_a_standby_is_read_and_asked_for_no_change(monkeypatch):
     asked, standbys = [], []
     once, stand_by = SimController._once, SimRack.stand_by
@@ -90,6 +92,7 @@ def test_an_old_leader_that_the_site_no_longer_knows_is_not_asked():
     assert failed(SUCCEEDED, FOUND, RETURNS, STAYS, RELEASED, GONE, KNOWN) == []
 
 
+@pytest.mark.slow
 def test_what_an_old_leader_accepts_is_not_taken_for_done():
     """With the true one slow, the word of the other is all there is for a while."""
     slow = '[[step]]\ndo = "network-bad"\nhow = "slow"\n'

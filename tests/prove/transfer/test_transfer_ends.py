@@ -82,6 +82,7 @@ def test_a_device_that_does_not_exist_is_refused_with_what_ucx_said() -> None:
     assert refused.value.nearest_fix is not None
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 def test_a_transport_that_carries_no_messages_is_refused_with_its_companion() -> None:
     alone, beside = (
@@ -95,6 +96,7 @@ def test_a_transport_that_carries_no_messages_is_refused_with_its_companion() ->
     assert report.path.protocols == ("cma/memory",)
 
 
+@pytest.mark.slow
 @pytest.mark.nixl
 def test_more_memory_than_the_host_has_is_refused() -> None:
     with pytest.raises(Refused, match="are available"):

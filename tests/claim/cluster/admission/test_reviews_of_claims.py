@@ -108,6 +108,7 @@ def test_another_type_is_no_question_for_this_page():
         review_claim(other, AdmissionMode.ENFORCE)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(DRIVERS), JSON), max_size=4), st.booleans())
 def test_any_parameters_get_a_verdict_that_counts_them(configs, template):
     verdict = review_claim(

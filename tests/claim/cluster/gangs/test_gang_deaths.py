@@ -83,6 +83,7 @@ def test_death_after_a_write_while_a_member_is_replaced(last):
     run(story, last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_two_gangs_and_a_controller_that_dies_again_and_again(seed):
     async def story():

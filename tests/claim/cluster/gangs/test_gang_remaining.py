@@ -234,6 +234,7 @@ def test_what_two_jobs_still_need_waits_for_room_like_any_gang():
     run(story)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", range(1, 10))
 def test_death_after_a_write_while_the_rest_of_two_jobs_is_placed(last):
     async def story():
