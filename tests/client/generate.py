@@ -31,13 +31,41 @@ LIMITS = (
 )  # fmt: skip
 UNUSED = ("HTTPValidationError", "ValidationError")
 """The framework's own, which no operation answers with."""
+LEFT_OUT = ("domain/nvlink", "nvlink-nmxc-endpoint", "service-account/{")
+"""Paths of operations for the hardware and for the accounts of programs. Operators use `rackloom admin`."""
 PAGING = ("pageNumber", "pageSize")
 NAMES = FieldNameResolver(snake_case_field=True)
 
 
 def document() -> Any:
-    """The document as the service serves it."""
-    return create_app(Mock()).openapi()
+    """The document as the service serves it, without operations that are left out and what only they need."""
+    served = create_app(Mock()).openapi()
+    served["paths"] = {path: item for path, item in served["paths"].items() if not is_left_out(path)}
+    needed, found = set[str](), set(_references(served["paths"]))
+    while found - needed:
+        needed |= found
+        found = {each for name in found for each in _references(served["components"]["schemas"][name])}
+    schemas = served["components"]["schemas"]
+    served["components"]["schemas"] = {name: schemas[name] for name in schemas if name in needed}
+    return served
+
+
+def is_left_out(path: str) -> bool:
+    """Whether the client has no function for the operations of a path."""
+    below = path.removeprefix(PREFIX)
+    return below == "service-account" or below.startswith(LEFT_OUT)
+
+
+def _references(part: Any) -> Iterator[str]:
+    """Names of the schemas to which a part of the document refers."""
+    if isinstance(part, dict):
+        if isinstance(reference := part.get("$ref"), str):
+            yield reference.rpartition("/")[2]
+        for value in part.values():
+            yield from _references(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _references(value)
 
 
 # Models.
@@ -120,7 +148,7 @@ def format_file(file: Path) -> None:
 # Operations.
 
 
-HEADER = '''"""Every operation of the service: a function that makes its request. Written by `make client`."""
+HEADER = '''"""Operations of the service, each a function that makes its request. Written by `make client`."""
 
 from datetime import datetime
 from typing import Any, Literal

@@ -1,9 +1,9 @@
 """A typed client of the REST service, synchronous and asynchronous.
 
-`operations` has a function for every operation of the service; it makes the request as a value (`call`),
-which a client sends (`clients`). Their answers and bodies are the classes of `models`. Both files are
-generated from the document that the service serves. `exchange` holds the rules of retries, `errors` what went
-wrong, by what to do.
+`operations` has a function for each operation that a tenant or a provider needs. It makes the request as a
+value (`call`), which a client sends (`clients`). Their answers and bodies are the classes of `models`. Both
+files are generated from the document that the service serves. `exchange` holds the rules of retries,
+`errors` what went wrong, by what to do.
 
     with Client(Connection(url="https://site.example", org="acme", token=Path("token"))) as client:
         vpc = client.call(operations.create_vpc(models.VpcCreate(name="training", site_id=site)))

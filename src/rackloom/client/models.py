@@ -129,27 +129,6 @@ class AuditRetention(Model, frozen=True, kw_only=True):
     removed_until: datetime | None = field(name="removedUntil")
 
 
-class BatchFirmwareUpdate(Model, frozen=True, kw_only=True):
-    """The firmware of several domains."""
-
-    domain_ids: list[str] = field(name="domainIds")
-    site_id: str = field(name="siteId")
-    rule_id: str | None = field(name="ruleId", default=None)
-    override_readiness_check: bool | None = field(name="overrideReadinessCheck", default=None)
-    version: str | None = None
-    override_version_check: bool | None = field(name="overrideVersionCheck", default=None)
-
-
-class BatchPowerState(Model, frozen=True, kw_only=True):
-    """The power of several domains."""
-
-    domain_ids: list[str] = field(name="domainIds")
-    site_id: str = field(name="siteId")
-    state: Literal["on", "off", "cycle", "forceoff", "forcecycle", "acpowercycle"]
-    rule_id: str | None = field(name="ruleId", default=None)
-    override_readiness_check: bool | None = field(name="overrideReadinessCheck", default=None)
-
-
 class Because(Model, frozen=True, kw_only=True):
     """Why it is done."""
 
@@ -181,20 +160,6 @@ class CautionAnswer(Model, frozen=True, kw_only=True):
     message: str
 
 
-class DomainComponent(Model, frozen=True, kw_only=True):
-    """A compute tray of a domain."""
-
-    component_id: str = field(name="componentId")
-    type: Literal["Compute"]
-    name: str
-    rack_id: str = field(name="rackId")
-    slot_id: int = field(name="slotId")
-    tray_idx: int = field(name="trayIdx")
-    operation_status: Literal["Unknown", "Initializing", "Ready", "InUse", "Error"] = field(
-        name="operationStatus"
-    )
-
-
 class Drain(Model, frozen=True, kw_only=True):
     """The drain of a tray."""
 
@@ -208,31 +173,6 @@ class Drain(Model, frozen=True, kw_only=True):
     started: datetime
     drained: datetime | None
     ended: datetime | None
-
-
-class EndpointCreate(Model, frozen=True, kw_only=True):
-    """The switch controller of a chassis."""
-
-    chassis_serial: str = field(name="chassisSerial")
-    endpoint: str
-    reason: str | None = None
-
-
-class EndpointUpdate(Model, frozen=True, kw_only=True):
-    """Another URL for a chassis."""
-
-    endpoint: str
-    reason: str | None = None
-
-
-class FirmwareUpdate(Model, frozen=True, kw_only=True):
-    """The firmware of all components of a domain; without a version, the default of each."""
-
-    site_id: str = field(name="siteId")
-    rule_id: str | None = field(name="ruleId", default=None)
-    override_readiness_check: bool | None = field(name="overrideReadinessCheck", default=None)
-    version: str | None = None
-    override_version_check: bool | None = field(name="overrideVersionCheck", default=None)
 
 
 class FoundPartition(Model, frozen=True, kw_only=True):
@@ -455,27 +395,6 @@ class NVLinkOperation(Model, frozen=True, kw_only=True):
     observed_after: datetime | None = field(name="observedAfter")
 
 
-class NewServiceAccountKey(Model, frozen=True, kw_only=True):
-    """A new key. This is the only time that `key` is shown."""
-
-    id: str
-    key: str
-    created: datetime
-
-
-class NmxcEndpoint(Model, frozen=True, kw_only=True):
-    """The switch controller of a chassis."""
-
-    created: datetime
-    updated: datetime
-    chassis_serial: str = field(name="chassisSerial")
-    endpoint: str
-    nv_link_domain_id: str | None = field(name="nvLinkDomainId")
-    observed_at: datetime | None = field(name="observedAt")
-    unknown_since: datetime | None = field(name="unknownSince")
-    status_message: str | None = field(name="statusMessage")
-
-
 class ObjectStats(Model, frozen=True, kw_only=True):
     """Objects by status."""
 
@@ -522,15 +441,6 @@ class PlannedInterface(Model, frozen=True, kw_only=True):
     device_instance: int = field(name="deviceInstance")
 
 
-class PowerState(Model, frozen=True, kw_only=True):
-    """The power of all trays of a domain."""
-
-    site_id: str = field(name="siteId")
-    state: Literal["on", "off", "cycle", "forceoff", "forcecycle", "acpowercycle"]
-    rule_id: str | None = field(name="ruleId", default=None)
-    override_readiness_check: bool | None = field(name="overrideReadinessCheck", default=None)
-
-
 class Problem(Model, frozen=True, kw_only=True):
     """The one error body there is."""
 
@@ -559,20 +469,6 @@ QuotaKind: TypeAlias = Annotated[
 ]
 
 
-class RackDomain(Model, frozen=True, kw_only=True):
-    """An NVLink domain in the inventory of a site."""
-
-    id: str
-    rack_group_id: str = field(name="rackGroupId")
-    nmxc_cluster_id: str = field(name="nmxcClusterId")
-    name: str
-    topology: str
-    operation_status: Literal["Unknown", "Initializing", "Ready", "InUse", "Error"] = field(
-        name="operationStatus"
-    )
-    components: list[DomainComponent]
-
-
 class ReservedMachine(Model, frozen=True, kw_only=True):
     """A tray of a reservation, and what keeps it from a new instance: `Ready` where nothing does."""
 
@@ -595,23 +491,6 @@ class ServiceAccount(Model, frozen=True, kw_only=True):
     enabled: bool
     infrastructure_provider_id: str | None = field(name="infrastructureProviderId")
     tenant_id: str | None = field(name="tenantId")
-
-
-class ServiceAccountCreate(Model, frozen=True, kw_only=True):
-    """A service account, which has no key yet."""
-
-    name: str
-    roles: list[str]
-    description: str | None = None
-    expires: datetime | None = None
-
-
-class ServiceAccountKey(Model, frozen=True, kw_only=True):
-    """A key, without its secret. The time of its last use is up to an hour old."""
-
-    id: str
-    created: datetime
-    last_used: datetime | None = field(name="lastUsed")
 
 
 Side: TypeAlias = Annotated[
@@ -728,12 +607,6 @@ class Summary(Model, frozen=True, kw_only=True):
     name: str
     site_id: str = field(name="siteId")
     status: str
-
-
-class TaskIds(Model, frozen=True, kw_only=True):
-    """The tasks that were begun."""
-
-    task_ids: list[str] = field(name="taskIds")
 
 
 class TenantAccountStats(Model, frozen=True, kw_only=True):
@@ -1158,20 +1031,6 @@ class PlannedInstance(Model, frozen=True, kw_only=True):
     machine_id: str = field(name="machineId")
     nv_link_domain_id: str | None = field(name="nvLinkDomainId")
     nv_link_interfaces: list[PlannedInterface] = field(name="nvLinkInterfaces")
-
-
-class ProgramAccount(Model, frozen=True, kw_only=True):
-    """A service account with its keys."""
-
-    created: datetime
-    updated: datetime
-    id: str
-    name: str
-    description: str | None
-    roles: list[str]
-    expires: datetime | None
-    created_by: str = field(name="createdBy")
-    keys: list[ServiceAccountKey]
 
 
 class ProviderStats(Model, frozen=True, kw_only=True):
