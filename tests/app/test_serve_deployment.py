@@ -45,6 +45,7 @@ def _metric_names():
             partitions={"healthy": 1},
             gpus={"healthy": 1},
             nodes={"healthy": 1},
+            multicast_groups={"used": 1, "limit": 2},
         )
         for kind in ControllerKind
     )

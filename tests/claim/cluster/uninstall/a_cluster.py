@@ -35,6 +35,7 @@ from rackloom.core.kubernetes.objects import (
     DEPLOYMENT,
     DEVICE_CLASS,
     GANG_PLAN,
+    JOB,
     LEASE,
     MUTATING_WEBHOOK,
     NAMESPACE,
@@ -83,12 +84,13 @@ OTHERS = (
     ),
     ResourceKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", namespaced=True),
     ResourceKind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", namespaced=True),
+    ResourceKind("batch", "v1", "CronJob", "cronjobs", namespaced=True),
     DEPLOYMENT,
 )
 KINDS = {
     kind.kind: kind
     for kind in (
-        *OTHERS, SERVICE, SERVICE_ACCOUNT, SECRET, DAEMON_SET, DEVICE_CLASS, CRD, NAMESPACE, CONFIG_MAP,
+        *OTHERS, JOB, SERVICE, SERVICE_ACCOUNT, SECRET, DAEMON_SET, DEVICE_CLASS, CRD, NAMESPACE, CONFIG_MAP,
         MUTATING_WEBHOOK, VALIDATING_WEBHOOK,
     )
 }  # fmt: skip
