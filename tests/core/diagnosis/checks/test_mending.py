@@ -7,6 +7,7 @@ from inline_snapshot import snapshot
 from tests.core.diagnosis.healthy import node, with_changed, without
 from tests.core.diagnosis.ward import NODE, TRAY, WELL
 
+from rackloom.claim.node.gpu.xids import xid_catalogue
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine
 
@@ -73,6 +74,15 @@ kubectl cordon host-98 && kubectl -n team-0 delete pod worker-1 && kubectl debug
   free tray in the clique c1u57e7-0.7: the job stands still until the device is well, then kubectl
   uncordon host-98\
 """)
+
+
+def test_the_repair_of_each_error_is_that_of_the_catalogue():
+    by_lines = {"WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR", "WORKFLOW_XID_48"}
+    for number, row in xid_catalogue().items():
+        fix = fix_of(tainted(WELL, f"gpu.nvidia.com/xid={number}"))
+        found = ("systemctl reboot" in fix, "--gpu-reset" in fix)
+        reboots = row.action in {"RESTART_BM", "RESTART_VM"}
+        assert found == (reboots, row.action in {"RESET_GPU", *by_lines}), number
 
 
 def test_what_no_command_heals_is_said_so():

@@ -17,6 +17,7 @@ machine. A reset needs that no process has the GPU open, and a GPU that is off t
 when the machine restarts.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -150,10 +151,14 @@ def _is_spare(node: NodeRecord) -> bool:
 
 
 _TAINT_ENDS = "its plugin takes the taint away when it is well"
-_REBOOTS = ("gpu.nvidia.com/gpu-lost", "gpu.nvidia.com/recovery=node-reboot")
+_REBOOTS = frozenset(("gpu-lost", "recovery=node-reboot", "recovery=system-reboot", "xid=79", "xid=151"))
 """Taints of a GPU that needs a restart of its machine: a GPU that is off the bus cannot be reset."""
-_RESETS = ("gpu.nvidia.com/xid=", "gpu.nvidia.com/recovery=gpu-reset")
-"""Taints of a GPU that a reset repairs. The driver refuses a reset while a process has the GPU open."""
+_RESET_XIDS = (46, 48, 62, 64, 74, 95, 109, 110, 119, 120, 136, 140, 143, *range(144, 151), 155, 156, 158)
+_RESETS = {"recovery=gpu-reset", "recovery=drain-and-reset", *(f"xid={number}" for number in _RESET_XIDS)}
+"""Taints of a GPU that a reset repairs. The driver refuses a reset while a process has the GPU open.
+
+The XIDs are those of NVIDIA's catalogue. Its other actions need a person, so they have no command.
+"""
 
 
 def repair_command(device: DeviceRecord, use: AllocatedDevice | None, relocation: Relocation) -> str:
@@ -207,11 +212,11 @@ def _repair_in_place(device: DeviceRecord, use: AllocatedDevice, relocation: Rel
 def _device_repair_command(device: DeviceRecord) -> str:
     """A command to run on its machine; empty where none is known."""
     # A taint without effect requires no repair.
-    taints = blocking_taints(device.taints)
-    if any(taint.startswith(_REBOOTS) for taint in taints):
+    taints = {re.sub("^gpu.nvidia.com/|=?:.*", "", taint) for taint in blocking_taints(device.taints)}
+    if taints & _REBOOTS:
         return "systemctl reboot"
     address = device.key.pci_address
-    if address is not None and any(taint.startswith(_RESETS) for taint in taints):
+    if address is not None and taints & _RESETS:
         return f"nvidia-smi --gpu-reset -i {address.value}"
     return ""
 
