@@ -72,7 +72,7 @@ def gpus(root: Path) -> GpuMonitor:
     write_inventory(root)
     machine = Machine(name=NODE_NAME, note="", origin=(), gpus=(), nics=())
     reading = GpuReader(DeclaredGpus(root / "inventory.json"), lambda: machine)
-    return GpuMonitor(reading, frozenset(), time.time)
+    return GpuMonitor(reading, frozenset(), time.time, time.monotonic)
 
 
 def write_inventory(root: Path, recovery: str = "none") -> None:

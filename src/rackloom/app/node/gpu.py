@@ -96,9 +96,9 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
     """The GPU plugin of one node, serving while the context is entered. Raises `Refused`."""
     nvml = NvmlGpus(options.driver_root, dynamic_mig=options.dynamic_mig)
     source = nvml if options.inventory_file is None else _declared(options.inventory_file)
-    log = KernelLog(common.sysroot / "dev/kmsg")
+    log = KernelLog(common.sysroot / "dev/kmsg", time.monotonic)
     reader = _reader(common, options, source, log)
-    monitor = GpuMonitor(reader, frozenset(options.ignored_xids), time.time)
+    monitor = GpuMonitor(reader, frozenset(options.ignored_xids), time.time, time.monotonic)
     driver = _driver_spec(common, options)
     programs = DriverPrograms(options.driver_root, driver)
     settings = _settings(common, options)

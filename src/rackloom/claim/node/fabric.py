@@ -224,9 +224,6 @@ def gpu_fabric(nvml: Any, index: int, handle: Any) -> GpuFabric:
     if info is None:
         return GpuFabric(name=name, state=FabricState.NOT_SUPPORTED, key=key, tray=tray)
     health, health_message = _HEALTH_SUMMARIES.get(getattr(info, "healthSummary", 0), _NO_SUMMARY)
-    if info.state != FabricState.COMPLETED:
-        # Links train for a moment after each boot. Until the GPU has registered, that is no fault.
-        health, health_message = Health.UNKNOWN, "the GPU has not joined its NVLink fabric"
     return GpuFabric(
         name=name,
         state=FabricState(info.state),

@@ -89,7 +89,7 @@ class TrayNode(SimulatedNode):
         shared, places = self._environment, self.places
         self._fabric = FabricMonitor(self.gpus.node_fabric, shared.wall)
         self._monitor = GpuMonitor(
-            GpuReader(self.gpus, lambda: shared.host.machine), frozenset(), shared.wall
+            GpuReader(self.gpus, lambda: shared.host.machine), frozenset(), shared.wall, shared.wall
         )
         plugins: tuple[NodePlugin, ...] = (
             _imex_plugin(self.name, self._fabric, places, shared),

@@ -123,7 +123,7 @@ class GpuKit:
         reading = GpuReader(
             DeclaredGpus(self.inventory_file), self.discovered, lambda: read_vfio(Sysroot(self.vfio_root))
         )
-        return GpuMonitor(reading, frozenset(), lambda: self.kit.now)
+        return GpuMonitor(reading, frozenset(), lambda: self.kit.now, lambda: self.kit.now)
 
     def plugin(
         self, view: GpuMonitor | None = None, launcher: MpsLauncher | None = None, **changes: Any

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rackloom.claim.node.gpu.inventory import GpuInventory, NodeGpu, RecoveryAction, XidError
 from rackloom.claim.node.gpu.monitor import (
+    REGISTRATION_SECONDS,
     GpuObservation,
     InventorySnapshot,
     NodeGpus,
@@ -17,9 +18,10 @@ from rackloom.claim.node.gpu.monitor import (
     record_errors,
     update_conditions,
 )
-from rackloom.claim.node.gpu.xids import QUIET_SECONDS, UNREPORTED_SECONDS, XidRules
+from rackloom.claim.node.gpu.xids import QUIET_SECONDS, UNREPORTED_SECONDS, KernelXid, XidRules
 from rackloom.claim.node.plugin import Health
 
+DRIVER = "580.95.05"
 GPU = NodeGpu(
     minor=0,
     uuid="GPU-1",
@@ -31,7 +33,9 @@ GPU = NodeGpu(
 
 
 def look(*gpus, at=0.0, deaf=()):
-    return InventorySnapshot(inventory=GpuInventory(gpus=gpus), unmonitored=frozenset(deaf), at=at)
+    return InventorySnapshot(
+        inventory=GpuInventory(gpus=gpus, driver_version=DRIVER), unmonitored=frozenset(deaf), at=at
+    )
 
 
 def after(*steps):
@@ -123,6 +127,46 @@ def test_a_fabric_that_is_ill_is_a_taint():
     ill = msgspec.structs.replace(GPU, fabric_health=Health.UNHEALTHY, fabric_message="limited")
     assert reported(after(look(ill))) == [("fabric", "unhealthy", "NoSchedule")]
     assert reported(after(look(ill), look(GPU))) == []
+
+
+def test_an_error_between_a_return_and_the_next_look_counts():
+    returned = after(look(GPU), (79, 1.0), look(at=10.0), (119, 15.0), look(GPU, at=20.0))
+    assert reported(returned, at=20.0) == [("xid", "119", "NoSchedule")]
+    old = asking(None)
+    reset = KernelXid(pci_address="0000:01:00", number=154, sequence=1, recovery=RecoveryAction.GPU_RESET)
+    known = update_conditions({}, look(old), XidRules(now=0.0))
+    known = update_conditions(known, look(at=10.0), XidRules(now=10.0))
+    known = record_errors(known, [], [reset], 15.0)
+    known = update_conditions(known, look(old, at=20.0), XidRules(now=20.0))
+    assert reported(known["GPU-1"], at=20.0) == [("recovery", "gpu-reset", "NoSchedule")]
+
+
+def test_a_gpu_that_never_joins_its_fabric_is_judged_after_a_while():
+    joining = msgspec.structs.replace(
+        GPU, fabric_joining=True, fabric_health=Health.UNHEALTHY, fabric_message="ill"
+    )
+    late = after(look(joining), look(joining, at=REGISTRATION_SECONDS))
+    for at, taints, health in (
+        (REGISTRATION_SECONDS - 1, [], Health.UNKNOWN),
+        (REGISTRATION_SECONDS, [("fabric", "unhealthy", "NoSchedule")], Health.UNHEALTHY),
+    ):
+        assert (reported(late, at=at), gpu_health(late, XidRules(now=at))[0]) == (taints, health)
+    again = after(look(joining), look(at=500.0), look(joining, at=REGISTRATION_SECONDS))
+    assert reported(again, at=REGISTRATION_SECONDS + 1) == []
+    joined = after(look(joining), look(GPU, at=1.0))
+    assert gpu_health(joined, XidRules(now=1.0)) == (Health.HEALTHY, "")
+
+
+@pytest.mark.parametrize("lost", ["GPU-1", "GPU-2"])
+def test_a_line_joins_the_gpu_that_answers(lost):
+    both = {"GPU-1": GPU, "GPU-2": msgspec.structs.replace(GPU, uuid="GPU-2")}
+    present = both[({*both} - {lost}).pop()]
+    for first in both.values():
+        known = update_conditions({}, look(first), XidRules(now=0.0))
+        known = update_conditions(known, look(both[lost], at=1.0), XidRules(now=1.0))
+        known = update_conditions(known, look(present, at=2.0), XidRules(now=2.0))
+        known = record_errors(known, [], [KernelXid(pci_address="0000:01:00", number=119, sequence=1)], 3.0)
+        assert reported(known[present.uuid]) == [("xid", "119", "NoSchedule")]
 
 
 def test_a_lost_gpu_stays_published_until_another_has_its_minor():

@@ -40,7 +40,7 @@ class StandInNvml:
         self.gpus[index] = msgspec.structs.replace(self.gpus[index], **changes)
 
     def read(self):
-        return GpuInventory(gpus=tuple(self.gpus))
+        return GpuInventory(gpus=tuple(self.gpus), driver_version="580.95.05")
 
     def wait(self, seconds):
         # NVML returns one event a call.
@@ -57,7 +57,7 @@ class Node:
     """A tray with its GPU plugin's monitor."""
 
     def __init__(self, tray, clock, recovery=RecoveryAction.NONE):
-        self.nvml, self.kernel, self._clock = StandInNvml(tray, recovery), RecordPipe(), clock
+        self.nvml, self.kernel, self._clock = StandInNvml(tray, recovery), RecordPipe(lambda: clock[0]), clock
         self.boot()
 
     def boot(self):
@@ -67,7 +67,7 @@ class Node:
             lambda: Machine(name="tray", note="", origin=(), gpus=(), nics=()),
             kernel_log=self.kernel.log.read,
         )
-        self.monitor = GpuMonitor(reader, frozenset(), lambda: self._clock[0])
+        self.monitor = GpuMonitor(reader, frozenset(), lambda: 0.0, lambda: self._clock[0])
 
     def error(self, index, number, text):
         self.nvml.events.append(XidError(uuid=self.nvml.gpus[index].uuid, number=number))
@@ -243,3 +243,20 @@ def test_a_line_without_an_event_counts_and_so_does_a_line_while_nvml_is_deaf(ma
     with pytest.raises(Retry):
         rack.look(1.0)
     assert rack.kept_off() == ["tray-0/gpu-2"]
+
+
+def test_a_restart_of_the_plugin_keeps_the_taint_of_an_error(make_rack):
+    """Also of an error that came while no plugin ran."""
+    rack = make_rack(1)
+    node = rack.nodes[0]
+    node.kernel.write(f"NVRM: Xid (PCI:{BUSES[2]}): 119, Timeout after 45s of waiting for RPC response")
+    node.kernel.restart_reader()
+    rack.clock[0] += 1800.0
+    node.boot()
+    asyncio.run(node.monitor.listen())
+    # Its first pool already has the taint.
+    assert rack.kept_off() == ["tray-0/gpu-2"]
+    rack.look(1799.0)
+    assert rack.kept_off() == ["tray-0/gpu-2"]
+    rack.look(1.0)
+    assert rack.kept_off() == []

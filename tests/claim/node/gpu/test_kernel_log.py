@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import structlog
 from tests.claim.node.gpu.kernel_records import USER, RecordPipe, kernel_record
 
 from rackloom.claim.node.gpu import kernel_log
-from rackloom.claim.node.gpu.kernel_log import RECORDS_PER_READ, XIDS_PER_READ, KernelLog
+from rackloom.claim.node.gpu.kernel_log import RECORDS_AT_START, RECORDS_PER_READ, XIDS_PER_READ, KernelLog
 from rackloom.claim.node.gpu.xids import parse_kernel_record
 
 FALLEN = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
@@ -38,10 +39,15 @@ def test_each_record_is_read_once_and_others_are_passed_over(pipe):
 
 
 def test_a_call_takes_so_many_records_and_leaves_the_rest(monkeypatch):
-    waiting = [kernel_record(FALLEN, sequence=at) for at in range(2 * XIDS_PER_READ)]
-    waiting += [kernel_record("usb 1-1: noise")] * (RECORDS_PER_READ + 5) + [kernel_record(FALLEN)]
+    def written(noise):
+        records = [kernel_record(FALLEN, sequence=at) for at in range(2 * XIDS_PER_READ)]
+        return [*records, *[kernel_record("usb 1-1: noise")] * noise, kernel_record(FALLEN, sequence=9999)]
+
+    waiting = written(RECORDS_AT_START + 5)
     monkeypatch.setattr(kernel_log.os, "read", lambda fd, size: waiting.pop(0) if waiting else b"")
-    log = KernelLog(Path("/dev/null"))
+    log = KernelLog(Path("/dev/null"), lambda: 1.0)
+    assert [len(log.read().xids) for _ in range(4)] == [XIDS_PER_READ, XIDS_PER_READ, 0, 1]
+    waiting = written(RECORDS_PER_READ + 5)
     assert [len(log.read().xids) for _ in range(4)] == [XIDS_PER_READ, XIDS_PER_READ, 0, 1]
     log.close()
 
@@ -58,13 +64,14 @@ def test_records_that_the_kernel_overwrote_are_named_and_reading_goes_on(pipe, m
     monkeypatch.setattr(kernel_log.os, "read", overwritten)
     with structlog.testing.capture_logs() as logged:
         reading = pipe.log.read()
-    assert (numbers(reading), reading.trouble) == ([79], None)
+    assert (numbers(reading), reading.trouble, reading.is_lossy) == ([79], None, True)
+    assert not pipe.log.read().is_lossy
     assert [entry["event"] for entry in logged] == ["gpu.kernel-log"]
 
 
 def test_a_log_that_cannot_be_read_is_named_and_opened_again(tmp_path):
     path = tmp_path / "kmsg"
-    log = KernelLog(path)
+    log = KernelLog(path, lambda: 1.0)
     assert log.read().trouble == f"{path}: No such file or directory"
     path.mkdir()
     # The error of the read itself: a directory can be opened.
@@ -75,6 +82,44 @@ def test_a_log_that_cannot_be_read_is_named_and_opened_again(tmp_path):
     log.close()
 
 
+def test_the_records_of_the_last_hour_count_at_the_start(tmp_path):
+    path = tmp_path / "kmsg"
+    log = KernelLog(path, lambda: 5000.0)
+    writes = [(79, 1399.0), (48, 1401.0), (119, 5002.0)]
+    waiting = [kernel_record(FALLEN.replace("79", str(n)), sequence=n, at=at) for n, at in writes]
+    path.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_log.os, "read", lambda fd, size: waiting.pop(0) if waiting else b"")
+        assert [(xid.number, xid.at) for xid in log.read().xids] == [(48, 1401.0), (119, 5000.0)]
+        waiting = [kernel_record(FALLEN, sequence=200, at=4000.0)]
+        # The kernel's clock may have drifted. The record came now.
+        assert [(xid.number, xid.at) for xid in log.read().xids] == [(79, None)]
+    log.close()
+
+
+def test_a_log_that_is_opened_again_goes_on_after_its_last_xid(monkeypatch, tmp_path):
+    path = tmp_path / "kmsg"
+    path.touch()
+    written = [kernel_record(FALLEN, sequence=7)]
+    log, unread = KernelLog(path, lambda: 1.0), list(written)
+
+    def read(fd, size):
+        if not unread:
+            raise BlockingIOError
+        record = unread.pop(0)
+        if isinstance(record, OSError):
+            raise record
+        return record
+
+    monkeypatch.setattr(kernel_log.os, "read", read)
+    assert numbers(log.read()) == [79]
+    unread.append(OSError(errno.ENODEV, "No such device"))
+    assert log.read().trouble == f"{path}: No such device"
+    unread += [*written, kernel_record(FALLEN.replace("79", "48"), sequence=8)]
+    assert numbers(log.read()) == [48]
+    log.close()
+
+
 @pytest.fixture
 def kmsg():
     try:
@@ -82,7 +127,7 @@ def kmsg():
     except OSError as error:
         pytest.skip(f"{KMSG} cannot be written here: {error.strerror}")
     os.close(writer)
-    log = KernelLog(KMSG)
+    log = KernelLog(KMSG, time.monotonic)
     if trouble := log.read().trouble:
         pytest.skip(trouble)
     yield log

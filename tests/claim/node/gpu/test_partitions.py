@@ -161,7 +161,7 @@ def test_a_gpu_that_needs_a_reset_is_partitioned_only_in_mig_mode(driver, monkey
 
 def watched(driver: Path, *, dynamic_mig: bool = True) -> GpuMonitor:
     source = NvmlGpus(driver, dynamic_mig=dynamic_mig)
-    return GpuMonitor(GpuReader(source, lambda: MACHINE), frozenset(), lambda: 0.0)
+    return GpuMonitor(GpuReader(source, lambda: MACHINE), frozenset(), lambda: 0.0, lambda: 0.0)
 
 
 class Nowhere:

@@ -141,7 +141,7 @@ def watched(machine: PciBus) -> GpuMonitor:
     sysroot, source = Sysroot(machine.root), NvmlGpus(machine.nvml)
     vfio = lambda: read_vfio(sysroot, binds_from="nvidia")  # noqa: E731
     nowhere: Any = lambda: None  # noqa: E731
-    return GpuMonitor(GpuReader(source, nowhere, vfio), frozenset(), lambda: 0.0)
+    return GpuMonitor(GpuReader(source, nowhere, vfio), frozenset(), lambda: 0.0, lambda: 0.0)
 
 
 def passing_plugin(gpus: Any, machine: PciBus, programs: Any) -> GpuPlugin:

@@ -113,6 +113,19 @@ def test_the_errors_that_are_often_taken_for_others():
     assert (rows[120].action, rows[120].linked) == ("RESET_GPU", "R565")
 
 
+@pytest.mark.parametrize(
+    ("number", "driver", "announced"),
+    [
+        *((143, "570.124.06", False), (143, "575.51.03", True), (109, "565.57.01", False)),
+        *((109, "570.86.15", True), (48, "550.54.15", False), (48, "580.95.05", True), (48, None, False)),
+        *((48, "unknown", False), (158, "580.95.05", True), (159, "580.95.05", True), (158, None, False)),
+        (119, "580.95.05", False),
+    ],
+)
+def test_the_driver_that_announces_an_error_by_xid_154(number, driver, announced):
+    assert xid_catalogue()[number].is_announced(driver) is announced
+
+
 def test_an_error_without_a_row_keeps_work_off():
     verdict = verdict_of_event(173)
     assert (verdict.keeps_off, verdict.label) == (True, "173")
@@ -216,11 +229,17 @@ def test_an_error_that_the_driver_made_fatal():
 
 
 @pytest.mark.parametrize(
-    "text", [line(145, "RLW_REMAP", 4, 0x400), line(145, "RLW_NEW", 4, 1), "NVRM: Xid (PCI:0008:01:00): 145"]
+    ("text", "missing"),
+    [
+        (line(145, "RLW_REMAP", 4, 0x400), "unlisted-subcode"),
+        (line(145, "RLW_NEW", 4, 1), "unlisted-subcode"),
+        ("NVRM: Xid (PCI:0008:01:00): 145", "no-registers"),
+        ("NVRM: Xid (PCI:0008:01:00): 145, RLW_REMAP Nonfatal XC0 i0 Link 14", "no-registers"),
+    ],
 )
-def test_a_subcode_without_a_row_is_unknown_unless_it_is_fatal(text):
+def test_a_subcode_without_a_row_is_unknown_unless_it_is_fatal(text, missing):
     (verdict,) = judge_xids(XidsSeen(findings={kernel_xid(text).finding: 0.0}), XidRules(now=0.0))
-    assert (verdict.label, verdict.keeps_off, verdict.is_known) == ("145-unlisted-subcode", False, False)
+    assert (verdict.label, verdict.keeps_off, verdict.is_known) == (f"145-{missing}", False, False)
     assert kernel_xid(line(145, "RLW_NEW", 4, 1, "Fatal")).finding.action == "RESET_GPU"
 
 
@@ -229,10 +248,10 @@ def test_a_subcode_without_a_row_is_unknown_unless_it_is_fatal(text):
     [
         ("0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", "RESET_GPU"),
         ("0x0, 0x0, 0x4, 0x0, 0x0, 0x0, 0x0", "RESET_GPU"),
-        ("0x0, 0x0, 0x0, 0x40000, 0x0, 0x0, 0x0", "RESET_GPU"),
+        ("0x0, 0x0, 0x0, 0x80000, 0x0, 0x0, 0x0", "RESET_GPU"),
         ("0x0, 0x0, 0x0, 0x0, 0x40000, 0x0, 0x0", "RESET_GPU"),
         ("0x100002, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", "CHECK_NVLINK_FAILURE_FLOW"),
-        ("0x0, 0x0, 0x0, 0x30000, 0x0, 0x0, 0x0", "CHECK_NVLINK_FAILURE_FLOW"),
+        ("0x0, 0x0, 0x0, 0x70000, 0x0, 0x0, 0x0", "CHECK_NVLINK_FAILURE_FLOW"),
         ("0x40800001, 0x0, 0x0, 0x0, 0x24900000, 0x0, 0x0", "IGNORE"),
     ],
 )
@@ -243,6 +262,35 @@ def test_the_registers_of_an_older_nvlink(registers, action):
 
 
 # Lines.
+
+PROCESSES = st.one_of(
+    st.just("pid='<unknown>', name=<unknown>, "),
+    st.builds(
+        "pid={}, name={}, ".format,
+        st.integers(0, 4194304),
+        st.one_of(
+            st.sampled_from(
+                ["ray::WorkerDict", "0x0 0x1 (0x2)", "a, b, c", "to 0x0, SAW", "link 3, X Fatal"]
+            ),
+            st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="\\"), max_size=15),
+            st.just("\\x1b\\x5c, \\xc3\\xa9" * 2),
+        ),
+    ),
+)
+
+
+@given(process=PROCESSES)
+def test_the_name_of_a_process_changes_no_verdict(process):
+    """A tenant chooses the name. It has at most 15 bytes, and the kernel escapes special ones."""
+    for number, body in (
+        (149, line(149, "NETIR_LINK_DOWN", 0x00200011, severity="Fatal  ")),
+        (145, line(145, "RLW_REMAP", 4, 0x10)),
+        (145, "NVRM: Xid (PCI:0008:01:00): 145, RLW_REMAP Nonfatal XC0 i0 Link 14"),
+        (74, "NVRM: Xid (PCI:0008:01:00): 74, NVLink: error on link 14(0x20000000, 0x0, 0x0, 0x10, 0x0)"),
+        (154, RESET_ASKED),
+    ):
+        named = body.replace(f"{number}, ", f"{number}, {process}", 1)
+        assert kernel_xid(named) == kernel_xid(body), named
 
 
 @pytest.mark.parametrize(
@@ -335,7 +383,7 @@ LINKS = {
 
 def arrived(items, gpu=GPU, gap=0.4):
     """The condition after errors that arrive one after the other, all within the time of a line."""
-    looked = InventorySnapshot(inventory=GpuInventory(gpus=(gpu,)), at=0.0)
+    looked = InventorySnapshot(inventory=GpuInventory(gpus=(gpu,), driver_version="580.95.05"), at=0.0)
     known = update_conditions({}, looked, XidRules(now=0.0))
     for index, item in enumerate(items):
         events, lines = ([item], []) if isinstance(item, XidError) else ([], [item])
@@ -412,6 +460,14 @@ def test_an_error_does_not_wait_for_a_log_that_cannot_be_read():
     assert reason.endswith("cannot read the kernel log: /dev/kmsg: not permitted")
 
 
+def test_lines_that_the_kernel_overwrote_are_named():
+    condition = arrived([LINKS["149 event"]])
+    taints, (state, reason) = seen_as(condition, 7.0, log_lost_at=1.5)
+    assert (taints, state) == ([("xid", "149-kernel-log-lost", "None")], Health.UNKNOWN)
+    assert "overwrote" in reason
+    assert seen_as(condition, 7.0, log_lost_at=-5.0)[0] == [("xid", "149-no-kernel-line", "None")]
+
+
 def test_the_line_of_an_earlier_error_explains_no_later_one():
     condition = arrived([LINKS["145 other line"], LINKS["145 event"]], gap=LINE_SECONDS + 1)
     assert seen_as(condition, 20.0)[0] == [("xid", "145-no-kernel-line", "None")]
@@ -424,7 +480,7 @@ def test_a_line_of_another_gpu_is_not_ours():
 
 def after_look(condition, gpu, at):
     """The condition after another look at the GPU."""
-    looked = InventorySnapshot(inventory=GpuInventory(gpus=(gpu,)), at=at)
+    looked = InventorySnapshot(inventory=GpuInventory(gpus=(gpu,), driver_version="580.95.05"), at=at)
     return update_conditions({"GPU-1": condition}, looked, XidRules(now=at))["GPU-1"]
 
 

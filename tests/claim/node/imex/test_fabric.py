@@ -178,10 +178,10 @@ def test_nvml_is_read_as_it_lies_in_memory(monkeypatch, newest, health):
 
 @pytest.mark.parametrize("state", [FabricState.NOT_STARTED, FabricState.IN_PROGRESS])
 def test_links_that_train_after_a_boot_are_no_ill_fabric(monkeypatch, state):
-    """NVIDIA/NVSentinel #1701. The library reports limited capacity."""
+    """NVIDIA/NVSentinel #1701. The library reports limited capacity, and the plugins wait."""
     FakeLibrary(state=state).install(monkeypatch)
     (found,) = read_nvml_fabric(Path("/nowhere")).gpus
-    assert (found.state, found.health) == (state, Health.UNKNOWN)
+    assert (found.state, found.health) == (state, Health.UNHEALTHY)
 
 
 def test_a_board_outside_a_rack_has_no_place(monkeypatch):

@@ -164,6 +164,8 @@ class NodeGpu(GpuFacts, frozen=True, kw_only=True):
     key: GpuKey = GpuKey()
     recovery: RecoveryAction | None = None
     fabric_message: str = ""
+    fabric_joining: bool = False
+    """Whether it still registers with its NVLink fabric."""
     partitions: tuple[MigPartition, ...] = ()
     """MIG devices that may be made on it; none where that is switched off, or the GPU cannot."""
     mig_switchable: bool = False

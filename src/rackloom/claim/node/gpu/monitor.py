@@ -7,17 +7,19 @@ taint without effect, which names the missing source. A recovery action that the
 unhealthy fabric also give taints. The recovery of an IMEX domain is no fault of the GPU, so its taint has
 no effect.
 
-A taint goes with its reason. A GPU that answers again is not lost, and its errors before are over, since it
-was reset. The newest recovery action counts, whether XID 154 named it or NVML reported it. An unmonitored
-GPU has unknown health.
+A taint goes with its reason. A GPU that answers again is not lost. It was reset, so its errors from before
+the newest look that missed it are over. Links train after a boot, so the summary of the fabric counts only
+once the GPU has registered, or after 10 min without. The newest recovery action counts, whether XID 154
+named it or NVML reported it. An unmonitored GPU has unknown health.
 
 `published_devices` and `devices_by_name` derive the slice and the meaning of each device name. A GPU in
 MIG mode is not published whole, unless its MIG devices are made on demand (`partitions`). A lost GPU gives
 way to one that came with its minor number, as after a swap.
 
 `GpuMonitor` holds the newest state: `observe` reads the GPUs (every 10 s), `listen` waits for XIDs and then
-reads the kernel log. When nothing can be read it keeps the previous state. It calls back only when the
-published devices change.
+reads the kernel log. Until a GPU is known, the kernel keeps the lines. When nothing can be read, the monitor
+keeps the previous state. It calls back only when the published devices change. Ages come from a clock that
+no administrator sets.
 
 Source of the taint keys: NVIDIA's DRA driver for GPUs, 0.5.
 """
@@ -85,6 +87,8 @@ LOST_TAINT = "gpu.nvidia.com/gpu-lost"
 UNMONITORED_TAINT = "gpu.nvidia.com/unmonitored"
 FABRIC_TAINT = "gpu.nvidia.com/fabric"
 RECOVERY_TAINT = "gpu.nvidia.com/recovery"
+REGISTRATION_SECONDS = 600.0
+"""How long a GPU may register with its NVLink fabric before the summary of its health counts."""
 NO_SCHEDULE = "NoSchedule"
 NO_EFFECT = "None"
 """For people to read; nothing is kept off the device."""
@@ -99,12 +103,16 @@ class AnnouncedRecovery(NodeValue, frozen=True, kw_only=True):
 
 
 class GpuCondition(NodeValue, frozen=True, kw_only=True):
-    """What is known of one GPU. Times are seconds since the epoch."""
+    """What is known of one GPU. Times are those of a monotonic clock."""
 
     gpu: NodeGpu
     """As it last answered, at `seen_at`."""
     seen_at: float = 0.0
     lost_since: float | None = None
+    missed_at: float | None = None
+    """The newest look that missed it. None if the newest look found it."""
+    unregistered_since: float | None = None
+    """When it was first seen to register with its NVLink fabric. None once it has."""
     xids: XidsSeen = XidsSeen()
     announced: AnnouncedRecovery | None = None
     monitored: bool = True
@@ -117,6 +125,13 @@ class GpuCondition(NodeValue, frozen=True, kw_only=True):
         # Of a driver that NVML cannot ask, a reset may go unseen.
         is_current = reported is not None or now - announced.at < UNREPORTED_SECONDS
         return announced.action if is_current else None
+
+    def fabric(self, now: float) -> tuple[Health, str]:
+        """Health of its NVLink fabric, and why."""
+        since = self.unregistered_since
+        if since is not None and now - since < REGISTRATION_SECONDS:
+            return Health.UNKNOWN, "the GPU has not joined its NVLink fabric yet"
+        return self.gpu.fabric_health, self.gpu.fabric_message
 
 
 GpuConditions = Mapping[str, GpuCondition]
@@ -165,18 +180,30 @@ def update_conditions(previous: GpuConditions, snapshot: InventorySnapshot, rule
     for uuid, condition in previous.items():
         since = snapshot.at if condition.lost_since is None else condition.lost_since
         lost = None if condition.gpu.pci_address in snapshot.away else since
-        conditions[uuid] = msgspec.structs.replace(condition, lost_since=lost)
+        conditions[uuid] = msgspec.structs.replace(condition, lost_since=lost, missed_at=snapshot.at)
     for gpu in snapshot.inventory.gpus:
         monitored = gpu.uuid not in snapshot.unmonitored
         seen = GpuCondition(gpu=gpu, seen_at=snapshot.at, monitored=monitored)
-        before = previous.get(gpu.uuid)
-        # A GPU that was away was reset: its errors are over.
-        if before is not None and before.lost_since is None:
-            seen = msgspec.structs.replace(seen, announced=before.announced)
-            xids = keep_xids(before.xids, rules, seen.recovery(rules.now))
-            seen = msgspec.structs.replace(seen, xids=xids)
-        conditions[gpu.uuid] = seen
+        before = previous.get(gpu.uuid, seen)
+        if before.missed_at is not None:
+            before = _since_return(before, before.missed_at)
+        since = snapshot.at if before.unregistered_since is None else before.unregistered_since
+        joining = since if gpu.fabric_joining else None
+        seen = msgspec.structs.replace(seen, announced=before.announced, unregistered_since=joining)
+        driver = snapshot.inventory.driver_version
+        xids = keep_xids(before.xids, rules, seen.recovery(rules.now), driver)
+        conditions[gpu.uuid] = msgspec.structs.replace(seen, xids=xids)
     return conditions
+
+
+def _since_return(condition: GpuCondition, missed_at: float) -> GpuCondition:
+    """A GPU that answers again without the errors from before: it was reset."""
+    announced = condition.announced
+    kept = {
+        "announced": None if announced is None or announced.at <= missed_at else announced,
+        "xids": condition.xids.after(missed_at),
+    }
+    return msgspec.structs.replace(condition, unregistered_since=None, **kept)
 
 
 def record_errors(
@@ -187,7 +214,9 @@ def record_errors(
     Events and lines may come in every order.
     """
     conditions = dict(previous)
-    uuids = {condition.gpu.pci_address.rpartition(".")[0]: uuid for uuid, condition in previous.items()}
+    # A GPU that answers comes last, so that it has the lines of a lost one that it replaced.
+    lost_first = sorted(previous.items(), key=lambda known: known[1].missed_at is None)
+    uuids = {condition.gpu.pci_address.rpartition(".")[0]: uuid for uuid, condition in lost_first}
     for event in events:
         if event.uuid in conditions and event.number != RECOVERY_CHANGED:
             conditions[event.uuid] = _with_xid(conditions[event.uuid], {event.number: now}, {})
@@ -195,15 +224,15 @@ def record_errors(
         uuid = uuids.get(line.pci_address)
         if uuid is None:
             continue
-        before = conditions[uuid]
+        before, at = conditions[uuid], now if line.at is None else line.at
         if line.finding is not None:
-            conditions[uuid] = _with_xid(before, {}, {line.finding: now})
+            conditions[uuid] = _with_xid(before, {}, {line.finding: at})
         elif line.number != RECOVERY_CHANGED:
-            conditions[uuid] = _with_xid(before, {line.number: now}, {})
+            conditions[uuid] = _with_xid(before, {line.number: at}, {})
         elif line.recovery is not None and (
             before.announced is None or before.announced.sequence < line.sequence
         ):
-            announced = AnnouncedRecovery(sequence=line.sequence, action=line.recovery, at=now)
+            announced = AnnouncedRecovery(sequence=line.sequence, action=line.recovery, at=at)
             conditions[uuid] = msgspec.structs.replace(before, announced=announced)
     return conditions
 
@@ -226,10 +255,13 @@ def gpu_health(condition: GpuCondition, rules: XidRules) -> tuple[Health, str]:
     recovery = condition.recovery(rules.now)
     if recovery and recovery is not RecoveryAction.RECOVER_IMEX_DOMAIN:
         return Health.UNHEALTHY, f"the driver requests {_recovery_name(recovery)}"
-    if condition.gpu.fabric_health is Health.UNHEALTHY:
-        return Health.UNHEALTHY, condition.gpu.fabric_message
+    fabric, why = condition.fabric(rules.now)
+    if fabric is Health.UNHEALTHY:
+        return Health.UNHEALTHY, why
     if unknown := [verdict.reason for verdict in verdicts if not verdict.is_known]:
         return Health.UNKNOWN, "; ".join(unknown)
+    if condition.unregistered_since is not None and fabric is Health.UNKNOWN:
+        return Health.UNKNOWN, why
     if not condition.monitored:
         return Health.UNKNOWN, "the errors of this GPU cannot be listened to"
     return Health.HEALTHY, ""
@@ -252,7 +284,7 @@ def gpu_taints(condition: GpuCondition, rules: XidRules) -> tuple[DeviceTaint, .
         is_elsewhere = recovery is RecoveryAction.RECOVER_IMEX_DOMAIN
         effect = NO_EFFECT if is_elsewhere else NO_SCHEDULE
         taints.append(DeviceTaint(key=RECOVERY_TAINT, value=_recovery_name(recovery), effect=effect))
-    if condition.gpu.fabric_health is Health.UNHEALTHY:
+    if condition.fabric(rules.now)[0] is Health.UNHEALTHY:
         taints.append(DeviceTaint(key=FABRIC_TAINT, value="unhealthy", effect=NO_SCHEDULE))
     if not condition.monitored:
         taints.append(DeviceTaint(key=UNMONITORED_TAINT, effect=NO_EFFECT))
@@ -355,6 +387,7 @@ log = structlog.get_logger(__name__)
 OBSERVE_SECONDS = 10.0
 XID_WAIT_SECONDS = 1.0
 NO_KERNEL_LOG = KernelLogReading(trouble="it is not read")
+Clock = Callable[[], float]
 
 
 @dataclass(eq=False)
@@ -394,11 +427,11 @@ def _as_claimed(found: GpuObservation, claims: Collection[CheckpointEntry]) -> G
 class GpuMonitor:
     """The newest state of the GPUs, kept up to date by `observe` and `listen`."""
 
-    def __init__(self, reader: GpuReader, ignored: frozenset[int], wall: Callable[[], float]) -> None:
+    def __init__(self, reader: GpuReader, ignored: frozenset[int], wall: Clock, clock: Clock) -> None:
+        """`wall` gives the times to publish. `clock` gives ages: nothing sets it, as CLOCK_MONOTONIC."""
         self._reader = reader
-        self._ignored = ignored
-        self._log_trouble = NO_KERNEL_LOG.trouble
-        self._wall = wall
+        self._newest_rules = XidRules(now=0.0, ignored=ignored, log_trouble=NO_KERNEL_LOG.trouble)
+        self._wall, self._clock = wall, clock
         self._on_change: Callable[[], None] = lambda: None
         self._node = NodeGpus()
         self._pool = DevicePool(name="", devices=())
@@ -431,7 +464,7 @@ class GpuMonitor:
     async def observe(self) -> None:
         """Read again. The previous state stays when nothing can be read."""
         # A MIG device may be made or destroyed while the GPUs are read: its claim is in one of the two.
-        before, began = tuple(self._claims()), self._wall()
+        before, began = tuple(self._claims()), self._clock()
         try:
             found = await asyncio.to_thread(self._reader.read)
         except (Retry, Refused) as trouble:
@@ -447,6 +480,9 @@ class GpuMonitor:
         # An XID 154 since the reading began is newer than the reading.
         snapshot = InventorySnapshot(inventory=found.inventory, away=away, unmonitored=unmonitored, at=began)
         conditions = update_conditions(self._node.conditions, snapshot, self._rules())
+        if not self._node.conditions and conditions:
+            # Before the first publication: a restart of this plugin must not end the taint of an error.
+            conditions = record_errors(conditions, (), self._read_log(), self._clock())
         self._replace(NodeGpus(conditions=conditions, newest=found))
 
     async def listen(self) -> None:
@@ -457,17 +493,11 @@ class GpuMonitor:
             events = await asyncio.to_thread(self._reader.source.wait, XID_WAIT_SECONDS)
         except Retry as retry:
             deaf = retry
-        # After the events, so that their lines are mostly there.
-        reading = self._reader.kernel_log()
-        if reading.trouble != self._log_trouble and reading.trouble is not None:
-            log.warning("gpu.kernel-log", reason=reading.trouble)
-        self._log_trouble = reading.trouble
         for event in events:
             log.warning("gpu.xid", gpu=event.uuid, xid=event.number)
-        judged = {(xid.pci_address, xid.number, xid.finding.link) for xid in reading.xids if xid.finding}
-        for pci, number, link in sorted(judged, key=str):
-            log.warning("gpu.xid-line", pci=pci, xid=number, link=link)
-        conditions = record_errors(self._node.conditions, events, reading.xids, self._wall())
+        # After the events, so that their lines are mostly there.
+        lines = self._read_log() if self._node.conditions else ()
+        conditions = record_errors(self._node.conditions, events, lines, self._clock())
         self._replace(msgspec.structs.replace(self._node, conditions=conditions))
         if deaf is not None:
             raise deaf
@@ -490,6 +520,19 @@ class GpuMonitor:
         names = devices_by_name(self._node)
         return tuple(self._health(pool, name, device) for name, device in names.items())
 
+    def _read_log(self) -> tuple[KernelXid, ...]:
+        reading = self._reader.kernel_log()
+        rules = self._rules()
+        if reading.trouble != rules.log_trouble and reading.trouble is not None:
+            log.warning("gpu.kernel-log", reason=reading.trouble)
+        lost_at = rules.now if reading.is_lossy else rules.log_lost_at
+        changes = {"log_trouble": reading.trouble, "log_lost_at": lost_at}
+        self._newest_rules = msgspec.structs.replace(rules, **changes)
+        judged = {(xid.pci_address, xid.number, xid.finding.link) for xid in reading.xids if xid.finding}
+        for pci, number, link in sorted(judged, key=str):
+            log.warning("gpu.xid-line", pci=pci, xid=number, link=link)
+        return reading.xids
+
     def _replace(self, node: NodeGpus) -> None:
         self._node = node
         counters, rules = counter_sets(node), self._rules()
@@ -501,7 +544,7 @@ class GpuMonitor:
             self._on_change()
 
     def _rules(self) -> XidRules:
-        return XidRules(now=self._wall(), ignored=self._ignored, log_trouble=self._log_trouble)
+        return msgspec.structs.replace(self._newest_rules, now=self._clock())
 
     def _health(self, pool: str, name: str, device: PublishedGpu) -> DeviceHealth:
         health, message = Health.UNKNOWN, self._trouble

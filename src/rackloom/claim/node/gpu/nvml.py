@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rackloom.claim.node.fabric import GpuFabric, NodeFabric, clique_of, gpu_fabric
+from rackloom.claim.node.fabric import FabricState, GpuFabric, NodeFabric, clique_of, gpu_fabric
 from rackloom.claim.node.gpu.inventory import (
     GpuInventory,
     MigDevice,
@@ -140,6 +140,7 @@ def _read_gpu(nvml: Any, handle: Any, fabric: GpuFabric, dynamic_mig: bool) -> N
         clique=_clique_or_none(fabric),
         fabric_health=fabric.health,
         fabric_message=fabric.health_message,
+        fabric_joining=fabric.state in (FabricState.NOT_STARTED, FabricState.IN_PROGRESS),
     )
 
 

@@ -1,18 +1,21 @@
 """XIDs: the errors that NVIDIA's driver reports of a GPU, and whether they keep new work off it. Pure.
 
 `xid_catalogue.csv` holds NVIDIA's Xid catalogue: the action that each number prescribes, and the driver
-from which XID 154 announces the action of that error (`linked`). For numbers 162 to 165 the catalogue has
-text in the place of an action. The text requires no reset, so they are IGNORE here.
+from which XID 154 announces the action of that error (`linked`). The action of 162, 167, 169, 171 and 172 is
+blank. 163 to 166, 168 and 170 have text in its place. 162 reports a repair, and the text of 163 to 165
+requires no reset, so these are IGNORE here. The others stay blank, and keep work off.
 
 NVML reports only the number. XIDs 144 to 150 and 74 mean nothing without the line that the driver writes
 to the kernel log:
 
     NVRM: Xid (PCI:0008:01:00): 145, RLW_REMAP Nonfatal XC1 i0 Link 10 (0x00000004 0x00000010 0x0 ...)
+    NVRM: Xid (PCI:0008:01:00): 149, pid=4118, name=python3, NETIR_LINK_DOWN Fatal XC0 i0 Link 14 ...
     NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)
 
 `nvlink_xids.csv` holds the decode table of XIDs 144 to 150. The unit stands in the text, under one name
 before driver R575 and another since. The detail is bits 25 to 20 of the first word, and the status is the
-second word. XID 154 has the number of NVML's recovery action.
+second word. XID 154 has the number of NVML's recovery action. A tenant chooses the name of the process, so
+the parser drops it before it reads.
 
 `judge_xids` is a function of the set of events and lines that a GPU had, so their order does not matter.
 A number that needs a line is unknown until one came: within 5 s of the event, or before it. Some lines mean
@@ -21,9 +24,9 @@ domain can show which, so they keep nothing off. XID_154_EVAL keeps nothing off 
 XID 154 requests has a taint of the monitor.
 
 `keep_xids` ends them. An error that keeps nothing off is over after 300 s. An error that keeps work off is
-over after 300 s if the driver reports that it requests no recovery, and if XID 154 would have announced
-one. Otherwise nothing shows that the GPU is well again. Then the error is over after an hour, because missing
-information must not keep a GPU off for ever.
+over after 300 s if the driver reports that it requests no recovery, and if this version of it would have
+announced one. Otherwise nothing shows that the GPU is well again. Then the error is over after an hour,
+because missing information must not keep a GPU off for ever.
 """
 
 import csv
@@ -54,6 +57,9 @@ _RESET = "RESET_GPU"
 _DOMAIN = "CHECK_NVLINK_FAILURE_FLOW"
 _UNLISTED = ""
 """The catalogue does not have this subcode."""
+_NO_REGISTERS = "NO_REGISTERS"
+"""The line does not have the words that hold the subcode."""
+_WITH_THE_XID = "introduction"
 RECOVERY_CHANGED = 154
 _ERROR_OF_ANY_NVLINK = 74
 
@@ -63,8 +69,16 @@ class CatalogueRow(NodeValue, frozen=True, kw_only=True):
 
     action: str
     linked: str
-    """The first driver whose XID 154 announces the action. Empty if none does."""
+    """The first driver whose XID 154 announces the action: `R565`, or `introduction` if every driver that has
+    the number does. Empty if none does."""
     meaning: str
+
+    def is_announced(self, driver: str | None) -> bool:
+        """Whether XID 154 of this version of the driver announces the action."""
+        release = (driver or "").partition(".")[0]
+        if not self.linked or not release.isdecimal():
+            return False
+        return self.linked == _WITH_THE_XID or int(release) >= int(self.linked[1:])
 
 
 @cache
@@ -99,7 +113,8 @@ class XidFinding(NodeValue, frozen=True, kw_only=True):
 
     number: int
     action: str
-    """Of the decode table, or CHECK_NVLINK_FAILURE_FLOW. Empty for a subcode that the table lacks."""
+    """Of the decode table, CHECK_NVLINK_FAILURE_FLOW, or NO_REGISTERS. Empty for a subcode that the table
+    lacks."""
     unit: str = ""
     link: int | None = None
 
@@ -116,6 +131,8 @@ class KernelXid(NodeValue, frozen=True, kw_only=True):
     """Of the numbers that need a line."""
     recovery: RecoveryAction | None = None
     """The action that XID 154 names."""
+    at: float | None = None
+    """The time of a record from before the log was opened. None if the time of the reading is near enough."""
 
 
 _KERNEL = 0
@@ -125,10 +142,15 @@ _XID = re.compile(
     r" (\d{1,5})(?:, |$)(.*)",
     re.IGNORECASE,
 )
+# A name has up to 15 bytes. It may have commas, and the kernel writes a special byte as `\x1b`.
+_PROCESS = re.compile(r"^pid=[^,]{1,40}, (?:name=(?:\\x[0-9a-f]{2}|[^\\]){0,15}, )?")
 _NVLINK = re.compile(r"(\w+)(?:[ /]\w+)?\s+(?:Link )?(Fatal|Non-?fatal)\b", re.IGNORECASE)
 _LINK = re.compile(r"\blink (\d{1,2})\b", re.IGNORECASE)
+_REGISTERS = re.compile(r"[(\[]([0-9a-fx, ]*)[)\]]", re.IGNORECASE)
 _WORDS = re.compile(r"0x([0-9a-f]{1,8})\b", re.IGNORECASE)
-_RECOVERY = re.compile(r"\bto 0x([0-9a-f]{1,2})\b", re.IGNORECASE)
+_RECOVERY = re.compile(
+    r"GPU recovery action changed from 0x[0-9a-f]{1,2} \([^()]*\) to 0x([0-9a-f]{1,2})\b", re.IGNORECASE
+)
 
 
 def parse_kernel_record(record: bytes) -> KernelXid | None:
@@ -138,13 +160,14 @@ def parse_kernel_record(record: bytes) -> KernelXid | None:
     if (
         not separator
         or len(fields) < 4
-        or not all(re.fullmatch("[0-9]{1,20}", field) for field in fields[:2])
+        or not all(re.fullmatch("[0-9]{1,20}", field) for field in fields[:3])
     ):
         return None
     found = _XID.match(rest.partition("\n")[0])
     if found is None or int(fields[0]) >> 3 != _KERNEL:
         return None
     domain, place, number, text = found.groups()
+    text = _PROCESS.sub("", text)
     return KernelXid(
         pci_address=f"{int(domain, 16):04x}:{place.lower()}",
         number=int(number),
@@ -161,7 +184,7 @@ def recovery_action(number: int) -> RecoveryAction:
 
 def _recovery(text: str) -> RecoveryAction | None:
     # The texts differ between drivers (`Node Reboot Required`, `OS Reboot`). The number does not.
-    found = _RECOVERY.search(text)
+    found = _RECOVERY.match(text)
     return None if found is None else recovery_action(int(found[1], 16))
 
 
@@ -169,7 +192,7 @@ def _decode(number: int, text: str) -> XidFinding | None:
     row = xid_catalogue().get(number)
     if row is None or row.action not in _NEED_LINE:
         return None
-    words = [int(word, 16) for word in _WORDS.findall(text)]
+    words = [int(word, 16) for group in _REGISTERS.findall(text)[-1:] for word in _WORDS.findall(group)]
     link = _LINK.search(text)
     unit, action = "", _old_nvlink_action(words)
     if number != _ERROR_OF_ANY_NVLINK:
@@ -185,13 +208,15 @@ def _nvlink_action(number: int, unit: str, fatal: bool, words: list[int]) -> str
     info, status = words[:2] if len(words) > 1 else (None, None)
     rows = [] if info is None else _nvlink_rows().get((number, unit, info >> 20 & 0x3F), [])
     for row in rows:
-        if row["status"] and int(row["status"], 16) != status:
+        if row["error"] and int(row["error"], 16) != status:
             continue
         if row["promoted"] and (fatal or _is_promoted(number, info or 0)):
             return row["promoted"]
         return _DOMAIN if row["investigate"] == _DOMAIN else row["action"]
     # Fatal means that the GPU loses a link or all of them, whichever the subcode.
-    return _RESET if fatal else _UNLISTED
+    if fatal:
+        return _RESET
+    return _NO_REGISTERS if info is None else _UNLISTED
 
 
 def _is_promoted(number: int, info: int) -> bool:
@@ -204,12 +229,12 @@ def _old_nvlink_action(registers: list[int]) -> str:
     """The workflow of XID 74: seven registers, of which the first, third, fourth and fifth count."""
     first, _, third, fourth, fifth, *_ = [*registers, 0, 0, 0, 0, 0]
     if not registers:
-        return _UNLISTED
+        return _NO_REGISTERS
     # Corrected errors, and thresholds of them.
     first &= ~_bits(0, 23, 30)
     fifth &= ~_bits(20, 23, 26, 29)
     # Errors that follow from an error elsewhere.
-    if first & ~_bits(1, 20) or third or fourth & ~_bits(16, 17) or fifth:
+    if first & ~_bits(1, 20) or third or fourth & ~_bits(16, 17, 18) or fifth:
         return _RESET
     return _DOMAIN if first or fourth else "IGNORE"
 
@@ -228,6 +253,13 @@ class XidsSeen(NodeValue, frozen=True, kw_only=True):
     """By number, whichever source named it."""
     findings: Mapping[XidFinding, float] = {}
 
+    def after(self, start: float) -> "XidsSeen":
+        """The errors seen after a time."""
+        return XidsSeen(
+            events={number: at for number, at in self.events.items() if at > start},
+            findings={finding: at for finding, at in self.findings.items() if at > start},
+        )
+
 
 class XidRules(NodeValue, frozen=True, kw_only=True):
     """The facts that decide about errors, besides the errors."""
@@ -237,6 +269,8 @@ class XidRules(NodeValue, frozen=True, kw_only=True):
     """Numbers that an administrator wants to keep nothing off."""
     log_trouble: str | None = None
     """Why the kernel log cannot be read, or None if it can."""
+    log_lost_at: float | None = None
+    """When the kernel last overwrote records before they were read."""
 
 
 class XidVerdict(NodeValue, frozen=True, kw_only=True):
@@ -255,14 +289,19 @@ def judge_xids(seen: XidsSeen, rules: XidRules) -> list[XidVerdict]:
     return [_judge(number, seen, rules) for number in sorted(numbers)]
 
 
-def keep_xids(seen: XidsSeen, rules: XidRules, recovery: RecoveryAction | None) -> XidsSeen:
-    """The errors that are not over. `recovery` is None if the driver does not report its request."""
+def keep_xids(
+    seen: XidsSeen, rules: XidRules, recovery: RecoveryAction | None, driver: str | None
+) -> XidsSeen:
+    """The errors that are not over. `recovery` is None if the driver does not report its request.
+
+    `driver` is the driver's version, or None if it is not known.
+    """
 
     def lasts(number: int, at: float, keeps_off: bool) -> bool:
         if keeps_off and recovery not in (None, RecoveryAction.NONE, RecoveryAction.RECOVER_IMEX_DOMAIN):
             return True
         row = xid_catalogue().get(number)
-        is_reported = recovery is not None and row is not None and bool(row.linked)
+        is_reported = recovery is not None and row is not None and row.is_announced(driver)
         return rules.now - at < (QUIET_SECONDS if is_reported or not keeps_off else UNREPORTED_SECONDS)
 
     events, findings = seen.events.items(), seen.findings.items()
@@ -317,10 +356,15 @@ def _missing_source(
             return "no-kernel-log", f"its subcode is unknown: cannot read the kernel log: {rules.log_trouble}"
         if rules.now - event < LINE_SECONDS:
             return "", "its line of the kernel log has not come yet"
+        if rules.log_lost_at is not None and rules.log_lost_at >= event - LINE_SECONDS:
+            reason = "its subcode is unknown: the kernel overwrote lines of its log before they were read"
+            return "kernel-log-lost", reason
         return "no-kernel-line", f"its subcode is unknown: the kernel log had no line in {LINE_SECONDS:.0f} s"
     actions = {finding.action for finding in found}
     if _UNLISTED in actions:
         return "unlisted-subcode", "NVIDIA's catalogue does not list its subcode"
+    if _NO_REGISTERS in actions:
+        return "no-registers", "its subcode is unknown: its line of the kernel log has no registers"
     if _DOMAIN in actions:
         return "needs-domain-view", "a fault elsewhere in the NVLink domain may be its cause"
     return "", ""
