@@ -57,12 +57,13 @@ STORIES = (
         "::test_a_gpu_is_given_by_its_device_files_and_given_back",
         "work",
         20,
-        # The plugin observes the GPUs at intervals and waits for errors. A thread reads the machine.
+        # The plugin observes the GPUs at intervals and waits for errors. Threads read the machine.
         frozenset(
             {
                 ("claim/node/gpu/plugin.py", "_watch_gpus"),
                 ("claim/node/gpu/plugin.py", "_watch_xids"),
                 ("claim/node/gpu/monitor.py", "read"),
+                ("claim/node/gpu/inventory.py", "wait"),
             }
         ),
     ),
