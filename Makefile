@@ -11,7 +11,7 @@ export UV_SYSTEM_CERTS ?= $(if $(SYSTEM_CERTIFICATES),true,false)
 PIP_TRUST = $(if $(SYSTEM_CERTIFICATES),$(BIN)/python -m pip config list | grep -q '\.cert=' || export PIP_CERT=$(firstword $(SYSTEM_CERTIFICATES));)
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-kernel test-image test-install test-gpu image image-lock wheel release verify-release helm docs-site diagrams screens lint ceilings simulate mutate bench-quick format proto client pins clean
+.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-kernel test-image test-install test-gpu image image-lock wheel release verify-release helm docs-site diagrams screens lint ceilings simulate mutate bench-quick format proto client pins long clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -191,6 +191,10 @@ pins: venv  ## resolve requirements/ again
 	$(UV_COMPILE) -c requirements/dev.txt requirements/mutate.in -o requirements/mutate.txt
 	$(UV_COMPILE) requirements/uv.in -o requirements/uv.txt
 	$(UV_COMPILE) --no-deps requirements/nixl.in -o requirements/nixl.txt
+
+# Hours, in parts of MINUTES=60 at most that go on where they stopped (tools/long.py). SAMPLE=yes: one small unit.
+long: venv  ## a check that takes hours: NAME=hunt
+	$(BIN)/python -m tools.long $(NAME) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SAMPLE),--sample)
 
 clean:  ## remove what was made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist mutants
