@@ -1,6 +1,6 @@
 """The tree of commands, by program."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from cyclopts import App, ArgumentCollection
@@ -36,3 +36,18 @@ def names(words: Words) -> set[str]:
 
 LEAVES = tuple(leaves())
 each_leaf = pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+
+
+def of_every_command(rule: Callable[[Words], None]) -> Callable[[], None]:
+    """One test that walks all commands with a rule, and names each command that breaks it."""
+
+    def walk() -> None:
+        broken = {}
+        for words in LEAVES:
+            try:
+                rule(words)
+            except AssertionError as error:
+                broken[" ".join(words)] = str(error)
+        assert broken == {}
+
+    return walk

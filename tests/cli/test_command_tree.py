@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.command_tree import LEAVES, Words, arguments, each_leaf, names
+from tests.cli.command_tree import LEAVES, Words, arguments, names, of_every_command
 from tests.waiting import PATIENCE
 
 from rackloom.cli.main import app
@@ -98,12 +98,12 @@ def test_the_lists_of_this_file_name_commands_that_there_are() -> None:
     assert set(LEAVES) >= PROGRAMS | FIXED_FORM | WRITERS | TAKES_FILES | READS_A_CLUSTER
 
 
-@each_leaf
+@of_every_command
 def test_every_command_can_say_less_and_more(words: Words) -> None:
     assert {"--quiet", "-q", "--verbose", "-v"} <= names(words)
 
 
-@each_leaf
+@of_every_command
 def test_what_prints_data_prints_it_for_programs_too(words: Words) -> None:
     flags = {"--output", "-o", "--json"}
     if words in PROGRAMS | FIXED_FORM | WRITERS:
@@ -112,7 +112,7 @@ def test_what_prints_data_prints_it_for_programs_too(words: Words) -> None:
         assert flags <= names(words)
 
 
-@each_leaf
+@of_every_command
 def test_files_are_given_with_f_and_a_cluster_as_to_kubectl(words: Words) -> None:
     flags = names(words)
     assert ("-f" in flags) == (words in TAKES_FILES)
@@ -121,7 +121,7 @@ def test_files_are_given_with_f_and_a_cluster_as_to_kubectl(words: Words) -> Non
     assert ("--namespace" in flags) <= ("-n" in flags)
 
 
-@each_leaf
+@of_every_command
 def test_a_short_flag_means_the_same_everywhere(words: Words) -> None:
     known = SHORT | (OF_UPSTREAM if words[0] == "admin" else {})
     for argument in arguments(words):
@@ -129,7 +129,7 @@ def test_a_short_flag_means_the_same_everywhere(words: Words) -> None:
             assert known[short] in argument.names
 
 
-@each_leaf
+@of_every_command
 def test_every_flag_says_what_it_is_for(words: Words) -> None:
     for argument in arguments(words):
         if argument.names and argument.show and argument.parse:

@@ -101,6 +101,7 @@ def test_every_metric_that_an_alert_or_a_panel_reads_is_there() -> None:
     assert {name for name in read if name not in known and f"{name}_count" not in known} - histograms == set()
 
 
+@pytest.mark.slow
 def test_a_metric_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "PROCESSES", dict.fromkeys((metrics.SITE, metrics.TRANSFER), "a process"))
     with pytest.raises(ValueError, match="does not say of which process"):
