@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from tests import waiting
 
+REASON_LINES = 12
+"""Of the first try's traceback: the assertion and its values stand at its end."""
 FOLDERS = ("browser", "cluster", "gpu", "install", "node")
 
 
@@ -73,3 +75,4 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             f"FLAKY {report.nodeid}: failed after {report.duration:.1f} s at load {load},"
             f" passed after {passed[report.nodeid].duration:.1f} s"
         )
+        terminalreporter.write_line("\n".join(report.longreprtext.splitlines()[-REASON_LINES:]))

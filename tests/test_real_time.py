@@ -51,6 +51,7 @@ def test_a_test_in_real_time_runs_again_in_ci_and_is_named(folder: Path) -> None
         "tests/test_processes.py::test_once:",
         "tests/test_waiting.py::test_once:",
     ]
+    assert done.stdout.count("assert False") == 3
     assert all("at load" in line and "not known" not in line for line in flaky)
 
 
