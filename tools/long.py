@@ -84,7 +84,7 @@ def hunt() -> Iterator[Unit]:
 
 
 CHECKS = {"hunt": hunt}
-SAMPLES = {"hunt": Unit("sample", pytest("-m", "real_time", "tests/testing"))}
+SAMPLES = {"hunt": Unit("sample", pytest("-m", "real_time", "tests/test_http_server.py", "tests/claim/kube"))}
 
 
 @contextlib.contextmanager
