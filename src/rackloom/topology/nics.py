@@ -269,9 +269,10 @@ def excluded_interfaces(
 ) -> dict[str, Exclusion]:
     """The interfaces of a host that must not be given away, by name."""
     known = {netdev.name: netdev for netdev in netdevs}
+    below = lower_interfaces(netdevs)
     found: dict[str, Exclusion] = {}
     for reason, carriers in _carriers(netdevs, routes, cluster):
-        for name in _with_lower_interfaces(carriers & known.keys(), known):
+        for name in reachable(carriers, below) & known.keys():
             found.setdefault(name, Exclusion(reason, _FIX_OTHER_NIC, needed=True))
     for netdev in netdevs:
         exclusion = _exclusion_by_kind(netdev, known, left_out)
@@ -321,18 +322,25 @@ def _route_interfaces(server: _Address, ways: Sequence[tuple[_Network, NetRoute]
     return set() if nearest is None else set(nearest[2].interfaces)
 
 
-def _with_lower_interfaces(tops: Iterable[str], known: Mapping[str, NetDevice]) -> set[str]:
-    """Interfaces, and all below them that carry their frames: the transitive closure."""
-    found = set(tops)
-    while more := {name for name in _lower_interfaces(found, known) if name in known} - found:
-        found |= more
+def lower_interfaces(netdevs: Iterable[NetDevice]) -> dict[str, set[str]]:
+    """The interfaces right below each interface: its parent, or the members of a bond or bridge."""
+    below: dict[str, set[str]] = {}
+    for netdev in netdevs:
+        below.setdefault(netdev.name, set()).update(netdev.lower)
+        if netdev.master is not None:
+            below.setdefault(netdev.master, set()).add(netdev.name)
+    return below
+
+
+def reachable(starts: Iterable[str], edges: Mapping[str, Iterable[str]]) -> set[str]:
+    """The transitive closure: interfaces, and all that the edges lead to from them."""
+    found: set[str] = set()
+    waiting = list(starts)
+    while waiting:
+        if (name := waiting.pop()) not in found:
+            found.add(name)
+            waiting += edges.get(name, ())
     return found
-
-
-def _lower_interfaces(names: set[str], known: Mapping[str, NetDevice]) -> Iterator[str]:
-    for name in names:
-        yield from known[name].lower
-    yield from (netdev.name for netdev in known.values() if netdev.master in names)
 
 
 def _exclusion_by_kind(
@@ -371,25 +379,26 @@ def _parsed(texts: Iterable[str], parse: Callable[[str], T]) -> Iterator[T]:
             yield parse(text)
 
 
-CHILD_KINDS = frozenset({"", "ipoib", "vlan", "macvlan", "macvtap", "ipvlan", "ipvtap"})
-"""Kinds of interfaces that send through the port of another interface."""
-
-
 def owned_interfaces(
     netdevs: Sequence[NetDevice], candidates: Iterable[NicCandidate], offered: Iterable[NicCandidate]
 ) -> dict[str, str]:
-    """Interfaces whose port has an owner, with the reason. `offered` are the NICs that tenants can get."""
-    known = {netdev.name: netdev for netdev in netdevs}
+    """Interfaces whose port has an owner, with the reason. `offered` are the NICs that tenants can get.
+
+    Every interface above an offered NIC counts (VLAN, MACsec, tunnel). Pairs have none below them.
+    """
     lent = {name for nic in offered for name in (*nic.ports, *nic.others)}
     found = {
         name: f"belongs to NIC {'/'.join(nic.names[:2])}, which has one owner"
         for nic in candidates
         for name in (*nic.ports, *nic.others)
     }
-    for netdev in netdevs:
-        below = _with_lower_interfaces({netdev.name}, known) if netdev.kind in CHILD_KINDS else set[str]()
-        if parent := next((name for name in sorted(below - {netdev.name}) if name in lent), None):
-            found.setdefault(netdev.name, f"sends through {parent}, which belongs to an offered NIC")
+    above: dict[str, set[str]] = {}
+    for name, below in lower_interfaces(netdevs).items():
+        for parent in below:
+            above.setdefault(parent, set()).add(name)
+    for parent in sorted(lent):
+        for name in reachable({parent}, above):
+            found.setdefault(name, f"sends through {parent}, which belongs to an offered NIC")
     return found
 
 

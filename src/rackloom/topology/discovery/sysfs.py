@@ -20,7 +20,7 @@ limit, and reports what cannot be read as absent.
 import ipaddress
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from rackloom.errors import Refused, file_error_text
@@ -229,7 +229,9 @@ _HARDWARE_TYPES = {768: "ipip", 769: "ip6tnl", 776: "sit", 778: "gre", 823: "ip6
 
 def read_netdevs(sysroot: Sysroot) -> tuple[NetDevice, ...]:
     """All interfaces but the loopback."""
-    return tuple(_read_netdev(sysroot, name) for name in sysroot.names(NET_CLASS) if name != _LOOPBACK)
+    names = sysroot.names(NET_CLASS)
+    by_index = {sysroot.number(f"{NET_CLASS}/{name}/ifindex"): name for name in names}
+    return tuple(_read_netdev(sysroot, name, by_index) for name in names if name != _LOOPBACK)
 
 
 def read_rdma(sysroot: Sysroot) -> tuple[RdmaDevice, ...]:
@@ -250,7 +252,7 @@ def read_routes(sysroot: Sysroot) -> tuple[NetRoute, ...]:
     )
 
 
-def _read_netdev(sysroot: Sysroot, name: str) -> NetDevice:
+def _read_netdev(sysroot: Sysroot, name: str, by_index: Mapping[int | None, str]) -> NetDevice:
     at = f"{NET_CLASS}/{name}"
     path, device, master = map(sysroot.real, (at, f"{at}/device", f"{at}/master"))
     speed, kind = sysroot.number(f"{at}/speed"), _netdev_kind(sysroot, at, device)
@@ -264,7 +266,7 @@ def _read_netdev(sysroot: Sysroot, name: str) -> NetDevice:
         virtual=path is not None and "virtual" in path.parts[:4],
         master=None if master is None else master.name,
         kind=kind,
-        lower=_lower_names(sysroot, at) or _parent(sysroot, at, kind),
+        lower=_lower_names(sysroot, at) or _parent(sysroot, at, kind, by_index),
         subfunction=_subfunction(device),
         dev_port=sysroot.number(f"{at}/dev_port"),
         phys_port_name=sysroot.text(f"{at}/phys_port_name") or None,
@@ -295,15 +297,15 @@ def _lower_names(sysroot: Sysroot, at: str) -> tuple[str, ...]:
     )
 
 
-def _parent(sysroot: Sysroot, at: str, kind: str) -> tuple[str, ...]:
-    """The parent of an interface without `lower_` links, such as an InfiniBand partition: its `iflink`."""
+def _parent(sysroot: Sysroot, at: str, kind: str, by_index: Mapping[int | None, str]) -> tuple[str, ...]:
+    """The parent of an interface without `lower_` links, such as an InfiniBand partition: its `iflink`.
+
+    The other end of a pair is no parent.
+    """
     own, parent = sysroot.number(f"{at}/ifindex"), sysroot.number(f"{at}/iflink")
-    if not parent or parent == own or kind == "veth":
+    if not parent or parent == own or kind in ("veth", "netkit"):
         return ()
-    known = (
-        name for name in sysroot.names(NET_CLASS) if sysroot.number(f"{NET_CLASS}/{name}/ifindex") == parent
-    )
-    return (sysroot.text(f"{at}/parent") or next(known, f"interface {parent}"),)
+    return (sysroot.text(f"{at}/parent") or by_index.get(parent, f"interface {parent}"),)
 
 
 def _subfunction(device: PurePosixPath | None) -> str | None:

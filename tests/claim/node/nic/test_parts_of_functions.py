@@ -28,6 +28,7 @@ from rackloom.topology.discovery.discover import (
 )
 from rackloom.topology.discovery.sysfs import Sysroot, read_host
 from rackloom.topology.machine import Gpu, HostReading, NetDevice, PciFunction, RdmaDevice, RdmaPort
+from rackloom.topology.nics import ClusterNetwork, excluded_interfaces
 
 
 def snapshot(host, **changes):
@@ -181,6 +182,39 @@ def test_a_vlan_has_the_port_of_its_parent_unless_the_parent_stays(tmp_path):
     assert (machine.nics[0].excluded, reasons(machine)) == ("storage", {"eth1.7": None})
 
 
+@pytest.mark.parametrize("kind", ["macsec", "hsr", "rmnet", "vxlan"])
+def test_any_kind_above_an_offered_nic_has_its_owner(kind):
+    function = PciFunction("0000:8a:00.0", 0x020000, 0x15B3, 0x1021, 1, "mlx5_core", None)
+    port = netdev("eth1", function.address)
+    child = dataclasses.replace(netdev("c0", None, lower=("eth1",)), kind=kind, virtual=True)
+    far = dataclasses.replace(netdev("c1", None, lower=("c0",)), kind="vlan", virtual=True)
+    host = HostReading("h", pci=(function,), netdevs=(port, child, far))
+    machine = build_machine(host, excluded={})
+    through = "sends through eth1, which belongs to an offered NIC"
+    assert reasons(machine) == {"c0": through, "c1": through}
+
+
+def test_a_parent_in_another_namespace_is_no_interface_of_the_host():
+    """sysfs shows the parent's number there, which is that of eth1 here."""
+    guessed = dataclasses.replace(netdev("macvlan0", None, lower=("eth1",)), kind="macvlan", virtual=True)
+    pair = dataclasses.replace(netdev("veth0", None), kind="veth", virtual=True)
+    host = HostReading("h", netdevs=(netdev("eth1", None), guessed, pair))
+    found = _NetlinkSnapshot(
+        (
+            link("eth1", 2),
+            link("macvlan0", 3, kind="macvlan", over=2),
+            link("veth0", 4, kind="veth", over=2),
+        ),
+        {3: [("10.1.0.1/24", True)]},
+        (),
+    ).added_to(host)
+    below = {netdev.name: netdev.lower for netdev in found.netdevs}
+    assert below == {"eth1": (), "macvlan0": ("interface 2",), "veth0": ()}
+    cluster = ClusterNetwork(node_addresses=("10.1.0.1",))
+    excluded = excluded_interfaces(found.netdevs, found.routes, cluster)
+    assert "eth1" not in excluded
+
+
 def two_devices(*names, **changes):
     function = PciFunction("0000:8a:00.0", 0x020000, 0x15B3, 0x1021, 1, "mlx5_core", None)
     ports = (RdmaPort(1, "active", "Ethernet", 400.0),)
@@ -270,13 +304,13 @@ class Card:
 
     def add_interface(self, name):
         draw, parents = self.draw, sorted(self.carries)
-        role = draw(st.sampled_from(["port", "port", "partition", "vlan", "representor"]))
+        role = draw(st.sampled_from(["port", "port", "partition", "vlan", "macsec", "representor"]))
         switch = "e8ebd3" if self.is_switch else None
         if role == "representor" and self.is_switch:
             self.reaches[name] = {f"{self.address[:-1]}1#0"}
             names = {"phys_port_name": "pf0vf0", "phys_switch_id": switch}
             self.netdevs.append(netdev(name, self.address, dev_port=0, **names))
-        elif role in ("partition", "vlan") and parents:
+        elif role in ("partition", "vlan", "macsec") and parents:
             self.add_child(name, draw(st.sampled_from(parents)), role)
         else:
             number = draw(st.integers(0, len(self.rates) - 1))
@@ -289,9 +323,10 @@ class Card:
 
     def add_child(self, name, parent, role):
         """Children share a port by their tags. The interface of the port reaches all of them."""
-        child = netdev(name, None if role == "vlan" else self.address, lower=(parent,))
-        kind = "vlan" if role == "vlan" else ""
-        self.netdevs.append(dataclasses.replace(child, kind=kind, virtual=role == "vlan"))
+        is_virtual = role != "partition"
+        child = netdev(name, None if is_virtual else self.address, lower=(parent,))
+        kind = role if is_virtual else ""
+        self.netdevs.append(dataclasses.replace(child, kind=kind, virtual=is_virtual))
         self.reaches[name] = {f"{self.carries[parent]}/{name}"}
         for known, port in self.carries.items():
             if port == self.carries[parent]:
@@ -373,6 +408,6 @@ def test_no_port_has_two_owners_and_every_device_keeps_its_promises(cards):
             assert (health is Health.HEALTHY) <= any(states[port] == "active" for port in own)
         if interface not in (None, *carries):
             kinds = {netdev.name: netdev.kind for netdev in host.netdevs}
-            assert kinds[interface] == "vlan", "a partition or a representor was published"
+            assert kinds[interface] in ("vlan", "macsec"), "a partition or a representor was published"
     for nic in found.values():
         assert (nic.name in devices) is (nic.excluded is None)

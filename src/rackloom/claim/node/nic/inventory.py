@@ -48,6 +48,7 @@ from rackloom.topology.machine import HostReading, NetDevice, NetRoute
 from rackloom.topology.nics import (
     DEFAULT_EXCLUSION_POLICY,
     NO_CLUSTER_NETWORK,
+    POD_INTERFACE_KINDS,
     ClusterNetwork,
     Exclusion,
     ExclusionPolicy,
@@ -190,7 +191,12 @@ class _NetlinkSnapshot(msgspec.Struct, frozen=True):
     def _netdev(self, link: NetworkLink, file: NetDevice | None, names: Mapping[int, str]) -> NetDevice:
         bus = link.bus if link.bus == "usb" else ""
         read = file or NetDevice(link.name, link.parent, None, None, None, None, bool(link.kind), None)
-        lower = read.lower if link.lower is None else (names.get(link.lower, f"interface {link.lower}"),)
+        lower = read.lower
+        if link.lower is not None:
+            lower = (names.get(link.lower, f"interface {link.lower}"),)
+        elif link.over is not None and link.kind not in POD_INTERFACE_KINDS:
+            # sysfs shows the number only, which another interface of the host may have.
+            lower = (f"interface {link.over}",)
         return dataclasses.replace(
             read,
             mac=link.mac,

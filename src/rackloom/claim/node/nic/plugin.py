@@ -83,7 +83,7 @@ from rackloom.core.nics.devices import (
 from rackloom.core.nics.lease import DhcpLease
 from rackloom.errors import Refused, Retry
 from rackloom.topology.discovery.sysfs import Sysroot
-from rackloom.topology.nics import CHILD_KINDS, POD_INTERFACE_KINDS, ClusterNetwork
+from rackloom.topology.nics import POD_INTERFACE_KINDS, ClusterNetwork
 
 # What a claim asks for. Pure.
 
@@ -464,7 +464,7 @@ def _without_lent_ports(host_nic: HostNic, away: Mapping[str, LinkIdentity]) -> 
     identity, link = away.get(host_nic.name), host_nic.on.link
     if identity is not None and find_link((link,), identity) is None:
         return msgspec.structs.replace(host_nic, on=None)
-    is_child = link.over is not None and link.kind in CHILD_KINDS
+    is_child = link.over is not None and link.kind not in POD_INTERFACE_KINDS
     if is_child and host_nic.excluded is None and any(lent.parent for lent in away.values()):
         reason = "sends through an interface of another namespace, which may be a NIC in a pod"
         return msgspec.structs.replace(host_nic, excluded=reason)
