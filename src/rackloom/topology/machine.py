@@ -73,6 +73,8 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     index: int
     pci_address: str | None = None
+    subfunction: str | None = None
+    """The PCI function and the number of a subfunction: `0000:08:00.0/sf88`. It has no `pci_address`."""
     pci_id: str | None = None
     if_name: str | None = None
     rdma_device: str | None = None
@@ -221,7 +223,7 @@ class NetDevice:
     addresses: tuple[str, ...] = ()
     """CIDRs; only where netlink was asked."""
     subfunction: str | None = None
-    """Its auxiliary device (`mlx5_core.sf.4`), if it is on a subfunction of the PCI function."""
+    """The number of its subfunction (`sf88`), or the auxiliary device (`mlx5_core.sf.4`) if it shows none."""
     dev_port: int | None = None
     """Which port of its function, counted from 0."""
     phys_port_name: str | None = None

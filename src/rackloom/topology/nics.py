@@ -129,11 +129,14 @@ class NicCandidate(msgspec.Struct, frozen=True):
     """Why the part that carries data is not known."""
     rdma_ports: tuple[int, ...] = ()
     """Numbers of the RDMA device's ports that carry its data, if not all do."""
+    subfunction: str | None = None
+    """Its PCI function and its number there: `0000:08:00.0/sf88`."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names by which a declaration may call it."""
-        named = (self.address, self.rdma and self.rdma.name, self.netdev and self.netdev.name, *self.ports)
+        parts = (self.rdma and self.rdma.name, self.netdev and self.netdev.name)
+        named = (self.address, self.subfunction, *parts, *self.ports)
         return tuple(name for name in named if name)
 
     @property
@@ -172,7 +175,9 @@ def nic_candidates(host: HostReading, without: Container[str] = ()) -> tuple[Nic
             found += (NicCandidate(None, None, device, None) for device in rdma[key])
             continue
         address, subfunction = key
-        bare = NicCandidate(by_address.get(address or ""), None if subfunction else address, None, None)
+        bare = NicCandidate(by_address.get(address or ""), address, None, None)
+        if subfunction is not None:
+            bare = msgspec.structs.replace(bare, address=None, subfunction=f"{address}/{subfunction}")
         found.append(_with_data_part(bare, rdma.get(key, []), netdevs.get(key, []), without))
     return tuple(found)
 

@@ -116,5 +116,6 @@ def switchdev(root: Path) -> None:
     for number, name in enumerate(("uplink", "uplink_0", "uplink_1"), start=1):
         tree.write(rdma / f"ports/{number}/gid_attrs/ndevs/0", name)
     subfunction = function / "mlx5_core.sf.4"
+    tree.write(subfunction / "sfnum", 88)
     tree.netdev(subfunction, "enp8s0f0s88")
     tree.rdma(subfunction, "mlx5_1", "400 Gb/sec (4X NDR)")

@@ -2,8 +2,9 @@
 
 `host_nics` joins the snapshot of a host: each NIC of the machine's topology with its PCI function, its
 RDMA device and its interface, and then interfaces without hardware. A NIC that must stay on the host
-carries the reason (`excluded`) and is not published. Names are `pci-0000-8a-00-0`, or the interface's
-name where that is a DNS label, else in base32.
+carries the reason (`excluded`) and is not published. Names are `pci-0000-8a-00-0`, for a subfunction
+`pci-0000-8a-00-0-sf88`, or the interface's name if that is a DNS label, else in base32. The name of a NIC
+stays when its interface or its RDMA device is in a pod.
 
 `nic_device` builds the device. Attribute names of the first block are those of DRANET 1.4, the rest is
 Rackloom's: the GPU that the NIC is nearest to (`gpu_partners`) and its rail. The rail is the NIC's
@@ -156,7 +157,7 @@ def host_nics(snapshot: NicSnapshot, *, moves_ipoib: bool = True) -> tuple[HostN
 def device_name(*, pci_address: str | None, interface: str) -> str:
     """`pci-0000-8a-00-0`, or the interface's name where Kubernetes takes it for one, else in base32."""
     if pci_address is not None:
-        return f"pci-{pci_address.replace(':', '-').replace('.', '-')}"
+        return f"pci-{re.sub('[^a-z0-9]+', '-', pci_address.lower())}"
     if _DNS_LABEL.fullmatch(interface):
         return interface
     return f"net-{base64.b32encode(interface.encode()).decode().rstrip('=').lower()}"
@@ -166,7 +167,10 @@ def _host_nic(snapshot: NicSnapshot, nic: Nic, links: dict[str, HostLink]) -> Ho
     host = snapshot.host
     function = next((function for function in host.pci if function.address == nic.pci_address), None)
     return HostNic(
-        name=device_name(pci_address=nic.pci_address, interface=nic.rdma_device or nic.if_name or "unnamed"),
+        name=device_name(
+            pci_address=nic.pci_address or nic.subfunction,
+            interface=nic.rdma_device or nic.if_name or "unnamed",
+        ),
         nic=nic,
         function=function,
         rdma=data_rdma(host, nic),

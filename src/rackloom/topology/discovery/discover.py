@@ -279,6 +279,7 @@ def _build_nics(
         yield Nic(
             index=index,
             pci_address=candidate.address,
+            subfunction=candidate.subfunction,
             pci_id=None if candidate.function is None else candidate.function.pci_id,
             if_name=None if candidate.netdev is None else candidate.netdev.name,
             rdma_device=None if candidate.rdma is None else candidate.rdma.name,
@@ -312,7 +313,7 @@ def _class_rows(gpus: Sequence[Gpu], nics: Sequence[Nic], declared: Declaration)
 
 
 def _nic_names(nic: Nic) -> tuple[str, ...]:
-    return tuple(name for name in (nic.pci_address, nic.rdma_device, nic.if_name) if name)
+    return tuple(name for name in (nic.pci_address, nic.subfunction, nic.rdma_device, nic.if_name) if name)
 
 
 def unmatched_declarations(

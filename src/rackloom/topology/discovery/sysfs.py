@@ -207,7 +207,7 @@ def _pcie_path(path: PurePosixPath | None) -> PciePath | None:
 
 NET_CLASS, INFINIBAND_CLASS = "/sys/class/net", "/sys/class/infiniband"
 UVERBS_CLASS = "/sys/class/infiniband_verbs"
-_SUBFUNCTION = re.compile(r"\w+\.sf\.\d+")
+_SUBFUNCTION = re.compile(r"[A-Za-z0-9_]{1,40}\.sf\.[0-9]{1,10}")
 """A subfunction on the auxiliary bus, below its PCI function."""
 _PORT_RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _PORT_STATE = re.compile(r"\d+: (\w+)")
@@ -267,7 +267,7 @@ def _read_netdev(sysroot: Sysroot, name: str, by_index: Mapping[int | None, str]
         master=None if master is None else master.name,
         kind=kind,
         lower=_lower_names(sysroot, at) or _parent(sysroot, at, kind, by_index),
-        subfunction=_subfunction(device),
+        subfunction=_subfunction(sysroot, device),
         dev_port=sysroot.number(f"{at}/dev_port"),
         phys_port_name=sysroot.text(f"{at}/phys_port_name") or None,
         phys_switch_id=sysroot.text(f"{at}/phys_switch_id") or None,
@@ -308,8 +308,13 @@ def _parent(sysroot: Sysroot, at: str, kind: str, by_index: Mapping[int | None, 
     return (sysroot.text(f"{at}/parent") or by_index.get(parent, f"interface {parent}"),)
 
 
-def _subfunction(device: PurePosixPath | None) -> str | None:
-    return next((part for part in device.parts if _SUBFUNCTION.fullmatch(part)), None) if device else None
+def _subfunction(sysroot: Sysroot, device: PurePosixPath | None) -> str | None:
+    """The auxiliary device gets another number at each start, and `sfnum` is the operator's."""
+    for at in () if device is None else (device, *device.parents):
+        if _SUBFUNCTION.fullmatch(at.name):
+            number = sysroot.number(f"{at}/sfnum")
+            return at.name if number is None else f"sf{number}"
+    return None
 
 
 def _read_rdma_device(sysroot: Sysroot, name: str, uverbs: bool | None) -> RdmaDevice:
@@ -321,7 +326,7 @@ def _read_rdma_device(sysroot: Sysroot, name: str, uverbs: bool | None) -> RdmaD
         pci_address=None if device is None else owning_pci_address(device),
         ports=tuple(_read_port(sysroot, f"{at}/ports/{number}", int(number)) for number in ports),
         uverbs=uverbs,
-        subfunction=_subfunction(device),
+        subfunction=_subfunction(sysroot, device),
     )
 
 

@@ -149,14 +149,34 @@ def test_the_uplink_and_the_subfunction_are_nics_and_representors_are_not(tmp_pa
         (None, "enp8s0f0s88", "mlx5_1", ()),
     ]
     assert published["pci-0000-08-00-0"]["linkSpeedGbps"] == 400
-    subfunction = next(name for name in published if name != "pci-0000-08-00-0")
-    assert len(published) == 2
+    subfunction = "pci-0000-08-00-0-sf88"
+    assert published.keys() == {"pci-0000-08-00-0", subfunction}
     assert published[subfunction]["ifName"] == "enp8s0f0s88"
     assert published[subfunction]["resource.kubernetes.io/pcieRoot"] == "pci0000:40"
     assert reasons(machine)["uplink_1"] == "is the host's end of pf0vf1 in a switch of the card"
     # The ports of representors say nothing about the uplink.
     (tmp_path / "sys/class/infiniband/mlx5_0/ports/1/state").write_text("1: DOWN\n")
     assert nic_health(surfaces(tmp_path)[1]["pci-0000-08-00-0"], "n", 0.0).health is Health.UNHEALTHY
+
+
+@pytest.mark.parametrize("devices", [("mlx5_1",), (), ("mlx5_7",), ("mlx5_1", "mlx5_7")])
+def test_a_subfunction_keeps_its_name_wherever_its_rdma_device_is(devices):
+    function = PciFunction("0000:08:00.0", 0x020000, 0x15B3, 0x1021, 1, "mlx5_core", None)
+    ports = (RdmaPort(1, "active", "Ethernet", 400.0),)
+    rdma = (RdmaDevice(name, function.address, ports, uverbs=True, subfunction="sf88") for name in devices)
+    of_two = [netdev(f"s{i}", function.address, dev_port=0, subfunction=f"sf{i}") for i in (88, 89)]
+    of_two += [netdev("s89b", function.address, dev_port=0, subfunction="sf89")]
+    host = HostReading("h", pci=(function,), netdevs=tuple(of_two), rdma=tuple(rdma))
+    names = [nic.name for nic in host_nics(snapshot(host)) if nic.name.startswith("pci")]
+    assert names == ["pci-0000-08-00-0", "pci-0000-08-00-0-sf88", "pci-0000-08-00-0-sf89"]
+    declared = Declaration(nics={"0000:08:00.0/sf89": DeclaredDevice(excluded="storage")})
+    assert build_machine(host, declared=declared).nics[-1].excluded == "storage"
+
+
+def test_a_subfunction_without_a_number_has_the_name_of_its_auxiliary_device(tmp_path):
+    nic_trees.switchdev(tmp_path)
+    (tmp_path / "sys/devices" / nic_trees.ABOVE / "0000:08:00.0/mlx5_core.sf.4/sfnum").unlink()
+    assert set(surfaces(tmp_path)[2]) == {"pci-0000-08-00-0", "pci-0000-08-00-0-mlx5-core-sf-4"}
 
 
 def test_old_drivers_number_their_representors(tmp_path):
