@@ -273,6 +273,8 @@ class PreparedNic(NicValue, frozen=True, kw_only=True):
     """The interface on the host of which the pod gets a child, which `identity` then is."""
     rdma: str | None = None
     moves_rdma: bool = False
+    below: tuple[str, ...] = ()
+    """Devices that it sends through, such as the parent of a VLAN. They stay on the host."""
 
 
 class NicRecord(NicValue, frozen=True, kw_only=True):

@@ -36,13 +36,14 @@ from rackloom.topology.affinity import own_gpus
 from rackloom.topology.machine import (
     HostReading,
     Machine,
+    NetDevice,
     Nic,
     PathClass,
     PciFunction,
     RdmaDevice,
     numa_of,
 )
-from rackloom.topology.nics import data_rdma
+from rackloom.topology.nics import data_rdma, lower_interfaces, reachable
 
 # The snapshot of a host.
 
@@ -137,6 +138,8 @@ class HostNic(msgspec.Struct, frozen=True, kw_only=True):
     on: HostLink | None = None
     """Its interface, while that is on the host."""
     excluded: str | None = None
+    below: tuple[str, ...] = ()
+    """Names of the NICs and interfaces that it sends through."""
 
 
 def host_nics(snapshot: NicSnapshot, *, moves_ipoib: bool = True) -> tuple[HostNic, ...]:
@@ -146,8 +149,17 @@ def host_nics(snapshot: NicSnapshot, *, moves_ipoib: bool = True) -> tuple[HostN
     excluded = {interface.name: interface.excluded for interface in snapshot.machine.interfaces}
     of_nics = [_host_nic(snapshot, nic, links) for nic in snapshot.machine.nics]
     taken = {nic.on.link.name for nic in of_nics if nic.on is not None}
+    edges = lower_interfaces(snapshot.host.netdevs)
+    devices = {netdev.name: _name_of_netdev(netdev) for netdev in snapshot.host.netdevs}
     others = (
-        HostNic(name=device_name(pci_address=None, interface=name), on=on, excluded=excluded.get(name))
+        HostNic(
+            name=device_name(pci_address=None, interface=name),
+            on=on,
+            excluded=excluded.get(name),
+            below=tuple(
+                sorted(devices[low] for low in reachable(edges.get(name, ()), edges) & devices.keys())
+            ),
+        )
         for name, on in links.items()
         if name not in taken
     )
@@ -161,6 +173,12 @@ def device_name(*, pci_address: str | None, interface: str) -> str:
     if _DNS_LABEL.fullmatch(interface):
         return interface
     return f"net-{base64.b32encode(interface.encode()).decode().rstrip('=').lower()}"
+
+
+def _name_of_netdev(netdev: NetDevice) -> str:
+    """Of its NIC, which owns all interfaces of the function or subfunction."""
+    parts = filter(None, (netdev.pci_address, netdev.subfunction))
+    return device_name(pci_address="/".join(parts) or None, interface=netdev.name)
 
 
 def _host_nic(snapshot: NicSnapshot, nic: Nic, links: dict[str, HostLink]) -> HostNic:

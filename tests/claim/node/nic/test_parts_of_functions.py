@@ -16,7 +16,7 @@ from rackloom.claim.node.plugin import Health
 from rackloom.core.allocate.objects import Device
 from rackloom.core.diagnosis.checks.host_nics import HostIdentity, check_host_links
 from rackloom.core.domains.network_config import NetworkConfig
-from rackloom.core.nics.attachment import LinkIdentity
+from rackloom.core.nics.attachment import LinkIdentity, PreparedNic
 from rackloom.core.nics.devices import HostLink, NicSnapshot, host_nics
 from rackloom.errors import Refused
 from rackloom.topology.discovery.discover import (
@@ -289,8 +289,48 @@ def test_a_child_of_a_nic_in_a_pod_is_not_offered():
     host = HostReading("h", netdevs=(child,))
     (nic,) = host_nics(NicSnapshot(host=host, machine=build_machine(host), links=(on,)))
     assert plugin._without_lent_ports(nic, {}).excluded is None
-    lent = {"pci-0000-8a-00-0": LinkIdentity(name="eth1", parent="0000:8a:00.0")}
-    assert "may be a NIC in a pod" in plugin._without_lent_ports(nic, lent).excluded
+    for identity in (
+        LinkIdentity(name="eth1", parent="0000:8a:00.0"),
+        LinkIdentity(name="ib0", parent="0000:8a:00.0", kind="ipoib"),
+        LinkIdentity(name="enp8s0f0s88", permanent_mac="02:00:00:00:00:01"),
+    ):
+        assert "may be a NIC in a pod" in plugin._without_lent_ports(nic, {"x": identity}).excluded
+    pod_end = HostLink(link=link("veth1", kind="veth", over=5))
+    pair = msgspec.structs.replace(nic, on=pod_end)
+    assert plugin._without_lent_ports(pair, {"x": identity}).excluded is None
+
+
+@pytest.mark.parametrize("bus", ["pci", "subfunction", "virtio"])
+def test_a_nic_is_not_offered_while_a_claim_holds_a_child_of_it(bus):
+    function = PciFunction("0000:03:00.0", 0x020000, 0x8086, 0x1521, 1, "igb", None)
+    parent = netdev("eth1", None if bus == "virtio" else function.address)
+    if bus == "subfunction":
+        parent = dataclasses.replace(parent, subfunction="sf4")
+    vlan = dataclasses.replace(netdev("eth1.7", None, lower=("eth1",)), kind="vlan", virtual=True)
+    macvlan = dataclasses.replace(netdev("m0", None, lower=("eth1.7",)), kind="macvlan", virtual=True)
+    host = HostReading("h", pci=(function,), netdevs=(parent, vlan, macvlan))
+    seen = {nic.on.link.name: nic for nic in host_nics(snapshot(host)) if nic.on is not None}
+    child, owner = seen["m0"], seen["eth1"]
+    assert set(child.below) == {owner.name, seen["eth1.7"].name}
+    prepared = PreparedNic(device=child.name, published=Device(name=child.name), below=child.below)
+    # The checkpoint and the attachment keep it over a restart of the plugin.
+    held = [msgspec.json.decode(msgspec.json.encode(prepared), type=PreparedNic)]
+    assert plugin._unless_held(owner, held).excluded == f"carries {child.name}, which a claim holds"
+    assert plugin._unless_held(owner, []) == owner
+    assert plugin._unless_held(child, held) == child
+
+
+def test_a_subfunction_that_a_claim_holds_under_an_earlier_name_is_not_offered(tmp_path):
+    nic_trees.switchdev(tmp_path)
+    nics = surfaces(tmp_path)[1]
+    subfunction, uplink = nics["pci-0000-08-00-0-sf88"], nics["pci-0000-08-00-0"]
+    bare = PreparedNic(device="mlx5_1", published=Device(name="mlx5_1"))
+    reason = "is held by a claim under its earlier name mlx5_1"
+    for known in ({"rdma": "mlx5_1"}, {"identity": subfunction.on.link.identity()}):
+        nic = msgspec.structs.replace(bare, **known)
+        assert plugin._unless_held(subfunction, [nic]).excluded == reason
+        assert plugin._unless_held(uplink, [nic]) == uplink
+    assert plugin._unless_held(subfunction, [bare]) == subfunction
 
 
 # The property: any function, and who owns its ports.

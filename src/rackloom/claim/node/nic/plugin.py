@@ -138,6 +138,7 @@ def prepare_nic(
         published=published,
         rdma=None if host_nic.rdma is None else host_nic.rdma.name,
         moves_rdma=host_nic.rdma is not None and mode is rdma.NetnsMode.EXCLUSIVE,
+        below=host_nic.below,
     )
     if host_nic.on is None:
         return _without_interface(host_nic, config, bare), None
@@ -367,13 +368,11 @@ class NicPlugin(NodePlugin):
 
     def _host_nics(self, snapshot: NicSnapshot) -> tuple[HostNic, ...]:
         """All NICs. Logs what is newly excluded or published, but not the ends of pods' interfaces."""
-        away = {
-            attachment.nic.device: attachment.nic.identity
-            for attachment in self.manager.attachments.all()
-            if attachment.nic.identity is not None and attachment.nic.over is None
-        }
+        attached = [attachment.nic for attachment in self.manager.attachments.all()]
+        away = {nic.device: nic.identity for nic in attached if nic.identity is not None and nic.over is None}
+        held = [*attached, *(nic for claim in self.prepared.values() for nic in claim.nics)]
         seen = host_nics(snapshot, moves_ipoib=self.settings.moves_ipoib)
-        found = tuple(_without_lent_ports(nic, away) for nic in seen)
+        found = tuple(_unless_held(_without_lent_ports(nic, away), held) for nic in seen)
         reasons = {nic.name: nic.excluded for nic in found if nic.excluded and not _is_pod_end(nic)}
         for nic in found:
             before, now = self._reasons.get(nic.name), reasons.get(nic.name)
@@ -464,10 +463,29 @@ def _without_lent_ports(host_nic: HostNic, away: Mapping[str, LinkIdentity]) -> 
     identity, link = away.get(host_nic.name), host_nic.on.link
     if identity is not None and find_link((link,), identity) is None:
         return msgspec.structs.replace(host_nic, on=None)
+    # Subfunctions, virtio and VMBus have no PCI parent, and an InfiniBand parent has a kind.
     is_child = link.over is not None and link.kind not in POD_INTERFACE_KINDS
-    if is_child and host_nic.excluded is None and any(lent.parent for lent in away.values()):
+    if is_child and host_nic.excluded is None and any(lent.parent or not lent.kind for lent in away.values()):
         reason = "sends through an interface of another namespace, which may be a NIC in a pod"
         return msgspec.structs.replace(host_nic, excluded=reason)
+    return host_nic
+
+
+def _unless_held(host_nic: HostNic, held: Iterable[PreparedNic]) -> HostNic:
+    """The NIC, excluded if a claim holds an interface above it, or holds it under an earlier name."""
+    for nic in held if host_nic.excluded is None else ():
+        if host_nic.name in nic.below:
+            return msgspec.structs.replace(host_nic, excluded=f"carries {nic.device}, which a claim holds")
+        # Earlier releases named a subfunction after its RDMA device or its interface.
+        is_subfunction = host_nic.nic is not None and host_nic.nic.subfunction is not None
+        links = () if host_nic.on is None else (host_nic.on.link,)
+        identity = nic.over or nic.identity
+        is_same = (identity is not None and find_link(links, identity) is not None) or (
+            host_nic.rdma is not None and host_nic.rdma.name == nic.rdma
+        )
+        if is_subfunction and is_same and nic.device != host_nic.name:
+            reason = f"is held by a claim under its earlier name {nic.device}"
+            return msgspec.structs.replace(host_nic, excluded=reason)
     return host_nic
 
 
