@@ -23,8 +23,10 @@ function, and of each subfunction, because these facts decide what can be divide
   interfaces on its ports therefore have one owner. A ConnectX-3 function with two ports is one NIC.
 - An RDMA device without uverbs carries no data of programs. The `smi` device of a ConnectX-8 manages the
   planes of the data device, for instance.
-- In switchdev mode a representor is the host's end of a virtual function. A child (pkey, VLAN, macvlan)
-  sends through the port of its parent.
+- In switchdev mode a representor is the host's end of a virtual function. A child (pkey, VLAN, MACsec)
+  sends through the port of its parent. A software RDMA device (rxe, siw) does too.
+- One port has two owners in this model: the representor of a virtual function. The uplink's RDMA device has
+  it as a port, and the virtual function is a NIC of its own. The kernel steers the traffic of both.
 - An interface in a pod does not show on the host. If each port were a NIC, a port could take the name of a
   port that is away.
 
@@ -126,7 +128,7 @@ class NicCandidate(msgspec.Struct, frozen=True):
     others: tuple[str, ...] = ()
     """Children of these interfaces, and representors."""
     unclear: str | None = None
-    """Why the part that carries data is not known."""
+    """Why the part that carries data is not known, or has another owner."""
     rdma_ports: tuple[int, ...] = ()
     """Numbers of the RDMA device's ports that carry its data, if not all do."""
     subfunction: str | None = None
@@ -169,10 +171,13 @@ def nic_candidates(host: HostReading, without: Container[str] = ()) -> tuple[Nic
     by_address = {function.address: function for function in host.pci}
     # A subfunction may have an interface alone. Other devices without a listed function need RDMA to be NICs.
     below = dict.fromkeys([*rdma, *(key for key in netdevs if key[1] is not None)])
+    owned = {netdev.name for key in (*functions, *below) for netdev in netdevs.get(key, ()) if any(key)}
     found: list[NicCandidate] = []
     for key in (*functions, *(key for key in below if key not in functions)):
         if key == (None, None):
-            found += (NicCandidate(None, None, device, None) for device in rdma[key])
+            found += (
+                _without_function(device, lower_interfaces(host.netdevs), owned) for device in rdma[key]
+            )
             continue
         address, subfunction = key
         bare = NicCandidate(by_address.get(address or ""), address, None, None)
@@ -182,12 +187,24 @@ def nic_candidates(host: HostReading, without: Container[str] = ()) -> tuple[Nic
     return tuple(found)
 
 
+def _without_function(
+    device: RdmaDevice, below: Mapping[str, set[str]], owned: Container[str]
+) -> NicCandidate:
+    """An RDMA device without a PCI function. Software devices (rxe, siw) send through an interface."""
+    names = tuple(port.netdev for port in device.ports if port.netdev and port.netdev in below)
+    through = next((name for name in sorted(reachable(names, below)) if name in owned), None)
+    unclear = None if through is None else f"sends through {through}, which belongs to another NIC"
+    return NicCandidate(None, None, device, None, ports=names, unclear=unclear)
+
+
 def _with_data_part(
     bare: NicCandidate, rdma: Sequence[RdmaDevice], netdevs: Sequence[NetDevice], without: Container[str]
 ) -> NicCandidate:
     """The NIC of one function: its data device, the first port of that, and the interface on this port."""
-    # Before two parts are called unclear: management devices, children and representors carry no data.
+    # Before two parts are called unclear: management devices, children and representors carry no data. A
+    # software device (rxe, siw) uses the port of the hardware.
     data = [device for device in rdma if device.uverbs is not False]
+    data = [device for device in data if not device.is_software] or data
     if len(data) > 1:
         data = [device for device in data if device.name not in without] or data
     ports = [netdev for netdev in netdevs if not netdev.lower and not _represents(netdev)]
@@ -430,6 +447,8 @@ class NicExclusions:
             # Amazon's machines have no InfiniBand fabric: on HGX B200 boards it is how the NVLink switches
             # are managed.
             return "carries NVLink management"
+        if nic.rdma is not None and not nic.rdma.uverbs:
+            return f"has RDMA device {nic.rdma.name} without uverbs: load ib_uverbs on the node"
         if self._any_rdma and nic.rdma is None and nic.netdev is not None:
             return "Ethernet without RDMA"
         return None

@@ -132,7 +132,7 @@ def test_a_nic_with_rdma_that_carries_the_default_route_is_not_offered():
     host = HostReading(
         name="h",
         pci=(function,),
-        rdma=(RdmaDevice("mlx5_0", function.address, ()),),
+        rdma=(RdmaDevice("mlx5_0", function.address, (), uverbs=True),),
         netdevs=(netdev("eth1", pci=function.address), netdev("eth2", pci=function.address)),
         routes=(NetRoute("0.0.0.0/0", ("eth1",), 1024),),
     )

@@ -116,7 +116,7 @@ def _functions(machine: Machine) -> Iterator[PciFunction]:
 def _rdma_devices(machine: Machine) -> Iterator[RdmaDevice]:
     for nic in machine.nics:
         if nic.rdma_device is not None:
-            yield RdmaDevice(name=nic.rdma_device, pci_address=nic.pci_address, ports=())
+            yield RdmaDevice(name=nic.rdma_device, pci_address=nic.pci_address, ports=(), uverbs=True)
 
 
 def _link(nic: Nic) -> HostLink:

@@ -327,6 +327,7 @@ def _read_rdma_device(sysroot: Sysroot, name: str, uverbs: bool | None) -> RdmaD
         ports=tuple(_read_port(sysroot, f"{at}/ports/{number}", int(number)) for number in ports),
         uverbs=uverbs,
         subfunction=_subfunction(sysroot, device),
+        describes_software=sysroot.text(f"{at}/node_desc") in ("rxe", "Software iWARP stack"),
     )
 
 

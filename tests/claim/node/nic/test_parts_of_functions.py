@@ -27,7 +27,7 @@ from rackloom.topology.discovery.discover import (
     unmatched_declarations,
 )
 from rackloom.topology.discovery.sysfs import Sysroot, read_host
-from rackloom.topology.machine import Gpu, HostReading, NetDevice, PciFunction, RdmaDevice, RdmaPort
+from rackloom.topology.machine import Gpu, HostReading, NetDevice, NetRoute, PciFunction, RdmaDevice, RdmaPort
 from rackloom.topology.nics import ClusterNetwork, excluded_interfaces
 
 
@@ -244,31 +244,102 @@ def two_devices(*names, **changes):
 
 @pytest.mark.parametrize("uverbs", [True, None])
 def test_two_devices_that_may_carry_data_are_not_offered_until_one_is_declared(uverbs):
-    host = two_devices("mlx5_0", "rxe0", uverbs=uverbs)
+    host = two_devices("mlx5_0", "mlx5_1", uverbs=uverbs)
     seen = snapshot(host)
     (nic,) = host_nics(seen)
-    reason = "has several RDMA devices with uverbs (mlx5_0, rxe0), and its data part is not known"
+    reason = "has several RDMA devices with uverbs (mlx5_0, mlx5_1), and its data part is not known"
     reported = nic_health(nic, "n", 0.0)
     assert (reported.health, reported.message) == (Health.UNKNOWN, f"not published: {reason}")
     assert plugin._published_devices(plugin.NicSettings(node="n"), seen, (nic,)) == {}
     with pytest.raises(Refused, match="data part is not known"):
         plugin.prepare_nic(nic, Device(name=nic.name), NetworkConfig(), Sysroot(), rdma.NetnsMode.SHARED)
-    declared = Declaration(nics={"rxe0": DeclaredDevice(excluded="software")})
+    declared = Declaration(nics={"mlx5_1": DeclaredDevice(excluded="storage")})
     machine = build_machine(host, declared=declared)
-    assert (machine.nics[0].rdma_device, machine.nics[0].excluded) == ("mlx5_0", None)
+    missing = "has RDMA device mlx5_0 without uverbs: load ib_uverbs on the node"
+    assert machine.nics[0].rdma_device == "mlx5_0"
+    assert machine.nics[0].excluded == (None if uverbs else missing)
     assert unmatched_declarations(declared, machine, host.rdma) == ()
 
 
-def test_rdma_without_a_uverbs_class_is_unknown_and_is_not_lent(tmp_path):
-    host = two_devices("mlx5_0")
-    (nic,) = host_nics(snapshot(host))
+@pytest.mark.parametrize("uverbs", [None, False])
+@pytest.mark.parametrize("has_function", [True, False])
+def test_rdma_without_uverbs_is_left_out_with_the_reason(tmp_path, uverbs, has_function):
+    host = two_devices("mlx5_0", uverbs=uverbs)
+    if not has_function:
+        host = dataclasses.replace(host, rdma=(dataclasses.replace(host.rdma[0], pci_address=None),), pci=())
+    seen = snapshot(host)
+    (nic,) = host_nics(seen)
+    published = plugin._published_devices(plugin.NicSettings(node="n"), seen, (nic,))
+    if uverbs is False and has_function:
+        # The function has no RDMA for programs. It stays a NIC by its interface.
+        assert plain(published[nic.name])["rdma"] is False
+        return
+    assert published == {}
     reported = nic_health(nic, "n", 0.0)
-    assert reported.health is Health.UNKNOWN
-    assert "ib_uverbs" in reported.message
+    reason = "not published: has RDMA device mlx5_0 without uverbs: load ib_uverbs on the node"
+    assert (reported.health, reported.message) == (Health.UNKNOWN, reason)
+    # The module may go after the slice was written.
+    stale = msgspec.structs.replace(nic, excluded=None)
     with pytest.raises(Refused, match="no uverbs device"):
         plugin.prepare_nic(
-            nic, Device(name=nic.name), NetworkConfig(), Sysroot(tmp_path), rdma.NetnsMode.SHARED
+            stale, Device(name=nic.name), NetworkConfig(), Sysroot(tmp_path), rdma.NetnsMode.SHARED
         )
+
+
+def test_software_rdma_has_the_owner_of_its_interface():
+    nic_function = PciFunction("0000:8a:00.0", 0x020000, 0x15B3, 0x1021, 1, "mlx5_core", None)
+    host_function = dataclasses.replace(nic_function, address="0000:03:00.0", vendor=0x8086, driver="igb")
+    vlan = dataclasses.replace(netdev("eth1.7", None, lower=("eth1",)), kind="vlan", virtual=True)
+    free = dataclasses.replace(netdev("free", None), kind="dummy", virtual=True)
+    carrying = dataclasses.replace(netdev("tun0", None), kind="dummy", virtual=True)
+    ports = [netdev("eth1", nic_function.address), netdev("eth0", host_function.address)]
+    over = {"mlx5_0": "eth1", "a0": "eth1", "a1": "eth0", "a2": "eth1.7", "a3": "free", "a4": "tun0"}
+    rdma = tuple(
+        RdmaDevice(
+            name,
+            nic_function.address if name == "mlx5_0" else None,
+            (RdmaPort(1, "active", "Ethernet", 100.0, netdev=on),),
+            uverbs=True,
+        )
+        for name, on in over.items()
+    )
+    # ERDMA uses the interface of another PCI function, and has its own.
+    own = dataclasses.replace(nic_function, address="0000:09:00.0", vendor=0x1DED, driver="erdma")
+    erdma = dataclasses.replace(rdma[1], name="erdma_0", pci_address=own.address)
+    host = HostReading(
+        "h",
+        pci=(host_function, nic_function, own),
+        netdevs=(*ports, vlan, free, carrying),
+        rdma=(*rdma, erdma),
+        routes=(NetRoute("0.0.0.0/0", ("eth0",), 0), NetRoute("::/0", ("tun0",), 0)),
+    )
+    found = {nic.name: nic.excluded for nic in host_nics(snapshot(host))}
+    other = "sends through {}, which belongs to another NIC"
+    assert [found[f"a{number}"] for number in range(5)] == [
+        other.format("eth1"),
+        "carries the default route",
+        other.format("eth1"),
+        None,
+        "carries the default route",
+    ]
+    assert found["pci-0000-8a-00-0"] is found["pci-0000-09-00-0"] is None
+    assert found["free"] == "belongs to NIC a3/free, which has one owner"
+
+
+@pytest.mark.parametrize("name", ["rxe0", "soft"])
+def test_hardware_is_the_data_part_beside_software_rdma(name, tmp_path):
+    """An operator's exclusion of the hardware excludes the NIC, and does not leave it to the software."""
+    tree = nic_trees.NicTree(tmp_path)
+    function = tree.function("0000:08:00.0", "0x1021")
+    tree.rdma(function, "mlx5_0", "400 Gb/sec (4X NDR)")
+    software = tree.rdma(function, name, "10 Gb/sec (4X SDR)")
+    if name == "soft":
+        tree.write(software / "node_desc", "rxe")
+    (nic,) = discover_machine(tmp_path).nics
+    assert (nic.rdma_device, nic.excluded) == ("mlx5_0", None)
+    declared = Declaration(nics={"mlx5_0": DeclaredDevice(excluded="storage")})
+    (nic,) = build_machine(read_host(Sysroot(tmp_path)), declared=declared).nics
+    assert (nic.rdma_device, nic.excluded) == ("mlx5_0", "storage")
 
 
 def test_a_second_port_does_not_take_the_place_of_one_in_a_pod():
@@ -393,7 +464,11 @@ class Card:
                 self.reaches[known] |= self.reaches[name]
 
     def rdma_devices(self):
-        """One to four devices: those with uverbs reach all ports, and the others manage planes."""
+        """One to four devices: those with uverbs reach all ports, and the others manage planes.
+
+        A representor's port is the exception of the model: it has the owner of its virtual function too. The
+        keys of virtual functions are therefore not among those of the uplink's devices.
+        """
         everything = {key for name in self.reaches for key in self.reaches[name] if key[:12] == self.address}
         tells, found = self.draw(st.booleans()), []
         roles = st.lists(st.sampled_from(["data", "smi", "smi"]), min_size=1, max_size=4)

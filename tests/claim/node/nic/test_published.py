@@ -116,7 +116,7 @@ def a_mellanox(**changes):
         vfs=2,
         most_vfs=8,
     )
-    rdma = RdmaDevice("mlx5_0", "0000:8a:00.0", (RdmaPort(1, "active", "Ethernet", 400.0),))
+    rdma = RdmaDevice("mlx5_0", "0000:8a:00.0", (RdmaPort(1, "active", "Ethernet", 400.0),), uverbs=True)
     return HostReading(name="h", pci=(function,), rdma=(rdma,), **changes)
 
 

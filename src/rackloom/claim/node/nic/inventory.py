@@ -258,8 +258,6 @@ def _health(host_nic: HostNic) -> tuple[Health, str]:
     """By the RDMA port, which shows wherever the interface is, else by the interface."""
     if host_nic.excluded is not None:
         return Health.UNKNOWN, f"not published: {host_nic.excluded}"
-    if host_nic.rdma is not None and host_nic.rdma.uverbs is None:
-        return Health.UNKNOWN, f"RDMA device {host_nic.rdma.name} shows no uverbs: load ib_uverbs on the node"
     if host_nic.rdma is not None and host_nic.rdma.ports:
         states = {port.state for port in host_nic.rdma.ports}
         return _health_by_state(states, good="active", what=f"RDMA device {host_nic.rdma.name}")
