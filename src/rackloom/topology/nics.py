@@ -216,6 +216,14 @@ def _with_data_part(
     device = data[0] if data else None
     rdma_ports = device.ports if device is not None else ()
     numbers = {netdev.name: _port_number(netdev, rdma_ports, len(ports) == 1) for netdev in ports}
+    # Some drivers (nfp) give all ports dev_port 0. Their names have the order of the ports.
+    by_name = {tuple(map(int, re.findall(r"\d+", netdev.phys_port_name or ""))): netdev for netdev in ports}
+    if (
+        not rdma_ports
+        and () not in by_name
+        and len({*numbers.values()} - {None}) < len(ports) == len(by_name)
+    ):
+        numbers = {by_name[order].name: rank for rank, order in enumerate(sorted(by_name), start=1)}
     known = [port.number for port in rdma_ports] or [number for number in numbers.values() if number]
     first = min(known, default=1)
     on_first = [netdev for netdev in ports if numbers[netdev.name] in (first, None)]
@@ -224,14 +232,11 @@ def _with_data_part(
     bare = msgspec.structs.replace(bare, netdev=on_first[0] if on_first else None)
     if device is None:
         return bare
-    # An interface that shows decides the port. While it is away, the ports of the other interfaces are known.
-    taken = {port.number for port in rdma_ports if port.netdev in others} | set(numbers.values())
-    carrying = tuple(
-        port for port in rdma_ports if (port.number == first if on_first else port.number not in taken)
-    )
-    if rdma_ports and not carrying:
-        return _unclear(bare, "ports, all of other interfaces", [device])
-    chosen = () if carrying == rdma_ports else tuple(port.number for port in carrying)
+    # The first port carries the data also while its interface is away. Other ports may be representors'.
+    carrying = tuple(port for port in rdma_ports if port.number == first)
+    if carrying and carrying[0].netdev in others:
+        return _unclear(bare, "ports, the first of another interface", [device])
+    chosen = () if carrying == rdma_ports else (first,)
     data_device = dataclasses.replace(device, ports=carrying)
     return msgspec.structs.replace(bare, rdma=data_device, rdma_ports=chosen)
 

@@ -13,11 +13,11 @@ from tests.topology.discovery import nic_trees
 from rackloom.claim.node.nic import plugin, rdma
 from rackloom.claim.node.nic.inventory import _NetlinkSnapshot, nic_health
 from rackloom.claim.node.plugin import Health
-from rackloom.core.allocate.objects import Device
+from rackloom.core.allocate.objects import Device, DeviceAttribute
 from rackloom.core.diagnosis.checks.host_nics import HostIdentity, check_host_links
 from rackloom.core.domains.network_config import NetworkConfig
 from rackloom.core.nics.attachment import LinkIdentity, PreparedNic
-from rackloom.core.nics.devices import HostLink, NicSnapshot, host_nics
+from rackloom.core.nics.devices import HostLink, NicSnapshot, host_nics, merge_devices
 from rackloom.errors import Refused
 from rackloom.topology.discovery.discover import (
     Declaration,
@@ -157,6 +157,38 @@ def test_the_uplink_and_the_subfunction_are_nics_and_representors_are_not(tmp_pa
     # The ports of representors say nothing about the uplink.
     (tmp_path / "sys/class/infiniband/mlx5_0/ports/1/state").write_text("1: DOWN\n")
     assert nic_health(surfaces(tmp_path)[1]["pci-0000-08-00-0"], "n", 0.0).health is Health.UNHEALTHY
+
+
+def test_an_uplink_in_a_pod_keeps_its_own_speed_and_health(tmp_path):
+    """The ports of representors have no GIDs, so they show no interface."""
+    tree = nic_trees.NicTree(tmp_path)
+    function = tree.function("0000:08:00.0", "0x1021")
+    tree.netdev(function, "uplink", phys_port_name="p0", phys_switch_id="e8")
+    for number in range(2):
+        tree.netdev(function, f"rep{number}", phys_port_name=f"pf0vf{number}", phys_switch_id="e8")
+    ports = tree.rdma(function, "mlx5_0", "100 Gb/sec (2X HDR)", "400 Gb/sec (4X NDR)", "400 Gb/sec (4X NDR)")
+    tree.write(ports / "ports/1/state", "1: DOWN")
+    for is_away in (False, True):
+        if is_away:
+            (tmp_path / "sys/class/net/uplink").unlink()
+        machine, nics, published = surfaces(tmp_path)
+        assert machine.nics[0].rdma_ports == (1,)
+        assert nic_health(nics["pci-0000-08-00-0"], "n", 0.0).health is Health.UNHEALTHY
+        assert published["pci-0000-08-00-0"]["linkSpeedGbps"] == 100
+        assert published["pci-0000-08-00-0"]["rdmaState"] == "down"
+
+
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [(("p0", "p1"), "e0"), (("p10", "p9"), "e1"), (("p0s1", "p0s0"), "e1"), (("p0", "p0"), None)],
+)
+def test_ports_with_one_dev_port_are_ranked_by_their_names(tmp_path, names, first):
+    tree = nic_trees.NicTree(tmp_path)
+    function = tree.function("0000:08:00.0", "0x4000", driver="nfp")
+    for number, name in enumerate(names):
+        tree.netdev(function, f"e{number}", phys_port_name=name)
+    (nic,) = discover_machine(tmp_path).nics
+    assert (nic.if_name, nic.excluded is None) == (first, first is not None)
 
 
 @pytest.mark.parametrize("devices", [("mlx5_1",), (), ("mlx5_7",), ("mlx5_1", "mlx5_7")])
@@ -344,12 +376,17 @@ def test_hardware_is_the_data_part_beside_software_rdma(name, tmp_path):
 
 def test_a_second_port_does_not_take_the_place_of_one_in_a_pod():
     function = PciFunction("0000:8a:00.0", 0x020000, 0x1425, 0x5410, 1, "cxgb4", None)
-    second = netdev("eth1", function.address, dev_port=1)
+    second = dataclasses.replace(netdev("eth1", function.address, dev_port=1), speed_mbps=10000)
     seen = snapshot(HostReading("h", pci=(function,), netdevs=(second,)))
     (nic,) = host_nics(seen)
     assert nic.on is not None
     away = LinkIdentity(name="eth0", parent=function.address, permanent_mac="02:00:00:00:00:01")
-    assert plugin._without_lent_ports(nic, {nic.name: away}).on is None
+    lent = plugin._without_lent_ports(nic, {nic.name: away})
+    assert lent.on is None
+    published = plugin._published_devices(plugin.NicSettings(node="n"), seen, (lent,))
+    held = Device(name=nic.name, attributes={"linkSpeedGbps": DeviceAttribute(int_=100)})
+    (merged,) = merge_devices(published.values(), (held,))
+    assert plain(merged)["linkSpeedGbps"] == 100
     itself = LinkIdentity(name="eth1", parent=function.address, permanent_mac="02:00:00:00:00:07")
     assert plugin._without_lent_ports(nic, {nic.name: itself}) == nic
 

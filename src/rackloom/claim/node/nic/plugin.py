@@ -457,12 +457,13 @@ def _published_devices(
 
 
 def _without_lent_ports(host_nic: HostNic, away: Mapping[str, LinkIdentity]) -> HostNic:
-    """The NIC without a port that it would show only because its own interface is in a pod."""
+    """The NIC without a port, and its speed, that it would show only because its interface is in a pod."""
     if host_nic.on is None:
         return host_nic
     identity, link = away.get(host_nic.name), host_nic.on.link
     if identity is not None and find_link((link,), identity) is None:
-        return msgspec.structs.replace(host_nic, on=None)
+        nic = host_nic.nic and msgspec.structs.replace(host_nic.nic, line_rate_gbps=None)
+        return msgspec.structs.replace(host_nic, on=None, nic=nic)
     # Subfunctions, virtio and VMBus have no PCI parent, and an InfiniBand parent has a kind.
     is_child = link.over is not None and link.kind not in POD_INTERFACE_KINDS
     if is_child and host_nic.excluded is None and any(lent.parent or not lent.kind for lent in away.values()):
