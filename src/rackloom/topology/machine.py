@@ -198,13 +198,8 @@ class RdmaDevice:
     uverbs: bool | None = None
     """Whether it has a uverbs device, by which programs reach it. None if the host shows no such class."""
     subfunction: str | None = None
-    describes_software: bool = False
+    software: bool = False
     """Whether the kernel describes it as software (rxe, siw) on an interface."""
-
-    @property
-    def is_software(self) -> bool:
-        """Whether it is software, by its description or its name."""
-        return self.describes_software or self.name.startswith(("rxe", "siw"))
 
 
 @dataclass(frozen=True, slots=True)

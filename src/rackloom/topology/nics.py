@@ -137,9 +137,8 @@ class NicCandidate(msgspec.Struct, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         """The names by which a declaration may call it."""
-        parts = (self.rdma and self.rdma.name, self.netdev and self.netdev.name)
-        named = (self.address, self.subfunction, *parts, *self.ports)
-        return tuple(name for name in named if name)
+        parts = (part.name for part in (self.rdma, self.netdev) if part is not None)
+        return tuple(name for name in (self.address, self.subfunction, *parts, *self.ports) if name)
 
     @property
     def line_rate_gbps(self) -> int | None:
@@ -171,29 +170,27 @@ def nic_candidates(host: HostReading, without: Container[str] = ()) -> tuple[Nic
     by_address = {function.address: function for function in host.pci}
     # A subfunction may have an interface alone. Other devices without a listed function need RDMA to be NICs.
     below = dict.fromkeys([*rdma, *(key for key in netdevs if key[1] is not None)])
+    edges = lower_interfaces(host.netdevs)
     owned = {netdev.name for key in (*functions, *below) for netdev in netdevs.get(key, ()) if any(key)}
     found: list[NicCandidate] = []
     for key in (*functions, *(key for key in below if key not in functions)):
         if key == (None, None):
-            found += (
-                _without_function(device, lower_interfaces(host.netdevs), owned) for device in rdma[key]
-            )
+            found += (_without_function(device, edges, owned) for device in rdma[key])
             continue
         address, subfunction = key
-        bare = NicCandidate(by_address.get(address or ""), address, None, None)
-        if subfunction is not None:
-            bare = msgspec.structs.replace(bare, address=None, subfunction=f"{address}/{subfunction}")
+        of = subfunction and f"{address}/{subfunction}"
+        bare = NicCandidate(
+            by_address.get(address or ""), None if of else address, None, None, subfunction=of
+        )
         found.append(_with_data_part(bare, rdma.get(key, []), netdevs.get(key, []), without))
     return tuple(found)
 
 
-def _without_function(
-    device: RdmaDevice, below: Mapping[str, set[str]], owned: Container[str]
-) -> NicCandidate:
+def _without_function(device: RdmaDevice, below: dict[str, set[str]], owned: set[str]) -> NicCandidate:
     """An RDMA device without a PCI function. Software devices (rxe, siw) send through an interface."""
-    names = tuple(port.netdev for port in device.ports if port.netdev and port.netdev in below)
-    through = next((name for name in sorted(reachable(names, below)) if name in owned), None)
-    unclear = None if through is None else f"sends through {through}, which belongs to another NIC"
+    names = tuple(port.netdev for port in device.ports if port.netdev in below)
+    through = reachable(names, below) & owned
+    unclear = f"sends through {min(through)}, which belongs to another NIC" if through else None
     return NicCandidate(None, None, device, None, ports=names, unclear=unclear)
 
 
@@ -204,7 +201,7 @@ def _with_data_part(
     # Before two parts are called unclear: management devices, children and representors carry no data. A
     # software device (rxe, siw) uses the port of the hardware.
     data = [device for device in rdma if device.uverbs is not False]
-    data = [device for device in data if not device.is_software] or data
+    data = [part for part in data if not (part.software or part.name.startswith(("rxe", "siw")))] or data
     if len(data) > 1:
         data = [device for device in data if device.name not in without] or data
     ports = [netdev for netdev in netdevs if not netdev.lower and not _represents(netdev)]
@@ -218,11 +215,8 @@ def _with_data_part(
     numbers = {netdev.name: _port_number(netdev, rdma_ports, len(ports) == 1) for netdev in ports}
     # Some drivers (nfp) give all ports dev_port 0. Their names have the order of the ports.
     by_name = {tuple(map(int, re.findall(r"\d+", netdev.phys_port_name or ""))): netdev for netdev in ports}
-    if (
-        not rdma_ports
-        and () not in by_name
-        and len({*numbers.values()} - {None}) < len(ports) == len(by_name)
-    ):
+    is_tied = len({*numbers.values()} - {None}) < len(ports)
+    if is_tied and not rdma_ports and () not in by_name and len(by_name) == len(ports):
         numbers = {by_name[order].name: rank for rank, order in enumerate(sorted(by_name), start=1)}
     known = [port.number for port in rdma_ports] or [number for number in numbers.values() if number]
     first = min(known, default=1)
@@ -349,13 +343,12 @@ def _route_interfaces(server: _Address, ways: Sequence[tuple[_Network, NetRoute]
     return set() if nearest is None else set(nearest[2].interfaces)
 
 
-def lower_interfaces(netdevs: Iterable[NetDevice]) -> dict[str, set[str]]:
+def lower_interfaces(netdevs: Sequence[NetDevice]) -> dict[str, set[str]]:
     """The interfaces right below each interface: its parent, or the members of a bond or bridge."""
-    below: dict[str, set[str]] = {}
+    below = {netdev.name: set(netdev.lower) for netdev in netdevs}
     for netdev in netdevs:
-        below.setdefault(netdev.name, set()).update(netdev.lower)
-        if netdev.master is not None:
-            below.setdefault(netdev.master, set()).add(netdev.name)
+        if netdev.master in below:
+            below[netdev.master].add(netdev.name)
     return below
 
 
@@ -419,13 +412,10 @@ def owned_interfaces(
         for nic in candidates
         for name in (*nic.ports, *nic.others)
     }
-    above: dict[str, set[str]] = {}
-    for name, below in lower_interfaces(netdevs).items():
-        for parent in below:
-            above.setdefault(parent, set()).add(name)
-    for parent in sorted(lent):
-        for name in reachable({parent}, above):
-            found.setdefault(name, f"sends through {parent}, which belongs to an offered NIC")
+    edges = lower_interfaces(netdevs)
+    for name, below in edges.items():
+        if parents := reachable(below, edges) & lent:
+            found.setdefault(name, f"sends through {min(parents)}, which belongs to an offered NIC")
     return found
 
 

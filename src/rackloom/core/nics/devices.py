@@ -157,7 +157,7 @@ def host_nics(snapshot: NicSnapshot, *, moves_ipoib: bool = True) -> tuple[HostN
             on=on,
             excluded=excluded.get(name),
             below=tuple(
-                sorted(devices[low] for low in reachable(edges.get(name, ()), edges) & devices.keys())
+                sorted({devices[low] for low in reachable({name}, edges) - {name} if low in devices})
             ),
         )
         for name, on in links.items()
@@ -184,11 +184,9 @@ def _name_of_netdev(netdev: NetDevice) -> str:
 def _host_nic(snapshot: NicSnapshot, nic: Nic, links: dict[str, HostLink]) -> HostNic:
     host = snapshot.host
     function = next((function for function in host.pci if function.address == nic.pci_address), None)
+    own = nic.rdma_device or nic.if_name or "unnamed"
     return HostNic(
-        name=device_name(
-            pci_address=nic.pci_address or nic.subfunction,
-            interface=nic.rdma_device or nic.if_name or "unnamed",
-        ),
+        name=device_name(pci_address=nic.pci_address or nic.subfunction, interface=own),
         nic=nic,
         function=function,
         rdma=data_rdma(host, nic),

@@ -20,7 +20,7 @@ limit, and reports what cannot be read as absent.
 import ipaddress
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from rackloom.errors import Refused, file_error_text
@@ -252,7 +252,7 @@ def read_routes(sysroot: Sysroot) -> tuple[NetRoute, ...]:
     )
 
 
-def _read_netdev(sysroot: Sysroot, name: str, by_index: Mapping[int | None, str]) -> NetDevice:
+def _read_netdev(sysroot: Sysroot, name: str, by_index: dict[int | None, str]) -> NetDevice:
     at = f"{NET_CLASS}/{name}"
     path, device, master = map(sysroot.real, (at, f"{at}/device", f"{at}/master"))
     speed, kind = sysroot.number(f"{at}/speed"), _netdev_kind(sysroot, at, device)
@@ -297,7 +297,7 @@ def _lower_names(sysroot: Sysroot, at: str) -> tuple[str, ...]:
     )
 
 
-def _parent(sysroot: Sysroot, at: str, kind: str, by_index: Mapping[int | None, str]) -> tuple[str, ...]:
+def _parent(sysroot: Sysroot, at: str, kind: str, by_index: dict[int | None, str]) -> tuple[str, ...]:
     """The parent of an interface without `lower_` links, such as an InfiniBand partition: its `iflink`.
 
     The other end of a pair is no parent.
@@ -327,7 +327,7 @@ def _read_rdma_device(sysroot: Sysroot, name: str, uverbs: bool | None) -> RdmaD
         ports=tuple(_read_port(sysroot, f"{at}/ports/{number}", int(number)) for number in ports),
         uverbs=uverbs,
         subfunction=_subfunction(sysroot, device),
-        describes_software=sysroot.text(f"{at}/node_desc") in ("rxe", "Software iWARP stack"),
+        software=sysroot.text(f"{at}/node_desc") in ("rxe", "Software iWARP stack"),
     )
 
 

@@ -255,7 +255,7 @@ def test_a_parent_in_another_namespace_is_no_interface_of_the_host():
         (
             link("eth1", 2),
             link("macvlan0", 3, kind="macvlan", over=2),
-            link("veth0", 4, kind="veth", over=2),
+            link("veth0", 4, kind="veth"),
         ),
         {3: [("10.1.0.1/24", True)]},
         (),
@@ -403,9 +403,6 @@ def test_a_child_of_a_nic_in_a_pod_is_not_offered():
         LinkIdentity(name="enp8s0f0s88", permanent_mac="02:00:00:00:00:01"),
     ):
         assert "may be a NIC in a pod" in plugin._without_lent_ports(nic, {"x": identity}).excluded
-    pod_end = HostLink(link=link("veth1", kind="veth", over=5))
-    pair = msgspec.structs.replace(nic, on=pod_end)
-    assert plugin._without_lent_ports(pair, {"x": identity}).excluded is None
 
 
 @pytest.mark.parametrize("bus", ["pci", "subfunction", "virtio"])
@@ -426,19 +423,6 @@ def test_a_nic_is_not_offered_while_a_claim_holds_a_child_of_it(bus):
     assert plugin._unless_held(owner, held).excluded == f"carries {child.name}, which a claim holds"
     assert plugin._unless_held(owner, []) == owner
     assert plugin._unless_held(child, held) == child
-
-
-def test_a_subfunction_that_a_claim_holds_under_an_earlier_name_is_not_offered(tmp_path):
-    nic_trees.switchdev(tmp_path)
-    nics = surfaces(tmp_path)[1]
-    subfunction, uplink = nics["pci-0000-08-00-0-sf88"], nics["pci-0000-08-00-0"]
-    bare = PreparedNic(device="mlx5_1", published=Device(name="mlx5_1"))
-    reason = "is held by a claim under its earlier name mlx5_1"
-    for known in ({"rdma": "mlx5_1"}, {"identity": subfunction.on.link.identity()}):
-        nic = msgspec.structs.replace(bare, **known)
-        assert plugin._unless_held(subfunction, [nic]).excluded == reason
-        assert plugin._unless_held(uplink, [nic]) == uplink
-    assert plugin._unless_held(subfunction, [bare]) == subfunction
 
 
 # The property: any function, and who owns its ports.

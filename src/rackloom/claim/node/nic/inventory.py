@@ -48,7 +48,6 @@ from rackloom.topology.machine import HostReading, NetDevice, NetRoute
 from rackloom.topology.nics import (
     DEFAULT_EXCLUSION_POLICY,
     NO_CLUSTER_NETWORK,
-    POD_INTERFACE_KINDS,
     ClusterNetwork,
     Exclusion,
     ExclusionPolicy,
@@ -191,12 +190,9 @@ class _NetlinkSnapshot(msgspec.Struct, frozen=True):
     def _netdev(self, link: NetworkLink, file: NetDevice | None, names: Mapping[int, str]) -> NetDevice:
         bus = link.bus if link.bus == "usb" else ""
         read = file or NetDevice(link.name, link.parent, None, None, None, None, bool(link.kind), None)
-        lower = read.lower
-        if link.lower is not None:
-            lower = (names.get(link.lower, f"interface {link.lower}"),)
-        elif link.over is not None and link.kind not in POD_INTERFACE_KINDS:
-            # sysfs shows the number only, which another interface of the host may have.
-            lower = (f"interface {link.over}",)
+        # sysfs doesn't show that a parent is in another namespace. An interface here may have its number.
+        below = names.get(link.lower or 0, f"interface {link.over or link.lower}")
+        lower = (below,) if link.over or link.lower else read.lower
         return dataclasses.replace(
             read,
             mac=link.mac,

@@ -225,6 +225,9 @@ def _link(message: Any) -> NetworkLink:
     info = message.get_attr("IFLA_LINKINFO")
     kind = (info.get_attr("IFLA_INFO_KIND") if info is not None else None) or ""
     bus = message.get_attr("IFLA_PARENT_DEV_BUS_NAME")
+    # IFLA_LINK also names the peer of a pair, and may be an index of another namespace.
+    below = None if kind in POD_INTERFACE_KINDS else message.get_attr("IFLA_LINK") or None
+    is_far = message.get_attr("IFLA_LINK_NETNSID") is not None
     return NetworkLink(
         index=message["index"],
         name=message.get_attr("IFLA_IFNAME"),
@@ -237,20 +240,13 @@ def _link(message: Any) -> NetworkLink:
         encapsulation=_ENCAPSULATIONS.get(message["ifi_type"], str(message["ifi_type"])),
         alias=message.get_attr("IFLA_IFALIAS"),
         master=message.get_attr("IFLA_MASTER"),
-        lower=_lower(message, kind),
-        over=None if message.get_attr("IFLA_LINK_NETNSID") is None else message.get_attr("IFLA_LINK"),
+        lower=None if is_far else below,
+        over=below if is_far else None,
         parent=message.get_attr("IFLA_PARENT_DEV_NAME") if bus == "pci" else None,
         bus=bus,
         loopback=bool(message["flags"] & _LOOPBACK),
         sizes=SegmentationSizes(**{name: message.get_attr(f"IFLA_{name.upper()}") for name in SIZE_NAMES}),
     )
-
-
-def _lower(message: Any, kind: str) -> int | None:
-    """IFLA_LINK also names the peer of a pair, and may be an index of another namespace."""
-    if kind in POD_INTERFACE_KINDS or message.get_attr("IFLA_LINK_NETNSID") is not None:
-        return None
-    return message.get_attr("IFLA_LINK") or None
 
 
 def _mac(value: str | None) -> str | None:

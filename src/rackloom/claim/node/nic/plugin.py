@@ -465,29 +465,19 @@ def _without_lent_ports(host_nic: HostNic, away: Mapping[str, LinkIdentity]) -> 
         nic = host_nic.nic and msgspec.structs.replace(host_nic.nic, line_rate_gbps=None)
         return msgspec.structs.replace(host_nic, on=None, nic=nic)
     # Subfunctions, virtio and VMBus have no PCI parent, and an InfiniBand parent has a kind.
-    is_child = link.over is not None and link.kind not in POD_INTERFACE_KINDS
-    if is_child and host_nic.excluded is None and any(lent.parent or not lent.kind for lent in away.values()):
+    may_be_away = any(lent.parent or not lent.kind for lent in away.values())
+    if link.over is not None and host_nic.excluded is None and may_be_away:
         reason = "sends through an interface of another namespace, which may be a NIC in a pod"
         return msgspec.structs.replace(host_nic, excluded=reason)
     return host_nic
 
 
 def _unless_held(host_nic: HostNic, held: Iterable[PreparedNic]) -> HostNic:
-    """The NIC, excluded if a claim holds an interface above it, or holds it under an earlier name."""
-    for nic in held if host_nic.excluded is None else ():
-        if host_nic.name in nic.below:
-            return msgspec.structs.replace(host_nic, excluded=f"carries {nic.device}, which a claim holds")
-        # Earlier releases named a subfunction after its RDMA device or its interface.
-        is_subfunction = host_nic.nic is not None and host_nic.nic.subfunction is not None
-        links = () if host_nic.on is None else (host_nic.on.link,)
-        identity = nic.over or nic.identity
-        is_same = (identity is not None and find_link(links, identity) is not None) or (
-            host_nic.rdma is not None and host_nic.rdma.name == nic.rdma
-        )
-        if is_subfunction and is_same and nic.device != host_nic.name:
-            reason = f"is held by a claim under its earlier name {nic.device}"
-            return msgspec.structs.replace(host_nic, excluded=reason)
-    return host_nic
+    """The NIC, excluded if a claim holds an interface above it."""
+    holder = next((nic.device for nic in held if host_nic.name in nic.below), None)
+    if holder is None or host_nic.excluded is not None:
+        return host_nic
+    return msgspec.structs.replace(host_nic, excluded=f"carries {holder}, which a claim holds")
 
 
 def _is_pod_end(host_nic: HostNic) -> bool:
