@@ -277,7 +277,7 @@ def lowered(text: str, figures: Mapping[Key, float]) -> str:
     lines: list[str] = []
     for line in text.split("\n"):
         if line.startswith("["):
-            section = tuple(line.strip("[]").split("."))
+            section = tuple(line[1 : line.index("]")].split("."))
         elif assigned := CEILING_LINE.match(line):
             key = (*section, assigned["name"].strip('"'))
             if key in figures and figures[key] < float(assigned["value"]):

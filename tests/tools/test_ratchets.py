@@ -218,6 +218,13 @@ def test_the_program_fails_far_below_a_ceiling_until_it_is_lowered(monkeypatch, 
     assert ratchets.read_ceilings(path.read_text())[CODE] == 900
 
 
+def test_a_comment_behind_a_section_hides_no_ceiling():
+    text = FILE.replace("[prose.src]", "[prose.src]  # per 10,000 words")
+    assert text != FILE
+    lower = ratchets.lowered(text, {RATE: 1.0})
+    assert ratchets.read_ceilings(lower)[RATE] == 1.0
+
+
 def test_the_file_has_a_ceiling_for_each_figure():
     ceilings = ratchets.read_ceilings(ratchets.CEILINGS.read_text())
     counts = {("code_lines",), ("docs_words",), ("kubernetes_modules",), ("test_cpu_seconds",)}
