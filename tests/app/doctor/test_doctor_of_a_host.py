@@ -247,6 +247,8 @@ def function(number, kind, **port_of):
     if port_of:
         name = port_of.pop("name")
         found |= port(f"{at}/infiniband/{name}", **port_of)
+        found[f"sys/class/infiniband_verbs/uverbs-{number}/ibdev"] = f"{name}\n"
+        found[f"sys/class/infiniband_verbs/uverbs-{number}/dev"] = "231:192\n"
         links |= {
             f"{at}/infiniband/{name}/device": "../..",
             f"sys/class/infiniband/{name}": f"../../devices/pci0000:00/0000:00:0{number}/infiniband/{name}",
