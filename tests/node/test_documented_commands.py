@@ -19,6 +19,7 @@ PAGES = ("README.md", "docs/compute-domains.md", "docs/nics.md", "docs/gpus.md",
 ELSEWHERE = {
     "kubectl --kubeconfig ./site/kubeconfig": "the simulated cluster of `rackloom up`",
     "kubectl patch clusterpolicy": "an object of GPU Operator",
+    "kubectl -n NAMESPACE get resourceclaim CLAIM": "run by tests/cluster/test_extended_resources.py",
     "kubectl label nodes NODE nvidia.com/gpu.deploy": "a label that GPU Operator acts on",
     "make test-cluster": "the tests of the simulated nodes, a stage of their own",
 }
