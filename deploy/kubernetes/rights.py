@@ -43,7 +43,7 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
     "nodes": (("", "nodes"), ("", "nodes/proxy"), ("", "nodes/status")),
     "DaemonSets": (("apps", "daemonsets"), ("apps", "daemonsets/status")),
 }
-"""By the title of a column: group and resource. Tokens and impersonation are ways to the rights of others."""
+"""By the title of a column: group and resource. A token or impersonation lets an account act as another."""
 VERBS = (
     "get", "list", "watch", "create", "update", "patch", "delete", "deletecollection",
     "bind", "escalate", "impersonate",
