@@ -11,7 +11,7 @@ export UV_SYSTEM_CERTS ?= $(if $(SYSTEM_CERTIFICATES),true,false)
 PIP_TRUST = $(if $(SYSTEM_CERTIFICATES),$(BIN)/python -m pip config list | grep -q '\.cert=' || export PIP_CERT=$(firstword $(SYSTEM_CERTIFICATES));)
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: help venv demo test test-all test-cluster test-node test-node-all test-kernel test-image test-install test-gpu image image-lock wheel release verify-release helm docs-site diagrams screens lint ceilings simulate mutate bench-quick format proto client pins long clean
+.PHONY: help venv demo test test-slow test-all test-cluster test-node test-node-all test-kernel test-image test-install test-gpu image image-lock wheel release verify-release helm docs-site diagrams screens lint ceilings simulate mutate bench-quick format proto client pins long clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -34,9 +34,11 @@ demo: venv  ## the whole story on simulated racks
 test: venv  ## the quick tests of every area
 	$(BIN)/python -m tools.cpu_seconds "make test" $(BIN)/python -m pytest -n auto -m "not slow" --hypothesis-profile quick
 
-# Then the rest: slow tests (PostgreSQL, containers, browsers, processes), and every property with all its examples.
-test-all: test  ## all tests that need no cluster
+# Slow tests (PostgreSQL, containers, browsers, processes), and every property with all its examples.
+test-slow: venv  ## the slow tests, and properties with all their examples
 	$(BIN)/python -m pytest -n auto -m "slow or hypothesis"
+
+test-all: test test-slow  ## all tests that need no cluster
 
 # A real control plane (etcd, kube-apiserver, kube-scheduler, kube-controller-manager): built once, then cached.
 # Two at a time, each with tests of its own: they wait for half of their time.
