@@ -162,10 +162,14 @@ async def http_is_bounded(
 
 async def grpc_is_bounded(port: int, limits: GrpcLimits, ask: Ask) -> None:
     """A listener of gRPC without TLS stands all of this. It keeps none of metadata that do not end."""
-    before = resident(os.getpid())
-    with connected(port) as connection:
-        await asyncio.to_thread(endless_metadata, connection, 10 * MOST)
-        assert resident(os.getpid()) - before < MOST_GROWTH
+    growths = []
+    # Other work of this process takes memory, too. A server that keeps metadata grows each time.
+    while not growths or (min(growths) >= MOST_GROWTH and len(growths) < 3):
+        before = resident(os.getpid())
+        with connected(port) as connection:
+            await asyncio.to_thread(endless_metadata, connection, 10 * MOST)
+            growths.append(resident(os.getpid()) - before)
+    assert min(growths) < MOST_GROWTH, growths
     await answers_others_in_a_crowd(port, limits, ask)
 
 
