@@ -51,6 +51,17 @@ def test_an_absolute_link_starts_at_the_root(tmp_path):
     assert str(Sysroot(tmp_path).real("/link")) == "/proc/real"
 
 
+def test_a_link_with_two_slashes_starts_at_the_root_too(tmp_path):
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    outside.mkdir()
+    root.mkdir()
+    (root / "to-there").symlink_to(f"/{outside}")
+    (root / "inside").mkdir()
+    (root / "to-here").symlink_to("//inside")
+    assert Sysroot(root).real("/to-there") is None
+    assert str(Sysroot(root).real("/to-here")) == "/inside"
+
+
 def test_links_in_a_circle_lead_nowhere(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
