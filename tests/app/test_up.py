@@ -254,10 +254,8 @@ def test_the_example_gives_back_what_it_made_where_there_are_no_machines(tmp_pat
     assert done.stdout.splitlines()[-1] == "given back: no GPU is in a partition any more"
 
 
-def test_the_log_is_json_lines(tmp_path):
-    with up(tmp_path):
-        pass
-    lines = (tmp_path / "logs" / "rackloom.log").read_text().splitlines()
+def test_the_log_is_json_lines(ended_home):
+    lines = (ended_home / "logs" / "rackloom.log").read_text().splitlines()
     assert all("event" in json.loads(line) for line in lines)
     assert lines
 
@@ -322,18 +320,14 @@ def test_what_cannot_be_leaves_no_home_behind(tmp_path, arguments):
     assert not (tmp_path / "new").exists()
 
 
-def test_what_a_site_writes_is_its_owners_alone(tmp_path):
-    with up(tmp_path):
-        pass
-    readable = [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077]
+def test_what_a_site_writes_is_its_owners_alone(ended_home):
+    readable = [path for path in ended_home.rglob("*") if path.stat().st_mode & 0o077]
     assert readable == []
 
 
 @pytest.mark.parametrize("arguments", [("--org", "../x"), ("--org", ""), ("--org", "demo", "--hours", "nan")])
-def test_a_token_that_could_not_be_used_is_not_made(tmp_path, arguments):
-    with up(tmp_path):
-        pass
-    refused = rackloom("token", "--home", str(tmp_path), "--role", "TENANT_ADMIN", *arguments)
+def test_a_token_that_could_not_be_used_is_not_made(used_home, arguments):
+    refused = rackloom("token", "--home", str(used_home), "--role", "TENANT_ADMIN", *arguments)
     assert refused.returncode == 1
     assert refused.stdout == ""
     assert refused.stderr.startswith("rackloom: ")
