@@ -29,7 +29,6 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Query
 from fastapi.responses import JSONResponse
 from site_process import announce, wait_for_end_of_input
 
-from rackloom.acceptor import bound_socket
 from rackloom.carve.api.auth import LOCAL_AUDIENCE, LOCAL_ISSUER, LOCAL_KEY_FILE
 from rackloom.carve.api.instance_wire import KEPT_DEFAULTS
 from rackloom.carve.api.instances import InstanceQuery
@@ -42,6 +41,7 @@ from rackloom.carve.api.vpcs import VpcCreate
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store.database import DATABASE
 from rackloom.carve.tenancy.quotas import DEFAULT_LIMITS, QuotaKind
+from rackloom.serving.acceptor import bound_socket
 
 BASE = "/v2/org/{org}/nico"
 AUDIT = "CREATE TABLE peer_audit (id INTEGER PRIMARY KEY, tenant_id TEXT, subject TEXT, what TEXT, at REAL)"

@@ -20,7 +20,7 @@ from rackloom.carve.api.limits import CallerLimits, RequestLimits
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import MonotonicSiteClock
-from rackloom.limits import SITE_REST
+from rackloom.serving.limits import SITE_REST
 
 UNREACHED = RequestLimits(rate=1e6, burst=1_000_000, concurrent=1000, waiting=1000)
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 
 from rackloom.app.process import allow_open_files
-from rackloom.limits import ConnectionLimits, GrpcLimits, HttpLimits
+from rackloom.serving.limits import ConnectionLimits, GrpcLimits, HttpLimits
 
 STRANGER = "127.0.0.2"
 """Loopback is a network: the server and its client have another address."""

@@ -84,7 +84,9 @@ def hunt() -> Iterator[Unit]:
 
 
 CHECKS = {"hunt": hunt}
-SAMPLES = {"hunt": Unit("sample", pytest("-m", "real_time", "tests/test_http_server.py", "tests/claim/kube"))}
+SAMPLES = {
+    "hunt": Unit("sample", pytest("-m", "real_time", "tests/serving/test_http_server.py", "tests/claim/kube"))
+}
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def rackloom_shared_sites() -> Generator[SharedSites, None, None]:
 @pytest.fixture
 def rackloom_site(request: pytest.FixtureRequest) -> Generator[Site, None, None]:
     """A simulated site, as the marker `rackloom` of the test describes it."""
-    from rackloom.program import unsupported_system
+    from rackloom.cli.program import unsupported_system
 
     problem = unsupported_system()
     if problem is not None:

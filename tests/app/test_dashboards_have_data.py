@@ -50,7 +50,7 @@ from rackloom.core.transfer.report import single_report
 from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
-from rackloom.limits import PROBES
+from rackloom.serving.limits import PROBES
 
 DASHBOARDS = Path(__file__).parents[2] / "deploy/monitoring/dashboards"
 SCRAPE_SECONDS = 5

@@ -26,7 +26,7 @@ from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
 from rackloom.lab.switches.servers import NmxcServer, NmxmServer
-from rackloom.limits import (
+from rackloom.serving.limits import (
     PROBES,
     SIMULATED_API_SERVER,
     SIMULATED_NMX_C,

@@ -33,7 +33,7 @@ from rackloom.errors import Refused
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.plugin_manager import PluginManagerTiming, plugin_manager_on
-from rackloom.limits import HEALTH, PROBES
+from rackloom.serving.limits import HEALTH, PROBES
 
 CLUSTER = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 PROC_DEVICES = "Character devices:\n235 nvidia-caps-imex-channels\n236 nvidia-caps\n\nBlock devices:\n"

@@ -16,7 +16,7 @@ from rackloom.app.home import Home
 from rackloom.app.tracing import TraceSettings, open_traces
 from rackloom.app.twin.site import EmbeddedSite, embedded_site
 from rackloom.errors import Refused
-from rackloom.traces import MAX_CAUSES, SpanSide
+from rackloom.runtime.traces import MAX_CAUSES, SpanSide
 
 CALLER = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 CREATE = "POST /v2/org/{org}/nico/instance/batch"

@@ -41,7 +41,9 @@ class Plugin:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._write("kubectl-rackloom", f"#!{sys.executable}", "from rackloom.program import main", "main()")
+        self._write(
+            "kubectl-rackloom", f"#!{sys.executable}", "from rackloom.cli.program import main", "main()"
+        )
         self._write("kubectl", "#!/bin/sh", f'echo "$@" >> {folder}/asked', f"cat {folder}/list.json")
         slices = msgspec.to_builtins(profile_slices(PROFILE, NODES))
         classes = msgspec.to_builtins(device_classes())

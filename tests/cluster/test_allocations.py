@@ -128,7 +128,7 @@ async def test_the_plugin_of_kubectl_sees_what_is_left(
     template = "h100-4gpu-4nic-numa-aligned"
     pod, _ = await run_pod(api, template, namespace)
     program = tmp_path / "kubectl-rackloom"
-    program.write_text(f"#!{sys.executable}\nfrom rackloom.program import main\nmain()\n")
+    program.write_text(f"#!{sys.executable}\nfrom rackloom.cli.program import main\nmain()\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("KUBECONFIG", str(cluster.admin))

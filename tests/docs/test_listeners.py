@@ -1,11 +1,11 @@
-"""The table of listeners in docs/operating.md is that of `rackloom.limits`, and none is missing there."""
+"""The table of listeners in docs/operating.md is that of `serving.limits`, and none is missing there."""
 
 import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from rackloom.limits import LISTENERS, ConnectionLimits, GrpcLimits, HttpLimits, ProbeLimits
+from rackloom.serving.limits import LISTENERS, ConnectionLimits, GrpcLimits, HttpLimits, ProbeLimits
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "rackloom"
@@ -57,7 +57,7 @@ OPENERS = {
     "create_server", "start_server", "create_unix_server", "start_unix_server", "bound_socket", "listen",
     "add_insecure_port", "add_secure_port", "serve_http", "HTTPServer", "ThreadingHTTPServer",
 }  # fmt: skip
-SHARED = {"acceptor.py", "grpc_server.py"}
+SHARED = {"serving/acceptor.py", "serving/grpc_server.py"}
 """They accept for whoever gives them limits."""
 SIMULATED = {
     "lab/imex/service.py": "a simulated nvidia-imex, in the network of its node",

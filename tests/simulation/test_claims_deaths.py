@@ -19,7 +19,7 @@ from rackloom.claim.node.prepare import ClaimPreparer
 from rackloom.claim.node.storage import Checkpoint
 from rackloom.lab.compute_domains.cluster import STOP_DISRUPTIONS, Disruption, StoryKind
 from rackloom.lab.compute_domains.story import play_story
-from rackloom.log_settings import structlog_configured
+from rackloom.runtime.log_settings import structlog_configured
 
 EVERY = bool(os.environ.get("RACKLOOM_EVERY_DEATH"))
 SAMPLE = (0.15, 0.4, 0.65)

@@ -16,7 +16,7 @@ from tests.proxies import with_dead_proxies
 from tests.waiting import PATIENCE
 
 from rackloom.app.process import log_beside_host
-from rackloom.log_settings import structlog_configured
+from rackloom.runtime.log_settings import structlog_configured
 from rackloom.testing import start_site
 
 

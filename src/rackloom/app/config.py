@@ -50,7 +50,7 @@ from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
 from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import decode_toml
+from rackloom.runtime.foreign_text import decode_toml
 
 # How values are written: durations, addresses, and tables that forbid unknown keys.
 

@@ -54,7 +54,7 @@ from rackloom.core.domains.settings import DEFAULT_NAMESPACE, ControllerSettings
 from rackloom.core.gangs.spec import BesideKueue, GangSettings
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, GANG_PLAN
 from rackloom.errors import Refused
-from rackloom.limits import PROBES, Process, files_needed
+from rackloom.serving.limits import PROBES, Process, files_needed
 
 # What runs while this process leads.
 

@@ -41,7 +41,7 @@ from rackloom.core.domains import names
 from rackloom.core.domains.clique import ObjectRef, is_ip_address
 from rackloom.core.domains.imex_settings import ImexSettings
 from rackloom.errors import Refused, Retry
-from rackloom.limits import Process, files_needed
+from rackloom.serving.limits import Process, files_needed
 
 _log = structlog.get_logger(__name__)
 

@@ -1,7 +1,7 @@
 """HTTP listeners of a process, and plain endpoints for probes and Prometheus.
 
 `serve_http` serves an ASGI application at `host:port` while its context is entered, and gives the port
-that it is bound to. Connections, handshakes and requests are limited (`rackloom.http_server`), so that no
+that it is bound to. Connections, handshakes and requests are limited (`serving.http_server`), so that no
 client can exhaust the process; `ended` is called with the reason for each connection that a limit closes.
 TLS comes from files, or from an `SSLContext` whose certificate its owner may replace while the server runs.
 
@@ -24,10 +24,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from rackloom.acceptor import ConnectionEnded, bound_socket, split_listen
 from rackloom.errors import Refused, Retry, Unknown
-from rackloom.http_server import HttpServer
-from rackloom.limits import HttpLimits
+from rackloom.serving.acceptor import ConnectionEnded, bound_socket, split_listen
+from rackloom.serving.http_server import HttpServer
+from rackloom.serving.limits import HttpLimits
 
 _UVICORN_OPTIONS: dict[str, Any] = {
     "log_config": None,

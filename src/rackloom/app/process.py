@@ -39,10 +39,10 @@ from typing import Any
 import structlog
 from structlog.typing import Processor
 
-from rackloom.acceptor import split_listen
 from rackloom.app.repeated_lines import RepeatedLines
 from rackloom.errors import file_error_text
-from rackloom.limits import plan_file_limit
+from rackloom.serving.acceptor import split_listen
+from rackloom.serving.limits import plan_file_limit
 
 # Time.
 

@@ -42,8 +42,8 @@ from rackloom.core.place.slurm_topology import (
     read_topology,
     topology_text,
 )
-from rackloom.durable_files import remove_durably, write_durably
 from rackloom.errors import Refused, Retry, file_error_text
+from rackloom.runtime.durable_files import remove_durably, write_durably
 
 log = structlog.get_logger(__name__)
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from rackloom.errors import Refused
-from rackloom.traces import MAX_CAUSES, NO_TRACES, Attribute, Span, SpanSide, Traces
+from rackloom.runtime.traces import MAX_CAUSES, NO_TRACES, Attribute, Span, SpanSide, Traces
 
 if TYPE_CHECKING:
     from opentelemetry import trace

@@ -32,7 +32,7 @@ from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 from rackloom.errors import Retry
-from rackloom.log_settings import structlog_configured
+from rackloom.runtime.log_settings import structlog_configured
 
 AGENT = "rackloom-uninstall"
 REQUESTS_PER_SECOND = 200.0

@@ -34,7 +34,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from rackloom.acceptor import END_REASONS
 from rackloom.app.listeners import metrics_response, ok_response, serve_http, unavailable_response
 from rackloom.app.process import allow_open_files, freeze_loaded_objects, stop_on_signals
 from rackloom.claim.cluster.admission.gates import GateController
@@ -58,8 +57,9 @@ from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.kube.leader import LeaderElection
 from rackloom.errors import Refused, Retry
-from rackloom.fair_share import FairShare, address_key
-from rackloom.limits import WEBHOOK, Process, files_needed
+from rackloom.serving.acceptor import END_REASONS
+from rackloom.serving.fair_share import FairShare, address_key
+from rackloom.serving.limits import WEBHOOK, Process, files_needed
 
 # Metrics.
 

@@ -22,7 +22,7 @@ from cyclopts import App, Parameter
 
 from rackloom.cli.common import Format, columns, emit
 from rackloom.errors import Misuse, Refused, Retry, file_error_text
-from rackloom.request_log import asked
+from rackloom.serving.request_log import asked
 
 # The connection.
 

@@ -58,7 +58,7 @@ from rackloom.core.takeover.records import (
 )
 from rackloom.core.takeover.rollback import imported_steps, rollback_obstacles
 from rackloom.errors import Misuse, Refused, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 OWNER_ONLY = 0o600
 SHOWN_LENGTH = 80

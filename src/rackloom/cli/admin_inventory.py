@@ -34,7 +34,7 @@ from rackloom.cli.admin import (
 )
 from rackloom.cli.common import FILE, Output, columns, emit, json_text, read_text, with_common_flags
 from rackloom.errors import Refused, Undecodable, file_error_text
-from rackloom.foreign_text import decode_json, decode_yaml_document
+from rackloom.runtime.foreign_text import decode_json, decode_yaml_document
 
 # Switch controllers and their credentials.
 

@@ -34,7 +34,7 @@ from rackloom.cli.admin import (
 )
 from rackloom.cli.common import FILE, Output, columns, emit, read_text, with_common_flags
 from rackloom.errors import Misuse, Refused
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 # Partitions.
 

@@ -28,7 +28,7 @@ from rackloom.cli.common import (
     progress,
     with_common_flags,
 )
-from rackloom.program import is_kubectl_plugin
+from rackloom.cli.program import is_kubectl_plugin
 
 # Hardware.
 

@@ -115,7 +115,7 @@ def _speaking(*, quiet: bool, verbose: bool, is_for_programs: bool) -> Iterator[
         raise Misuse("--quiet and --verbose contradict each other: give one of them")
     _Speech.is_quiet, _Speech.is_for_programs = quiet, is_for_programs
     if verbose:
-        from rackloom.request_log import log_requests
+        from rackloom.serving.request_log import log_requests
 
         log_requests(_print_beside_progress)
     try:

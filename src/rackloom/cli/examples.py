@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rackloom.cli.common import note, with_common_flags
 from rackloom.errors import Refused, file_error_text
-from rackloom.shipped_files import shipped_path
+from rackloom.runtime.shipped_files import shipped_path
 
 
 @with_common_flags

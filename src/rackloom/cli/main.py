@@ -16,8 +16,8 @@ from pathlib import Path
 from cyclopts import App
 
 from rackloom import __version__
+from rackloom.cli.program import is_kubectl_plugin
 from rackloom.errors import Misuse, Refused, Retry, Unknown
-from rackloom.program import is_kubectl_plugin
 
 app = App(
     name="kubectl rackloom" if is_kubectl_plugin() else "rackloom",

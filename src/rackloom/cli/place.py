@@ -19,7 +19,7 @@ from rackloom.cli.common import (
     Output,
     with_common_flags,
 )
-from rackloom.program import is_kubectl_plugin
+from rackloom.cli.program import is_kubectl_plugin
 
 SiteFiles = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
 NameList = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]

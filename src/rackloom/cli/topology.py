@@ -25,7 +25,7 @@ from rackloom.cli.common import (
     with_common_flags,
 )
 from rackloom.errors import Misuse, Refused, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 from rackloom.topology import profiles
 from rackloom.topology.affinity import Cell, classes, guest_view
 from rackloom.topology.join_key import Fact

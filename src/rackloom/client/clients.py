@@ -29,7 +29,7 @@ from rackloom.client.exchange import (
     transport_text,
 )
 from rackloom.client.pages import LARGEST_PAGE, Page, page_steps
-from rackloom.request_log import asked
+from rackloom.serving.request_log import asked
 
 T = TypeVar("T")
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from rackloom.errors import Refused, file_error_text
-from rackloom.loopback import is_this_host
+from rackloom.serving.loopback import is_this_host
 
 Token = str | Path | Callable[[], str]
 TenantPath = "/v2/org/{}/nico/"

@@ -11,7 +11,7 @@ import msgspec
 
 from rackloom.client.errors import NotUnderstood
 from rackloom.errors import Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 PATH = "event"
 RESET = "reset"

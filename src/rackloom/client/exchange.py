@@ -25,7 +25,7 @@ import msgspec
 from rackloom.client.call import Call, QueryPairs, query_pairs
 from rackloom.client.errors import NotDecided, NotUnderstood, OutcomeUnknown, refusal
 from rackloom.errors import Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 T = TypeVar("T")
 NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)

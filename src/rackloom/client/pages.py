@@ -16,7 +16,7 @@ import msgspec
 from rackloom.client.call import Call, PagedCall, QueryValue
 from rackloom.client.exchange import Answered
 from rackloom.errors import Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 T = TypeVar("T")
 LARGEST_PAGE = 100

@@ -105,7 +105,7 @@ def main() -> None:
 
     from rackloom.app.process import allow_open_files, keep_files_private, shorten_switch_interval
     from rackloom.errors import Refused
-    from rackloom.limits import Process, files_needed
+    from rackloom.serving.limits import Process, files_needed
 
     options = json.loads(sys.argv[1])
     try:

@@ -18,7 +18,7 @@ from rackloom.carve.api import app
 from rackloom.carve.api import events as stream
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.store import journal
-from rackloom.limits import SITE_REST
+from rackloom.serving.limits import SITE_REST
 
 
 @pytest.fixture(autouse=True)

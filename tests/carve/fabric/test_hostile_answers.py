@@ -15,7 +15,7 @@ from rackloom.carve.fabric.nmxc import protocol as nmxc
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.fabric.nmxm import protocol as nmxm
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
-from rackloom.foreign_text import MAX_BYTES
+from rackloom.runtime.foreign_text import MAX_BYTES
 
 DEEP = 5_000
 

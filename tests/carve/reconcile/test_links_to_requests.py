@@ -10,7 +10,7 @@ import pytest
 
 from rackloom.carve.reconcile.domain_pass import ReconcileHooks
 from rackloom.carve.reconcile.loop import EndpointLoop, Reconciler
-from rackloom.traces import MAX_CAUSES, Attribute, Span, SpanSide, Traces
+from rackloom.runtime.traces import MAX_CAUSES, Attribute, Span, SpanSide, Traces
 
 
 class _Noted(Traces):

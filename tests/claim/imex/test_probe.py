@@ -9,7 +9,7 @@ from tests.ports import reserved_ports
 
 from rackloom.claim.imex.daemon import answer_probes
 from rackloom.errors import Refused, Retry
-from rackloom.limits import IMEX_PROBE
+from rackloom.serving.limits import IMEX_PROBE
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: pod\r\nUser-Agent: kube-probe/1.36\r\n\r\n"
 

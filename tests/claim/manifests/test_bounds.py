@@ -6,7 +6,7 @@ import pytest
 
 from rackloom.claim.manifests.documents import parse_documents
 from rackloom.errors import Refused
-from rackloom.foreign_text import MAX_DEPTH
+from rackloom.runtime.foreign_text import MAX_DEPTH
 
 LAUGHS = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"a{level}: &a{level} [{','.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 10)

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from rackloom import durable_files
 from rackloom.claim.node.plugin import PrepareState
 from rackloom.claim.node.run import PluginProcess
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
 from rackloom.lab.nodes.dra_manager import PodClaim
 from rackloom.lab.virtual.event_loop import run_simulation
+from rackloom.runtime import durable_files
 
 
 class Killed(BaseException):

@@ -18,8 +18,8 @@ from rackloom.claim.node.storage import (
     decode_checkpoint,
     encode_checkpoint,
 )
-from rackloom.durable_files import PARTIAL
 from rackloom.errors import Refused
+from rackloom.runtime.durable_files import PARTIAL
 
 HERE = Path("checkpoint.json")
 words = st.text(max_size=12)

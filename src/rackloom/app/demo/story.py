@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from rackloom.shipped_files import shipped_path
+from rackloom.runtime.shipped_files import shipped_path
 
 # Example manifests.
 

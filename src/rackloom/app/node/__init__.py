@@ -8,7 +8,7 @@ all of them, says what they leave out: coloured tracebacks and green threads in 
 and lightkube have beside the modules that are used here.
 """
 
-from rackloom.lean_imports import defer_package, import_without
+from rackloom.runtime.lean_imports import defer_package, import_without
 
 import_without("structlog", "rich", "greenlet")
 defer_package("pyroute2")

@@ -19,7 +19,6 @@ from typing import Protocol
 import msgspec
 from starlette.responses import Response
 
-from rackloom.acceptor import bound_socket, split_listen
 from rackloom.app.listeners import (
     PlainEndpoints,
     metrics_response,
@@ -33,8 +32,9 @@ from rackloom.claim.kube.client import connect
 from rackloom.claim.node.run import PluginDirectories, PluginHost, probe_handler
 from rackloom.claim.node.tasks import beside
 from rackloom.errors import Refused
-from rackloom.grpc_server import GrpcServer
-from rackloom.limits import HEALTH, PROBES, Process, files_needed
+from rackloom.serving.acceptor import bound_socket, split_listen
+from rackloom.serving.grpc_server import GrpcServer
+from rackloom.serving.limits import HEALTH, PROBES, Process, files_needed
 
 BOOT_ID = Path("proc/sys/kernel/random/boot_id")
 

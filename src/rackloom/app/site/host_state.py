@@ -21,7 +21,7 @@ from rackloom.carve.store.schema import machine
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import status as tenancy_status
 from rackloom.errors import Retry, Unknown
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 log = structlog.get_logger(__name__)
 

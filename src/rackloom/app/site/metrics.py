@@ -22,7 +22,6 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.responses import Response
 
-from rackloom.acceptor import END_REASONS, ConnectionEnded
 from rackloom.app.listeners import PlainEndpoints, metrics_response, ok_response
 from rackloom.app.site import record_counts
 from rackloom.app.site.record_counts import SiteCounts
@@ -41,6 +40,7 @@ from rackloom.core.partitions.domain import (
     PartitionOperation,
     RemoveGpus,
 )
+from rackloom.serving.acceptor import END_REASONS, ConnectionEnded
 
 # The series.
 

@@ -61,7 +61,7 @@ from rackloom.carve.store.values import IdFactory, Status
 from rackloom.core.partitions.domain import DomainObservation
 from rackloom.core.partitions.reading_age import READING_VALID_SECONDS
 from rackloom.errors import Refused, Retry, Unknown
-from rackloom.traces import NO_TRACES, Traces
+from rackloom.runtime.traces import NO_TRACES, Traces
 
 # Endpoints that the site's own NMX-M names.
 

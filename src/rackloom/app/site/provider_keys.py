@@ -28,7 +28,7 @@ import jwt
 from rackloom.app.config import IssuerConfig
 from rackloom.carve.api.auth import Algorithm, TrustedKey
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 FETCH_SECONDS = 10.0
 """For the document and the keys together."""

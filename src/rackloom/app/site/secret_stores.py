@@ -26,7 +26,7 @@ import requests
 
 from rackloom.app.site.secrets import Secret, path_words, secret_of
 from rackloom.errors import Refused, Retry
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 # Kubernetes Secrets.
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from rackloom.app.config import SecretsConfig, VaultConfig
-from rackloom.durable_files import PARTIAL, write_durably
 from rackloom.errors import Refused
+from rackloom.runtime.durable_files import PARTIAL, write_durably
 
 # The value and the protocol.
 

@@ -50,7 +50,7 @@ from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.errors import Refused
-from rackloom.limits import PROBES, SITE_REST, Process, files_needed
+from rackloom.serving.limits import PROBES, SITE_REST, Process, files_needed
 from rackloom.web.history_file import HistoryFile
 from rackloom.web.history_keeper import HistoryKeeper
 from rackloom.web.live import LiveMap

@@ -41,9 +41,7 @@ from rackloom.app.twin.control_messages import (
     control_file,
 )
 from rackloom.app.twin.scenarios import require_playable
-from rackloom.durable_files import write_durably
 from rackloom.errors import Refused
-from rackloom.foreign_text import decode_json
 from rackloom.lab.scenario.every_layer import clear
 from rackloom.lab.scenario.model import ACTIONS, Scenario, Step
 from rackloom.lab.scenario.played import PlayedScenario, PlayedStep
@@ -52,7 +50,9 @@ from rackloom.lab.scenario.reading import KnownNames, file_so_far, parse_scenari
 from rackloom.lab.scenario.rest_client import MadeInstance
 from rackloom.lab.scenario.stage import SimulatedRacks, Stage
 from rackloom.lab.switches.fabric import SeededNames, machine_id_of
-from rackloom.limits import SIMULATED_CONTROL
+from rackloom.runtime.durable_files import write_durably
+from rackloom.runtime.foreign_text import decode_json
+from rackloom.serving.limits import SIMULATED_CONTROL
 from rackloom.topology.rack import RackProfile
 
 LOOPBACK = "127.0.0.1"

@@ -22,9 +22,9 @@ from rackloom.app.twin.control_messages import (
     control_file,
 )
 from rackloom.errors import Refused, Undecodable, file_error_text
-from rackloom.foreign_text import decode_json
 from rackloom.lab.scenario.played import PlayedScenario, PlayedStep
-from rackloom.request_log import asked
+from rackloom.runtime.foreign_text import decode_json
+from rackloom.serving.request_log import asked
 
 CONNECT_SECONDS = 10.0
 T = TypeVar("T")

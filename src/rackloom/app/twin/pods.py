@@ -33,11 +33,11 @@ from rackloom.core.domains.imex_settings import ImexSettings, read_imex_settings
 from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, SECRET, Object, pod_claim_names
 from rackloom.errors import Retry
-from rackloom.foreign_text import decode_json
 from rackloom.lab.imex.in_process import ImexNetwork, InMemoryImex, InMemoryImexControl
 from rackloom.lab.imex.settings import ImexHost
 from rackloom.lab.nodes.kubelets import SimulatedKubelets
 from rackloom.lab.nodes.pods import ContainerRuntime, DeviceManager
+from rackloom.runtime.foreign_text import decode_json
 
 # Addresses of pods.
 

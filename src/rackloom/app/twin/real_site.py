@@ -25,7 +25,7 @@ from rackloom.core.diagnosis.findings import Finding
 from rackloom.lab.scenario.rest_client import Json, RestAnswer
 from rackloom.lab.scenario.stage import SiteControl
 from rackloom.lab.switches.servers import NmxcServer
-from rackloom.traces import NO_TRACES, Traces
+from rackloom.runtime.traces import NO_TRACES, Traces
 
 TOKEN_SECONDS = 86_400.0
 REQUEST_SECONDS = 30.0

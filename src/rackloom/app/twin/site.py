@@ -48,16 +48,16 @@ from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import MonotonicSiteClock, newest_recorded_time
 from rackloom.carve.tenancy import catalog
 from rackloom.core.partitions.reading_age import valid_seconds
-from rackloom.durable_files import write_durably
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import decode_json
 from rackloom.lab.scenario.stage import SimulatedRacks
 from rackloom.lab.switches.fabric import MOST_RACKS, FabricSnapshot, SeededNames, SimulatedFabric, fabrics_of
 from rackloom.lab.switches.servers import NmxcServer
-from rackloom.limits import SITE_REST
+from rackloom.runtime.durable_files import write_durably
+from rackloom.runtime.foreign_text import decode_json
+from rackloom.runtime.traces import NO_TRACES, Traces
+from rackloom.serving.limits import SITE_REST
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackSite, build_site
-from rackloom.traces import NO_TRACES, Traces
 from rackloom.web.history_file import HistoryFile
 from rackloom.web.history_keeper import HistoryKeeper
 from rackloom.web.live import LiveMap

@@ -55,7 +55,6 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
 from rackloom.core.kubernetes.objects import LEASE, Object, ResourceKind
-from rackloom.durable_files import write_durably
 from rackloom.lab.kube.direct import DirectApi, SharedReadApi
 from rackloom.lab.kube.kubectl.serving import KubeApplication
 from rackloom.lab.kube.server import FakeKube
@@ -63,8 +62,9 @@ from rackloom.lab.nodes.trays import TrayNodes
 from rackloom.lab.scenario.controllers import ClockAndRandom
 from rackloom.lab.scenario.stage import Stage
 from rackloom.lab.switches.fabric import SimulatedFabric
-from rackloom.limits import SIMULATED_API_SERVER, Process, files_needed
-from rackloom.traces import NO_TRACES, Traces
+from rackloom.runtime.durable_files import write_durably
+from rackloom.runtime.traces import NO_TRACES, Traces
+from rackloom.serving.limits import SIMULATED_API_SERVER, Process, files_needed
 from rackloom.web.sign_in_codes import CODE_SECONDS
 
 # Access to the simulated API server for kubectl and the doctor.

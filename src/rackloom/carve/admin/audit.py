@@ -24,8 +24,8 @@ from rackloom.carve.store.audit import ADMIN, AuditRecord
 from rackloom.carve.store.audit_trail import AuditedObject, AuditTrail
 from rackloom.core.takeover import records as takeover
 from rackloom.errors import Undecodable
-from rackloom.foreign_text import decode_json
-from rackloom.grpc_server import client_address
+from rackloom.runtime.foreign_text import decode_json
+from rackloom.serving.grpc_server import client_address
 
 # What each RPC is about.
 

@@ -31,7 +31,7 @@ from rackloom.carve.store.values import Changed, invalid, not_found
 from rackloom.carve.tenancy import catalog, shut_trays
 from rackloom.core.partitions.domain import PartitionPlan
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 from rackloom.topology.join_key import Source
 
 # Plans, import and operator steps.

@@ -1,6 +1,6 @@
 """The admin gRPC server: mutual TLS, authorization by certificate name, dispatch, and error mapping.
 
-TLS already refuses a client without a certificate of the operator's CA. `rackloom.grpc_server` limits what
+TLS already refuses a client without a certificate of the operator's CA. `serving.grpc_server` limits what
 such a client can take before. The common name or an
 alternative name of the certificate then decides the access class: admin or reader; an admin may also
 read. `RPCS` is the complete table of services and methods, each with its request type, handler and
@@ -20,7 +20,6 @@ import msgspec
 import structlog
 from google.protobuf.empty_pb2 import Empty
 
-from rackloom.acceptor import ConnectionEnded, bound_socket, split_listen
 from rackloom.carve.admin import (
     audit,
     endpoints,
@@ -39,8 +38,9 @@ from rackloom.carve.admin.deps import AdminDeps
 from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable
 from rackloom.carve.store.values import RefusalKind, Rejected
 from rackloom.errors import Refused, Retry, Unknown
-from rackloom.grpc_server import GrpcServer
-from rackloom.limits import SITE_ADMIN
+from rackloom.serving.acceptor import ConnectionEnded, bound_socket, split_listen
+from rackloom.serving.grpc_server import GrpcServer
+from rackloom.serving.limits import SITE_ADMIN
 
 # Access classes.
 

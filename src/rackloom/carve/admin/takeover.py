@@ -14,7 +14,7 @@ from rackloom.carve.takeover.site_reading import read_site
 from rackloom.carve.takeover.steps import StepOrder, StepOutcome, do_step, undo_step
 from rackloom.core.takeover.records import Step
 from rackloom.errors import Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 _encoder = msgspec.json.Encoder()
 

@@ -67,7 +67,7 @@ from rackloom.carve.api.trace_middleware import TraceMiddleware
 from rackloom.carve.api.wire import PATTERN_RULES, Problem
 from rackloom.carve.store.values import RefusalKind, Rejected
 from rackloom.errors import Refused, Retry, Unknown
-from rackloom.traces import NO_TRACES
+from rackloom.runtime.traces import NO_TRACES
 
 # Size and time limits of bodies.
 

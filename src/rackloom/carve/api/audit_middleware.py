@@ -31,8 +31,8 @@ from rackloom.carve.api.auth import Caller, Role, Side
 from rackloom.carve.store.audit import FIELD_LIMIT, MAX_FIELDS, REST, AuditRecord, stored_text
 from rackloom.carve.store.audit_trail import AuditTrail, RequestAudit
 from rackloom.errors import Undecodable
-from rackloom.fair_share import plain_address
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
+from rackloom.serving.fair_share import plain_address
 
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 FORBIDDEN, FIRST_REFUSAL = 403, 400

@@ -12,7 +12,7 @@ its requests wait behind each other and not in front of those of others:
 3. Where `waiting` requests wait already it is refused: 429, with the seconds until those are served in
    `Retry-After`.
 
-A request occupies its place until the kernel has its answer (`rackloom.http_server` waits for that): answers
+A request occupies its place until the kernel has its answer (`serving.http_server` waits for that): answers
 that nobody reads take memory. Event streams occupy none once they have begun.
 Administrators of a provider have queues and limits of their own (`CallerClass`): an organisation's other
 callers do not delay them. The limits hold for each process; nothing is shared among replicas.

@@ -47,7 +47,7 @@ from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.values import Changed, IdFactory, Status, invalid
 from rackloom.carve.tenancy import entitlements
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
-from rackloom.traces import NO_TRACES, Traces
+from rackloom.runtime.traces import NO_TRACES, Traces
 
 # Operations.
 

@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rackloom.traces import SpanSide, Traces
+from rackloom.runtime.traces import SpanSide, Traces
 
 FIRST_FAILURE = 500
 """A refusal is no failure of the service."""

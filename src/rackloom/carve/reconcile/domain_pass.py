@@ -58,7 +58,7 @@ from rackloom.core.partitions.planner import FailedOperations, make_plan
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 from rackloom.core.partitions.safety import check_plan
 from rackloom.errors import Refused, Retry, Unknown
-from rackloom.traces import NO_TRACES, SpanSide, Traces
+from rackloom.runtime.traces import NO_TRACES, SpanSide, Traces
 
 # What a service adds: metrics, traces, recording, read-only mode.
 

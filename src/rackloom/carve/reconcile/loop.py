@@ -57,7 +57,7 @@ from rackloom.core.fair_queueing import FairQueue
 from rackloom.core.partitions.domain import PartitionPlan
 from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
 from rackloom.errors import Refused, Retry, Unknown
-from rackloom.traces import MAX_CAUSES, NO_TRACES, SpanSide, Traces
+from rackloom.runtime.traces import MAX_CAUSES, NO_TRACES, SpanSide, Traces
 
 # Bounded concurrency.
 

@@ -32,9 +32,9 @@ from rackloom.core.takeover.records import (
     NicoVpc,
 )
 from rackloom.errors import Refused, Retry, Undecodable, file_error_text
-from rackloom.foreign_text import decode_json
-from rackloom.loopback import is_this_host
-from rackloom.request_log import asked
+from rackloom.runtime.foreign_text import decode_json
+from rackloom.serving.loopback import is_this_host
+from rackloom.serving.request_log import asked
 
 PAGE_SIZE = 100
 REQUEST_SECONDS = 50.0

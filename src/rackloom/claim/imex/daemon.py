@@ -39,7 +39,7 @@ from rackloom.core.domains import names
 from rackloom.core.domains.clique import ComputeDomainClique, read_clique
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN_CLIQUE
 from rackloom.errors import Refused, Retry
-from rackloom.limits import IMEX_PROBE
+from rackloom.serving.limits import IMEX_PROBE
 
 # Reporting.
 

@@ -24,7 +24,7 @@ from rackloom.claim.kube.api import Expired, KubeError, ObjectList, Rejected, Wa
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.decoding import status_error, unreachable_error, watch_events
 from rackloom.core.kubernetes.objects import Object, ResourceKind
-from rackloom.request_log import asked
+from rackloom.serving.request_log import asked
 
 # Rate limit.
 

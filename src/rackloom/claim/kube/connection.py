@@ -18,10 +18,10 @@ from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.config.models import User, UserExec
 from lightkube.core.exceptions import ConfigError
 
-from rackloom import programs
 from rackloom.errors import Refused, Retry
-from rackloom.foreign_text import decode_json
-from rackloom.loopback import is_this_host
+from rackloom.runtime import programs
+from rackloom.runtime.foreign_text import decode_json
+from rackloom.serving.loopback import is_this_host
 
 TIMEOUT = httpx2.Timeout(10.0, read=60.0)
 """Seconds. The server ends a request that is not a watch after 60 (--request-timeout)."""

@@ -19,7 +19,7 @@ import msgspec
 
 from rackloom.claim.kube.api import Conflict, Expired, KubeError, NotFound, Rejected, WatchEvent
 from rackloom.errors import Undecodable
-from rackloom.foreign_text import MAX_DEPTH, decode_json, nests_too_deeply
+from rackloom.runtime.foreign_text import MAX_DEPTH, decode_json, nests_too_deeply
 
 # Errors.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from rackloom.claim.manifests.documents import Document, parse_documents
 from rackloom.claim.manifests.read import Manifests, manifests_of
 from rackloom.errors import Refused, Retry
-from rackloom.request_log import asked
+from rackloom.serving.request_log import asked
 
 _HARDWARE = "resourceslices.resource.k8s.io,deviceclasses.resource.k8s.io,nodes"
 _CLAIMS = "resourceclaims.resource.k8s.io"

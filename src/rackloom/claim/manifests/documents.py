@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from rackloom.errors import Refused, file_error_text
-from rackloom.foreign_text import check_yaml_bounds
+from rackloom.runtime.foreign_text import check_yaml_bounds
 
 # Documents and their lines.
 

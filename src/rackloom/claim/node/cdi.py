@@ -45,8 +45,8 @@ from rackloom.claim.node.plugin import (
     PreparedClaim,
     PreparedDevice,
 )
-from rackloom.durable_files import PARTIAL, remove_durably, write_durably
 from rackloom.errors import Retry
+from rackloom.runtime.durable_files import PARTIAL, remove_durably, write_durably
 from rackloom.topology.discovery.nvidia_driver import (
     PROGRAM_PLACES,
     DriverFile,

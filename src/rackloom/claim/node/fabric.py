@@ -40,7 +40,7 @@ from rackloom.claim.node.device_files import DRIVER_SECONDS
 from rackloom.claim.node.plugin import Health
 from rackloom.core.domains.names import OLDEST_IMEX_DRIVER, is_driver_too_old
 from rackloom.errors import Refused, Retry
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 from rackloom.topology.discovery.nvidia_driver import driver_missing_error, nvml_session
 from rackloom.topology.discovery.sysfs import normal_pci_address
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, declared_key

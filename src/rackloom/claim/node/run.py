@@ -70,8 +70,8 @@ from rackloom.claim.node.wire import (
 )
 from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
 from rackloom.errors import Refused, Retry
-from rackloom.grpc_server import grpc_options
-from rackloom.limits import PLUGIN_SOCKET
+from rackloom.serving.grpc_server import grpc_options
+from rackloom.serving.limits import PLUGIN_SOCKET
 
 # gRPC handlers from coroutines.
 

@@ -30,9 +30,9 @@ import msgspec
 
 from rackloom.claim.node.plugin import CheckpointEntry, PrepareState
 from rackloom.claim.node.takeover.nvidia_checkpoint import is_nvidia_checkpoint
-from rackloom.durable_files import PARTIAL, remove_durably, write_durably
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.durable_files import PARTIAL, remove_durably, write_durably
+from rackloom.runtime.foreign_text import decode_json
 
 # The checkpoint of prepared claims.
 

@@ -36,7 +36,7 @@ from rackloom.core.kubernetes.objects import (
     object_title,
 )
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 LONGEST_ERROR = 500
 """Characters of a daemon's report that go into a status: it comes from a tenant's node."""

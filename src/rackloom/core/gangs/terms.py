@@ -50,7 +50,7 @@ from rackloom.core.place.pod_constraints import (
     unmet_requirements,
 )
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 # Node rules.
 

@@ -21,7 +21,7 @@ from rackloom.core.kubernetes.pods import KUEUE_WORKLOAD_LABEL
 from rackloom.core.place.node_resources import requests_beside_devices
 from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels, TrayHold
 from rackloom.errors import Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 CONTROLLER_NAME = "rackloom.dev/placement"
 """`spec.controllerName` of an AdmissionCheck that this controller decides."""

@@ -29,7 +29,7 @@ from rackloom.core.allocate.attributes import AttributeValues, device_attributes
 from rackloom.core.allocate.objects import Device, DeviceAttribute
 from rackloom.core.nics.devices import join_within_limit
 from rackloom.errors import Retry, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 # Which cloud.
 

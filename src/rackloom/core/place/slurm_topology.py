@@ -29,7 +29,7 @@ from rackloom.core.kubernetes.objects import JsonMapping
 from rackloom.core.place.observed_site import read_site
 from rackloom.core.place.placement_values import PlacementSite, SchedulerLabels
 from rackloom.errors import Refused
-from rackloom.foreign_text import decode_yaml_document
+from rackloom.runtime.foreign_text import decode_yaml_document
 
 SLURM_TAINT = "slinky.slurm.net/slurm"
 """Key of the taint that Slinky's documentation puts on the nodes of Slurm."""

@@ -15,7 +15,7 @@ import msgspec
 from rackloom.core.transfer.report import single_report
 from rackloom.core.transfer.values import AlignmentReport, TransferReport, TransferSpec
 from rackloom.errors import Refused
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 from rackloom.topology.machine import Machine
 
 # Output of other tools.

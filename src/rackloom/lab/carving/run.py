@@ -47,7 +47,7 @@ from rackloom.lab.switches.fabric import FabricSnapshot
 from rackloom.lab.virtual import event_loop
 from rackloom.lab.virtual.racks import ExecutedChange, SimRack, SimSite
 from rackloom.lab.virtual.service import SERVICE_EPOCH, SimulatedService, rest_application
-from rackloom.log_settings import structlog_configured
+from rackloom.runtime.log_settings import structlog_configured
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile
 

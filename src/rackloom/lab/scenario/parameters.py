@@ -23,9 +23,9 @@ from rackloom.core.kubernetes import objects
 from rackloom.core.kubernetes.objects import Object, ResourceKind
 from rackloom.core.partitions.domain import PartitionOperation
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import decode_yaml
 from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB
 from rackloom.lab.switches.nmxc import NMXC_RPCS
+from rackloom.runtime.foreign_text import decode_yaml
 
 
 class FileSoFar(msgspec.Struct, kw_only=True):

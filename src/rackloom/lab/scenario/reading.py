@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 import msgspec
 
 from rackloom.errors import Refused, Undecodable, file_error_text
-from rackloom.foreign_text import decode_toml
 from rackloom.lab.scenario import (  # noqa: F401 (a step is known once its module is imported)
     cluster_expectations,
     model,
@@ -30,6 +29,7 @@ from rackloom.lab.scenario.files import SCENARIO_DIRECTORY, scenario_files
 from rackloom.lab.scenario.model import ACTIONS, EXPECTATIONS, Expectation, Scenario, Step, StepKind
 from rackloom.lab.scenario.parameters import FileSoFar
 from rackloom.lab.switches.fabric import MOST_RACKS
+from rackloom.runtime.foreign_text import decode_toml
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile
 

@@ -16,14 +16,14 @@ import grpc
 import msgspec
 import uvicorn
 
-from rackloom.acceptor import bound_socket
-from rackloom.grpc_server import GrpcServer
-from rackloom.http_server import HttpServer
 from rackloom.lab.switches.fabric import SimulatedFabric, former_leader_fabric, standby_fabric
 from rackloom.lab.switches.faults import NmxcFaults, NmxmFaults
 from rackloom.lab.switches.nmxc import NmxcService
 from rackloom.lab.switches.nmxm import NMXM_BASE, NmxmService
-from rackloom.limits import SIMULATED_NMX_C, SIMULATED_NMX_M
+from rackloom.serving.acceptor import bound_socket
+from rackloom.serving.grpc_server import GrpcServer
+from rackloom.serving.http_server import HttpServer
+from rackloom.serving.limits import SIMULATED_NMX_C, SIMULATED_NMX_M
 
 LOOPBACK = "127.0.0.1"
 GRACE_SECONDS = 0.2

@@ -30,7 +30,7 @@ from rackloom.core.kubernetes.objects import (
     ResourceKind,
 )
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 Json = dict[str, Any]
 V = TypeVar("V")

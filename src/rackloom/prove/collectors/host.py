@@ -27,7 +27,7 @@ import msgspec
 
 from rackloom.core.diagnosis.evidence import IMEX_CONFIG_FILE, CdiSetting, HostEvidence, ImexEvidence
 from rackloom.core.domains.names import IMEX_SERVER_PORT
-from rackloom.foreign_text import decode_toml
+from rackloom.runtime.foreign_text import decode_toml
 from rackloom.topology.discovery.sysfs import IMEX_CHANNEL_DEVICES, Sysroot, character_devices
 
 # PID namespace: whose processes /proc shows.

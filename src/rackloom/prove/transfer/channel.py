@@ -29,7 +29,7 @@ import msgspec
 
 from rackloom.core.transfer.values import EndRecord, TransferSpec
 from rackloom.errors import Refused, Retry, Undecodable
-from rackloom.foreign_text import decode_msgpack
+from rackloom.runtime.foreign_text import decode_msgpack
 
 # Frames and handshake.
 

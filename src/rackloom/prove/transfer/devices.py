@@ -30,7 +30,7 @@ import msgspec
 from rackloom.core.transfer.proof import DeviceCounters, DeviceKind
 from rackloom.core.transfer.values import AllocatedDevices, Link, VisibleDevices
 from rackloom.errors import Refused, Undecodable, file_error_text
-from rackloom.foreign_text import decode_yaml
+from rackloom.runtime.foreign_text import decode_yaml
 from rackloom.topology.discovery.sysfs import owning_pci_address
 
 # Links.

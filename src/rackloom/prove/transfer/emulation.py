@@ -28,7 +28,7 @@ from types import FrameType
 import msgspec
 
 from rackloom.errors import Refused, Retry
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 ALIGNED_GIGABITS = 8.0
 UNALIGNED_GIGABITS = 5.64

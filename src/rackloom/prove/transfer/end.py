@@ -16,7 +16,6 @@ from typing import BinaryIO, TextIO
 import msgspec
 
 from rackloom.errors import Refused, Retry
-from rackloom.foreign_text import decode_json
 from rackloom.prove.transfer import endpoints
 from rackloom.prove.transfer.channel import check_secret
 from rackloom.prove.transfer.processes import (
@@ -29,6 +28,7 @@ from rackloom.prove.transfer.processes import (
     TurnedAway,
     Warm,
 )
+from rackloom.runtime.foreign_text import decode_json
 
 ORPHANED = 3
 """Exit code when standard input closed: the parent process is gone."""

@@ -40,7 +40,6 @@ from rackloom.core.transfer.values import (
     TransferSpec,
 )
 from rackloom.errors import Refused, Retry
-from rackloom.limits import TRANSFER_CONTROL
 from rackloom.prove.transfer.agent import NixlAgent, nixl_version, open_agent, ucx_version
 from rackloom.prove.transfer.buffers import Buffer
 from rackloom.prove.transfer.channel import (
@@ -58,6 +57,7 @@ from rackloom.prove.transfer.channel import (
     receive_served,
 )
 from rackloom.prove.transfer.devices import read_counters, read_links, require_isolation
+from rackloom.serving.limits import TRANSFER_CONTROL
 
 # Host of an end.
 

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rackloom.errors import Refused
-from rackloom.shipped_files import shipped_path
+from rackloom.runtime.shipped_files import shipped_path
 
 INSTALL_COMMAND = "rackloom nixl install"
 DOWNLOAD_MEGABYTES = 90

@@ -29,8 +29,8 @@ import msgspec
 from rackloom.core.transfer.pairing import spread_cores
 from rackloom.core.transfer.values import EndConfig, Measurement, TransferSpec
 from rackloom.errors import Refused, Retry
-from rackloom.foreign_text import decode_json
 from rackloom.prove.transfer.installation import require_nixl
+from rackloom.runtime.foreign_text import decode_json
 
 # Orders and events.
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 
 from rackloom.core.transfer.records import TransferRecord
-from rackloom.durable_files import write_durably
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.durable_files import write_durably
+from rackloom.runtime.foreign_text import decode_json
 
 
 def save_record(record: TransferRecord, file: Path) -> None:

@@ -22,7 +22,7 @@ from xml.etree import ElementTree as ET
 import msgspec
 
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 from rackloom.topology.discovery.nvidia_driver import NvmlGpu, read_nvml
 from rackloom.topology.discovery.sysfs import (
     OWN_ROOT,

@@ -18,8 +18,8 @@ from tests.waiting import until_so
 
 from rackloom.app.listeners import serve_http
 from rackloom.app.webhook import BODIES, MAX_BODY
-from rackloom.fair_share import FairShare, address_key
-from rackloom.limits import HttpLimits
+from rackloom.serving.fair_share import FairShare, address_key
+from rackloom.serving.limits import HttpLimits
 
 FLOOD = Path(__file__).parent / "flood.py"
 SECONDS = 10.0

@@ -31,7 +31,7 @@ from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
 from rackloom.carve.fabric.nmxc.nmx_c_pb2 import NMX_ST_SUCCESS, ServerHeader, StReturnCode
 from rackloom.carve.fabric.nmxc.nmx_c_pb2_grpc import NMX_ControllerStub
 from rackloom.errors import Refused
-from rackloom.foreign_text import MAX_BYTES
+from rackloom.runtime.foreign_text import MAX_BYTES
 
 # Channel.
 

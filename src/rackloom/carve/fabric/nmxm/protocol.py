@@ -25,8 +25,8 @@ import msgspec
 
 from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, TlsMaterial
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import MAX_BYTES, decode_json
-from rackloom.request_log import asked
+from rackloom.runtime.foreign_text import MAX_BYTES, decode_json
+from rackloom.serving.request_log import asked
 
 # JSON bodies.
 

@@ -13,7 +13,7 @@ import msgspec
 
 from rackloom.core.kubernetes.objects import PatchOperation
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 REVIEW_API_VERSION = "admission.k8s.io/v1"
 REVIEW_KIND = "AdmissionReview"

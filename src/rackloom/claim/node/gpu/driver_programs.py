@@ -4,9 +4,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from rackloom import programs
 from rackloom.claim.node.cdi import DRIVER_PROGRAMS, DriverSpec
 from rackloom.errors import Retry
+from rackloom.runtime import programs
 
 PROGRAM_SECONDS = 20.0
 PROGRAM_RETRY_SECONDS = 2.0

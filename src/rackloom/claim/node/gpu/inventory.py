@@ -51,7 +51,7 @@ from rackloom.core.allocate.objects import (
     DeviceCapacity,
 )
 from rackloom.errors import Refused, Retry, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 from rackloom.topology.affinity import Cell, own_nics
 from rackloom.topology.join_key import GpuKey, declared_key
 from rackloom.topology.machine import Machine, numa_of

@@ -31,8 +31,8 @@ from rackloom.claim.node.gpu.driver_programs import (
 )
 from rackloom.core.domains.names import GPU_DRIVER
 from rackloom.errors import Retry, Undecodable
-from rackloom.foreign_text import decode_json
-from rackloom.limits import MPS_LAUNCHER
+from rackloom.runtime.foreign_text import decode_json
+from rackloom.serving.limits import MPS_LAUNCHER
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's name for it

@@ -25,7 +25,6 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom import programs
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.core.domains.clique import Readiness, read_clique
@@ -40,6 +39,7 @@ from rackloom.core.domains.names import (
 )
 from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, Object
 from rackloom.errors import Refused, Retry
+from rackloom.runtime import programs
 
 # ComputeDomains by UID.
 

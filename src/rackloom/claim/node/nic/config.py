@@ -35,7 +35,7 @@ from rackloom.core.domains.network_config import (
     network_config_problems,
 )
 from rackloom.errors import Refused, Undecodable, file_error_text
-from rackloom.foreign_text import decode_yaml_document
+from rackloom.runtime.foreign_text import decode_yaml_document
 
 # Reading a file.
 

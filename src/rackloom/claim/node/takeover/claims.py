@@ -61,7 +61,7 @@ from rackloom.core.domains.device_configs import (
     imex_config_json,
 )
 from rackloom.errors import Refused
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 # Plans for claims.
 

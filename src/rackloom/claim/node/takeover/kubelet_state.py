@@ -20,7 +20,7 @@ import msgspec
 
 from rackloom.claim.node.plugin import ClaimRef, NodeValue
 from rackloom.errors import Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 
 class HeldClaim(NodeValue, frozen=True, kw_only=True):

@@ -59,8 +59,8 @@ from rackloom.claim.node.takeover.nvidia_checkpoint import (
     is_nvidia_checkpoint,
 )
 from rackloom.core.domains import names
-from rackloom.durable_files import PARTIAL, remove_durably, write_durably
 from rackloom.errors import Refused
+from rackloom.runtime.durable_files import PARTIAL, remove_durably, write_durably
 
 CHECKPOINT = "checkpoint.json"
 KEPT = "checkpoint.nvidia.json"

@@ -31,7 +31,7 @@ import msgspec
 
 from rackloom.claim.node.plugin import NodeValue, PrepareState
 from rackloom.errors import Refused, Undecodable
-from rackloom.foreign_text import decode_json
+from rackloom.runtime.foreign_text import decode_json
 
 # Checksums, and JSON as Go writes it.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rackloom.lean_imports import defer_package, import_without
+from rackloom.runtime.lean_imports import defer_package, import_without
 
 
 @pytest.fixture

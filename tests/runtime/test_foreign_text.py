@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.errors import Undecodable
-from rackloom.foreign_text import (
+from rackloom.runtime.foreign_text import (
     MAX_DEPTH,
     MEASURED_BYTES,
     decode_json,

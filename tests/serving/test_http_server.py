@@ -17,11 +17,11 @@ from tests import attacks
 from tests.conftest import Authority
 from tests.waiting import until_so
 
-from rackloom import acceptor
 from rackloom.app import process
 from rackloom.app.listeners import serve_http
 from rackloom.errors import Refused
-from rackloom.limits import LISTENERS, HttpLimits, Process, files_needed, plan_file_limit
+from rackloom.serving import acceptor
+from rackloom.serving.limits import LISTENERS, HttpLimits, Process, files_needed, plan_file_limit
 
 HURRIED = HttpLimits(
     connections=8,

@@ -2,7 +2,7 @@
 
 import structlog
 
-from rackloom.log_settings import structlog_configured
+from rackloom.runtime.log_settings import structlog_configured
 
 
 def settings():

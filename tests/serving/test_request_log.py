@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rackloom.request_log import asked, log_requests
+from rackloom.serving.request_log import asked, log_requests
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 A listener is reached by anybody who can route to it, before any authentication. So each has limits that
 hold from the moment of `accept`: `ConnectionLimits` of all connections, `HttpLimits` of HTTP/1.1 servers
-(`rackloom.http_server`), `GrpcLimits` of gRPC servers (`rackloom.grpc_server`). `LISTENERS` is the complete
+(`serving.http_server`), `GrpcLimits` of gRPC servers (`serving.grpc_server`). `LISTENERS` is the complete
 list, from which docs/operating.md is checked.
 
 Connections are limited in total and for each address. A proxy in front of REST is one address to it, so
-the part of one address is large; `rackloom.acceptor` says which connection gives way to a new one.
+the part of one address is large; `serving.acceptor` says which connection gives way to a new one.
 
 A process that runs out of file descriptors can neither accept connections nor open its database. So it
 counts at its start what its listeners may hold (`files_needed`), raises its soft limit of open files as far

@@ -19,10 +19,10 @@ from tests.attacks import PATIENCE, connected, is_closed
 from tests.conftest import Authority
 from tests.waiting import until_so
 
-from rackloom import acceptor
-from rackloom.acceptor import bound_socket
-from rackloom.grpc_server import GrpcServer, client_address
-from rackloom.limits import GrpcLimits
+from rackloom.serving import acceptor
+from rackloom.serving.acceptor import bound_socket
+from rackloom.serving.grpc_server import GrpcServer, client_address
+from rackloom.serving.limits import GrpcLimits
 
 FEW = GrpcLimits(connections=4, connections_of_an_address=4)
 LINGER_RESET = struct.pack("ii", 1, 0)

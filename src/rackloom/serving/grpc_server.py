@@ -2,7 +2,7 @@
 
 gRPC's C core limits what a connection may hold: the time of its handshake, the metadata and the size of a
 message, the calls under way, its idle time and its age (`GrpcLimits`). It cannot share connections between
-the addresses of clients. So `GrpcServer` accepts them itself (`rackloom.acceptor`) and passes their bytes on,
+the addresses of clients. So `GrpcServer` accepts them itself (`serving.acceptor`) and passes their bytes on,
 unread, to gRPC, which listens on a Unix socket in a new directory that only this user may enter. TLS is
 between the client and gRPC: the server still sees the certificate of the client. The address of the client is
 in the name of the Unix socket that speaks for it, which gRPC calls the peer: `client_address` takes it from
@@ -32,9 +32,9 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from rackloom.acceptor import AcceptedConnection, Acceptor, ConnectionEnded
-from rackloom.fair_share import plain_address
-from rackloom.limits import GrpcLimits
+from rackloom.serving.acceptor import AcceptedConnection, Acceptor, ConnectionEnded
+from rackloom.serving.fair_share import plain_address
+from rackloom.serving.limits import GrpcLimits
 
 _CLOSE_SECONDS = 5.0
 """For what a client has not read yet when gRPC has closed the connection."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rackloom.errors import Retry
-from rackloom.programs import ProgramResult, chroot_prefix, run_program
+from rackloom.runtime.programs import ProgramResult, chroot_prefix, run_program
 
 
 def ended(*command, seconds=60.0, **more):

@@ -6,7 +6,7 @@ pyproject.toml (`force-include`) names those that the wheel takes along.
 
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 _CHECKOUT = _PACKAGE.parents[1]
 
 

@@ -2,7 +2,7 @@
 
 `HttpServer` is uvicorn without signal handling, because several servers run in one process. It sets an
 event when it accepts connections. Everything that a connection can hold has a limit (`HttpLimits`) from the
-moment of `accept`: the number of connections (`rackloom.acceptor`), the time of the TLS handshake, of the
+moment of `accept`: the number of connections (`serving.acceptor`), the time of the TLS handshake, of the
 head and body of a request, and the size of the head. A deadline runs whenever the server waits for the
 client: also while the client does not read its answer. An answer itself may be a stream without an end.
 HTTP/1.1 pipelining is not supported, and neither are upgrades to other protocols: a request that asks for one
@@ -26,15 +26,15 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rackloom.acceptor import AcceptedConnection, Acceptor, ConnectionEnded
-from rackloom.limits import HttpLimits
+from rackloom.serving.acceptor import AcceptedConnection, Acceptor, ConnectionEnded
+from rackloom.serving.limits import HttpLimits
 
 REFUSAL_SECONDS = 0.05
 """From the refusal of a request to the end of its connection. By then the kernel has the answer, and delivers
 it to a client that has stopped sending; the flood of one that has not is no longer read."""
 PART_BYTES = 64 << 10
 """Of an answer: so much is passed on at a time, and may wait in a connection when the request is over."""
-_SILENT_LOGGER = logging.getLogger("rackloom.http_server.strangers")
+_SILENT_LOGGER = logging.getLogger("rackloom.serving.http_server.strangers")
 """A line for each bad request would let an attacker fill the log: they are counted instead."""
 _SILENT_LOGGER.setLevel(logging.CRITICAL)
 

@@ -4,7 +4,7 @@
 connection to a protocol. A connection has a share of the limit from the moment of `accept`. Which one gives
 way when there is no share left:
 
-1. Some other address holds more: its oldest idle connection is closed (`rackloom.fair_share`).
+1. Some other address holds more: its oldest idle connection is closed (`serving.fair_share`).
 2. The client's own address has all that one address may have: the oldest connection of that address is
    closed if it has been idle for `SPARED_SECONDS`. So silent connections do not lock out a client that
    comes from the same address, and a flood of new ones costs no more handshakes than that.
@@ -25,8 +25,8 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from rackloom.fair_share import FairShare, HeldShare, address_key
-from rackloom.limits import ConnectionLimits
+from rackloom.serving.fair_share import FairShare, HeldShare, address_key
+from rackloom.serving.limits import ConnectionLimits
 
 SPARED_SECONDS = 1.0
 """A connection is not closed for a new one of its own address before it has been idle for so long."""

@@ -1,0 +1,1 @@
+"""Needs of every program: log, traces, files, foreign text, other programs."""

@@ -1,0 +1,1 @@
+"""Listeners and their limits: connections, requests, shares of clients, HTTP and gRPC."""
