@@ -32,10 +32,10 @@ from site_figures import load
 
 from rackloom.claim.cluster.domain_controller import DomainController
 from rackloom.claim.kube.events import EventRecorder
-from rackloom.core.domains import names
-from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings, ImexDaemonSettings
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE
 from rackloom.lab.compute_domains.tray import write_kernel_files
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

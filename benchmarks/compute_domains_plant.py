@@ -16,12 +16,11 @@ from typing import Any
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import DaemonIdentity
 from rackloom.claim.node.plugin import ClaimRef
-from rackloom.core.domains import names
+from rackloom.core.cluster import names, objects
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.core.domains.clique import ObjectRef
-from rackloom.core.domains.names import ImexIsolation
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind
 from rackloom.lab.compute_domains.tray import ImexTray as Machine
 from rackloom.lab.compute_domains.tray import SimulatedImexProgram
 from rackloom.lab.kube.direct import DirectApi

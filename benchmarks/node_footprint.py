@@ -23,7 +23,7 @@ import msgspec
 from site_figures import load
 
 from rackloom.app.twin.up import served_api
-from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
+from rackloom.core.cluster.objects import NODE, RESOURCE_SLICE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.host_files import declared_inventory, host_files, write_sysroot

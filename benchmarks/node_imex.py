@@ -14,9 +14,10 @@ from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.run import PluginHost, run_plugin
-from rackloom.core.domains import device_configs, names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE
+from rackloom.core.domains import device_configs
 from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, Readiness, clique_json
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE
 from rackloom.lab.nodes.plugin_manager import plugin_manager_on
 
 PLUGIN = "imex"

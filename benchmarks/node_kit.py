@@ -8,7 +8,7 @@ from typing import Any
 from site_figures import load
 
 from rackloom.claim.node.run import PluginDirectories, PluginHost
-from rackloom.core.kubernetes.objects import NODE, RESOURCE_CLAIM
+from rackloom.core.cluster.objects import NODE, RESOURCE_CLAIM
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim

@@ -29,6 +29,7 @@ from typing import Any
 from msgspec.structs import replace
 from site_figures import load as machine_load
 
+from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, TrayHold
 from rackloom.core.place.batch import solve_packing
 from rackloom.core.place.gang_planner import plan_gang, try_gang
 from rackloom.core.place.packing import (
@@ -38,14 +39,7 @@ from rackloom.core.place.packing import (
     best_fit_decreasing,
     packing_score,
 )
-from rackloom.core.place.placement_values import (
-    ClaimCapacity,
-    Gang,
-    GangGroup,
-    PlacementSite,
-    PlacementTray,
-    TrayHold,
-)
+from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.site_view import SiteView
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused

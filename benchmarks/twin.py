@@ -31,7 +31,7 @@ from site_figures import load, resident_mib, spent
 from rackloom.app.home import Home
 from rackloom.app.process import shorten_switch_interval
 from rackloom.app.twin.up import RunningTwin, freeze_after_start, running_twin
-from rackloom.core.kubernetes.objects import RESOURCE_SLICE
+from rackloom.core.cluster.objects import RESOURCE_SLICE
 from rackloom.web.frames import ColourMode
 from rackloom.web.live import LiveMap
 from rackloom.web.model import SiteReading

@@ -13,9 +13,9 @@ from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.snapshot.cluster import SNAPSHOT_KINDS, project_object
 from rackloom.carve.store.database import Store
 from rackloom.claim.kube.api import KubeError, NotFound
+from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, DEVICE_TAINT_RULES, NAMESPACE, NODE, POD
 from rackloom.core.diagnosis.snapshot import Layer
-from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, DEVICE_TAINT_RULES, NAMESPACE, NODE, POD
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault

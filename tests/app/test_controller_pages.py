@@ -5,7 +5,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from rackloom.app.controller import ControllerEndpoints, Leadership, check_settings
-from rackloom.core.domains.names import ImexIsolation, ImexMode
+from rackloom.core.cluster.names import ImexIsolation, ImexMode
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 from rackloom.errors import Refused
 from rackloom.lab.kube.direct import DirectApi

@@ -36,8 +36,8 @@ from rackloom.app.twin.site import EmbeddedSite
 from rackloom.app.twin.up import RunningTwin, running_twin
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.claim.node.run import PluginDirectories
-from rackloom.core.domains.names import IMEX_DRIVER
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import IMEX_DRIVER
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     GANG_PLAN,
     NODE,

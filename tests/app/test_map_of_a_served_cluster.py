@@ -22,8 +22,8 @@ from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.snapshot.cluster import ORG_LABEL, SNAPSHOT_KINDS, project_object
 from rackloom.app.twin.cluster import twin_cluster
 from rackloom.claim.kube.api import ObjectList
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     JOB,
     NAMESPACE,

@@ -19,7 +19,7 @@ from rackloom.app.node.gpu import GpuOptions, gpu_node
 from rackloom.app.node.process import NodeOptions
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.claim.node.run import PluginDirectories
-from rackloom.core.kubernetes.objects import NODE, RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.core.cluster.objects import NODE, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.errors import Refused
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

@@ -27,8 +27,8 @@ from rackloom.app.node.process import NodeOptions, serve_plugin
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.run import PluginDirectories
 from rackloom.claim.node.wire import registration_pb2, registration_pb2_grpc
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, ISOLATION_LABEL
-from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, ISOLATION_LABEL
+from rackloom.core.cluster.objects import NODE, RESOURCE_SLICE
 from rackloom.errors import Refused
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

@@ -17,7 +17,7 @@ from rackloom.app.node.nic import NicOptions
 from rackloom.app.node.process import NodeOptions
 from rackloom.app.node.together import all_nodes
 from rackloom.claim.node.run import PluginDirectories
-from rackloom.core.kubernetes.objects import NODE
+from rackloom.core.cluster.objects import NODE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.host_files import declared_inventory, host_files, write_sysroot

@@ -13,7 +13,7 @@ from tests.waiting import until, until_seen
 
 from rackloom.claim.cluster.slurm_controller import SPEC_ANNOTATION
 from rackloom.claim.kube.client import connect
-from rackloom.core.kubernetes.objects import CONFIG_MAP, NODE
+from rackloom.core.cluster.objects import CONFIG_MAP, NODE
 from rackloom.core.place.slurm_topology import SLURM_TAINT, SlurmTopology, read_topology
 from rackloom.testing import Site, start_site
 

@@ -11,7 +11,7 @@ from tests.waiting import PATIENCE
 
 from rackloom.claim.kube.client import connect
 from rackloom.cli.main import app
-from rackloom.core.kubernetes.objects import LEASE, NODE, RESOURCE_SLICE
+from rackloom.core.cluster.objects import LEASE, NODE, RESOURCE_SLICE
 from rackloom.errors import Refused
 from rackloom.lab.nodes.kubelets import LEASE_NAMESPACE
 from rackloom.testing import start_site

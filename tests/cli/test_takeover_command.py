@@ -20,7 +20,7 @@ from tests.claim.node.takeover.nvidia_files import (
     imex_claim,
 )
 
-from rackloom.core.domains.names import GPU_DRIVER, IMEX_DRIVER
+from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER
 
 MPS = gpu_claim("u-gpu", "gpu-0", config=gpu_config("MPS"), state={"mpsControlDaemonID": "u-gpu-0a1b2"})
 BOUND = gpu_claim("u-gpu", "gpu-vfio-0", kind="vfio")

@@ -20,8 +20,8 @@ from tests.claim.cluster.uninstall.a_cluster import (
 )
 
 from rackloom.app.twin.up import served_api
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import CONFIG_MAP, DEVICE_CLASS, POD
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import CONFIG_MAP, DEVICE_CLASS, POD
 
 CHANGING = (
     (re.compile(r" +\d+\.\d s"), " TIME"),

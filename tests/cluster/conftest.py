@@ -30,7 +30,7 @@ from tests.waiting import until
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN_CLIQUE,
     NAMESPACE,
     NODE,

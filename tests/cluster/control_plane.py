@@ -17,7 +17,7 @@ from tests.cluster.credentials import MASTERS, Credentials
 from tests.cluster.processes import Child, start
 from tests.ports import reserved_ports
 
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster.objects import Object
 
 _READY_WITHIN = 300.0
 """Seconds for the API server to be ready; a machine with nothing else to do needs about five."""

@@ -5,7 +5,7 @@ import contextlib
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
-from rackloom.core.kubernetes.objects import CRD, Object, ResourceKind
+from rackloom.core.cluster.objects import CRD, Object, ResourceKind
 
 MPI_JOB = ResourceKind("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", namespaced=True)
 

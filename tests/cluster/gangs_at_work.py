@@ -10,9 +10,9 @@ from tests.waiting import until
 
 from rackloom.claim.cluster.admission.webhook import AdmissionSettings
 from rackloom.claim.kube.api import KubeApi, NotFound
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, GANG_PLAN
 from rackloom.core.gangs.snapshot import GangRecord, read_record
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, GANG_PLAN
 
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 CAPACITY = {"cpu": "96", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": "4"}

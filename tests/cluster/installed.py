@@ -28,8 +28,7 @@ from rackloom.claim.cluster.domain_controller import DomainController
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.kube.client import connect
 from rackloom.claim.kube.events import EventRecorder
-from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     CRD,
@@ -40,6 +39,7 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
+from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "kubernetes"

@@ -10,7 +10,7 @@ from tests.claim.kube.world import WIDGET
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, KubeError
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     CONFIG_MAP,
     DEVICE_CLASS,
     EVENT,

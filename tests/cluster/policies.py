@@ -8,9 +8,8 @@ from tests.cluster.control_plane import ControlPlane
 from rackloom.claim.kube.api import KubeError
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
-from rackloom.core.domains import names
-from rackloom.core.domains.clique import ComputeDomainClique, clique_json
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
@@ -19,6 +18,7 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
+from rackloom.core.domains.clique import ComputeDomainClique, clique_json
 
 DRIVER = "rackloom-system"
 """The namespace of the programs that deploy/kubernetes installs."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import yaml
 from deploy.kubernetes.rights import INSTALLED, ROOT
 
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster.objects import Object
 
 
 def built(folder: str) -> Iterator[Object]:

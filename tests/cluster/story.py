@@ -14,10 +14,9 @@ from tests.cluster.story_trays import CAPACITY, FOR_TRAYS, Tray, clique_name
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, NotFound
-from rackloom.core.domains import names
-from rackloom.core.domains.compute_domain import ComputeDomainStatus, read_compute_domain_status
-from rackloom.core.domains.names import ImexIsolation
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
@@ -31,6 +30,7 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
+from rackloom.core.domains.compute_domain import ComputeDomainStatus, read_compute_domain_status
 from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
 
 PATIENCE = 480.0

@@ -9,8 +9,8 @@ from tests.cluster.story_programs import DAEMON_ACCOUNT, pods_of
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeError, NotFound
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, EVENT, NODE, POD, RESOURCE_CLAIM_TEMPLATE, Object
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, EVENT, NODE, POD, RESOURCE_CLAIM_TEMPLATE, Object
 
 NOT_PREPARED = "FailedPrepareDynamicResources"
 

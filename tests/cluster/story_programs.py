@@ -38,10 +38,10 @@ from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.leader import LeaderElection
-from rackloom.core.domains import names
-from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import POD, RESOURCE_CLAIM, SECRET, Object, pod_claim_names
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
-from rackloom.core.kubernetes.objects import POD, RESOURCE_CLAIM, SECRET, Object, pod_claim_names
 from rackloom.errors import Retry
 from rackloom.lab.imex.in_process import LoopbackImexChild, LoopbackImexControl
 from rackloom.lab.imex.settings import ImexHost

@@ -7,7 +7,7 @@ from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Rejected
 from rackloom.claim.kube.client import connect
-from rackloom.core.kubernetes.objects import CONFIG_MAP, LEASE, POD, Object, ResourceKind
+from rackloom.core.cluster.objects import CONFIG_MAP, LEASE, POD, Object, ResourceKind
 
 SELF = ResourceKind(
     "authentication.k8s.io", "v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False

@@ -12,7 +12,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Rejected
-from rackloom.core.kubernetes.objects import CONFIG_MAP, VALIDATING_WEBHOOK, Object
+from rackloom.core.cluster.objects import CONFIG_MAP, VALIDATING_WEBHOOK, Object
 
 pytestmark = pytest.mark.anyio
 WHY = "this name is not wanted here"

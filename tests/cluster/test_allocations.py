@@ -23,7 +23,7 @@ from rackloom.cli.hardware import machine_of
 from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.allocate.objects import AllocationResult
 from rackloom.core.allocate.planning import PlacedClaim
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
     POD,
     RESOURCE_CLAIM,

@@ -18,7 +18,7 @@ from tests.cluster.uninstalled import remains
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     CRD,
     DAEMON_SET,

@@ -25,7 +25,7 @@ from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.core.allocate.driver_slices import device_classes
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
     POD,
     RESOURCE_CLAIM,

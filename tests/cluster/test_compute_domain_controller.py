@@ -14,10 +14,8 @@ from tests.waiting import until
 
 from rackloom.claim.cluster.certificates import DaemonCertificates
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
-from rackloom.core.domains import names
-from rackloom.core.domains.compute_domain import read_compute_domain, read_compute_domain_status
-from rackloom.core.domains.manifests import daemon_set, daemon_template
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
     EVENT,
@@ -26,6 +24,8 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
+from rackloom.core.domains.compute_domain import read_compute_domain, read_compute_domain_status
+from rackloom.core.domains.manifests import daemon_set, daemon_template
 
 pytestmark = pytest.mark.anyio
 

@@ -13,14 +13,14 @@ from tests.cluster.custom import is_served, none_is_going
 from tests.waiting import PATIENCE, until
 
 from rackloom.claim.kube.api import Conflict, KubeApi, NotFound
-from rackloom.core.domains.crds import domain_crds
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     CRD,
     NAMESPACE,
     RESOURCE_CLAIM_TEMPLATE,
 )
+from rackloom.core.domains.crds import domain_crds
 
 pytestmark = pytest.mark.anyio
 NAMESPACES = ("rackloom-system", "rackloom-imex")

@@ -18,17 +18,8 @@ from tests.waiting import until
 
 from rackloom.claim.cluster.certificates import DaemonCertificates
 from rackloom.claim.kube.api import KubeApi, Rejected
-from rackloom.core.domains import names
-from rackloom.core.domains.channel_mode import channel_slice_manifest, warm_domain_manifest
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
-from rackloom.core.domains.manifests import (
-    daemon_set,
-    daemon_template,
-    network_policy,
-    shared_claim,
-    workload_template,
-)
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
     LEASE,
@@ -41,6 +32,15 @@ from rackloom.core.kubernetes.objects import (
     SECRET,
     Object,
     ResourceKind,
+)
+from rackloom.core.domains.channel_mode import channel_slice_manifest, warm_domain_manifest
+from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
+from rackloom.core.domains.manifests import (
+    daemon_set,
+    daemon_template,
+    network_policy,
+    shared_claim,
+    workload_template,
 )
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from tests.cluster.custom import serve, withdraw
 from tests.cluster.kubectl import kubectl
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import ResourceKind
+from rackloom.core.cluster.objects import ResourceKind
 
 pytestmark = pytest.mark.anyio
 WIDGET = ResourceKind("test.example.com", "v1", "Widget", "widgets", namespaced=True)

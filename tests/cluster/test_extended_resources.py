@@ -25,7 +25,7 @@ from rackloom.app.snapshot.cache import ReadCache
 from rackloom.app.snapshot.cluster import allocated_devices as allocated_in_snapshot
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
     NODE,
     POD,

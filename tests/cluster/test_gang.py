@@ -15,9 +15,9 @@ from tests.cluster.installed import as_account
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Rejected
+from rackloom.core.cluster.objects import EVENT, JOB, NODE, POD, Object
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.snapshot import reserving_plans
-from rackloom.core.kubernetes.objects import EVENT, JOB, NODE, POD, Object
 from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
 
 pytestmark = pytest.mark.anyio

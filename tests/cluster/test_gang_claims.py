@@ -9,8 +9,7 @@ from tests.cluster.gangs_at_work import PATIENCE, does_not_fit, gangs_at_work, t
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
     JOB,
     POD,
@@ -18,6 +17,7 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_SLICE,
     Object,
 )
+from rackloom.core.gangs import spec as gangs_spec
 
 pytestmark = pytest.mark.anyio
 NIC = "nic.test.example.com"

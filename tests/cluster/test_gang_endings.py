@@ -9,10 +9,10 @@ from tests.cluster.gangs_at_work import PATIENCE, gangs_at_work, record, two_rac
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
+from rackloom.core.cluster.objects import JOB, NODE, POD, Object, is_pod_ready
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.snapshot import reserving_plans
-from rackloom.core.kubernetes.objects import JOB, NODE, POD, Object, is_pod_ready
 
 pytestmark = pytest.mark.anyio
 MEMBERS = 3

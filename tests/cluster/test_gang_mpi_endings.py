@@ -12,9 +12,9 @@ from tests.cluster.test_mpi_operator import ROLE, LaunchersEnd
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
+from rackloom.core.cluster.objects import NODE, POD, Object
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.snapshot import reserving_plans
-from rackloom.core.kubernetes.objects import NODE, POD, Object
 from rackloom.lab.nodes.pods import ContainerRuntime
 
 pytestmark = pytest.mark.anyio

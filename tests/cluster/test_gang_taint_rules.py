@@ -18,10 +18,7 @@ from tests.waiting import until
 from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.taint_rules import list_taint_rules
-from rackloom.core.diagnosis.catalogue import Check
-from rackloom.core.diagnosis.examination import examine
-from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
     DEVICE_TAINT_RULES,
     JOB,
@@ -33,6 +30,9 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
+from rackloom.core.diagnosis.catalogue import Check
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.gangs import spec as gangs_spec
 from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
 
 pytestmark = pytest.mark.anyio

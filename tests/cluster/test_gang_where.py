@@ -10,10 +10,10 @@ from tests.cluster.gangs_at_work import PATIENCE, gangs_at_work, record, two_rac
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import JOB, NODE, POD, Object
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.snapshot import reserving_plans
-from rackloom.core.kubernetes.objects import JOB, NODE, POD, Object
 
 pytestmark = pytest.mark.anyio
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -16,7 +16,7 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.gpu.inventory import ShareSettings, parse_shares
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.core.allocate.driver_slices import device_classes
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
     POD,
     RESOURCE_CLAIM,

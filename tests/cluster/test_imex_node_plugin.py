@@ -15,10 +15,8 @@ from rackloom.app.node.imex import ImexOptions, imex_node
 from rackloom.app.node.process import NodeOptions
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.run import PluginDirectories
-from rackloom.core.domains import names
-from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, Readiness, clique_json
-from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DEVICE_CLASS,
@@ -28,6 +26,8 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_SLICE,
     Object,
 )
+from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, Readiness, clique_json
+from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
 from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraManager, plugin_manager_on
 
 pytestmark = pytest.mark.anyio

@@ -21,9 +21,9 @@ from tests.cluster.test_mpi_operator import ROLE
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
+from rackloom.core.cluster.objects import CONFIG_MAP, JOB, NAMESPACE, NODE, POD, SECRET, SERVICE, Object
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.snapshot import reserving_plans
-from rackloom.core.kubernetes.objects import CONFIG_MAP, JOB, NAMESPACE, NODE, POD, SECRET, SERVICE, Object
 from rackloom.lab.nodes.pods import IdleContainers, NoDeviceManager
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from tests.cluster.custom import MPI_JOB
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import POD, Object
+from rackloom.core.cluster.objects import POD, Object
 from rackloom.lab.nodes.pods import ContainerRuntime, IdleContainers
 
 pytestmark = pytest.mark.anyio

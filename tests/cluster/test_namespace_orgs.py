@@ -11,7 +11,7 @@ from tests.waiting import until
 from rackloom.app.snapshot.cluster import ORG_LABEL
 from rackloom.claim.kube.api import KubeApi, KubeError, Rejected
 from rackloom.claim.kube.client import connect
-from rackloom.core.kubernetes.objects import NAMESPACE, Object
+from rackloom.core.cluster.objects import NAMESPACE, Object
 
 pytestmark = pytest.mark.anyio
 GROUP = "rackloom:org-labels"

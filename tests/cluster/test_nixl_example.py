@@ -8,7 +8,7 @@ from tests.cluster.kubectl import LEAVE, kubectl
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import POD, ResourceKind
+from rackloom.core.cluster.objects import POD, ResourceKind
 
 pytestmark = pytest.mark.anyio
 EXAMPLES = Path(__file__).parents[2] / "examples"

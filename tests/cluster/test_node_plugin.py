@@ -15,7 +15,7 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.plugin import DevicePool
 from rackloom.claim.node.run import PluginDirectories, PluginHost, run_plugin
 from rackloom.core.allocate.objects import Device
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
     POD,
     RESOURCE_CLAIM,

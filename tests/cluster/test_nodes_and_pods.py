@@ -8,7 +8,7 @@ from tests.cluster.conftest import AddNodes
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import DAEMON_SET, JOB, NODE, POD, Object, ResourceKind
+from rackloom.core.cluster.objects import DAEMON_SET, JOB, NODE, POD, Object, ResourceKind
 from rackloom.lab.nodes.pods import ContainerRuntime, IdleContainers
 
 pytestmark = pytest.mark.anyio

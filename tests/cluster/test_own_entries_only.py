@@ -14,17 +14,8 @@ from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Rejected
 from rackloom.claim.node.pod_sync import RETRY_ANNOTATION
-from rackloom.core.domains import names
-from rackloom.core.domains.clique import (
-    ComputeDomainClique,
-    ObjectRef,
-    clique_json,
-    join_clique,
-    leave_clique,
-    read_clique,
-)
-from rackloom.core.gangs import spec
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN_CLIQUE,
     NODE,
     POD,
@@ -34,6 +25,15 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
+from rackloom.core.domains.clique import (
+    ComputeDomainClique,
+    ObjectRef,
+    clique_json,
+    join_clique,
+    leave_clique,
+    read_clique,
+)
+from rackloom.core.gangs import spec
 
 pytestmark = pytest.mark.anyio
 CLUSTER_ROLE = ResourceKind(

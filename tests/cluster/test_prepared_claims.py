@@ -7,7 +7,7 @@ from tests.cluster.conftest import AddNodes
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import DEVICE_CLASS, EVENT, POD, RESOURCE_CLAIM, RESOURCE_SLICE, Object
+from rackloom.core.cluster.objects import DEVICE_CLASS, EVENT, POD, RESOURCE_CLAIM, RESOURCE_SLICE, Object
 from rackloom.errors import Retry
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ from tests.waiting import until
 from rackloom.claim.cluster.admission.webhook import AdmissionSettings
 from rackloom.claim.kube.api import KubeApi, KubeError, Rejected
 from rackloom.claim.kube.client import connect
-from rackloom.core.kubernetes.objects import DAEMON_SET, GANG_PLAN, NODE, POD, Object
+from rackloom.core.cluster.objects import DAEMON_SET, GANG_PLAN, NODE, POD, Object
 
 pytestmark = pytest.mark.anyio
 CONTAINERS = [{"name": "main", "image": "none"}]

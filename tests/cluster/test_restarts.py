@@ -9,7 +9,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, KubeError
-from rackloom.core.kubernetes.objects import POD, Object
+from rackloom.core.cluster.objects import POD, Object
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.connection import http_client
-from rackloom.core.kubernetes.objects import NAMESPACE, Object
+from rackloom.core.cluster.objects import NAMESPACE, Object
 
 pytestmark = pytest.mark.anyio
 KINDS = ("Namespace", "ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")

@@ -5,7 +5,7 @@ from tests.cluster.conftest import AddNodes
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import POD, ResourceKind
+from rackloom.core.cluster.objects import POD, ResourceKind
 
 pytestmark = pytest.mark.anyio
 REPLICA_SET = ResourceKind("apps", "v1", "ReplicaSet", "replicasets", namespaced=True)

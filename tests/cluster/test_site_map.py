@@ -17,8 +17,8 @@ from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.snapshot.cluster import SNAPSHOT_KINDS, project_object
 from rackloom.claim.kube.api import KubeApi, Rejected
 from rackloom.claim.kube.client import connect
+from rackloom.core.cluster.objects import NAMESPACE, NODE, SECRET, ResourceKind
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
-from rackloom.core.kubernetes.objects import NAMESPACE, NODE, SECRET, ResourceKind
 
 pytestmark = pytest.mark.anyio
 READER = Path(__file__).parents[2] / "deploy" / "site" / "with-cluster" / "cluster-reader.yaml"

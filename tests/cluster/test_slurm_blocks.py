@@ -23,8 +23,8 @@ from rackloom.claim.cluster.slurm_controller import (
     SlurmRule,
 )
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL
-from rackloom.core.kubernetes.objects import CONFIG_MAP, NAMESPACE, NODE, Object
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.objects import CONFIG_MAP, NAMESPACE, NODE, Object
 from rackloom.core.place.slurm_topology import SLURM_TAINT
 
 pytestmark = pytest.mark.anyio

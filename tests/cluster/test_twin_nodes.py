@@ -10,8 +10,8 @@ from rackloom.app.home import Home
 from rackloom.app.twin.guest import SITE_LABEL, guest_racks, site_id
 from rackloom.app.twin.site import open_embedded_home
 from rackloom.claim.kube.api import KubeApi, NotFound
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL, GPU_DRIVER, SIMULATED_LABEL
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, GPU_DRIVER, SIMULATED_LABEL
+from rackloom.core.cluster.objects import (
     CRD,
     DEVICE_CLASS,
     LEASE,

@@ -25,10 +25,8 @@ from tests.waiting import until
 from rackloom.claim.cluster.admission.webhook import AdmissionSettings
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.client import KubeClient, connect
-from rackloom.core.domains import names
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.snapshot import reserving_plans
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     CONFIG_MAP,
@@ -43,6 +41,8 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_SLICE,
     Object,
 )
+from rackloom.core.gangs import spec
+from rackloom.core.gangs.snapshot import reserving_plans
 
 pytestmark = pytest.mark.anyio
 CLIQUE = f"{CLUSTER_UUID}.1"

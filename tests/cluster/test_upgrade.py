@@ -13,7 +13,7 @@ from tests.cluster.test_uninstall import live_domain, nodes, plugin, publish  # 
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, DAEMON_SET, DEPLOYMENT, POD
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, DAEMON_SET, DEPLOYMENT, POD
 
 pytestmark = pytest.mark.anyio
 PLUGINS = "node-imex, node-gpu, node-nic, node-all"

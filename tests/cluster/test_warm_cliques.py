@@ -8,17 +8,9 @@ from tests.cluster.policies import CLIQUE, DAEMONS, slice_of
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, NotFound
-from rackloom.core.domains import names
-from rackloom.core.domains.clique import (
-    ComputeDomainClique,
-    ObjectRef,
-    Readiness,
-    clique_json,
-    join_clique,
-    with_daemon_status,
-)
-from rackloom.core.domains.names import ImexIsolation
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     NODE,
@@ -26,6 +18,14 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM,
     RESOURCE_SLICE,
     Object,
+)
+from rackloom.core.domains.clique import (
+    ComputeDomainClique,
+    ObjectRef,
+    Readiness,
+    clique_json,
+    join_clique,
+    with_daemon_status,
 )
 
 pytestmark = pytest.mark.anyio

@@ -17,8 +17,8 @@ from rackloom.claim.cluster.admission.reviews import AdmissionMode
 from rackloom.claim.cluster.admission.webhook import AdmissionSettings
 from rackloom.claim.kube.api import KubeApi, KubeError, Rejected
 from rackloom.claim.kube.connection import http_client
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     NODE,
@@ -30,7 +30,7 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
-from rackloom.core.kubernetes.pods import CHANNEL_CONDITION, TEMPLATE_GATE
+from rackloom.core.cluster.pods import CHANNEL_CONDITION, TEMPLATE_GATE
 
 pytestmark = pytest.mark.anyio
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"

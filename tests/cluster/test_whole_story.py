@@ -25,11 +25,8 @@ from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.requests import ANSWER_SECONDS
-from rackloom.core.diagnosis.checks.domains import check_domains
-from rackloom.core.diagnosis.findings import CheckState, verdict
-from rackloom.core.domains.clique import Readiness
-from rackloom.core.domains.names import ImexIsolation
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     NAMESPACE,
     POD,
@@ -37,6 +34,9 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM_TEMPLATE,
     Object,
 )
+from rackloom.core.diagnosis.checks.domains import check_domains
+from rackloom.core.diagnosis.findings import CheckState, verdict
+from rackloom.core.domains.clique import Readiness
 from rackloom.lab.nodes.dra_manager import pod_claim
 from rackloom.lab.nodes.kubelets import SimulatedKubelets
 from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraManager

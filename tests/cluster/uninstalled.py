@@ -10,7 +10,7 @@ from typing import Any
 from rackloom.claim.cluster.uninstall.executor import discover_types
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.kube.client import KubeClient
-from rackloom.core.kubernetes.objects import POD, Object, ResourceKind
+from rackloom.core.cluster.objects import POD, Object, ResourceKind
 
 _KEYS = ("rackloom.dev/", "resource.nvidia.com/")
 _NAMES = ("rackloom-", "computedomain")

@@ -9,7 +9,7 @@ import yaml
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_optional, ext_strings
 
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
 from rackloom.core.domains.compute_domain import read_compute_domain
 from rackloom.core.domains.crds import domain_crds
 from rackloom.core.domains.manifests import DAEMON_SERVICE_ACCOUNT

@@ -501,7 +501,7 @@ async def _prepared(machine: Machine, kind: str) -> Given:
     from rackloom.app.node.process import NodeOptions
     from rackloom.claim.node.gpu.plugin import GPU_DRIVER
     from rackloom.claim.node.run import PluginDirectories
-    from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
+    from rackloom.core.cluster.objects import NODE, RESOURCE_SLICE
     from rackloom.lab.kube.direct import DirectApi
     from rackloom.lab.kube.server import FakeKube
     from rackloom.lab.nodes.plugin_manager import plugin_manager_on
@@ -542,7 +542,7 @@ async def _prepared(machine: Machine, kind: str) -> Given:
 
 
 async def _claim(api: Any, driver: str, node: str, device: str) -> Any:
-    from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
+    from rackloom.core.cluster.objects import RESOURCE_CLAIM
     from rackloom.lab.nodes.dra_manager import pod_claim
 
     request = {"name": "gpu", "exactly": {"deviceClassName": driver}}

@@ -27,8 +27,8 @@ from tests.node.workloads import IMAGE
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.client import connect
 from rackloom.claim.node.wire import dra_v1_pb2, dra_v1_pb2_grpc, registration_pb2, registration_pb2_grpc
-from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL, GPU_DRIVER, IMEX_DRIVER
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL, GPU_DRIVER, IMEX_DRIVER
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DEPLOYMENT,

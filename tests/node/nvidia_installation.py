@@ -14,8 +14,7 @@ from tests.node.nodes import NodeCluster, RealNode
 from tests.node.nvidia_driver import NAMESPACE
 from tests.waiting import until_seen
 
-from rackloom.core.domains.crds import domain_crds
-from rackloom.core.domains.names import (
+from rackloom.core.cluster.names import (
     API_VERSION,
     CHANNEL_CLASS,
     COMPUTE_DOMAIN_LABEL,
@@ -24,6 +23,7 @@ from rackloom.core.domains.names import (
     IMEX_DRIVER,
     TARGET_LABEL,
 )
+from rackloom.core.domains.crds import domain_crds
 
 ACCOUNT = "compute-domain-daemon-service-account"
 _PODS = ("NODE_NAME", "spec.nodeName"), ("POD_IP", "status.podIP"), ("POD_UID", "metadata.uid")

@@ -20,7 +20,7 @@ from tests.node.workloads import (
 )
 from tests.waiting import until_seen
 
-from rackloom.core.domains.names import CHANNELS_PER_NODE, COMPUTE_DOMAIN_LABEL
+from rackloom.core.cluster.names import CHANNELS_PER_NODE, COMPUTE_DOMAIN_LABEL
 
 MINIMAL = ROOT / "examples/imex-minimal/compute-domain.yaml"
 CHANNELS = "/dev/nvidia-caps-imex-channels"

@@ -27,7 +27,7 @@ from tests.node.workloads import (
 )
 from tests.waiting import until_seen
 
-from rackloom.core.domains.names import CHANNELS_PER_CLIQUE, CHANNELS_READY_LABEL, COMPUTE_DOMAIN_LABEL
+from rackloom.core.cluster.names import CHANNELS_PER_CLIQUE, CHANNELS_READY_LABEL, COMPUTE_DOMAIN_LABEL
 
 pytestmark = only_all
 MINIMAL = ROOT / "examples/imex-minimal/compute-domain.yaml"

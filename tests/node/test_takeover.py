@@ -29,7 +29,7 @@ from tests.node.workloads import (
 )
 from tests.waiting import until_seen
 
-from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL, GPU_DRIVER, IMEX_DRIVER
+from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL, GPU_DRIVER, IMEX_DRIVER
 
 EXAMPLE = ROOT / "examples/migrate-from-nvidia-dra"
 DRIVERS = (IMEX_DRIVER, GPU_DRIVER)

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from rackloom.core.cluster import names
 from rackloom.core.diagnosis.snapshot import (
     AllocatedDevice,
     ClaimRecord,
@@ -18,7 +19,6 @@ from rackloom.core.diagnosis.snapshot import (
     PartitionRecord,
     SiteSnapshot,
 )
-from rackloom.core.domains import names
 from rackloom.core.domains.clique import Readiness
 from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode, ComputeDomainStatus
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source

@@ -35,15 +35,15 @@ from rackloom.app.snapshot.fabric import Staleness
 from rackloom.app.snapshot.readers import PostgresRecordReader, RecordReader, SqliteRecordReader, is_running
 from rackloom.claim.kube.api import KubeError, NotFound
 from rackloom.claim.kube.client import KubeClient, connect
+from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL
+from rackloom.core.cluster.objects import NAMESPACE
 from rackloom.core.diagnosis.checks.host_imex import check_host
 from rackloom.core.diagnosis.checks.host_nics import check_host_links, check_host_nics, locate_host
 from rackloom.core.diagnosis.examination import examine, steps_of
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.report import SiteCommands, with_site_commands
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
-from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
-from rackloom.core.kubernetes.objects import NAMESPACE
 from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 from rackloom.errors import Refused, Retry
 from rackloom.prove.collectors.host import collect_host

@@ -37,7 +37,7 @@ from rackloom.claim.imex.member import DaemonIdentity, label_pod
 from rackloom.claim.imex.nvidia_imex import READY, ImexControl, start_imex
 from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
 from rackloom.claim.kube.client import connect
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
 from rackloom.core.domains.clique import ObjectRef, is_ip_address
 from rackloom.core.domains.imex_settings import ImexSettings
 from rackloom.errors import Refused, Retry

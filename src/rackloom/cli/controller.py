@@ -164,7 +164,7 @@ def controller(
         Name of this pod, for the election.
     """
     from rackloom.app.controller import ControllerOptions, run_controller
-    from rackloom.core.domains.names import ImexIsolation, ImexMode
+    from rackloom.core.cluster.names import ImexIsolation, ImexMode
     from rackloom.core.domains.settings import ControllerSettings, QuotaMode
 
     settings = ControllerSettings(
@@ -219,7 +219,7 @@ def webhook(
     from rackloom.app.webhook import WebhookOptions, run_webhook
     from rackloom.claim.cluster.admission.reviews import AdmissionMode
     from rackloom.claim.cluster.admission.webhook import AdmissionSettings
-    from rackloom.core.domains.names import ImexIsolation
+    from rackloom.core.cluster.names import ImexIsolation
 
     settings = AdmissionSettings(
         namespace=namespace,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter, validators
 
 from rackloom.cli.common import Kubeconfig, KubeContext, with_common_flags
-from rackloom.core.domains.names import IMEX_PROBE_PORT, IMEX_SETTINGS_VARIABLE
+from rackloom.core.cluster.names import IMEX_PROBE_PORT, IMEX_SETTINGS_VARIABLE
 
 app = App(name="imex", help="Supervise NVIDIA's IMEX daemon in a pod of a ComputeDomain.")
 

@@ -111,7 +111,7 @@ class ImexParameters:
     def options(self, driver: DriverParameters) -> "ImexOptions":
         """The same, for the process."""
         from rackloom.app.node.imex import ImexOptions
-        from rackloom.core.domains.names import ImexIsolation, ImexMode
+        from rackloom.core.cluster.names import ImexIsolation, ImexMode
 
         return ImexOptions(
             namespaces=(self.daemon_namespace, *split_names(self.additional_namespaces)),

@@ -25,15 +25,17 @@ from rackloom.cli.place_site import (
     require_one_site,
     site_objects,
 )
+from rackloom.core.cluster.jobs import Job, TemplateName, channel_templates, read_jobs
+from rackloom.core.cluster.site import list_names
+from rackloom.core.cluster.workload_kinds import JOB_KINDS
 from rackloom.core.place.job_moves import JobMove
-from rackloom.core.place.jobs import Job, TemplateName, channel_templates, read_jobs
 from rackloom.core.place.kueue_topology import (
     TopologyAttempt,
     first_that_fits,
     shared_topology,
     topology_attempts,
 )
-from rackloom.core.place.placement_values import FreeRegionCount, GangPlan, list_names
+from rackloom.core.place.placement_values import FreeRegionCount, GangPlan
 from rackloom.core.place.site_planner import (
     JobAnswer,
     PlacementReport,
@@ -41,7 +43,6 @@ from rackloom.core.place.site_planner import (
     SegmentPrice,
     SitePlanner,
 )
-from rackloom.core.place.workload_kinds import JOB_KINDS
 from rackloom.errors import Misuse, Refused
 
 if TYPE_CHECKING:

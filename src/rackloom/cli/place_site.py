@@ -19,13 +19,13 @@ from rackloom.cli.hardware import profile_slices, with_built_in_classes
 from rackloom.cli.place import SiteParameters
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.allocate.objects import Node
-from rackloom.core.place import object_shapes
-from rackloom.core.place.jobs import BUILT_IN_PRIORITIES, PriorityClass, PriorityClasses
-from rackloom.core.place.observed_site import DraDevices
-from rackloom.core.place.placement_values import POD_GROUP_VERSIONS, SchedulerLabels
-from rackloom.core.place.pod_constraints import PREEMPT_NEVER
+from rackloom.core.cluster import object_shapes
+from rackloom.core.cluster.jobs import BUILT_IN_PRIORITIES, PriorityClass, PriorityClasses
+from rackloom.core.cluster.observed_site import DraDevices
+from rackloom.core.cluster.scheduling import PREEMPT_NEVER
+from rackloom.core.cluster.site import POD_GROUP_VERSIONS, SchedulerLabels
+from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.site_planner import SiteObjects
-from rackloom.core.place.workload_kinds import value_at
 from rackloom.errors import Misuse, Refused
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile, build_site

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from tests.app.doctor.hosts import examine_host, laid_out
 
+from rackloom.core.cluster.names import GPU_DRIVER
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import CheckState, Severity
 from rackloom.core.diagnosis.snapshot import (
@@ -16,7 +17,6 @@ from rackloom.core.diagnosis.snapshot import (
     SiteSnapshot,
 )
 from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainStatus, Condition
-from rackloom.core.domains.names import GPU_DRIVER
 from rackloom.topology.affinity import own_nics
 from rackloom.topology.join_key import Fact, GpuKey, Source
 from rackloom.topology.machine import numa_of

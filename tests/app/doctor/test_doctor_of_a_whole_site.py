@@ -19,14 +19,14 @@ from rackloom.app.demo.story import example_directory
 from rackloom.app.doctor import DoctorSources, choose_sources, read_snapshot
 from rackloom.app.home import Home
 from rackloom.app.twin.up import RunningTwin, running_twin
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, JOB, NODE, POD
 from rackloom.core.diagnosis.acceptance import AcceptanceOutcome, acceptance
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import CheckState, Finding
 from rackloom.core.diagnosis.join import gpu_chains
 from rackloom.core.diagnosis.snapshot import Layer, SiteSnapshot
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, JOB, NODE, POD
 from rackloom.core.partitions.domain import GpuHealth
 from rackloom.lab.switches.fabric import FabricGpu, FabricPartition
 

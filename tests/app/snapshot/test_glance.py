@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.app.snapshot.cluster import SNAPSHOT_KINDS, project_object
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import POD
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import POD
 from rackloom.prove.collectors.cluster import DAEMON_CONTAINER
 
 WORDS = st.sampled_from(["a", "b"])

@@ -7,8 +7,8 @@ import pytest
 from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.snapshot.cluster import ORG_LABEL, read_cluster
 from rackloom.claim.kube.api import KubeError, ObjectList
+from rackloom.core.cluster.objects import NAMESPACE, ResourceKind
 from rackloom.core.diagnosis.snapshot import Layer
-from rackloom.core.kubernetes.objects import NAMESPACE, ResourceKind
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

@@ -25,9 +25,9 @@ from rackloom.carve.store.schema import (
 )
 from rackloom.claim.kube.api import ObjectList
 from rackloom.claim.kube.decoding import unreachable_error
+from rackloom.core.cluster.objects import NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
 from rackloom.core.diagnosis.snapshot import Layer
-from rackloom.core.kubernetes.objects import NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.core.partitions.domain import GpuHealth
 from rackloom.web.frames import ColourMode
 from rackloom.web.live import LiveReading

@@ -7,12 +7,8 @@ import pytest
 from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.snapshot.cache import ReadCache
 from rackloom.core.allocate.taint_rules import WithheldDevice
-from rackloom.core.diagnosis.catalogue import Check
-from rackloom.core.diagnosis.examination import examine
-from rackloom.core.diagnosis.index import SnapshotIndex
-from rackloom.core.diagnosis.snapshot import Layer
-from rackloom.core.domains.names import GPU_DRIVER
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import GPU_DRIVER
+from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
     DEVICE_TAINT_RULES,
     NAMESPACE,
@@ -21,6 +17,10 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM,
     RESOURCE_SLICE,
 )
+from rackloom.core.diagnosis.catalogue import Check
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.index import SnapshotIndex
+from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.objects import TypeSchema

@@ -17,7 +17,7 @@ from rackloom.carve.store.database import Store
 from rackloom.carve.store.rows import insert_row
 from rackloom.carve.store.schema import machine, reserved_tray, tray_reservation
 from rackloom.carve.tenancy import entitlements
-from rackloom.core.kubernetes.objects import RESOURCE_SLICE
+from rackloom.core.cluster.objects import RESOURCE_SLICE
 from rackloom.core.partitions.domain import GpuHealth
 
 pytestmark = pytest.mark.anyio

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 from rackloom.claim.kube.api import KubeError
 from rackloom.claim.kube.leader import LeaderElection, LeaseTimings
+from rackloom.core.cluster.objects import LEASE, NODE
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
-from rackloom.core.kubernetes.objects import LEASE, NODE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.scenario.controllers import CLIENT_TIMEOUT, ApiLink, ClockAndRandom, ControllerReplicas

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rackloom.core.kubernetes.objects import NODE
+from rackloom.core.cluster.objects import NODE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.server import FakeKube

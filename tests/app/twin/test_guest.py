@@ -22,8 +22,8 @@ from rackloom.app.twin.site import TwinSite, open_embedded_home
 from rackloom.app.twin.up import served_api
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.client import connect
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL, GPU_DRIVER, SIMULATED_LABEL
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, GPU_DRIVER, SIMULATED_LABEL
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     CRD,
     DEVICE_CLASS,

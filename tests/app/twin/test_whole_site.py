@@ -18,8 +18,8 @@ from rackloom.app.home import Home
 from rackloom.app.twin.site import EmbeddedSite
 from rackloom.app.twin.up import RunningTwin, running_twin
 from rackloom.claim.kube.client import connect
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     JOB,
     NODE,

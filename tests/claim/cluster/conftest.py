@@ -10,13 +10,8 @@ import pytest
 from tests.claim.cluster.fake_site import Site
 
 from rackloom.claim.kube.api import Conflict, NotFound
-from rackloom.core.domains import names
-from rackloom.core.domains.compute_domain import compute_domain_status_json
-from rackloom.core.domains.observe import INDEXES
-from rackloom.core.domains.reconcile import DomainDecision
-from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
-from rackloom.core.domains.snapshot import delete_object, owned_object
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     CreateObject,
     DeleteObject,
@@ -25,6 +20,11 @@ from rackloom.core.kubernetes.objects import (
     PatchObject,
     ResourceKind,
 )
+from rackloom.core.domains.compute_domain import compute_domain_status_json
+from rackloom.core.domains.observe import INDEXES
+from rackloom.core.domains.reconcile import DomainDecision
+from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
+from rackloom.core.domains.snapshot import delete_object, owned_object
 
 NOW = "2026-01-01T00:00:00Z"
 CLIQUE = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"

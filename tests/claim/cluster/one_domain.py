@@ -1,5 +1,6 @@
 """One ComputeDomain in a world of objects: decided and carried out until nothing is left to do."""
 
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, NODE, POD
 from rackloom.core.domains.clique import (
     ComputeDomainClique,
     ObjectRef,
@@ -11,7 +12,6 @@ from rackloom.core.domains.clique import (
 from rackloom.core.domains.compute_domain import read_compute_domain_status
 from rackloom.core.domains.observe import take_domain_snapshot
 from rackloom.core.domains.reconcile import reconcile_domain
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, NODE, POD
 
 UID = "cd-1"
 

@@ -6,8 +6,8 @@ only once the owner of an evicted Workload has cleared its admission, or the Wor
 
 from typing import Any
 
+from rackloom.core.cluster.objects import Object, has_condition
 from rackloom.core.domains.quota import DOMAINS_RESOURCE, SPARES_RESOURCE
-from rackloom.core.kubernetes.objects import Object, has_condition
 
 
 def conditions_of(obj: Object) -> dict[str, Object]:

@@ -5,21 +5,9 @@ import random
 import msgspec
 import pytest
 
-from rackloom.core.domains import names
-from rackloom.core.domains.channel_mode import mixed_isolation_event, reconcile_clique
-from rackloom.core.domains.clique import (
-    ComputeDomainClique,
-    ObjectRef,
-    Readiness,
-    clique_json,
-    join_clique,
-    with_daemon_status,
-)
-from rackloom.core.domains.compute_domain import read_compute_domain_status
-from rackloom.core.domains.names import ImexIsolation
-from rackloom.core.domains.observe import take_clique_snapshot, take_domain_snapshot
-from rackloom.core.domains.reconcile import reconcile_domain
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
@@ -30,6 +18,18 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_SLICE,
     CreateObject,
 )
+from rackloom.core.domains.channel_mode import mixed_isolation_event, reconcile_clique
+from rackloom.core.domains.clique import (
+    ComputeDomainClique,
+    ObjectRef,
+    Readiness,
+    clique_json,
+    join_clique,
+    with_daemon_status,
+)
+from rackloom.core.domains.compute_domain import read_compute_domain_status
+from rackloom.core.domains.observe import take_clique_snapshot, take_domain_snapshot
+from rackloom.core.domains.reconcile import reconcile_domain
 
 NODES = ("n0", "n1", "n2")
 

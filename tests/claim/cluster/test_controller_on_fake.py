@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from tests.claim.cluster.fake_site import has_condition, is_empty
 
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, DAEMON_SET, RESOURCE_CLAIM_TEMPLATE, SECRET
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, DAEMON_SET, RESOURCE_CLAIM_TEMPLATE, SECRET
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.virtual import event_loop
 

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    DAEMON_SET,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+)
 from rackloom.core.domains.clique import (
     ComputeDomainClique,
     ObjectRef,
@@ -17,15 +26,6 @@ from rackloom.core.domains.clique import (
 from rackloom.core.domains.compute_domain import read_compute_domain_status
 from rackloom.core.domains.observe import take_domain_snapshot
 from rackloom.core.domains.reconcile import DomainDecision, reconcile_domain
-from rackloom.core.kubernetes.objects import (
-    COMPUTE_DOMAIN,
-    COMPUTE_DOMAIN_CLIQUE,
-    DAEMON_SET,
-    NODE,
-    POD,
-    RESOURCE_CLAIM,
-    RESOURCE_CLAIM_TEMPLATE,
-)
 
 UID = "cd-1"
 NODES = ("n0", "n1", "n2")

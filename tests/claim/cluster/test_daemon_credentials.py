@@ -5,8 +5,8 @@ import base64
 from cryptography import x509
 
 from rackloom.claim.cluster.certificates import CHECK_INTERVAL_SECONDS, IDENTITY_DAYS, DaemonCertificates
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import SECRET
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import SECRET
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import ApiCall
 from rackloom.lab.kube.server import FakeKube

@@ -8,9 +8,9 @@ import pytest
 from tests.claim.cluster.fake_site import has_condition, is_empty
 
 from rackloom.claim.kube.api import Conflict, NotFound
-from rackloom.core.domains import names
-from rackloom.core.domains.names import ImexIsolation
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, NODE, RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, NODE, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.virtual import event_loop

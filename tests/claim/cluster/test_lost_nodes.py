@@ -7,12 +7,8 @@ import pytest
 from tests.claim.cluster.one_domain import UID, settle, started, status_of
 
 from rackloom.claim.kube.api import Conflict
-from rackloom.core.domains import membership, names
-from rackloom.core.domains.clique import ObjectRef, Readiness, clique_json, join_clique, read_clique
-from rackloom.core.domains.compute_domain import ComputeDomainNode
-from rackloom.core.domains.observe import take_domain_snapshot
-from rackloom.core.domains.reconcile import DomainDecision, reconcile_domain
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     NODE,
@@ -20,6 +16,11 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM,
     PatchObject,
 )
+from rackloom.core.domains import membership
+from rackloom.core.domains.clique import ObjectRef, Readiness, clique_json, join_clique, read_clique
+from rackloom.core.domains.compute_domain import ComputeDomainNode
+from rackloom.core.domains.observe import take_domain_snapshot
+from rackloom.core.domains.reconcile import DomainDecision, reconcile_domain
 
 LONG_AGO = "2025-12-31T23:54:00Z"
 """360 s before the tests' now; a node is lost after 300 s."""

@@ -3,11 +3,12 @@
 import msgspec
 import pytest
 
-from rackloom.core.domains import manifests, names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.scheduling import is_node_selected
+from rackloom.core.domains import manifests
 from rackloom.core.domains.compute_domain import AllocationMode, read_compute_domain
 from rackloom.core.domains.device_configs import ChannelConfig, DaemonConfig, decode_imex_config
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
-from rackloom.core.place.pod_constraints import is_node_selected
 
 
 @pytest.fixture

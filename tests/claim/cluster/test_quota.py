@@ -17,21 +17,9 @@ from tests.claim.cluster.one_domain import UID, delete, settle, started, status_
 from tests.claim.cluster.quota_kueue import QuotaKueue, conditions_of, requests_of
 
 from rackloom.claim.kube.api import Conflict, NotFound
-from rackloom.core.domains import names
-from rackloom.core.domains.compute_domain import read_compute_domain
-from rackloom.core.domains.names import ImexIsolation, ImexMode
-from rackloom.core.domains.observe import take_domain_snapshot
-from rackloom.core.domains.quota import (
-    DOMAINS_RESOURCE,
-    QUEUE_LABEL,
-    SPARES_ANNOTATION,
-    SPARES_RESOURCE,
-    spare_quotas,
-    workload_name,
-)
-from rackloom.core.domains.reconcile import reconcile_domain
-from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings, QuotaMode
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation, ImexMode
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
     NETWORK_POLICY,
@@ -46,6 +34,18 @@ from rackloom.core.kubernetes.objects import (
     has_condition,
     metav1_time,
 )
+from rackloom.core.domains.compute_domain import read_compute_domain
+from rackloom.core.domains.observe import take_domain_snapshot
+from rackloom.core.domains.quota import (
+    DOMAINS_RESOURCE,
+    QUEUE_LABEL,
+    SPARES_ANNOTATION,
+    SPARES_RESOURCE,
+    spare_quotas,
+    workload_name,
+)
+from rackloom.core.domains.reconcile import reconcile_domain
+from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings, QuotaMode
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.objects import TypeSchema

@@ -7,12 +7,9 @@ import pytest
 from tests.claim.cluster.one_domain import UID, settle, started, status_of
 
 from rackloom.claim.kube.api import Conflict
-from rackloom.core.domains import membership, names, snapshot
-from rackloom.core.domains.clique import ObjectRef, Readiness, clique_json, join_clique, read_clique
-from rackloom.core.domains.names import ImexMode
-from rackloom.core.domains.observe import take_domain_snapshot
-from rackloom.core.domains.reconcile import reconcile_domain
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexMode
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
@@ -20,6 +17,10 @@ from rackloom.core.kubernetes.objects import (
     POD,
     RESOURCE_CLAIM_TEMPLATE,
 )
+from rackloom.core.domains import membership, snapshot
+from rackloom.core.domains.clique import ObjectRef, Readiness, clique_json, join_clique, read_clique
+from rackloom.core.domains.observe import take_domain_snapshot
+from rackloom.core.domains.reconcile import reconcile_domain
 
 
 def test_a_new_one_gets_its_objects_and_is_not_ready_without_nodes(make, settings):

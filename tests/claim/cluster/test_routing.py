@@ -1,8 +1,8 @@
 """Which keys a change wakes: those that it concerns now or concerned before, and no others."""
 
 from rackloom.claim.cluster.domain_caches import ChangeRouter, CliqueKey, DomainKey
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     NODE,
     POD,

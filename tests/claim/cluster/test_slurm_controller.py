@@ -17,8 +17,8 @@ from rackloom.claim.cluster.slurm_controller import (
     with_block,
 )
 from rackloom.claim.kube.api import NotFound
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL
-from rackloom.core.kubernetes.objects import CONFIG_MAP, NODE, POD, Object
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.objects import CONFIG_MAP, NODE, POD, Object
 from rackloom.core.place.slurm_topology import SLURM_TAINT
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault

@@ -2,10 +2,8 @@
 
 from tests.claim.cluster.one_domain import UID, delete, settle, started, status_of
 
-from rackloom.core.domains import names
-from rackloom.core.domains.observe import take_domain_snapshot
-from rackloom.core.domains.reconcile import reconcile_domain
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
     NODE,
@@ -13,6 +11,8 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
 )
+from rackloom.core.domains.observe import take_domain_snapshot
+from rackloom.core.domains.reconcile import reconcile_domain
 
 
 def test_deletion_takes_everything_and_only_what_is_ours(make, settings):

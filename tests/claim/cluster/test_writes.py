@@ -4,9 +4,9 @@ import pytest
 
 from rackloom.claim.cluster.controller_runtime import EXPECTATION_SECONDS, Expectations, execute_write
 from rackloom.claim.kube.api import Conflict
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import NODE, CreateObject, DeleteObject
 from rackloom.core.domains.snapshot import owned_object, remove_label
-from rackloom.core.kubernetes.objects import NODE, CreateObject, DeleteObject
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.virtual import event_loop

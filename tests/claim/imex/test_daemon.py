@@ -17,9 +17,9 @@ from rackloom.claim.imex.member import DaemonIdentity
 from rackloom.claim.imex.nvidia_imex import ImexControl, start_imex
 from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
 from rackloom.claim.kube.api import NotFound
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN_CLIQUE, POD
 from rackloom.core.domains.clique import ObjectRef, Readiness, read_clique
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN_CLIQUE, POD
 from rackloom.errors import Refused
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

@@ -10,9 +10,9 @@ from tests.waiting import until
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import LABEL_SECONDS, CliqueMember, DaemonIdentity
 from rackloom.claim.kube.api import NotFound
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN_CLIQUE, POD
 from rackloom.core.domains.clique import ObjectRef, Readiness, read_clique
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN_CLIQUE, POD
 from rackloom.lab.compute_domains.tray import SimulatedImexProgram
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault

@@ -11,7 +11,7 @@ from tests.claim.imex.test_daemon_writes import Rack, calls
 from rackloom.claim.imex.config import ImexConfig, ImexFiles
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.supervisor import LONGEST_RESTART_DELAY, RESTART_DELAY, PeerLayout, Peers, Supervisor
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
 from rackloom.errors import Refused
 from rackloom.lab.imex.in_process import ImexNetwork, InMemoryImex, InMemoryImexControl
 from rackloom.lab.imex.settings import ImexHost

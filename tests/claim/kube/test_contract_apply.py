@@ -6,8 +6,8 @@ import pytest
 from tests.claim.kube.world import WIDGET, Play, World, refused
 
 from rackloom.claim.kube.api import Conflict
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object
 
 
 def test_managers_share_a_list_by_its_keys(play: Play) -> None:

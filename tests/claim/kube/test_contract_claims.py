@@ -4,8 +4,8 @@ import pytest
 from tests.claim.kube.world import Play, World, refused
 
 from rackloom.claim.kube.api import Rejected
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object
 
 
 def _claim(name: str) -> Object:

@@ -4,8 +4,8 @@ import pytest
 from tests.claim.kube.world import WIDGET, Play, World, eventually, is_gone, refused
 
 from rackloom.claim.kube.api import Conflict, NotFound, Rejected
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object
 
 
 def test_finalizers_hold_an_object(play: Play) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.claim.kube.world import Play, World, create_pod, pod
 
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object
 
 DRY = {"dryRun": "All"}
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"

@@ -8,8 +8,8 @@ from tests.claim.kube.world import WIDGET, Play, World, eventually
 
 from rackloom.claim.kube.informer import Informer
 from rackloom.claim.kube.leader import LeaderElection, LeaseTimings
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import index_by_uid
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import index_by_uid
 
 
 def test_an_informer_follows(play: Play) -> None:

@@ -6,8 +6,8 @@ import pytest
 from tests.claim.kube.world import WIDGET, Play, World, create_pod, pod
 
 from rackloom.claim.kube.api import NotFound
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object
 
 STRATEGIC = "application/strategic-merge-patch+json"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"

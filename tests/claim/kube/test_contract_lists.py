@@ -9,8 +9,8 @@ from typing import Any
 from tests.claim.kube.world import WIDGET, Play, World, eventually
 from tests.waiting import PATIENCE, until_so
 
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object
 from rackloom.lab.kube.refusals import resource_name
 
 FUTURE = 1_000_000

@@ -4,8 +4,8 @@ import pytest
 from tests.claim.kube.world import WIDGET, Play, World, refused
 
 from rackloom.claim.kube.api import Conflict, NotFound, Rejected
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import ResourceKind
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import ResourceKind
 
 UNKNOWN_KIND = ResourceKind("contract.rackloom.test", "v1", "Gadget", "gadgets", namespaced=True)
 

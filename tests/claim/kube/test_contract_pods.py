@@ -6,8 +6,8 @@ import pytest
 from tests.claim.kube.world import Play, World, create_pod, is_gone, pod, refused
 
 from rackloom.claim.kube.api import Rejected
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object
 
 GATES = [{"name": "rackloom.test/hold"}]
 FROZEN = "pod updates may not change fields other than"

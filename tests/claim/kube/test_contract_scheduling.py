@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.claim.kube.world import Play, World, create_pod, eventually, pod
 
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object
 
 GPU = "nvidia.com/gpu"
 ROOM = {"cpu": "4", "memory": "8Gi", "pods": "3", GPU: "4"}

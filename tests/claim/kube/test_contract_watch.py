@@ -6,7 +6,7 @@ import pytest
 from tests.claim.kube.world import WIDGET, Play, World, collect, refused
 
 from rackloom.claim.kube.api import Expired, Rejected
-from rackloom.core.kubernetes import objects
+from rackloom.core.cluster import objects
 
 
 def test_selectors(play: Play) -> None:

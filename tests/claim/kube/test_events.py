@@ -4,7 +4,7 @@ import asyncio
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.events import COMBINED, EventRecorder
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, EVENT, EventNotice, Object
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, EVENT, EventNotice, Object
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.server import FakeKube

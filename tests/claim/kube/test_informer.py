@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.informer import Informer, ObjectCache, key_of
-from rackloom.core.kubernetes.objects import CONFIG_MAP, Object, index_by_label, index_by_uid
+from rackloom.core.cluster.objects import CONFIG_MAP, Object, index_by_label, index_by_uid
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.server import FakeKube

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.kube.leader import LeaderElection, LeaseTimings
-from rackloom.core.kubernetes.objects import LEASE
+from rackloom.core.cluster.objects import LEASE
 from rackloom.errors import Refused
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault

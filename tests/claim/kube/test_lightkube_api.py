@@ -17,8 +17,8 @@ from rackloom.claim.kube import connection
 from rackloom.claim.kube.api import Conflict, Expired, KubeError, NotFound, Rejected
 from rackloom.claim.kube.client import KubeClient, RateLimiter, connect
 from rackloom.claim.kube.decoding import watch_events
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.errors import Refused
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault

@@ -16,8 +16,8 @@ from tests.claim.kube.world import KUBECONFIG
 from rackloom.claim.kube import decoding
 from rackloom.claim.kube.api import Rejected
 from rackloom.claim.kube.client import KubeClient, connect
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object
 
 ALLOCATED = {"allocation": {"devices": {"results": [{"device": "gpu-0"}]}}}
 

@@ -17,8 +17,8 @@ from tests.waiting import PATIENCE, until
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.client import connect
 from rackloom.claim.kube.connection import http_client
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.http import KubeTransport

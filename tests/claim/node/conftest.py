@@ -24,7 +24,7 @@ from rackloom.claim.node.plugin import (
 )
 from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess, run_plugin
 from rackloom.core.allocate.objects import Device, DeviceAttribute
-from rackloom.core.kubernetes.objects import NODE, RESOURCE_CLAIM
+from rackloom.core.cluster.objects import NODE, RESOURCE_CLAIM
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim

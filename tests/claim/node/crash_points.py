@@ -14,7 +14,7 @@ import pytest
 
 from rackloom.claim.node.plugin import PrepareState
 from rackloom.claim.node.run import PluginProcess
-from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
+from rackloom.core.cluster.objects import RESOURCE_CLAIM
 from rackloom.lab.nodes.dra_manager import PodClaim
 from rackloom.lab.virtual.event_loop import run_simulation
 from rackloom.runtime import durable_files

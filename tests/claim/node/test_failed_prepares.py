@@ -24,7 +24,7 @@ from rackloom.claim.node.plugin import ClaimRef, PrepareState
 from rackloom.claim.node.pod_sync import RETRY_ANNOTATION, STOPPED_SECONDS
 from rackloom.claim.node.run import PluginProcess
 from rackloom.claim.node.tasks import beside, run_background, to_the_end
-from rackloom.core.kubernetes.objects import EVENT, POD, RESOURCE_CLAIM, Object
+from rackloom.core.cluster.objects import EVENT, POD, RESOURCE_CLAIM, Object
 from rackloom.errors import Refused, Retry
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault

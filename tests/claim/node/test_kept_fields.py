@@ -19,7 +19,7 @@ from rackloom.core.allocate.objects import (
     DeviceCapacity,
     DeviceTaint,
 )
-from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
+from rackloom.core.cluster.objects import NODE, RESOURCE_SLICE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.virtual import event_loop

@@ -15,7 +15,7 @@ from rackloom.claim.node import run
 from rackloom.claim.node.pod_sync import RETRY_ANNOTATION
 from rackloom.claim.node.run import PluginProcess, registrar_path, run_plugin
 from rackloom.claim.node.tasks import beside
-from rackloom.core.kubernetes.objects import POD, RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.core.cluster.objects import POD, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.errors import Refused, Retry
 from rackloom.lab.nodes.plugin_manager import NotPrepared
 from rackloom.lab.virtual.event_loop import run_simulation as virtual

@@ -31,7 +31,7 @@ from rackloom.core.allocate.objects import (
     ResourceSlice,
 )
 from rackloom.core.allocate.planning import PlacedClaim, RefusedClaim, allocate_each
-from rackloom.core.kubernetes.objects import RESOURCE_SLICE
+from rackloom.core.cluster.objects import RESOURCE_SLICE
 from rackloom.errors import Refused
 from rackloom.lab.nodes.host_files import tray_machine
 from rackloom.topology.profiles import load_machine, load_rack, machine_names

@@ -14,7 +14,7 @@ from tests.cluster.kubectl import tried
 from tests.waiting import until, until_seen
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import CRD, NODE, POD, Object
+from rackloom.core.cluster.objects import CRD, NODE, POD, Object
 
 CLIQUE = "nvidia.com/gpu.clique"
 RACKLOOM = Path(sys.executable).with_name("rackloom")

@@ -6,7 +6,7 @@ import yaml
 from tests.cluster.renderings.applied import CLIQUE, SMALL
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import NODE, POD, Object
+from rackloom.core.cluster.objects import NODE, POD, Object
 
 GPU = "nvidia.com/gpu"
 GANG = "rackloom.dev/gang"

@@ -16,7 +16,7 @@ from tests.cluster.renderings.applied import apply, established
 from tests.cluster.renderings.build import KAI, KAI_PARTS, source
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.cluster.objects import Object, ResourceKind
 
 POD_GROUP = ResourceKind("scheduling.run.ai", "v2alpha2", "PodGroup", "podgroups", namespaced=True)
 _CRDS = (

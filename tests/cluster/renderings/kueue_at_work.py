@@ -13,9 +13,9 @@ from tests.waiting import until
 
 from rackloom.app.controller import Leadership
 from rackloom.claim.kube.api import KubeApi
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, JOB, WORKLOAD, Object, ResourceKind
 from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, JOB, WORKLOAD, Object, ResourceKind
 
 
 @contextlib.asynccontextmanager

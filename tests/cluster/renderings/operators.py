@@ -23,7 +23,7 @@ from tests.ports import reserved_ports
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, NotFound
-from rackloom.core.kubernetes.objects import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, Object
+from rackloom.core.cluster.objects import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, Object
 
 _HOOKS = {
     "MutatingWebhookConfiguration": MUTATING_WEBHOOK,

@@ -12,7 +12,7 @@ from tests.cluster.renderings.kai_parts import POD_GROUP, kai_at_work
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import POD
+from rackloom.core.cluster.objects import POD
 
 pytestmark = pytest.mark.anyio
 GROUP = "leaderworkerset.sigs.k8s.io/group-index"

@@ -14,7 +14,7 @@ from tests.cluster.renderings.operators import Operator, installed
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import POD, Object, ResourceKind
+from rackloom.core.cluster.objects import POD, Object, ResourceKind
 
 pytestmark = pytest.mark.anyio
 SEGMENT = 16

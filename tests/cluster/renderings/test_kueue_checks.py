@@ -18,8 +18,8 @@ from tests.cluster.renderings.kueue_at_work import kueue_at_work
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
-from rackloom.core.domains.names import CHANNEL_CLASS
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import CHANNEL_CLASS
+from rackloom.core.cluster.objects import (
     ADMISSION_CHECK,
     JOB,
     POD,

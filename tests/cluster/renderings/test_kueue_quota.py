@@ -15,17 +15,8 @@ from tests.cluster.renderings.kueue_at_work import kueue_at_work
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
-from rackloom.core.domains.compute_domain import read_compute_domain_status
-from rackloom.core.domains.names import IMEX_DRIVER
-from rackloom.core.domains.quota import (
-    DOMAINS_RESOURCE,
-    QUEUE_LABEL,
-    SPARES_ANNOTATION,
-    SPARES_RESOURCE,
-    workload_name,
-)
-from rackloom.core.domains.settings import QuotaMode
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import IMEX_DRIVER
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     POD,
     RESOURCE_CLAIM,
@@ -34,6 +25,15 @@ from rackloom.core.kubernetes.objects import (
     Object,
     has_condition,
 )
+from rackloom.core.domains.compute_domain import read_compute_domain_status
+from rackloom.core.domains.quota import (
+    DOMAINS_RESOURCE,
+    QUEUE_LABEL,
+    SPARES_ANNOTATION,
+    SPARES_RESOURCE,
+    workload_name,
+)
+from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.kueue.workloads import CONTROLLER_NAME
 
 pytestmark = pytest.mark.anyio

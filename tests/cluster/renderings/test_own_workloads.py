@@ -25,8 +25,8 @@ from tests.cluster.renderings.test_kueue import WORKLOAD
 from tests.waiting import PATIENCE, until
 
 from rackloom.claim.kube.api import KubeApi, NotFound
-from rackloom.core.domains.names import GPU_DRIVER, SIMULATED_LABEL
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import GPU_DRIVER, SIMULATED_LABEL
+from rackloom.core.cluster.objects import (
     NAMESPACE,
     NODE,
     POD,

@@ -5,9 +5,9 @@ It is slow and short, so that the real join can be compared with it.
 
 import msgspec
 
+from rackloom.core.cluster import names
 from rackloom.core.diagnosis.join import JoinedGpu, MachineGpu, Rails
 from rackloom.core.diagnosis.snapshot import DeviceRecord, FabricGpuRecord, GpuChain
-from rackloom.core.domains import names
 from rackloom.errors import Refused
 from rackloom.topology.join_key import joins, merge_keys
 

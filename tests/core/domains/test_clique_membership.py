@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.domains import clique, names
+from rackloom.core.cluster import names
+from rackloom.core.domains import clique
 from rackloom.core.domains.clique import ComputeDomainClique, ObjectRef, Readiness, clique_json, read_clique
 from rackloom.errors import Refused
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rackloom.core.domains.names import OLDEST_IMEX_DRIVER, is_driver_too_old, version_numbers
+from rackloom.core.cluster.names import OLDEST_IMEX_DRIVER, is_driver_too_old, version_numbers
 
 
 @pytest.mark.parametrize(

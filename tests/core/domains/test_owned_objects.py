@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
 from rackloom.core.domains.snapshot import LONGEST_ERROR, read_daemon_pod
 
 

@@ -5,7 +5,9 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from rackloom.claim.kube.api import Conflict, KubeError
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import GANG_PLAN, NODE, POD, CreateObject, DeleteObject, metav1_time
+from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.reconcile import reconcile_gang
@@ -21,8 +23,6 @@ from rackloom.core.gangs.snapshot import (
 )
 from rackloom.core.gangs.spec import GangSettings, OwnerJob
 from rackloom.core.gangs.trays import TrayCountCache, running_site, with_reservations
-from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, POD, CreateObject, DeleteObject, metav1_time
-from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.errors import Refused
 from rackloom.lab.kube.patches import json_patch, merge_patch
 

@@ -3,11 +3,11 @@
 import pytest
 from tests.core.gangs.test_gang_completion import KEY, record_of
 
+from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.slots import assign_slots
 from rackloom.core.gangs.snapshot import GangSnapshot
 from rackloom.core.gangs.spec import read_member
-from rackloom.core.kubernetes.pods import GANG_LABEL
 
 RECORD = record_of([("worker", "t0"), ("worker", "t1")])
 

@@ -4,12 +4,12 @@ import pytest
 from msgspec.structs import replace
 from tests.core.gangs.test_gang_objects import CHANNEL, node, pod, template
 
+from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangSnapshot, read_record, read_tray_node
 from rackloom.core.gangs.spec import GangSettings, read_member
 from rackloom.core.gangs.trays import TrayCountCache, running_site
-from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.errors import Refused
 from rackloom.lab.kube.patches import merge_patch
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.slots import awaits_last_pods, may_have_unused_trays, without_unused_trays
 from rackloom.core.gangs.snapshot import GangKey, GangRecord, GangSnapshot
@@ -15,7 +16,6 @@ from rackloom.core.gangs.spec import (
     read_member,
     read_owner_job,
 )
-from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup, GangPlan, MemberAssignment
 
 KEY = GangKey("team", "big")

@@ -3,7 +3,7 @@
 import pytest
 from tests.core.gangs.gang_toy import read_site
 
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.demand import claim_specs, group_claims, member_demand
 from rackloom.core.gangs.snapshot import ClusterLists

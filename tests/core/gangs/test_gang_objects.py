@@ -6,7 +6,10 @@ import pytest
 import yaml
 from tests.core.gangs.gang_toy import read_site
 
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.observed_site import without_foreign_names
+from rackloom.core.cluster.pods import GANG_LABEL
+from rackloom.core.cluster.site import PlacementSite, PlacementTray, TrayHold
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.crd import gang_crd
@@ -35,18 +38,7 @@ from rackloom.core.gangs.spec import (
     read_gang_spec,
     read_member,
 )
-from rackloom.core.kubernetes.pods import GANG_LABEL
-from rackloom.core.place.observed_site import without_foreign_names
-from rackloom.core.place.placement_values import (
-    FreeRegionCount,
-    Gang,
-    GangGroup,
-    GangPlan,
-    MemberAssignment,
-    PlacementSite,
-    PlacementTray,
-    TrayHold,
-)
+from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup, GangPlan, MemberAssignment
 from rackloom.errors import Refused
 from rackloom.lab.kube.patches import json_patch, merge_patch
 

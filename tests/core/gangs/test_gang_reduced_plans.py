@@ -1,12 +1,12 @@
 """What is left of a plan after trays were released: which pods start there, and which wait."""
 
+from rackloom.core.cluster.objects import GANG_PLAN, POD
+from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.snapshot import GangKey, GangRecord, GangSnapshot, NodeTaint, TrayNode
 from rackloom.core.gangs.spec import GangSettings, read_member
-from rackloom.core.kubernetes.objects import GANG_PLAN, POD
-from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, MemberAssignment
 
 KEY = GangKey("team", "big")

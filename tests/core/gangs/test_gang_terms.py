@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from tests.core.gangs.gang_toy import read_site
 from tests.core.gangs.test_gang_objects import REQUIRED, node, pod
 
+from rackloom.core.cluster.scheduling import is_node_selected
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.slots import pin_and_ungate
 from rackloom.core.gangs.snapshot import ClusterLists
 from rackloom.core.gangs.spec import GangSettings, read_member
 from rackloom.core.gangs.terms import group_terms, site_for_terms
-from rackloom.core.place.pod_constraints import is_node_selected
 from rackloom.lab.kube.controllers.scheduler import is_tolerated
 from rackloom.lab.kube.patches import json_patch
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.core.gangs.test_gang_devices import claim, cluster, offer, pod, request, rooms, taint_rule
 
 from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim
+from rackloom.core.cluster.observed_site import DraDevices
+from rackloom.core.cluster.site import PlacementSite, PlacementTray
 from rackloom.core.gangs.trays import TrayCountCache, TrayInputs
-from rackloom.core.place.observed_site import DraDevices
-from rackloom.core.place.placement_values import PlacementSite, PlacementTray
 from rackloom.errors import Refused
 
 ON = st.sampled_from(["n1", "n2"])

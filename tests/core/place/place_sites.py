@@ -6,14 +6,8 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from rackloom.core.place.placement_values import (
-    Gang,
-    GangGroup,
-    GangPlan,
-    PlacementSite,
-    PlacementTray,
-    TrayHold,
-)
+from rackloom.core.cluster.site import PlacementSite, PlacementTray, TrayHold
+from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
 from rackloom.errors import Refused
 
 T = TypeVar("T")

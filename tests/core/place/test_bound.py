@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from rackloom.core.cluster.observed_site import read_site
+from rackloom.core.cluster.scheduling import Toleration
+from rackloom.core.cluster.site import SchedulerLabels, TrayHold
 from rackloom.core.place.mobility import restrict_moves, tolerations_of_movable
-from rackloom.core.place.observed_site import read_site
-from rackloom.core.place.placement_values import SchedulerLabels, TrayHold
-from rackloom.core.place.pod_constraints import Toleration
 
 LABELS = SchedulerLabels()
 TAINT = {"key": "dedicated", "value": "lab", "effect": "NoSchedule"}

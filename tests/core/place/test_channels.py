@@ -7,17 +7,12 @@ from msgspec import convert
 from tests.core.gangs.gang_toy import read_site as seen_by_the_controller
 
 from rackloom.core.allocate.objects import ResourceClaim
+from rackloom.core.cluster.observed_site import DraDevices, read_site
+from rackloom.core.cluster.site import PlacementSite, SchedulerLabels
 from rackloom.core.gangs.snapshot import ClusterLists
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.place.gang_planner import plan_gang
-from rackloom.core.place.observed_site import DraDevices, read_site
-from rackloom.core.place.placement_values import (
-    Gang,
-    GangGroup,
-    PlacementSite,
-    PlacementTerms,
-    SchedulerLabels,
-)
+from rackloom.core.place.placement_values import Gang, GangGroup, PlacementTerms
 from rackloom.errors import Refused
 
 

@@ -8,26 +8,20 @@ from hypothesis import strategies as st
 from tests.core.place.place_sites import site
 
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
-from rackloom.core.place.gang_planner import plan_gang
-from rackloom.core.place.gang_requests import gang_of_job, groups_by_trays, terms_of_groups
-from rackloom.core.place.jobs import Job, read_jobs
-from rackloom.core.place.observed_site import read_site, trays_avoided_by
-from rackloom.core.place.placement_values import (
-    Gang,
-    PlacementSite,
-    PlacementTerms,
-    PlacementTray,
-    SchedulerLabels,
-    combine_sites,
-)
-from rackloom.core.place.plan_notes import unsupported_constraints
-from rackloom.core.place.pod_constraints import (
+from rackloom.core.cluster.jobs import Job, read_jobs
+from rackloom.core.cluster.observed_site import read_site, trays_avoided_by
+from rackloom.core.cluster.scheduling import (
     REQUIRED_DURING_SCHEDULING,
     NodeRule,
     is_node_selected,
     selector_matches,
     unmet_requirements,
 )
+from rackloom.core.cluster.site import PlacementSite, PlacementTray, SchedulerLabels, combine_sites
+from rackloom.core.place.gang_planner import plan_gang
+from rackloom.core.place.gang_requests import gang_of_job, groups_by_trays, terms_of_groups
+from rackloom.core.place.placement_values import Gang, PlacementTerms
+from rackloom.core.place.plan_notes import unsupported_constraints
 from rackloom.errors import Refused
 
 LABELS = SchedulerLabels()

@@ -7,19 +7,12 @@ from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.allocate.objects import DeviceClass, Node, ObjectMeta, ResourceClaim, ResourceClaimStatus
 from rackloom.core.allocate.outcome import Allocation
+from rackloom.core.cluster.observed_site import HIGHEST_PRIORITY, DraDevices, claims_devices, read_site
+from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, SchedulerLabels, TrayHold
 from rackloom.core.place.claim_capacity import gpus_per_member, with_claim_capacity
 from rackloom.core.place.gang_fixes import find_fixes
 from rackloom.core.place.gang_planner import try_gang, with_plan_reserved
-from rackloom.core.place.observed_site import HIGHEST_PRIORITY, DraDevices, claims_devices, read_site
-from rackloom.core.place.placement_values import (
-    ClaimCapacity,
-    Gang,
-    GangGroup,
-    PlacementSite,
-    PlacementTray,
-    SchedulerLabels,
-    TrayHold,
-)
+from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.site_capacity import capacity_for
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused

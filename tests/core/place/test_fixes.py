@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.core.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
+from rackloom.core.cluster.site import PlacementSite, TrayHold
 from rackloom.core.place.gang_fixes import PlacementFix, find_fixes
 from rackloom.core.place.gang_planner import gang_fits, plan_gang, try_gang
-from rackloom.core.place.placement_values import Gang, GangGroup, PlacementSite, TrayHold
+from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.site_capacity import SiteCapacity, capacity_for
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused

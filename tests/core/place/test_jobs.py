@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from rackloom.core.allocate.objects import ResourceClaim
+from rackloom.core.cluster.jobs import Job, read_jobs
+from rackloom.core.cluster.observed_site import read_site
+from rackloom.core.cluster.scheduling import NodeRule, Toleration
+from rackloom.core.cluster.site import SchedulerLabels, TrayHold
 from rackloom.core.place.gang_requests import claims_by_kind, gang_of_job
-from rackloom.core.place.jobs import Job, read_jobs
-from rackloom.core.place.observed_site import read_site
-from rackloom.core.place.placement_values import Gang, SchedulerLabels, TrayHold
-from rackloom.core.place.pod_constraints import NodeRule, Toleration
+from rackloom.core.place.placement_values import Gang
 from rackloom.errors import Refused
 
 LABELS = SchedulerLabels()

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.place.jobs import PriorityClasses, read_jobs
+from rackloom.core.cluster.jobs import PriorityClasses, read_jobs
+from rackloom.core.cluster.observed_site import DraDevices
+from rackloom.core.cluster.site import SchedulerLabels
 from rackloom.core.place.kueue_topology import (
     GROUP_NAME,
     PREFERRED,
@@ -22,8 +24,7 @@ from rackloom.core.place.kueue_topology import (
     shared_topology,
     topology_attempts,
 )
-from rackloom.core.place.observed_site import DraDevices
-from rackloom.core.place.placement_values import GangPlan, SchedulerLabels
+from rackloom.core.place.placement_values import GangPlan
 from rackloom.core.place.site_planner import PlacementReport, PlanRequest, SiteObjects, SitePlanner
 from rackloom.errors import Refused
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.cli.place_objects import job, node, pod
 
 from rackloom.core.allocate.driver_slices import device_classes
-from rackloom.core.place.jobs import PriorityClasses, read_jobs
-from rackloom.core.place.node_resources import pod_requests
-from rackloom.core.place.observed_site import DraDevices
+from rackloom.core.cluster.jobs import PriorityClasses, read_jobs
+from rackloom.core.cluster.observed_site import DraDevices
+from rackloom.core.cluster.requests import pod_requests
 from rackloom.core.place.site_planner import JobAnswer, PlanRequest, SiteObjects, SitePlanner
 
 Amounts = dict[str, str]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.place.place_sites import held, site
 
+from rackloom.core.cluster.site import PlacementSite, PlacementTray
 from rackloom.core.place.batch import plan_batch, solve_packing
 from rackloom.core.place.packing import (
     PackingAssignment,
@@ -18,7 +19,7 @@ from rackloom.core.place.packing import (
     best_fit_decreasing,
     packing_score,
 )
-from rackloom.core.place.placement_values import Gang, GangGroup, PlacementSite, PlacementTray
+from rackloom.core.place.placement_values import Gang, GangGroup
 
 cliques_of_4x6 = st.lists(st.builds(PackingClique, st.integers(0, 6), st.booleans()), min_size=1, max_size=4)
 blocks = st.lists(st.integers(1, 6), min_size=1, max_size=2).map(lambda found: tuple(sorted(found)[::-1]))

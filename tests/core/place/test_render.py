@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from tests.core.place.place_sites import site
 
+from rackloom.core.cluster.jobs import read_jobs
+from rackloom.core.cluster.observed_site import read_site
+from rackloom.core.cluster.scheduling import REQUIRED_DURING_SCHEDULING
+from rackloom.core.cluster.site import SchedulerLabels
 from rackloom.core.place.gang_planner import plan_exclusive_cliques, plan_gang
 from rackloom.core.place.gang_requests import gang_of_job
-from rackloom.core.place.jobs import read_jobs
-from rackloom.core.place.observed_site import read_site
-from rackloom.core.place.placement_values import SchedulerLabels
 from rackloom.core.place.plan_notes import segment_note, usable_share
-from rackloom.core.place.pod_constraints import REQUIRED_DURING_SCHEDULING
 from rackloom.core.place.rendering import RenderedJob, render_job
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused

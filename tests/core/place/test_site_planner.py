@@ -6,8 +6,8 @@ import pytest
 from tests.cli.place_objects import job, mpi_job, node, pod
 
 from rackloom.core.allocate.driver_slices import device_classes
-from rackloom.core.place.jobs import PriorityClass, PriorityClasses, read_jobs
-from rackloom.core.place.observed_site import DraDevices
+from rackloom.core.cluster.jobs import PriorityClass, PriorityClasses, read_jobs
+from rackloom.core.cluster.observed_site import DraDevices
 from rackloom.core.place.site_planner import PlacementReport, PlanRequest, SiteObjects, SitePlanner
 from rackloom.errors import Refused
 

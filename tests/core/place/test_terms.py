@@ -6,18 +6,10 @@ import pytest
 from msgspec.structs import replace
 from tests.core.place.place_brute import best_ways, can_carry
 
+from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, TrayHold
 from rackloom.core.place.gang_fixes import find_fixes
 from rackloom.core.place.gang_planner import plan_gang, try_gang, with_plan_reserved
-from rackloom.core.place.placement_values import (
-    ClaimCapacity,
-    Gang,
-    GangGroup,
-    GangPlan,
-    PlacementSite,
-    PlacementTerms,
-    PlacementTray,
-    TrayHold,
-)
+from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, PlacementTerms
 from rackloom.core.place.search.site_capacity import capacity_for
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused

@@ -7,18 +7,10 @@ import pytest
 from tests.core.place.place_brute import best_ways, can_carry
 from tests.core.place.place_sites import faults, held, site
 
+from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, TrayHold
 from rackloom.core.place import gang_planner
 from rackloom.core.place.gang_planner import plan_gang, try_gang
-from rackloom.core.place.placement_values import (
-    REGION_SIZES,
-    ClaimCapacity,
-    Gang,
-    GangGroup,
-    GangPlan,
-    PlacementSite,
-    PlacementTray,
-    TrayHold,
-)
+from rackloom.core.place.placement_values import REGION_SIZES, Gang, GangGroup, GangPlan
 from rackloom.core.place.search import tray_assignment
 from rackloom.core.place.search.gang_needs import MAX_NEEDS, MemberNeed, TrayVacancy, colocation_groups
 from rackloom.core.place.search.tray_assignment import SearchBudget

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackloom.core.cluster.jobs import Job, owner_of_pod, read_jobs
+from rackloom.core.cluster.site import SchedulerLabels
 from rackloom.core.place.gang_requests import gang_of_job
-from rackloom.core.place.jobs import Job, owner_of_pod, read_jobs
-from rackloom.core.place.placement_values import SchedulerLabels
 from rackloom.core.place.pod_templates import ManifestDraft
 from rackloom.errors import Refused
 

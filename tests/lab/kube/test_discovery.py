@@ -1,6 +1,6 @@
 """What clients ask an API server before anything else."""
 
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, NODE
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, NODE
 from rackloom.lab.kube.kubectl.discovery import discovery_document
 from rackloom.lab.kube.objects import TYPE_SCHEMAS
 

@@ -10,8 +10,8 @@ import httpx2
 import msgspec
 import pytest
 
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object
 from rackloom.lab.kube.http import MAX_BODY_BYTES, KubeTransport
 from rackloom.lab.kube.kubectl.serving import KubeApplication
 from rackloom.lab.kube.patches import OPERATIONS

@@ -11,9 +11,9 @@ from tests.documented import commands_of
 
 from rackloom.app.twin.up import served_api
 from rackloom.claim.kube.api import NotFound
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object
 from rackloom.core.domains.crds import domain_crds
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.server import FakeKube

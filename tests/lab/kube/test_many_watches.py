@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.kube.api import WatchEvent
-from rackloom.core.kubernetes.objects import CONFIG_MAP, Object
+from rackloom.core.cluster.objects import CONFIG_MAP, Object
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.queries import selector_predicate
 from rackloom.lab.kube.server import FakeKube

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.kube.api import Rejected
-from rackloom.core.kubernetes import objects
+from rackloom.core.cluster import objects
 from rackloom.lab.kube import patches
 from rackloom.lab.kube.kubectl import writes
 from rackloom.lab.kube.kubectl.writes import MERGE_KEYS

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
-from rackloom.core.kubernetes.objects import NODE
+from rackloom.core.cluster.objects import NODE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.queries import ListOptions

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster.objects import Object
 from rackloom.errors import Retry
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

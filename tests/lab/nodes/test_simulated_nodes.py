@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rackloom.claim.kube.api import NotFound
-from rackloom.core.kubernetes.objects import EVENT, LEASE, NODE, POD, RESOURCE_CLAIM, Object, is_pod_ready
+from rackloom.core.cluster.objects import EVENT, LEASE, NODE, POD, RESOURCE_CLAIM, Object, is_pod_ready
 from rackloom.errors import Refused, Retry
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.node.prepare import PluginMetrics
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL
-from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE, Object
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.objects import NODE, RESOURCE_SLICE, Object
 from rackloom.errors import Retry
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

@@ -9,7 +9,7 @@ import pytest
 
 from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.run import Registrar, serve_on_socket
-from rackloom.core.kubernetes.objects import RESOURCE_SLICE
+from rackloom.core.cluster.objects import RESOURCE_SLICE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.dra_manager import PodClaim

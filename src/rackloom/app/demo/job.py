@@ -22,11 +22,8 @@ from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.snapshot.cluster import ORG_LABEL
 from rackloom.app.twin.up import RunningTwin
 from rackloom.core.allocate.objects import ResourceSlice
-from rackloom.core.diagnosis.examination import examine
-from rackloom.core.diagnosis.findings import Finding
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL
-from rackloom.core.gangs.spec import GANG_TAINT
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     GANG_PLAN,
     NODE,
@@ -37,10 +34,14 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
-from rackloom.core.kubernetes.objects import NAMESPACE as NAMESPACES
+from rackloom.core.cluster.objects import NAMESPACE as NAMESPACES
+from rackloom.core.cluster.observed_site import DraDevices, read_site
+from rackloom.core.cluster.site import SchedulerLabels
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.findings import Finding
+from rackloom.core.gangs.spec import GANG_TAINT
 from rackloom.core.place.gang_planner import plan_gang
-from rackloom.core.place.observed_site import DraDevices, read_site
-from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, SchedulerLabels
+from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
 from rackloom.errors import Refused
 from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB
 

@@ -35,7 +35,7 @@ from rackloom.claim.node.imex.labels import CliqueLabel
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.run import PluginProcess, run_plugin
 from rackloom.claim.node.tasks import run_background
-from rackloom.core.domains.names import IMEX_DRIVER, ImexIsolation, ImexMode
+from rackloom.core.cluster.names import IMEX_DRIVER, ImexIsolation, ImexMode
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 
 

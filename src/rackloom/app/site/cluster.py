@@ -26,7 +26,7 @@ from rackloom.app.snapshot.cluster import SNAPSHOT_KINDS, ClusterFreshness, is_e
 from rackloom.claim.kube.api import KubeApi, KubeError, ObjectList
 from rackloom.claim.kube.client import KubeClient, connect
 from rackloom.claim.kube.informer import Informer, key_of
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.errors import Refused
 
 # The cache.

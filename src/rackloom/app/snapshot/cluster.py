@@ -34,18 +34,8 @@ from rackloom.core.allocate.objects import (
     readable,
 )
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, WithheldDevice, readable_rules
-from rackloom.core.diagnosis.evidence import ClusterEvidence
-from rackloom.core.diagnosis.snapshot import (
-    AllocatedDevice,
-    ClaimRecord,
-    DeviceRecord,
-    NodeRecord,
-    PodRecord,
-    PoolRecord,
-)
-from rackloom.core.domains import names
-from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DEVICE_CLASS,
     DEVICE_TAINT_RULES,
@@ -58,6 +48,16 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
+from rackloom.core.diagnosis.evidence import ClusterEvidence
+from rackloom.core.diagnosis.snapshot import (
+    AllocatedDevice,
+    ClaimRecord,
+    DeviceRecord,
+    NodeRecord,
+    PodRecord,
+    PoolRecord,
+)
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.prove.collectors.cluster import DAEMON_CONTAINER, ListReader, collect_cluster, pod_owner
 
 # Reading.

@@ -27,10 +27,10 @@ from rackloom.core.allocate.attributes import (
     STANDARD_DOMAIN,
 )
 from rackloom.core.allocate.taint_rules import DeviceTaintRule
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import epoch_seconds
 from rackloom.core.diagnosis.index import BLOCKING_EFFECTS
 from rackloom.core.diagnosis.snapshot import DeviceRecord, PoolRecord, grouped
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import epoch_seconds
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, merge_keys
 

@@ -37,16 +37,16 @@ from rackloom.claim.kube.api import KubeApi, Rejected
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
 from rackloom.claim.node.prepare import PluginMetrics
-from rackloom.core.domains import names
-from rackloom.core.domains.names import SIMULATED_LABEL
-from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings, ImexDaemonSettings
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import SIMULATED_LABEL
+from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
     POD,
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     Object,
 )
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings, ImexDaemonSettings
 from rackloom.lab.imex.in_process import ImexNetwork
 from rackloom.lab.kube.controllers.claims import ResourceClaimController
 from rackloom.lab.kube.controllers.mpi_jobs import MpiJobController

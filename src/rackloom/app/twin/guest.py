@@ -35,17 +35,8 @@ from rackloom.app.twin.cluster import GuestNodes, installed_device_classes, twin
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound
 from rackloom.claim.kube.leader import LeaderElection
 from rackloom.core.allocate.driver_slices import NIC_DRIVER
-from rackloom.core.domains.crds import domain_crds
-from rackloom.core.domains.manifests import DAEMON_SERVICE_ACCOUNT
-from rackloom.core.domains.names import GPU_DRIVER, IMEX_DRIVER, SIMULATED_LABEL
-from rackloom.core.domains.settings import (
-    DEFAULT_DAEMON_NAMESPACE,
-    DEFAULT_NAMESPACE,
-    ControllerSettings,
-    ImexDaemonSettings,
-)
-from rackloom.core.gangs.crd import gang_crd
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER, SIMULATED_LABEL
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     CRD,
@@ -59,6 +50,15 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
+from rackloom.core.domains.crds import domain_crds
+from rackloom.core.domains.manifests import DAEMON_SERVICE_ACCOUNT
+from rackloom.core.domains.settings import (
+    DEFAULT_DAEMON_NAMESPACE,
+    DEFAULT_NAMESPACE,
+    ControllerSettings,
+    ImexDaemonSettings,
+)
+from rackloom.core.gangs.crd import gang_crd
 from rackloom.errors import Refused, Retry
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.kubelets import LEASE_NAMESPACE

@@ -28,10 +28,10 @@ from rackloom.claim.imex.member import DaemonIdentity, label_pod
 from rackloom.claim.imex.nvidia_imex import ImexChild
 from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
 from rackloom.claim.kube.api import KubeApi, NotFound
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL
+from rackloom.core.cluster.objects import RESOURCE_CLAIM, SECRET, Object, pod_claim_names
 from rackloom.core.domains.imex_settings import ImexSettings, read_imex_settings
-from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL
-from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, SECRET, Object, pod_claim_names
 from rackloom.errors import Retry
 from rackloom.lab.imex.in_process import ImexNetwork, InMemoryImex, InMemoryImexControl
 from rackloom.lab.imex.settings import ImexHost

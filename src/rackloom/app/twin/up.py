@@ -54,7 +54,7 @@ from rackloom.claim.cluster.certificates import issue_certificate, new_authority
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
-from rackloom.core.kubernetes.objects import LEASE, Object, ResourceKind
+from rackloom.core.cluster.objects import LEASE, Object, ResourceKind
 from rackloom.lab.kube.direct import DirectApi, SharedReadApi
 from rackloom.lab.kube.kubectl.serving import KubeApplication
 from rackloom.lab.kube.server import FakeKube

@@ -29,9 +29,9 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rackloom.claim.kube.api import KubeApi, NotFound
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import SECRET, Object
 from rackloom.core.domains.snapshot import OwnedObject, owned_object
-from rackloom.core.kubernetes.objects import SECRET, Object
 
 # Issuing and checking certificates.
 

@@ -25,7 +25,7 @@ import structlog
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.informer import CacheSet
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     CreateObject,
     DeleteObject,
     Object,

@@ -21,19 +21,8 @@ import msgspec
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.informer import CacheSet, Informer, is_not_served_to_us
-from rackloom.core.domains import names
-from rackloom.core.domains.observe import (
-    BY_CLIQUE,
-    BY_DOMAIN,
-    BY_POOL,
-    BY_READY_CHANNELS,
-    BY_TEMPLATE,
-    BY_WARM_MARK,
-    INDEXES,
-    ClusterIndex,
-)
-from rackloom.core.domains.settings import ControllerSettings, QuotaMode
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
@@ -48,6 +37,17 @@ from rackloom.core.kubernetes.objects import (
     ResourceKind,
     not_ready_since,
 )
+from rackloom.core.domains.observe import (
+    BY_CLIQUE,
+    BY_DOMAIN,
+    BY_POOL,
+    BY_READY_CHANNELS,
+    BY_TEMPLATE,
+    BY_WARM_MARK,
+    INDEXES,
+    ClusterIndex,
+)
+from rackloom.core.domains.settings import ControllerSettings, QuotaMode
 
 # Informers and indexes.
 

@@ -26,7 +26,19 @@ from rackloom.claim.cluster.domain_caches import (
 )
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
+    COMPUTE_DOMAIN,
+    DAEMON_SET,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    SECRET,
+    EventNotice,
+    Object,
+    ResourceKind,
+    metav1_time,
+)
 from rackloom.core.domains.channel_mode import mixed_isolation_event, reconcile_clique
 from rackloom.core.domains.compute_domain import ComputeDomain, compute_domain_status_json
 from rackloom.core.domains.membership import abandoned_nodes, needs_confirmation
@@ -41,18 +53,6 @@ from rackloom.core.domains.owned import is_withdrawn, may_have_certificates, nee
 from rackloom.core.domains.reconcile import DomainDecision, reconcile_domain
 from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.domains.snapshot import DomainSnapshot
-from rackloom.core.kubernetes.objects import (
-    COMPUTE_DOMAIN,
-    DAEMON_SET,
-    NODE,
-    POD,
-    RESOURCE_CLAIM,
-    SECRET,
-    EventNotice,
-    Object,
-    ResourceKind,
-    metav1_time,
-)
 
 FAILURES_BEFORE_REPORT = 4
 """Failures in a row after which the status reports any error, and not only a final one."""

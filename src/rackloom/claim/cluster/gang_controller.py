@@ -27,6 +27,21 @@ from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.kube.informer import CacheSet, Informer
 from rackloom.claim.kube.taint_rules import taint_rule_informers
+from rackloom.core.cluster.objects import (
+    DEVICE_TAINT_RULES,
+    GANG_PLAN,
+    NODE,
+    POD,
+    DeleteObject,
+    EventNotice,
+    Object,
+    ObjectWrite,
+    PatchObject,
+    ResourceKind,
+    epoch_seconds,
+    index_by_uid,
+)
+from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.gangs.reconcile import API_REFUSED, WARNING_REASONS, GangDecision, reconcile_gang
 from rackloom.core.gangs.slots import is_reduced
 from rackloom.core.gangs.snapshot import (
@@ -42,21 +57,6 @@ from rackloom.core.gangs.snapshot import (
     reserving_plans,
 )
 from rackloom.core.gangs.spec import WITHOUT_KUEUE, BesideKueue, GangSettings
-from rackloom.core.kubernetes.objects import (
-    DEVICE_TAINT_RULES,
-    GANG_PLAN,
-    NODE,
-    POD,
-    DeleteObject,
-    EventNotice,
-    Object,
-    ObjectWrite,
-    PatchObject,
-    ResourceKind,
-    epoch_seconds,
-    index_by_uid,
-)
-from rackloom.core.kubernetes.pods import GANG_LABEL
 
 # Informers for GangPlans, pods of gangs, nodes and DeviceTaintRules.
 

@@ -19,6 +19,23 @@ from msgspec.structs import replace
 from rackloom.claim.cluster.controller_runtime import execute_write
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.taint_rules import list_taint_rules
+from rackloom.core.cluster.objects import (
+    COMPUTE_DOMAIN,
+    DEVICE_CLASS,
+    GANG_PLAN,
+    JOB,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
+    WORKLOAD,
+    Object,
+    ObjectWrite,
+    ResourceKind,
+    has_pod_ended,
+)
+from rackloom.core.cluster.pods import OwnerReference
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
@@ -50,23 +67,6 @@ from rackloom.core.gangs.spec import (
     read_owner_job,
 )
 from rackloom.core.gangs.trays import TrayCountCache, holder_of_pod, running_site
-from rackloom.core.kubernetes.objects import (
-    COMPUTE_DOMAIN,
-    DEVICE_CLASS,
-    GANG_PLAN,
-    JOB,
-    NODE,
-    POD,
-    RESOURCE_CLAIM,
-    RESOURCE_CLAIM_TEMPLATE,
-    RESOURCE_SLICE,
-    WORKLOAD,
-    Object,
-    ObjectWrite,
-    ResourceKind,
-    has_pod_ended,
-)
-from rackloom.core.kubernetes.pods import OwnerReference
 from rackloom.core.kueue.workloads import held_plans, read_workload
 from rackloom.core.place.node_resources import NodeUse
 from rackloom.core.place.placement_values import GangPlan

@@ -24,9 +24,7 @@ from rackloom.claim.cluster.controller_runtime import DEFECT_RETRY_SECONDS, Cont
 from rackloom.claim.kube.api import Conflict, KubeApi, NotFound
 from rackloom.claim.kube.informer import CacheSet, Informer, is_not_served
 from rackloom.claim.kube.taint_rules import list_taint_rules
-from rackloom.core.domains.settings import QuotaMode
-from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     ADMISSION_CHECK,
     COMPUTE_DOMAIN,
     DEVICE_CLASS,
@@ -42,6 +40,8 @@ from rackloom.core.kubernetes.objects import (
     ResourceKind,
     metav1_time,
 )
+from rackloom.core.domains.settings import QuotaMode
+from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kueue.checks import KueueCluster, PlacementPass
 from rackloom.core.kueue.workloads import (
     CONTROLLER_NAME,

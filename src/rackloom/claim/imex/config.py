@@ -24,9 +24,9 @@ from typing import Literal
 
 import structlog
 
+from rackloom.core.cluster.names import BOOT_FILE, IMEX_COMMAND_PORT, IMEX_SERVER_PORT
 from rackloom.core.domains.clique import is_ip_address
 from rackloom.core.domains.imex_settings import IMEX_SETTING_DEFAULTS, ImexSettings
-from rackloom.core.domains.names import BOOT_FILE, IMEX_COMMAND_PORT, IMEX_SERVER_PORT
 
 # Texts.
 

@@ -26,7 +26,9 @@ import structlog
 
 from rackloom.claim.imex.supervisor import Peers
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
-from rackloom.core.domains import clique, names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN_CLIQUE, POD, Object
+from rackloom.core.domains import clique
 from rackloom.core.domains.clique import (
     ComputeDomainClique,
     ObjectRef,
@@ -35,7 +37,6 @@ from rackloom.core.domains.clique import (
     is_ip_address,
     read_clique,
 )
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN_CLIQUE, POD, Object
 
 # The entry in the clique object.
 

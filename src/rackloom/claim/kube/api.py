@@ -1,6 +1,6 @@
 """The part of the Kubernetes API that Rackloom uses, as a protocol, with named errors.
 
-Objects are plain JSON (`core.kubernetes.objects`). A `KubeError` says that the server was not reached
+Objects are plain JSON (`core.cluster.objects`). A `KubeError` says that the server was not reached
 or gave no success; its subclasses tell the caller what to do: the object is gone (NotFound), read it
 again (Conflict), list again (Expired), or do not repeat the request (Rejected).
 """
@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.cluster.objects import Object, ResourceKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from rackloom.claim.kube import decoding
 from rackloom.claim.kube.api import Expired, KubeError, ObjectList, Rejected, WatchEvent
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.decoding import status_error, unreachable_error, watch_events
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.serving.request_log import asked
 
 # Rate limit.

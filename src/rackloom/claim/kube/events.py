@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
-from rackloom.core.kubernetes.objects import EVENT, EventNotice, Object, metav1_time
+from rackloom.core.cluster.objects import EVENT, EventNotice, Object, metav1_time
 
 log = structlog.get_logger(__name__)
 

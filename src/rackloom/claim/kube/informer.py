@@ -15,7 +15,7 @@ from contextlib import aclosing
 from functools import partial
 
 from rackloom.claim.kube.api import Expired, KubeApi, KubeError, NotFound, WatchEvent
-from rackloom.core.kubernetes.objects import Indexer, Object, ResourceKind
+from rackloom.core.cluster.objects import Indexer, Object, ResourceKind
 
 # The indexed cache: lookups never scan.
 

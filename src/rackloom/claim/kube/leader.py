@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
-from rackloom.core.kubernetes.objects import LEASE, Object, metav1_micro_time
+from rackloom.core.cluster.objects import LEASE, Object, metav1_micro_time
 from rackloom.errors import Refused
 
 log = structlog.get_logger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from rackloom.claim.kube.api import KubeApi, NotFound, ObjectList
 from rackloom.claim.kube.informer import Informer, is_not_served
-from rackloom.core.kubernetes.objects import DEVICE_TAINT_RULES, Object, ResourceKind
+from rackloom.core.cluster.objects import DEVICE_TAINT_RULES, Object, ResourceKind
 
 
 async def list_taint_rules(

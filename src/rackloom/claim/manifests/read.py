@@ -34,7 +34,7 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.sharing import SharedParts
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, with_taint_rules
-from rackloom.core.kubernetes.objects import DEVICE_TAINT_RULES
+from rackloom.core.cluster.objects import DEVICE_TAINT_RULES
 from rackloom.errors import Refused
 
 # API versions and server defaults.

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, ClaimConsumer, ClaimRef, OpaqueConfig
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster.objects import Object
 from rackloom.errors import Refused
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"

@@ -38,7 +38,7 @@ import structlog
 
 from rackloom.claim.node.device_files import DRIVER_SECONDS
 from rackloom.claim.node.plugin import Health
-from rackloom.core.domains.names import OLDEST_IMEX_DRIVER, is_driver_too_old
+from rackloom.core.cluster.names import OLDEST_IMEX_DRIVER, is_driver_too_old
 from rackloom.errors import Refused, Retry
 from rackloom.runtime.foreign_text import decode_json
 from rackloom.topology.discovery.nvidia_driver import driver_missing_error, nvml_session

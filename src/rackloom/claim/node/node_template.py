@@ -24,7 +24,7 @@ from rackloom.claim.node.imex.devices import ImexSettings, imex_pool
 from rackloom.core.allocate.driver_slices import GPU_DRIVER, NIC_DRIVER, local_slice
 from rackloom.core.allocate.node_template import PLACEHOLDER
 from rackloom.core.allocate.objects import Device, ResourceSlice
-from rackloom.core.domains.names import IMEX_DRIVER
+from rackloom.core.cluster.names import IMEX_DRIVER
 from rackloom.core.nics.attachment import NetworkLink, SegmentationSizes
 from rackloom.core.nics.devices import (
     HostLink,

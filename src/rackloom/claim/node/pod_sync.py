@@ -24,7 +24,7 @@ import structlog
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, PrepareState
 from rackloom.claim.node.tasks import pause_until
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     POD,
     RESOURCE_CLAIM,
     Object,

@@ -49,7 +49,7 @@ from rackloom.claim.node.plugin import (
     ReadyDevice,
 )
 from rackloom.claim.node.storage import Checkpoint
-from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
+from rackloom.core.cluster.objects import RESOURCE_CLAIM
 from rackloom.errors import Refused, Retry
 
 OPERATIONS = ("prepare", "unprepare")

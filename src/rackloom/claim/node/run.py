@@ -68,7 +68,7 @@ from rackloom.claim.node.wire import (
     registration_pb2,
     registration_pb2_grpc,
 )
-from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
+from rackloom.core.cluster.objects import RESOURCE_CLAIM
 from rackloom.errors import Refused, Retry
 from rackloom.serving.grpc_server import grpc_options
 from rackloom.serving.limits import PLUGIN_SOCKET

@@ -37,7 +37,7 @@ from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.claim.node.tasks import beside, pause_until
 from rackloom.core.allocate.objects import CounterSet, Device
 from rackloom.core.allocate.quantity import Quantity
-from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE, Object
+from rackloom.core.cluster.objects import NODE, RESOURCE_SLICE, Object
 from rackloom.errors import Refused, Retry
 
 # Fields that the API server does not store.

@@ -15,13 +15,9 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from rackloom.core.domains import names
-from rackloom.core.domains.clique import Readiness
-from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode, read_compute_domain
-from rackloom.core.domains.names import ImexIsolation, ImexMode, isolation_of
-from rackloom.core.domains.settings import ControllerSettings
-from rackloom.core.domains.snapshot import OwnedObject, delete_object, patch_object, remove_label
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation, ImexMode, isolation_of
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     RESOURCE_SLICE,
     CreateObject,
@@ -29,6 +25,10 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ObjectWrite,
 )
+from rackloom.core.domains.clique import Readiness
+from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode, read_compute_domain
+from rackloom.core.domains.settings import ControllerSettings
+from rackloom.core.domains.snapshot import OwnedObject, delete_object, patch_object, remove_label
 
 # The objects of a clique in channel mode.
 

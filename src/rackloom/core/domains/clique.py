@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
 from rackloom.errors import Refused
 
 # The object as a value, from and to the JSON of the API server.

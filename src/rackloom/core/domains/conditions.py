@@ -18,7 +18,10 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from rackloom.core.domains import names, owned
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import SPANS_CLIQUES, ImexIsolation, ImexMode
+from rackloom.core.cluster.objects import RESOURCE_CLAIM_TEMPLATE, EventNotice
+from rackloom.core.domains import owned
 from rackloom.core.domains.clique import Readiness
 from rackloom.core.domains.compute_domain import (
     ComputeDomain,
@@ -26,7 +29,6 @@ from rackloom.core.domains.compute_domain import (
     ComputeDomainStatus,
     Condition,
 )
-from rackloom.core.domains.names import SPANS_CLIQUES, ImexIsolation, ImexMode
 from rackloom.core.domains.owned import (
     RequiredObject,
     asks_for_channels_of_others,
@@ -36,7 +38,6 @@ from rackloom.core.domains.owned import (
 from rackloom.core.domains.quota import QuotaState
 from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.domains.snapshot import DomainSnapshot
-from rackloom.core.kubernetes.objects import RESOURCE_CLAIM_TEMPLATE, EventNotice
 
 # Problems, the one to solve first in front.
 

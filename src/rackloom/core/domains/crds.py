@@ -8,7 +8,7 @@ line of a hosts file. `conditions_schema` is the usual Kubernetes list of condit
 
 from typing import Any
 
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
 
 JsonSchema = dict[str, Any]
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rackloom.core.allocate.quantity import Quantity
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
 from rackloom.core.domains.compute_domain import AllocationMode
 from rackloom.errors import Refused
 

@@ -13,7 +13,7 @@ Source: the options and values that NVIDIA's IMEX service guide lists.
 import re
 from collections.abc import Iterator, Mapping
 
-from rackloom.core.domains.names import IMEX_COMMAND_PORT, IMEX_SERVER_PORT
+from rackloom.core.cluster.names import IMEX_COMMAND_PORT, IMEX_SERVER_PORT
 from rackloom.errors import Refused
 
 ImexSettings = Mapping[str, str]

@@ -21,6 +21,7 @@ objects anew: a member that is removed by mistake would come back at another ind
 
 import msgspec
 
+from rackloom.core.cluster.objects import ObjectWrite, PatchObject, epoch_seconds
 from rackloom.core.domains import clique
 from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, ObjectRef, Readiness, clique_json
 from rackloom.core.domains.compute_domain import ComputeDomainNode
@@ -33,7 +34,6 @@ from rackloom.core.domains.snapshot import (
     patch_object,
     release_node,
 )
-from rackloom.core.kubernetes.objects import ObjectWrite, PatchObject, epoch_seconds
 
 
 def joined_nodes(snapshot: DomainSnapshot) -> frozenset[str]:

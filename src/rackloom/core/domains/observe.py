@@ -15,7 +15,26 @@ from typing import Protocol
 
 import msgspec
 
-from rackloom.core.domains import channel_mode, names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    DAEMON_SET,
+    NETWORK_POLICY,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
+    WORKLOAD,
+    Indexer,
+    Object,
+    ResourceKind,
+    index_by_label,
+    index_by_uid,
+    not_ready_since,
+)
+from rackloom.core.domains import channel_mode
 from rackloom.core.domains.clique import read_clique
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.manifests import warm_clique
@@ -34,24 +53,6 @@ from rackloom.core.domains.snapshot import (
     owned_object,
     read_channel_claim,
     read_daemon_pod,
-)
-from rackloom.core.kubernetes.objects import (
-    COMPUTE_DOMAIN,
-    COMPUTE_DOMAIN_CLIQUE,
-    DAEMON_SET,
-    NETWORK_POLICY,
-    NODE,
-    POD,
-    RESOURCE_CLAIM,
-    RESOURCE_CLAIM_TEMPLATE,
-    RESOURCE_SLICE,
-    WORKLOAD,
-    Indexer,
-    Object,
-    ResourceKind,
-    index_by_label,
-    index_by_uid,
-    not_ready_since,
 )
 from rackloom.errors import Refused
 

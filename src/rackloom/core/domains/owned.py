@@ -20,28 +20,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from rackloom.core.domains import names
-from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
-from rackloom.core.domains.manifests import (
-    daemon_set,
-    daemon_template,
-    network_policy,
-    shared_claim,
-    warm_clique,
-    workload_template,
-)
-from rackloom.core.domains.names import ImexIsolation, ImexMode, isolation_of
-from rackloom.core.domains.quota import QuotaState
-from rackloom.core.domains.settings import ControllerSettings
-from rackloom.core.domains.snapshot import (
-    ChannelClaim,
-    DomainSnapshot,
-    OwnedObject,
-    delete_object,
-    release_finalizer,
-    remove_label,
-)
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation, ImexMode, isolation_of
+from rackloom.core.cluster.objects import (
     DAEMON_SET,
     NETWORK_POLICY,
     RESOURCE_CLAIM,
@@ -51,6 +32,25 @@ from rackloom.core.kubernetes.objects import (
     ObjectWrite,
     ResourceKind,
     object_title,
+)
+from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
+from rackloom.core.domains.manifests import (
+    daemon_set,
+    daemon_template,
+    network_policy,
+    shared_claim,
+    warm_clique,
+    workload_template,
+)
+from rackloom.core.domains.quota import QuotaState
+from rackloom.core.domains.settings import ControllerSettings
+from rackloom.core.domains.snapshot import (
+    ChannelClaim,
+    DomainSnapshot,
+    OwnedObject,
+    delete_object,
+    release_finalizer,
+    remove_label,
 )
 
 # Required objects.

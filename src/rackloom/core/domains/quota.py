@@ -20,10 +20,8 @@ from enum import StrEnum
 
 import msgspec
 
-from rackloom.core.domains import names
-from rackloom.core.domains.compute_domain import ComputeDomain
-from rackloom.core.domains.settings import QuotaMode
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     WORKLOAD,
     CreateObject,
@@ -32,6 +30,8 @@ from rackloom.core.kubernetes.objects import (
     PatchObject,
     has_condition,
 )
+from rackloom.core.domains.compute_domain import ComputeDomain
+from rackloom.core.domains.settings import QuotaMode
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """On a ComputeDomain: the LocalQueue of its namespace that counts it."""

@@ -10,8 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+from rackloom.core.cluster.names import MAX_NODES_PER_IMEX_DOMAIN, ImexIsolation, ImexMode
 from rackloom.core.domains.imex_settings import ImexSettings
-from rackloom.core.domains.names import MAX_NODES_PER_IMEX_DOMAIN, ImexIsolation, ImexMode
 
 DEFAULT_NAMESPACE = "rackloom-system"
 """Where Rackloom's own programs run."""

@@ -14,13 +14,8 @@ from typing import Any
 
 import msgspec
 
-from rackloom.core.domains import names
-from rackloom.core.domains.clique import ComputeDomainClique, ObjectRef, clean_line
-from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode
-from rackloom.core.domains.device_configs import ChannelConfig, decode_imex_config_leniently
-from rackloom.core.domains.quota import DomainQuota
-from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     DAEMON_SET,
     NETWORK_POLICY,
     RESOURCE_CLAIM,
@@ -35,6 +30,11 @@ from rackloom.core.kubernetes.objects import (
     is_pod_ready,
     object_title,
 )
+from rackloom.core.domains.clique import ComputeDomainClique, ObjectRef, clean_line
+from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode
+from rackloom.core.domains.device_configs import ChannelConfig, decode_imex_config_leniently
+from rackloom.core.domains.quota import DomainQuota
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings
 from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import decode_json
 

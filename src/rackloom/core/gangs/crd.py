@@ -7,8 +7,8 @@ their fields are those of `Gang` and `GangPlan`.
 from collections.abc import Sequence
 from typing import Any
 
+from rackloom.core.cluster.objects import GANG_PLAN
 from rackloom.core.domains.crds import conditions_schema
-from rackloom.core.kubernetes.objects import GANG_PLAN
 
 _Schema = dict[str, Any]
 

@@ -15,13 +15,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim, ResourceClaimSpec
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import Object
+from rackloom.core.cluster.site import PlacementTray
 from rackloom.core.gangs.snapshot import ClusterLists
 from rackloom.core.gangs.spec import GangMember
 from rackloom.core.gangs.terms import SPLIT_GROUP_FIX
 from rackloom.core.gangs.trays import MemberClaims
-from rackloom.core.kubernetes.objects import Object
-from rackloom.core.place.placement_values import PlacementTray
 from rackloom.errors import Refused
 
 # Device claims of members.

@@ -28,6 +28,9 @@ from itertools import product
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.cluster.objects import ObjectWrite
+from rackloom.core.cluster.requests import Thousandths, requests_beside_devices
+from rackloom.core.cluster.site import PlacementSite, PlacementTray, list_names
 from rackloom.core.gangs.demand import (
     GpuDemand,
     claim_specs,
@@ -47,26 +50,10 @@ from rackloom.core.gangs.trays import (
     site_with_rooms,
     spare_room,
 )
-from rackloom.core.kubernetes.objects import ObjectWrite
 from rackloom.core.place.gang_planner import plan_gang
 from rackloom.core.place.job_moves import replace_member
-from rackloom.core.place.node_resources import (
-    NodeUse,
-    Thousandths,
-    requests_beside_devices,
-    scarcity,
-    with_node_resources,
-)
-from rackloom.core.place.placement_values import (
-    Gang,
-    GangGroup,
-    GangPlan,
-    MemberAssignment,
-    PlacementSite,
-    PlacementTerms,
-    PlacementTray,
-    list_names,
-)
+from rackloom.core.place.node_resources import NodeUse, scarcity, with_node_resources
+from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, MemberAssignment, PlacementTerms
 from rackloom.errors import Refused
 
 # From the pods of a gang to the request.

@@ -31,6 +31,8 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
+from rackloom.core.cluster.objects import EventNotice, ObjectWrite, epoch_seconds, metav1_time
+from rackloom.core.cluster.site import list_names
 from rackloom.core.domains.compute_domain import Condition
 from rackloom.core.gangs import slots, terms
 from rackloom.core.gangs.slots import (
@@ -58,8 +60,7 @@ from rackloom.core.gangs.snapshot import (
     withdraw_plan,
 )
 from rackloom.core.gangs.spec import GangMember, GangSettings, GangSpec
-from rackloom.core.kubernetes.objects import EventNotice, ObjectWrite, epoch_seconds, metav1_time
-from rackloom.core.place.placement_values import GangPlan, list_names
+from rackloom.core.place.placement_values import GangPlan
 from rackloom.errors import Refused
 
 # Conditions.

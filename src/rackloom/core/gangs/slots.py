@@ -33,6 +33,17 @@ from collections import Counter
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.cluster.objects import (
+    POD,
+    DeleteObject,
+    PatchObject,
+    PatchOperation,
+    add_entries,
+    add_operation,
+    epoch_seconds,
+    metav1_time,
+)
+from rackloom.core.cluster.pods import OwnerReference, narrow_nodes
 from rackloom.core.gangs.snapshot import AWAITING_LAST_PODS, PLACED, GangRecord, GangSnapshot
 from rackloom.core.gangs.spec import (
     GANG_GATE,
@@ -48,17 +59,6 @@ from rackloom.core.gangs.spec import (
     OwnerJob,
     is_owner_of_kind,
 )
-from rackloom.core.kubernetes.objects import (
-    POD,
-    DeleteObject,
-    PatchObject,
-    PatchOperation,
-    add_entries,
-    add_operation,
-    epoch_seconds,
-    metav1_time,
-)
-from rackloom.core.kubernetes.pods import OwnerReference, narrow_nodes
 from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment
 from rackloom.errors import Refused
 

@@ -26,6 +26,17 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from rackloom.core.cluster.objects import (
+    GANG_PLAN,
+    NODE,
+    CreateObject,
+    DeleteObject,
+    Object,
+    PatchObject,
+    not_ready_since,
+)
+from rackloom.core.cluster.pods import GANG_LABEL
+from rackloom.core.cluster.site import PlacementSite, TrayHold
 from rackloom.core.domains.compute_domain import Condition
 from rackloom.core.domains.quota import SpareQuotas
 from rackloom.core.gangs.spec import (
@@ -38,18 +49,8 @@ from rackloom.core.gangs.spec import (
     read_gang_spec,
     read_member,
 )
-from rackloom.core.kubernetes.objects import (
-    GANG_PLAN,
-    NODE,
-    CreateObject,
-    DeleteObject,
-    Object,
-    PatchObject,
-    not_ready_since,
-)
-from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.place.node_resources import NodeUse
-from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, TrayHold
+from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.errors import Refused
 
 # The GangPlan.

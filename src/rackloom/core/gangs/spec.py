@@ -29,9 +29,8 @@ from operator import attrgetter
 
 import msgspec
 
-from rackloom.core.domains import names
-from rackloom.core.domains.settings import QuotaMode
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     JOB,
     Object,
     ResourceKind,
@@ -39,9 +38,10 @@ from rackloom.core.kubernetes.objects import (
     has_condition,
     has_pod_ended,
 )
-from rackloom.core.kubernetes.pods import GANG_LABEL, TEMPLATE_GATE, OwnerReference, PodObject, decode_object
-from rackloom.core.place.pod_constraints import parse_count
-from rackloom.core.place.workload_kinds import other_manager
+from rackloom.core.cluster.pods import GANG_LABEL, TEMPLATE_GATE, OwnerReference, PodObject, decode_object
+from rackloom.core.cluster.scheduling import parse_count
+from rackloom.core.cluster.workload_kinds import other_manager
+from rackloom.core.domains.settings import QuotaMode
 from rackloom.errors import Refused
 
 # Names on pods, nodes and GangPlans. They are part of the public interface.

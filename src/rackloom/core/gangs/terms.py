@@ -23,17 +23,9 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from rackloom.core.allocate.pools import MalformedNodeSelector
-from rackloom.core.gangs.spec import GANG_TAINT, GangMember
-from rackloom.core.kubernetes.objects import JsonMapping, Object, has_pod_ended
-from rackloom.core.kubernetes.pods import CHANNEL_LABEL, GANG_LABEL
-from rackloom.core.place.placement_values import (
-    PlacementSite,
-    PlacementTerms,
-    PlacementTray,
-    SchedulerLabels,
-    combine_sites,
-)
-from rackloom.core.place.pod_constraints import (
+from rackloom.core.cluster.objects import JsonMapping, Object, has_pod_ended
+from rackloom.core.cluster.pods import CHANNEL_LABEL, GANG_LABEL
+from rackloom.core.cluster.scheduling import (
     AntiAffinityTerm,
     NodeRule,
     PodIdentity,
@@ -49,6 +41,9 @@ from rackloom.core.place.pod_constraints import (
     selector_matches,
     unmet_requirements,
 )
+from rackloom.core.cluster.site import PlacementSite, PlacementTray, SchedulerLabels, combine_sites
+from rackloom.core.gangs.spec import GANG_TAINT, GangMember
+from rackloom.core.place.placement_values import PlacementTerms
 from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import decode_json
 

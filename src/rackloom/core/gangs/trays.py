@@ -28,28 +28,23 @@ from rackloom.core.allocate.objects import (
     readable,
 )
 from rackloom.core.allocate.taint_rules import DeviceTaintRuleSpec, readable_rules, with_taint_rules
-from rackloom.core.domains import names
-from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangRecord, GangSnapshot, gang_key_of
-from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, counted_gpus
-from rackloom.core.gangs.terms import site_for_terms, without_conflicting_trays
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     Object,
     allocated_devices,
     has_condition,
     has_pod_ended,
     is_resource_claimed,
 )
-from rackloom.core.kubernetes.pods import KUEUE_WORKLOAD_LABEL
+from rackloom.core.cluster.observed_site import DraDevices, is_imex_channel, without_foreign_names
+from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL
+from rackloom.core.cluster.scheduling import parse_count
+from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, TrayHold
+from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangRecord, GangSnapshot, gang_key_of
+from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, counted_gpus
+from rackloom.core.gangs.terms import site_for_terms, without_conflicting_trays
 from rackloom.core.place.claim_capacity import with_claim_capacity
-from rackloom.core.place.observed_site import DraDevices, is_imex_channel, without_foreign_names
-from rackloom.core.place.placement_values import (
-    ClaimCapacity,
-    PlacementSite,
-    PlacementTerms,
-    PlacementTray,
-    TrayHold,
-)
-from rackloom.core.place.pod_constraints import parse_count
+from rackloom.core.place.placement_values import PlacementTerms
 
 # Trays and their holders.
 

@@ -32,15 +32,19 @@ from rackloom.core.allocate.objects import (
     readable,
 )
 from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.jobs import Job, PriorityClasses, channel_templates, read_jobs
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, Object, allocated_devices
+from rackloom.core.cluster.observed_site import DraDevices
+from rackloom.core.cluster.pods import GANG_LABEL
+from rackloom.core.cluster.scheduling import parse_count
+from rackloom.core.cluster.site import SchedulerLabels, TrayHold, list_names
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.snapshot import ClusterLists, GangKey, read_record
 from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, read_gang_spec
 from rackloom.core.gangs.trays import PromisedSpares, claim_templates_of, spare_room
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, Object, allocated_devices
-from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.core.kueue.workloads import (
     READY,
     REJECTED,
@@ -56,16 +60,13 @@ from rackloom.core.kueue.workloads import (
     pod_set_updates,
     ready_checks,
 )
-from rackloom.core.place.jobs import Job, PriorityClasses, channel_templates, read_jobs
 from rackloom.core.place.kueue_topology import (
     TopologyAttempt,
     first_that_fits,
     job_topology,
     topology_attempts,
 )
-from rackloom.core.place.observed_site import DraDevices
-from rackloom.core.place.placement_values import GangPlan, SchedulerLabels, TrayHold, list_names
-from rackloom.core.place.pod_constraints import parse_count
+from rackloom.core.place.placement_values import GangPlan
 from rackloom.core.place.site_planner import PlacedJob, PlacementReport, PlanRequest, SiteObjects, SitePlanner
 from rackloom.errors import Refused
 

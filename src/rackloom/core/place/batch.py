@@ -13,6 +13,7 @@ counting trays does not describe them.
 from collections import Counter
 from collections.abc import Sequence
 
+from rackloom.core.cluster.site import PlacementSite
 from rackloom.core.place.gang_planner import plan_in_cliques, try_gang, view_with_plan_reserved
 from rackloom.core.place.packing import (
     PackingAssignment,
@@ -22,7 +23,7 @@ from rackloom.core.place.packing import (
     best_fit_decreasing,
     pack_exactly,
 )
-from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite
+from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.core.place.search.gang_needs import colocation_groups
 from rackloom.core.place.search.site_capacity import SiteCapacity
 from rackloom.core.place.search.site_view import SiteView

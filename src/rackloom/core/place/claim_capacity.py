@@ -24,8 +24,8 @@ from rackloom.core.allocate.objects import (
     ResourceClaim,
 )
 from rackloom.core.allocate.outcome import Allocation, Fault
-from rackloom.core.place.observed_site import ClaimsByKind, DraDevices, gpus_allocated
-from rackloom.core.place.placement_values import ClaimCapacity, PlacementSite, SchedulerLabels
+from rackloom.core.cluster.observed_site import ClaimsByKind, DraDevices, gpus_allocated
+from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, SchedulerLabels
 from rackloom.errors import Refused
 
 AllocationsByNode = dict[str, list[AllocationResult]]

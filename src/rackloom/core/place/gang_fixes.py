@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.cluster.site import PlacementSite, PlacementTray, SchedulerLabels, list_names
 from rackloom.core.place.gang_planner import gang_fits
 from rackloom.core.place.job_moves import (
     JobMove,
@@ -31,14 +32,7 @@ from rackloom.core.place.job_moves import (
     move_unit,
     without_units,
 )
-from rackloom.core.place.placement_values import (
-    Gang,
-    GangGroup,
-    PlacementSite,
-    PlacementTray,
-    SchedulerLabels,
-    list_names,
-)
+from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.clique_search import can_choose_cliques
 from rackloom.core.place.search.gang_needs import (
     ColocationGroup,

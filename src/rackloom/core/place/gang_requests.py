@@ -18,8 +18,7 @@ from itertools import combinations, product
 from types import MappingProxyType
 
 from rackloom.core.allocate.objects import ResourceClaim
-from rackloom.core.kubernetes.objects import JsonMapping
-from rackloom.core.place.jobs import (
+from rackloom.core.cluster.jobs import (
     Job,
     JobGroup,
     TemplateName,
@@ -28,9 +27,10 @@ from rackloom.core.place.jobs import (
     priority_of_job,
     qualified_name,
 )
-from rackloom.core.place.observed_site import AvoidedTrays, claims_devices
+from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.observed_site import AvoidedTrays, claims_devices
+from rackloom.core.cluster.scheduling import PodIdentity
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, PlacementTerms
-from rackloom.core.place.pod_constraints import PodIdentity
 from rackloom.core.place.search.gang_needs import groups_apart
 from rackloom.errors import Refused
 

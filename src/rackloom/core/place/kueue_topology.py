@@ -25,10 +25,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.place.jobs import Job
-from rackloom.core.place.placement_values import SchedulerLabels
+from rackloom.core.cluster.jobs import Job
+from rackloom.core.cluster.site import SchedulerLabels
+from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.site_planner import PlacementReport, PlanRequest, SitePlanner
-from rackloom.core.place.workload_kinds import value_at
 from rackloom.errors import Refused
 
 KUEUE = "kueue.x-k8s.io"

@@ -19,11 +19,10 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.pools import MalformedNodeSelector
-from rackloom.core.kubernetes.objects import JsonMapping
-from rackloom.core.place.jobs import owner_of_pod
-from rackloom.core.place.observed_site import hold_of_pod, is_bound_pod
-from rackloom.core.place.placement_values import SchedulerLabels, TrayHold
-from rackloom.core.place.pod_constraints import (
+from rackloom.core.cluster.jobs import owner_of_pod
+from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.observed_site import hold_of_pod, is_bound_pod
+from rackloom.core.cluster.scheduling import (
     PodIdentity,
     Toleration,
     TopologyDomains,
@@ -33,7 +32,8 @@ from rackloom.core.place.pod_constraints import (
     selector_keys,
     unmet_requirements,
 )
-from rackloom.core.place.workload_kinds import value_at
+from rackloom.core.cluster.site import SchedulerLabels, TrayHold
+from rackloom.core.cluster.workload_kinds import value_at
 
 
 def restrict_moves(

@@ -16,10 +16,9 @@ from collections import Counter
 from collections.abc import Iterator
 from math import comb
 
-from rackloom.core.kubernetes.objects import JsonMapping
-from rackloom.core.place.jobs import Job, JobGroup
-from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels
-from rackloom.core.place.pod_constraints import (
+from rackloom.core.cluster.jobs import Job, JobGroup
+from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.scheduling import (
     REQUIRED_DURING_SCHEDULING,
     is_supported_term,
     label_selector_text,
@@ -27,12 +26,14 @@ from rackloom.core.place.pod_constraints import (
     selector_values,
     term_selects,
 )
-from rackloom.core.place.workload_kinds import (
+from rackloom.core.cluster.site import PlacementSite, SchedulerLabels
+from rackloom.core.cluster.workload_kinds import (
     is_launcher_a_worker,
     object_name,
     other_manager,
     value_at,
 )
+from rackloom.core.place.placement_values import Gang, GangPlan
 
 _REQUIRED_POD_AFFINITY = ("affinity", "podAffinity", REQUIRED_DURING_SCHEDULING)
 

@@ -24,16 +24,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.cluster.jobs import Job
+from rackloom.core.cluster.site import POD_GROUP_VERSIONS, PlacementSite, SchedulerLabels
+from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.gang_planner import shares_clique
-from rackloom.core.place.jobs import Job
 from rackloom.core.place.kueue_topology import job_topology
-from rackloom.core.place.placement_values import (
-    POD_GROUP_VERSIONS,
-    Gang,
-    GangPlan,
-    PlacementSite,
-    SchedulerLabels,
-)
+from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.core.place.pod_templates import (
     JsonObject,
     ManifestDraft,
@@ -45,7 +41,6 @@ from rackloom.core.place.pod_templates import (
 )
 from rackloom.core.place.search.gang_needs import colocation_groups, rank_sequences
 from rackloom.core.place.slurm_topology import topology_document, topology_of
-from rackloom.core.place.workload_kinds import value_at
 from rackloom.errors import Refused
 
 

@@ -24,7 +24,19 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import ResourceClaim
-from rackloom.core.kubernetes.objects import JsonMapping
+from rackloom.core.cluster.jobs import Job, JobGroup, PriorityClasses, TemplateName, owner_of_pod
+from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.observed_site import (
+    AvoidedTrays,
+    ClaimsByKind,
+    DraDevices,
+    is_bound_pod,
+    read_site,
+    trays_avoided_by,
+    without_foreign_names,
+)
+from rackloom.core.cluster.scheduling import NodeRule, Toleration
+from rackloom.core.cluster.site import PlacementSite, SchedulerLabels, TrayHold, combine_sites
 from rackloom.core.place.batch import plan_batch
 from rackloom.core.place.gang_planner import (
     exclusive_cliques,
@@ -47,28 +59,10 @@ from rackloom.core.place.job_moves import (
     plan_drain,
     with_trays_closed,
 )
-from rackloom.core.place.jobs import Job, JobGroup, PriorityClasses, TemplateName, owner_of_pod
 from rackloom.core.place.mobility import restrict_moves, tolerations_of_movable
 from rackloom.core.place.node_resources import NodeUse, with_node_resources
-from rackloom.core.place.observed_site import (
-    AvoidedTrays,
-    ClaimsByKind,
-    DraDevices,
-    is_bound_pod,
-    read_site,
-    trays_avoided_by,
-    without_foreign_names,
-)
-from rackloom.core.place.placement_values import (
-    Gang,
-    GangPlan,
-    PlacementSite,
-    SchedulerLabels,
-    TrayHold,
-    combine_sites,
-)
+from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.core.place.plan_notes import plan_notes, usable_share
-from rackloom.core.place.pod_constraints import NodeRule, Toleration
 from rackloom.core.place.search.gang_needs import colocation_groups, rank_sequences
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.core.progress import EachInTurn, in_turn

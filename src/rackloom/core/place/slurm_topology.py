@@ -25,9 +25,9 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from rackloom.core.kubernetes.objects import JsonMapping
-from rackloom.core.place.observed_site import read_site
-from rackloom.core.place.placement_values import PlacementSite, SchedulerLabels
+from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.observed_site import read_site
+from rackloom.core.cluster.site import PlacementSite, SchedulerLabels
 from rackloom.errors import Refused
 from rackloom.runtime.foreign_text import decode_yaml_document
 

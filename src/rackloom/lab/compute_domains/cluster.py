@@ -26,16 +26,9 @@ from rackloom.claim.cluster.gang_controller import GangController
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.kube.leader import LeaderElection
-from rackloom.core.domains import names
-from rackloom.core.domains.names import ImexIsolation
-from rackloom.core.domains.settings import (
-    DEFAULT_DAEMON_NAMESPACE,
-    DEFAULT_NAMESPACE,
-    ControllerSettings,
-    ImexDaemonSettings,
-)
-from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN_CLIQUE,
     DEVICE_CLASS,
     NODE,
@@ -43,6 +36,13 @@ from rackloom.core.kubernetes.objects import (
     Object,
     has_pod_ended,
 )
+from rackloom.core.domains.settings import (
+    DEFAULT_DAEMON_NAMESPACE,
+    DEFAULT_NAMESPACE,
+    ControllerSettings,
+    ImexDaemonSettings,
+)
+from rackloom.core.gangs.spec import GangSettings
 from rackloom.lab.compute_domains.machines import StoryTray, TrayMachines
 from rackloom.lab.compute_domains.tray import write_kernel_files
 from rackloom.lab.invariants.memory import ChannelInvariants, ImexMemberInvariants

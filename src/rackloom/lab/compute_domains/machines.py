@@ -28,12 +28,9 @@ from rackloom.claim.kube.api import KubeError
 from rackloom.claim.node.requests import ClaimAnswer
 from rackloom.claim.node.run import PluginProcess
 from rackloom.claim.node.tasks import run_background
-from rackloom.core.domains import names
-from rackloom.core.domains.clique import ObjectRef
-from rackloom.core.domains.names import ImexIsolation
-from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
-from rackloom.core.gangs.snapshot import reserving_plans
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     GANG_PLAN,
     NODE,
@@ -41,7 +38,10 @@ from rackloom.core.kubernetes.objects import (
     Object,
     pod_claim_names,
 )
-from rackloom.core.kubernetes.pods import GANG_LABEL
+from rackloom.core.cluster.pods import GANG_LABEL
+from rackloom.core.domains.clique import ObjectRef
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
+from rackloom.core.gangs.snapshot import reserving_plans
 from rackloom.errors import Retry
 from rackloom.lab.compute_domains.tray import ImexTray, SimulatedImexProgram
 from rackloom.lab.invariants.memory import JOB_LABEL, ChannelInvariants

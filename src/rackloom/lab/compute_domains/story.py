@@ -20,11 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.core.domains import names
-from rackloom.core.domains.names import ImexIsolation
-from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.snapshot import read_record
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     GANG_PLAN,
     NODE,
@@ -33,7 +31,9 @@ from rackloom.core.kubernetes.objects import (
     ResourceKind,
     is_pod_ready,
 )
-from rackloom.core.kubernetes.pods import GANG_LABEL
+from rackloom.core.cluster.pods import GANG_LABEL
+from rackloom.core.gangs import spec as gangs_spec
+from rackloom.core.gangs.snapshot import read_record
 from rackloom.lab.compute_domains.cluster import (
     GPUS_PER_TRAY,
     JOB_NAMESPACE,

@@ -20,8 +20,8 @@ from rackloom.claim.node.fabric import FabricMonitor, read_declared_fabric
 from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
-from rackloom.core.domains import names
-from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.errors import Retry
 from rackloom.lab.nodes.node import SimulatedNode

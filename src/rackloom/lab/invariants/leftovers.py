@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rackloom.claim.node.plugin import PrepareState
-from rackloom.core.domains import names
-from rackloom.core.gangs.snapshot import reserving_plans
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
@@ -24,6 +23,7 @@ from rackloom.core.kubernetes.objects import (
     SECRET,
     Object,
 )
+from rackloom.core.gangs.snapshot import reserving_plans
 from rackloom.lab.compute_domains.tray import ImexTray
 from rackloom.lab.kube.store import ObjectStore
 

@@ -13,8 +13,7 @@ it never was READY.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from rackloom.core.domains.clique import Readiness
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     EVENT,
@@ -22,6 +21,7 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
+from rackloom.core.domains.clique import Readiness
 
 MAX_WAIT_SECONDS = 10.0
 """Seconds that a pod may wait after a failure that has cleared."""

@@ -12,8 +12,8 @@ what is in it, and a deleted CRD deletes the objects of its type.
 import asyncio
 from collections.abc import Callable
 
-from rackloom.core.kubernetes import objects as kubernetes_objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind, metav1_time
+from rackloom.core.cluster import objects as kubernetes_objects
+from rackloom.core.cluster.objects import Object, ResourceKind, metav1_time
 from rackloom.lab.kube import objects
 from rackloom.lab.kube.store import ObjectKey, ObjectStore, key_of
 

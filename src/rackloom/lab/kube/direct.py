@@ -17,8 +17,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rackloom.claim.kube.api import ObjectList, WatchEvent
-from rackloom.core.kubernetes import objects as kubernetes_objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.cluster import objects as kubernetes_objects
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.lab.kube import objects, patches, refusals
 from rackloom.lab.kube.faults import ApiCall, call_resource
 from rackloom.lab.kube.managed_fields import clone, copied

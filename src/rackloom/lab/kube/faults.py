@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rackloom.claim.kube.api import KubeError, WatchEvent
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.lab.kube.store import ObjectStore, key_of
 
 ANY_CALL = "*"

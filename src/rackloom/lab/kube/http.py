@@ -24,8 +24,8 @@ import httpx2
 import msgspec
 
 from rackloom.claim.kube.api import KubeError, WatchEvent
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.lab.kube import objects as kube_objects
 from rackloom.lab.kube import patches, refusals
 from rackloom.lab.kube.direct import DirectApi

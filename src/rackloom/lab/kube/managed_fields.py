@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster.objects import Object
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.objects import TypeSchema
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind, has_pod_ended
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object, ResourceKind, has_pod_ended
 from rackloom.lab.kube import refusals
 
 Lists = dict[str, tuple[str, ...]]

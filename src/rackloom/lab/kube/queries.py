@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from rackloom.claim.kube.api import ObjectList
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.store import NODE_NAME, OBJECT_NAME, ObjectStore, Trait
 

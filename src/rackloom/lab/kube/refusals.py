@@ -5,7 +5,7 @@ with a real server. Each function returns the error; the caller raises it.
 """
 
 from rackloom.claim.kube.api import Conflict, Expired, KubeError, NotFound, Rejected
-from rackloom.core.kubernetes.objects import ResourceKind
+from rackloom.core.cluster.objects import ResourceKind
 
 
 def resource_name(kind: ResourceKind) -> str:

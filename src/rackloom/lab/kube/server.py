@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from rackloom.core.kubernetes import objects as kubernetes_objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind, metav1_time
+from rackloom.core.cluster import objects as kubernetes_objects
+from rackloom.core.cluster.objects import Object, ResourceKind, metav1_time
 from rackloom.lab.kube import managed_fields, objects, refusals
 from rackloom.lab.kube.deletion import Deletion
 from rackloom.lab.kube.faults import ApiCall, DisorderedEvents, RequestFaults, StaleReads

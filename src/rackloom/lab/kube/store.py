@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rackloom.claim.kube.api import WatchEvent
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.lab.kube import objects as kube_objects
 from rackloom.lab.kube import refusals
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind
-from rackloom.core.place.pod_constraints import REQUIRED_DURING_SCHEDULING
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object, ResourceKind
+from rackloom.core.cluster.scheduling import REQUIRED_DURING_SCHEDULING
 from rackloom.lab.kube import objects as kube_objects
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.managed_fields import ABSENT, find_value

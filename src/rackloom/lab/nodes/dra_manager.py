@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rackloom.claim.node.plugin import ClaimRef
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster.objects import Object
 from rackloom.errors import Retry
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rackloom.claim.kube.api import Conflict, Expired, KubeApi, KubeError, NotFound, WatchEvent
-from rackloom.core.kubernetes.objects import LEASE, NODE, POD, Object, metav1_micro_time, metav1_time
+from rackloom.core.cluster.objects import LEASE, NODE, POD, Object, metav1_micro_time, metav1_time
 from rackloom.lab.nodes.pods import (
     REAL_TIMING,
     ContainerRuntime,

@@ -30,7 +30,7 @@ from rackloom.claim.node.wire import (
     registration_pb2,
     registration_pb2_grpc,
 )
-from rackloom.core.kubernetes.objects import RESOURCE_SLICE
+from rackloom.core.cluster.objects import RESOURCE_SLICE
 from rackloom.errors import Retry
 from rackloom.lab.nodes.dra_manager import DraManager, PodClaim
 

@@ -30,7 +30,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     EVENT,
     POD,
     RESOURCE_CLAIM,

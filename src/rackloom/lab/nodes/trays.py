@@ -38,8 +38,8 @@ from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.claim.node.run import PluginDirectories, PluginProcess
 from rackloom.claim.node.slices import RETRY_SECONDS, SlicePublisher
 from rackloom.claim.node.storage import Checkpoint
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, SIMULATED_LABEL
-from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, SIMULATED_LABEL
+from rackloom.core.cluster.objects import NODE, RESOURCE_SLICE
 from rackloom.errors import Refused, Retry
 from rackloom.lab.nodes.gpus import TrayGpuDriver, clique_label, fabric_slots_of, gpus_of_tray
 from rackloom.lab.nodes.host_files import TrayHostFiles, TrayNics

@@ -15,8 +15,8 @@ from typing import Literal
 import msgspec
 
 from rackloom.claim.node.fabric import FabricState
-from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL
-from rackloom.core.kubernetes.objects import NODE, POD, Object
+from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL
+from rackloom.core.cluster.objects import NODE, POD, Object
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.scenario.model import action, require
 from rackloom.lab.scenario.parameters import (

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from rackloom.claim.kube.api import NotFound
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.objects import GANG_PLAN, NODE, RESOURCE_SLICE, Object
+from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.snapshot import PLACED, read_record, read_tray_node
-from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, RESOURCE_SLICE, Object
-from rackloom.core.kubernetes.pods import GANG_LABEL
 from rackloom.lab.scenario.model import NotObserved, expectation, require
 from rackloom.lab.scenario.parameters import (
     Count,

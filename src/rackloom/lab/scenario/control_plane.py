@@ -11,8 +11,8 @@ with the Lease; that two lead at once is a violation at any time since the start
 
 from typing import Literal
 
+from rackloom.core.cluster.objects import LEASE
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
-from rackloom.core.kubernetes.objects import LEASE
 from rackloom.lab.kube.faults import ApiCall, RequestFault
 from rackloom.lab.scenario.controllers import CONTROLLER_LEASE, ControllerReplicas
 from rackloom.lab.scenario.model import NotObserved, action, expectation, require

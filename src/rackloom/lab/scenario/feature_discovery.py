@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from rackloom.claim.kube.api import KubeError
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster.objects import Object
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 

@@ -17,10 +17,10 @@ import msgspec
 
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.names import IMEX_DRIVER
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.core.diagnosis import catalogue
-from rackloom.core.domains.names import IMEX_DRIVER
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind
 from rackloom.core.partitions.domain import PartitionOperation
 from rackloom.errors import Refused, Undecodable
 from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB

@@ -29,7 +29,7 @@ from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import LEASE
+from rackloom.core.cluster.objects import LEASE
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.virtual.event_loop import SimLoop, SimTask
 

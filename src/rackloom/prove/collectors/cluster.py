@@ -16,12 +16,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from rackloom.core.diagnosis.evidence import ClusterEvidence
-from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord
-from rackloom.core.domains import names
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
-from rackloom.core.domains.device_configs import ChannelConfig, decode_imex_config_leniently
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     NODE,
     POD,
@@ -29,6 +25,10 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM_TEMPLATE,
     ResourceKind,
 )
+from rackloom.core.diagnosis.evidence import ClusterEvidence
+from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord
+from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
+from rackloom.core.domains.device_configs import ChannelConfig, decode_imex_config_leniently
 from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import decode_json
 

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rackloom.core.cluster.names import IMEX_SERVER_PORT
 from rackloom.core.diagnosis.evidence import IMEX_CONFIG_FILE, CdiSetting, HostEvidence, ImexEvidence
-from rackloom.core.domains.names import IMEX_SERVER_PORT
 from rackloom.runtime.foreign_text import decode_toml
 from rackloom.topology.discovery.sysfs import IMEX_CHANNEL_DEVICES, Sysroot, character_devices
 

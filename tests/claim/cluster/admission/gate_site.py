@@ -8,12 +8,9 @@ from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewRequest
 from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.kube.events import EventRecorder
-from rackloom.core.domains import names
-from rackloom.core.domains.compute_domain import read_compute_domain
-from rackloom.core.domains.manifests import workload_template
-from rackloom.core.domains.names import ImexIsolation
-from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DEVICE_CLASS,
     NODE,
@@ -21,7 +18,10 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
 )
-from rackloom.core.kubernetes.pods import TEMPLATE_GATE
+from rackloom.core.cluster.pods import TEMPLATE_GATE
+from rackloom.core.domains.compute_domain import read_compute_domain
+from rackloom.core.domains.manifests import workload_template
+from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 from rackloom.lab.kube.controllers.claims import ResourceClaimController
 from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
 from rackloom.lab.kube.direct import DirectApi

@@ -4,9 +4,9 @@ import pytest
 
 from rackloom.claim.cluster.admission.channel_pods import ClaimTemplateState, PodContext, mutate_pod
 from rackloom.claim.cluster.admission.webhook import hold_gang_pod
+from rackloom.core.cluster.pods import GANG_LABEL, PodObject, decode_object
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.kubernetes.pods import GANG_LABEL, PodObject, decode_object
 from rackloom.lab.kube.patches import json_patch
 
 

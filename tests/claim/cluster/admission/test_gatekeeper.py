@@ -8,9 +8,9 @@ from tests.claim.cluster.admission.gate_site import site
 
 from rackloom.claim.cluster.admission.gates import TOO_EARLY_REASON
 from rackloom.claim.kube.api import Rejected
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import EVENT, POD
-from rackloom.core.kubernetes.pods import CHANNEL_CONDITION, TEMPLATE_GATE
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import EVENT, POD
+from rackloom.core.cluster.pods import CHANNEL_CONDITION, TEMPLATE_GATE
 from rackloom.lab.virtual import event_loop
 
 

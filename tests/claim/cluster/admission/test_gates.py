@@ -10,8 +10,8 @@ from rackloom.claim.cluster.admission.channel_pods import (
     DomainPods,
 )
 from rackloom.claim.cluster.admission.gates import CreatedTooEarly, GateOpening, gate_steps
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.pods import CHANNEL_LABEL, GANG_LABEL, PodObject, decode_object
+from rackloom.core.cluster import names
+from rackloom.core.cluster.pods import CHANNEL_LABEL, GANG_LABEL, PodObject, decode_object
 from rackloom.lab.kube.patches import json_patch
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

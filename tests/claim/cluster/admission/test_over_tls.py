@@ -36,9 +36,9 @@ from rackloom.claim.cluster.admission.serving_certificate import (
 from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.cluster.certificates import AUTHORITY_DAYS, IDENTITY_DAYS
 from rackloom.claim.kube.api import Conflict, KubeError
-from rackloom.core.domains.names import ImexIsolation
-from rackloom.core.kubernetes.objects import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK
-from rackloom.core.kubernetes.pods import TEMPLATE_GATE
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK
+from rackloom.core.cluster.pods import TEMPLATE_GATE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 

@@ -8,9 +8,9 @@ from tests.claim.cluster.admission.gate_site import pod, site
 from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewRequest
 from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.kube.api import KubeError
-from rackloom.core.domains import names
-from rackloom.core.domains.names import ImexIsolation
-from rackloom.core.kubernetes.objects import POD
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import POD
 from rackloom.lab.virtual import event_loop
 
 

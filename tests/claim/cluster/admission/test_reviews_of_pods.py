@@ -17,11 +17,8 @@ from rackloom.claim.cluster.admission.channel_pods import (
     template_state,
 )
 from rackloom.claim.cluster.admission.reviews import AdmissionMode
-from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
-from rackloom.core.domains.manifests import workload_template
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL, ISOLATION_LABEL, ImexIsolation, shared_claim_name
-from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
-from rackloom.core.kubernetes.pods import (
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, ISOLATION_LABEL, ImexIsolation, shared_claim_name
+from rackloom.core.cluster.pods import (
     CHANNEL_LABEL,
     GANG_LABEL,
     TEMPLATE_GATE,
@@ -30,6 +27,9 @@ from rackloom.core.kubernetes.pods import (
     channel_label,
     decode_object,
 )
+from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
+from rackloom.core.domains.manifests import workload_template
+from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 from rackloom.errors import Refused
 from rackloom.lab.kube.patches import json_patch
 

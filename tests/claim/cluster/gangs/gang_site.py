@@ -12,12 +12,9 @@ from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionRe
 from rackloom.claim.cluster.gang_controller import GangController, GangMetrics
 from rackloom.claim.kube.api import Conflict, NotFound
 from rackloom.claim.kube.events import EventRecorder
-from rackloom.core.domains import names
-from rackloom.core.domains.names import ImexIsolation
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.snapshot import read_record
-from rackloom.core.gangs.spec import WITHOUT_KUEUE, GangSettings
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
     EVENT,
     GANG_PLAN,
@@ -28,7 +25,10 @@ from rackloom.core.kubernetes.objects import (
     RESOURCE_SLICE,
     metav1_time,
 )
-from rackloom.core.kubernetes.pods import GANG_LABEL
+from rackloom.core.cluster.pods import GANG_LABEL
+from rackloom.core.gangs import spec
+from rackloom.core.gangs.snapshot import read_record
+from rackloom.core.gangs.spec import WITHOUT_KUEUE, GangSettings
 from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.patches import json_patch

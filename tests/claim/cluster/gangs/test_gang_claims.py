@@ -5,7 +5,7 @@ import asyncio
 from tests.claim.cluster.gangs.gang_site import TEAM, planned, rack_of, run
 from tests.claim.cluster.gangs.gang_stories import NIC, bound_job, claiming_site, over
 
-from rackloom.core.kubernetes.objects import POD
+from rackloom.core.cluster.objects import POD
 
 
 async def take_nics(site, tray):

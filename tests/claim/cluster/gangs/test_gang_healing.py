@@ -6,7 +6,7 @@ import pytest
 from tests.claim.cluster.gangs.gang_site import TEAM, rack_of, run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, has_left, over
 
-from rackloom.core.kubernetes.objects import NODE, POD
+from rackloom.core.cluster.objects import NODE, POD
 from rackloom.lab.kube.faults import RequestFault
 
 

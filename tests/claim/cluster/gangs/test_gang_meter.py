@@ -7,7 +7,7 @@ from tests.claim.cluster.gangs.gang_site import run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job
 
 from rackloom.claim.cluster.gang_controller import GangMetrics
-from rackloom.core.kubernetes.objects import GANG_PLAN
+from rackloom.core.cluster.objects import GANG_PLAN
 
 
 async def scraped(site):

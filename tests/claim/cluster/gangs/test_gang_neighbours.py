@@ -4,11 +4,11 @@ import pytest
 from tests.claim.cluster.gangs.gang_site import TEAM, run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, opened, over
 
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import NODE, POD
+from rackloom.core.cluster.site import PlacementSite, PlacementTray
 from rackloom.core.gangs.spec import read_member
 from rackloom.core.gangs.terms import without_conflicting_trays
-from rackloom.core.kubernetes.objects import NODE, POD
-from rackloom.core.place.placement_values import PlacementSite, PlacementTray
 from rackloom.core.place.slurm_topology import SLURM_TAINT, topology_of_nodes
 
 HOST, CLIQUE, ZONE = "kubernetes.io/hostname", names.GPU_CLIQUE_LABEL, "topology.kubernetes.io/zone"

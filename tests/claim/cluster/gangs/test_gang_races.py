@@ -6,8 +6,8 @@ import pytest
 from tests.claim.cluster.gangs.gang_site import TEAM, Behind, planned, rack_of, run
 from tests.claim.cluster.gangs.gang_stories import at_work, opened, over
 
-from rackloom.core.kubernetes.objects import GANG_PLAN, JOB, NODE, POD
-from rackloom.core.kubernetes.pods import GANG_LABEL
+from rackloom.core.cluster.objects import GANG_PLAN, JOB, NODE, POD
+from rackloom.core.cluster.pods import GANG_LABEL
 
 
 def test_of_two_gangs_one_has_the_rack_whole_and_the_other_comes_after_it():

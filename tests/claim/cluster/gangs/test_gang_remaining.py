@@ -9,6 +9,8 @@ from tests.claim.cluster.gangs.gang_site import TEAM, GangSite, Job, run
 from tests.claim.cluster.gangs.gang_stories import bound_job, over, until_dead_and_again, watch_bindings
 
 from rackloom.claim.kube.api import NotFound
+from rackloom.core.cluster.objects import JOB, POD
+from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.domains.compute_domain import Condition
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
@@ -16,8 +18,6 @@ from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.slots import remaining_spec
 from rackloom.core.gangs.snapshot import GangKey, GangRecord, GangSnapshot, OwnerCheck
 from rackloom.core.gangs.spec import FinishedMPIJob, GangSettings, OwnerJob, read_member
-from rackloom.core.kubernetes.objects import JOB, POD
-from rackloom.core.kubernetes.pods import GANG_LABEL
 
 KEY = GangKey("team", "big")
 T0, T1, T2 = (f"2001-01-01T00:00:0{second}Z" for second in range(3))

@@ -6,7 +6,7 @@ from tests.claim.cluster.gangs.gang_site import TEAM, run
 from tests.claim.cluster.gangs.gang_stories import bound_job, has_left, opened, over
 from tests.claim.cluster.gangs.test_gang_where import agent, asking
 
-from rackloom.core.kubernetes.objects import POD
+from rackloom.core.cluster.objects import POD
 
 ALL_CPUS = 144
 

@@ -6,8 +6,8 @@ import pytest
 from tests.claim.cluster.gangs.gang_site import rack_of, run
 from tests.claim.cluster.gangs.gang_stories import opened, over
 
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import DEVICE_TAINT_RULES
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import DEVICE_TAINT_RULES
 from rackloom.lab.kube.controllers.claims import ResourceClaimController
 from rackloom.lab.kube.objects import TypeSchema
 

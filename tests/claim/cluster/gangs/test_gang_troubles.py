@@ -7,8 +7,8 @@ import pytest
 from tests.claim.cluster.gangs.gang_site import TEAM, planned, run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, holds, opened, over
 
+from rackloom.core.cluster.objects import GANG_PLAN, POD
 from rackloom.core.gangs import placement, spec
-from rackloom.core.kubernetes.objects import GANG_PLAN, POD
 from rackloom.lab.kube.faults import RequestFault
 
 

@@ -7,8 +7,8 @@ from tests.claim.cluster.gangs.gang_site import TEAM, planned, rack_of, run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, opened, over
 
 from rackloom.claim.kube.api import Rejected
+from rackloom.core.cluster.objects import EVENT, GANG_PLAN, NODE, POD, metav1_time
 from rackloom.core.gangs import spec
-from rackloom.core.kubernetes.objects import EVENT, GANG_PLAN, NODE, POD, metav1_time
 from rackloom.lab.virtual.event_loop import loop_wall_time
 
 

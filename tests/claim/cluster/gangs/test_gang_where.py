@@ -6,9 +6,9 @@ import pytest
 from tests.claim.cluster.gangs.gang_site import TEAM, planned, rack_of, run
 from tests.claim.cluster.gangs.gang_stories import has_left, opened, over
 
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import NODE, POD
-from rackloom.core.kubernetes.pods import CHANNEL_LABEL, GANG_LABEL
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import NODE, POD
+from rackloom.core.cluster.pods import CHANNEL_LABEL, GANG_LABEL
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 HOST = "kubernetes.io/hostname"

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from rackloom.claim.cluster.kueue_controller import KueueController
 from rackloom.claim.kube.api import Conflict, NotFound
-from rackloom.core.domains import names
-from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     ADMISSION_CHECK,
     DEVICE_CLASS,
     NODE,
@@ -26,6 +25,7 @@ from rackloom.core.kubernetes.objects import (
     has_condition,
     metav1_time,
 )
+from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kueue.workloads import CONTROLLER_NAME
 from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
 from rackloom.lab.kube.direct import DirectApi

@@ -23,10 +23,8 @@ from rackloom.claim.cluster.uninstall.executor import (
 )
 from rackloom.claim.cluster.uninstall.inventory import ClusterInventory
 from rackloom.claim.kube.api import Conflict
-from rackloom.core.domains import names
-from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
-from rackloom.core.gangs import spec
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     CONFIG_MAP,
@@ -51,6 +49,8 @@ from rackloom.core.kubernetes.objects import (
     Object,
     ResourceKind,
 )
+from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
+from rackloom.core.gangs import spec
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.objects import TypeSchema
 from rackloom.lab.kube.server import AdmissionReview, FakeKube

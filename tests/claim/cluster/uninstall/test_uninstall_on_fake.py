@@ -34,8 +34,8 @@ from tests.claim.cluster.uninstall.a_cluster import (
 from rackloom.claim.cluster.uninstall.blockers import UninstallPhase
 from rackloom.claim.cluster.uninstall.plan import build_uninstall_plan
 from rackloom.claim.kube.api import NotFound, Rejected
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     CONFIG_MAP,
     CRD,

@@ -24,7 +24,7 @@ from rackloom.claim.node.gpu.mps_launcher import MpsLauncher, PodLauncher, launc
 from rackloom.claim.node.gpu.nvml import NvmlGpus
 from rackloom.claim.node.gpu.passthrough import read_vfio
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
-from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
+from rackloom.core.cluster.objects import RESOURCE_CLAIM
 from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim
 from rackloom.lab.nodes.host_files import declared_inventory, host_files, write_sysroot
 from rackloom.topology import profiles

@@ -21,7 +21,7 @@ from rackloom.claim.node.gpu.adopted_mps import AdoptedMpsDaemon, AdoptedMpsDaem
 from rackloom.claim.node.gpu.mps_launcher import OwnContainer
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.claim.node.takeover.node_files import apply_takeover, plan_way_back
-from rackloom.core.kubernetes.objects import DEPLOYMENT, NAMESPACE, POD, ResourceKind
+from rackloom.core.cluster.objects import DEPLOYMENT, NAMESPACE, POD, ResourceKind
 from rackloom.errors import Retry
 from rackloom.lab.virtual.event_loop import run_simulation
 

@@ -12,7 +12,7 @@ from tests.waiting import until, until_so
 from rackloom.claim.node.gpu import plugin
 from rackloom.claim.node.gpu.inventory import MigDevice
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
-from rackloom.core.kubernetes.objects import RESOURCE_SLICE
+from rackloom.core.cluster.objects import RESOURCE_SLICE
 from rackloom.lab.nodes.plugin_manager import NotPrepared
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from tests.claim.node.takeover.nvidia_files import (
 )
 
 from rackloom.claim.node.takeover.node_files import apply_takeover, give_back, plan_way_back
-from rackloom.core.domains.names import GPU_DRIVER
+from rackloom.core.cluster.names import GPU_DRIVER
 
 
 def test_claims_end_like_our_own_and_new_ones_go_back(gpus):

@@ -22,7 +22,7 @@ from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.plugin import CheckpointEntry, PrepareState
 from rackloom.claim.node.run import PluginProcess
 from rackloom.claim.node.takeover.node_files import apply_takeover
-from rackloom.core.kubernetes.objects import RESOURCE_SLICE
+from rackloom.core.cluster.objects import RESOURCE_SLICE
 from rackloom.errors import Refused, Retry
 from rackloom.lab.virtual.event_loop import run_simulation
 from rackloom.topology.discovery.sysfs import Sysroot

@@ -3,8 +3,8 @@
 import asyncio
 
 from rackloom.claim.node.imex.labels import CliqueLabel
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL
-from rackloom.core.kubernetes.objects import NODE
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.objects import NODE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.virtual.event_loop import run_simulation
 

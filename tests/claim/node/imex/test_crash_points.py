@@ -4,7 +4,7 @@ import pytest
 from tests.claim.node.crash_points import ENDINGS, FusedApi, Lives, deaths_survived
 
 from rackloom.claim.node.run import PluginProcess
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
 from rackloom.core.domains.clique import Readiness
 
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from rackloom.claim.node.run import PluginProcess
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.virtual.event_loop import run_simulation
 

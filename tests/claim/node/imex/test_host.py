@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from rackloom.claim.node.device_files import ImexKernel
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN
 from rackloom.errors import Refused
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.waiting import until_so
 
-from rackloom.core.domains import names
-from rackloom.core.domains.names import ImexIsolation, ImexMode
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation, ImexMode
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE
 from rackloom.lab.nodes.plugin_manager import NotPrepared
 
 CHANNELS = "/dev/nvidia-caps-imex-channels"

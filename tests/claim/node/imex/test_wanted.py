@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rackloom.claim.node.imex.devices import ImexDeviceKind, ImexRequest, ImexSettings, imex_request
 from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
-from rackloom.core.domains import names
-from rackloom.core.domains.names import ImexIsolation, ImexMode
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation, ImexMode
 from rackloom.errors import Refused
 
 DOMAIN = "0f1c9f0e-3a1e-4a0f-9b62-000000000001"

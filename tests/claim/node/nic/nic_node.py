@@ -7,7 +7,7 @@ from tests.waiting import until, until_so
 
 from rackloom.app.node.nic import NicOptions, nic_node
 from rackloom.app.node.process import NodeOptions
-from rackloom.core.kubernetes.objects import EVENT, RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.core.cluster.objects import EVENT, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.lab.nodes.dra_manager import pod_claim
 from rackloom.lab.nodes.nri_runtime import NriRuntime
 from rackloom.topology.nics import ExclusionPolicy

@@ -20,7 +20,7 @@ from rackloom.claim.node.nic.renewal import REQUEST_THREADS, LeaseKeeper
 from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.tasks import run_background
 from rackloom.core.allocate.objects import Device
-from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
+from rackloom.core.cluster.objects import RESOURCE_CLAIM
 from rackloom.core.nics import lease
 from rackloom.core.nics.attachment import AttachedLink, Attachment, PreparedNic
 from rackloom.lab.nodes.nri_runtime import NriRuntime

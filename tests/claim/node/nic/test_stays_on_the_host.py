@@ -23,8 +23,8 @@ from rackloom.claim.node.nic.inventory import NETWORK_SECONDS, HostScanner, Node
 from rackloom.claim.node.nic.leases import LeaseStore
 from rackloom.claim.node.nic.links import attach_link
 from rackloom.core.allocate.objects import Device
+from rackloom.core.cluster.objects import ENDPOINT_SLICE, NODE
 from rackloom.core.domains.network_config import LINK_SCOPE
-from rackloom.core.kubernetes.objects import ENDPOINT_SLICE, NODE
 from rackloom.core.nics.attachment import PreparedNic
 from rackloom.core.nics.devices import host_nics
 from rackloom.errors import Refused, Retry

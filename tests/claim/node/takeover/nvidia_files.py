@@ -12,7 +12,7 @@ from tests.cluster.build import Tools
 
 from rackloom.claim.node.takeover.node_files import CHECKPOINT, NodePlaces
 from rackloom.claim.node.takeover.nvidia_checkpoint import go_checksum
-from rackloom.core.domains.names import API_VERSION, GPU_DRIVER, IMEX_DRIVER
+from rackloom.core.cluster.names import API_VERSION, GPU_DRIVER, IMEX_DRIVER
 
 READER = Tools(Path(__file__).parent / "checkpoint_reader", {"checkpoint-reader": "."})
 NODE = "node-a"

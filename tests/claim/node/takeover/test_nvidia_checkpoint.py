@@ -23,7 +23,7 @@ from rackloom.claim.node.takeover.nvidia_checkpoint import (
     go_checksum,
     is_nvidia_checkpoint,
 )
-from rackloom.core.domains.names import GPU_DRIVER, IMEX_DRIVER
+from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER
 from rackloom.errors import Refused
 
 HERE = Path("/plugins/checkpoint.json")

@@ -22,7 +22,7 @@ from rackloom.claim.node.takeover.claims import (
     take_over_claim,
 )
 from rackloom.claim.node.takeover.nvidia_checkpoint import decode_nvidia_checkpoint
-from rackloom.core.domains.names import GPU_DRIVER, IMEX_DRIVER
+from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER
 
 INSTALLED = NvidiaInstallation(namespace="nvidia", has_module=True)
 HELD = {"u": ClaimRef(namespace="default", name="claim-u", uid="u")}

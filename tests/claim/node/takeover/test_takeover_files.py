@@ -35,7 +35,7 @@ from rackloom.claim.node.takeover.node_files import (
     plan_takeover,
     plan_way_back,
 )
-from rackloom.core.domains.names import GPU_DRIVER, IMEX_DRIVER
+from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER
 from rackloom.errors import Refused
 
 IMEX, GPU = (IMEX_DRIVER,), (GPU_DRIVER,)

@@ -8,8 +8,8 @@ from tests.claim.node.takeover.nvidia_files import Node, checkpoint_file, imex_c
 
 from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.takeover.node_files import apply_takeover, give_back
-from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL, IMEX_DRIVER
-from rackloom.core.kubernetes.objects import NODE
+from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL, IMEX_DRIVER
+from rackloom.core.cluster.objects import NODE
 from rackloom.errors import Refused
 
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.lab.kube.controllers.claims import ResourceClaimController
 from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
 from rackloom.lab.kube.controllers.workloads import DaemonSetController

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object
 from rackloom.lab.kube.controllers.workloads import COMPLETION_INDEX, JobController, job_status, missing_pods
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

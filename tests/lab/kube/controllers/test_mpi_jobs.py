@@ -4,8 +4,8 @@ import asyncio
 import random
 from typing import Any
 
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object
 from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB, MpiJobController
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

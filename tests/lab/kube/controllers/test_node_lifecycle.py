@@ -3,7 +3,7 @@
 import asyncio
 import random
 
-from rackloom.core.kubernetes.objects import NODE, Object
+from rackloom.core.cluster.objects import NODE, Object
 from rackloom.lab.kube.controllers.workloads import UNREACHABLE_TAINT, NodeLifecycleController
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

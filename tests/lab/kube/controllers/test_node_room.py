@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.place.node_resources import NO_AMOUNTS, ResourceAmounts, pod_requests
+from rackloom.core.cluster.requests import NO_AMOUNTS, ResourceAmounts, pod_requests
 from rackloom.lab.kube.controllers.scheduler import fits_node
 
 GPU = "nvidia.com/gpu"

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.kube.api import Rejected
+from rackloom.core.cluster import objects
 from rackloom.core.domains.crds import domain_crds
 from rackloom.core.gangs.crd import gang_crd
-from rackloom.core.kubernetes import objects
 from rackloom.lab.kube.kubectl.tables import epoch_seconds as at
 from rackloom.lab.kube.kubectl.tables import human_duration, table_of, wants_table
 from rackloom.lab.kube.objects import TYPE_SCHEMAS

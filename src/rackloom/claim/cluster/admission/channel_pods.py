@@ -17,11 +17,10 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from rackloom.claim.cluster.admission.reviews import AdmissionMode, AdmissionVerdict, RuleOutcome, verdict_on
-from rackloom.core.domains import names
-from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL, ImexIsolation, isolation_of, shared_claim_name
-from rackloom.core.kubernetes.objects import Object, PatchOperation, add_entries, add_operation
-from rackloom.core.kubernetes.pods import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, ImexIsolation, isolation_of, shared_claim_name
+from rackloom.core.cluster.objects import Object, PatchOperation, add_entries, add_operation
+from rackloom.core.cluster.pods import (
     CHANNEL_LABEL,
     REQUIRED,
     TEMPLATE_GATE,
@@ -36,6 +35,7 @@ from rackloom.core.kubernetes.pods import (
     channel_label,
     narrow_nodes,
 )
+from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
 
 # Rules that keep pods in one clique, as JSON patch operations.
 

@@ -29,8 +29,8 @@ from rackloom.claim.cluster.admission.webhook import AdmissionCache
 from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     NODE,
     POD,
@@ -40,7 +40,7 @@ from rackloom.core.kubernetes.objects import (
     PatchOperation,
     ResourceKind,
 )
-from rackloom.core.kubernetes.pods import (
+from rackloom.core.cluster.pods import (
     CHANNEL_CONDITION,
     CHANNEL_LABEL,
     TEMPLATE_GATE,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rackloom.core.kubernetes.objects import PatchOperation
+from rackloom.core.cluster.objects import PatchOperation
 from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import decode_json
 

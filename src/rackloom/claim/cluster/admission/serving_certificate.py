@@ -26,7 +26,7 @@ from rackloom.claim.cluster.certificates import (
     secret_data,
 )
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.objects import (
     MUTATING_WEBHOOK,
     SECRET,
     VALIDATING_WEBHOOK,

@@ -40,22 +40,16 @@ from rackloom.claim.cluster.admission.reviews import (
 )
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.kube.informer import CacheSet, Informer
-from rackloom.core.domains import names
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
-from rackloom.core.domains.device_configs import decode_gpu_config, decode_imex_config
-from rackloom.core.domains.names import ImexIsolation
-from rackloom.core.domains.network_config import decode_network_config
-from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, DEFAULT_NAMESPACE
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.spec import SIZE_EXAMPLE, check_gang_name, gang_group_of, read_gang_spec
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexIsolation
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     POD,
     RESOURCE_CLAIM_TEMPLATE,
     Object,
     has_pod_ended,
 )
-from rackloom.core.kubernetes.pods import (
+from rackloom.core.cluster.pods import (
     CHANNEL_LABEL,
     GANG_LABEL,
     WATCHED_LABEL,
@@ -68,6 +62,12 @@ from rackloom.core.kubernetes.pods import (
     channel_label,
     decode_object,
 )
+from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
+from rackloom.core.domains.device_configs import decode_gpu_config, decode_imex_config
+from rackloom.core.domains.network_config import decode_network_config
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, DEFAULT_NAMESPACE
+from rackloom.core.gangs import spec
+from rackloom.core.gangs.spec import SIZE_EXAMPLE, check_gang_name, gang_group_of, read_gang_spec
 from rackloom.errors import Refused
 
 # Strict validation of opaque device configs.

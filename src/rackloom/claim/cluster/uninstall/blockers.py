@@ -26,12 +26,9 @@ from rackloom.claim.cluster.uninstall.inventory import (
     object_label,
     uid_of,
 )
-from rackloom.core.domains import names
-from rackloom.core.domains.settings import DEFAULT_NAMESPACE
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.snapshot import gang_key_of
-from rackloom.core.kubernetes import pods as kubernetes_pods
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster import pods as kubernetes_pods
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     CRD,
     DAEMON_SET,
@@ -45,7 +42,10 @@ from rackloom.core.kubernetes.objects import (
     ResourceKind,
     has_pod_ended,
 )
-from rackloom.core.place.placement_values import list_names
+from rackloom.core.cluster.site import list_names
+from rackloom.core.domains.settings import DEFAULT_NAMESPACE
+from rackloom.core.gangs import spec
+from rackloom.core.gangs.snapshot import gang_key_of
 
 _NAMED_ALIKE = frozenset({"admissionregistration.k8s.io", "rbac.authorization.k8s.io"})
 """API groups in which an object with our prefix is reported."""

@@ -25,8 +25,8 @@ from rackloom.claim.cluster.uninstall.inventory import (
 )
 from rackloom.claim.cluster.uninstall.plan import UninstallPlan, UninstallStep, build_uninstall_plan
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
-from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     CRD,
@@ -48,7 +48,7 @@ from rackloom.core.kubernetes.objects import (
     ResourceKind,
     allocated_devices,
 )
-from rackloom.core.kubernetes.pods import GANG_LABEL, WATCHED_LABEL
+from rackloom.core.cluster.pods import GANG_LABEL, WATCHED_LABEL
 from rackloom.errors import Refused
 
 # API discovery: `/api/v1`, `/apis` and `/apis/<group>/<version>`.

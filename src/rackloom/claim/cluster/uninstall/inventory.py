@@ -22,10 +22,8 @@ from typing import Any
 
 import msgspec
 
-from rackloom.core.domains import names
-from rackloom.core.domains.observe import INDEXES
-from rackloom.core.domains.snapshot import claimed_domain_uid
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     CRD,
@@ -46,6 +44,8 @@ from rackloom.core.kubernetes.objects import (
     is_pod_ready,
     object_title,
 )
+from rackloom.core.domains.observe import INDEXES
+from rackloom.core.domains.snapshot import claimed_domain_uid
 
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 PART_OF = "rackloom"

@@ -46,20 +46,8 @@ from rackloom.claim.cluster.uninstall.inventory import (
     uid_of,
     was_written_by_us,
 )
-from rackloom.core.domains import names
-from rackloom.core.domains.observe import take_domain_snapshot, with_secrets
-from rackloom.core.domains.owned import teardown_writes
-from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
-from rackloom.core.domains.snapshot import owned_object, remove_label
-from rackloom.core.gangs.snapshot import (
-    close_record,
-    read_record,
-    read_tray_node,
-    release_tray,
-    release_trays,
-    reserving_plans,
-)
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     CRD,
     DAEMON_SET,
@@ -80,6 +68,18 @@ from rackloom.core.kubernetes.objects import (
     ResourceKind,
     metav1_time,
     object_title,
+)
+from rackloom.core.domains.observe import take_domain_snapshot, with_secrets
+from rackloom.core.domains.owned import teardown_writes
+from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
+from rackloom.core.domains.snapshot import owned_object, remove_label
+from rackloom.core.gangs.snapshot import (
+    close_record,
+    read_record,
+    read_tray_node,
+    release_tray,
+    release_trays,
+    reserving_plans,
 )
 
 PHASE_ORDER = tuple(UninstallPhase)

@@ -29,7 +29,7 @@ from pathlib import Path
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.node.plugin import NodeValue
 from rackloom.claim.node.tasks import to_the_end
-from rackloom.core.kubernetes.objects import DEPLOYMENT
+from rackloom.core.cluster.objects import DEPLOYMENT
 from rackloom.errors import Retry
 
 ENDING_SECONDS = 1.0

@@ -29,7 +29,7 @@ from rackloom.claim.node.gpu.driver_programs import (
     PROGRAM_SECONDS,
     DriverPrograms,
 )
-from rackloom.core.domains.names import GPU_DRIVER
+from rackloom.core.cluster.names import GPU_DRIVER
 from rackloom.errors import Retry, Undecodable
 from rackloom.runtime.foreign_text import decode_json
 from rackloom.serving.limits import MPS_LAUNCHER

@@ -27,8 +27,7 @@ import msgspec
 
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.node.imex.devices import ImexSettings
-from rackloom.core.domains.clique import Readiness, read_clique
-from rackloom.core.domains.names import (
+from rackloom.core.cluster.names import (
     BOOT_FILE,
     CLIQUE_ID_LABEL,
     COMPUTE_DOMAIN_LABEL,
@@ -37,7 +36,8 @@ from rackloom.core.domains.names import (
     WITHDRAWN,
     clique_object_name,
 )
-from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, Object
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, Object
+from rackloom.core.domains.clique import Readiness, read_clique
 from rackloom.errors import Refused, Retry
 from rackloom.runtime import programs
 

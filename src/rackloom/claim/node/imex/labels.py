@@ -20,8 +20,8 @@ import structlog
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound
 from rackloom.claim.node.fabric import FabricMonitor
-from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL, ImexIsolation, isolation_of
-from rackloom.core.kubernetes.objects import NODE, Object
+from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL, ImexIsolation, isolation_of
+from rackloom.core.cluster.objects import NODE, Object
 from rackloom.errors import Retry
 
 # The ComputeDomain of the node.

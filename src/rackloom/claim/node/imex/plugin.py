@@ -52,8 +52,8 @@ from rackloom.claim.node.plugin import (
     PreparedClaim,
     PreparedDevice,
 )
-from rackloom.core.domains import names
-from rackloom.core.domains.names import ImexMode
+from rackloom.core.cluster import names
+from rackloom.core.cluster.names import ImexMode
 from rackloom.errors import Refused, Retry
 
 FABRIC_SECONDS = 600.0

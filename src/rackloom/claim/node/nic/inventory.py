@@ -30,7 +30,7 @@ from rackloom.claim.node.nic.links import read_all_addresses, read_links, read_m
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, Rtnetlink, in_namespace
 from rackloom.claim.node.plugin import DeviceHealth, Health
 from rackloom.claim.node.tasks import pause_until
-from rackloom.core.kubernetes.objects import ENDPOINT_SLICE, NODE, Object
+from rackloom.core.cluster.objects import ENDPOINT_SLICE, NODE, Object
 from rackloom.core.nics.attachment import NetworkLink, PreparedNic, find_link
 from rackloom.core.nics.devices import EbpfPrograms, HostLink, HostNic, NicSnapshot
 from rackloom.errors import Refused, Retry

@@ -47,7 +47,7 @@ from rackloom.claim.node.takeover.nvidia_checkpoint import (
     go_json,
     with_texts,
 )
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
 from rackloom.core.domains.device_configs import (
     ChannelConfig,
     DaemonConfig,

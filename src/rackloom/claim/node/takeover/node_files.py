@@ -58,7 +58,7 @@ from rackloom.claim.node.takeover.nvidia_checkpoint import (
     encode_nvidia_checkpoint,
     is_nvidia_checkpoint,
 )
-from rackloom.core.domains import names
+from rackloom.core.cluster import names
 from rackloom.errors import Refused
 from rackloom.runtime.durable_files import PARTIAL, remove_durably, write_durably
 

@@ -16,11 +16,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from shlex import quote
 
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, Severity, fails
 from rackloom.core.diagnosis.index import SnapshotIndex, at_node, places_around
 from rackloom.core.diagnosis.snapshot import GpuChain, NodeRecord, grouped
-from rackloom.core.domains.names import GPU_CLIQUE_LABEL
 
 ClusterVotes = Mapping[str, Counter[str]]
 """GPUs of each NVLink domain by cluster UUID."""

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from rackloom.core.cluster.names import GPU_DRIVER
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, Severity, fails, unknown
 from rackloom.core.diagnosis.index import (
@@ -40,7 +41,6 @@ from rackloom.core.diagnosis.snapshot import (
     PoolRecord,
     grouped,
 )
-from rackloom.core.domains.names import GPU_DRIVER
 
 # Where else a pod could run.
 

@@ -18,16 +18,16 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from rackloom.core.diagnosis.catalogue import Check
-from rackloom.core.diagnosis.evidence import IMEX_CONFIG_FILE, CdiSetting, HostEvidence
-from rackloom.core.diagnosis.findings import Finding, fails, holds, unknown
-from rackloom.core.domains.names import (
+from rackloom.core.cluster.names import (
     IMEX_COMMAND_PORT,
     IMEX_SERVER_PORT,
     OLDEST_IMEX_DRIVER,
     is_driver_too_old,
     version_numbers,
 )
+from rackloom.core.diagnosis.catalogue import Check
+from rackloom.core.diagnosis.evidence import IMEX_CONFIG_FILE, CdiSetting, HostEvidence
+from rackloom.core.diagnosis.findings import Finding, fails, holds, unknown
 
 _AS_ROOT = "sudo rackloom doctor  # on the host"
 

@@ -9,8 +9,8 @@ with the prefix `claim/`.
 
 from collections.abc import Iterable, Iterator
 
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind, has_pod_ended
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object, ResourceKind, has_pod_ended
 from rackloom.lab.kube.controllers.workloads import Controller, controller_reference, owner_keys
 from rackloom.lab.kube.managed_fields import clone
 from rackloom.lab.kube.store import ObjectKey, key_of

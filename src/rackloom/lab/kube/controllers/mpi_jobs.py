@@ -13,9 +13,9 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind, pod_phase
-from rackloom.core.place.workload_kinds import is_launcher_a_worker, other_manager
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object, ResourceKind, pod_phase
+from rackloom.core.cluster.workload_kinds import is_launcher_a_worker, other_manager
 from rackloom.lab.kube.controllers.workloads import Controller, condition_status, controller_reference
 from rackloom.lab.kube.managed_fields import clone
 from rackloom.lab.kube.objects import TypeSchema

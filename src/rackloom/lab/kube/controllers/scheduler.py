@@ -35,16 +35,16 @@ from rackloom.core.allocate.objects import (
 from rackloom.core.allocate.outcome import Allocation, Fault
 from rackloom.core.allocate.pools import node_selector_matches
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, readable_rules, with_taint_rules
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind, has_pod_ended
-from rackloom.core.place.node_resources import (
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object, ResourceKind, has_pod_ended
+from rackloom.core.cluster.requests import (
     NO_AMOUNTS,
     PODS_RESOURCE,
     ResourceAmounts,
     allocatable_of_node,
     pod_requests,
 )
-from rackloom.core.place.pod_constraints import is_node_selected, required_terms, selector_matches
+from rackloom.core.cluster.scheduling import is_node_selected, required_terms, selector_matches
 from rackloom.lab.kube.controllers.claims import CLAIM_FINALIZER, claims_by_entry
 from rackloom.lab.kube.controllers.workloads import Controller
 from rackloom.lab.kube.managed_fields import clone

@@ -20,8 +20,8 @@ from datetime import datetime
 
 from rackloom.claim.cluster.controller_runtime import WorkQueue
 from rackloom.claim.kube.api import Conflict, KubeError, NotFound
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import (
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
     has_pod_ended,
@@ -29,7 +29,7 @@ from rackloom.core.kubernetes.objects import (
     metav1_time,
     pod_phase,
 )
-from rackloom.core.place.pod_constraints import REQUIRED_DURING_SCHEDULING, is_node_selected
+from rackloom.core.cluster.scheduling import REQUIRED_DURING_SCHEDULING, is_node_selected
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.managed_fields import clone
 from rackloom.lab.kube.objects import owner_references

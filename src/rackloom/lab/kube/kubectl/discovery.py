@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache
 
+from rackloom.core.cluster.objects import POD, Object, ResourceKind
 from rackloom.core.domains.crds import domain_crds
 from rackloom.core.gangs.crd import gang_crd
-from rackloom.core.kubernetes.objects import POD, Object, ResourceKind
 from rackloom.lab.kube.objects import TypeSchema
 
 VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.4+simulated", "platform": "linux/amd64"}

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.core.domains.crds import domain_crds
 from rackloom.core.gangs.crd import gang_crd
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind
 from rackloom.lab.kube import refusals
 
 NONE, UNKNOWN = "<none>", "<unknown>"

@@ -17,8 +17,8 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError, Message
 
-from rackloom.core.kubernetes import objects
-from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.core.cluster import objects
+from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.kubectl import bodies_pb2 as wire
 from rackloom.lab.kube.objects import METADATA_LISTS, TYPE_SCHEMAS, Lists

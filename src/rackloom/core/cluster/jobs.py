@@ -21,16 +21,16 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.kubernetes.objects import JsonMapping
-from rackloom.core.place.object_shapes import OwnedShape, PodShape, check_shape, object_title
-from rackloom.core.place.placement_values import SchedulerLabels, list_names
-from rackloom.core.place.pod_constraints import (
+from rackloom.core.cluster.object_shapes import OwnedShape, PodShape, check_shape, object_title
+from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.scheduling import (
     PodIdentity,
     PodRequirements,
     pod_identity,
     read_pod_requirements,
 )
-from rackloom.core.place.workload_kinds import (
+from rackloom.core.cluster.site import SchedulerLabels, list_names
+from rackloom.core.cluster.workload_kinds import (
     ObjectPath,
     PodGroup,
     check_members,

@@ -26,9 +26,9 @@ import msgspec
 from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta
 from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
 from rackloom.core.allocate.quantity import Quantity
-from rackloom.core.kubernetes.objects import JsonMapping
-from rackloom.core.place.node_resources import Thousandths, requests_beside_devices
-from rackloom.core.place.placement_values import SchedulerLabels
+from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.requests import Thousandths, requests_beside_devices
+from rackloom.core.cluster.site import SchedulerLabels
 from rackloom.errors import Refused
 
 # Counts as Kubernetes writes them.

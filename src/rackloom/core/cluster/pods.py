@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from rackloom.core.kubernetes.objects import PatchOperation, add_operation
+from rackloom.core.cluster.objects import PatchOperation, add_operation
 from rackloom.errors import Refused
 
 # Labels, a condition and a scheduling gate that admission writes on pods.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from rackloom.core.place.pod_constraints import REQUIRED_DURING_SCHEDULING, TaintEffect, Toleration
+from rackloom.core.cluster.scheduling import REQUIRED_DURING_SCHEDULING, TaintEffect, Toleration
 from rackloom.errors import Refused
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]

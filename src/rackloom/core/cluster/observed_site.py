@@ -26,11 +26,10 @@ from rackloom.core.allocate.objects import (
     ResourceClaim,
     ResourceSlice,
 )
-from rackloom.core.domains import names
-from rackloom.core.kubernetes.objects import JsonMapping, is_resource_claimed
-from rackloom.core.place.jobs import Job, owner_of_pod, qualified_name
-from rackloom.core.place.placement_values import PlacementSite, PlacementTray, SchedulerLabels, TrayHold
-from rackloom.core.place.pod_constraints import (
+from rackloom.core.cluster import names
+from rackloom.core.cluster.jobs import Job, owner_of_pod, qualified_name
+from rackloom.core.cluster.objects import JsonMapping, is_resource_claimed
+from rackloom.core.cluster.scheduling import (
     NodeRule,
     PodIdentity,
     Toleration,
@@ -42,6 +41,7 @@ from rackloom.core.place.pod_constraints import (
     required_terms,
     unmet_requirements,
 )
+from rackloom.core.cluster.site import PlacementSite, PlacementTray, SchedulerLabels, TrayHold
 from rackloom.errors import Refused
 
 _FINISHED_PHASES = ("Succeeded", "Failed")

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.kubernetes.objects import JsonMapping
+from rackloom.core.cluster.objects import JsonMapping
 from rackloom.errors import Refused
 
 ObjectPath = tuple[str | int, ...]
