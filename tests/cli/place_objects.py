@@ -20,7 +20,8 @@ def saved(folder: Path, *objects: dict[str, Any]) -> str:
 
 def node(name: str, clique: str, **spec: Any) -> dict[str, Any]:
     metadata = {"name": name, "labels": {"nvidia.com/gpu.clique": clique}}
-    status = {"allocatable": {"nvidia.com/gpu": "4"}}
+    ready = [{"type": "Ready", "status": "True"}]
+    status = {"allocatable": {"nvidia.com/gpu": "4"}, "conditions": ready}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec, "status": status}
 
 

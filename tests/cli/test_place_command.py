@@ -22,11 +22,11 @@ def test_the_full_rack_job_is_refused_beside_a_small_one_with_a_move_as_the_fix(
     pods = [pod("small", "r0-4", labels=movable), pod("pinned", "r1-0"), pod("pinned-2", "r1-1")]
     assert ran(MPI_JOB, "--site", saved(tmp_path, *nodes, *pods)) == 1
     assert capsys.readouterr().out == snapshot("""\
-refused: rack-bandwidth asks for 18 worker with 4 GPUs each in one clique; the nearest, clique clique-0, has room for 17 of 18 worker: r0-4 (in use by small)
-nearest fix: move small from r0-4 to r1-2 (4 GPUs restart)
+refused: rack-bandwidth asks for 18 worker with 4 GPUs each in one clique; the nearest, clique clique-0, has room for 17 of 18 worker: r0-4 (in use by pod small)
+nearest fix: move pod small from r0-4 to r1-2 (4 GPUs restart)
 or: cut it into segments of 16: GPUs of different segments share no memory
 or: ask for 17 worker instead of 18
-or: wait until small ends (4 GPUs)
+or: wait until pod small ends (4 GPUs)
 """)  # noqa: E501
 
 
@@ -71,7 +71,8 @@ def test_a_drain_says_what_moves_and_the_job_avoids_the_tray(
     where = saved(tmp_path, *nodes, *pods)
     assert ran("--site", where, "--drain", "r0-0") == 0
     assert capsys.readouterr().out == (
-        "first move a from r0-0 to r0-1 (4 GPUs restart): holes of 2 trays 2 -> 1, holes of 1 trays 4 -> 3\n"
+        "first move pod a from r0-0 to r0-1 (4 GPUs restart):"
+        " holes of 2 trays 2 -> 1, holes of 1 trays 4 -> 3\n"
     )
     with pytest.raises(Refused, match="b cannot leave r1-0: it is not marked as movable"):
         ran("--site", where, "--drain", "r1-0")
@@ -86,8 +87,8 @@ def test_defragmentation_makes_room_for_the_job(tmp_path: Path, capsys: pytest.C
     assert ran(where, "--defrag") == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "first move a from r0-0 to r1-1 (4 GPUs restart): holes of 8 trays 0 -> 1, holes of 4 trays 2 -> 3,"
-        " holes of 2 trays 6 -> 7\n\nwhole: 8 trays of clique clique-0"
+        "first move pod a from r0-0 to r1-1 (4 GPUs restart): holes of 8 trays 0 -> 1,"
+        " holes of 4 trays 2 -> 3, holes of 2 trays 6 -> 7\n\nwhole: 8 trays of clique clique-0"
     )
 
 

@@ -21,7 +21,10 @@ def node(name: str, clique: str | None = "c", **more: Any) -> dict[str, Any]:
     marks = {"zone": name[0], "kubernetes.io/hostname": name} | (
         {"nvidia.com/gpu.clique": clique} if clique else {}
     )
-    status = {"allocatable": {"nvidia.com/gpu": "4"}}
+    status = {
+        "allocatable": {"nvidia.com/gpu": "4"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -141,9 +144,9 @@ def test_a_channel_in_use_closes_its_tray_to_members_of_another_compute_domain(
     )
     two = saved(tmp_path / "two.yaml", DOMAIN, channel_pod("n0"), channel_pod("n1"))
     assert printed(capsys, two, "--site", site) == snapshot("""\
-refused: two asks for 2 pod with 2 GPUs each in one clique; the nearest, clique c, has room for 1 of 2 pod: a0 (its IMEX channel is in use by old)
+refused: two asks for 2 pod with 2 GPUs each in one clique; the nearest, clique c, has room for 1 of 2 pod: a0 (its IMEX channel is in use by pod old)
 nearest fix: ask for 1 pod instead of 2
-or: wait until old ends (2 GPUs)
+or: wait until pod old ends (2 GPUs)
 """)  # noqa: E501
 
 

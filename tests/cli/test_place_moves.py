@@ -38,7 +38,7 @@ def test_a_job_is_not_moved_to_where_it_may_not_run(
     (tmp_path / "job").mkdir()
     whole = saved(tmp_path / "job", job("whole", 4))
     assert ran(whole, "--site", where) == 1
-    assert "move small" not in capsys.readouterr().out
+    assert "move pod small" not in capsys.readouterr().out
     assert ran("--site", where, "--defrag") == 0
     assert capsys.readouterr().out == "nothing has to move\n"
     with pytest.raises(Refused, match="no other clique that it may use has room") as refused:
@@ -66,7 +66,8 @@ def test_a_move_says_what_it_costs_and_what_it_opens(
 ) -> None:
     assert ran("--site", two_zones(tmp_path), "--defrag") == 0
     assert capsys.readouterr().out == (
-        "first move small from a0 to b1 (4 GPUs restart): holes of 4 trays 0 -> 1, holes of 2 trays 2 -> 3\n"
+        "first move pod small from a0 to b1 (4 GPUs restart):"
+        " holes of 4 trays 0 -> 1, holes of 2 trays 2 -> 3\n"
     )
 
 
@@ -97,7 +98,7 @@ def test_pods_that_are_never_on_one_node_are_moved_to_one_each(
     (tmp_path / "job").mkdir()
     assert ran(saved(tmp_path / "job", job("whole", 2)), "--site", where) == 1
     output = capsys.readouterr().out
-    assert ("move small from n1, n2 to" in output) is is_moved
+    assert ("move Job small from n1, n2 to" in output) is is_moved
     assert "to m0 (" not in output
 
 
@@ -109,7 +110,7 @@ def test_a_pod_is_not_moved_to_one_that_it_is_never_beside(
     where = on_two_cliques(tmp_path, 1, mover("small", "n1", apart(key, app="y")), foe)
     (tmp_path / "job").mkdir()
     assert ran(saved(tmp_path / "job", job("whole", 2)), "--site", where) == 1
-    assert "move small" not in capsys.readouterr().out
+    assert "move pod small" not in capsys.readouterr().out
 
 
 def test_what_was_moved_keeps_others_off_where_it_is_then(
@@ -120,7 +121,7 @@ def test_what_was_moved_keeps_others_off_where_it_is_then(
     (tmp_path / "roomy").mkdir()
     assert ran("--site", on_two_cliques(tmp_path / "roomy", 2, *pods), *drain) == 0
     moves = json.loads(capsys.readouterr().out)["moves"]
-    assert {move["owner"]: move["to_trays"] for move in moves} == {"one": ["m0"], "other": ["m1"]}
+    assert {move["owner"]: move["to_trays"] for move in moves} == {"pod one": ["m0"], "pod other": ["m1"]}
     with pytest.raises(Refused, match="other cannot leave n2"):
         ran("--site", on_two_cliques(tmp_path, 1, *pods), *drain)
 

@@ -57,7 +57,7 @@ def test_a_job_of_higher_priority_may_preempt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: dict[str, Any], classes: list[dict[str, Any]]
 ) -> None:
     assert ran(saved(tmp_path, value), "--site", site(tmp_path, *classes), "-o", "json") == 1
-    assert "preempt holder (lower priority, 4 GPUs)" in fixes(capsys)
+    assert "preempt pod holder (lower priority, 4 GPUs)" in fixes(capsys)
 
 
 def test_the_class_of_a_launcher_without_devices_does_not_count(
@@ -151,7 +151,7 @@ def test_what_cannot_preempt_is_not_told_to(
 ) -> None:
     assert ran(saved(tmp_path, mpi_job(2, **worker)), "--site", site(tmp_path, *classes), "-o", "json") == 1
     found = fixes(capsys)
-    assert "wait until holder ends (4 GPUs)" in found
+    assert "wait until pod holder ends (4 GPUs)" in found
     assert not any("preempt" in fix for fix in found)
 
 

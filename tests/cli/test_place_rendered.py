@@ -25,7 +25,7 @@ def test_moves_notes_and_price_are_told_on_stderr(tmp_path: Path, capsys: pytest
     assert ran(saved(tmp_path, *nodes, *pods, job("whole", 8)), "--defrag", "--render", "kueue") == 0
     out, err = capsys.readouterr()
     assert [obj["kind"] for obj in yaml.safe_load_all(out)] == ["Topology", "Job"]
-    assert err.startswith("first move a from r0-0 to r1-1 (4 GPUs restart): holes of 8 trays 0 -> 1")
+    assert err.startswith("first move pod a from r0-0 to r1-1 (4 GPUs restart): holes of 8 trays 0 -> 1")
     assert "\nprice: 1 fewer of 8 trays (1 -> 0)" in err
     assert "\nnote: it takes all 8 trays of clique clique-0" in err
 

@@ -92,11 +92,11 @@ def answer_placement(
 
     def plan(attempt: TopologyAttempt) -> tuple[SitePlanner, PlacementReport]:
         with progress("looking at the trays"):
-            nodes = tuple(node for node in found.nodes if attempt.takes(node))
-            planner = SitePlanner(replace(found, nodes=nodes), claims, channels, classes, attempt.request)
+            state = replace(found.state, nodes=tuple(filter(attempt.takes, found.state.nodes)))
+            planner = SitePlanner(replace(found, state=state), claims, channels, classes, attempt.request)
         return planner, planner.report(jobs, each=with_progress)
 
-    attempts = topology_attempts(shared_topology(jobs, request), request, found.nodes)
+    attempts = topology_attempts(shared_topology(jobs, request), request, found.state.nodes)
     _, planner, report = first_that_fits(attempts, plan)
     refused = [job for job in report.jobs if job.plan is None]
     if target is not None and report.jobs and not refused:

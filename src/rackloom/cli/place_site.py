@@ -19,11 +19,11 @@ from rackloom.cli.hardware import profile_slices, with_built_in_classes
 from rackloom.cli.place import SiteParameters
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.allocate.objects import Node
-from rackloom.core.cluster import object_shapes
 from rackloom.core.cluster.jobs import BUILT_IN_PRIORITIES, PriorityClass, PriorityClasses
-from rackloom.core.cluster.observed_site import DraDevices
 from rackloom.core.cluster.scheduling import PREEMPT_NEVER
 from rackloom.core.cluster.site import POD_GROUP_VERSIONS, SchedulerLabels
+from rackloom.core.cluster.state import ClusterState, owners_of_claims, read_state
+from rackloom.core.cluster.trays import DraDevices
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.site_planner import SiteObjects
 from rackloom.errors import Misuse, Refused
@@ -127,17 +127,24 @@ def site_objects(
     if not nodes:
         fix = "name a --profile and --racks, files of a --site, or ask with --cluster"
         raise Misuse("there is no node to place on", nearest_fix=fix)
-    pods = tuple(document.value for document in documents if document.value.get("kind") == "Pod")
-    for shape, objects in ((object_shapes.NodeShape, nodes), (object_shapes.PodShape, pods)):
-        for obj in objects:
-            object_shapes.check_shape(obj, shape, object_shapes.object_title(obj))
-    return SiteObjects(nodes=nodes, pods=pods, devices=_devices(manifests_of(documents), pods))
+    pods, claims, slices = (
+        [document.value for document in documents if document.value.get("kind") == kind]
+        for kind in ("Pod", "ResourceClaim", "ResourceSlice")
+    )
+    state = read_state(nodes, pods, claims, slices, labels)
+    for unreadable in state.unreadable:
+        note(str(unreadable))
+    return SiteObjects(state=state, devices=_devices(manifests_of(documents), state))
 
 
-def _devices(found: Manifests, pods: tuple[dict[str, Any], ...]) -> DraDevices:
-    held = tuple(claim for claim in found.claims if claim.status.allocation is not None)
-    classes = with_built_in_classes(found.classes)
-    return DraDevices(nodes=found.nodes, classes=classes, slices=found.slices, claims=held, pods=pods)
+def _devices(found: Manifests, state: ClusterState) -> DraDevices:
+    return DraDevices(
+        nodes=found.nodes,
+        classes=with_built_in_classes(found.classes),
+        slices=found.slices,
+        claims=tuple(claim for claim in found.claims if claim.status.allocation is not None),
+        owners=owners_of_claims(state),
+    )
 
 
 def _profile_objects(name: str, racks: int, labels: SchedulerLabels, with_devices: bool) -> SiteObjects:
@@ -151,9 +158,8 @@ def _profile_objects(name: str, racks: int, labels: SchedulerLabels, with_device
     nodes = tuple(_profile_node(node, clique, gpus, labels) for node, clique in cliques)
     slices = profile_slices(name, [node for node, _ in cliques]) if publishes and with_devices else ()
     kept = msgspec.convert([{"metadata": node["metadata"]} for node in nodes], tuple[Node, ...])
-    return SiteObjects(
-        nodes=nodes, pods=(), devices=DraDevices(nodes=kept, classes=device_classes(), slices=slices)
-    )
+    state = read_state(nodes, slices=msgspec.to_builtins(slices), labels=labels)
+    return SiteObjects(state=state, devices=DraDevices(nodes=kept, classes=device_classes(), slices=slices))
 
 
 def _profile_cliques(profile: RackProfile, racks: int) -> list[tuple[str, str | None]]:
@@ -169,7 +175,10 @@ def _profile_node(name: str, clique: str | None, gpus: int, labels: SchedulerLab
     return {
         "kind": "Node",
         "metadata": {"name": name, "labels": marks},
-        "status": {"allocatable": {labels.gpu: str(gpus)}},
+        "status": {
+            "allocatable": {labels.gpu: str(gpus)},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
     }
 
 

@@ -3,6 +3,7 @@
 from contextlib import suppress
 
 from msgspec.structs import replace
+from tests.core.cluster.views import with_state
 
 from rackloom.claim.kube.api import Conflict, KubeError
 from rackloom.core.cluster import names
@@ -22,7 +23,7 @@ from rackloom.core.gangs.snapshot import (
     take_snapshot,
 )
 from rackloom.core.gangs.spec import GangSettings, OwnerJob
-from rackloom.core.gangs.trays import TrayCountCache, running_site, with_reservations
+from rackloom.core.gangs.trays import TrayCountCache, with_reservations
 from rackloom.errors import Refused
 from rackloom.lab.kube.patches import json_patch, merge_patch
 
@@ -85,7 +86,7 @@ class Toy:
             return before[0] != self.refusal
         objects = ClusterLists(nodes=tuple(self.nodes.values()), pods=tuple(self.pods.values()))
         records = tuple(read_record(plan) for plan in self.plans.values())
-        cluster = replace(objects, running=running_site(objects, SETTINGS), records=records)
+        cluster = replace(with_state(objects, SETTINGS), records=records)
         try:
             found = answer_placement(replace(snapshot, cluster=cluster), SETTINGS, self.counted)
         except Refused as refused:
@@ -337,4 +338,4 @@ def worker(name, job):
 
 def read_site(objects, records, settings):
     """The trays, with the holds of running pods, of their claims, and of recorded plans."""
-    return with_reservations(running_site(objects, settings), records)
+    return with_reservations(with_state(objects, settings).running, records)

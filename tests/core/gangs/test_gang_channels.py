@@ -2,6 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
+from tests.core.cluster.views import with_state
 from tests.core.gangs.test_gang_objects import CHANNEL, node, pod, template
 
 from rackloom.core.cluster.pods import GANG_LABEL
@@ -9,7 +10,7 @@ from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangSnapshot, read_record, read_tray_node
 from rackloom.core.gangs.spec import GangSettings, read_member
-from rackloom.core.gangs.trays import TrayCountCache, running_site
+from rackloom.core.gangs.trays import TrayCountCache
 from rackloom.errors import Refused
 from rackloom.lab.kube.patches import merge_patch
 
@@ -33,7 +34,7 @@ def answered(nodes, plan=OPENED, *, size=2, gpus=4, claims=("channel",), others=
     templates = (template("channel", [CHANNEL]),)
     lists = ClusterLists(nodes=tuple(nodes), pods=(*pods, *others), templates=templates)
     record = read_record(plan)
-    cluster = replace(lists, running=running_site(lists, SETTINGS), records=(record,))
+    cluster = replace(with_state(lists, SETTINGS), records=(record,))
     snapshot = GangSnapshot(
         key=KEY,
         now=0.0,

@@ -7,9 +7,10 @@ import yaml
 from tests.core.gangs.gang_toy import read_site
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.observed_site import without_foreign_names
 from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.cluster.site import PlacementSite, PlacementTray, TrayHold
+from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.trays import without_foreign_names
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.crd import gang_crd
@@ -202,7 +203,9 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
     status = {"allocation": {"devices": {"results": results}}, "reservedFor": [{"uid": "uid-b"}]}
     claim = {"metadata": {"name": "c", "namespace": "team"}, "status": status}
     devices = [{"name": "gpu-0"}, {"name": "mig", "attributes": {"type": {"string": "mig"}}}]
-    slices = {"spec": {"driver": names.GPU_DRIVER, "nodeName": "n7", "devices": devices}}
+    slices = {
+        "spec": {"driver": names.GPU_DRIVER, "nodeName": "n7", "pool": {"name": "n7"}, "devices": devices}
+    }
     site = read_site(ClusterLists(nodes=nodes, pods=pods, claims=(claim,), slices=(slices,)), [], SETTINGS)
     shut = {tray.name: tray.shut for tray in site.trays}
     assert shut == {
@@ -218,7 +221,7 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
         TrayHold(owner="team/pod a", tray="n1", gpus=2),
         TrayHold(owner="team/big", tray="n2", gpus=4),
         TrayHold(owner="team/big", tray="n7", gpus=1),
-        TrayHold(owner="team/big", tray="n3", gpus=4),
+        TrayHold(owner="team/big", tray="n3", gpus=0, channel=True),
     }
 
 
@@ -248,7 +251,7 @@ def test_settings_that_nobody_can_mean_are_refused(wrong):
         checked_gang_settings(GangSettings(**wrong))
 
 
-def test_limits_are_quantities_and_an_unreadable_pod_of_anybody_has_its_whole_tray():
+def test_limits_are_quantities_and_an_unreadable_pod_is_named_and_holds_nothing():
     nodes = (node("n1", gpus=8), node("n2", gpus="2k"), node("n3"))
     pods = (
         pod("thousand", gpus="1k", nodeName="n2"),
@@ -258,8 +261,9 @@ def test_limits_are_quantities_and_an_unreadable_pod_of_anybody_has_its_whole_tr
     )
     assert set(read_site(ClusterLists(nodes=nodes, pods=pods), [], SETTINGS).holds) == {
         TrayHold(owner="team/pod thousand", tray="n2", gpus=1000),
-        TrayHold(owner="team/pod odd", tray="n1", gpus=8),
     }
+    names = [unreadable.title for unreadable in read_state(pods=pods).unreadable]
+    assert names == ["Pod team/odd", "Pod team/waits", "Pod team/done"]
 
 
 def test_owners_in_other_namespaces_are_not_named_and_stay_apart():

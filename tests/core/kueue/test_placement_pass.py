@@ -87,7 +87,7 @@ def test_a_retry_names_what_is_in_the_way_but_nobody_else() -> None:
     assert verdict.state == "Retry"
     assert "has room for 0 of 2 main" in verdict.message
     assert "another job" in verdict.message
-    assert "team/busy-r0-t1" in verdict.message
+    assert "team/pod busy-r0-t1" in verdict.message
     assert "other/" not in verdict.message
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from rackloom.core.cluster.observed_site import read_site
 from rackloom.core.cluster.scheduling import Toleration
 from rackloom.core.cluster.site import SchedulerLabels, TrayHold
+from rackloom.core.cluster.state import read_state
 from rackloom.core.place.mobility import restrict_moves, tolerations_of_movable
 
 LABELS = SchedulerLabels()
@@ -34,7 +34,7 @@ def pod(name: str, movable: str = "true", **spec: Any) -> dict[str, Any]:
 
 
 def holds(*pods: dict[str, Any]) -> tuple[TrayHold, ...]:
-    return restrict_moves(read_site(NODES, pods, LABELS).holds, NODES, pods, LABELS)
+    return restrict_moves(read_state(NODES, pods, labels=LABELS))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,8 @@ def test_a_job_whose_rules_cannot_be_read_stays_and_one_that_stays_is_not_looked
 
 def test_taints_count_as_tolerated_where_some_job_that_may_move_does() -> None:
     tolerations = [{"key": "dedicated", "operator": "Exists"}]
-    assert tolerations_of_movable([pod("p", tolerations=tolerations), pod("q")], LABELS) == (
-        Toleration(key="dedicated", operator="Exists"),
-    )
-    assert tolerations_of_movable([pod("p", movable="false", tolerations=tolerations)], LABELS) == ()
+    assert tolerations_of_movable(
+        read_state((), [pod("p", tolerations=tolerations), pod("q")], labels=LABELS)
+    ) == (Toleration(key="dedicated", operator="Exists"),)
+    fixed = read_state((), [pod("p", movable="false", tolerations=tolerations)], labels=LABELS)
+    assert tolerations_of_movable(fixed) == ()

@@ -3,12 +3,10 @@
 from typing import Any
 
 import pytest
-from msgspec import convert
+from tests.core.cluster.views import read_site
 from tests.core.gangs.gang_toy import read_site as seen_by_the_controller
 
-from rackloom.core.allocate.objects import ResourceClaim
-from rackloom.core.cluster.observed_site import DraDevices, read_site
-from rackloom.core.cluster.site import PlacementSite, SchedulerLabels
+from rackloom.core.cluster.site import PlacementSite
 from rackloom.core.gangs.snapshot import ClusterLists
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.place.gang_planner import plan_gang
@@ -39,9 +37,7 @@ NODES = (node("n0"), node("n1"))
 
 
 def from_the_command(held: dict[str, Any]) -> PlacementSite:
-    known = convert(held, ResourceClaim)
-    devices = DraDevices(nodes=(), classes=(), slices=(), claims=(known,))
-    return PlacementSite(read_site(NODES, []).trays, devices.holds(SchedulerLabels()))
+    return read_site(NODES, claims=[held])
 
 
 def from_the_controller(held: dict[str, Any]) -> PlacementSite:

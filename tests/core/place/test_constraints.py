@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.cluster.views import read_site
 from tests.core.place.place_sites import site
 
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from rackloom.core.cluster.jobs import Job, read_jobs
-from rackloom.core.cluster.observed_site import read_site, trays_avoided_by
 from rackloom.core.cluster.scheduling import (
     REQUIRED_DURING_SCHEDULING,
     NodeRule,
@@ -18,6 +18,8 @@ from rackloom.core.cluster.scheduling import (
     unmet_requirements,
 )
 from rackloom.core.cluster.site import PlacementSite, PlacementTray, SchedulerLabels, combine_sites
+from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.trays import trays_avoided_by
 from rackloom.core.place.gang_planner import plan_gang
 from rackloom.core.place.gang_requests import gang_of_job, groups_by_trays, terms_of_groups
 from rackloom.core.place.placement_values import Gang, PlacementTerms
@@ -205,11 +207,11 @@ def test_pods_of_other_jobs_keep_a_node_to_themselves() -> None:
         running("z", "n2", **pods("podAntiAffinity", **like(app="m"))),
         {**running("x", "n3"), "status": {"phase": "Succeeded"}},
     ]
-    avoided = trays_avoided_by(job, [], there, LABELS)
-    assert avoided == {"worker": {"n0": "kept apart from x", "n2": "kept apart from z"}}
+    avoided = trays_avoided_by(job, read_state((), there, labels=LABELS))
+    assert avoided == {"worker": {"n0": "kept apart from pod x", "n2": "kept apart from pod z"}}
     off = avoided["worker"]
     seen = read_site([node("n0"), node("n1")], [], avoided=off)
-    assert [tray.shut for tray in seen.trays] == ["kept apart from x", None]
+    assert [tray.shut for tray in seen.trays] == ["kept apart from pod x", None]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,8 @@ def test_all_that_a_running_pod_requires_holds_for_those_that_come(
     spec = pods("podAntiAffinity", key, **like(app="m"), **term)
     foe = {**template(0, nodeName="n1", **spec), "metadata": {"name": "foe"}}
     nodes = [node("n1", zone="a"), node("n2", zone="a"), node("n3", zone="b")]
-    avoided = trays_avoided_by(read(mpi(template(1, {"app": "m"}))), nodes, [foe], LABELS)
+    state = read_state(nodes, [foe], labels=LABELS)
+    avoided = trays_avoided_by(read(mpi(template(1, {"app": "m"}))), state)
     assert set(avoided.get("worker", {})) == shut
 
 

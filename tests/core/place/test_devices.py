@@ -1,14 +1,20 @@
 """Claims for GPUs and NICs: the trays that can serve them are those where `core/allocate` does."""
 
+from typing import Any
+
 import msgspec
 import pytest
+from tests.core.cluster.views import read_site
 
 from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.allocate.objects import DeviceClass, Node, ObjectMeta, ResourceClaim, ResourceClaimStatus
 from rackloom.core.allocate.outcome import Allocation
-from rackloom.core.cluster.observed_site import HIGHEST_PRIORITY, DraDevices, claims_devices, read_site
+from rackloom.core.cluster.nodes import published_gpus
+from rackloom.core.cluster.pods import SIZE_ANNOTATION
 from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, SchedulerLabels, TrayHold
+from rackloom.core.cluster.state import HIGHEST_PRIORITY, claim_holds
+from rackloom.core.cluster.trays import DraDevices, claims_devices
 from rackloom.core.place.claim_capacity import gpus_per_member, with_claim_capacity
 from rackloom.core.place.gang_fixes import find_fixes
 from rackloom.core.place.gang_planner import try_gang, with_plan_reserved
@@ -41,7 +47,12 @@ def devices(*held: ResourceClaim) -> DraDevices:
         classes=device_classes(),
         slices=tuple(slice_ for name in NODES for slice_ in slices_of(machine, name)),
         claims=held,
+        owners={"default/pair": "claim pair"},
     )
+
+
+def holds(known: DraDevices, *pods: dict[str, Any]) -> tuple[TrayHold, ...]:
+    return tuple(claim_holds(map(msgspec.to_builtins, known.claims), pods, LABELS))
 
 
 def allocated(name: str, gpus: int, nics: int) -> ResourceClaim:
@@ -57,19 +68,19 @@ SITE = PlacementSite(tuple(PlacementTray(name=name, clique="c0", gpus=4) for nam
 
 def test_rooms_are_what_the_allocator_can_give_now_and_when_nothing_is_in_use() -> None:
     busy = devices(allocated("n1", 1, 8))
-    found = with_claim_capacity(PlacementSite(SITE.trays, busy.holds(LABELS)), busy, {"pair": (claim(2, 2),)})
+    found = with_claim_capacity(PlacementSite(SITE.trays, holds(busy)), busy, {"pair": (claim(2, 2),)})
     assert [tray.rooms["pair"] for tray in found.trays] == [
         ClaimCapacity(2, 2),
         ClaimCapacity(1, 2),
         ClaimCapacity(2, 2),
     ]
-    assert busy.holds(LABELS) == (TrayHold(owner="claim pair", tray="n1", gpus=1, priority=HIGHEST_PRIORITY),)
-    assert busy.gpus_of_nodes(LABELS) == {"n0": 4, "n1": 4, "n2": 4}
+    assert holds(busy) == (TrayHold(owner="claim pair", tray="n1", gpus=1, priority=HIGHEST_PRIORITY),)
+    assert published_gpus(map(msgspec.to_builtins, busy.slices)) == {"n0": 4, "n1": 4, "n2": 4}
 
 
 def test_members_go_where_their_gpus_and_nics_are() -> None:
     busy = devices(allocated("n1", 1, 8))
-    where = PlacementSite(SITE.trays, busy.holds(LABELS))
+    where = PlacementSite(SITE.trays, holds(busy))
     where = with_claim_capacity(where, busy, {"pair": (claim(1, 3),)})
     gang = Gang(name="job", groups=(GangGroup(name="worker", members=4, gpus=1, devices="pair"),))
     plan = try_gang(where, gang, SearchBudget())
@@ -122,14 +133,16 @@ def test_devices_of_a_pod_without_gpus_are_not_had_by_moving_what_has_gpus() -> 
 
 def test_a_claim_is_held_by_the_job_of_its_pod() -> None:
     metadata = {"name": "p", "namespace": "lab", "labels": {LABELS.gang: "g", LABELS.movable: "true"}}
+    metadata["annotations"] = {SIZE_ANNOTATION: "1"}
     pod = {"metadata": metadata, "spec": {"nodeName": "n1", "priority": 9}}
     meta = ObjectMeta(name="pair", namespace="lab")
     mine = msgspec.structs.replace(allocated("n1", 2, 0), metadata=meta)
     status = msgspec.structs.replace(mine.status, reserved_for=({"resource": "pods", "name": "p"},))
     mine = msgspec.structs.replace(mine, status=status)
-    known = msgspec.structs.replace(devices(mine), pods=(pod,))
-    assert known.holds(LABELS) == (TrayHold(owner="lab/g", tray="n1", gpus=2, priority=9, movable=True),)
-    (unknown,) = devices(mine).holds(LABELS)
+    assert holds(devices(mine), pod) == (
+        TrayHold(owner="lab/g", tray="n1", gpus=2, priority=9, movable=True),
+    )
+    (unknown,) = holds(devices(mine))
     assert (unknown.owner, unknown.priority, unknown.movable) == ("lab/pod p", HIGHEST_PRIORITY, False)
 
 
@@ -146,16 +159,16 @@ def test_gpus_that_are_counted_and_claimed_are_held_once() -> None:
     }
     made = msgspec.structs.replace(allocated("n1", 2, 0), metadata=ObjectMeta(name="p-made", namespace="lab"))
     status = msgspec.structs.replace(made.status, reserved_for=({"resource": "pods", "name": "p"},))
-    known = msgspec.structs.replace(devices(msgspec.structs.replace(made, status=status)), pods=(pod,))
-    held = (*read_site((), (pod,), LABELS).holds, *known.holds(LABELS))
-    assert [(hold.owner, hold.tray, hold.gpus) for hold in held] == [("lab/p", "n1", 2)]
+    known = msgspec.to_builtins(msgspec.structs.replace(made, status=status))
+    held = read_site((), (pod,), LABELS, claims=(known,)).holds
+    assert [(hold.owner, hold.tray, hold.gpus) for hold in held] == [("lab/pod p", "n1", 2)]
     by_plugin = {**pod, "status": {}}
     assert [hold.gpus for hold in read_site((), (by_plugin,), LABELS).holds] == [2]
 
 
 def test_whoever_is_not_known_is_not_preempted() -> None:
     busy = devices(*(allocated(name, 4, 0) for name in NODES))
-    where = with_claim_capacity(PlacementSite(SITE.trays, busy.holds(LABELS)), busy, {"pair": (claim(4, 0),)})
+    where = with_claim_capacity(PlacementSite(SITE.trays, holds(busy)), busy, {"pair": (claim(4, 0),)})
     group = GangGroup(name="worker", members=1, gpus=4, devices="pair")
     greedy = Gang(name="job", groups=(group,), priority=10**9)
     texts = [fix.text for fix in find_fixes(capacity_for(where, greedy), greedy, SearchBudget())]

@@ -4,12 +4,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.core.cluster.views import read_site
 
 from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.cluster.jobs import Job, read_jobs
-from rackloom.core.cluster.observed_site import read_site
 from rackloom.core.cluster.scheduling import NodeRule, Toleration
 from rackloom.core.cluster.site import SchedulerLabels, TrayHold
+from rackloom.core.cluster.state import read_state
 from rackloom.core.place.gang_requests import claims_by_kind, gang_of_job
 from rackloom.core.place.placement_values import Gang
 from rackloom.errors import Refused
@@ -144,7 +145,10 @@ def test_a_pod_on_its_own_is_a_gang_of_one_and_a_bound_pod_is_none() -> None:
             },
             "4096 stand before it",
         ),
-        ({"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template("1.5")}}, "is '1.5'"),
+        (
+            {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template("1.5")}},
+            "is '1.5', and not",
+        ),
         (
             {
                 "kind": "Job",
@@ -262,23 +266,25 @@ def test_running_pods_hold_their_gpus_under_the_name_of_their_job() -> None:
 
     pods = [
         pod("Running", labels={"training.kubeflow.org/job-name": "mpi", "rackloom.dev/movable": "true"}),
-        pod("Pending", ownerReferences=[{"name": "set", "controller": True}], namespace="lab"),
+        pod("Pending", ownerReferences=[{"kind": "Set", "name": "set", "controller": True}], namespace="lab"),
         pod("Succeeded"),
     ]
     assert read_site([node("n0")], pods, LABELS).holds == (
-        TrayHold(owner="mpi", tray="n0", gpus=2, priority=5, movable=True),
-        TrayHold(owner="lab/set", tray="n0", gpus=2, priority=5),
+        TrayHold(owner="training job mpi", tray="n0", gpus=2, priority=5, movable=True),
+        TrayHold(owner="lab/Set set", tray="n0", gpus=2, priority=5),
     )
 
 
 def test_counts_are_quantities() -> None:
     running = {"metadata": {"name": "p"}, **template("1k", nodeName="n0")}
-    (hold,) = read_site(
-        [node("n0")], [running, {"metadata": {"name": "q"}, **template("half")}], LABELS
-    ).holds
-    assert hold.gpus == 1000
-    with pytest.raises(Refused, match=r"node n1: nvidia\.com/gpu is 'few'"):
-        read_site([node("n1", status={"allocatable": {"nvidia.com/gpu": "few"}})], [], LABELS)
+    few = node("n1", status={"allocatable": {"nvidia.com/gpu": "few"}})
+    half = {"metadata": {"name": "q"}, **template("half", nodeName="n0")}
+    state = read_state([node("n0"), few], [running, half], labels=LABELS)
+    assert [hold.gpus for hold in state.holds] == [1000]
+    assert [str(unreadable) for unreadable in state.unreadable] == [
+        "Node n1 is left out: nvidia.com/gpu is 'few', and not a quantity",
+        "Pod q is left out: nvidia.com/gpu is 'half', and not a quantity",
+    ]
 
 
 def test_labels_are_a_map_that_can_be_changed() -> None:

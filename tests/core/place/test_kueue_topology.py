@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.cluster.views import as_ready
 
 from rackloom.core.cluster.jobs import PriorityClasses, read_jobs
-from rackloom.core.cluster.observed_site import DraDevices
 from rackloom.core.cluster.site import SchedulerLabels
+from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.trays import DraDevices
 from rackloom.core.place.kueue_topology import (
     GROUP_NAME,
     PREFERRED,
@@ -75,8 +77,7 @@ def plan(value: dict[str, Any], found: list[dict[str, Any]]) -> tuple[GangPlan |
 
     def planned(attempt: TopologyAttempt) -> tuple[SitePlanner, PlacementReport]:
         site = SiteObjects(
-            nodes=tuple(obj for obj in found if attempt.takes(obj)),
-            pods=(),
+            state=read_state(as_ready(obj) for obj in found if attempt.takes(obj)),
             devices=DraDevices(nodes=(), classes=(), slices=()),
         )
         classes = PriorityClasses((), are_all_known=False)

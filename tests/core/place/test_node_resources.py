@@ -7,11 +7,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.place_objects import job, node, pod
+from tests.core.cluster.views import as_ready
 
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.cluster.jobs import PriorityClasses, read_jobs
-from rackloom.core.cluster.observed_site import DraDevices
 from rackloom.core.cluster.requests import pod_requests
+from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.trays import DraDevices
 from rackloom.core.place.site_planner import JobAnswer, PlanRequest, SiteObjects, SitePlanner
 
 Amounts = dict[str, str]
@@ -43,7 +45,7 @@ def answers(
     objects: list[dict[str, Any]], nodes: list[dict[str, Any]], *pods: dict[str, Any], **request: Any
 ) -> tuple[JobAnswer, ...]:
     devices = DraDevices(nodes=(), classes=device_classes(), slices=())
-    found = SiteObjects(nodes=tuple(nodes), pods=pods, devices=devices)
+    found = SiteObjects(state=read_state(map(as_ready, nodes), pods), devices=devices)
     asked = PlanRequest(**request)
     planner = SitePlanner(found, (), (), PriorityClasses([], are_all_known=False), asked)
     return planner.report(read_jobs(objects, asked.labels)).jobs

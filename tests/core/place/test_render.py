@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from tests.core.cluster.views import read_site
 from tests.core.place.place_sites import site
 
 from rackloom.core.cluster.jobs import read_jobs
-from rackloom.core.cluster.observed_site import read_site
 from rackloom.core.cluster.scheduling import REQUIRED_DURING_SCHEDULING
 from rackloom.core.cluster.site import SchedulerLabels
 from rackloom.core.place.gang_planner import plan_exclusive_cliques, plan_gang

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 from tests.cli.place_objects import job, mpi_job, node, pod
+from tests.core.cluster.views import as_ready
 
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.cluster.jobs import PriorityClass, PriorityClasses, read_jobs
-from rackloom.core.cluster.observed_site import DraDevices
+from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.trays import DraDevices
 from rackloom.core.place.site_planner import PlacementReport, PlanRequest, SiteObjects, SitePlanner
 from rackloom.errors import Refused
 
@@ -17,7 +19,8 @@ URGENT = PriorityClass(name="urgent", value=7)
 def report(objects: list[dict[str, Any]], trays: int, **request: Any) -> PlacementReport:
     nodes = tuple(node(f"tray-{number}", "domain.1") for number in range(trays))
     found = SiteObjects(
-        nodes=nodes, pods=(), devices=DraDevices(nodes=(), classes=device_classes(), slices=())
+        state=read_state(map(as_ready, nodes)),
+        devices=DraDevices(nodes=(), classes=device_classes(), slices=()),
     )
     classes = PriorityClasses([URGENT], are_all_known=True)
     asked = PlanRequest(**request)

@@ -194,7 +194,7 @@ def test_a_kind_that_is_no_text_is_no_job(kind: object) -> None:
 
 def test_pods_of_an_outer_object_belong_to_it() -> None:
     outer = {"nvidia.com/dynamo-graph-deployment-name": "graph", "grove.io/podgang": "graph-0"}
-    assert owner_of_pod({"metadata": {"name": "p", "labels": outer}}, LABELS) == "graph"
+    assert owner_of_pod({"metadata": {"name": "p", "labels": outer}}, LABELS) == "DynamoGraphDeployment graph"
 
 
 ANYTHING = st.recursive(

@@ -14,15 +14,14 @@ import time
 from collections import Counter
 from typing import Any
 
-import msgspec
 import yaml
 
 from rackloom.app.demo.story import Evidence, NotObserved, example_directory, wait_until
 from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.snapshot.cluster import ORG_LABEL
 from rackloom.app.twin.up import RunningTwin
-from rackloom.core.allocate.objects import ResourceSlice
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.nodes import published_gpus
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     GANG_PLAN,
@@ -35,8 +34,8 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
 )
 from rackloom.core.cluster.objects import NAMESPACE as NAMESPACES
-from rackloom.core.cluster.observed_site import DraDevices, read_site
-from rackloom.core.cluster.site import SchedulerLabels
+from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.trays import placement_site
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.gangs.spec import GANG_TAINT
@@ -121,9 +120,10 @@ class RackJob:
 
     async def _plan(self) -> GangPlan:
         # The controller places the pods by what is published. With a part of it this plan would be another.
-        published = await wait_until(self._published, "not all nodes publish their GPUs")
+        await wait_until(self._published, "not all nodes publish their GPUs")
         nodes, pods = (await self._whole.api.list(NODE)).items, (await self._whole.api.list(POD)).items
-        site = read_site(nodes, pods, published=published)
+        slices = (await self._whole.api.list(RESOURCE_SLICE)).items
+        site = placement_site(read_state(nodes, pods, slices=slices), claimed=True)
         worker = GangGroup(name="worker", members=self.workers, gpus=self._job["spec"]["slotsPerWorker"])
         launcher = GangGroup(name="launcher", members=1, gpus=0)
         try:
@@ -135,10 +135,7 @@ class RackJob:
         """The GPUs that drivers publish, by node, once each node has those of a tray."""
         names = [node["metadata"]["name"] for node in (await self._whole.api.list(NODE)).items]
         found = (await self._whole.api.list(RESOURCE_SLICE)).items
-        # The allocator's values have neither version nor kind, and refuse unknown fields.
-        bare = [{"metadata": item["metadata"], "spec": item["spec"]} for item in found]
-        slices = msgspec.convert(bare, tuple[ResourceSlice, ...])
-        gpus = DraDevices(nodes=(), classes=(), slices=slices).gpus_of_nodes(SchedulerLabels())
+        gpus = published_gpus(found)
         whole = self._whole.site.twin.profile.gpus_per_tray
         return gpus if all(gpus[name] == whole for name in names) else None
 

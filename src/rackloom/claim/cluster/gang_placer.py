@@ -33,9 +33,10 @@ from rackloom.core.cluster.objects import (
     Object,
     ObjectWrite,
     ResourceKind,
-    has_pod_ended,
 )
 from rackloom.core.cluster.pods import OwnerReference
+from rackloom.core.cluster.site import SchedulerLabels
+from rackloom.core.cluster.state import read_state
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
@@ -66,7 +67,7 @@ from rackloom.core.gangs.spec import (
     read_finished_mpi_job,
     read_owner_job,
 )
-from rackloom.core.gangs.trays import TrayCountCache, holder_of_pod, running_site
+from rackloom.core.gangs.trays import TrayCountCache, running_site
 from rackloom.core.kueue.workloads import held_plans, read_workload
 from rackloom.core.place.node_resources import NodeUse
 from rackloom.core.place.placement_values import GangPlan
@@ -256,10 +257,23 @@ class GangPlacer:
     async def _list_cluster(self) -> ClusterLists:
         lists = {name: (await self._api.list(kind)).items for name, kind in _LISTED_KINDS.items()}
         cluster = replace(ClusterLists(), taint_rules=await list_taint_rules(self._api.list), **lists)
-        running = await asyncio.to_thread(running_site, cluster, self._settings)
-        bound = (pod for pod in cluster.pods if pod["spec"].get("nodeName") and not has_pod_ended(pod))
-        use = NodeUse(cluster.nodes, bound, holder_of_pod)
-        return await self._with_workloads(replace(cluster, running=running, use=use))
+        labels = SchedulerLabels(clique=self._settings.clique_label)
+        # In a thread: reading a large cluster takes long enough to delay the renewal of the lease.
+        state = await asyncio.to_thread(
+            read_state, cluster.nodes, cluster.pods, cluster.claims, cluster.slices, labels
+        )
+        for unreadable in state.unreadable:
+            log.warning("gangs.object_unreadable", object=unreadable.title, why=unreadable.reason)
+        known = replace(
+            cluster,
+            nodes=state.nodes,
+            pods=state.pods,
+            claims=state.claims,
+            state=state,
+            running=running_site(state),
+            use=NodeUse(state),
+        )
+        return await self._with_workloads(known)
 
     async def _with_workloads(self, cluster: ClusterLists) -> ClusterLists:
         """The lists with what workloads of Kueue hold. They are read after the pods, so no room is missed."""

@@ -38,6 +38,7 @@ import structlog
 
 from rackloom.claim.node.device_files import DRIVER_SECONDS
 from rackloom.claim.node.plugin import Health
+from rackloom.core.cluster import names
 from rackloom.core.cluster.names import OLDEST_IMEX_DRIVER, is_driver_too_old
 from rackloom.errors import Refused, Retry
 from rackloom.runtime.foreign_text import decode_json
@@ -48,8 +49,6 @@ from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, declared_k
 # Values, and the rule for the clique.
 
 
-NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
-"""What a GPU behind the NVSwitches of a single machine reports: no fabric beyond the machine."""
 FABRIC_RETRY_SECONDS = 10.0
 
 
@@ -70,7 +69,7 @@ class GpuFabric(msgspec.Struct, frozen=True, kw_only=True):
     state: FabricState
     status: int = 0
     """NVML return code of the registration, once it is completed; 0 is success."""
-    cluster_uuid: str = NO_CLUSTER
+    cluster_uuid: str = names.NO_CLUSTER
     clique_id: int = 0
     key: GpuKey = GpuKey()
     tray: int | None = None
@@ -121,7 +120,7 @@ def _clique_of_gpu(gpu: GpuFabric) -> str:
     if gpu.status != 0:
         reason = f"{gpu.name} could not join its NVLink fabric: NVML error {gpu.status}"
         raise Retry(reason, after=FABRIC_RETRY_SECONDS)
-    return "" if gpu.cluster_uuid == NO_CLUSTER else f"{gpu.cluster_uuid}.{gpu.clique_id}"
+    return "" if gpu.cluster_uuid == names.NO_CLUSTER else f"{gpu.cluster_uuid}.{gpu.clique_id}"
 
 
 # The declared fabric.
@@ -151,7 +150,7 @@ class _DeclaredGpuFabric(
 
 
 class _DeclaredFabric(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    cluster_uuid: str = msgspec.field(default=NO_CLUSTER, name="clusterUUID")
+    cluster_uuid: str = msgspec.field(default=names.NO_CLUSTER, name="clusterUUID")
     clique_id: int = 0
     state: _DeclaredState = _DeclaredState.COMPLETED
     driver_version: str | None = None

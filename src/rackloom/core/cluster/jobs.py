@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from rackloom.core.cluster.object_shapes import OwnedShape, PodShape, check_shape, object_title
 from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.pods import SIZE_ANNOTATION
 from rackloom.core.cluster.scheduling import (
     PodIdentity,
     PodRequirements,
@@ -47,17 +48,21 @@ from rackloom.errors import Refused
 
 TemplateName = tuple[str, str]
 """The namespace and the name of a ResourceClaimTemplate."""
-_JOB_NAME_LABELS = (
-    "nvidia.com/dynamo-graph-deployment-name",
-    "disaggregatedset.x-k8s.io/name",
-    "grove.io/podgang",
-    "ray.io/cluster",
-    "volcano.sh/job-name",
-    "training.kubeflow.org/job-name",
-    "batch.kubernetes.io/job-name",
-    "job-name",
-)
-"""Widest first: an outer object's pods have the labels of the objects that it makes too."""
+_JOB_LABELS = {
+    "nvidia.com/dynamo-graph-deployment-name": "DynamoGraphDeployment",
+    "disaggregatedset.x-k8s.io/name": "DisaggregatedSet",
+    "grove.io/podgang": "PodGang",
+    "ray.io/cluster": "RayCluster",
+    "volcano.sh/job-name": "VolcanoJob",
+    "training.kubeflow.org/job-name": "training job",
+    "batch.kubernetes.io/job-name": "Job",
+    "job-name": "Job",
+}
+"""The kind that writes each label, the widest first.
+
+Pods of an outer object have the labels of the objects that it makes, too. The pods of several owners (a
+launcher's Job, an MPIJob with its workers) are one job."""
+_TRAINING_JOBS = ("MPIJob", "PyTorchJob")
 
 
 class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,14 +120,55 @@ def read_jobs(objects: Sequence[dict[str, Any]], labels: SchedulerLabels) -> lis
         return [*jobs, *_gangs_of_pods(pods, channels, labels)]
 
 
-def owner_of_pod(pod: JsonMapping, labels: SchedulerLabels) -> str:
+class Owner(msgspec.Struct, frozen=True):
+    """The job of a pod. Pods of one owner start, move and end together."""
+
+    namespace: str
+    kind: str
+    """Empty: a gang."""
+    name: str
+
+    @property
+    def text(self) -> str:
+        """The name of the owner on holds and in messages: a Job and a StatefulSet of one name differ.
+
+        A gang name has no space, so no other owner is mistaken for a gang.
+        """
+        if not self.kind:
+            return f"{self.namespace}/{self.name}"
+        return qualified_name({"namespace": self.namespace}, f"{self.kind} {self.name}")
+
+
+def pod_owner(pod: JsonMapping, gang_label: str) -> Owner:
     """The job that a pod belongs to: the gang, else the job of its labels, its controller, or itself."""
     metadata = pod.get("metadata") or {}
-    present, references = metadata.get("labels") or {}, metadata.get("ownerReferences") or ()
-    named = next((present[key] for key in (labels.gang, *_JOB_NAME_LABELS) if present.get(key)), None)
-    controller = next((owner["name"] for owner in references if owner.get("controller")), None)
+    namespace, labels = object_namespace(metadata), metadata.get("labels") or {}
     # The order of these sources matters: a pod of a gang also has a controller, which may make other pods.
-    return qualified_name(metadata, named or controller or object_name(metadata))
+    if labels.get(gang_label):
+        # Without its size, a pod is no member of a gang, and only named like one.
+        is_member = SIZE_ANNOTATION in (metadata.get("annotations") or {})
+        return Owner(namespace, "" if is_member else "gang", labels[gang_label])
+    for key, kind in _JOB_LABELS.items():
+        if labels.get(key):
+            return Owner(namespace, kind, labels[key])
+    for reference in metadata.get("ownerReferences") or ():
+        if reference.get("controller"):
+            return Owner(namespace, str(reference.get("kind") or "controller"), reference["name"])
+    return Owner(namespace, "pod", str(object_name(metadata)))
+
+
+def owner_of_pod(pod: JsonMapping, labels: SchedulerLabels) -> str:
+    """`pod_owner` as holds and messages name it."""
+    return pod_owner(pod, labels.gang).text
+
+
+def owner_of_job(job: "Job", gang_label: str) -> Owner:
+    """The owner of the pods that a job of a file will have."""
+    first = job.objects[0]
+    if job.kind == "Pod":
+        return pod_owner(first, gang_label)
+    kind = "training job" if job.kind in _TRAINING_JOBS else job.kind
+    return Owner(object_namespace(first.get("metadata") or {}), kind, job.name.rpartition("/")[2])
 
 
 def object_namespace(metadata: JsonMapping) -> str:
@@ -206,7 +252,7 @@ def _gangs_of_pods(
         need, metadata = read_pod_requirements(pod, labels), pod.get("metadata") or {}
         own, namespace = checked_name(metadata, "Pod"), object_namespace(metadata)
         domain = next((name for name in need.templates if (namespace, name) in channels), None)
-        name = qualified_name(metadata, domain) if domain else owner_of_pod(pod, labels)
+        name = qualified_name(metadata, domain or pod_owner(pod, labels.gang).name)
         group = JobGroup(
             name=own,
             members=1,

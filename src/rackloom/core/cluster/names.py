@@ -27,6 +27,8 @@ CLIQUE_ID_LABEL = f"{GROUP}/computeDomain.cliqueID"
 TARGET_LABEL = f"{GROUP}/computeDomainTarget"
 TARGET_DAEMON = "Daemon"
 TARGET_WORKLOAD = "Workload"
+NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
+"""The cluster UUID of a GPU behind the NVSwitches of a single machine: no fabric beyond the machine."""
 GPU_CLIQUE_LABEL = "nvidia.com/gpu.clique"
 """On nodes: `<clusterUUID>.<cliqueId>`, the topology key of seed manifests."""
 

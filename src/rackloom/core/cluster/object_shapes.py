@@ -177,6 +177,75 @@ class OwnedShape(_Shape, frozen=True):
     metadata: _Metadata | None = None
 
 
+class _Reference(_Shape, frozen=True):
+    name: str | None = None
+    uid: str | None = None
+
+
+class _ClaimMetadata(_Shape, frozen=True):
+    name: str
+    namespace: str | None = None
+    owner_references: tuple[_Reference, ...] | None = None
+
+
+class _DeviceResult(_Shape, frozen=True):
+    driver: str
+    pool: str
+    device: str
+    admin_access: bool | None = None
+
+
+class _DeviceResults(_Shape, frozen=True):
+    results: tuple[_DeviceResult, ...] | None = None
+
+
+class _Allocation(_Shape, frozen=True):
+    devices: _DeviceResults | None = None
+
+
+class _ClaimStatus(_Shape, frozen=True):
+    allocation: _Allocation | None = None
+    reserved_for: tuple[_Reference, ...] | None = None
+
+
+class ClaimShape(_Shape, frozen=True):
+    """A ResourceClaim, as far as it says who holds what."""
+
+    metadata: _ClaimMetadata
+    status: _ClaimStatus | None = None
+
+
+class _Pool(_Shape, frozen=True):
+    name: str
+    generation: int | None = None
+
+
+class _KindValue(_Shape, frozen=True):
+    string: str | None = None
+
+
+class _DeviceAttributes(_Shape, frozen=True):
+    type: _KindValue | None = None
+
+
+class _Device(_Shape, frozen=True):
+    name: str
+    attributes: _DeviceAttributes | None = None
+
+
+class _SliceSpec(_Shape, frozen=True):
+    driver: str
+    pool: _Pool
+    node_name: str | None = None
+    devices: tuple[_Device, ...] | None = None
+
+
+class SliceShape(_Shape, frozen=True):
+    """A ResourceSlice, as far as GPUs are counted in it."""
+
+    spec: _SliceSpec
+
+
 def check_shape(value: object, shape: type[_Shape], title: str, at: str = "") -> None:
     """Raises Refused, with `title` and the path from `at`, where something that is read has another shape."""
     try:

@@ -135,28 +135,28 @@ def metav1_micro_time(seconds: float) -> str:
 # The state of pods and claims.
 
 
-def pod_phase(pod: Object) -> str:
+def pod_phase(pod: JsonMapping) -> str:
     """Its phase; Pending where no kubelet has written one."""
     return str((pod.get("status") or {}).get("phase", "Pending"))
 
 
-def has_pod_ended(pod: Object) -> bool:
+def has_pod_ended(pod: JsonMapping) -> bool:
     """Whether it runs no more and never will."""
     return pod_phase(pod) in ("Succeeded", "Failed")
 
 
-def is_pod_ready(pod: Object) -> bool:
+def is_pod_ready(pod: JsonMapping) -> bool:
     """Whether its Ready condition holds."""
     return has_condition(pod, "Ready")
 
 
-def has_condition(obj: Object, *types: str) -> bool:
+def has_condition(obj: JsonMapping, *types: str) -> bool:
     """Whether the status has a condition of one of these types that is True."""
     conditions = (obj.get("status") or {}).get("conditions") or ()
     return any(condition["type"] in types and condition["status"] == "True" for condition in conditions)
 
 
-def pod_claim_names(pod: Object) -> Iterator[str]:
+def pod_claim_names(pod: JsonMapping) -> Iterator[str]:
     """The ResourceClaims of a pod, in its namespace, as far as they have been made.
 
     A claim that is made from a template is named in the pod's status, and so is the one that the scheduler
@@ -184,7 +184,7 @@ def is_resource_claimed(pod: Mapping[str, Any], resource: str) -> bool:
     return any(entry.get("resourceName") == resource for entry in extended.get("requestMappings") or ())
 
 
-def allocated_devices(claim: Object) -> Sequence[Object]:
+def allocated_devices(claim: JsonMapping) -> Sequence[Object]:
     """The devices allocated to a ResourceClaim: `status.allocation.devices.results`."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     return (allocation.get("devices") or {}).get("results") or ()
@@ -193,13 +193,13 @@ def allocated_devices(claim: Object) -> Sequence[Object]:
 # The state of a node.
 
 
-def not_ready_since(node: Object) -> float | None:
+def not_ready_since(node: JsonMapping) -> float | None:
     """Seconds since the epoch; None while a node is ready.
 
     A node without the condition has not been ready since its creation.
     """
     conditions = (node.get("status") or {}).get("conditions") or ()
-    ready: Object = next((condition for condition in conditions if condition.get("type") == "Ready"), {})
+    ready: JsonMapping = next((condition for condition in conditions if condition.get("type") == "Ready"), {})
     if ready.get("status") == "True":
         return None
     since = ready.get("lastTransitionTime") or node["metadata"].get("creationTimestamp", "")

@@ -1,7 +1,7 @@
 """What a pod asks of its node: devices, node selection, tolerations and anti-affinity (core/v1).
 
-`read_pod_requirements` reads a pod or a pod template once. It counts GPUs as Kubernetes does (sum of the
-containers, or the largest init container), and keeps the claims, the node rule, the tolerations and the
+`read_pod_requirements` reads a pod or a pod template once. It has the effective request of the
+containers (`core.cluster.requests`), and keeps the claims, the node rule, the tolerations and the
 priority.
 
 - Node rules: nodeSelector and required node affinity, evaluated by the same code as the node selectors of
@@ -25,24 +25,10 @@ import msgspec
 
 from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta
 from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
-from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.requests import Thousandths, requests_beside_devices
+from rackloom.core.cluster.requests import Thousandths, requested_devices, requests_beside_devices
 from rackloom.core.cluster.site import SchedulerLabels
 from rackloom.errors import Refused
-
-# Counts as Kubernetes writes them.
-
-
-def parse_count(value: object) -> int:
-    """A count such as 4, `"4"` or `"1k"`. Raises ValueError for what is no whole number from 0."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{value!r} is not a number")
-    found = Quantity.parse(value).as_integer()
-    if found < 0:
-        raise ValueError(f"{value!r} is less than 0")
-    return found
-
 
 # Node selection.
 
@@ -320,7 +306,7 @@ class PodRequirements(msgspec.Struct, frozen=True, kw_only=True):
     """A member's request."""
 
     gpus: int
-    """Counted GPUs: limits of its containers."""
+    """Counted GPUs: the effective request of its containers."""
     templates: tuple[str, ...]
     """ResourceClaimTemplates of which it gets a claim each."""
     claims: tuple[str, ...]
@@ -354,8 +340,12 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
     rule = read_node_rule(spec)
     check_node_rule(rule)
     named = msgspec.convert(spec.get("resourceClaims") or (), tuple[_PodClaimRef, ...])
+    try:
+        gpus, beside = requested_devices(spec, labels.gpu), requests_beside_devices(spec, labels.gpu)
+    except ValueError as error:
+        raise Refused(f"its containers: {error}", nearest_fix="write a quantity there") from error
     return PodRequirements(
-        gpus=gpus_of_pod(spec, labels),
+        gpus=gpus,
         templates=tuple(
             claim.resource_claim_template_name for claim in named if claim.resource_claim_template_name
         ),
@@ -366,14 +356,8 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
         priority=msgspec.convert(spec.get("priority") or 0, int),
         priority_class=msgspec.convert(spec.get("priorityClassName") or "", str),
         preempts=spec.get("preemptionPolicy") != PREEMPT_NEVER,
-        requests=requests_beside_devices(spec, labels.gpu),
+        requests=beside,
     )
-
-
-def gpus_of_pod(spec: JsonMapping, labels: SchedulerLabels) -> int:
-    """GPUs that the containers are limited to; init containers run before them and share theirs."""
-    together = sum(_gpu_limit(container, labels) for container in spec.get("containers") or ())
-    return max([together, *(_gpu_limit(container, labels) for container in spec.get("initContainers") or ())])
 
 
 def blocking_taints(node: JsonMapping, tolerations: tuple[Toleration, ...]) -> Iterator[str]:
@@ -384,15 +368,3 @@ def blocking_taints(node: JsonMapping, tolerations: tuple[Toleration, ...]) -> I
         ):
             value = taint.get("value")
             yield f"{taint.get('key')}={value}" if value else str(taint.get("key"))
-
-
-def _gpu_limit(container: JsonMapping, labels: SchedulerLabels) -> int:
-    resources = container.get("resources") or {}
-    value = (resources.get("limits") or {}).get(
-        labels.gpu, (resources.get("requests") or {}).get(labels.gpu, 0)
-    )
-    try:
-        return parse_count(value)
-    except ValueError as error:
-        reason = f"container {container.get('name')}: {labels.gpu} is {value!r}"
-        raise Refused(reason, nearest_fix="set it to a whole number") from error

@@ -120,6 +120,15 @@ def _read_claim(name: str, spec: Object) -> ResourceClaim:
     return ResourceClaim(metadata=ObjectMeta(name=name), spec=claim_spec)
 
 
+def claim_gpus(kinds: Mapping[str, MemberClaims]) -> bool:
+    """Whether members claim GPUs, by the class `gpu.nvidia.com`. The GPUs of others count by limits."""
+    requests = (
+        request for claims in kinds.values() for claim in claims for request in claim.spec.devices.requests
+    )
+    wanted = (request.exactly or next(iter(request.first_available), None) for request in requests)
+    return any(request is not None and request.device_class_name == names.GPU_DRIVER for request in wanted)
+
+
 def _specs_of(claimed: GroupClaims) -> list[ResourceClaimSpec]:
     return [claim.spec for claim in claimed.claims]
 

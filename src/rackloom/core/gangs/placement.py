@@ -33,6 +33,7 @@ from rackloom.core.cluster.requests import Thousandths, requests_beside_devices
 from rackloom.core.cluster.site import PlacementSite, PlacementTray, list_names
 from rackloom.core.gangs.demand import (
     GpuDemand,
+    claim_gpus,
     claim_specs,
     group_claims,
     group_demand,
@@ -78,15 +79,15 @@ def placement_request(snapshot: GangSnapshot) -> PlacementRequest:
     members = {name: _group_members(snapshot, name) for name, _ in declared.sizes}
     terms = group_terms(members)
     demands = {name: group_demand(group, specs) for name, group in members.items()}
-    site = site_for_members(snapshot, terms.values())
+    claims = {name: group_claims(group, specs) for name, group in members.items()}
+    kinds = {claimed.kind: claimed.claims for claimed in claims.values() if claimed is not None}
+    site = site_for_members(snapshot, terms.values(), claimed=claim_gpus(kinds))
     open_site = _without_closed_trays(site, [terms[name] for name, demand in demands.items() if demand.whole])
     # A member with an IMEX channel takes a tray whole, so it counts all GPUs of the trays that fit.
     whole_gpus = _whole_tray_gpus(snapshot, declared, demands, open_site)
-    groups, kinds = [], {}
+    groups = []
     for name, size in declared.sizes:
-        claimed, demand = group_claims(members[name], specs), demands[name]
-        if claimed is not None:
-            kinds[claimed.kind] = claimed.claims
+        claimed, demand = claims[name], demands[name]
         gpus = max(demand.gpus, whole_gpus) if demand.whole else demand.gpus
         devices = None if claimed is None else claimed.kind
         groups.append(GangGroup(name=name, members=size, gpus=gpus, devices=devices, terms=terms[name]))
@@ -339,8 +340,10 @@ def answer_placement(
         return PlacementAnswer(actions=(place_gang(snapshot, settings, counts),))
     # A pod that cannot be bound may have gained node rules since it was planned.
     own = [pod_terms(member) for member in snapshot.ungated if member.is_unschedulable]
-    usable = site_for_members(snapshot, [*(group.terms for group in record.gang.groups), *own])
-    site = site_with_rooms(snapshot, usable, claims_by_kind(snapshot, record.gang), counts)
+    kinds = claims_by_kind(snapshot, record.gang)
+    terms = [*(group.terms for group in record.gang.groups), *own]
+    usable = site_for_members(snapshot, terms, claimed=claim_gpus(kinds))
+    site = site_with_rooms(snapshot, usable, kinds, counts)
     # Once a pod was ungated, or a tray is lost, the plan is repaired. Before that it is checked.
     if snapshot.ungated or snapshot.lost(settings.lost_after):
         return PlacementAnswer(actions=repair_gang(snapshot, site, settings))

@@ -37,6 +37,7 @@ from rackloom.core.cluster.objects import (
 )
 from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.cluster.site import PlacementSite, TrayHold
+from rackloom.core.cluster.state import ClusterState
 from rackloom.core.domains.compute_domain import Condition
 from rackloom.core.domains.quota import SpareQuotas
 from rackloom.core.gangs.spec import (
@@ -303,6 +304,8 @@ class ClusterLists(msgspec.Struct, frozen=True, kw_only=True):
     templates: tuple[Object, ...] = ()
     taint_rules: tuple[Object, ...] = ()
     """DeviceTaintRules."""
+    state: ClusterState = ClusterState()
+    """The facts of these lists."""
     running: PlacementSite = PlacementSite(())
     """All trays, and what pods and claims hold on them (`trays.running_site`)."""
     use: NodeUse | None = None

@@ -39,7 +39,8 @@ from rackloom.core.cluster.objects import (
     has_pod_ended,
 )
 from rackloom.core.cluster.pods import GANG_LABEL, TEMPLATE_GATE, OwnerReference, PodObject, decode_object
-from rackloom.core.cluster.scheduling import parse_count
+from rackloom.core.cluster.pods import SIZE_ANNOTATION as SIZE_ANNOTATION
+from rackloom.core.cluster.requests import requested_devices
 from rackloom.core.cluster.workload_kinds import other_manager
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.errors import Refused
@@ -55,8 +56,6 @@ GANG_FINALIZER = GANG_LABEL
 """On a GangPlan while trays may be reserved for it."""
 GROUP_LABEL = "rackloom.dev/gang-group"
 """On pods of gangs with several groups: the group of the pod."""
-SIZE_ANNOTATION = "rackloom.dev/gang-size"
-"""On every pod of a gang: `18`, or `launcher=1,worker=18`."""
 SEGMENT_ANNOTATION = "rackloom.dev/gang-segment"
 """The number of members of a group that share a clique; without it the whole gang shares one."""
 SPARES_ANNOTATION = "rackloom.dev/gang-spares"
@@ -223,7 +222,7 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True):
     """kube-scheduler found no node for it. It does not try, and reports nothing, while a gate is left."""
     priority: int = 0
     gpus: int = 0
-    """GPUs in the limits of its containers (`nvidia.com/gpu`), without claimed ones."""
+    """GPUs that its containers request in effect (`nvidia.com/gpu`), without claimed ones."""
     class_resources: tuple[str, ...] = ()
     """Extended resources of its containers that are backed by a device class (KEP-5004)."""
 
@@ -319,19 +318,18 @@ def read_member(obj: Object) -> GangMember:
         unbound_message=unbound.get("message") or unbound.get("reason") or "",
         is_unschedulable=unbound.get("reason") == "Unschedulable",
         priority=spec.get("priority") or 0,
-        gpus=counted_gpus(spec),
+        gpus=_counted_gpus(obj),
         class_resources=tuple(sorted(_class_resources(spec))),
     )
 
 
-def counted_gpus(spec: Object) -> int:
-    """GPUs in the limits of a pod's containers; init containers have ended before those start.
-
-    Raises ValueError where a limit is no count.
-    """
-    containers = spec.get("containers") or ()
-    limits = ((container.get("resources") or {}).get("limits") or {} for container in containers)
-    return sum(parse_count(limit.get(GPU_RESOURCE, 0)) for limit in limits)
+def _counted_gpus(obj: Object) -> int:
+    try:
+        return requested_devices(obj["spec"], GPU_RESOURCE)
+    except ValueError as error:
+        raise Refused(
+            f"pod {obj['metadata']['name']}: {error}", nearest_fix="write a quantity there"
+        ) from error
 
 
 def _class_resources(spec: Object) -> set[str]:

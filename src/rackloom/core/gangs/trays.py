@@ -1,9 +1,7 @@
 """The cluster as the placement search takes it: trays, their holders, and room for device claims.
 
-A tray is a node with GPUs. Its GPU count is the larger of the device plugin's allocatable resource and
-the whole GPUs in published ResourceSlices. Running pods, allocated claims and recorded plans hold GPUs;
-a plan and an IMEX channel hold a whole tray. A pod whose limits cannot be read counts as the whole
-tray, so that one bad pod does not stop the placement of all.
+A tray is a node with GPUs, as `core.cluster` reads it. Its GPU count depends on how the members ask for GPUs.
+Recorded plans hold trays whole, beside the pods and claims that run.
 
 How many members a tray can serve is counted by the real allocator. The counts are cached per kind of
 claim and recounted only for trays whose inputs changed: labels, device classes, slice versions, taints
@@ -28,20 +26,15 @@ from rackloom.core.allocate.objects import (
     readable,
 )
 from rackloom.core.allocate.taint_rules import DeviceTaintRuleSpec, readable_rules, with_taint_rules
-from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import (
     Object,
     allocated_devices,
-    has_condition,
-    has_pod_ended,
-    is_resource_claimed,
 )
-from rackloom.core.cluster.observed_site import DraDevices, is_imex_channel, without_foreign_names
 from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL
-from rackloom.core.cluster.scheduling import parse_count
-from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, TrayHold
+from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, TrayHold
+from rackloom.core.cluster.state import ClusterState, claim_holders
+from rackloom.core.cluster.trays import DraDevices, placement_site, without_foreign_names
 from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangRecord, GangSnapshot, gang_key_of
-from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, counted_gpus
 from rackloom.core.gangs.terms import site_for_terms, without_conflicting_trays
 from rackloom.core.place.claim_capacity import with_claim_capacity
 from rackloom.core.place.placement_values import PlacementTerms
@@ -49,18 +42,18 @@ from rackloom.core.place.placement_values import PlacementTerms
 # Trays and their holders.
 
 
-def running_site(objects: ClusterLists, settings: GangSettings) -> PlacementSite:
+def running_site(state: ClusterState) -> PlacementSite:
     """Trays in order of clique and name; holds of running pods and of their claims.
 
-    It has no holds of plans, so it is valid for all gangs of one placement pass.
+    It has no holds of plans, so it is valid for all gangs of one placement pass. Taints are not read, because
+    each group reads them by its terms.
     """
-    published = _published_gpus(objects.slices)
-    trays = (_read_tray(node, published, settings) for node in objects.nodes)
-    with_gpus = (tray for tray in trays if tray.gpus > 0)
-    ordered = sorted(with_gpus, key=lambda tray: (tray.clique or "", tray.name))
-    size = {tray.name: tray.gpus for tray in ordered}
-    holds = (*_pod_holds(objects.pods, size), *_claim_holds(objects, size))
-    return PlacementSite(tuple(ordered), tuple(hold for hold in holds if hold.tray in size))
+    site = placement_site(state, tolerations=None)
+    ordered = sorted(
+        (tray for tray in site.trays if tray.gpus), key=lambda tray: (tray.clique or "", tray.name)
+    )
+    there = {tray.name for tray in ordered}
+    return PlacementSite(tuple(ordered), tuple(hold for hold in site.holds if hold.tray in there))
 
 
 def with_reservations(
@@ -70,96 +63,6 @@ def with_reservations(
     size = {tray.name: tray.gpus for tray in running.trays}
     planned = (hold for hold in (*_plan_holds(records, size), *plans) if hold.tray in size)
     return PlacementSite(running.trays, (*running.holds, *planned))
-
-
-def holder_of_pod(pod: Object) -> str:
-    """The holder that a pod belongs to: its gang, the controller that made it, or the pod itself.
-
-    A gang name has no space, so a controller or a pod is never mistaken for a gang of the same name.
-    """
-    gang, meta = gang_key_of(pod), pod["metadata"]
-    if gang is not None:
-        return gang.full_name
-    owners = (
-        f"{reference['kind']} {reference['name']}"
-        for reference in meta.get("ownerReferences") or ()
-        if reference.get("controller")
-    )
-    return f"{meta['namespace']}/{next(owners, 'pod ' + meta['name'])}"
-
-
-def holders_of_claims(objects: ClusterLists) -> Iterator[tuple[Object, str]]:
-    """Each claim with its holder: that of the pod for which it is reserved or was made, or the claim."""
-    uids = {uid for claim in objects.claims for uid in _claim_users(claim)}
-    owners = {uid: holder_of_pod(pod) for pod in objects.pods if (uid := pod["metadata"]["uid"]) in uids}
-    for claim in objects.claims:
-        meta = claim["metadata"]
-        users = (owners[uid] for uid in _claim_users(claim) if uid in owners)
-        yield claim, next(users, f"{meta['namespace']}/claim {meta['name']}")
-
-
-def _claim_users(claim: Object) -> Iterator[str]:
-    reserved = (claim.get("status") or {}).get("reservedFor") or ()
-    owners = claim["metadata"].get("ownerReferences") or ()
-    return (reference["uid"] for reference in (*reserved, *owners))
-
-
-def _published_gpus(slices: Iterable[Object]) -> Counter[str]:
-    """GPUs that node plugins publish, by node."""
-    gpus: Counter[str] = Counter()
-    for slice_ in slices:
-        spec = slice_["spec"]
-        if spec["driver"] == names.GPU_DRIVER and spec.get("nodeName"):
-            gpus[spec["nodeName"]] += sum(_is_whole_gpu(device) for device in spec.get("devices") or ())
-    return gpus
-
-
-def _is_whole_gpu(device: Object) -> bool:
-    """A slice lists the MIG devices of a GPU beside the GPU itself, and they must not count twice."""
-    kind = (device.get("attributes") or {}).get("type") or {}
-    return bool(kind.get("string", "gpu") == "gpu")
-
-
-def _read_tray(node: Object, published: Mapping[str, int], settings: GangSettings) -> PlacementTray:
-    name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
-    counted = parse_count(((node.get("status") or {}).get("allocatable") or {}).get(GPU_RESOURCE, 0))
-    gpus = max(counted, published.get(name, 0))
-    return PlacementTray(name=name, clique=labels.get(settings.clique_label), gpus=gpus, shut=_why_shut(node))
-
-
-def _why_shut(node: Object) -> str | None:
-    """Why no pod may go there. Taints are not read here, because pods may tolerate them."""
-    if (node.get("spec") or {}).get("unschedulable"):
-        return "cordoned"
-    return None if has_condition(node, "Ready") else "not ready"
-
-
-def _pod_holds(pods: Iterable[Object], size: Mapping[str, int]) -> Iterator[TrayHold]:
-    for pod in pods:
-        node = pod["spec"].get("nodeName")
-        if node not in size or has_pod_ended(pod) or is_resource_claimed(pod, GPU_RESOURCE):
-            continue
-        try:
-            gpus = counted_gpus(pod["spec"])
-        except ValueError:
-            # A limit that is no number counts as the whole tray: one bad pod must not stop all placement.
-            gpus = size[node]
-        if gpus:
-            yield TrayHold(owner=holder_of_pod(pod), tray=node, gpus=gpus)
-
-
-def _claim_holds(objects: ClusterLists, size: Mapping[str, int]) -> Iterator[TrayHold]:
-    for claim, owner in holders_of_claims(objects):
-        held: Counter[str] = Counter()
-        for result in allocated_devices(claim):
-            pool = result["pool"]
-            if result["driver"] == names.GPU_DRIVER:
-                held[pool] += 1
-            elif is_imex_channel(result["driver"], result["device"]):
-                # A node has one channel, so no other job with a channel fits on the tray.
-                held[pool] += size.get(pool, 0)
-        for tray, gpus in held.items():
-            yield TrayHold(owner=owner, tray=tray, gpus=gpus)
 
 
 def _plan_holds(records: Iterable[GangRecord], size: Mapping[str, int]) -> Iterator[TrayHold]:
@@ -300,12 +203,12 @@ class _NodeDevices:
                 node_of |= {(*key, device["name"]): node for device in spec.get("devices") or ()}
                 if key not in self._pools_on[node]:
                     self._pools_on[node].append(key)
-        for claim, owner in holders_of_claims(objects):
+        for claim, holder in claim_holders(objects.claims, objects.pods, objects.state.labels):
             for result in allocated_devices(claim):
-                holder = node_of.get((result["driver"], result["pool"], result["device"]))
-                if holder is not None and (owner, holder) not in without:
+                node = node_of.get((result["driver"], result["pool"], result["device"]))
+                if node is not None and (holder.owner, node) not in without:
                     device = {key: result[key] for key in _RESULT_FIELDS if key in result}
-                    self._taken[holder].append(device)
+                    self._taken[node].append(device)
 
     def inputs(self, counts: TrayCountCache) -> dict[str, TrayInputs]:
         """The inputs of the count of each tray."""
@@ -366,8 +269,12 @@ def _without_metadata(obj: Object) -> Object:
 # The site for one gang.
 
 
-def site_for_members(snapshot: GangSnapshot, terms: Iterable[PlacementTerms | None]) -> PlacementSite:
+def site_for_members(
+    snapshot: GangSnapshot, terms: Iterable[PlacementTerms | None], *, claimed: bool = False
+) -> PlacementSite:
     """The site as its living members with these terms can use it, with all reservations. Raises Refused.
+
+    `claimed`: they claim devices. Members may count GPUs beside that.
 
     It names the owners of all holds, so it is for the search and never for a message to the gang.
     """
@@ -375,6 +282,10 @@ def site_for_members(snapshot: GangSnapshot, terms: Iterable[PlacementTerms | No
     others = (pod for pod in cluster.pods if gang_key_of(pod) != snapshot.key)
     nodes = {node["metadata"]["name"]: node for node in cluster.nodes}
     site = with_reservations(cluster.running, cluster.records, _plans_of_others(snapshot))
+    counted, gpus = any(member.gpus for member in snapshot.living), cluster.state.gpus
+    site = site.with_trays(
+        lambda tray: replace(tray, gpus=gpus[tray.name].usable(counted=counted, claimed=claimed))
+    )
     return site_for_terms(
         without_conflicting_trays(site, snapshot.living, others, nodes.values()), terms, nodes
     )

@@ -32,18 +32,17 @@ from rackloom.core.allocate.objects import (
     readable,
 )
 from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
-from rackloom.core.cluster import names
 from rackloom.core.cluster.jobs import Job, PriorityClasses, channel_templates, read_jobs
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, Object, allocated_devices
-from rackloom.core.cluster.observed_site import DraDevices
 from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.cluster.scheduling import parse_count
 from rackloom.core.cluster.site import SchedulerLabels, TrayHold, list_names
+from rackloom.core.cluster.state import owners_of_claims, read_state
+from rackloom.core.cluster.trays import DraDevices, placement_site
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.snapshot import ClusterLists, GangKey, read_record
-from rackloom.core.gangs.spec import GPU_RESOURCE, GangSettings, read_gang_spec
+from rackloom.core.gangs.spec import GangSettings, read_gang_spec
 from rackloom.core.gangs.trays import PromisedSpares, claim_templates_of, spare_room
 from rackloom.core.kueue.workloads import (
     READY,
@@ -228,14 +227,14 @@ class PlacementPass:
         viewer: str,
     ) -> tuple[TopologyAttempt, SitePlanner, PlacementReport]:
         """How a job goes on the nodes of a cluster. Raises Refused."""
-        found = _site_objects(cluster, reserved, viewer)
+        found = _site_objects(cluster, self._labels, reserved, viewer)
         classes = PriorityClasses((), are_all_known=False)
 
         def plan(attempt: TopologyAttempt) -> tuple[SitePlanner, PlacementReport]:
-            nodes = tuple(node for node in found.nodes if attempt.takes(node))
+            nodes = tuple(node for node in found.state.nodes if attempt.takes(node))
             there = {node["metadata"]["name"] for node in nodes}
             kept = tuple(hold for hold in found.reserved if hold.tray in there)
-            site = replace(found, nodes=nodes, reserved=kept)
+            site = replace(found, state=replace(found.state, nodes=nodes), reserved=kept)
             planner = SitePlanner(site, self._claims, self._channels, classes, attempt.request)
             return planner, planner.report([job])
 
@@ -248,7 +247,7 @@ class PlacementPass:
     def _why_never(self, workload: KueueWorkload, admitted: Object, request: PlanRequest) -> str | None:
         """Why a job fits on no state of this site; None where it may fit some day."""
         cluster = self._cluster
-        if _is_unsettled(cluster, self._labels.clique):
+        if _is_unsettled(cluster, self._labels):
             return None
         nodes = tuple(map(_at_its_best, cluster.nodes))
         best = replace(cluster, nodes=nodes, pods=(), claims=(), taint_rules=())
@@ -261,22 +260,21 @@ class PlacementPass:
         return answer.blocked if answer.plan is None else None
 
 
-def _site_objects(cluster: KueueCluster, reserved: Sequence[TrayHold], viewer: str) -> SiteObjects:
+def _site_objects(
+    cluster: KueueCluster, labels: SchedulerLabels, reserved: Sequence[TrayHold], viewer: str
+) -> SiteObjects:
     """The cluster as the planner takes it."""
-    pods = tuple(cluster.pods)
-    allocated = (claim for claim in cluster.claims if allocated_devices(claim))
+    state = read_state(cluster.nodes, cluster.pods, cluster.claims, cluster.slices, labels)
     devices = DraDevices(
         nodes=tuple(readable(map(_with_labels_only, cluster.nodes), Node)),
         classes=tuple(readable(cluster.classes, DeviceClass)),
         slices=with_taint_rules(
             readable(cluster.slices, ResourceSlice), tuple(readable_rules(cluster.taint_rules))
         ),
-        claims=tuple(readable(allocated, ResourceClaim)),
-        pods=pods,
+        claims=tuple(readable((c for c in state.claims if allocated_devices(c)), ResourceClaim)),
+        owners=owners_of_claims(state),
     )
-    return SiteObjects(
-        nodes=tuple(cluster.nodes), pods=pods, devices=devices, reserved=tuple(reserved), viewer=viewer
-    )
+    return SiteObjects(state=state, devices=devices, reserved=tuple(reserved), viewer=viewer)
 
 
 def _holds_of(workload: KueueWorkload, updates: Sequence[Object]) -> Iterator[TrayHold]:
@@ -362,31 +360,13 @@ def _without_rules(admitted: Object) -> Object:
 
 def _at_its_best(node: Object) -> Object:
     """A node that is open to all."""
-    status = {key: value for key, value in (node.get("status") or {}).items() if key != "conditions"}
-    return {"metadata": node["metadata"], "spec": {}, "status": status}
+    ready = [{"type": "Ready", "status": "True"}]
+    return {"metadata": node["metadata"], "spec": {}, "status": {**node["status"], "conditions": ready}}
 
 
-def _is_unsettled(cluster: KueueCluster, clique_label: str) -> bool:
-    """Whether the site may have more than it shows: a node without its clique, or without its GPUs."""
-    publishing = {
-        (slice_.get("spec") or {}).get("nodeName")
-        for slice_ in cluster.slices
-        if (slice_.get("spec") or {}).get("driver") == names.GPU_DRIVER
-    }
-    gpu_nodes = 0
-    for node in cluster.nodes:
-        labels = node["metadata"].get("labels") or {}
-        allocatable = (node.get("status") or {}).get("allocatable") or {}
-        has_gpus = node["metadata"]["name"] in publishing or _count(allocatable.get(GPU_RESOURCE, 0)) > 0
-        if (clique_label in labels) != has_gpus:
-            return True
-        gpu_nodes += has_gpus
-    return gpu_nodes == 0
-
-
-def _count(value: object) -> int:
-    """A count of GPUs; 0 for what is no number."""
-    try:
-        return parse_count(value)
-    except ValueError:
-        return 0
+def _is_unsettled(cluster: KueueCluster, labels: SchedulerLabels) -> bool:
+    """Whether the site may have more than it shows: an unreadable node, or one without its clique or GPUs."""
+    state = read_state(cluster.nodes, slices=cluster.slices, labels=labels)
+    with_gpus = {name for name, gpus in state.gpus.items() if gpus.counted or gpus.claimed}
+    in_clique = {tray.name for tray in placement_site(state).trays if tray.clique is not None}
+    return bool(state.unreadable) or not with_gpus or with_gpus != in_clique

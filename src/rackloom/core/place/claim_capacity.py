@@ -24,8 +24,8 @@ from rackloom.core.allocate.objects import (
     ResourceClaim,
 )
 from rackloom.core.allocate.outcome import Allocation, Fault
-from rackloom.core.cluster.observed_site import ClaimsByKind, DraDevices, gpus_allocated
 from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, SchedulerLabels
+from rackloom.core.cluster.trays import ClaimsByKind, DraDevices, gpus_allocated
 from rackloom.errors import Refused
 
 AllocationsByNode = dict[str, list[AllocationResult]]
@@ -38,11 +38,10 @@ def with_claim_capacity(
     site: PlacementSite,
     devices: DraDevices,
     kinds: ClaimsByKind,
-    labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
 ) -> PlacementSite:
     """The site with the capacity of every tray for each kind. Raises Refused for malformed claims."""
     busy = _allocations_by_node(devices, devices.claims)
-    staying = _lasting_allocations(site, devices, labels)
+    staying = _lasting_allocations(site, devices)
     rooms = {kind: _capacity_by_node(kind, devices, claims, busy, staying) for kind, claims in kinds.items()}
     return site.with_trays(
         lambda tray: msgspec.structs.replace(
@@ -90,15 +89,13 @@ def _fleet_with(devices: DraDevices, in_use: AllocationsByNode) -> Fleet:
     return fleet
 
 
-def _lasting_allocations(
-    site: PlacementSite, devices: DraDevices, labels: SchedulerLabels
-) -> AllocationsByNode:
+def _lasting_allocations(site: PlacementSite, devices: DraDevices) -> AllocationsByNode:
     """What is in use on a tray by those who have none of its GPUs: moves and preemption do not free it."""
     held = {(hold.owner, hold.tray) for hold in site.holds}
-    users = devices.users(labels)
     by_owner: dict[str, list[ResourceClaim]] = {}
-    for claim, user in zip(devices.claims, users, strict=True):
-        by_owner.setdefault(user.owner, []).append(claim)
+    for claim in devices.claims:
+        key = f"{claim.metadata.namespace or 'default'}/{claim.metadata.name}"
+        by_owner.setdefault(devices.owners.get(key, ""), []).append(claim)
     found: AllocationsByNode = {}
     for owner, claims in by_owner.items():
         for node, results in _allocations_by_node(devices, claims).items():

@@ -28,8 +28,8 @@ from rackloom.core.cluster.jobs import (
     qualified_name,
 )
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.observed_site import AvoidedTrays, claims_devices
 from rackloom.core.cluster.scheduling import PodIdentity
+from rackloom.core.cluster.trays import AvoidedTrays, claims_devices
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, PlacementTerms
 from rackloom.core.place.search.gang_needs import groups_apart
 from rackloom.errors import Refused

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from rackloom.core.allocate.pools import MalformedNodeSelector
 from rackloom.core.cluster.jobs import owner_of_pod
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.observed_site import hold_of_pod, is_bound_pod
 from rackloom.core.cluster.scheduling import (
     PodIdentity,
     Toleration,
@@ -33,19 +32,16 @@ from rackloom.core.cluster.scheduling import (
     unmet_requirements,
 )
 from rackloom.core.cluster.site import SchedulerLabels, TrayHold
+from rackloom.core.cluster.state import ClusterState, is_bound_pod, pod_hold
 from rackloom.core.cluster.workload_kinds import value_at
 
 
-def restrict_moves(
-    holds: Sequence[TrayHold],
-    nodes: Sequence[JsonMapping],
-    pods: Sequence[JsonMapping],
-    labels: SchedulerLabels,
-) -> tuple[TrayHold, ...]:
-    """The holds, each with the trays and the owners that it may not move to or beside.
+def restrict_moves(state: ClusterState) -> tuple[TrayHold, ...]:
+    """The holds of a state, each with the trays and the owners that it may not move to or beside.
 
     A job is not moved to a node that any of its pods may not use. A job with a pod that cannot be read stays.
     """
+    holds, nodes, pods, labels = state.holds, state.nodes, state.pods, state.labels
     movable = {hold.owner for hold in holds if hold.movable}
     by_rules: dict[bytes, frozenset[str] | None] = {}
     """Pods of a job are mostly equal, so each set of rules is compared with the nodes once."""
@@ -89,11 +85,11 @@ def _forbidden_nodes(spec: JsonMapping, nodes: Iterable[JsonMapping]) -> frozens
         return None
 
 
-def tolerations_of_movable(pods: Iterable[JsonMapping], labels: SchedulerLabels) -> tuple[Toleration, ...]:
+def tolerations_of_movable(state: ClusterState) -> tuple[Toleration, ...]:
     """What any movable pod tolerates: a node that none of them tolerates takes no moved job."""
     found: dict[Toleration, None] = {}
-    for pod in pods:
-        if hold_of_pod(pod, labels).movable:
+    for pod in state.pods:
+        if pod_hold(pod, state.labels).movable:
             with suppress(msgspec.ValidationError):
                 spec = pod.get("spec") or {}
                 found |= dict.fromkeys(msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...]))

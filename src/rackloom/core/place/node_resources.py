@@ -16,23 +16,24 @@ Groups of two such kinds are not put on one tray: how they would share it is not
 refused that fits only with unlike members beside each other.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from fractions import Fraction
-from typing import Any
 
 from msgspec.structs import replace
 
 from rackloom.core.allocate.quantity import in_binary_units
+from rackloom.core.cluster.jobs import owner_of_pod
 from rackloom.core.cluster.objects import JsonMapping
 from rackloom.core.cluster.requests import (
     CPU_RESOURCE,
     MEMORY_RESOURCE,
     Thousandths,
     allocatable_of_node,
+    effective_requests,
     in_thousandths,
-    pod_requests,
 )
 from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, TrayHold
+from rackloom.core.cluster.state import ClusterState
 from rackloom.core.place.placement_values import Gang, GangGroup
 
 # How many members a tray carries.
@@ -41,21 +42,13 @@ from rackloom.core.place.placement_values import Gang, GangGroup
 class NodeUse:
     """What the nodes of a site have, and what is requested of each by whom."""
 
-    def __init__(
-        self,
-        nodes: Iterable[JsonMapping],
-        pods: Iterable[JsonMapping],
-        owner_of: Callable[[Any], str],
-    ) -> None:
-        """`pods`: those that are bound; `owner_of`: the job of a pod, as holds name it."""
-        self._nodes = {node["metadata"]["name"]: node for node in nodes}
+    def __init__(self, state: ClusterState) -> None:
+        self._labels = state.labels
+        self._nodes = {node["metadata"]["name"]: node for node in state.nodes}
         self._pods: dict[str, list[JsonMapping]] = {}
-        for pod in pods:
+        for pod in state.bound_pods:
             self._pods.setdefault(pod["spec"]["nodeName"], []).append(pod)
-        self._owner_of = owner_of
         self._planned: dict[str, list[tuple[str, Thousandths]]] = {}
-        self._alike: dict[str, Thousandths] = {}
-        """Amounts by what was written: most nodes, and most pods, are written alike."""
         self._left: dict[str, Thousandths] = {}
 
     def add(self, node: str, owner: str, amounts: Thousandths) -> None:
@@ -75,11 +68,11 @@ class NodeUse:
         A kubelet always says it of CPUs; objects of a file may lack it.
         """
         if node not in self._left:
-            rest = dict(self._of_node(self._nodes[node]) if node in self._nodes else {})
+            rest = dict(_allocatable(self._nodes[node]) if node in self._nodes else {})
             if CPU_RESOURCE not in rest:
                 return None
             for pod in self._pods.get(node, ()):
-                _take(rest, self._of_pod(pod))
+                _take(rest, effective_requests(pod["spec"]))
             for _, amounts in self._planned.get(node, ()):
                 _take(rest, amounts)
             self._left[node] = rest
@@ -92,29 +85,18 @@ class NodeUse:
             return None
         rest = dict(left)
         for pod in self._pods.get(node, ()):
-            if self._owner_of(pod) in owners:
-                _take(rest, self._of_pod(pod), -1)
+            if owner_of_pod(pod, self._labels) in owners:
+                _take(rest, effective_requests(pod["spec"]), -1)
         for owner, amounts in self._planned.get(node, ()):
             if owner in owners:
                 _take(rest, amounts, -1)
         return rest
 
-    def _of_node(self, node: JsonMapping) -> Thousandths:
-        written = repr((node.get("status") or {}).get("allocatable"))
-        if written not in self._alike:
-            self._alike[written] = in_thousandths(allocatable_of_node(node))
-        return self._alike[written]
 
-    def _of_pod(self, pod: JsonMapping) -> Thousandths:
-        spec = pod["spec"]
-        parts = [
-            [(part.get("resources"), part.get("restartPolicy")) for part in spec.get(kind) or ()]
-            for kind in ("initContainers", "containers")
-        ]
-        written = repr((parts, spec.get("resources"), spec.get("overhead")))
-        if written not in self._alike:
-            self._alike[written] = in_thousandths(pod_requests(spec))
-        return self._alike[written]
+def _allocatable(node: JsonMapping) -> Thousandths:
+    """In the units of requests. A node that names only its capacity says nothing of this."""
+    is_named = (node.get("status") or {}).get("allocatable")
+    return in_thousandths(allocatable_of_node(node)) if is_named else {}
 
 
 def _take(rest: dict[str, int], amounts: Thousandths, times: int = 1) -> None:

@@ -18,25 +18,25 @@ than that takes to load.
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import ResourceClaim
-from rackloom.core.cluster.jobs import Job, JobGroup, PriorityClasses, TemplateName, owner_of_pod
+from rackloom.core.cluster.jobs import Job, JobGroup, PriorityClasses, TemplateName, owner_of_job
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.observed_site import (
+from rackloom.core.cluster.scheduling import NodeRule, Toleration
+from rackloom.core.cluster.site import PlacementSite, SchedulerLabels, TrayHold, combine_sites
+from rackloom.core.cluster.state import ClusterState
+from rackloom.core.cluster.trays import (
     AvoidedTrays,
     ClaimsByKind,
     DraDevices,
-    is_bound_pod,
-    read_site,
+    placement_site,
     trays_avoided_by,
     without_foreign_names,
 )
-from rackloom.core.cluster.scheduling import NodeRule, Toleration
-from rackloom.core.cluster.site import PlacementSite, SchedulerLabels, TrayHold, combine_sites
 from rackloom.core.place.batch import plan_batch
 from rackloom.core.place.gang_planner import (
     exclusive_cliques,
@@ -105,10 +105,9 @@ DEFAULT_DOWN = 0.01
 
 
 class SiteObjects(msgspec.Struct, frozen=True, kw_only=True):
-    """The site: nodes and pods as Kubernetes objects of checked shape, and what the allocator takes."""
+    """The site: the state of its cluster, and what the allocator takes."""
 
-    nodes: tuple[dict[str, Any], ...]
-    pods: tuple[dict[str, Any], ...]
+    state: ClusterState
     devices: DraDevices
     reserved: tuple[TrayHold, ...] = ()
     """What others are to get, beside what pods and claims have."""
@@ -172,19 +171,19 @@ class SitePlanner:
     ) -> None:
         """`claims` and `channels`: the claims, and the templates of channels, that jobs may name."""
         self._request = request
-        self._found = found
+        # An attempt may take another level of the topology for the clique.
+        self._found = found = replace(found, state=replace(found.state, labels=request.labels))
         self._channels = channels
         self._claims = {
             (claim.metadata.namespace or "default", claim.metadata.name): claim for claim in claims
         }
         self._classes = classes
-        pods = read_site(found.nodes, found.pods, request.labels).holds
-        held = (*pods, *found.devices.holds(request.labels))
-        self._observed = restrict_moves(held, found.nodes, found.pods, request.labels)
+        self._observed = restrict_moves(found.state)
         self._holds = without_foreign_names((*self._observed, *found.reserved), found.viewer)
-        bound = filter(is_bound_pod, found.pods)
-        self._use = NodeUse(found.nodes, bound, lambda pod: owner_of_pod(pod, request.labels))
+        self._use = NodeUse(found.state)
         self._use.add_held(self._holds)
+        self._jobs: dict[str, Job] = {}
+        self._claimed: dict[str, dict[str, int]] = {}
         self._avoided: dict[str, AvoidedTrays] = {}
         self._gangs: dict[str, Gang] = {}
         self.placed: list[PlacedJob] = []
@@ -196,11 +195,16 @@ class SitePlanner:
         `each` is given the jobs, first to plan, then to explain, and may tell how far they are.
         """
         _check_names(jobs)
+        self._jobs = {job.name: job for job in jobs}
+        # What runs of a job already is its own, whatever kind its owner has.
+        own = {owner_of_job(job, self._request.labels.gang).text: job.name for job in jobs}
+        self._observed, self._holds = (
+            tuple(replace(hold, owner=own.get(hold.owner, hold.owner)) for hold in holds)
+            for holds in (self._observed, self._holds)
+        )
         for job in jobs:
             self._classes.check(job)
-            self._avoided[job.name] = trays_avoided_by(
-                job, self._found.nodes, self._found.pods, self._request.labels
-            )
+            self._avoided[job.name] = trays_avoided_by(job, self._found.state)
         moves = self._rearrange(jobs)
         gangs = [self._gang(job) for job in jobs]
         ranked = sorted(zip(jobs, gangs, strict=True), key=lambda pair: -pair[1].priority)
@@ -224,11 +228,11 @@ class SitePlanner:
         ]
 
     def _rearrange(self, jobs: Sequence[Job]) -> tuple[JobMove, ...]:
-        request, labels = self._request, self._request.labels
+        request = self._request
         if not (request.without_trays or request.drain or request.defrag):
             return ()
         wanted = [toleration for job in jobs for group in job.groups for toleration in group.need.tolerations]
-        site = self._site(None, "", (*wanted, *tolerations_of_movable(self._found.pods, labels)))
+        site = self._site(None, "", (*wanted, *tolerations_of_movable(self._found.state)))
         for tray in request.without_trays:
             check_tray_exists(site, tray)
         moves: list[JobMove] = []
@@ -339,7 +343,7 @@ class SitePlanner:
 
         # The holds before the moves show whose devices the moves free.
         before = PlacementSite(site.trays, self._observed)
-        found = with_claim_capacity(before, self._found.devices, kinds, self._request.labels)
+        found = with_claim_capacity(before, self._found.devices, kinds)
         return PlacementSite(found.trays, site.holds)
 
     def _site_of_job(self, job: Job) -> PlacementSite:
@@ -367,7 +371,7 @@ class SitePlanner:
         request = self._request
         gang = gang_of_job(
             job,
-            self._gpus_by_kind(self._claims_of(job)),
+            self._gpus_by_kind(job),
             priorities=self._classes.values,
             never=self._classes.never,
             segment=request.segment,
@@ -383,28 +387,31 @@ class SitePlanner:
     def _claims_of(self, job: Job) -> dict[str, tuple[ResourceClaim, ...]]:
         return claims_by_kind(job, self._claims, self._channels)
 
-    def _gpus_by_kind(self, kinds: ClaimsByKind) -> dict[str, int]:
-        """GPUs of a member by kind."""
-        if not kinds:
-            return {}
-        from rackloom.core.place.claim_capacity import gpus_per_member
+    def _gpus_by_kind(self, job: Job) -> dict[str, int]:
+        """GPUs that a member claims, by kind of claims."""
+        if job.name not in self._claimed:
+            kinds = self._claims_of(job)
+            found: dict[str, int] = {}
+            if kinds:
+                from rackloom.core.place.claim_capacity import gpus_per_member
 
-        devices, labels = self._found.devices, self._request.labels
-        return {kind: gpus_per_member(devices, claims, labels) for kind, claims in kinds.items()}
+                devices, labels = self._found.devices, self._request.labels
+                found = {kind: gpus_per_member(devices, claims, labels) for kind, claims in kinds.items()}
+            self._claimed[job.name] = found
+        return self._claimed[job.name]
 
     def _site(
         self, group: JobGroup | None, job: str, tolerations: tuple[Toleration, ...] = ()
     ) -> PlacementSite:
         """The site as pods of a group may use it, without the trays that are left out."""
-        labels = self._request.labels
-        site = read_site(
-            self._found.nodes,
-            (),
-            labels,
+        known = self._jobs.get(job)
+        site = placement_site(
+            self._found.state,
+            counted=known is not None and any(share.need.gpus for share in known.groups),
+            claimed=known is not None and any(self._gpus_by_kind(known).values()),
             tolerations=group.need.tolerations if group else tolerations,
             rule=group.need.rule if group else NodeRule(),
             avoided=self._avoided.get(job, {}).get(group.name) if group else None,
-            published=self._found.devices.gpus_of_nodes(labels),
         )
         return with_trays_closed(
             PlacementSite(site.trays, self._holds), self._request.without_trays, "left out"
@@ -461,7 +468,7 @@ def _without_other_sets(site: PlacementSite, found: SiteObjects, job: Job) -> Pl
     namespace = _namespace(job.objects[0])
     trays = {
         (pod.get("spec") or {}).get("nodeName")
-        for pod in found.pods
+        for pod in found.state.pods
         if _LWS_GROUP_KEY in ((pod.get("metadata") or {}).get("labels") or {})
         and _namespace(pod) == namespace
     }

@@ -26,8 +26,9 @@ import yaml
 from msgspec.structs import replace
 
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.observed_site import read_site
 from rackloom.core.cluster.site import PlacementSite, SchedulerLabels
+from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.trays import placement_site
 from rackloom.errors import Refused
 from rackloom.runtime.foreign_text import decode_yaml_document
 
@@ -83,7 +84,7 @@ def topology_of_nodes(
 ) -> SlurmTopology:
     """The topology of Kubernetes nodes. `taint`: only of those that have a taint of this key."""
     chosen = [node for node in nodes if taint is None or _has_taint(node, taint)]
-    return topology_of(read_site(chosen, (), labels), block_size)
+    return topology_of(placement_site(read_state(chosen, labels=labels)), block_size)
 
 
 def block_name(clique: str) -> str:

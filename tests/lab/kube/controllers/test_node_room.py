@@ -3,6 +3,7 @@
 from fractions import Fraction
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,10 +57,9 @@ def test_what_a_node_does_not_name_it_does_not_have() -> None:
     assert fits_node(node(pods="1"), pod_requests({"containers": [container("0")]}), NO_AMOUNTS)
 
 
-def test_what_cannot_be_read_fits_nowhere() -> None:
-    assert not fits_node(
-        node(pods="9", **{GPU: "9Ti"}), pod_requests({"containers": [container("half")]}), NO_AMOUNTS
-    )
+def test_an_amount_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ValueError, match="is 'half', and not a quantity"):
+        pod_requests({"containers": [container("half")]})
 
 
 @given(AMOUNTS, AMOUNTS)

@@ -110,7 +110,7 @@ class SimulatedScheduler(Controller):
             self._taken[node] = self._taken[node] - needed
             self._retry_later()
         if pod is not None and is_bound and not was_bound:
-            node, needed = self._bound[key] = pod["spec"]["nodeName"], pod_requests(pod["spec"])
+            node, needed = self._bound[key] = pod["spec"]["nodeName"], _requested(pod)
             self._taken[node] = self._taken.get(node, NO_AMOUNTS) + needed
         if pod is not None and _is_schedulable(pod):
             self._queue.add(key)
@@ -180,7 +180,7 @@ class SimulatedScheduler(Controller):
 
     def _nodes(self, pod: Object, allocated: list[Object]) -> Iterator[Object]:
         """The nodes that a pod may go to, the least loaded first."""
-        spec, needed = pod["spec"], pod_requests(pod["spec"])
+        spec, needed = pod["spec"], _requested(pod)
         near = allowed_topologies(pod, self._placed())
         for node in sorted(self._store.all(objects.NODE), key=self._load):
             fits = is_node_selected(spec, node) and is_tolerated(spec, node) and meets_affinity(node, near)
@@ -421,6 +421,14 @@ def meets_affinity(node: Object, allowed: Sequence[tuple[str, set[str]]]) -> boo
     """Whether a node lies where pod affinity allows."""
     labels = node["metadata"].get("labels") or {}
     return all(labels.get(key) in values for key, values in allowed)
+
+
+def _requested(pod: Object) -> ResourceAmounts:
+    """The request of a pod. A real API server takes no pod whose request cannot be read: it fits nowhere."""
+    try:
+        return pod_requests(pod["spec"])
+    except ValueError:
+        return ResourceAmounts({"unreadable": 1})
 
 
 def _term_selects(term: Mapping[str, Any], pod: Object, other: Object) -> bool:

@@ -1,0 +1,116 @@
+"""The facts of a node: whether it is open, its GPUs by each way to get them, its clique.
+
+Open: kube-scheduler puts a pod on a node that is not cordoned and has no NoSchedule or NoExecute taint that
+the pod does not tolerate. The node controller repeats the Ready condition as a taint, with a delay. So a node
+is closed as well if Ready is not True. A node without a Ready condition is closed: its kubelet has never
+reported, and the node controller counts it as Unknown.
+
+GPUs: a pod gets GPUs in one of two ways, and a node may offer a different number by each.
+
+- Counted, by `nvidia.com/gpu` in its limits: the device plugin's number. If the node does not name the
+  resource, kube-scheduler makes a claim for it (KEP-5004), and the number is that of the slices.
+- Claimed: the whole GPUs that the DRA driver publishes. A slice lists the MIG devices of a GPU beside the GPU
+  itself, and they do not count twice.
+
+Source: kube-scheduler, plugins NodeUnschedulable, TaintToleration and NodeResourcesFit; KEP-5004.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.requests import allocatable_of_node, in_thousandths
+from rackloom.core.cluster.scheduling import Toleration, blocking_taints
+
+_CORDON_TAINT = "node.kubernetes.io/unschedulable"
+_UNREADY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""Taints by which the node controller repeats the Ready condition of the node."""
+
+
+class NodeGpus(msgspec.Struct, frozen=True):
+    """GPUs of a node when nothing is in use."""
+
+    counted: int
+    """By the extended resource."""
+    claimed: int
+    """By claims."""
+
+    def usable(self, *, counted: bool, claimed: bool) -> int:
+        """The number for a job that asks in these ways: the smaller one if it asks in both.
+
+        A question that is of no job is about the GPUs that are there.
+        """
+        if counted and claimed:
+            return min(self.counted, self.claimed)
+        return self.counted if counted else self.claimed if claimed else max(self.counted, self.claimed)
+
+
+def node_gpus(node: JsonMapping, resource: str, published: int) -> NodeGpus:
+    """GPUs of a node; `published`: in slices. Raises ValueError for an unreadable amount."""
+    amounts = in_thousandths(allocatable_of_node(node))
+    counted = amounts[resource] // 1000 if resource in amounts else published
+    return NodeGpus(counted=counted, claimed=published)
+
+
+def published_gpus(slices: Iterable[JsonMapping], driver: str = names.GPU_DRIVER) -> Counter[str]:
+    """Whole GPUs in slices, by node. A pool counts in its newest generation."""
+    newest: dict[str, int] = {}
+    found: dict[str, Counter[str]] = {}
+    for slice_ in slices:
+        spec = slice_["spec"]
+        node, pool = spec.get("nodeName"), spec.get("pool") or {}
+        if spec.get("driver") != driver or not node:
+            continue
+        # A driver replaces a pool slice by slice, so slices of two generations may be there at once.
+        name, generation = str(pool.get("name")), int(pool.get("generation") or 0)
+        if generation > newest.get(name, -1):
+            newest[name], found[name] = generation, Counter()
+        if generation == newest[name]:
+            found[name][node] += sum(
+                is_whole_gpu(_device_type(device)) for device in spec.get("devices") or ()
+            )
+    return sum(found.values(), Counter[str]())
+
+
+def is_whole_gpu(kind: str | None) -> bool:
+    """Whether a device of the GPU driver is a GPU, and not a part of one, by its attribute `type`."""
+    return kind in (None, "gpu")
+
+
+def _device_type(device: JsonMapping) -> str | None:
+    return ((device.get("attributes") or {}).get("type") or {}).get("string")
+
+
+def node_clique(node: JsonMapping, label: str) -> str | None:
+    """The NVLink clique of a node, or None without one.
+
+    A cluster UUID of zeros is no fabric: GPUs behind the NVSwitches of a single machine report it.
+    """
+    clique = (node["metadata"].get("labels") or {}).get(label) or None
+    return None if clique is not None and clique.startswith(names.NO_CLUSTER) else clique
+
+
+def ready_status(node: JsonMapping) -> str | None:
+    """The status of its Ready condition, or None if it has none."""
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return next((c.get("status") for c in conditions if c.get("type") == "Ready"), None)
+
+
+def closed_reasons(node: JsonMapping, tolerations: tuple[Toleration, ...] | None) -> Iterator[str]:
+    """Why pods with these tolerations may not go to a node.
+
+    None leaves out all taints but those of the node's own state, because pods may tolerate them.
+    """
+    taints = list(blocking_taints(node, tolerations or ()))
+    if (node.get("spec") or {}).get("unschedulable") or _CORDON_TAINT in taints:
+        yield "cordoned"
+    ready = ready_status(node)
+    if ready is None:
+        yield "no Ready condition"
+    elif ready != "True" or any(taint in _UNREADY_TAINTS for taint in taints):
+        yield "not ready"
+    if tolerations is not None:
+        yield from (f"taint {taint}" for taint in taints if taint not in (_CORDON_TAINT, *_UNREADY_TAINTS))

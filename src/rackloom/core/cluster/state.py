@@ -1,0 +1,225 @@
+"""One reading of a cluster: nodes, pods and claims as they were listed, each checked, and what they hold.
+
+`read_state` is the only way from lists of Kubernetes objects to facts about trays. Placement, gangs, Kueue's
+check and the command line take its `ClusterState`, so that no two of them can read one cluster differently.
+
+1. Each object is read by itself. One that cannot be read (a field of another type, an amount that is no
+   quantity) is named in `unreadable` and left out. No value is guessed for it, and the rest is read on.
+2. A pod holds the GPUs that it requests in effect from its node, from when it is bound until it has ended. If
+   the scheduler's own claim serves them (KEP-5004), the claim holds them instead.
+3. An allocated claim holds its GPUs and its IMEX channel on behalf of its holder: the owner of the pod for
+   which it is reserved or was made. Devices that it may only observe (adminAccess) are free for others. An
+   unknown holder has the highest priority, so that no fix proposes to preempt it.
+
+A claim holds its devices until the API server has deallocated it, also after its pod has ended.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from rackloom.core.cluster import names
+from rackloom.core.cluster.jobs import object_namespace, owner_of_pod, qualified_name
+from rackloom.core.cluster.nodes import NodeGpus, node_gpus, published_gpus
+from rackloom.core.cluster.object_shapes import ClaimShape, NodeShape, PodShape, SliceShape, check_shape
+from rackloom.core.cluster.objects import JsonMapping, allocated_devices, has_pod_ended, is_resource_claimed
+from rackloom.core.cluster.requests import requested_devices
+from rackloom.core.cluster.site import SchedulerLabels, TrayHold
+from rackloom.errors import Refused
+
+HIGHEST_PRIORITY = 2**31 - 1
+"""No priority (an int32) is above it, so nothing may preempt a hold that has it."""
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """An object that was left out, and why."""
+
+    title: str
+    """`Kind namespace/name`."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.title} is left out: {self.reason}"
+
+
+class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of one reading. Objects that could not be read are in `unreadable` alone."""
+
+    labels: SchedulerLabels = SchedulerLabels()
+    nodes: tuple[JsonMapping, ...] = ()
+    pods: tuple[JsonMapping, ...] = ()
+    claims: tuple[JsonMapping, ...] = ()
+    gpus: Mapping[str, NodeGpus] = {}
+    """By node."""
+    holds: tuple[TrayHold, ...] = ()
+    """Of pods, then of claims."""
+    unreadable: tuple[Unreadable, ...] = ()
+
+    @property
+    def bound_pods(self) -> Iterator[JsonMapping]:
+        """Pods that are on a node and have not ended."""
+        return (pod for pod in self.pods if is_bound_pod(pod))
+
+
+def read_state(
+    nodes: Iterable[JsonMapping] = (),
+    pods: Iterable[JsonMapping] = (),
+    claims: Iterable[JsonMapping] = (),
+    slices: Iterable[JsonMapping] = (),
+    labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
+) -> ClusterState:
+    """The facts of the objects. It refuses nothing: what cannot be read is named."""
+    unreadable: list[Unreadable] = []
+
+    def each(
+        kind: str, objects: Iterable[JsonMapping], read: Callable[[JsonMapping], object]
+    ) -> Iterator[JsonMapping]:
+        for obj in objects:
+            try:
+                read(obj)
+            except (Refused, ValueError) as error:
+                reason = error.reason if isinstance(error, Refused) else str(error)
+                unreadable.append(Unreadable(_title(kind, obj), reason))
+            else:
+                yield obj
+
+    # Slices first: a node that names no GPUs has those that are published on it.
+    published = published_gpus(each("ResourceSlice", slices, _check_slice), labels.gpu_driver)
+    gpus: dict[str, NodeGpus] = {}
+
+    def read_node(node: JsonMapping) -> None:
+        check_shape(node, NodeShape, "its shape")
+        name = node["metadata"]["name"]
+        gpus[name] = node_gpus(node, labels.gpu, published[name])
+
+    holds: list[TrayHold] = []
+
+    def read_pod(pod: JsonMapping) -> None:
+        check_shape(pod, PodShape, "its shape")
+        hold = pod_hold(pod, labels)
+        if hold.gpus and is_bound_pod(pod):
+            holds.append(hold)
+
+    known = tuple(each("Node", nodes, read_node))
+    kept = tuple(each("Pod", pods, read_pod))
+    there = tuple(each("ResourceClaim", claims, _check_claim))
+    return ClusterState(
+        labels=labels,
+        nodes=known,
+        pods=kept,
+        claims=there,
+        gpus=gpus,
+        holds=(*holds, *claim_holds(there, kept, labels)),
+        unreadable=tuple(unreadable),
+    )
+
+
+# Holds of pods.
+
+
+def is_bound_pod(pod: JsonMapping) -> bool:
+    """Whether it is on a node and has not ended."""
+    return bool((pod.get("spec") or {}).get("nodeName")) and not has_pod_ended(pod)
+
+
+def pod_hold(pod: JsonMapping, labels: SchedulerLabels) -> TrayHold:
+    """What a pod has of its node by its own requests. Raises ValueError for an unreadable amount."""
+    spec, metadata = pod.get("spec") or {}, pod.get("metadata") or {}
+    values = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+    gpus = requested_devices(spec, labels.gpu)
+    return TrayHold(
+        owner=owner_of_pod(pod, labels),
+        tray=spec.get("nodeName") or "",
+        gpus=0 if is_resource_claimed(pod, labels.gpu) else gpus,
+        priority=spec.get("priority") or 0,
+        movable=values.get(labels.movable) == "true",
+    )
+
+
+# Holds of claims.
+
+
+def claim_holds(
+    claims: Iterable[JsonMapping], pods: Iterable[JsonMapping], labels: SchedulerLabels
+) -> Iterator[TrayHold]:
+    """GPUs and IMEX channels of allocated claims, as their holders have them. A pool is named as its node."""
+    for claim, holder in claim_holders(claims, pods, labels):
+        devices = [device for device in allocated_devices(claim) if not device.get("adminAccess")]
+        gpus = Counter(device["pool"] for device in devices if device["driver"] == labels.gpu_driver)
+        yield from (replace(holder, tray=node, gpus=count) for node, count in gpus.items())
+        for device in allocated_devices(claim):
+            # A node has one channel, whoever may only observe other devices.
+            if is_imex_channel(device["driver"], device["device"]):
+                yield replace(holder, tray=device["pool"], gpus=0, channel=True)
+
+
+def claim_holders(
+    claims: Iterable[JsonMapping], pods: Iterable[JsonMapping], labels: SchedulerLabels
+) -> Iterator[tuple[JsonMapping, TrayHold]]:
+    """Each claim with its holder, as a hold on no tray."""
+    found = list(claims)
+    users = [list(_users(claim)) for claim in found]
+    wanted = {user for named in users for user in named}
+    by_user: dict[object, JsonMapping] = {}
+    for pod in pods:
+        meta = pod.get("metadata") or {}
+        for key in (meta.get("uid"), (meta.get("namespace") or "default", meta.get("name"))):
+            if key in wanted:
+                by_user[key] = pod
+    for claim, named in zip(found, users, strict=True):
+        using = [by_user[user] for user in named if user in by_user]
+        holder = replace(pod_hold(using[0], labels), tray="", gpus=0) if using else _unknown_holder(claim)
+        yield claim, holder
+
+
+def owners_of_claims(state: ClusterState) -> dict[str, str]:
+    """The owner of each claim, by `namespace/name`."""
+    return {
+        f"{object_namespace(claim['metadata'])}/{claim['metadata']['name']}": holder.owner
+        for claim, holder in claim_holders(state.claims, state.pods, state.labels)
+    }
+
+
+def _users(claim: JsonMapping) -> Iterator[object]:
+    """Pods that use a claim, and the one it was made for: by UID, or by name if a file has no UIDs."""
+    meta = claim.get("metadata") or {}
+    reserved = (claim.get("status") or {}).get("reservedFor") or ()
+    for reference in (*reserved, *(meta.get("ownerReferences") or ())):
+        if reference.get("uid"):
+            yield reference["uid"]
+        elif reference.get("name"):
+            yield (meta.get("namespace") or "default", reference["name"])
+
+
+def _unknown_holder(claim: JsonMapping) -> TrayHold:
+    """A user that is not among the pods. The space in its name keeps it apart from every gang."""
+    meta = claim.get("metadata") or {}
+    reserved = (claim.get("status") or {}).get("reservedFor") or ()
+    user = next((f"pod {reference['name']}" for reference in reserved if reference.get("name")), None)
+    owner = qualified_name(meta, user or f"claim {meta.get('name')}")
+    return TrayHold(owner=owner, tray="", gpus=0, priority=HIGHEST_PRIORITY)
+
+
+def is_imex_channel(driver: str, device: str) -> bool:
+    """Whether a device is the IMEX channel of its node, whose name is that of the pool."""
+    return (driver, device) == (names.IMEX_DRIVER, names.CHANNEL_DEVICE)
+
+
+# Shapes.
+
+
+def _check_slice(slice_: JsonMapping) -> None:
+    check_shape(slice_, SliceShape, "its shape")
+
+
+def _check_claim(claim: JsonMapping) -> None:
+    check_shape(claim, ClaimShape, "its shape")
+
+
+def _title(kind: str, obj: JsonMapping) -> str:
+    meta = obj.get("metadata")
+    meta = meta if isinstance(meta, Mapping) else {}
+    name = meta.get("name", "(unnamed)")
+    return f"{kind} {meta['namespace']}/{name}" if meta.get("namespace") else f"{kind} {name}"

@@ -1,0 +1,164 @@
+"""The trays of a cluster as pods with certain terms may use them: the only constructor of trays.
+
+`placement_site` turns the nodes of a `ClusterState` into trays. A tray is closed while it is cordoned, not
+ready or tainted. A tray that does not match the node rule is marked as unfit, since servicing it would not
+help. `trays_avoided_by` names the nodes that anti-affinity with other jobs' pods rules out for each group.
+
+`DraDevices` holds slices, device classes and allocated claims as the allocator takes them.
+"""
+
+from collections.abc import Container, Iterable, Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from rackloom.core.allocate.objects import AllocationResult, DeviceClass, Node, ResourceClaim, ResourceSlice
+from rackloom.core.cluster.jobs import Job, owner_of_job, pod_owner
+from rackloom.core.cluster.nodes import closed_reasons, is_whole_gpu, node_clique
+from rackloom.core.cluster.scheduling import (
+    NodeRule,
+    PodIdentity,
+    Toleration,
+    TopologyDomains,
+    bound_pod_identity,
+    required_terms,
+    unmet_requirements,
+)
+from rackloom.core.cluster.site import PlacementSite, PlacementTray, SchedulerLabels, TrayHold
+from rackloom.core.cluster.state import ClusterState
+
+ANONYMOUS_OWNER = "another job"
+
+
+def placement_site(
+    state: ClusterState,
+    *,
+    counted: bool = False,
+    claimed: bool = False,
+    tolerations: tuple[Toleration, ...] | None = (),
+    rule: NodeRule = NodeRule(),  # noqa: B008 (a frozen value)
+    avoided: Mapping[str, str] | None = None,
+) -> PlacementSite:
+    """The site as pods with these tolerations and this rule may use it, with the holds of the state.
+
+    `counted`, `claimed`: how its job asks for GPUs. `tolerations`: None leaves taints out, because each group
+    of a gang reads them by its terms. `avoided`: nodes from which something else keeps the pods, and what.
+    """
+    trays = []
+    for node in state.nodes:
+        name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+        closed, unfit = list(closed_reasons(node, tolerations)), list(unmet_requirements(rule, node))
+        if avoided and name in avoided:
+            unfit.append(avoided[name])
+        # The kubelet reports the host name: a cloud provider may have given the node another name.
+        host = labels.get(state.labels.host)
+        trays.append(
+            PlacementTray(
+                name=name,
+                clique=node_clique(node, state.labels.clique),
+                host=None if host == name else host,
+                gpus=state.gpus[name].usable(counted=counted, claimed=claimed),
+                shut="; ".join((*closed, *unfit)) or None,
+                is_unfit=bool(unfit),
+            )
+        )
+    return PlacementSite(tuple(trays), state.holds)
+
+
+def without_foreign_names(holds: Iterable[TrayHold], viewer: str | None) -> tuple[TrayHold, ...]:
+    """The holds as a namespace may see them: owners in others have no names, but stay distinct.
+
+    The search reasons about whole jobs that end. None: all keep their names.
+    """
+    if viewer is None:
+        return tuple(holds)
+    aliases: dict[str, str] = {}
+    named = []
+    for hold in holds:
+        namespace, slash, _ = hold.owner.partition("/")
+        if (namespace if slash else "default") != viewer:
+            alias = f"{ANONYMOUS_OWNER} {len(aliases) + 1}" if aliases else ANONYMOUS_OWNER
+            hold = replace(hold, owner=aliases.setdefault(hold.owner, alias))
+        named.append(hold)
+    return tuple(named)
+
+
+# Terms of groups beside devices.
+
+
+AvoidedTrays = Mapping[str, Mapping[str, str]]
+"""By group: nodes from which pods of other jobs keep it, and which."""
+
+
+def trays_avoided_by(job: Job, state: ClusterState) -> AvoidedTrays:
+    """Nodes where those of a group and pods of other jobs are never together, and whose these are."""
+    labels, domains, bound = state.labels, TopologyDomains(state.nodes), list(state.bound_pods)
+    with_terms = [pod for pod in bound if required_terms(pod["spec"], "podAntiAffinity")]
+    own = owner_of_job(job, labels.gang)
+    by_identity: list[tuple[PodIdentity, dict[str, str]]] = []
+    found = {}
+    for group in job.groups:
+        identity = group.identity
+        avoided = next((nodes for known, nodes in by_identity if known == identity), None)
+        if avoided is None:
+            # Pods without a term keep off nobody by themselves: they matter only for a group that has one.
+            avoided = {
+                node: f"kept apart from {owner.text}"
+                for pod in (bound if identity.apart else with_terms)
+                if (owner := pod_owner(pod, labels.gang)) != own
+                for node in domains.around(
+                    pod["spec"]["nodeName"], identity.barred_by(bound_pod_identity(pod, labels.host))
+                )
+            }
+            by_identity.append((identity, avoided))
+        if avoided:
+            found[group.name] = avoided
+    return found
+
+
+# Devices that drivers publish and claims hold, as the allocator takes them.
+
+
+PublishedDeviceId = tuple[str, str, str]
+"""Driver, pool and name."""
+
+ClaimsByKind = Mapping[str, tuple[ResourceClaim, ...]]
+"""The claims of one member by `Group.devices`."""
+
+
+class DraDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """What drivers publish, and the claims that hold some of it."""
+
+    nodes: tuple[Node, ...]
+    classes: tuple[DeviceClass, ...]
+    slices: tuple[ResourceSlice, ...]
+    claims: tuple[ResourceClaim, ...] = ()
+    """Those that are allocated."""
+
+    owners: Mapping[str, str] = {}
+    """The owner of each claim (`namespace/name`), as holds name it."""
+
+    def gpus(self, labels: SchedulerLabels) -> dict[PublishedDeviceId, str]:
+        """The node of every GPU. The partitions of a GPU, which drivers list beside it, do not count."""
+        return {
+            (slice_.spec.driver, slice_.spec.pool.name, device.name): slice_.spec.node_name
+            for slice_ in self.slices
+            if slice_.spec.driver == labels.gpu_driver and slice_.spec.node_name
+            for device in slice_.spec.devices
+            if is_whole_gpu(kind.string if (kind := device.attributes.get("type")) else None)
+        }
+
+
+def gpus_allocated(allocated: Iterable[AllocationResult], gpus: Container[PublishedDeviceId]) -> int:
+    """How many of the GPUs are allocated; admin access takes no device."""
+    return sum(
+        (device.driver, device.pool, device.device) in gpus and not device.admin_access
+        for result in allocated
+        for device in result.devices.results
+    )
+
+
+def claims_devices(claim: ResourceClaim) -> bool:
+    """Whether it takes any device: requests with admin access do not."""
+    requests = claim.spec.devices.requests
+    return any(request.exactly is None or not request.exactly.admin_access for request in requests)

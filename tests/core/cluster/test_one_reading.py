@@ -1,0 +1,186 @@
+"""Every reader of a cluster states the same facts, and they are the facts of the cluster.
+
+The readers are `rackloom place`, the gang controller, Kueue's check, the topology of Slurm, and the snapshot
+of the doctor and the rack map. `random_clusters` makes the clusters and knows their facts.
+
+RACKLOOM_EVERY_CLUSTER=1 reads 20,000 clusters.
+"""
+
+import asyncio
+import json
+import os
+from collections import Counter, defaultdict
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from tests.core.cluster.random_clusters import DRIVER, PLAIN, Cluster, Odds, random_cluster
+
+from rackloom.app.snapshot.cluster import read_cluster
+from rackloom.claim.kube.api import ObjectList
+from rackloom.core.cluster.nodes import NodeGpus
+from rackloom.core.cluster.objects import NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE, ResourceKind
+from rackloom.core.cluster.site import PlacementSite, SchedulerLabels
+from rackloom.core.cluster.state import ClusterState, read_state
+from rackloom.core.cluster.trays import placement_site
+from rackloom.core.gangs.trays import running_site
+from rackloom.core.place.gang_planner import try_gang
+from rackloom.core.place.node_resources import NodeUse
+from rackloom.core.place.placement_values import Gang, GangGroup
+from rackloom.core.place.search.tray_assignment import SearchBudget
+from rackloom.core.place.slurm_topology import topology_of_nodes
+
+LABELS = SchedulerLabels()
+ALL = 20_000
+SEEDS = range(ALL if os.environ.get("RACKLOOM_EVERY_CLUSTER") else 1500)
+GOLDEN = Path(__file__).parent / "plain_placements.json"
+
+
+def state_of(cluster: Cluster) -> ClusterState:
+    return read_state(cluster.nodes, cluster.pods, cluster.claims, cluster.slices, LABELS)
+
+
+def owner_text(key: str) -> str:
+    """The owner of a hold as messages name it."""
+    namespace, _, name = key.partition("/")
+    kind, _, bare = name.partition(" ")
+    if kind == "gang":
+        name = f"gang {bare}"
+    elif kind in ("Pod", "claim"):
+        name = f"{kind.lower()} {bare}"
+    return name if namespace == "default" else f"{namespace}/{name}"
+
+
+def held(site: PlacementSite, node: str) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for hold in site.holds:
+        if hold.tray == node and hold.gpus:
+            found[hold.owner] += hold.gpus
+    return found
+
+
+def check_site(cluster: Cluster, site: PlacementSite, *, counted: bool, claimed: bool, taints: bool) -> None:
+    trays = {tray.name: tray for tray in site.trays}
+    for name, facts in cluster.facts.items():
+        if f"Node {name}" in cluster.unreadable:
+            assert name not in trays
+            continue
+        tray = trays[name]
+        by_plugin = facts.by_claim if facts.by_plugin is None else facts.by_plugin
+        expected = by_plugin if counted else facts.by_claim if claimed else max(by_plugin, facts.by_claim)
+        assert tray.gpus == expected, name
+        assert tray.clique == facts.clique, name
+        is_open = not facts.cordoned and facts.ready and not (taints and facts.taints)
+        assert (tray.shut is None) == is_open, (name, tray.shut)
+        wanted = {owner_text(owner): gpus for owner, gpus in cluster.held.get(name, {}).items()}
+        assert held(site, name) == wanted, name
+        channels = {hold.owner for hold in site.holds if hold.tray == name and hold.channel}
+        assert channels == {owner_text(owner) for owner in cluster.channels.get(name, ())}, name
+
+
+def check_cluster(seed: int, odds: Odds) -> None:
+    cluster = random_cluster(seed, odds)
+    state = state_of(cluster)
+    assert {unreadable.title for unreadable in state.unreadable} == cluster.unreadable, seed
+    # `rackloom place` and Kueue's check, for jobs that count GPUs and for jobs that claim them.
+    for counted, claimed in ((True, False), (False, True), (False, False)):
+        site = placement_site(state, counted=counted, claimed=claimed)
+        check_site(cluster, site, counted=counted, claimed=claimed, taints=True)
+    # The gang controller: trays with GPUs alone, and taints by the terms of each gang.
+    with_gpus = {name for name, gpus in state.gpus.items() if gpus != NodeGpus(0, 0)}
+    whole = placement_site(state, tolerations=None)
+    check_site(cluster, whole, counted=False, claimed=False, taints=False)
+    running = running_site(state)
+    assert {tray.name for tray in running.trays} == with_gpus
+    assert all(tray in whole.trays for tray in running.trays)
+    assert [hold for hold in whole.holds if hold.tray in with_gpus] == list(running.holds)
+    # The amounts beside GPUs count the same pods.
+    use = NodeUse(state)
+    for name in cluster.facts:
+        left = use.left(name)
+        if left is not None:
+            pods = sum(pod["spec"]["nodeName"] == name for pod in state.bound_pods)
+            assert left["pods"] == (110 - pods) * 1000, name
+    # Slurm: the blocks are the cliques.
+    blocks: dict[str, set[str]] = defaultdict(set)
+    for name, facts in cluster.facts.items():
+        if facts.clique is not None and f"Node {name}" not in cluster.unreadable and name in with_gpus:
+            blocks[facts.clique.replace(".", "-")].add(name)
+    found = topology_of_nodes(cluster.nodes)
+    named = {block: set(nodes) & with_gpus for block, nodes in found.blocks.items()}
+    assert {block: nodes for block, nodes in named.items() if nodes} == blocks, seed
+
+
+class Lists:
+    """A server that lists the objects of a cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.items = {
+            NODE: cluster.nodes,
+            POD: cluster.pods,
+            RESOURCE_CLAIM: cluster.claims,
+            RESOURCE_SLICE: cluster.slices,
+        }
+
+    async def list(self, kind: ResourceKind) -> ObjectList:
+        return ObjectList(items=tuple(self.items.get(kind, ())), resource_version="1")
+
+
+def check_snapshot(seed: int) -> None:
+    """The doctor and the rack map."""
+    cluster = random_cluster(seed)
+    found = asyncio.run(read_cluster(Lists(cluster)))
+    for node in found.nodes:
+        facts = cluster.facts[node.name]
+        assert node.clique == facts.clique, (seed, node)
+        assert (node.ready is True, node.unschedulable) == (facts.ready, facts.cordoned), (seed, node)
+        blocking = {taint.split("=")[0].split(":")[0] for taint in node.taints if "Prefer" not in taint}
+        assert blocking == facts.taints, (seed, node)
+    gpus = Counter(device.node for device in found.devices if device.kind == "gpu")
+    assert all(gpus[name] == facts.by_claim for name, facts in cluster.facts.items()), seed
+    by_claims = Counter(
+        device["pool"]
+        for claim in cluster.claims
+        for device in claim["status"]["allocation"]["devices"]["results"]
+        if device["driver"] == DRIVER and not device.get("adminAccess")
+    )
+    assert Counter(use.pool for use in found.uses if use.driver == DRIVER) == by_claims, seed
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_all_readers_state_the_facts(part: int) -> None:
+    for seed in SEEDS[part::4]:
+        check_cluster(seed, Odds())
+        check_snapshot(seed)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_broken_object_is_named_and_changes_nothing_else(part: int) -> None:
+    for seed in SEEDS[part::4]:
+        check_cluster(seed, Odds(broken=0.05))
+
+
+def seats(site: PlacementSite, gang: Gang) -> list[str] | None:
+    plan = try_gang(site, gang, SearchBudget())
+    return None if plan is None else [seat.tray for seat in plan.seats]
+
+
+def plans(seed: int) -> list[list[str] | None]:
+    """The trays of two gangs on a plain cluster: by whole trays, and by counted GPUs."""
+    state, members = state_of(random_cluster(seed, PLAIN)), 1 + seed % 4
+    site = placement_site(state)
+    ordered = sorted((tray for tray in site.trays if tray.gpus), key=lambda t: (t.clique or "", t.name))
+    site = PlacementSite(tuple(ordered), site.holds)
+    whole = Gang(name="ml/x", groups=(GangGroup(name="w", members=members, gpus=4),), exclusive=True)
+    assert seats(site, whole) == seats(running_site(state), whole)
+    part = Gang(name="ml/x", groups=(GangGroup(name="w", members=members, gpus=1 + seed % 2),))
+    return [seats(site, whole), seats(site, part)]
+
+
+def test_placements_are_those_of_the_readers_before_where_these_agreed() -> None:
+    golden = json.loads(GOLDEN.read_text())
+    assert len(golden) == 2000
+    for seed, expected in enumerate(golden):
+        found = plans(seed)
+        shown = "" if found == [None, None] else sha256(json.dumps(found).encode()).hexdigest()[:8]
+        assert shown == expected, seed
