@@ -29,7 +29,8 @@ from typing import Any
 from msgspec.structs import replace
 from site_figures import load as machine_load
 
-from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, TrayHold
+from rackloom.core.cluster.state import TrayHold
+from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
 from rackloom.core.place.batch import solve_packing
 from rackloom.core.place.gang_planner import plan_gang, try_gang
 from rackloom.core.place.packing import (

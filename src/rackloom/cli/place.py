@@ -116,7 +116,7 @@ def place(
     """
     # The allocator and its CEL library take longer to load than help may take to print.
     from rackloom.cli import place_plan
-    from rackloom.core.cluster.site import SchedulerLabels
+    from rackloom.core.cluster.names import SchedulerLabels
     from rackloom.core.place.site_planner import PlanRequest
 
     request = PlanRequest(

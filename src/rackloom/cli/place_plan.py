@@ -26,7 +26,7 @@ from rackloom.cli.place_site import (
     site_objects,
 )
 from rackloom.core.cluster.jobs import Job, TemplateName, channel_templates, read_jobs
-from rackloom.core.cluster.site import list_names
+from rackloom.core.cluster.objects import list_names
 from rackloom.core.cluster.workload_kinds import JOB_KINDS
 from rackloom.core.place.job_moves import JobMove
 from rackloom.core.place.kueue_topology import (

@@ -170,7 +170,7 @@ def slurm(
     """
     from rackloom.app.slurm_topology import SlurmOptions, run_slurm_topology
     from rackloom.claim.cluster.slurm_controller import SlurmRule
-    from rackloom.core.cluster.site import SchedulerLabels
+    from rackloom.core.cluster.names import SchedulerLabels
 
     if (to is None) == (config_map is None):
         raise Misuse(

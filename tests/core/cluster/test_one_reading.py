@@ -18,11 +18,11 @@ from tests.core.cluster.random_clusters import DRIVER, PLAIN, Cluster, Odds, ran
 
 from rackloom.app.snapshot.cluster import read_cluster
 from rackloom.claim.kube.api import ObjectList
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import NodeGpus
 from rackloom.core.cluster.objects import NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE, ResourceKind
-from rackloom.core.cluster.site import PlacementSite, SchedulerLabels
 from rackloom.core.cluster.state import ClusterState, read_state
-from rackloom.core.cluster.trays import placement_site
+from rackloom.core.cluster.trays import PlacementSite, placement_site
 from rackloom.core.gangs.trays import running_site
 from rackloom.core.place.gang_planner import try_gang
 from rackloom.core.place.node_resources import NodeUse

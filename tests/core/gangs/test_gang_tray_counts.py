@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.core.gangs.test_gang_devices import claim, cluster, offer, pod, request, rooms, taint_rule
 
 from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim
-from rackloom.core.cluster.site import PlacementSite, PlacementTray
-from rackloom.core.cluster.trays import DraDevices
+from rackloom.core.cluster.trays import DraDevices, PlacementSite, PlacementTray
 from rackloom.core.gangs.trays import TrayCountCache, TrayInputs
 from rackloom.errors import Refused
 

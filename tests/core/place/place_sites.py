@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from rackloom.core.cluster.site import PlacementSite, PlacementTray, TrayHold
+from rackloom.core.cluster.state import TrayHold
+from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
 from rackloom.errors import Refused
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.core.place.place_sites import busy_sites, faults, held, site, workers
 
-from rackloom.core.cluster.site import PlacementSite
+from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.place.gang_planner import plan_exclusive_cliques, shares_clique
 from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.gang_needs import colocation_groups

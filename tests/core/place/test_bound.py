@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.scheduling import Toleration
-from rackloom.core.cluster.site import SchedulerLabels, TrayHold
-from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.state import TrayHold, read_state
 from rackloom.core.place.mobility import restrict_moves, tolerations_of_movable
 
 LABELS = SchedulerLabels()

@@ -6,7 +6,7 @@ import pytest
 from tests.core.cluster.views import read_site
 from tests.core.gangs.gang_toy import read_site as seen_by_the_controller
 
-from rackloom.core.cluster.site import PlacementSite
+from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.gangs.snapshot import ClusterLists
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.place.gang_planner import plan_gang

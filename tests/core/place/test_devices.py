@@ -10,11 +10,17 @@ from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.allocate.objects import DeviceClass, Node, ObjectMeta, ResourceClaim, ResourceClaimStatus
 from rackloom.core.allocate.outcome import Allocation
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import published_gpus
 from rackloom.core.cluster.pods import SIZE_ANNOTATION
-from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, SchedulerLabels, TrayHold
-from rackloom.core.cluster.state import HIGHEST_PRIORITY, claim_holds
-from rackloom.core.cluster.trays import DraDevices, claims_devices
+from rackloom.core.cluster.state import HIGHEST_PRIORITY, TrayHold, claim_holds
+from rackloom.core.cluster.trays import (
+    ClaimCapacity,
+    DraDevices,
+    PlacementSite,
+    PlacementTray,
+    claims_devices,
+)
 from rackloom.core.place.claim_capacity import gpus_per_member, with_claim_capacity
 from rackloom.core.place.gang_fixes import find_fixes
 from rackloom.core.place.gang_planner import try_gang, with_plan_reserved

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.core.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
-from rackloom.core.cluster.site import PlacementSite, TrayHold
+from rackloom.core.cluster.state import TrayHold
+from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.place.gang_fixes import PlacementFix, find_fixes
 from rackloom.core.place.gang_planner import gang_fits, plan_gang, try_gang
 from rackloom.core.place.placement_values import Gang, GangGroup

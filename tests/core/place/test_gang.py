@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.core.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
-from rackloom.core.cluster.site import PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.place.gang_planner import plan_gang, plan_in_cliques, try_gang
 from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup
 from rackloom.core.place.search import tray_assignment

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.place.place_sites import held, site
 
-from rackloom.core.cluster.site import PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.place.batch import plan_batch, solve_packing
 from rackloom.core.place.packing import (
     PackingAssignment,

@@ -7,7 +7,7 @@ import pytest
 from tests.cli.place_objects import job, node, ran, saved
 
 from rackloom.core.cluster.jobs import Job, read_jobs
-from rackloom.core.cluster.site import SchedulerLabels
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.place.gang_requests import are_anti_affine, avoiding_job
 from rackloom.core.place.placement_values import GangPlan, MemberAssignment
 

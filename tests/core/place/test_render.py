@@ -7,8 +7,8 @@ from tests.core.cluster.views import read_site
 from tests.core.place.place_sites import site
 
 from rackloom.core.cluster.jobs import read_jobs
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.scheduling import REQUIRED_DURING_SCHEDULING
-from rackloom.core.cluster.site import SchedulerLabels
 from rackloom.core.place.gang_planner import plan_exclusive_cliques, plan_gang
 from rackloom.core.place.gang_requests import gang_of_job
 from rackloom.core.place.plan_notes import segment_note, usable_share

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.core.place.place_sites import busy_sites, gangs, held, outcome_of, site, workers
 
-from rackloom.core.cluster.site import PlacementSite, PlacementTray, TrayHold
+from rackloom.core.cluster.state import TrayHold
+from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.place.batch import plan_batch
 from rackloom.core.place.gang_planner import plan_gang, view_with_plan_reserved, with_plan_reserved
 from rackloom.core.place.placement_values import Gang

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.cluster.site import PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.place.slurm_topology import (
     SLURM_TAINT,
     NodeMove,

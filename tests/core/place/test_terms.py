@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 from tests.core.place.place_brute import best_ways, can_carry
 
-from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, TrayHold
+from rackloom.core.cluster.state import TrayHold
+from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
 from rackloom.core.place.gang_fixes import find_fixes
 from rackloom.core.place.gang_planner import plan_gang, try_gang, with_plan_reserved
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, PlacementTerms

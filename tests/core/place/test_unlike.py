@@ -7,7 +7,8 @@ import pytest
 from tests.core.place.place_brute import best_ways, can_carry
 from tests.core.place.place_sites import faults, held, site
 
-from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, TrayHold
+from rackloom.core.cluster.state import TrayHold
+from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
 from rackloom.core.place import gang_planner
 from rackloom.core.place.gang_planner import plan_gang, try_gang
 from rackloom.core.place.placement_values import REGION_SIZES, Gang, GangGroup, GangPlan

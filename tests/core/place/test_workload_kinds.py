@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.cluster.jobs import Job, owner_of_pod, read_jobs
-from rackloom.core.cluster.site import SchedulerLabels
+from rackloom.core.cluster.jobs import Job, read_jobs
+from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.pods import pod_owner
 from rackloom.core.place.gang_requests import gang_of_job
 from rackloom.core.place.pod_templates import ManifestDraft
 from rackloom.errors import Refused
@@ -194,7 +195,10 @@ def test_a_kind_that_is_no_text_is_no_job(kind: object) -> None:
 
 def test_pods_of_an_outer_object_belong_to_it() -> None:
     outer = {"nvidia.com/dynamo-graph-deployment-name": "graph", "grove.io/podgang": "graph-0"}
-    assert owner_of_pod({"metadata": {"name": "p", "labels": outer}}, LABELS) == "DynamoGraphDeployment graph"
+    assert (
+        pod_owner({"metadata": {"name": "p", "labels": outer}}, LABELS.gang).text
+        == "DynamoGraphDeployment graph"
+    )
 
 
 ANYTHING = st.recursive(

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from rackloom.claim.cluster.controller_runtime import execute_write
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.taint_rules import list_taint_rules
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DEVICE_CLASS,
@@ -35,7 +36,6 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
 )
 from rackloom.core.cluster.pods import OwnerReference
-from rackloom.core.cluster.site import SchedulerLabels
 from rackloom.core.cluster.state import read_state
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas

@@ -23,8 +23,8 @@ import structlog
 from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.informer import CacheSet, Informer
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import CONFIG_MAP, NODE, POD, Object, ResourceKind, has_condition
-from rackloom.core.cluster.site import SchedulerLabels
 from rackloom.core.place.slurm_topology import (
     SLURM_TAINT,
     TOPOLOGY_NAME,

@@ -21,16 +21,16 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.object_shapes import OwnedShape, PodShape, check_shape, object_title
-from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.pods import SIZE_ANNOTATION
+from rackloom.core.cluster.objects import JsonMapping, list_names
+from rackloom.core.cluster.pods import Owner, object_namespace, pod_owner, qualified_name
 from rackloom.core.cluster.scheduling import (
     PodIdentity,
     PodRequirements,
     pod_identity,
     read_pod_requirements,
 )
-from rackloom.core.cluster.site import SchedulerLabels, list_names
 from rackloom.core.cluster.workload_kinds import (
     ObjectPath,
     PodGroup,
@@ -40,7 +40,6 @@ from rackloom.core.cluster.workload_kinds import (
     is_for_devices,
     is_guess,
     is_job,
-    object_name,
     read_groups,
     value_at,
 )
@@ -48,20 +47,6 @@ from rackloom.errors import Refused
 
 TemplateName = tuple[str, str]
 """The namespace and the name of a ResourceClaimTemplate."""
-_JOB_LABELS = {
-    "nvidia.com/dynamo-graph-deployment-name": "DynamoGraphDeployment",
-    "disaggregatedset.x-k8s.io/name": "DisaggregatedSet",
-    "grove.io/podgang": "PodGang",
-    "ray.io/cluster": "RayCluster",
-    "volcano.sh/job-name": "VolcanoJob",
-    "training.kubeflow.org/job-name": "training job",
-    "batch.kubernetes.io/job-name": "Job",
-    "job-name": "Job",
-}
-"""The kind that writes each label, the widest first.
-
-Pods of an outer object have the labels of the objects that it makes, too. The pods of several owners (a
-launcher's Job, an MPIJob with its workers) are one job."""
 _TRAINING_JOBS = ("MPIJob", "PyTorchJob")
 
 
@@ -120,48 +105,6 @@ def read_jobs(objects: Sequence[dict[str, Any]], labels: SchedulerLabels) -> lis
         return [*jobs, *_gangs_of_pods(pods, channels, labels)]
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """The job of a pod. Pods of one owner start, move and end together."""
-
-    namespace: str
-    kind: str
-    """Empty: a gang."""
-    name: str
-
-    @property
-    def text(self) -> str:
-        """The name of the owner on holds and in messages: a Job and a StatefulSet of one name differ.
-
-        A gang name has no space, so no other owner is mistaken for a gang.
-        """
-        if not self.kind:
-            return f"{self.namespace}/{self.name}"
-        return qualified_name({"namespace": self.namespace}, f"{self.kind} {self.name}")
-
-
-def pod_owner(pod: JsonMapping, gang_label: str) -> Owner:
-    """The job that a pod belongs to: the gang, else the job of its labels, its controller, or itself."""
-    metadata = pod.get("metadata") or {}
-    namespace, labels = object_namespace(metadata), metadata.get("labels") or {}
-    # The order of these sources matters: a pod of a gang also has a controller, which may make other pods.
-    if labels.get(gang_label):
-        # Without its size, a pod is no member of a gang, and only named like one.
-        is_member = SIZE_ANNOTATION in (metadata.get("annotations") or {})
-        return Owner(namespace, "" if is_member else "gang", labels[gang_label])
-    for key, kind in _JOB_LABELS.items():
-        if labels.get(key):
-            return Owner(namespace, kind, labels[key])
-    for reference in metadata.get("ownerReferences") or ():
-        if reference.get("controller"):
-            return Owner(namespace, str(reference.get("kind") or "controller"), reference["name"])
-    return Owner(namespace, "pod", str(object_name(metadata)))
-
-
-def owner_of_pod(pod: JsonMapping, labels: SchedulerLabels) -> str:
-    """`pod_owner` as holds and messages name it."""
-    return pod_owner(pod, labels.gang).text
-
-
 def owner_of_job(job: "Job", gang_label: str) -> Owner:
     """The owner of the pods that a job of a file will have."""
     first = job.objects[0]
@@ -169,17 +112,6 @@ def owner_of_job(job: "Job", gang_label: str) -> Owner:
         return pod_owner(first, gang_label)
     kind = "training job" if job.kind in _TRAINING_JOBS else job.kind
     return Owner(object_namespace(first.get("metadata") or {}), kind, job.name.rpartition("/")[2])
-
-
-def object_namespace(metadata: JsonMapping) -> str:
-    """The namespace; the one that kubectl takes where none is written."""
-    return metadata.get("namespace") or "default"
-
-
-def qualified_name(metadata: JsonMapping, name: str) -> str:
-    """The name by which a job is known to the planner; the default namespace is not named."""
-    namespace = object_namespace(metadata)
-    return name if namespace == "default" else f"{namespace}/{name}"
 
 
 @contextmanager

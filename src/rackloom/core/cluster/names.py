@@ -17,6 +17,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from itertools import takewhile
 
+import msgspec
+from msgspec.structs import replace
+
+from rackloom.errors import Refused
+
 GROUP = "resource.nvidia.com"
 API_VERSION = f"{GROUP}/v1beta1"
 
@@ -184,3 +189,44 @@ def version_numbers(version: str) -> tuple[int, ...]:
 def is_driver_too_old(driver: str) -> bool:
     """Whether a driver of this version is older than the oldest that works."""
     return version_numbers(driver) < version_numbers(OLDEST_IMEX_DRIVER)
+
+
+# Names that a user may change, because vendors rename them.
+
+
+POD_GROUP_VERSIONS = tuple(f"scheduling.k8s.io/{version}" for version in ("v1beta1", "v1alpha3", "v1alpha2"))
+"""The API versions that have a PodGroup, the newest first.
+
+Kubernetes 1.37 serves the first two, and 1.36 the last. All of them have the fields that are rendered. In
+v1alpha1 (1.35) a group is a part of a Workload, and pods name it by another field.
+"""
+
+
+class SchedulerLabels(msgspec.Struct, frozen=True, kw_only=True):
+    """Label keys, resource names and object names that the planner reads and renders."""
+
+    clique: str = "nvidia.com/gpu.clique"
+    host: str = "kubernetes.io/hostname"
+    gpu: str = "nvidia.com/gpu"
+    gpu_driver: str = "gpu.nvidia.com"
+    gang: str = "rackloom.dev/gang"
+    movable: str = "rackloom.dev/movable"
+    """On pods: "true" where the job may be restarted elsewhere."""
+    topology: str = "nvlink"
+    """Name of the Topology object of Kueue and of KAI."""
+    queue: str = "default"
+    job: str = "rackloom.dev/job"
+    """On pods of a rendered job: its affinity selects only them."""
+    pod_group_version: str = ""
+    """Version of the PodGroup: one of `POD_GROUP_VERSIONS`. Empty: the first that the cluster serves."""
+
+    def changed(self, pairs: list[str]) -> "SchedulerLabels":
+        """With `name=value` pairs of a command line. Raises Refused for an unknown name."""
+        named: dict[str, str] = {}
+        for pair in pairs:
+            name, found, value = pair.partition("=")
+            if not found or not value or name not in self.__struct_fields__:
+                known = ", ".join(self.__struct_fields__)
+                raise Refused(f"no such label: {pair!r}", nearest_fix=f"NAME=VALUE with NAME one of {known}")
+            named[name] = value
+        return replace(self, **named)

@@ -14,7 +14,7 @@ holds a resourceVersion where it replaces a list, and a JSON patch starts with `
 fails when another writer was faster, and the next decision starts from the new state.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -109,6 +109,12 @@ RESOURCE_FLAVOR = ResourceKind(
     "kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False
 )
 """Kueue's: served where it is installed."""
+
+
+def list_names(names: Collection[str], most: int = 3) -> str:
+    """The first few, and how many more."""
+    shown = ", ".join(list(names)[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 # Times as the Kubernetes API writes them.

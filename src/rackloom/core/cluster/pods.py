@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from rackloom.core.cluster.objects import PatchOperation, add_operation
+from rackloom.core.cluster.objects import JsonMapping, PatchOperation, add_operation
 from rackloom.errors import Refused
 
 # Labels, a condition and a scheduling gate that admission writes on pods.
@@ -338,3 +338,70 @@ def narrow_nodes(
         elif not term.is_empty:
             # An empty term selects no node, and must stay empty.
             yield add_operation(f"{path}/nodeSelectorTerms/{number}/{field}", [requirement])
+
+
+# Owners.
+
+
+_JOB_LABELS = {
+    "nvidia.com/dynamo-graph-deployment-name": "DynamoGraphDeployment",
+    "disaggregatedset.x-k8s.io/name": "DisaggregatedSet",
+    "grove.io/podgang": "PodGang",
+    "ray.io/cluster": "RayCluster",
+    "volcano.sh/job-name": "VolcanoJob",
+    "training.kubeflow.org/job-name": "training job",
+    "batch.kubernetes.io/job-name": "Job",
+    "job-name": "Job",
+}
+"""The kind that writes each label, the widest first.
+
+Pods of an outer object have the labels of the objects that it makes, too. The pods of several owners (a
+launcher's Job, an MPIJob with its workers) are one job."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The job of a pod. Pods of one owner start, move and end together."""
+
+    namespace: str
+    kind: str
+    """Empty: a gang."""
+    name: str
+
+    @property
+    def text(self) -> str:
+        """The name of the owner on holds and in messages: a Job and a StatefulSet of one name differ.
+
+        A gang name has no space, so no other owner is mistaken for a gang.
+        """
+        if not self.kind:
+            return f"{self.namespace}/{self.name}"
+        return qualified_name({"namespace": self.namespace}, f"{self.kind} {self.name}")
+
+
+def pod_owner(pod: JsonMapping, gang_label: str) -> Owner:
+    """The job that a pod belongs to: the gang, else the job of its labels, its controller, or itself."""
+    metadata = pod.get("metadata") or {}
+    namespace, labels = object_namespace(metadata), metadata.get("labels") or {}
+    # The order of these sources matters: a pod of a gang also has a controller, which may make other pods.
+    if labels.get(gang_label):
+        # Without its size, a pod is no member of a gang, and only named like one.
+        is_member = SIZE_ANNOTATION in (metadata.get("annotations") or {})
+        return Owner(namespace, "" if is_member else "gang", labels[gang_label])
+    for key, kind in _JOB_LABELS.items():
+        if labels.get(key):
+            return Owner(namespace, kind, labels[key])
+    for reference in metadata.get("ownerReferences") or ():
+        if reference.get("controller"):
+            return Owner(namespace, str(reference.get("kind") or "controller"), reference["name"])
+    return Owner(namespace, "pod", str(metadata.get("name") or metadata.get("generateName") or ""))
+
+
+def object_namespace(metadata: JsonMapping) -> str:
+    """The namespace; the one that kubectl takes where none is written."""
+    return metadata.get("namespace") or "default"
+
+
+def qualified_name(metadata: JsonMapping, name: str) -> str:
+    """The name by which a job is known to the planner; the default namespace is not named."""
+    namespace = object_namespace(metadata)
+    return name if namespace == "default" else f"{namespace}/{name}"

@@ -25,9 +25,9 @@ import msgspec
 
 from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta
 from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
 from rackloom.core.cluster.requests import Thousandths, requested_devices, requests_beside_devices
-from rackloom.core.cluster.site import SchedulerLabels
 from rackloom.errors import Refused
 
 # Node selection.

@@ -21,16 +21,39 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.jobs import object_namespace, owner_of_pod, qualified_name
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import NodeGpus, node_gpus, published_gpus
 from rackloom.core.cluster.object_shapes import ClaimShape, NodeShape, PodShape, SliceShape, check_shape
 from rackloom.core.cluster.objects import JsonMapping, allocated_devices, has_pod_ended, is_resource_claimed
+from rackloom.core.cluster.pods import object_namespace, pod_owner, qualified_name
 from rackloom.core.cluster.requests import requested_devices
-from rackloom.core.cluster.site import SchedulerLabels, TrayHold
 from rackloom.errors import Refused
 
 HIGHEST_PRIORITY = 2**31 - 1
 """No priority (an int32) is above it, so nothing may preempt a hold that has it."""
+
+
+class TrayHold(msgspec.Struct, frozen=True, kw_only=True):
+    """What an owner has of a tray: running pods, or a reservation."""
+
+    owner: str
+    """The job: holds of one owner move together."""
+    tray: str
+    gpus: int
+    priority: int = 0
+    movable: bool = False
+    """It may be restarted elsewhere; what is pinned or unknown may not."""
+    is_whole: bool = False
+    """Nothing else goes on the tray, whatever its GPUs (a tray may have none, only NICs)."""
+    channel: bool = False
+    """It has the IMEX channel of the tray, of which there is one."""
+    requests: tuple[tuple[str, int], ...] = ()
+    """What members that are still to come request of the node beside devices: by resource, in thousandths of
+    its unit. Pods that are there show it themselves."""
+    kept_off: frozenset[str] = frozenset()
+    """Trays that it may not use when it moves: labels of nodes, taints, and pods that it is never beside."""
+    apart: frozenset[str] = frozenset()
+    """Owners, perhaps its own, with which it is on no tray wherever they move."""
 
 
 class Unreadable(msgspec.Struct, frozen=True):
@@ -130,7 +153,7 @@ def pod_hold(pod: JsonMapping, labels: SchedulerLabels) -> TrayHold:
     values = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
     gpus = requested_devices(spec, labels.gpu)
     return TrayHold(
-        owner=owner_of_pod(pod, labels),
+        owner=pod_owner(pod, labels.gang).text,
         tray=spec.get("nodeName") or "",
         gpus=0 if is_resource_claimed(pod, labels.gpu) else gpus,
         priority=spec.get("priority") or 0,

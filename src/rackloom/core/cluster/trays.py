@@ -1,5 +1,9 @@
 """The trays of a cluster as pods with certain terms may use them: the only constructor of trays.
 
+A `PlacementSite` is the trays of a cluster in filling order, and the holds on them. A clique is what
+`nvidia.com/gpu.clique` names: GPUs that share memory over NVLink. A tray is one node; a node without a
+clique shares memory with no other and counts as a clique by itself (`PlacementTray.sharing`).
+
 `placement_site` turns the nodes of a `ClusterState` into trays. A tray is closed while it is cordoned, not
 ready or tainted. A tray that does not match the node rule is marked as unfit, since servicing it would not
 help. `trays_avoided_by` names the nodes that anti-affinity with other jobs' pods rules out for each group.
@@ -7,14 +11,16 @@ help. `trays_avoided_by` names the nodes that anti-affinity with other jobs' pod
 `DraDevices` holds slices, device classes and allocated claims as the allocator takes them.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import AllocationResult, DeviceClass, Node, ResourceClaim, ResourceSlice
-from rackloom.core.cluster.jobs import Job, owner_of_job, pod_owner
+from rackloom.core.cluster.jobs import Job, owner_of_job
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import closed_reasons, is_whole_gpu, node_clique
+from rackloom.core.cluster.pods import pod_owner
 from rackloom.core.cluster.scheduling import (
     NodeRule,
     PodIdentity,
@@ -24,8 +30,75 @@ from rackloom.core.cluster.scheduling import (
     required_terms,
     unmet_requirements,
 )
-from rackloom.core.cluster.site import PlacementSite, PlacementTray, SchedulerLabels, TrayHold
-from rackloom.core.cluster.state import ClusterState
+from rackloom.core.cluster.state import ClusterState, TrayHold
+
+# Trays and sites as values.
+
+
+class ClaimCapacity(msgspec.Struct, frozen=True):
+    """How many members with certain claims a tray can serve, as `core/allocate` found."""
+
+    now: int
+    """Beside what is in use."""
+    empty: int
+    """When the holders of the tray's GPUs are gone."""
+
+
+class PlacementTray(msgspec.Struct, frozen=True, kw_only=True):
+    """A node with GPUs."""
+
+    name: str
+    clique: str | None
+    """None: the node has no clique (no NVLink fabric, or GPUs in two partitions)."""
+    host: str | None = None
+    """Its value of `SchedulerLabels.host`, which node affinity reads, where that is not its name."""
+    gpus: int
+    """GPUs that it offers when nothing is in use."""
+    shut: str | None = None
+    """Why no new member may go there: cordoned, not ready, a taint, reserved."""
+    is_unfit: bool = False
+    """It is shut because it is not what the job asks for: servicing the tray would not help."""
+    closed: Mapping[str, str] = {}
+    """By `PlacementTerms.where`: why members with it may not go there, where others may."""
+    rooms: Mapping[str, ClaimCapacity] = {}
+    """By `GangGroup.devices`; a kind that is missing cannot be served."""
+    scarce: Mapping[str, str] = {}
+    """By `GangGroup.devices`: what is left of CPU, memory and the like, where a member asks for more."""
+
+    @property
+    def sharing(self) -> str:
+        """The clique; a node without one shares memory with no other, and is a clique by itself."""
+        return self.clique or self.name
+
+
+class PlacementSite(msgspec.Struct, frozen=True):
+    """The trays of a cluster in the order in which they are to be filled, and what is in use on them."""
+
+    trays: tuple[PlacementTray, ...]
+    holds: tuple[TrayHold, ...] = ()
+
+    def with_trays(self, change: Callable[[PlacementTray], PlacementTray]) -> "PlacementSite":
+        """The site with every tray as `change` returns it."""
+        return PlacementSite(tuple(map(change, self.trays)), self.holds)
+
+
+def combine_sites(sites: Mapping[str, PlacementSite]) -> PlacementSite:
+    """One site for members of several kinds, from the site of each kind, by `PlacementTerms.where`.
+
+    A tray that is closed to some of them only has their reasons in `PlacementTray.closed`.
+    """
+    trays = []
+    for views in zip(*(site.trays for site in sites.values()), strict=True):
+        closed = {where: tray.shut for where, tray in zip(sites, views, strict=True) if tray.shut is not None}
+        is_closed_to_all = len(closed) == len(sites)
+        trays.append(
+            views[0] if is_closed_to_all else replace(views[0], shut=None, is_unfit=False, closed=closed)
+        )
+    return PlacementSite(tuple(trays), next(iter(sites.values())).holds)
+
+
+# The site of a state.
+
 
 ANONYMOUS_OWNER = "another job"
 

@@ -17,7 +17,7 @@ import msgspec
 from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim, ResourceClaimSpec
 from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import Object
-from rackloom.core.cluster.site import PlacementTray
+from rackloom.core.cluster.trays import PlacementTray
 from rackloom.core.gangs.snapshot import ClusterLists
 from rackloom.core.gangs.spec import GangMember
 from rackloom.core.gangs.terms import SPLIT_GROUP_FIX

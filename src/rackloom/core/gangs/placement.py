@@ -28,9 +28,9 @@ from itertools import product
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.cluster.objects import ObjectWrite
+from rackloom.core.cluster.objects import ObjectWrite, list_names
 from rackloom.core.cluster.requests import Thousandths, requests_beside_devices
-from rackloom.core.cluster.site import PlacementSite, PlacementTray, list_names
+from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.gangs.demand import (
     GpuDemand,
     claim_gpus,

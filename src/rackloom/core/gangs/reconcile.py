@@ -31,8 +31,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from rackloom.core.cluster.objects import EventNotice, ObjectWrite, epoch_seconds, metav1_time
-from rackloom.core.cluster.site import list_names
+from rackloom.core.cluster.objects import EventNotice, ObjectWrite, epoch_seconds, list_names, metav1_time
 from rackloom.core.domains.compute_domain import Condition
 from rackloom.core.gangs import slots, terms
 from rackloom.core.gangs.slots import (

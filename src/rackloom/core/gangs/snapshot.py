@@ -36,8 +36,8 @@ from rackloom.core.cluster.objects import (
     not_ready_since,
 )
 from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.cluster.site import PlacementSite, TrayHold
-from rackloom.core.cluster.state import ClusterState
+from rackloom.core.cluster.state import ClusterState, TrayHold
+from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.domains.compute_domain import Condition
 from rackloom.core.domains.quota import SpareQuotas
 from rackloom.core.gangs.spec import (

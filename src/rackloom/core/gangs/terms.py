@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from rackloom.core.allocate.pools import MalformedNodeSelector
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping, Object, has_pod_ended
 from rackloom.core.cluster.pods import CHANNEL_LABEL, GANG_LABEL
 from rackloom.core.cluster.scheduling import (
@@ -41,7 +42,7 @@ from rackloom.core.cluster.scheduling import (
     selector_matches,
     unmet_requirements,
 )
-from rackloom.core.cluster.site import PlacementSite, PlacementTray, SchedulerLabels, combine_sites
+from rackloom.core.cluster.trays import PlacementSite, PlacementTray, combine_sites
 from rackloom.core.gangs.spec import GANG_TAINT, GangMember
 from rackloom.core.place.placement_values import PlacementTerms
 from rackloom.errors import Refused, Undecodable

@@ -31,9 +31,14 @@ from rackloom.core.cluster.objects import (
     allocated_devices,
 )
 from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL
-from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, TrayHold
-from rackloom.core.cluster.state import ClusterState, claim_holders
-from rackloom.core.cluster.trays import DraDevices, placement_site, without_foreign_names
+from rackloom.core.cluster.state import ClusterState, TrayHold, claim_holders
+from rackloom.core.cluster.trays import (
+    ClaimCapacity,
+    DraDevices,
+    PlacementSite,
+    placement_site,
+    without_foreign_names,
+)
 from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangRecord, GangSnapshot, gang_key_of
 from rackloom.core.gangs.terms import site_for_terms, without_conflicting_trays
 from rackloom.core.place.claim_capacity import with_claim_capacity

@@ -13,7 +13,7 @@ counting trays does not describe them.
 from collections import Counter
 from collections.abc import Sequence
 
-from rackloom.core.cluster.site import PlacementSite
+from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.place.gang_planner import plan_in_cliques, try_gang, view_with_plan_reserved
 from rackloom.core.place.packing import (
     PackingAssignment,

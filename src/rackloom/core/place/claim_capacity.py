@@ -24,8 +24,8 @@ from rackloom.core.allocate.objects import (
     ResourceClaim,
 )
 from rackloom.core.allocate.outcome import Allocation, Fault
-from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, SchedulerLabels
-from rackloom.core.cluster.trays import ClaimsByKind, DraDevices, gpus_allocated
+from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.trays import ClaimCapacity, ClaimsByKind, DraDevices, PlacementSite, gpus_allocated
 from rackloom.errors import Refused
 
 AllocationsByNode = dict[str, list[AllocationResult]]

@@ -23,7 +23,9 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.cluster.site import PlacementSite, PlacementTray, SchedulerLabels, list_names
+from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.objects import list_names
+from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.place.gang_planner import gang_fits
 from rackloom.core.place.job_moves import (
     JobMove,

@@ -18,7 +18,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from rackloom.core.cluster.site import PlacementSite, PlacementTray, TrayHold
+from rackloom.core.cluster.state import TrayHold
+from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment
 from rackloom.core.place.search.clique_search import (
     CliqueChoice,

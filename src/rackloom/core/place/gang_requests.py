@@ -18,16 +18,9 @@ from itertools import combinations, product
 from types import MappingProxyType
 
 from rackloom.core.allocate.objects import ResourceClaim
-from rackloom.core.cluster.jobs import (
-    Job,
-    JobGroup,
-    TemplateName,
-    may_preempt,
-    object_namespace,
-    priority_of_job,
-    qualified_name,
-)
+from rackloom.core.cluster.jobs import Job, JobGroup, TemplateName, may_preempt, priority_of_job
 from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.pods import object_namespace, qualified_name
 from rackloom.core.cluster.scheduling import PodIdentity
 from rackloom.core.cluster.trays import AvoidedTrays, claims_devices
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, PlacementTerms

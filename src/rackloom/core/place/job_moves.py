@@ -23,7 +23,9 @@ from itertools import pairwise
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.cluster.site import PlacementSite, TrayHold, list_names
+from rackloom.core.cluster.objects import list_names
+from rackloom.core.cluster.state import TrayHold
+from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.place.gang_planner import try_gang
 from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup, GangPlan, PlacementTerms
 from rackloom.core.place.search.clique_search import fragmentation_price

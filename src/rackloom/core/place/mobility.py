@@ -19,8 +19,9 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.pools import MalformedNodeSelector
-from rackloom.core.cluster.jobs import owner_of_pod
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.pods import pod_owner
 from rackloom.core.cluster.scheduling import (
     PodIdentity,
     Toleration,
@@ -31,8 +32,7 @@ from rackloom.core.cluster.scheduling import (
     selector_keys,
     unmet_requirements,
 )
-from rackloom.core.cluster.site import SchedulerLabels, TrayHold
-from rackloom.core.cluster.state import ClusterState, is_bound_pod, pod_hold
+from rackloom.core.cluster.state import ClusterState, TrayHold, is_bound_pod, pod_hold
 from rackloom.core.cluster.workload_kinds import value_at
 
 
@@ -47,7 +47,7 @@ def restrict_moves(state: ClusterState) -> tuple[TrayHold, ...]:
     """Pods of a job are mostly equal, so each set of rules is compared with the nodes once."""
     forbidden: dict[str, frozenset[str] | None] = {}
     for pod in pods:
-        owner = owner_of_pod(pod, labels)
+        owner = pod_owner(pod, labels.gang).text
         if owner in movable:
             spec = pod.get("spec") or {}
             affinity = value_at(spec, ("affinity", "nodeAffinity"))
@@ -182,5 +182,5 @@ def _equal_pods(pods: Sequence[JsonMapping], labels: SchedulerLabels) -> Iterabl
         bare = replace(identity, labels={key: value for key, value in identity.labels.items() if key in read})
         key = msgspec.json.encode(bare, order="deterministic")
         equal = found.setdefault(key, _EqualPods(bare, defaultdict(list)))
-        equal.nodes[owner_of_pod(pod, labels)].append(pod["spec"]["nodeName"])
+        equal.nodes[pod_owner(pod, labels.gang).text].append(pod["spec"]["nodeName"])
     return found.values()

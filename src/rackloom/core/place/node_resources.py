@@ -22,8 +22,8 @@ from fractions import Fraction
 from msgspec.structs import replace
 
 from rackloom.core.allocate.quantity import in_binary_units
-from rackloom.core.cluster.jobs import owner_of_pod
 from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.pods import pod_owner
 from rackloom.core.cluster.requests import (
     CPU_RESOURCE,
     MEMORY_RESOURCE,
@@ -32,8 +32,8 @@ from rackloom.core.cluster.requests import (
     effective_requests,
     in_thousandths,
 )
-from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, TrayHold
-from rackloom.core.cluster.state import ClusterState
+from rackloom.core.cluster.state import ClusterState, TrayHold
+from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
 from rackloom.core.place.placement_values import Gang, GangGroup
 
 # How many members a tray carries.
@@ -85,7 +85,7 @@ class NodeUse:
             return None
         rest = dict(left)
         for pod in self._pods.get(node, ()):
-            if owner_of_pod(pod, self._labels) in owners:
+            if pod_owner(pod, self._labels.gang).text in owners:
                 _take(rest, effective_requests(pod["spec"]), -1)
         for owner, amounts in self._planned.get(node, ()):
             if owner in owners:

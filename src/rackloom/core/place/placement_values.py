@@ -1,4 +1,4 @@
-"""The placement problem and its solution as values: gang and plan. The site is in `core.cluster.site`.
+"""The placement problem and its solution as values: gang and plan. The site is in `core.cluster.trays`.
 
 A `Gang` runs whole or not at all. Its groups have interchangeable members. Without a segment size, all
 groups with the same `share` are in one clique; with one, each group is cut into segments, each in one

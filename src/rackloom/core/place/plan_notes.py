@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from math import comb
 
 from rackloom.core.cluster.jobs import Job, JobGroup
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
 from rackloom.core.cluster.scheduling import (
     REQUIRED_DURING_SCHEDULING,
@@ -26,7 +27,7 @@ from rackloom.core.cluster.scheduling import (
     selector_values,
     term_selects,
 )
-from rackloom.core.cluster.site import PlacementSite, SchedulerLabels
+from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.cluster.workload_kinds import (
     is_launcher_a_worker,
     object_name,

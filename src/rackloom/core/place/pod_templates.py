@@ -20,8 +20,8 @@ from copy import deepcopy
 from typing import Any
 
 from rackloom.core.cluster.jobs import Job, JobGroup
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.scheduling import REQUIRED_DURING_SCHEDULING
-from rackloom.core.cluster.site import SchedulerLabels
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.core.place.search.gang_needs import colocation_groups

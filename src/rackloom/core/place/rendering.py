@@ -25,7 +25,8 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster.jobs import Job
-from rackloom.core.cluster.site import POD_GROUP_VERSIONS, PlacementSite, SchedulerLabels
+from rackloom.core.cluster.names import POD_GROUP_VERSIONS, SchedulerLabels
+from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.gang_planner import shares_clique
 from rackloom.core.place.kueue_topology import job_topology

@@ -25,14 +25,16 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.cluster.jobs import Job, JobGroup, PriorityClasses, TemplateName, owner_of_job
+from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
 from rackloom.core.cluster.scheduling import NodeRule, Toleration
-from rackloom.core.cluster.site import PlacementSite, SchedulerLabels, TrayHold, combine_sites
-from rackloom.core.cluster.state import ClusterState
+from rackloom.core.cluster.state import ClusterState, TrayHold
 from rackloom.core.cluster.trays import (
     AvoidedTrays,
     ClaimsByKind,
     DraDevices,
+    PlacementSite,
+    combine_sites,
     placement_site,
     trays_avoided_by,
     without_foreign_names,

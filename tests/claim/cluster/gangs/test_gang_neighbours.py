@@ -6,7 +6,7 @@ from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, opened, o
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import NODE, POD
-from rackloom.core.cluster.site import PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.gangs.spec import read_member
 from rackloom.core.gangs.terms import without_conflicting_trays
 from rackloom.core.place.slurm_topology import SLURM_TAINT, topology_of_nodes

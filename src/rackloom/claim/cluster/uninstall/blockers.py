@@ -41,8 +41,8 @@ from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
     has_pod_ended,
+    list_names,
 )
-from rackloom.core.cluster.site import list_names
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 from rackloom.core.gangs import spec
 from rackloom.core.gangs.snapshot import gang_key_of

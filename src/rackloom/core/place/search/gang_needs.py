@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from rackloom.core.cluster.site import ClaimCapacity
+from rackloom.core.cluster.trays import ClaimCapacity
 from rackloom.core.place.placement_values import Gang, GangGroup, PlacementTerms
 from rackloom.errors import Refused
 

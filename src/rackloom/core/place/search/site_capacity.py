@@ -8,7 +8,7 @@ a `SiteView`; what it computes about cliques in general stays with the view and 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rackloom.core.cluster.site import PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.place.placement_values import Gang, PlacementTerms
 from rackloom.core.place.search.gang_needs import TrayState
 from rackloom.core.place.search.site_view import CliqueShape, CliqueState, CliqueStates, SiteView

@@ -27,7 +27,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from rackloom.core.cluster.site import ClaimCapacity, PlacementSite, PlacementTray, TrayHold
+from rackloom.core.cluster.state import TrayHold
+from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
 from rackloom.core.place.placement_values import REGION_SIZES
 from rackloom.core.place.search.gang_needs import (
     CliqueBounds,
