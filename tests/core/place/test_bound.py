@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.scheduling import Toleration
+from rackloom.core.cluster.pods import Toleration
 from rackloom.core.cluster.state import TrayHold, read_state
 from rackloom.core.place.mobility import restrict_moves, tolerations_of_movable
 

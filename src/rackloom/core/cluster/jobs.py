@@ -22,9 +22,17 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.object_shapes import OwnedShape, PodShape, check_shape, object_title
 from rackloom.core.cluster.objects import JsonMapping, list_names
-from rackloom.core.cluster.pods import Owner, object_namespace, pod_owner, qualified_name
+from rackloom.core.cluster.pods import (
+    OwnedObject,
+    Owner,
+    PodObject,
+    check_shape,
+    object_namespace,
+    object_title,
+    pod_owner,
+    qualified_name,
+)
 from rackloom.core.cluster.scheduling import (
     PodIdentity,
     PodRequirements,
@@ -90,7 +98,7 @@ def read_jobs(objects: Sequence[dict[str, Any]], labels: SchedulerLabels) -> lis
     """
     for obj in objects:
         if is_job(obj) or obj.get("kind") in ("Pod", "ComputeDomain"):
-            check_shape(obj, PodShape if obj["kind"] == "Pod" else OwnedShape, object_title(obj))
+            check_shape(obj, PodObject if obj["kind"] == "Pod" else OwnedObject, object_title(obj))
     jobs, channels = [], channel_templates(objects)
     for obj in objects:
         if is_job(obj):
@@ -171,7 +179,7 @@ def _pod_template(value: JsonMapping, group: PodGroup, title: str) -> JsonMappin
         template, at = {"spec": template.get(group.spec_key)}, f"{at}.{group.spec_key}"
     if not isinstance(template, Mapping) or not isinstance(template.get("spec", {}), Mapping):
         raise Refused(f"{title} has no pod template at {at}", nearest_fix="add it")
-    check_shape(template, PodShape, title, at)
+    check_shape(template, PodObject, title, at)
     return template
 
 

@@ -16,18 +16,55 @@ Source: kube-scheduler, plugins NodeUnschedulable, TaintToleration and NodeResou
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from rackloom.core.allocate.objects import Amount
 from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration
 from rackloom.core.cluster.requests import allocatable_of_node, in_thousandths
-from rackloom.core.cluster.scheduling import Toleration, blocking_taints
+from rackloom.core.cluster.scheduling import blocking_taints
 
 _CORDON_TAINT = "node.kubernetes.io/unschedulable"
 _UNREADY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints by which the node controller repeats the Ready condition of the node."""
+
+
+class _Taint(ApiStruct, frozen=True):
+    key: str
+    effect: TaintEffect
+    value: str | None = None
+
+
+class _NodeSpec(ApiStruct, frozen=True):
+    taints: tuple[_Taint, ...] | None = None
+    unschedulable: bool | None = None
+
+
+class _Condition(ApiStruct, frozen=True):
+    type: str
+    status: str
+
+
+class _NodeStatus(ApiStruct, frozen=True):
+    allocatable: Mapping[str, Amount] | None = None
+    capacity: Mapping[str, Amount] | None = None
+    conditions: tuple[_Condition, ...] | None = None
+
+
+class _NodeMetadata(ApiStruct, frozen=True, kw_only=True):
+    name: str
+    labels: Mapping[str, str] | None = None
+
+
+class NodeShape(ApiStruct, frozen=True):
+    """A node."""
+
+    metadata: _NodeMetadata
+    spec: _NodeSpec | None = None
+    status: _NodeStatus | None = None
 
 
 class NodeGpus(msgspec.Struct, frozen=True):

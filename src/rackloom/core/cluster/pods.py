@@ -10,10 +10,11 @@ gangs is in `core.gangs.spec`.
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from rackloom.core.allocate.objects import Amount, convert_object
 from rackloom.core.cluster.objects import JsonMapping, PatchOperation, add_operation
 from rackloom.errors import Refused
 
@@ -50,30 +51,30 @@ def channel_label(template: str) -> str:
     return f"sha256-{hashlib.sha256(template.encode()).hexdigest()[:48]}"
 
 
-class _ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The base of all shapes. The API server writes an empty list as a missing field, or as null."""
 
 
-class OpaqueParameters(_ApiStruct, frozen=True, kw_only=True):
+class OpaqueParameters(ApiStruct, frozen=True, kw_only=True):
     """A driver's own settings; `parameters` is any JSON."""
 
     driver: str
     parameters: Any = None
 
 
-class ClaimDeviceConfig(_ApiStruct, frozen=True, kw_only=True):
+class ClaimDeviceConfig(ApiStruct, frozen=True, kw_only=True):
     """One entry of `devices.config`."""
 
     opaque: OpaqueParameters | None = None
 
 
-class ClaimDevices(_ApiStruct, frozen=True, kw_only=True):
+class ClaimDevices(ApiStruct, frozen=True, kw_only=True):
     """What a claim asks for."""
 
     config: tuple[ClaimDeviceConfig, ...] | None = None
 
 
-class ClaimSpec(_ApiStruct, frozen=True, kw_only=True):
+class ClaimSpec(ApiStruct, frozen=True, kw_only=True):
     """The spec of a claim, and `spec.spec` of a template."""
 
     devices: ClaimDevices | None = None
@@ -84,31 +85,31 @@ class ClaimSpec(_ApiStruct, frozen=True, kw_only=True):
         return (self.devices.config if self.devices else None) or ()
 
 
-class ClaimObject(_ApiStruct, frozen=True, kw_only=True):
+class ClaimObject(ApiStruct, frozen=True, kw_only=True):
     """A ResourceClaim."""
 
     spec: ClaimSpec
 
 
-class ClaimTemplateSpec(_ApiStruct, frozen=True, kw_only=True):
+class ClaimTemplateSpec(ApiStruct, frozen=True, kw_only=True):
     """Of a ResourceClaimTemplate."""
 
     spec: ClaimSpec
 
 
-class ClaimTemplateObject(_ApiStruct, frozen=True, kw_only=True):
+class ClaimTemplateObject(ApiStruct, frozen=True, kw_only=True):
     """A ResourceClaimTemplate."""
 
     spec: ClaimTemplateSpec
 
 
-class NameReference(_ApiStruct, frozen=True, kw_only=True):
+class NameReference(ApiStruct, frozen=True, kw_only=True):
     """A reference by name: a scheduling gate, or a claim in a container's resources."""
 
     name: str
 
 
-class PodClaimReference(_ApiStruct, frozen=True, kw_only=True):
+class PodClaimReference(ApiStruct, frozen=True, kw_only=True):
     """One entry of a pod's `resourceClaims`."""
 
     name: str
@@ -116,16 +117,27 @@ class PodClaimReference(_ApiStruct, frozen=True, kw_only=True):
     resource_claim_name: str | None = None
 
 
-class ContainerResources(_ApiStruct, frozen=True, kw_only=True):
-    """Of a container."""
+class ContainerResources(ApiStruct, frozen=True, kw_only=True):
+    """Of a container, or of a pod as a whole."""
 
     claims: tuple[NameReference, ...] | None = None
+    limits: Mapping[str, Amount] | None = None
+    requests: Mapping[str, Amount] | None = None
 
 
-class PodContainer(_ApiStruct, frozen=True, kw_only=True):
+class ContainerPort(ApiStruct, frozen=True, kw_only=True):
+    """A port; a node has each host port once."""
+
+    host_port: int | None = None
+
+
+class PodContainer(ApiStruct, frozen=True, kw_only=True):
     """One container."""
 
+    name: str = ""
     resources: ContainerResources | None = None
+    ports: tuple[ContainerPort, ...] | None = None
+    restart_policy: str | None = None
 
     @property
     def claims(self) -> frozenset[str]:
@@ -133,14 +145,30 @@ class PodContainer(_ApiStruct, frozen=True, kw_only=True):
         return frozenset(claim.name for claim in (self.resources.claims if self.resources else None) or ())
 
 
-class SelectorRequirement(_ApiStruct, frozen=True, kw_only=True):
+class SelectorRequirement(ApiStruct, frozen=True, kw_only=True):
     """One expression of a node selector."""
 
     key: str
     operator: str = ""
+    values: tuple[str, ...] | None = None
 
 
-class NodeAffinityTerm(_ApiStruct, frozen=True, kw_only=True):
+class LabelRequirement(ApiStruct, frozen=True, kw_only=True):
+    """One expression of a label selector."""
+
+    key: str
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    values: tuple[str, ...] | None = None
+
+
+class LabelSelector(ApiStruct, frozen=True, kw_only=True):
+    """All of its requirements hold for what it selects."""
+
+    match_labels: Mapping[str, str] | None = None
+    match_expressions: tuple[LabelRequirement, ...] | None = None
+
+
+class NodeAffinityTerm(ApiStruct, frozen=True, kw_only=True):
     """A term of a node selector: all its expressions together."""
 
     match_expressions: tuple[SelectorRequirement, ...] | None = None
@@ -152,19 +180,19 @@ class NodeAffinityTerm(_ApiStruct, frozen=True, kw_only=True):
         return not self.match_expressions and not self.match_fields
 
 
-class RequiredNodes(_ApiStruct, frozen=True, kw_only=True):
+class RequiredNodes(ApiStruct, frozen=True, kw_only=True):
     """Terms of which one must hold."""
 
     node_selector_terms: tuple[NodeAffinityTerm, ...] | None = None
 
 
-class PreferredNodes(_ApiStruct, frozen=True, kw_only=True):
+class PreferredNodes(ApiStruct, frozen=True, kw_only=True):
     """A preference for nodes."""
 
     preference: NodeAffinityTerm
 
 
-class NodeAffinity(_ApiStruct, frozen=True, kw_only=True):
+class NodeAffinity(ApiStruct, frozen=True, kw_only=True):
     """Which nodes."""
 
     required: RequiredNodes | None = msgspec.field(default=None, name=REQUIRED)
@@ -173,19 +201,24 @@ class NodeAffinity(_ApiStruct, frozen=True, kw_only=True):
     )
 
 
-class PodAffinityTerm(_ApiStruct, frozen=True, kw_only=True):
-    """Near which pods; only what "near" means is read."""
+class PodAffinityTerm(ApiStruct, frozen=True, kw_only=True):
+    """Near which pods, and what "near" means."""
 
     topology_key: str
+    label_selector: LabelSelector | None = None
+    namespaces: tuple[str, ...] | None = None
+    namespace_selector: LabelSelector | None = None
+    match_label_keys: tuple[str, ...] | None = None
+    mismatch_label_keys: tuple[str, ...] | None = None
 
 
-class PreferredPods(_ApiStruct, frozen=True, kw_only=True):
+class PreferredPods(ApiStruct, frozen=True, kw_only=True):
     """A preference for nearness."""
 
     pod_affinity_term: PodAffinityTerm
 
 
-class PodAffinity(_ApiStruct, frozen=True, kw_only=True):
+class PodAffinity(ApiStruct, frozen=True, kw_only=True):
     """Near which pods."""
 
     required: tuple[PodAffinityTerm, ...] | None = msgspec.field(default=None, name=REQUIRED)
@@ -194,15 +227,48 @@ class PodAffinity(_ApiStruct, frozen=True, kw_only=True):
     )
 
 
-class PodAffinityRules(_ApiStruct, frozen=True, kw_only=True):
+class PodAffinityRules(ApiStruct, frozen=True, kw_only=True):
     """Where a pod may go."""
 
     node_affinity: NodeAffinity | None = None
     pod_affinity: PodAffinity | None = None
+    pod_anti_affinity: PodAffinity | None = None
 
 
-class PodSpec(_ApiStruct, frozen=True, kw_only=True):
-    """What of a pod's spec bears on its claims."""
+class TopologySpread(ApiStruct, frozen=True, kw_only=True):
+    """How far a pod's kind may be uneven over the domains of a key."""
+
+    topology_key: str
+    max_skew: int | None = None
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] | None = None
+    label_selector: LabelSelector | None = None
+
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+"""What a priority may be."""
+TaintEffect = Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"]
+
+
+class Toleration(msgspec.Struct, frozen=True, rename="camel"):
+    """As in core/v1. One that compares numbers (`Lt` and `Gt`, alpha there) covers nothing here."""
+
+    key: str = ""
+    operator: Literal["", "Equal", "Exists", "Lt", "Gt"] = "Equal"
+    value: str = ""
+    effect: TaintEffect = ""
+
+    def covers(self, taint: JsonMapping) -> bool:
+        """Whether a pod with it may stay."""
+        if self.effect and self.effect != taint.get("effect"):
+            return False
+        if self.operator == "Exists":
+            return not self.key or self.key == taint.get("key")
+        is_equal = self.operator in ("", "Equal")
+        return is_equal and self.key == taint.get("key") and self.value == (taint.get("value") or "")
+
+
+class PodSpec(ApiStruct, frozen=True, kw_only=True):
+    """What of a pod's spec bears on its node and its claims."""
 
     containers: tuple[PodContainer, ...] | None = None
     init_containers: tuple[PodContainer, ...] | None = None
@@ -211,22 +277,31 @@ class PodSpec(_ApiStruct, frozen=True, kw_only=True):
     affinity: PodAffinityRules | None = None
     node_selector: Mapping[str, str] | None = None
     node_name: str | None = None
+    tolerations: tuple[Toleration, ...] | None = None
+    topology_spread_constraints: tuple[TopologySpread, ...] | None = None
+    resources: ContainerResources | None = None
+    overhead: Mapping[str, Amount] | None = None
+    priority: Int32 | None = None
+    priority_class_name: str | None = None
+    preemption_policy: Literal["Never", "PreemptLowerPriority"] | None = None
 
 
-class OwnerReference(_ApiStruct, frozen=True, kw_only=True):
+class OwnerReference(ApiStruct, frozen=True, kw_only=True):
     """An owner reference."""
 
-    kind: str
+    kind: str = ""
     api_version: str = ""
     name: str
-    uid: str
+    uid: str = ""
     controller: bool | None = None
 
 
-class PodMetadata(_ApiStruct, frozen=True, kw_only=True):
-    """Of a pod."""
+class PodMetadata(ApiStruct, frozen=True, kw_only=True):
+    """Of a pod, or of any object."""
 
     name: str = ""
+    generate_name: str | None = None
+    namespace: str | None = None
     uid: str = ""
     creation_timestamp: str | None = None
     labels: Mapping[str, str] | None = None
@@ -234,11 +309,18 @@ class PodMetadata(_ApiStruct, frozen=True, kw_only=True):
     owner_references: tuple[OwnerReference, ...] | None = None
 
 
-class PodObject(_ApiStruct, frozen=True, kw_only=True):
-    """A pod, as it was sent or as it is stored."""
+class PodStatus(ApiStruct, frozen=True, kw_only=True):
+    """Of a pod."""
+
+    phase: str | None = None
+
+
+class PodObject(ApiStruct, frozen=True, kw_only=True):
+    """A pod as it was sent or as it is stored, or a template of pods."""
 
     metadata: PodMetadata = PodMetadata()
-    spec: PodSpec
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
 
     @property
     def claims(self) -> tuple[PodClaimReference, ...]:
@@ -291,16 +373,59 @@ class PodObject(_ApiStruct, frozen=True, kw_only=True):
         return bool(self.spec.node_name)
 
 
+class OwnedObject(ApiStruct, frozen=True):
+    """Any object: only its metadata are read."""
+
+    metadata: PodMetadata | None = None
+
+
 T = TypeVar("T", ClaimObject, ClaimTemplateObject, PodObject)
 
 
-def decode_object(obj: object, shape: type[T]) -> T:
+def decode_object(obj: JsonMapping, shape: type[T]) -> T:
     """Read an object. Raises Refused for one that no API server would send."""
     try:
-        return msgspec.convert(obj, shape)
+        return convert_object(obj, shape)
     except msgspec.ValidationError as error:
         kind = shape.__name__.removesuffix("Object")
         raise Refused(f"the object is no {kind}: {error}") from error
+
+
+_TYPE_WORDS = {
+    "array": "a list",
+    "object": "a map",
+    "str": "text",
+    "int": "a whole number",
+    "bool": "true or false",
+}
+
+
+def check_shape(value: JsonMapping, shape: type[msgspec.Struct], title: str, at: str = "") -> None:
+    """Raises Refused, with `title` and the path from `at`, where something that is read has another shape."""
+    try:
+        convert_object(value, shape)
+    except msgspec.ValidationError as error:
+        what, _, inside = str(error).partition(" - at `$")
+        path = ".".join(part for part in (at, inside.rstrip("`").lstrip(".")) if part)
+        raise Refused(
+            f"{title}: {path or 'it'}: {_type_error_text(what)}",
+            nearest_fix="change it there; `kubectl explain` tells what its kind takes",
+        ) from error
+
+
+def object_title(value: Mapping[str, Any]) -> str:
+    """Kind and name of an object in whatever shape."""
+    metadata = value.get("metadata")
+    names = [metadata.get(key) for key in ("name", "generateName")] if isinstance(metadata, Mapping) else []
+    name = next((name for name in names if isinstance(name, str) and name), "(unnamed)")
+    return f"{value.get('kind')} {name}"
+
+
+def _type_error_text(what: str) -> str:
+    """Expected `array`, got `object`: expected a list, got a map."""
+    for kind, words in _TYPE_WORDS.items():
+        what = what.replace(f"`{kind}", f"`{words}")
+    return what[:1].lower() + what[1:].replace(" | null`", "`").replace("`", "")
 
 
 def add_gate(pod: PodObject, name: str) -> PatchOperation:

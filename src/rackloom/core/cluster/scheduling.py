@@ -19,7 +19,6 @@ msgspec.ValidationError for a field of the wrong type.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
 
 import msgspec
 
@@ -27,6 +26,7 @@ from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta
 from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.pods import Toleration
 from rackloom.core.cluster.requests import Thousandths, requested_devices, requests_beside_devices
 from rackloom.errors import Refused
 
@@ -276,25 +276,6 @@ def _requirement_holds(need: JsonMapping, labels: Mapping[str, str]) -> bool:
 
 PREEMPT_NEVER = "Never"
 """The preemptionPolicy of pods that preempt nothing, whatever their priority."""
-TaintEffect = Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"]
-
-
-class Toleration(msgspec.Struct, frozen=True, rename="camel"):
-    """As in core/v1. One that compares numbers (`Lt` and `Gt`, alpha there) covers nothing here."""
-
-    key: str = ""
-    operator: Literal["", "Equal", "Exists", "Lt", "Gt"] = "Equal"
-    value: str = ""
-    effect: TaintEffect = ""
-
-    def covers(self, taint: JsonMapping) -> bool:
-        """Whether a pod with it may stay."""
-        if self.effect and self.effect != taint.get("effect"):
-            return False
-        if self.operator == "Exists":
-            return not self.key or self.key == taint.get("key")
-        is_equal = self.operator in ("", "Equal")
-        return is_equal and self.key == taint.get("key") and self.value == (taint.get("value") or "")
 
 
 class _PodClaimRef(msgspec.Struct, frozen=True, rename="camel"):

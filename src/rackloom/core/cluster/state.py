@@ -22,10 +22,16 @@ from msgspec.structs import replace
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.nodes import NodeGpus, node_gpus, published_gpus
-from rackloom.core.cluster.object_shapes import ClaimShape, NodeShape, PodShape, SliceShape, check_shape
+from rackloom.core.cluster.nodes import NodeGpus, NodeShape, node_gpus, published_gpus
 from rackloom.core.cluster.objects import JsonMapping, allocated_devices, has_pod_ended, is_resource_claimed
-from rackloom.core.cluster.pods import object_namespace, pod_owner, qualified_name
+from rackloom.core.cluster.pods import (
+    ApiStruct,
+    PodObject,
+    check_shape,
+    object_namespace,
+    pod_owner,
+    qualified_name,
+)
 from rackloom.core.cluster.requests import requested_devices
 from rackloom.errors import Refused
 
@@ -120,7 +126,7 @@ def read_state(
     holds: list[TrayHold] = []
 
     def read_pod(pod: JsonMapping) -> None:
-        check_shape(pod, PodShape, "its shape")
+        check_shape(pod, PodObject, "its shape")
         hold = pod_hold(pod, labels)
         if hold.gpus and is_bound_pod(pod):
             holds.append(hold)
@@ -230,7 +236,77 @@ def is_imex_channel(driver: str, device: str) -> bool:
     return (driver, device) == (names.IMEX_DRIVER, names.CHANNEL_DEVICE)
 
 
-# Shapes.
+# Shapes of objects of the allocator. Its own values refuse fields that are newer than this program, and then
+# nobody would hold the devices of a claim.
+
+
+class _Reference(ApiStruct, frozen=True):
+    name: str | None = None
+    uid: str | None = None
+
+
+class _ClaimMetadata(ApiStruct, frozen=True):
+    name: str
+    namespace: str | None = None
+    owner_references: tuple[_Reference, ...] | None = None
+
+
+class _DeviceResult(ApiStruct, frozen=True):
+    driver: str
+    pool: str
+    device: str
+    admin_access: bool | None = None
+
+
+class _DeviceResults(ApiStruct, frozen=True):
+    results: tuple[_DeviceResult, ...] | None = None
+
+
+class _Allocation(ApiStruct, frozen=True):
+    devices: _DeviceResults | None = None
+
+
+class _ClaimStatus(ApiStruct, frozen=True):
+    allocation: _Allocation | None = None
+    reserved_for: tuple[_Reference, ...] | None = None
+
+
+class ClaimShape(ApiStruct, frozen=True):
+    """A ResourceClaim, as far as it says who holds what."""
+
+    metadata: _ClaimMetadata
+    status: _ClaimStatus | None = None
+
+
+class _Pool(ApiStruct, frozen=True):
+    name: str
+    generation: int | None = None
+
+
+class _KindValue(ApiStruct, frozen=True):
+    string: str | None = None
+
+
+class _DeviceAttributes(ApiStruct, frozen=True):
+    type: _KindValue | None = None
+
+
+class _Device(ApiStruct, frozen=True):
+    name: str
+    attributes: _DeviceAttributes | None = None
+
+
+class _SliceSpec(ApiStruct, frozen=True):
+    driver: str
+    pool: _Pool
+    node_name: str | None = None
+    devices: tuple[_Device, ...] | None = None
+
+
+class SliceShape(ApiStruct, frozen=True):
+    """A ResourceSlice, as far as GPUs are counted in it."""
+
+    spec: _SliceSpec
 
 
 def _check_slice(slice_: JsonMapping) -> None:

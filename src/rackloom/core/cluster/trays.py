@@ -20,11 +20,10 @@ from rackloom.core.allocate.objects import AllocationResult, DeviceClass, Node, 
 from rackloom.core.cluster.jobs import Job, owner_of_job
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import closed_reasons, is_whole_gpu, node_clique
-from rackloom.core.cluster.pods import pod_owner
+from rackloom.core.cluster.pods import Toleration, pod_owner
 from rackloom.core.cluster.scheduling import (
     NodeRule,
     PodIdentity,
-    Toleration,
     TopologyDomains,
     bound_pod_identity,
     required_terms,

@@ -25,12 +25,11 @@ from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement
 from rackloom.core.allocate.pools import MalformedNodeSelector
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping, Object, has_pod_ended
-from rackloom.core.cluster.pods import CHANNEL_LABEL, GANG_LABEL
+from rackloom.core.cluster.pods import CHANNEL_LABEL, GANG_LABEL, Toleration
 from rackloom.core.cluster.scheduling import (
     AntiAffinityTerm,
     NodeRule,
     PodIdentity,
-    Toleration,
     TopologyDomains,
     blocking_taints,
     bound_pod_identity,

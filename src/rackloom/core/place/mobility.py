@@ -21,10 +21,9 @@ from msgspec.structs import replace
 from rackloom.core.allocate.pools import MalformedNodeSelector
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.pods import pod_owner
+from rackloom.core.cluster.pods import Toleration, pod_owner
 from rackloom.core.cluster.scheduling import (
     PodIdentity,
-    Toleration,
     TopologyDomains,
     blocking_taints,
     bound_pod_identity,

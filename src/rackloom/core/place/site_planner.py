@@ -27,7 +27,8 @@ from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.cluster.jobs import Job, JobGroup, PriorityClasses, TemplateName, owner_of_job
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.scheduling import NodeRule, Toleration
+from rackloom.core.cluster.pods import Toleration
+from rackloom.core.cluster.scheduling import NodeRule
 from rackloom.core.cluster.state import ClusterState, TrayHold
 from rackloom.core.cluster.trays import (
     AvoidedTrays,
