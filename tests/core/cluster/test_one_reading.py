@@ -21,7 +21,7 @@ from rackloom.claim.kube.api import ObjectList
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import NodeGpus
 from rackloom.core.cluster.objects import NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE, ResourceKind
-from rackloom.core.cluster.state import ClusterState, read_state
+from rackloom.core.cluster.state import ClusterState, PodMemory, read_state
 from rackloom.core.cluster.trays import PlacementSite, placement_site
 from rackloom.core.gangs.trays import running_site
 from rackloom.core.place.gang_planner import try_gang
@@ -184,3 +184,19 @@ def test_placements_are_those_of_the_readers_before_where_these_agreed() -> None
         found = plans(seed)
         shown = "" if found == [None, None] else sha256(json.dumps(found).encode()).hexdigest()[:8]
         assert shown == expected, seed
+
+
+def test_the_memory_of_a_reading_changes_nothing() -> None:
+    memory: PodMemory = {}
+    for seed in range(200):
+        # One cluster follows another, and pods of the same name have new versions.
+        cluster = random_cluster(seed, Odds(broken=0.05))
+        anew = state_of(cluster)
+        for pod in cluster.pods:
+            pod["metadata"]["resourceVersion"] = f"{seed}-{pod['metadata']['resourceVersion']}"
+        for _ in range(2):
+            again = read_state(
+                cluster.nodes, cluster.pods, cluster.claims, cluster.slices, LABELS, memory=memory
+            )
+            assert (again.holds, again.unreadable) == (anew.holds, anew.unreadable), seed
+        assert len(memory) == len(again.pods), seed

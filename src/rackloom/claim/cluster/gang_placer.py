@@ -36,7 +36,7 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
 )
 from rackloom.core.cluster.pods import OwnerReference
-from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.state import PodMemory, read_state
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
@@ -170,6 +170,7 @@ class GangPlacer:
         self._checked: dict[GangKey, GangPlan] = {}
         self._owner_checks: dict[GangKey, OwnerCheck] = {}
         self._counts = TrayCountCache()
+        self._memory: PodMemory = {}
 
     @property
     def has_waiting(self) -> bool:
@@ -260,7 +261,13 @@ class GangPlacer:
         labels = SchedulerLabels(clique=self._settings.clique_label)
         # In a thread: reading a large cluster takes long enough to delay the renewal of the lease.
         state = await asyncio.to_thread(
-            read_state, cluster.nodes, cluster.pods, cluster.claims, cluster.slices, labels
+            read_state,
+            cluster.nodes,
+            cluster.pods,
+            cluster.claims,
+            cluster.slices,
+            labels,
+            self._memory,
         )
         for unreadable in state.unreadable:
             log.warning("gangs.object_unreadable", object=unreadable.title, why=unreadable.reason)

@@ -24,7 +24,7 @@ from rackloom.core.allocate.objects import Amount
 from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import JsonMapping
 from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration
-from rackloom.core.cluster.requests import allocatable_of_node, in_thousandths
+from rackloom.core.cluster.requests import node_amounts
 from rackloom.core.cluster.scheduling import blocking_taints
 
 _CORDON_TAINT = "node.kubernetes.io/unschedulable"
@@ -87,7 +87,7 @@ class NodeGpus(msgspec.Struct, frozen=True):
 
 def node_gpus(node: JsonMapping, resource: str, published: int) -> NodeGpus:
     """GPUs of a node; `published`: in slices. Raises ValueError for an unreadable amount."""
-    amounts = in_thousandths(allocatable_of_node(node))
+    amounts = node_amounts(node)
     counted = amounts[resource] // 1000 if resource in amounts else published
     return NodeGpus(counted=counted, claimed=published)
 

@@ -16,7 +16,7 @@ An amount that is no quantity raises ValueError. Nothing is guessed for it.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil
@@ -35,8 +35,16 @@ NO_AMOUNTS = ResourceAmounts()
 CLASS_RESOURCE = "deviceclass.resource.kubernetes.io/"
 """Prefix of the resource that counts devices of a class: a claim serves them (KEP-5004)."""
 _MOST_REMEMBERED = 10_000
-_requests: dict[str, Thousandths] = {}
-"""Requests by the text of the parts that decide them: most pods of a site are written alike."""
+_amounts: dict[str, Thousandths] = {}
+"""By the text of the parts that decide them: most pods of a site are written alike, and most nodes."""
+
+
+def _remembered(written: str, amounts: Callable[[], ResourceAmounts]) -> Thousandths:
+    if written not in _amounts:
+        if len(_amounts) >= _MOST_REMEMBERED:
+            _amounts.clear()
+        _amounts[written] = in_thousandths(amounts())
+    return _amounts[written]
 
 
 def effective_requests(spec: JsonMapping) -> Thousandths:
@@ -46,11 +54,7 @@ def effective_requests(spec: JsonMapping) -> Thousandths:
         for kind in ("initContainers", "containers")
     ]
     written = repr((parts, spec.get("resources"), spec.get("overhead")))
-    if written not in _requests:
-        if len(_requests) >= _MOST_REMEMBERED:
-            _requests.clear()
-        _requests[written] = in_thousandths(pod_requests(spec))
-    return _requests[written]
+    return _remembered(written, lambda: pod_requests(spec))
 
 
 def pod_requests(spec: JsonMapping) -> ResourceAmounts:
@@ -90,6 +94,13 @@ def allocatable_of_node(node: JsonMapping) -> ResourceAmounts:
     """
     status = node.get("status") or {}
     return _parse_amounts(status.get("allocatable") or status.get("capacity") or {})
+
+
+def node_amounts(node: JsonMapping) -> Thousandths:
+    """The same in the units of requests. Raises ValueError."""
+    status = node.get("status") or {}
+    written = repr((status.get("allocatable"), status.get("capacity")))
+    return _remembered(written, lambda: allocatable_of_node(node))
 
 
 def in_thousandths(amounts: Mapping[str, Fraction | int]) -> Thousandths:

@@ -92,15 +92,25 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
         return (pod for pod in self.pods if is_bound_pod(pod))
 
 
+PodMemory = dict[object, tuple[object, TrayHold | None]]
+"""By UID: the version of a pod that was read, and what it holds."""
+
+
 def read_state(
     nodes: Iterable[JsonMapping] = (),
     pods: Iterable[JsonMapping] = (),
     claims: Iterable[JsonMapping] = (),
     slices: Iterable[JsonMapping] = (),
     labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
+    memory: PodMemory | None = None,
 ) -> ClusterState:
-    """The facts of the objects. It refuses nothing: what cannot be read is named."""
+    """The facts of the objects. It refuses nothing: what cannot be read is named.
+
+    `memory` keeps the pods of the last reading, with the same labels: only pods that changed are read again.
+    """
     unreadable: list[Unreadable] = []
+    before, after = {} if memory is None else memory.copy(), {} if memory is None else memory
+    after.clear()
 
     def each(
         kind: str, objects: Iterable[JsonMapping], read: Callable[[JsonMapping], object]
@@ -126,9 +136,22 @@ def read_state(
     holds: list[TrayHold] = []
 
     def read_pod(pod: JsonMapping) -> None:
-        check_shape(pod, PodObject, "its shape")
-        hold = pod_hold(pod, labels)
-        if hold.gpus and is_bound_pod(pod):
+        # The API server versions each state of an object. An object of a file has no version.
+        meta = pod.get("metadata")
+        uid, version = (
+            (meta.get("uid"), meta.get("resourceVersion")) if isinstance(meta, dict) else (None, None)
+        )
+        known = before.get(uid)
+        if known is not None and known[0] == version:
+            hold = known[1]
+        else:
+            check_shape(pod, PodObject, "its shape")
+            # Most pods of a cluster have no GPUs. Their owners matter nowhere here.
+            has_gpus = requested_devices(pod.get("spec") or {}, labels.gpu) and is_bound_pod(pod)
+            hold = pod_hold(pod, labels) if has_gpus else None
+        if uid and version:
+            after[uid] = (version, hold)
+        if hold is not None and hold.gpus:
             holds.append(hold)
 
     known = tuple(each("Node", nodes, read_node))
@@ -156,14 +179,14 @@ def is_bound_pod(pod: JsonMapping) -> bool:
 def pod_hold(pod: JsonMapping, labels: SchedulerLabels) -> TrayHold:
     """What a pod has of its node by its own requests. Raises ValueError for an unreadable amount."""
     spec, metadata = pod.get("spec") or {}, pod.get("metadata") or {}
-    values = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+    marks = (metadata.get("annotations") or {}, metadata.get("labels") or {})
     gpus = requested_devices(spec, labels.gpu)
     return TrayHold(
         owner=pod_owner(pod, labels.gang).text,
         tray=spec.get("nodeName") or "",
         gpus=0 if is_resource_claimed(pod, labels.gpu) else gpus,
         priority=spec.get("priority") or 0,
-        movable=values.get(labels.movable) == "true",
+        movable=next((m[labels.movable] for m in marks if labels.movable in m), "") == "true",
     )
 
 
@@ -189,6 +212,8 @@ def claim_holders(
 ) -> Iterator[tuple[JsonMapping, TrayHold]]:
     """Each claim with its holder, as a hold on no tray."""
     found = list(claims)
+    if not found:
+        return
     users = [list(_users(claim)) for claim in found]
     wanted = {user for named in users for user in named}
     by_user: dict[object, JsonMapping] = {}

@@ -28,9 +28,8 @@ from rackloom.core.cluster.requests import (
     CPU_RESOURCE,
     MEMORY_RESOURCE,
     Thousandths,
-    allocatable_of_node,
     effective_requests,
-    in_thousandths,
+    node_amounts,
 )
 from rackloom.core.cluster.state import ClusterState, TrayHold
 from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
@@ -96,7 +95,7 @@ class NodeUse:
 def _allocatable(node: JsonMapping) -> Thousandths:
     """In the units of requests. A node that names only its capacity says nothing of this."""
     is_named = (node.get("status") or {}).get("allocatable")
-    return in_thousandths(allocatable_of_node(node)) if is_named else {}
+    return node_amounts(node) if is_named else {}
 
 
 def _take(rest: dict[str, int], amounts: Thousandths, times: int = 1) -> None:
