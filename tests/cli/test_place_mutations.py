@@ -146,5 +146,5 @@ def test_a_pod_of_the_site_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     site = tmp_path / "site"
     site.mkdir()
     ran(saved(tmp_path, mpi_job(1)), "--site", saved(site, node("n0", "c"), running))
-    said = capsys.readouterr().err
-    assert "Pod running is left out: its shape: spec.containers: expected a list, got a map" in said
+    text = capsys.readouterr().err
+    assert "Pod running is left out: its shape: spec.containers: expected a list, got a map" in text

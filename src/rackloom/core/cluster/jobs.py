@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping, list_names
 from rackloom.core.cluster.pods import (
-    OwnedObject,
+    AnyObject,
     Owner,
     PodObject,
     check_shape,
@@ -98,7 +98,7 @@ def read_jobs(objects: Sequence[dict[str, Any]], labels: SchedulerLabels) -> lis
     """
     for obj in objects:
         if is_job(obj) or obj.get("kind") in ("Pod", "ComputeDomain"):
-            check_shape(obj, PodObject if obj["kind"] == "Pod" else OwnedObject, object_title(obj))
+            check_shape(obj, PodObject if obj["kind"] == "Pod" else AnyObject, object_title(obj))
     jobs, channels = [], channel_templates(objects)
     for obj in objects:
         if is_job(obj):

@@ -373,7 +373,7 @@ class PodObject(ApiStruct, frozen=True, kw_only=True):
         return bool(self.spec.node_name)
 
 
-class OwnedObject(ApiStruct, frozen=True):
+class AnyObject(ApiStruct, frozen=True):
     """Any object: only its metadata are read."""
 
     metadata: PodMetadata | None = None

@@ -261,8 +261,8 @@ def is_imex_channel(driver: str, device: str) -> bool:
     return (driver, device) == (names.IMEX_DRIVER, names.CHANNEL_DEVICE)
 
 
-# Shapes of objects of the allocator. Its own values refuse fields that are newer than this program, and then
-# nobody would hold the devices of a claim.
+# Shapes of objects of the allocator. Its values refuse fields that are newer than this program, and the
+# devices of such a claim would look free.
 
 
 class _Reference(ApiStruct, frozen=True):
