@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.node.fabric import (
-    NO_CLUSTER,
     FabricMonitor,
     FabricState,
     GpuFabric,
@@ -22,6 +21,7 @@ from rackloom.claim.node.fabric import (
     read_nvml_fabric,
 )
 from rackloom.claim.node.plugin import Health
+from rackloom.core.cluster.names import NO_CLUSTER
 from rackloom.errors import Refused, Retry
 
 CLUSTER = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
