@@ -142,12 +142,28 @@ def _tray_state(
 # One clique as a gang meets it.
 
 
+class CliquePreference(NamedTuple):
+    """What makes a clique better for one request than others with equal trays; less is better."""
+
+    near: tuple[int, ...] = ()
+    """It counts before all else."""
+    kept: int = 0
+    """It counts before the free regions."""
+
+
+NO_PREFERENCE = CliquePreference()
+
+
 class CliqueShape:
     """What cliques with equal trays have in common."""
 
-    def __init__(self, trays: frozenset[tuple[TrayState, int]]) -> None:
-        """`trays`: each state with the number of trays that have it; it is the shape's `key`."""
-        self.key = trays
+    def __init__(
+        self, trays: frozenset[tuple[TrayState, int]], preference: "CliquePreference | None" = None
+    ) -> None:
+        """`trays`: each state with the number of trays that have it."""
+        self.key = (trays, preference) if preference else trays
+        self.preference = preference or NO_PREFERENCE
+        self._states = trays
         self.trays = sum([count for _, count in trays])
         self.empty = sum([count for state, count in trays if state.is_empty])
         """Empty trays."""
@@ -161,7 +177,9 @@ class CliqueShape:
         return remembered(
             self._bounds,
             need,
-            lambda: clique_bounds([(need.slots(state), state.is_empty, count) for state, count in self.key]),
+            lambda: clique_bounds(
+                (need.slots(state), state.is_empty, count) for state, count in self._states
+            ),
         )
 
     def vacancies(self, needs: tuple[MemberNeed, ...]) -> tuple[tuple[TrayVacancy, int], ...]:
@@ -169,7 +187,7 @@ class CliqueShape:
 
         def counted() -> tuple[tuple[TrayVacancy, int], ...]:
             found = Counter[TrayVacancy]()
-            for state, count in self.key:
+            for state, count in self._states:
                 found[TrayVacancy.of(state, needs)] += count
             return tuple(sorted(found.items()))
 
@@ -240,20 +258,27 @@ class CliqueStates:
     def of(cls, cliques: Mapping[str, CliqueTrays], exclusive: bool) -> "CliqueStates":
         """All of them, computed anew, with the holds of all owners."""
         found: dict[str, CliqueState] = {}
-        shapes: dict[Hashable, ShapeMembers] = {}
-        for order, (name, inside) in enumerate(cliques.items()):
+        shapes: dict[Hashable, CliqueShape] = {}
+        for name, inside in cliques.items():
             states = inside.states("", exclusive)
             key = shape_key(states)
-            alike = shapes.get(key)
-            if alike is None:
-                alike = shapes[key] = ShapeMembers(CliqueShape(key), [])
-            found[name] = CliqueState(inside.trays, states, alike.shape)
+            if (shape := shapes.get(key)) is None:
+                shape = shapes[key] = CliqueShape(key)
+            found[name] = CliqueState(inside.trays, states, shape)
+        return cls.indexed(found)
+
+    @classmethod
+    def indexed(cls, cliques: Mapping[str, CliqueState]) -> "CliqueStates":
+        """Cliques that are computed already."""
+        shapes: dict[Hashable, ShapeMembers] = {}
+        for order, clique in enumerate(cliques.values()):
+            alike = shapes.setdefault(clique.shape.key, ShapeMembers(clique.shape, []))
             alike.orders.append(order)  # type: ignore[attr-defined]
         regions = tuple(
             sum([alike.shape.empty // size * len(alike.orders) for alike in shapes.values()])
             for size in REGION_SIZES
         )
-        return cls(found, shapes, regions)
+        return cls(cliques, shapes, regions)
 
     def changed(
         self, cliques: Mapping[str, CliqueTrays], order: Mapping[str, int], owner: str, exclusive: bool
@@ -292,12 +317,15 @@ _MAX_CHANGED = 8
 class _Layout:
     """Which trays and cliques a site has. Views that were changed from one another share it."""
 
-    def __init__(self, site: PlacementSite, cliques: Mapping[str, CliqueTrays]) -> None:
+    def __init__(self, site: PlacementSite, cliques: Iterable[str]) -> None:
         self.site = site
         self.names: Sequence[str] = list(cliques)
         """The cliques by position."""
-        self.order: Mapping[str, int] = {name: at for at, name in enumerate(self.names)}
+
+    @cached_property
+    def order(self) -> Mapping[str, int]:
         """The position of each clique."""
+        return {name: at for at, name in enumerate(self.names)}
 
     @cached_property
     def clique_of(self) -> Mapping[str, str]:
@@ -347,6 +375,13 @@ class SiteView:
         cliques = dict(_by_clique(site))
         view = cls(cliques, _Layout(site, cliques), _OwnerIndex(cliques))
         view.__dict__["site"] = site
+        return view
+
+    @classmethod
+    def counted(cls, cliques: Mapping[str, CliqueState]) -> "SiteView":
+        """A view of cliques whose trays have no names: it serves searches, and cannot be changed."""
+        view = cls({}, _Layout(PlacementSite(()), cliques), _OwnerIndex({}))
+        view._states[False] = CliqueStates.indexed(cliques)
         return view
 
     @cached_property
