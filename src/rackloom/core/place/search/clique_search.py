@@ -21,11 +21,11 @@ the lower bound of the weight bounds. Depth-first backtracking finds each soluti
 dead ends.
 
 Order of candidates (`CliqueRanking`): cliques already in use first; then those that are nearest, that fit
-more of the waiting groups of the same shape, close fewest free regions, and fit tightest. Free regions
-count before tightness: two trays taken from 18 leave room for a gang of 16, two taken from 17 do not,
-although that fit is tighter. The watched sizes are 16, 8, 4, 2 and 1 trays; the recommended segment is 16 of an NVL72's 18 trays.
-`fragmentation_price` reports the regions that a plan closes. Fits are first computed by counting. Where
-counting is not exact, the joint assignment of a clique is solved only when that clique would come next
+more of the waiting groups of the same shape, close fewest free regions, and fit tightest. Free regions count
+before tightness: two trays taken from 18 leave room for a gang of 16, two taken from 17 do not, although that
+fit is tighter. The watched sizes are 16, 8, 4, 2 and 1 trays; the recommended segment is 16 of an NVL72's 18
+trays. `fragmentation_price` reports the regions that a plan closes. Fits are first computed by counting.
+Where counting is not exact, the joint assignment of a clique is solved only when that clique would come next
 (lazy evaluation on a heap).
 
 `WeightBound` prunes: a group weighs as much as its members, a clique carries at most its strength, and no
