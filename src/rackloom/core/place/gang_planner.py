@@ -41,10 +41,10 @@ def plan_gang(site: PlacementSite | SiteView, gang: Gang) -> GangPlan:
 
     A fix was planned, but for the advice to make a partition where none holds the trays.
 
-    Who plans again on the same site, or on one that changed a little, keeps its `SiteView`.
+    Keep the `SiteView` between plans: rebuilding it costs more than the plan.
     """
     capacity, budget = capacity_for(site, gang), SearchBudget()
-    plan = try_gang_on(capacity, gang, budget)
+    plan = try_gang(capacity, gang, budget)
     if plan is not None:
         return plan
     # The fixes are themselves plans of this module, and a gang that fits needs none of them.
@@ -57,21 +57,14 @@ def plan_gang(site: PlacementSite | SiteView, gang: Gang) -> GangPlan:
 
 
 def try_gang(
-    site: PlacementSite | SiteView, gang: Gang, budget: SearchBudget, *, apart: bool = False
+    site: PlacementSite | SiteView | SiteCapacity, gang: Gang, budget: SearchBudget, *, apart: bool = False
 ) -> GangPlan | None:
     """The plan, or None where the gang does not fit. Raises Refused for a gang that contradicts itself.
 
-    All plans that are tried for one gang share a `budget`. `apart`: each colocation group has a clique to
-    itself, as exclusive topology of LeaderWorkerSet needs.
+    All plans that are tried for one gang share a `budget`, and perhaps the capacity for it. `apart`: no two
+    colocation groups share a clique, as exclusive topology of LeaderWorkerSet needs.
     """
-    return try_gang_on(capacity_for(site, gang), gang, budget, apart=apart)
-
-
-def try_gang_on(
-    capacity: SiteCapacity, gang: Gang, budget: SearchBudget, *, apart: bool = False
-) -> GangPlan | None:
-    """`try_gang` on a `capacity_for` the gang that is used for other searches too."""
-    trial = TrialPlacement(capacity)
+    trial = TrialPlacement(capacity_for(site, gang))
     request = CliqueRequest(colocation_groups(gang), gang.spares, apart)
     chosen = choose_cliques(trial, request, budget)
     return None if chosen is None else _gang_plan(gang, trial, chosen)
@@ -208,7 +201,7 @@ def _holds_of_plan(trays: Iterable[PlacementTray], gang: Gang, plan: GangPlan) -
 
 
 def exclusive_cliques(site: PlacementSite, gang: Gang, budget: SearchBudget) -> tuple[str, ...]:
-    """A clique to itself for each of as many of the first subgroups as can have one."""
+    """Cliques for as many of the first subgroups as fit if no two share one."""
     capacity, subgroups = capacity_for(site, gang), colocation_groups(gang)
     for count in range(len(subgroups), 0, -1):
         request = CliqueRequest(subgroups[:count], gang.spares, apart=True)
@@ -224,9 +217,7 @@ def shares_clique(gang: Gang, plan: GangPlan) -> bool:
 
 def with_cliques_closed(site: PlacementSite, cliques: Collection[str]) -> PlacementSite:
     """The site with nothing new in some of its cliques."""
-    return site.with_trays(lambda tray: _closed_tray(tray) if tray.sharing in cliques else tray)
-
-
-def _closed_tray(tray: PlacementTray) -> PlacementTray:
     why = "in a clique that another group has to itself"
-    return replace(tray, shut=tray.shut or why, is_unfit=True)
+    return site.with_trays(
+        lambda tray: replace(tray, shut=tray.shut or why, is_unfit=True) if tray.sharing in cliques else tray
+    )

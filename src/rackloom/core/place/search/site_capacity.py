@@ -55,6 +55,8 @@ class SiteCapacity:
         return "its IMEX channel is in use" if tray.gpus or tray.clique else "it has no IMEX channel"
 
 
-def capacity_for(site: PlacementSite | SiteView, gang: Gang) -> SiteCapacity:
-    """The site as the gang meets it."""
+def capacity_for(site: PlacementSite | SiteView | SiteCapacity, gang: Gang) -> SiteCapacity:
+    """The site as the gang meets it. A capacity is returned as it is."""
+    if isinstance(site, SiteCapacity):
+        return site
     return SiteCapacity(site, owner=gang.name, exclusive=gang.exclusive)

@@ -4,8 +4,6 @@ A `SiteView` is an immutable value, made from a `PlacementSite` once and changed
 
 - `changed` gives the view after some trays were replaced, and some holds ended or began. It costs what
   changed: everything of the other cliques is shared with the view before it.
-- `following` gives the view of another site value. It compares all trays, and keeps the cliques that are
-  equal.
 
 A view that was changed equals a view made anew: equal content gives equal plans.
 
@@ -71,13 +69,6 @@ class CliqueTrays:
     def __init__(self, trays: tuple[PlacementTray, ...], holds: tuple[TrayHold, ...]) -> None:
         self.trays = trays
         self.holds = holds
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, CliqueTrays):
-            return NotImplemented
-        return self.trays == other.trays and self.holds == other.holds
-
-    __hash__ = None  # type: ignore[assignment]
 
     @cached_property
     def gpus(self) -> int:
@@ -449,7 +440,7 @@ class SiteView:
         """The view with some trays replaced by others of their names and cliques, and other holds.
 
         Holds equal to one of `freed` end, then `taken` begin. Holds on trays that the site does not have are
-        left out. Raises ValueError for a tray that is new or in another clique: use `following`.
+        left out. Raises ValueError for a tray that is new or in another clique.
         """
         new: dict[str, dict[str, PlacementTray]] = {}
         for tray in trays:
@@ -475,16 +466,6 @@ class SiteView:
             if clique is not None:
                 found.setdefault(clique, []).append(hold)
         return found
-
-    def following(self, site: PlacementSite) -> "SiteView":
-        """The view of another site, which keeps every clique that is equal to one of this view."""
-        now = dict(_by_clique(site))
-        if list(now) != self._layout.names or not all(map(_same_names, now.values(), self.cliques.values())):
-            return SiteView.of(site)
-        view = self._with_cliques({name: now[name] for name in now if now[name] != self.cliques[name]})
-        view._layout = _Layout(site, now)
-        view.__dict__["site"] = site
-        return view
 
     def _with_cliques(self, now: Mapping[str, CliqueTrays]) -> "SiteView":
         cliques = {**self.cliques, **now}
@@ -518,8 +499,3 @@ def _by_clique(site: PlacementSite) -> Iterator[tuple[str, CliqueTrays]]:
         holds.setdefault(clique_of.get(hold.tray), []).append(hold)
     for name, inside in trays.items():
         yield name, CliqueTrays(tuple(inside), tuple(holds.get(name, ())))
-
-
-def _same_names(first: CliqueTrays, second: CliqueTrays) -> bool:
-    """Whether the trays have the same names, in the same order."""
-    return [tray.name for tray in first.trays] == [tray.name for tray in second.trays]
