@@ -41,7 +41,7 @@ def short(value: object) -> str:
 
 
 def instance_case(chance: Random) -> tuple[TrayRequest, list[DomainFreeTrays[str]]]:
-    """Up to seven domains; trays are healthy or not, some shut or reserved. A third has racks of 18."""
+    """Up to seven domains. Trays are healthy or not, some shut or reserved. A third has racks of 18."""
     most = chance.choice((4, 4, 18))
     domains = []
     for number in range(chance.randint(0, 7)):
@@ -71,7 +71,7 @@ def instance_case(chance: Random) -> tuple[TrayRequest, list[DomainFreeTrays[str
 
 
 def instance_answer(chance: Random) -> str:
-    """The trays by domain, with the hash of the reason; of a refusal, the hashes of its reason and fix."""
+    """The trays by domain, with the hash of the reason, or the hashes of a refusal and its fix."""
     request, domains = instance_case(chance)
     found = outcome_of(lambda: choose_trays(request, domains))
     if isinstance(found, Refused):
@@ -83,7 +83,7 @@ def instance_answer(chance: Random) -> str:
 
 
 def site_case(chance: Random, most: int, trays: int) -> PlacementSite:
-    """Cliques of up to so many trays, partly in use."""
+    """Cliques that are partly in use."""
     found, holds = [], []
     for clique in range(chance.randint(1, most)):
         for number in range(chance.randint(1, trays)):
@@ -113,7 +113,7 @@ def gang_case(chance: Random, name: str) -> Gang:
 
 
 def gang_answer(chance: Random) -> str:
-    """Clique and hash of the plan; of a refusal, the hashes of its reason and fix."""
+    """Clique and hash of the plan, or the hashes of a refusal and its fix."""
     site = site_case(chance, *chance.choice(((4, 6), (4, 18), (12, 4))))
     gang = gang_case(chance, "gang")
     found = outcome_of(lambda: plan_gang(site, gang))
@@ -123,7 +123,7 @@ def gang_answer(chance: Random) -> str:
 
 
 def batch_answer(chance: Random) -> str:
-    """Trays by gang, most of which take whole trays; and the hash of the plans."""
+    """Trays by gang, and the hash of the plans. Most gangs take whole trays."""
     site = site_case(chance, *chance.choice(((4, 6), (5, 18), (9, 12))))
     gangs = [
         Gang(

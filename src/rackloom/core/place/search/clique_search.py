@@ -8,11 +8,11 @@ the values of their request and of the cliques that it meets:
 | empty trays only, each taken whole | `exclusive` of the capacity (`site_view`) |
 | claims, the IMEX channel, trays that only some members may use | `MemberNeed` (`gang_needs`) |
 | several domains are allowed | one colocation group for each part that shares a domain |
-| each group has a clique to itself | `CliqueRequest.apart` |
+| no two groups share a clique | `CliqueRequest.apart` |
 | spare trays | `CliqueRequest.spares` |
-| domains that hold the tenant's members first | `CliquePreference.near` (`site_view`) |
-| domains with trays that are reserved for the tenant first | `CliquePreference.kept` |
-| trays of others, shut or unhealthy ones | they are closed, or left out of the capacity |
+| domains that hold the tenant's members first | `CliquePreference.first` (`site_view`) |
+| its reserved trays, and the tightest fit, before free regions | `CliquePreference.then` |
+| trays that are reserved, closed or unhealthy | they are closed, or the capacity lacks them |
 | whether there is a choice at all | `CliqueRequest.fewest` is false: the first solution counts |
 
 `choose_cliques` minimises lexicographically: fewest cliques, then fewest free regions closed, then
@@ -20,10 +20,10 @@ tightest fit. After a first solution the search is repeated with one clique less
 the lower bound of the weight bounds. Depth-first backtracking finds each solution, with bounds and recorded
 dead ends.
 
-Order of candidates (`CliqueRanking`): cliques already in use first; then those that are nearest, that fit
+Order of candidates (`CliqueRanking`): cliques already in use first, then those that are nearest, that fit
 more of the waiting groups of the same shape, close fewest free regions, and fit tightest. Free regions count
 before tightness: two trays taken from 18 leave room for a gang of 16, two taken from 17 do not, although that
-fit is tighter. The watched sizes are 16, 8, 4, 2 and 1 trays; the recommended segment is 16 of an NVL72's 18
+fit is tighter. The watched sizes are 16, 8, 4, 2 and 1 trays. The recommended segment is 16 of an NVL72's 18
 trays. `fragmentation_price` reports the regions that a plan closes. Fits are first computed by counting.
 Where counting is not exact, the joint assignment of a clique is solved only when that clique would come next
 (lazy evaluation on a heap).
@@ -220,7 +220,7 @@ class CliqueRequest(NamedTuple):
 def choose_cliques(
     trial: TrialPlacement, request: CliqueRequest, budget: SearchBudget
 ) -> list[CliqueChoice] | None:
-    """A clique for each subgroup, in their order; None, and nothing is assigned, where none was found."""
+    """A clique for each subgroup, in their order. None if none was found: then nothing is assigned."""
     search = CliqueSearch(trial, request, budget)
     best = search.run()
     # Equal subgroups fill the fewest cliques at once, so the loop mostly ends at its first condition.
@@ -461,10 +461,10 @@ class _CliqueFit(NamedTuple):
 class _CliqueRank(NamedTuple):
     """Less is better. `order` breaks ties, so that equal inputs give equal plans."""
 
-    near: tuple[int, ...]
+    first: tuple[int, ...]
     negative_fits: int
     """Less, the more of the waiting subgroups of this shape fit."""
-    kept: int
+    then: tuple[int, ...]
     fit: _CliqueFit
     order: int
     """The position of the clique; of several alike cliques, the first that is not tried yet."""
@@ -601,8 +601,8 @@ class CliqueRanking:
         return ranks
 
     def _rank(self, shape: CliqueShape, fit: _CliqueFit, waiting: int, order: int) -> _CliqueRank:
-        near, kept = shape.preference
-        return _CliqueRank(near, -1 if self._apart else -min(fit.fits, waiting), kept, fit, order)
+        first, then = shape.preference
+        return _CliqueRank(first, -1 if self._apart else -min(fit.fits, waiting), then, fit, order)
 
     def _unused_fit(self, shape: CliqueShape, group: GroupShape) -> _CliqueFit | None:
         if (shape.key, group) in self._solved_fits:

@@ -1,16 +1,16 @@
 """Choose cliques for several gangs of whole trays that compete for room: which of them run, and where.
 
 `choose_cliques` places one gang, and cannot weigh gangs against each other. So a batch of which one is left
-over has this strategy. The problem is multiple knapsack with item groups: an item is the tray counts of a
-gang's colocation groups, which are placed all or not at all; a bin is the number of empty trays of a clique.
+over has this strategy. The problem is multiple knapsack with item groups. An item is the tray counts of a
+gang's colocation groups, which are placed all or not at all. A bin is the number of empty trays of a clique.
 The score is the worth of the placed items (trays, weighted by priority), less one for each clique that is
 newly opened.
 
-One dynamic programme (`best_fill`) packs some items into some cliques. It walks through the items; a state
+One dynamic programme (`best_fill`) packs some items into some cliques. It walks through the items. A state
 is the free trays of the cliques, sorted, so that equal cliques count once. `pack` takes all cliques and all
-items where the states are few, which is exact. Beyond that it starts with best fit decreasing, packs one
-clique, then two cliques together with the waiting items, and keeps what raises the score. Only gangs with
-one colocation group are packed again. Gains that need three cliques at once are not found.
+items if the states are few, which is exact. Otherwise it starts with best fit decreasing, packs one clique,
+then two cliques together with the waiting items, and keeps what raises the score. Only gangs with one
+colocation group are packed again. Gains that need three cliques at once are not found.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ TRAY_WORTH = 1000
 """Worth of a tray of weight 1, against 1 for a clique that stays closed: placing more always counts more."""
 MAX_EXACT_CLIQUES = 6
 MAX_EXACT_STATES = 20_000
-"""Beyond so many of either the case is not small. States count once for each item that meets them."""
+"""A small case has at most this many cliques and states. States count once for each item that meets them."""
 MAX_PAIRS = 400
 """Pairs of cliques that are packed again at most: each takes some 10 ms."""
 CACHED_STEPS = 1 << 14
@@ -99,7 +99,7 @@ def _rooms(
 def best_fill(
     rooms: Rooms, items: Mapping[int, PackingItem], most_states: float = inf
 ) -> tuple[int, dict[int, ItemCliques]] | None:
-    """The items to place and their cliques, after what that is worth; None: too many states."""
+    """The items to place and their cliques, after what that is worth. None if there are too many states."""
     start: Rooms = tuple(sorted(rooms))
     # By state: what is placed is worth, and the steps to it, the newest first. A state with less worth can
     # never lead to more.
@@ -139,7 +139,7 @@ def _next_states(state: Rooms, sizes: tuple[int, ...]) -> tuple[tuple[Rooms, int
 def _placements(
     rooms: Rooms, sizes: tuple[int, ...], done: ItemCliques = ()
 ) -> Iterator[tuple[Rooms, ItemCliques]]:
-    """Ways to place an item; equal cliques are tried once."""
+    """Ways to place an item. Equal cliques are tried once."""
     if not sizes:
         yield rooms, done
         return
@@ -161,7 +161,7 @@ def best_fit_decreasing(cliques: Sequence[PackingClique], items: Sequence[Packin
 
 
 def _put_tightest(rooms: list[int], sizes: tuple[int, ...]) -> ItemCliques | None:
-    """Use the tightest clique for each size, one in use first; None, and nothing is used, if one lacks."""
+    """Use the tightest clique for each size, one in use first. None if one lacks: then nothing is used."""
     left, found = list(rooms), list[int]()
     for size in sizes:
         fitting = [(1 - (room & 1), room, clique) for clique, room in enumerate(left) if room >> 1 >= size]

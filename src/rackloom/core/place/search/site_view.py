@@ -1,11 +1,9 @@
 """A site as the planner keeps it between plans: cliques whose answers are computed once.
 
-A `SiteView` is an immutable value, made from a `PlacementSite` once and changed by deltas:
-
-- `changed` gives the view after some trays were replaced, and some holds ended or began. It costs what
-  changed: everything of the other cliques is shared with the view before it.
-
-A view that was changed equals a view made anew: equal content gives equal plans.
+A `SiteView` is an immutable value, made from a `PlacementSite` once. `changed` gives the view after some
+trays were replaced, and some holds ended or began. It costs what changed: everything of the other cliques is
+shared with the view before it. A view that was changed equals a new one: equal content gives equal plans.
+Choosers that only count trays make a view of cliques without names (`counted`).
 
 Three levels of sharing make a plan on a kept view cost little more than the cliques that it uses:
 
@@ -29,6 +27,7 @@ from rackloom.core.cluster.state import TrayHold
 from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
 from rackloom.core.place.placement_values import REGION_SIZES
 from rackloom.core.place.search.gang_needs import (
+    KEPT,
     CliqueBounds,
     MemberNeed,
     TrayState,
@@ -134,11 +133,11 @@ def _tray_state(
 
 
 class CliquePreference(NamedTuple):
-    """What makes a clique better for one request than others with equal trays; less is better."""
+    """What makes a clique better for one request than others with equal trays. Less is better."""
 
-    near: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()
     """It counts before all else."""
-    kept: int = 0
+    then: tuple[int, ...] = ()
     """It counts before the free regions."""
 
 
@@ -208,6 +207,22 @@ class CliqueState:
         return remembered(
             self._vacancies, needs, lambda: tuple([TrayVacancy.of(state, needs) for state in self.states])
         )
+
+
+CACHED_CLIQUES = 4096
+"""Cliques of whole trays that are remembered, with their bounds and fits: most are alike."""
+_FREE_TRAY = TrayState(1, True, True, False, frozenset([KEPT]), frozenset())
+_KEPT_TRAY = TrayState(1, False, True, False, frozenset(), frozenset())
+
+
+@lru_cache(CACHED_CLIQUES)
+def whole_trays(free: int, kept: int = 0, preference: CliquePreference = NO_PREFERENCE) -> CliqueState:
+    """A clique of which only whole trays count, without names: instances, and the map's advice.
+
+    The kept trays come first. Other tenants may not have them, so they belong to no free region.
+    """
+    states = (_KEPT_TRAY,) * kept + (_FREE_TRAY,) * free
+    return CliqueState((), states, CliqueShape(shape_key(states), preference))
 
 
 def shape_key(states: Sequence[TrayState]) -> frozenset[tuple[TrayState, int]]:

@@ -322,7 +322,7 @@ def _best_fit_trays(trial: TrialPlacement, clique: str, part: MemberRange) -> It
 
 def _positions(capacity: SiteCapacity, clique: str) -> list[TrayPosition]:
     """The trays of a clique, in site order."""
-    return [TrayPosition(clique, number) for number in range(len(capacity.cliques[clique].trays))]
+    return [TrayPosition(clique, number) for number in range(len(capacity.cliques[clique].states))]
 
 
 def _take_slots(
