@@ -17,8 +17,7 @@ import msgspec
 from rackloom.core.diagnosis.snapshot import grouped
 from rackloom.core.place.search.clique_search import fitting_cliques
 from rackloom.core.place.search.gang_needs import tray_group
-from rackloom.core.place.search.site_capacity import SiteCapacity
-from rackloom.core.place.search.site_view import CliquePreference, SiteView, whole_trays
+from rackloom.core.place.search.site_view import CliquePreference, SiteCapacity, SiteView, whole_trays
 from rackloom.web.model import MapTray, SiteMap, tray_free
 
 MOST_TRAYS = 10_000

@@ -12,7 +12,7 @@ from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.place.gang_planner import shares_clique, try_gang
 from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.gang_needs import colocation_groups
-from rackloom.core.place.search.site_capacity import capacity_for
+from rackloom.core.place.search.site_view import capacity_for
 from rackloom.core.place.search.tray_assignment import SearchBudget
 
 

@@ -18,8 +18,7 @@ from rackloom.core.place.gang_planner import plan_in_cliques, try_gang, view_wit
 from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.core.place.search.gang_needs import colocation_groups
 from rackloom.core.place.search.packing import PackingClique, PackingItem, pack
-from rackloom.core.place.search.site_capacity import SiteCapacity
-from rackloom.core.place.search.site_view import SiteView
+from rackloom.core.place.search.site_view import SiteCapacity, SiteView
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.core.progress import EachInTurn, in_turn
 

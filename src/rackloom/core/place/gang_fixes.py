@@ -43,8 +43,13 @@ from rackloom.core.place.search.gang_needs import (
     groups_apart,
     rank_sequences,
 )
-from rackloom.core.place.search.site_capacity import SiteCapacity, TrayPosition, capacity_for
-from rackloom.core.place.search.site_view import CliqueShape, SiteView
+from rackloom.core.place.search.site_view import (
+    CliqueShape,
+    SiteCapacity,
+    SiteView,
+    TrayPosition,
+    capacity_for,
+)
 from rackloom.core.place.search.tray_assignment import SearchBudget, TrialPlacement
 
 # Why a gang does not fit, in one sentence.

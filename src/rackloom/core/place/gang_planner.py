@@ -25,8 +25,7 @@ from rackloom.core.place.search.clique_search import (
     regions_closed,
 )
 from rackloom.core.place.search.gang_needs import colocation_groups
-from rackloom.core.place.search.site_capacity import SiteCapacity, TrayPosition, capacity_for
-from rackloom.core.place.search.site_view import SiteView
+from rackloom.core.place.search.site_view import SiteCapacity, SiteView, TrayPosition, capacity_for
 from rackloom.core.place.search.tray_assignment import (
     SearchBudget,
     TrialPlacement,

@@ -27,8 +27,7 @@ from msgspec.structs import replace
 
 from rackloom.core.place.search.clique_search import CliqueRequest, choose_cliques
 from rackloom.core.place.search.gang_needs import ColocationGroup, tray_group
-from rackloom.core.place.search.site_capacity import SiteCapacity
-from rackloom.core.place.search.site_view import CliquePreference, SiteView, whole_trays
+from rackloom.core.place.search.site_view import CliquePreference, SiteCapacity, SiteView, whole_trays
 from rackloom.core.place.search.tray_assignment import SearchBudget, TrialPlacement
 from rackloom.errors import Refused
 

@@ -435,7 +435,7 @@ def _refused_answer(
     """What blocks the job, `plans` of other jobs included, and what helps."""
     # What explains takes as long to load as what plans.
     from rackloom.core.place.gang_fixes import describe_shortage, find_fixes, partition_advice
-    from rackloom.core.place.search.site_capacity import capacity_for
+    from rackloom.core.place.search.site_view import capacity_for
 
     effort = SearchBudget()
     ground = capacity_for(_without_lower_priority(site, gang, plans, effort), gang)

@@ -66,8 +66,7 @@ from rackloom.core.place.search.gang_needs import (
     min_opened_trays,
     ordered_needs,
 )
-from rackloom.core.place.search.site_capacity import SiteCapacity
-from rackloom.core.place.search.site_view import CliqueShape, ShapeMembers, remembered
+from rackloom.core.place.search.site_view import CliqueShape, ShapeMembers, SiteCapacity, remembered
 from rackloom.core.place.search.tray_assignment import (
     SearchBudget,
     TrayAssignments,

@@ -49,7 +49,7 @@ from rackloom.core.place.search.gang_needs import (
     ordered_needs,
     tray_loads,
 )
-from rackloom.core.place.search.site_capacity import SiteCapacity, TrayPosition
+from rackloom.core.place.search.site_view import SiteCapacity, TrayPosition
 
 T = TypeVar("T")
 
