@@ -31,16 +31,16 @@ from site_figures import load as machine_load
 
 from rackloom.core.cluster.state import TrayHold
 from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
-from rackloom.core.place.batch import solve_packing
 from rackloom.core.place.gang_planner import plan_gang, try_gang
-from rackloom.core.place.packing import (
+from rackloom.core.place.placement_values import Gang, GangGroup
+from rackloom.core.place.search.packing import (
     TRAY_WORTH,
     PackingClique,
     PackingItem,
     best_fit_decreasing,
+    pack,
     packing_score,
 )
-from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.site_view import SiteView
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
@@ -306,13 +306,13 @@ def optimum(racks: int, gangs: int, seeds: int, limit: float) -> Iterator[dict[s
         sizes = (1, 2, 4, 5, 6, 8, 9, 12, 16, 17)
         items = [PackingItem((chance.choice(sizes),), chance.choice((1, 2, 3))) for _ in range(gangs)]
         start, begun = time.perf_counter(), time.process_time()
-        ours = packing_score(cliques, items, solve_packing(cliques, items))
+        ours = packing_score(cliques, items, pack(cliques, items))
         row = {
             "benchmark": "optimum",
             "racks": racks,
             "gangs": gangs,
             "seed": seed,
-            "best_fit": packing_score(cliques, items, best_fit_decreasing(cliques, items).result()),
+            "best_fit": packing_score(cliques, items, best_fit_decreasing(cliques, items)),
             "ours": ours,
             "seconds": round(time.perf_counter() - start, 2),
             "cpu_seconds": round(time.process_time() - begun, 2),

@@ -117,7 +117,7 @@ def test_several_jobs_are_packed_together_where_one_after_another_leaves_one_ove
     out = capsys.readouterr().out
     assert out.startswith("4 jobs fit together\n\nfour: 4 trays of clique clique-0")
     assert ran(saved(tmp_path, *jobs, job("five", 5), *nodes)) == 1
-    assert capsys.readouterr().out.startswith("3 of 5 jobs fit together; refused: ")
+    assert capsys.readouterr().out.startswith("4 of 5 jobs fit together; refused: five\n")
 
 
 @pytest.mark.parametrize(

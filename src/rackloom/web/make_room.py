@@ -1,16 +1,23 @@
 """Where a job of so many whole trays fits, or what stands in its way where the least does.
 
-Trays of one NVLink domain share memory, so a job needs all of its trays in one domain. Operators read who
-holds the other trays of a domain; a tenant reads which are its own, and of all others only that they are
-not available, because a reserved tray looks to it like one in use.
+Trays of one NVLink domain share memory, so a job needs all of its trays in one domain. The search that
+places gangs and instances orders the domains where the job fits (`fitting_cliques`). If it fits nowhere,
+those with most free trays are named. Operators read who holds the other trays of a domain. A tenant reads
+which are its own, and of all others only that they are not available, because a reserved tray looks to it
+like one in use.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from heapq import nlargest
+from itertools import islice
 
 import msgspec
 
 from rackloom.core.diagnosis.snapshot import grouped
+from rackloom.core.place.search.clique_search import fitting_cliques
+from rackloom.core.place.search.gang_needs import tray_group
+from rackloom.core.place.search.site_view import CliquePreference, SiteCapacity, SiteView, whole_trays
 from rackloom.web.model import MapTray, SiteMap, tray_free
 
 MOST_TRAYS = 10_000
@@ -42,18 +49,22 @@ class RoomPlan(msgspec.Struct, frozen=True, kw_only=True):
 def room_plan(whole: SiteMap, trays: int) -> RoomPlan:
     """Where a job of `trays` whole trays fits on a viewer's part of a site."""
     by_domain = grouped((tray[0].domain, tray) for rack in whole.racks for tray in rack.trays)
-    domains = [_domain_room(whole, found) for domain, found in by_domain.items() if domain]
-    large_enough = [domain for domain in domains if domain.trays >= trays]
-    room = [domain for domain in large_enough if domain.free >= trays]
-    # Of domains where it fits, the fullest is taken first: large free regions stay.
-    nearest = sorted(room, key=lambda domain: domain.free) or sorted(
-        large_enough, key=lambda domain: -domain.free
+    rooms = {domain: _domain_room(whole, found) for domain, found in by_domain.items() if domain}
+    # Of domains where it fits, the fullest is taken first, as for instances: large free regions stay.
+    site = SiteView.counted(
+        {
+            domain: whole_trays(room.free, preference=CliquePreference(then=(room.free,)))
+            for domain, room in rooms.items()
+        }
     )
+    fitting = list(islice(fitting_cliques(SiteCapacity(site), tray_group(trays)), MOST_DOMAINS))
+    large_enough = [domain for domain, room in rooms.items() if room.trays >= trays]
+    nearest = fitting or nlargest(MOST_DOMAINS, large_enough, key=lambda domain: rooms[domain].free)
     return RoomPlan(
         trays=trays,
-        fits=bool(room),
-        domains=tuple(nearest[:MOST_DOMAINS]),
-        largest=max((domain.trays for domain in domains), default=0),
+        fits=bool(fitting),
+        domains=tuple(rooms[domain] for domain in nearest),
+        largest=max((room.trays for room in rooms.values()), default=0),
     )
 
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from tests.core.place.place_sites import busy_sites, faults, held, site, workers
 
 from rackloom.core.cluster.trays import PlacementSite
-from rackloom.core.place.gang_planner import plan_exclusive_cliques, shares_clique
+from rackloom.core.place.gang_planner import shares_clique, try_gang
 from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.gang_needs import colocation_groups
-from rackloom.core.place.search.site_capacity import capacity_for
+from rackloom.core.place.search.site_view import capacity_for
 from rackloom.core.place.search.tray_assignment import SearchBudget
 
 
@@ -45,7 +45,7 @@ def can_be_alone(where: PlacementSite, gang: Gang) -> bool:
 @settings(max_examples=200, deadline=None)
 @given(busy_sites(), replicas())
 def test_every_share_has_a_clique_to_itself_if_there_is_a_way(where: PlacementSite, gang: Gang) -> None:
-    plan = plan_exclusive_cliques(where, gang, SearchBudget())
+    plan = try_gang(where, gang, SearchBudget(), apart=True)
     assert (plan is not None) == can_be_alone(where, gang)
     if plan is not None:
         assert faults(where, gang, plan) == []
@@ -58,11 +58,11 @@ def test_every_share_has_a_clique_to_itself_if_there_is_a_way(where: PlacementSi
 
 def test_spares_are_kept_beside_each_share() -> None:
     gang = workers(4, segment=2, spares=1)
-    plan = plan_exclusive_cliques(site(2, 3), gang, SearchBudget())
+    plan = try_gang(site(2, 3), gang, SearchBudget(), apart=True)
     assert plan is not None
     assert sorted(spare[:2] for spare in plan.spares) == ["n0", "n1"]
-    assert plan_exclusive_cliques(site(2, 3, held("n1-0", "other")), gang, SearchBudget()) is None
+    assert try_gang(site(2, 3, held("n1-0", "other")), gang, SearchBudget(), apart=True) is None
     assert (
-        plan_exclusive_cliques(site(2, 3, held("n1-0", "other")), replace(gang, spares=0), SearchBudget())
+        try_gang(site(2, 3, held("n1-0", "other")), replace(gang, spares=0), SearchBudget(), apart=True)
         is not None
     )

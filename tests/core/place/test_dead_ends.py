@@ -11,7 +11,7 @@ from tests.core.place.test_apart import apart, open_site
 from rackloom.core.place.gang_planner import try_gang
 from rackloom.core.place.search.clique_search import CliqueChoice, CliqueSearch, NogoodTable
 from rackloom.core.place.search.gang_needs import MemberNeed
-from rackloom.core.place.search.site_capacity import SiteCapacity
+from rackloom.core.place.search.site_view import SiteCapacity
 from rackloom.core.place.search.tray_assignment import MAX_GANG_DEAD_ENDS, SearchBudget
 
 SMALL, LARGE = MemberNeed(1, None), MemberNeed(4, None)

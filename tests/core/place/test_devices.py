@@ -25,7 +25,7 @@ from rackloom.core.place.claim_capacity import gpus_per_member, with_claim_capac
 from rackloom.core.place.gang_fixes import find_fixes
 from rackloom.core.place.gang_planner import try_gang, with_plan_reserved
 from rackloom.core.place.placement_values import Gang, GangGroup
-from rackloom.core.place.search.site_capacity import capacity_for
+from rackloom.core.place.search.site_view import capacity_for
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 from rackloom.topology import profiles

@@ -13,7 +13,7 @@ from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.place.gang_fixes import PlacementFix, find_fixes
 from rackloom.core.place.gang_planner import gang_fits, plan_gang, try_gang
 from rackloom.core.place.placement_values import Gang, GangGroup
-from rackloom.core.place.search.site_capacity import SiteCapacity, capacity_for
+from rackloom.core.place.search.site_view import SiteCapacity, capacity_for
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 

@@ -190,6 +190,11 @@ def applied(fix: str, request: TrayRequest) -> TrayRequest:
     )
 
 
+def test_what_is_left_of_a_spread_request_goes_where_it_fits_tightest() -> None:
+    rooms = [DomainFreeTrays(f"d{trays}", (FreeTray(trays, count=trays),), 0) for trays in (3, 4, 6)]
+    assert choose_trays(TrayRequest(9, one_domain=False), rooms).trays == (6,) * 6 + (3,) * 3
+
+
 def test_a_full_domain_names_the_fix_that_would_be_accepted() -> None:
     rooms = [DomainFreeTrays(f"d{number}", (FreeTray(f"t{number}"),), 0) for number in range(2)]
     with pytest.raises(Refused) as refusal:

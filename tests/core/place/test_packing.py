@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 from tests.core.place.place_sites import held, site
 
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray
-from rackloom.core.place.batch import plan_batch, solve_packing
-from rackloom.core.place.packing import (
+from rackloom.core.place.batch import plan_batch
+from rackloom.core.place.placement_values import Gang, GangGroup
+from rackloom.core.place.search.packing import (
     PackingAssignment,
     PackingClique,
     PackingItem,
-    PairwiseImprovement,
     best_fit_decreasing,
+    improved,
+    pack,
     packing_score,
 )
-from rackloom.core.place.placement_values import Gang, GangGroup
 
 cliques_of_4x6 = st.lists(st.builds(PackingClique, st.integers(0, 6), st.booleans()), min_size=1, max_size=4)
 blocks = st.lists(st.integers(1, 6), min_size=1, max_size=2).map(lambda found: tuple(sorted(found)[::-1]))
@@ -50,7 +51,7 @@ def brute_force(cliques: list[PackingClique], items: list[PackingItem]) -> int:
 def test_a_small_site_is_packed_as_well_as_brute_force_can(
     cliques: list[PackingClique], items: list[PackingItem]
 ) -> None:
-    found = solve_packing(cliques, items)
+    found = pack(cliques, items)
     assert is_sound(cliques, items, found)
     assert packing_score(cliques, items, found) == brute_force(cliques, items)
 
@@ -63,8 +64,8 @@ def test_a_small_site_is_packed_as_well_as_brute_force_can(
 def test_improvement_never_loses_what_best_fit_had(
     cliques: list[PackingClique], items: list[PackingItem]
 ) -> None:
-    first = best_fit_decreasing(cliques, items).result()
-    better = PairwiseImprovement(best_fit_decreasing(cliques, items)).run().result()
+    first = best_fit_decreasing(cliques, items)
+    better = improved(cliques, items, best_fit_decreasing(cliques, items))
     assert is_sound(cliques, items, better)
     assert packing_score(cliques, items, better) >= packing_score(cliques, items, first)
 
@@ -84,7 +85,7 @@ def test_80_gangs_on_32_racks_come_within_1_percent_of_the_optimum(seed: int) ->
         "highspy", reason="HiGHS, which certifies the optimum, is not installed"
     )
     cliques, items = case(32, 80, seed)
-    ours = packing_score(cliques, items, solve_packing(cliques, items))
+    ours = packing_score(cliques, items, pack(cliques, items))
     assert ours >= 0.99 * upper_bound(highspy, cliques, items)
 
 

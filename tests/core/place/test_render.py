@@ -9,7 +9,7 @@ from tests.core.place.place_sites import site
 from rackloom.core.cluster.jobs import read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.scheduling import REQUIRED_DURING_SCHEDULING
-from rackloom.core.place.gang_planner import plan_exclusive_cliques, plan_gang
+from rackloom.core.place.gang_planner import plan_gang, try_gang
 from rackloom.core.place.gang_requests import gang_of_job
 from rackloom.core.place.plan_notes import segment_note, usable_share
 from rackloom.core.place.rendering import RenderedJob, render_job
@@ -33,7 +33,7 @@ def render(target: str, value: dict[str, Any], **asked: Any) -> RenderedJob:
     (job,) = read_jobs([value], LABELS)
     gang = gang_of_job(job, {}, priorities={}, **asked)
     where = site(2, 6)
-    plan = plan_exclusive_cliques(where, gang, SearchBudget()) if target == "lws" else plan_gang(where, gang)
+    plan = try_gang(where, gang, SearchBudget(), apart=True) if target == "lws" else plan_gang(where, gang)
     assert plan is not None
     return render_job(target, job, gang, plan, where, LABELS)
 

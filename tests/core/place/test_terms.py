@@ -11,7 +11,7 @@ from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementT
 from rackloom.core.place.gang_fixes import find_fixes
 from rackloom.core.place.gang_planner import plan_gang, try_gang, with_plan_reserved
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, PlacementTerms
-from rackloom.core.place.search.site_capacity import capacity_for
+from rackloom.core.place.search.site_view import capacity_for
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 

@@ -4,8 +4,8 @@
 that are in service. Not in service are machines that are cordoned, missing, not Ready, or in a domain that
 is paused or has a conflict. Trays with GPUs in a partition that the site did not make, or with GPUs that
 their controller does not list, are shut (`shut_trays`). Few machines are unhealthy or shut, so only these
-are named; the others are counted in the database and stand in the search as interchangeable slots, those of
-each reservation by themselves. After the search each slot becomes the next machine in rack, chassis and
+are named. The others are counted in the database, also for each reservation, and stand in the search as
+interchangeable slots. After the search each slot becomes the next machine in rack, chassis and
 slot order. A request that the site cannot place is refused as a conflict, with the nearest fix.
 `choose_unreserved_trays` chooses trays for a new reservation by the same rules.
 
@@ -16,8 +16,7 @@ other tenants it shows only numbers of trays, and to operators for whom trays ar
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -113,11 +112,10 @@ _FIRST_MACHINES = {
 """By whether the machines are reserved, and whether their domain is known."""
 
 
-class MachineSlot(msgspec.Struct, frozen=True):
-    """A healthy machine of `domain`. These are interchangeable, so the search needs only their number."""
+class MachineSlot(NamedTuple):
+    """Any healthy machine of `domain`. These are interchangeable, so the search needs only their number."""
 
     domain: str | None
-    number: int
     reservation_id: str | None = None
     """The reservation that keeps it now."""
 
@@ -206,28 +204,22 @@ def domain_rooms(
     # To subtract the few shut ones costs less than to look each machine up in their table.
     special = Counter(domain for machine_id, domain in shut_machines if machine_id not in unhealthy)
     listed: dict[str | None, list[FreeTray[MachineOrSlot]]] = defaultdict(list)
-    for domain, reservation_id, count in (
-        conn.execute(_RESERVED_BY_DOMAIN, {**parameters, "reservations": list(reservations)})
-        if reservations
-        else ()
-    ):
+    reserved = {**parameters, "reservations": list(reservations)}
+    for domain, reservation_id, count in conn.execute(_RESERVED_BY_DOMAIN, reserved) if reservations else ():
         special[domain] += count
-        listed[domain] += _machine_slots(domain, count, reservation_id, reservations[reservation_id].owner)
+        slot = MachineSlot(domain, reservation_id)
+        listed[domain].append(FreeTray(slot, owner=reservations[reservation_id].owner, count=count))
     for machine_id, domain in unhealthy_machines:
         if machine_id not in shut:
             listed[domain].append(FreeTray(machine_id, unhealthy[machine_id], owner=owners.get(machine_id)))
     for machine_id, domain in shut_machines:
         why = shut[machine_id].why
         listed[domain].append(FreeTray(machine_id, shut=why, owner=owners.get(machine_id)))
-    slots = {
-        domain: _machine_slots(domain, count - special[domain])
-        for domain, count in conn.execute(_HEALTHY_BY_DOMAIN, parameters)
-    }
+    for domain, count in conn.execute(_HEALTHY_BY_DOMAIN, parameters):
+        listed[domain].insert(0, FreeTray(MachineSlot(domain), count=count - special[domain]))
     return [
-        DomainFreeTrays(
-            domain, (*slots.get(domain, ()), *listed.get(domain, ())), members.get(domain, 0) if domain else 0
-        )
-        for domain in dict.fromkeys((*members, *slots, *listed))
+        DomainFreeTrays(domain, tuple(listed.get(domain, ())), members.get(domain, 0) if domain else 0)
+        for domain in dict.fromkeys((*members, *listed))
     ]
 
 
@@ -241,27 +233,6 @@ def _owners(
     return owners_of_trays(reservations, dict(map(tuple, conn.execute(kept))))
 
 
-_SLOTS_MADE = 32
-"""Slots are made for so many machines of a domain at once: an NVL72 rack has 18."""
-
-
-def _machine_slots(
-    domain: str | None, count: int, reservation_id: str | None = None, owner: str | None = None
-) -> tuple[FreeTray[MachineOrSlot], ...]:
-    made = -(-count // _SLOTS_MADE) * _SLOTS_MADE
-    return _new_slots(domain, made, reservation_id, owner)[:count]
-
-
-@lru_cache(maxsize=1 << 16)
-def _new_slots(
-    domain: str | None, count: int, reservation_id: str | None, owner: str | None
-) -> tuple[FreeTray[MachineOrSlot], ...]:
-    """Kept for all domains of the largest sites: each request lists the free machines of every domain."""
-    return tuple(
-        FreeTray(MachineSlot(domain, number, reservation_id), owner=owner) for number in range(count)
-    )
-
-
 def _machines_of_slots(
     conn: sa.Connection,
     type_id: str,
@@ -270,9 +241,9 @@ def _machines_of_slots(
     reservations: Collection[str],
 ) -> tuple[str, ...]:
     """The machines for the chosen slots: in each domain and reservation the first ones in rack order."""
-    wanted = Counter((tray.domain, tray.reservation_id) for tray in trays if isinstance(tray, MachineSlot))
     found = {}
-    for (domain, reservation_id), most in wanted.items():
+    for slot, most in Counter(tray for tray in trays if isinstance(tray, MachineSlot)).items():
+        domain, reservation_id = slot
         parameters: dict[str, Any] = {
             "type": type_id,
             "unhealthy": list(unhealthy),
@@ -282,11 +253,8 @@ def _machines_of_slots(
         if domain is not None:
             parameters["domain"] = domain
         first = _FIRST_MACHINES[reservation_id is not None, domain is not None]
-        found[domain, reservation_id] = iter(conn.execute(first, parameters).scalars().all())
-    return tuple(
-        next(found[tray.domain, tray.reservation_id]) if isinstance(tray, MachineSlot) else tray
-        for tray in trays
-    )
+        found[slot] = iter(conn.execute(first, parameters).scalars().all())
+    return tuple(next(found[tray]) if isinstance(tray, MachineSlot) else tray for tray in trays)
 
 
 def unhealthy_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, str]:

@@ -15,18 +15,10 @@ from collections.abc import Sequence
 
 from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.place.gang_planner import plan_in_cliques, try_gang, view_with_plan_reserved
-from rackloom.core.place.packing import (
-    PackingAssignment,
-    PackingClique,
-    PackingItem,
-    PairwiseImprovement,
-    best_fit_decreasing,
-    pack_exactly,
-)
 from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.core.place.search.gang_needs import colocation_groups
-from rackloom.core.place.search.site_capacity import SiteCapacity
-from rackloom.core.place.search.site_view import SiteView
+from rackloom.core.place.search.packing import PackingClique, PackingItem, pack
+from rackloom.core.place.search.site_view import SiteCapacity, SiteView
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.core.progress import EachInTurn, in_turn
 
@@ -92,7 +84,7 @@ def plan_packed(site: SiteView, gangs: Sequence[Gang]) -> PlansByGang:
     for waiting in rounds:
         whole = [gang for gang in waiting if _takes_whole_trays(site, gang)]
         cliques, items = packing_problem(site, whole)
-        for gang, numbers in zip(whole, solve_packing(cliques, items), strict=True):
+        for gang, numbers in zip(whole, pack(cliques, items), strict=True):
             if numbers is not None:
                 names = [site.clique_named(number) for number in numbers]
                 plans[gang.name] = plan_in_cliques(site, gang, names)
@@ -100,14 +92,6 @@ def plan_packed(site: SiteView, gangs: Sequence[Gang]) -> PlansByGang:
         rest, site = plan_in_turn(site, [gang for gang in waiting if gang.name not in plans])
         plans |= rest
     return plans
-
-
-def solve_packing(cliques: Sequence[PackingClique], items: Sequence[PackingItem]) -> PackingAssignment:
-    """The optimum where the case is small, else a good packing."""
-    return (
-        pack_exactly(cliques, items)
-        or PairwiseImprovement(best_fit_decreasing(cliques, items)).run().result()
-    )
 
 
 def packing_problem(site: SiteView, gangs: Sequence[Gang]) -> tuple[list[PackingClique], list[PackingItem]]:

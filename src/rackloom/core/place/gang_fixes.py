@@ -35,7 +35,7 @@ from rackloom.core.place.job_moves import (
     without_units,
 )
 from rackloom.core.place.placement_values import Gang, GangGroup
-from rackloom.core.place.search.clique_search import can_choose_cliques
+from rackloom.core.place.search.clique_search import CliqueRequest, choose_cliques
 from rackloom.core.place.search.gang_needs import (
     ColocationGroup,
     MemberNeed,
@@ -43,8 +43,13 @@ from rackloom.core.place.search.gang_needs import (
     groups_apart,
     rank_sequences,
 )
-from rackloom.core.place.search.site_capacity import SiteCapacity, TrayPosition, capacity_for
-from rackloom.core.place.search.site_view import CliqueShape, SiteView
+from rackloom.core.place.search.site_view import (
+    CliqueShape,
+    SiteCapacity,
+    SiteView,
+    TrayPosition,
+    capacity_for,
+)
 from rackloom.core.place.search.tray_assignment import SearchBudget, TrialPlacement
 
 # Why a gang does not fit, in one sentence.
@@ -320,8 +325,8 @@ class _FixSearch:
     def _fits_in_clique(self, clique: SiteView) -> bool:
         """Whether the largest subgroup fits in the clique that the site is."""
         trial = TrialPlacement(capacity_for(clique, self._gang))
-        largest = colocation_groups(self._gang)[:1]
-        return can_choose_cliques(trial, largest, self._gang.spares, self._budget)
+        request = CliqueRequest(colocation_groups(self._gang)[:1], self._gang.spares, fewest=False)
+        return choose_cliques(trial, request, self._budget) is not None
 
     def _units_to_free(self, clique: SiteView, units: Sequence[MovableUnit]) -> list[MovableUnit]:
         return minimal_subset(units, lambda some: self._fits_in_clique(without_units(clique, some)))

@@ -5,10 +5,6 @@ the search and build the plan: members in the order of the gang, helpers beside 
 share, spare trays, the price in free regions, and the reason. `gang_fits` only asks whether a plan exists.
 `plan_in_cliques` builds the plan for given cliques.
 
-`exclusive_cliques` gives each colocation group a clique that no other group of the gang uses, largest
-first. This greedy order is sufficient because groups of one job are equal but for a smaller last one, and
-a clique that fits a group fits any smaller one. Exclusive topology of LeaderWorkerSet needs this.
-
 `with_plan_reserved` is the site once a plan holds its trays. Trays with claimed devices are held whole,
 because the allocator was not asked what is left on them.
 """
@@ -23,14 +19,13 @@ from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment
 from rackloom.core.place.search.clique_search import (
     CliqueChoice,
-    can_choose_cliques,
+    CliqueRequest,
     choose_cliques,
     fragmentation_price,
     regions_closed,
 )
 from rackloom.core.place.search.gang_needs import colocation_groups
-from rackloom.core.place.search.site_capacity import SiteCapacity, TrayPosition, capacity_for
-from rackloom.core.place.search.site_view import SiteView
+from rackloom.core.place.search.site_view import SiteCapacity, SiteView, TrayPosition, capacity_for
 from rackloom.core.place.search.tray_assignment import (
     SearchBudget,
     TrialPlacement,
@@ -45,10 +40,10 @@ def plan_gang(site: PlacementSite | SiteView, gang: Gang) -> GangPlan:
 
     A fix was planned, but for the advice to make a partition where none holds the trays.
 
-    Who plans again on the same site, or on one that changed a little, keeps its `SiteView`.
+    Keep the `SiteView` between plans: rebuilding it costs more than the plan.
     """
     capacity, budget = capacity_for(site, gang), SearchBudget()
-    plan = try_gang_on(capacity, gang, budget)
+    plan = try_gang(capacity, gang, budget)
     if plan is not None:
         return plan
     # The fixes are themselves plans of this module, and a gang that fits needs none of them.
@@ -60,24 +55,24 @@ def plan_gang(site: PlacementSite | SiteView, gang: Gang) -> GangPlan:
     raise Refused(describe_shortage(capacity, gang), nearest_fix=advice)
 
 
-def try_gang(site: PlacementSite | SiteView, gang: Gang, budget: SearchBudget) -> GangPlan | None:
+def try_gang(
+    site: PlacementSite | SiteView | SiteCapacity, gang: Gang, budget: SearchBudget, *, apart: bool = False
+) -> GangPlan | None:
     """The plan, or None where the gang does not fit. Raises Refused for a gang that contradicts itself.
 
-    All plans that are tried for one gang share a `budget`.
+    All plans that are tried for one gang share a `budget`, and perhaps the capacity for it. `apart`: no two
+    colocation groups share a clique, as exclusive topology of LeaderWorkerSet needs.
     """
-    return try_gang_on(capacity_for(site, gang), gang, budget)
-
-
-def try_gang_on(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> GangPlan | None:
-    """`try_gang` on a `capacity_for` the gang that is used for other searches too."""
-    trial = TrialPlacement(capacity)
-    chosen = choose_cliques(trial, colocation_groups(gang), gang.spares, budget)
+    trial = TrialPlacement(capacity_for(site, gang))
+    request = CliqueRequest(colocation_groups(gang), gang.spares, apart)
+    chosen = choose_cliques(trial, request, budget)
     return None if chosen is None else _gang_plan(gang, trial, chosen)
 
 
 def gang_fits(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> bool:
     """Whether there is a plan; the search stops at the first one."""
-    return can_choose_cliques(TrialPlacement(capacity), colocation_groups(gang), gang.spares, budget)
+    request = CliqueRequest(colocation_groups(gang), gang.spares, fewest=False)
+    return choose_cliques(TrialPlacement(capacity), request, budget) is not None
 
 
 def plan_in_cliques(site: PlacementSite | SiteView, gang: Gang, cliques: Sequence[str]) -> GangPlan:
@@ -204,30 +199,14 @@ def _holds_of_plan(trays: Iterable[PlacementTray], gang: Gang, plan: GangPlan) -
 # A clique for each group of the gang.
 
 
-def plan_exclusive_cliques(site: PlacementSite, gang: Gang, budget: SearchBudget) -> GangPlan | None:
-    """The plan, or None where there are too few cliques."""
-    cliques = exclusive_cliques(site, gang, budget)
-    return plan_in_cliques(site, gang, cliques) if len(cliques) == len(colocation_groups(gang)) else None
-
-
-def exclusive_cliques(site: PlacementSite, gang: Gang, budget: SearchBudget) -> list[str]:
-    """A clique for each subgroup, the largest first, up to the first one that finds none.
-
-    Greedy is enough: replicas and segments of one job are equal but for a smaller last one, and a clique that
-    takes a subgroup could take any smaller one too. So no choice costs a later subgroup its only clique.
-    """
-    cliques: list[str] = []
-    view = SiteView.of(site)
-    for subgroup in colocation_groups(gang):
-        groups = tuple(replace(part.group, members=part.members, share="") for part in subgroup)
-        alone = replace(gang, groups=groups, segment=None)
-        plan = try_gang(view, alone, budget)
-        if plan is None:
-            break
-        cliques += plan.cliques
-        closed = (_closed_tray(tray) for clique in plan.cliques for tray in view.cliques[clique].trays)
-        view = view.changed(trays=closed)
-    return cliques
+def exclusive_cliques(site: PlacementSite, gang: Gang, budget: SearchBudget) -> tuple[str, ...]:
+    """Cliques for as many of the first subgroups as fit if no two share one."""
+    capacity, subgroups = capacity_for(site, gang), colocation_groups(gang)
+    for count in range(len(subgroups), 0, -1):
+        request = CliqueRequest(subgroups[:count], gang.spares, apart=True)
+        if chosen := choose_cliques(TrialPlacement(capacity), request, budget):
+            return tuple(choice.clique for choice in chosen)
+    return ()
 
 
 def shares_clique(gang: Gang, plan: GangPlan) -> bool:
@@ -237,9 +216,7 @@ def shares_clique(gang: Gang, plan: GangPlan) -> bool:
 
 def with_cliques_closed(site: PlacementSite, cliques: Collection[str]) -> PlacementSite:
     """The site with nothing new in some of its cliques."""
-    return site.with_trays(lambda tray: _closed_tray(tray) if tray.sharing in cliques else tray)
-
-
-def _closed_tray(tray: PlacementTray) -> PlacementTray:
     why = "in a clique that another group has to itself"
-    return replace(tray, shut=tray.shut or why, is_unfit=True)
+    return site.with_trays(
+        lambda tray: replace(tray, shut=tray.shut or why, is_unfit=True) if tray.sharing in cliques else tray
+    )

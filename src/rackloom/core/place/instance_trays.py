@@ -1,28 +1,34 @@
-"""Choose trays for new instances: near the tenant's other members, then where the fit is tightest.
+"""Choose trays for new instances: a tenant's request as the search takes it.
 
-Only GPUs of one NVLink domain share memory. `choose_trays` therefore orders the domains: known before not
-yet observed, then most GPUs of the same logical partitions, then those with room for all, then most trays
-that are reserved for the tenant, then the fewest trays left over (best fit), which keeps the large free
-regions whole for the next tenant. Within a domain the tenant's reserved trays come first. A request may ask
-for one domain, or for the domain of the existing members; otherwise the instances spread over the domains
-in this order. A request may limit how many trays are not reserved for its tenant, where a quota allows no
-more: if any choice keeps to that limit, one is found.
+Only GPUs of one NVLink domain share memory. `choose_trays` makes each domain a clique of whole trays, and
+the search (`choose_cliques`) orders them: known before not yet observed, then most GPUs of the same logical
+partitions, then those with room for all, then most trays that are reserved for the tenant, then the
+tightest fit, which keeps the large free regions whole for the next tenant. Within a domain the tenant's
+reserved trays come first. A request may ask for one domain, or for the domain of the existing members.
+Otherwise it is cut into parts as large as the domains take, the nearest domains first. A request may limit
+how many trays are not reserved for its tenant, where a quota allows no more: each part then asks for
+reserved trays, and if any choice keeps to that limit, one is found.
 
 Trays with unhealthy GPUs are skipped unless the request allows them, and trays that are shut are always
-skipped; the reason names both. Trays that are reserved for somebody else are skipped too; a refusal only
-counts those that are not shut, because a tenant does not learn of other tenants.
+skipped. The reason names both. Trays that are reserved for others are skipped too. A refusal only counts
+those that are not shut, because a tenant does not learn of other tenants.
 
 A refusal names the shortage, the trays that are shut, and the nearest fix. Fixes are tried before they
 are named: first every combination of relaxed options, smallest first, then fewer trays. They use the
 option names of the REST API.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
+from rackloom.core.place.search.clique_search import CliqueRequest, choose_cliques
+from rackloom.core.place.search.gang_needs import ColocationGroup, tray_group
+from rackloom.core.place.search.site_view import CliquePreference, SiteCapacity, SiteView, whole_trays
+from rackloom.core.place.search.tray_assignment import SearchBudget, TrialPlacement
 from rackloom.errors import Refused
 
 MAX_NAMED_TRAYS = 3
@@ -34,7 +40,7 @@ The choice compares no ids; it prints those of unhealthy trays."""
 
 
 class FreeTray(msgspec.Struct, Generic[TrayId], frozen=True):
-    """A tray that carries nothing."""
+    """A tray that carries nothing, or several that are equal."""
 
     tray: TrayId
     sick: str | None = None
@@ -43,9 +49,11 @@ class FreeTray(msgspec.Struct, Generic[TrayId], frozen=True):
     """Why nothing may be placed on it, whatever the tenant accepts."""
     owner: str | None = None
     """The only tenant that may have it now; None: any."""
+    count: int = 1
+    """How many trays this stands for."""
 
     def is_open_to(self, tenant: str | None) -> bool:
-        """Whether it waits for nobody else than `tenant`."""
+        """Whether it waits for no other tenant."""
         return self.owner in (None, tenant)
 
 
@@ -58,20 +66,12 @@ class DomainFreeTrays(msgspec.Struct, Generic[TrayId], frozen=True):
     members: int
     """GPUs of this domain that are already in the logical partitions of the request."""
 
-    def free(self, *, tenant: str | None = None, allow_sick: bool = False) -> tuple[TrayId, ...]:
+    def free(self, *, tenant: str | None = None, allow_sick: bool = False) -> list[TrayId]:
         """Trays that `tenant` may get, those that are reserved for it first."""
-        reserved = self._usable(tenant, allow_sick) if tenant is not None else []
-        return (*reserved, *self._usable(None, allow_sick))
-
-    def reserved(self, tenant: str | None, *, allow_sick: bool = False) -> int:
-        """How many of the trays that `tenant` may get are reserved for it."""
-        return len(self._usable(tenant, allow_sick)) if tenant is not None else 0
-
-    def _usable(self, owner: str | None, allow_sick: bool) -> list[TrayId]:
+        usable = [tray for tray in self.trays if tray.shut is None and (allow_sick or tray.sick is None)]
+        owners = [None] if tenant is None else [tenant, None]
         return [
-            tray.tray
-            for tray in self.trays
-            if tray.owner == owner and tray.shut is None and (allow_sick or tray.sick is None)
+            tray.tray for owner in owners for tray in usable if tray.owner == owner for _ in range(tray.count)
         ]
 
 
@@ -105,151 +105,167 @@ _RELAXATIONS = {
 """What a caller may give up, and the name of the option in the REST API."""
 
 
-class _Candidate(msgspec.Struct, Generic[TrayId], frozen=True):
-    """A domain with the trays that the request may have."""
+class _Room(NamedTuple, Generic[TrayId]):
+    """A domain, or one tray of an unknown domain, as a request meets it."""
 
-    domain: str | None
-    free: tuple[TrayId, ...]
-    reserved: int
-    """The first trays of `free` are reserved for the tenant: so many."""
-    members: int
-    most_unreserved: int
-    """How many of the other trays the request may have."""
+    near: tuple[bool, int]
+    """Less is better: whether its domain is unknown, then the members there."""
+    domain: DomainFreeTrays[TrayId]
+    kept: int
+    """Trays that are reserved for the tenant."""
+    free: int
+    """Other trays that it may have."""
+    most: int
+    """The most trays that it may have here."""
 
-    @property
-    def room(self) -> int:
-        """The most trays that the request may have here."""
-        return min(len(self.free), self.reserved + self.most_unreserved)
-
-    def rank(self, trays: int) -> tuple[bool, int, bool, int, int, str]:
-        """Less is better: known, most members, room for all, most reserved, fewest left (or most taken)."""
-        left, reserved = len(self.free) - trays, min(self.reserved, trays)
-        too_small = self.room < trays
-        return (self.domain is None, -self.members, too_small, -reserved, abs(left), self.domain or "")
-
-    def choice(self, trays: int) -> TrayChoice[TrayId]:
-        """All trays in this domain."""
-        left = len(self.free) - trays
-        if self.domain is None:
-            reason = (
-                "on machines whose NVLink domain is not yet observed: no machine of a known domain is free"
-            )
-        elif self.members:
-            reason = (
-                f"in NVLink domain {self.domain}: it already holds {self.members} GPUs of the logical"
-                f" partition ({left} free machines left)"
-            )
-        elif self.reserved:
-            reason = (
-                f"in NVLink domain {self.domain}: {min(self.reserved, trays)} machines are reserved there for"
-                f" the organisation ({left} free machines left)"
-            )
-        else:
-            reason = f"in NVLink domain {self.domain}: the tightest fit ({left} free machines left)"
-        return TrayChoice(self.free[:trays], reason)
+    @classmethod
+    def of(cls, domain: DomainFreeTrays[TrayId], request: TrayRequest) -> "_Room[TrayId]":
+        """The domain with what is usable of it."""
+        kept = free = 0
+        for tray in domain.trays:
+            if tray.shut is None and (tray.sick is None or request.allow_sick):
+                if tray.owner is None:
+                    free += tray.count
+                elif tray.owner == request.tenant:
+                    kept += tray.count
+        near = (domain.domain is None, -domain.members)
+        return cls(near, domain, kept, free, kept + min(free, _most_unreserved(request)))
 
 
 def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> TrayChoice[TrayId]:
     """Choose trays for `request`. Raises Refused with the shortage, and with a fix that was tried, if any."""
-    chosen = _choose(request, domains)
+    apart = sorted(_domains_apart(domains), key=lambda domain: domain.domain or "")
+    chosen = _search(request, apart)
     trays = [tray for domain in domains for tray in domain.trays]
-    shut = {
-        tray.tray: tray.shut for tray in trays if tray.shut is not None and tray.is_open_to(request.tenant)
-    }
-    if isinstance(chosen, str):
-        kept = sum(tray.shut is None and not tray.is_open_to(request.tenant) for tray in trays)
-        reason = f"{chosen}; {kept} more machines are not available now" if kept else chosen
-        raise Refused(_passing_over(shut, reason), nearest_fix=_nearest_fix(request, domains))
+    own = [tray for tray in trays if tray.is_open_to(request.tenant)]
+    shut = {tray.tray: tray.shut for tray in own if tray.shut is not None}
+    if chosen is None:
+        kept = sum(tray.count for tray in trays if tray.shut is None and not tray.is_open_to(request.tenant))
+        shortage, most = _shortage(request, apart)
+        reason = f"{shortage}; {kept} more machines are not available now" if kept else shortage
+        raise Refused(_passing_over(shut, reason), nearest_fix=_nearest_fix(request, apart, most))
     # A refusal need not name unhealthy trays: its fix says that they may be allowed.
-    sick = {
-        tray.tray: tray.sick
-        for tray in trays
-        if tray.sick is not None and tray.shut is None and tray.is_open_to(request.tenant)
-    }
-    return TrayChoice(chosen.trays, _passing_over(shut if request.allow_sick else shut | sick, chosen.reason))
+    sick = {tray.tray: tray.sick for tray in own if tray.sick is not None and tray.shut is None}
+    unused = shut if request.allow_sick else shut | sick
+    machines = tuple([tray for _, taken in chosen for tray in taken])
+    return TrayChoice(machines, _passing_over(unused, _reason(request, [room for room, _ in chosen])))
 
 
-def _choose(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> TrayChoice[TrayId] | str:
-    """A placement, or why there is none."""
-    wanted = request.trays
-    candidates = [_candidate(request, domain) for domain in domains]
-    candidates.sort(key=lambda candidate: candidate.rank(wanted))
-    # Trays without a known domain are never promised to share memory.
-    known = [candidate for candidate in candidates if candidate.domain is not None]
+def _domains_apart(domains: Iterable[DomainFreeTrays[TrayId]]) -> Iterator[DomainFreeTrays[TrayId]]:
+    """Trays without a known domain are never promised to share memory: each counts as another domain."""
+    for domain in domains:
+        if domain.domain is not None:
+            yield domain
+            continue
+        for tray in domain.trays:
+            yield from [replace(domain, trays=(replace(tray, count=1),))] * tray.count
+
+
+def _rooms(request: TrayRequest, domains: Iterable[DomainFreeTrays[TrayId]]) -> list[_Room[TrayId]]:
+    """Where the request may go."""
+    rooms = [_Room.of(domain, request) for domain in domains]
     if request.beside_members:
-        return _beside_members(wanted, known)
-    reserved = sum(candidate.reserved for candidate in candidates)
-    unreserved = sum(len(candidate.free) for candidate in candidates) - reserved
-    free = reserved + min(unreserved, _most_unreserved(request))
-    if free < wanted:
-        return f"Insufficient machines available: requested {wanted}, available {free}"
-    if request.one_domain and wanted > 1:
-        best = max((candidate.room for candidate in known), default=0)
-        return _in_first_that_fits(wanted, known) or (
-            f"Topology optimization requires all {wanted} machines on same NVLink domain,"
-            f" but best domain only has {best} available"
-        )
-    return _spread(wanted, candidates, _most_unreserved(request))
+        known = [room for room in rooms if room.domain.domain is not None]
+        rooms = [room for room in known if room.domain.members] or known
+    return rooms
+
+
+def _search(
+    request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]
+) -> list[tuple[_Room[TrayId], list[TrayId]]] | None:
+    """The trays that the search chooses, by room. None if there are too few."""
+    rooms = [room for room in _rooms(request, domains) if room.most]
+    if not (parts := _parts(request, rooms)):
+        return None
+    cliques = {
+        str(at): whole_trays(free, kept, CliquePreference(near, (-min(kept, request.trays), kept + free)))
+        for at, (near, _, kept, free, _) in enumerate(rooms)
+    }
+    trial = TrialPlacement(SiteCapacity(SiteView.counted(cliques)))
+    chosen = choose_cliques(trial, CliqueRequest(parts, fewest=False), SearchBudget())
+    if chosen is None:
+        return None
+    # The positions in the cliques become trays again.
+    numbers: dict[str, list[int]] = {}
+    for at in sorted([seat.at for choice in chosen for seat in choice.assignments]):
+        numbers.setdefault(at.clique, []).append(at.number)
+    found = []
+    for clique in dict.fromkeys(choice.clique for choice in chosen):
+        room = rooms[int(clique)]
+        usable = room.domain.free(tenant=request.tenant, allow_sick=request.allow_sick)
+        found.append((room, [usable[number] for number in numbers[clique]]))
+    return found
+
+
+def _parts(request: TrayRequest, rooms: Sequence[_Room[TrayId]]) -> list[ColocationGroup]:
+    """What shares a domain: all of it, or parts as large as the domains take, the nearest first."""
+    left, unreserved = request.trays, _most_unreserved(request)
+    if request.one_domain or request.beside_members:
+        return [tray_group(left, max(0, left - unreserved))]
+    parts = []
+    for room in sorted(rooms, key=lambda room: (room.near, -room.most)):
+        if trays := min(left, room.kept + min(room.free, unreserved)):
+            kept = 0 if request.most_unreserved is None else min(room.kept, trays)
+            parts.append(tray_group(trays, kept))
+            left, unreserved = left - trays, unreserved - max(0, trays - room.kept)
+    return [] if left else parts
 
 
 def _most_unreserved(request: TrayRequest) -> int:
     return request.trays if request.most_unreserved is None else request.most_unreserved
 
 
-def _candidate(request: TrayRequest, domain: DomainFreeTrays[TrayId]) -> _Candidate[TrayId]:
-    return _Candidate(
-        domain.domain,
-        domain.free(tenant=request.tenant, allow_sick=request.allow_sick),
-        domain.reserved(request.tenant, allow_sick=request.allow_sick),
-        domain.members,
-        _most_unreserved(request),
-    )
+# In words.
 
 
-def _nearest_fix(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> str | None:
+def _reason(request: TrayRequest, rooms: Sequence[_Room[TrayId]]) -> str:
+    names = list(dict.fromkeys(room.domain.domain or "not yet observed" for room in rooms))
+    if len(names) > 1:
+        return f"spread over {len(names)} NVLink domains ({', '.join(names)}): no memory shared between"
+    _, domain, kept, free, _ = rooms[0]
+    if domain.domain is None:
+        return "on machines whose NVLink domain is not yet observed: no machine of a known domain is free"
+    if domain.members:
+        why = f"it already holds {domain.members} GPUs of the logical partition"
+    elif kept:
+        why = f"{min(kept, request.trays)} machines are reserved there for the organisation"
+    else:
+        why = "the tightest fit"
+    return f"in NVLink domain {domain.domain}: {why} ({kept + free - request.trays} free machines left)"
+
+
+def _shortage(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> tuple[str, int]:
+    """Why the request does not fit, and the most trays that might."""
+    wanted, rooms = request.trays, _rooms(request, domains)
+    best = max((room.most for room in rooms if room.domain.domain is not None), default=0)
+    free = sum(room.kept for room in rooms)
+    free += min(sum(room.free for room in rooms), _most_unreserved(request))
+    if request.beside_members:
+        homes = [room.domain.domain or "" for room in rooms if room.domain.members]
+        where = f"NVLink domain {' or '.join(homes)}, where the logical partition lives,"
+        if homes:
+            return f"requireSameDomain: {where} has {best} free machines of {wanted}", best
+        return f"requireSameDomain: no NVLink domain has {wanted} free machines, the best has {best}", best
+    if free < wanted:
+        return f"Insufficient machines available: requested {wanted}, available {free}", free
+    return (
+        f"Topology optimization requires all {wanted} machines on same NVLink domain,"
+        f" but best domain only has {best} available"
+    ), best
+
+
+def _nearest_fix(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]], most: int) -> str | None:
     """The smallest change of the request that is accepted."""
     for size in range(1, len(_RELAXATIONS) + 1):
         for fields in combinations(_RELAXATIONS, size):
-            relaxed = msgspec.structs.replace(request, **{field: _RELAXATIONS[field][0] for field in fields})
-            if isinstance(_choose(relaxed, domains), TrayChoice):
+            relaxed = replace(request, **{field: _RELAXATIONS[field][0] for field in fields})
+            if _search(relaxed, domains):
                 apart = "" if fields == ("allow_sick",) else f": {NO_SHARED_MEMORY}"
                 return f"set {' and '.join(_RELAXATIONS[field][1] for field in fields)}{apart}"
-    for trays in range(request.trays - 1, 1, -1):
-        if isinstance(_choose(msgspec.structs.replace(request, trays=trays), domains), TrayChoice):
+    for trays in range(min(request.trays - 1, most), 1, -1):
+        if _search(replace(request, trays=trays), domains):
             return f"ask for at most {trays}"
     return None
-
-
-def _beside_members(trays: int, known: Sequence[_Candidate[TrayId]]) -> TrayChoice[TrayId] | str:
-    homes = [candidate for candidate in known if candidate.members]
-    best = max((candidate.room for candidate in homes or known), default=0)
-    if chosen := _in_first_that_fits(trays, homes or known):
-        return chosen
-    if not homes:
-        return f"requireSameDomain: no NVLink domain has {trays} free machines, the best has {best}"
-    names = " or ".join(sorted(home.domain or "" for home in homes))
-    where = f"NVLink domain {names}, where the logical partition lives,"
-    return f"requireSameDomain: {where} has {best} free machines of {trays}"
-
-
-def _in_first_that_fits(trays: int, candidates: Sequence[_Candidate[TrayId]]) -> TrayChoice[TrayId] | None:
-    return next((candidate.choice(trays) for candidate in candidates if candidate.room >= trays), None)
-
-
-def _spread(trays: int, candidates: Sequence[_Candidate[TrayId]], most_unreserved: int) -> TrayChoice[TrayId]:
-    """Fill the domains in order; what the request may have of them together is known to be enough."""
-    chosen: list[TrayId] = []
-    used: list[_Candidate[TrayId]] = []
-    for candidate in candidates:
-        if taken := candidate.free[: candidate.reserved + most_unreserved][: trays - len(chosen)]:
-            chosen += taken
-            most_unreserved -= max(0, len(taken) - candidate.reserved)
-            used.append(candidate)
-    if len(used) == 1:
-        return used[0].choice(trays)
-    names = ", ".join(candidate.domain or "not yet observed" for candidate in used)
-    reason = f"spread over {len(used)} NVLink domains ({names}): no memory shared between"
-    return TrayChoice(tuple(chosen), reason)
 
 
 def _passing_over(unused: Mapping[TrayId, str], reason: str) -> str:

@@ -30,8 +30,7 @@ from rackloom.core.place.gang_planner import try_gang
 from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup, GangPlan, PlacementTerms
 from rackloom.core.place.search.clique_search import fragmentation_price
 from rackloom.core.place.search.gang_needs import MemberNeed
-from rackloom.core.place.search.site_capacity import SiteCapacity
-from rackloom.core.place.search.site_view import SiteView
+from rackloom.core.place.search.site_view import SiteCapacity, SiteView
 from rackloom.core.place.search.tray_assignment import SearchBudget, trays_that_carry
 from rackloom.errors import Refused
 

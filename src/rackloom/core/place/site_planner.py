@@ -43,7 +43,6 @@ from rackloom.core.cluster.trays import (
 from rackloom.core.place.batch import plan_batch
 from rackloom.core.place.gang_planner import (
     exclusive_cliques,
-    plan_exclusive_cliques,
     try_gang,
     with_cliques_closed,
     with_plan_reserved,
@@ -288,7 +287,7 @@ class SitePlanner:
     def _plan(self, job: Job, gang: Gang, plans: Mapping[str, GangPlan]) -> GangPlan | None:
         if self._request.exclusive_topology:
             site, gang = self._bounded(job, gang, self._site_with_free_cliques(job, plans))
-            return plan_exclusive_cliques(site, gang, SearchBudget())
+            return try_gang(site, gang, SearchBudget(), apart=True)
         site, gang = self._bounded(job, gang)
         return try_gang(site, gang, SearchBudget())
 
@@ -436,7 +435,7 @@ def _refused_answer(
     """What blocks the job, `plans` of other jobs included, and what helps."""
     # What explains takes as long to load as what plans.
     from rackloom.core.place.gang_fixes import describe_shortage, find_fixes, partition_advice
-    from rackloom.core.place.search.site_capacity import capacity_for
+    from rackloom.core.place.search.site_view import capacity_for
 
     effort = SearchBudget()
     ground = capacity_for(_without_lower_priority(site, gang, plans, effort), gang)
@@ -512,7 +511,7 @@ def _exclusive_fixes(gang: Gang, site: PlacementSite, most: int) -> Iterator[str
         yield f"use --render affinity: they share clique {together.cliques[0]} then"
     if gang.segment is not None:
         whole = replace(gang, segment=None)
-        if plan_exclusive_cliques(site, whole, SearchBudget()) is not None:
+        if try_gang(site, whole, SearchBudget(), apart=True) is not None:
             yield "leave --segment out"
         return
     yield f"ask for {most} replicas instead of {len(colocation_groups(gang))}"

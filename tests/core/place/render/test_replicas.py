@@ -7,7 +7,7 @@ from tests.core.place.place_sites import site
 
 from rackloom.core.cluster.jobs import read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.place.gang_planner import plan_exclusive_cliques, plan_gang
+from rackloom.core.place.gang_planner import plan_gang, try_gang
 from rackloom.core.place.gang_requests import gang_of_job
 from rackloom.core.place.rendering import RenderedJob, render_job
 from rackloom.core.place.search.tray_assignment import SearchBudget
@@ -22,7 +22,7 @@ def render(target: str, replicas: int, segment: int | None = None, **more: Any) 
     (job,) = read_jobs([{"kind": "LeaderWorkerSet", "metadata": {"name": "l"}, "spec": spec}], LABELS)
     gang = gang_of_job(job, {}, priorities={}, segment=segment)
     where = site(2, 6)
-    plan = plan_exclusive_cliques(where, gang, SearchBudget()) if target == "lws" else plan_gang(where, gang)
+    plan = try_gang(where, gang, SearchBudget(), apart=True) if target == "lws" else plan_gang(where, gang)
     assert plan is not None
     return render_job(target, job, gang, plan, where, LABELS)
 

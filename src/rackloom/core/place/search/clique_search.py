@@ -1,15 +1,31 @@
-"""Choose a clique for each colocation group: depth-first backtracking, bounds, and nogood recording.
+"""The one search of trays: choose a clique for each colocation group of a request.
+
+Gangs, instances of tenants, batches, moves of running jobs and the map's advice all end here. They differ in
+the values of their request and of the cliques that it meets:
+
+| difference | value |
+|---|---|
+| empty trays only, each taken whole | `exclusive` of the capacity (`site_view`) |
+| claims, the IMEX channel, trays that only some members may use | `MemberNeed` (`gang_needs`) |
+| several domains are allowed | one colocation group for each part that shares a domain |
+| no two groups share a clique | `CliqueRequest.apart` |
+| spare trays | `CliqueRequest.spares` |
+| domains that hold the tenant's members first | `CliquePreference.first` (`site_view`) |
+| its reserved trays, and the tightest fit, before free regions | `CliquePreference.then` |
+| trays that are reserved, closed or unhealthy | they are closed, or the capacity lacks them |
+| whether there is a choice at all | `CliqueRequest.fewest` is false: the first solution counts |
 
 `choose_cliques` minimises lexicographically: fewest cliques, then fewest free regions closed, then
 tightest fit. After a first solution the search is repeated with one clique less, until it fails or reaches
-the lower bound of the weight bounds. `can_choose_cliques` stops at the first solution.
+the lower bound of the weight bounds. Depth-first backtracking finds each solution, with bounds and recorded
+dead ends.
 
-Order of candidates (`CliqueRanking`): cliques already in use first; then those that fit more of the waiting
-groups of the same shape, close fewest free regions, and fit tightest. Free regions count before tightness:
-two trays taken from 18 leave room for a gang of 16, two taken from 17 do not, although that fit is tighter.
-The watched sizes are 16, 8, 4, 2 and 1 trays; the recommended segment is 16 of an NVL72's 18 trays.
-`fragmentation_price` reports the regions that a plan closes. Fits are first computed by counting. Where
-counting is not exact, the joint assignment of a clique is solved only when that clique would come next
+Order of candidates (`CliqueRanking`): cliques already in use first, then those that are nearest, that fit
+more of the waiting groups of the same shape, close fewest free regions, and fit tightest. Free regions count
+before tightness: two trays taken from 18 leave room for a gang of 16, two taken from 17 do not, although that
+fit is tighter. The watched sizes are 16, 8, 4, 2 and 1 trays. The recommended segment is 16 of an NVL72's 18
+trays. `fragmentation_price` reports the regions that a plan closes. Fits are first computed by counting.
+Where counting is not exact, the joint assignment of a clique is solved only when that clique would come next
 (lazy evaluation on a heap).
 
 `WeightBound` prunes: a group weighs as much as its members, a clique carries at most its strength, and no
@@ -50,8 +66,7 @@ from rackloom.core.place.search.gang_needs import (
     min_opened_trays,
     ordered_needs,
 )
-from rackloom.core.place.search.site_capacity import SiteCapacity
-from rackloom.core.place.search.site_view import CliqueShape, ShapeMembers, remembered
+from rackloom.core.place.search.site_view import CliqueShape, ShapeMembers, SiteCapacity, remembered
 from rackloom.core.place.search.tray_assignment import (
     SearchBudget,
     TrayAssignments,
@@ -189,15 +204,27 @@ class CliqueChoice(NamedTuple):
     assignments: TrayAssignments
 
 
+class CliqueRequest(NamedTuple):
+    """What one search chooses cliques for."""
+
+    subgroups: Sequence[ColocationGroup]
+    spares: int = 0
+    """Trays to leave free in each clique that is used."""
+    apart: bool = False
+    """No two subgroups are in one clique."""
+    fewest: bool = True
+    """Else the first solution is taken: to know that there is one, or because near cliques come first."""
+
+
 def choose_cliques(
-    trial: TrialPlacement, subgroups: Sequence[ColocationGroup], spares: int, budget: SearchBudget
+    trial: TrialPlacement, request: CliqueRequest, budget: SearchBudget
 ) -> list[CliqueChoice] | None:
-    """A clique for each subgroup, in their order; None, and nothing is assigned, where none was found."""
-    search = CliqueSearch(trial, subgroups, spares, budget)
+    """A clique for each subgroup, in their order. None if none was found: then nothing is assigned."""
+    search = CliqueSearch(trial, request, budget)
     best = search.run()
     # Equal subgroups fill the fewest cliques at once, so the loop mostly ends at its first condition.
     while best is not None and (cliques := len({choice.clique for choice in best})) > 1:
-        if search.needs(cliques):
+        if not request.fewest or request.apart or search.needs(cliques):
             break
         fewer = search.run(most=cliques - 1)
         if fewer is None:
@@ -208,11 +235,10 @@ def choose_cliques(
     return best
 
 
-def can_choose_cliques(
-    trial: TrialPlacement, subgroups: Sequence[ColocationGroup], spares: int, budget: SearchBudget
-) -> bool:
-    """Whether there is a clique for each subgroup; the solution stays in the trial."""
-    return CliqueSearch(trial, subgroups, spares, budget).run() is not None
+def fitting_cliques(capacity: SiteCapacity, subgroup: ColocationGroup) -> Iterator[str]:
+    """Each clique that takes a subgroup, in the order in which the search would choose them."""
+    ranking = CliqueRanking(TrialPlacement(capacity), CliqueRequest([subgroup]), SearchBudget())
+    return ranking.best_first(0, None)
 
 
 class _CliqueContent(NamedTuple):
@@ -226,16 +252,13 @@ class _CliqueContent(NamedTuple):
 class CliqueSearch:
     """A depth-first search with a bounded number of dead ends; its solution stays in the trial."""
 
-    def __init__(
-        self, trial: TrialPlacement, subgroups: Sequence[ColocationGroup], spares: int, budget: SearchBudget
-    ) -> None:
+    def __init__(self, trial: TrialPlacement, request: CliqueRequest, budget: SearchBudget) -> None:
         """No member of the gang is assigned yet."""
         self._trial = trial
-        self._subgroups = subgroups
-        self._spares = spares
+        self._subgroups, self._spares = request.subgroups, request.spares
         self._budget = budget
-        self._ranking = CliqueRanking(trial, subgroups, spares, budget)
-        self._nogoods = NogoodTable(trial.capacity, members_by_need(subgroups))
+        self._ranking = CliqueRanking(trial, request, budget)
+        self._nogoods = NogoodTable(trial.capacity, members_by_need(request.subgroups))
         self._inside: dict[str, _CliqueContent] = {}
         self._steps: list[tuple[str, _CliqueContent]] = []
         """The clique of each subgroup so far, and what was in it before."""
@@ -437,8 +460,10 @@ class _CliqueFit(NamedTuple):
 class _CliqueRank(NamedTuple):
     """Less is better. `order` breaks ties, so that equal inputs give equal plans."""
 
+    first: tuple[int, ...]
     negative_fits: int
     """Less, the more of the waiting subgroups of this shape fit."""
+    then: tuple[int, ...]
     fit: _CliqueFit
     order: int
     """The position of the clique; of several alike cliques, the first that is not tried yet."""
@@ -450,17 +475,16 @@ class CliqueRanking:
     Unused cliques of one shape are ranked together. A clique in use is ranked alone.
     """
 
-    def __init__(
-        self, trial: TrialPlacement, subgroups: Sequence[ColocationGroup], spares: int, budget: SearchBudget
-    ) -> None:
+    def __init__(self, trial: TrialPlacement, request: CliqueRequest, budget: SearchBudget) -> None:
         """No member of the gang is assigned yet."""
         self._trial = trial
         self._capacity = trial.capacity
-        self._groups = [group_shape(subgroup) for subgroup in subgroups]
+        self._groups = [group_shape(subgroup) for subgroup in request.subgroups]
         self._waiting = _alike_from(self._groups)
-        self._needs = tuple(members_by_need(subgroups))
+        self._needs = tuple(members_by_need(request.subgroups))
         self._weight_bounds: Sequence[WeightBound] = ()
-        self._spares = spares
+        self._spares = request.spares
+        self._apart = request.apart
         self._budget = budget
         self.inside: dict[str, MembersByNeed] = {}
         """The members in each clique that is used."""
@@ -510,7 +534,7 @@ class CliqueRanking:
             return
         group, waiting = self._groups[number], self._waiting[number]
         # Cliques in use come before all others, whatever they close: fewest cliques is the first aim.
-        used = self._used_ranks(group, waiting)
+        used = [] if self._apart else self._used_ranks(group, waiting)
         fits = -sum(rank.negative_fits for rank, _ in used)
         yield from self._ordered(used, group)
         if may_open == 0:
@@ -555,7 +579,7 @@ class CliqueRanking:
                 fits[group] = self._counted_fit(self._capacity.shape(clique), group, clique)
             if (fit := fits[group]) is not None:
                 order = self._capacity.view.order(clique)
-                ranks.append((_CliqueRank(-min(fit.fits, waiting), fit, order), (order,)))
+                ranks.append((self._rank(self._capacity.shape(clique), fit, waiting, order), (order,)))
         return ranks
 
     def _unused_ranks(
@@ -572,8 +596,12 @@ class CliqueRanking:
             if taken := in_use.get(shape.key):
                 orders = [order for order in orders if order not in taken]
             if orders:
-                ranks.append((_CliqueRank(-min(fit.fits, waiting), fit, orders[0]), orders))
+                ranks.append((self._rank(shape, fit, waiting, orders[0]), orders))
         return ranks
+
+    def _rank(self, shape: CliqueShape, fit: _CliqueFit, waiting: int, order: int) -> _CliqueRank:
+        first, then = shape.preference
+        return _CliqueRank(first, -1 if self._apart else -min(fit.fits, waiting), then, fit, order)
 
     def _unused_fit(self, shape: CliqueShape, group: GroupShape) -> _CliqueFit | None:
         if (shape.key, group) in self._solved_fits:

@@ -174,6 +174,18 @@ def group_weight(subgroup: ColocationGroup) -> tuple[int, int]:
     )
 
 
+KEPT = "kept"
+"""The terms of a member that has to be on a tray that is kept for its tenant."""
+_ANYWHERE = GangGroup(name="on any tray", members=1, gpus=1)
+_ON_KEPT = GangGroup(name="on a kept tray", members=1, gpus=1, terms=PlacementTerms(where=KEPT))
+
+
+def tray_group(trays: int, kept: int = 0) -> ColocationGroup:
+    """A number of whole trays in one clique, at least `kept` of them among the kept ones."""
+    parts = ((_ON_KEPT, kept), (_ANYWHERE, trays - kept))
+    return tuple(MemberRange(group, MemberNeed.of(group), 0, count) for group, count in parts if count)
+
+
 def check_gang(gang: Gang) -> None:
     """Refuse a gang that contradicts itself or asks for nothing."""
     faults = [

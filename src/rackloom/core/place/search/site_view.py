@@ -1,13 +1,9 @@
 """A site as the planner keeps it between plans: cliques whose answers are computed once.
 
-A `SiteView` is an immutable value, made from a `PlacementSite` once and changed by deltas:
-
-- `changed` gives the view after some trays were replaced, and some holds ended or began. It costs what
-  changed: everything of the other cliques is shared with the view before it.
-- `following` gives the view of another site value. It compares all trays, and keeps the cliques that are
-  equal.
-
-A view that was changed equals a view made anew: equal content gives equal plans.
+A `SiteView` is an immutable value, made from a `PlacementSite` once. `changed` gives the view after some
+trays were replaced, and some holds ended or began. It costs what changed: everything of the other cliques is
+shared with the view before it. A view that was changed equals a new one: equal content gives equal plans.
+Choosers that only count trays make a view of cliques without names (`counted`).
 
 Three levels of sharing make a plan on a kept view cost little more than the cliques that it uses:
 
@@ -15,6 +11,9 @@ Three levels of sharing make a plan on a kept view cost little more than the cli
 2. `CliqueState`: these trays as a gang meets them: what each has left, by position.
 3. `CliqueShape`: the same without names and positions. Cliques with equal trays share a shape, so bounds and
    fits are computed once for all of them. 5,555 racks that are half in use have 19 shapes.
+
+`SiteCapacity` is a view as one gang meets it. Holds of the gang itself do not count. A closed tray has no
+slots, and an exclusive gang sees only empty trays. All searches for a gang share it.
 
 `CliqueStates` indexes the cliques of a view by shape, and counts its free regions. A view has two indexes,
 made when they are asked for: for gangs that share trays, and for gangs that take empty trays only. What a
@@ -29,8 +28,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from rackloom.core.cluster.state import TrayHold
 from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
-from rackloom.core.place.placement_values import REGION_SIZES
+from rackloom.core.place.placement_values import REGION_SIZES, Gang, PlacementTerms
 from rackloom.core.place.search.gang_needs import (
+    KEPT,
     CliqueBounds,
     MemberNeed,
     TrayState,
@@ -71,13 +71,6 @@ class CliqueTrays:
     def __init__(self, trays: tuple[PlacementTray, ...], holds: tuple[TrayHold, ...]) -> None:
         self.trays = trays
         self.holds = holds
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, CliqueTrays):
-            return NotImplemented
-        return self.trays == other.trays and self.holds == other.holds
-
-    __hash__ = None  # type: ignore[assignment]
 
     @cached_property
     def gpus(self) -> int:
@@ -142,12 +135,28 @@ def _tray_state(
 # One clique as a gang meets it.
 
 
+class CliquePreference(NamedTuple):
+    """What makes a clique better for one request than others with equal trays. Less is better."""
+
+    first: tuple[int, ...] = ()
+    """It counts before all else."""
+    then: tuple[int, ...] = ()
+    """It counts before the free regions."""
+
+
+NO_PREFERENCE = CliquePreference()
+
+
 class CliqueShape:
     """What cliques with equal trays have in common."""
 
-    def __init__(self, trays: frozenset[tuple[TrayState, int]]) -> None:
-        """`trays`: each state with the number of trays that have it; it is the shape's `key`."""
-        self.key = trays
+    def __init__(
+        self, trays: frozenset[tuple[TrayState, int]], preference: "CliquePreference | None" = None
+    ) -> None:
+        """`trays`: each state with the number of trays that have it."""
+        self.key = (trays, preference) if preference else trays
+        self.preference = preference or NO_PREFERENCE
+        self._states = trays
         self.trays = sum([count for _, count in trays])
         self.empty = sum([count for state, count in trays if state.is_empty])
         """Empty trays."""
@@ -161,7 +170,9 @@ class CliqueShape:
         return remembered(
             self._bounds,
             need,
-            lambda: clique_bounds([(need.slots(state), state.is_empty, count) for state, count in self.key]),
+            lambda: clique_bounds(
+                (need.slots(state), state.is_empty, count) for state, count in self._states
+            ),
         )
 
     def vacancies(self, needs: tuple[MemberNeed, ...]) -> tuple[tuple[TrayVacancy, int], ...]:
@@ -169,7 +180,7 @@ class CliqueShape:
 
         def counted() -> tuple[tuple[TrayVacancy, int], ...]:
             found = Counter[TrayVacancy]()
-            for state, count in self.key:
+            for state, count in self._states:
                 found[TrayVacancy.of(state, needs)] += count
             return tuple(sorted(found.items()))
 
@@ -199,6 +210,22 @@ class CliqueState:
         return remembered(
             self._vacancies, needs, lambda: tuple([TrayVacancy.of(state, needs) for state in self.states])
         )
+
+
+CACHED_CLIQUES = 4096
+"""Cliques of whole trays that are remembered, with their bounds and fits: most are alike."""
+_FREE_TRAY = TrayState(1, True, True, False, frozenset([KEPT]), frozenset())
+_KEPT_TRAY = TrayState(1, False, True, False, frozenset(), frozenset())
+
+
+@lru_cache(CACHED_CLIQUES)
+def whole_trays(free: int, kept: int = 0, preference: CliquePreference = NO_PREFERENCE) -> CliqueState:
+    """A clique of which only whole trays count, without names: instances, and the map's advice.
+
+    The kept trays come first. Other tenants may not have them, so they belong to no free region.
+    """
+    states = (_KEPT_TRAY,) * kept + (_FREE_TRAY,) * free
+    return CliqueState((), states, CliqueShape(shape_key(states), preference))
 
 
 def shape_key(states: Sequence[TrayState]) -> frozenset[tuple[TrayState, int]]:
@@ -240,20 +267,27 @@ class CliqueStates:
     def of(cls, cliques: Mapping[str, CliqueTrays], exclusive: bool) -> "CliqueStates":
         """All of them, computed anew, with the holds of all owners."""
         found: dict[str, CliqueState] = {}
-        shapes: dict[Hashable, ShapeMembers] = {}
-        for order, (name, inside) in enumerate(cliques.items()):
+        shapes: dict[Hashable, CliqueShape] = {}
+        for name, inside in cliques.items():
             states = inside.states("", exclusive)
             key = shape_key(states)
-            alike = shapes.get(key)
-            if alike is None:
-                alike = shapes[key] = ShapeMembers(CliqueShape(key), [])
-            found[name] = CliqueState(inside.trays, states, alike.shape)
+            if (shape := shapes.get(key)) is None:
+                shape = shapes[key] = CliqueShape(key)
+            found[name] = CliqueState(inside.trays, states, shape)
+        return cls.indexed(found)
+
+    @classmethod
+    def indexed(cls, cliques: Mapping[str, CliqueState]) -> "CliqueStates":
+        """Cliques that are computed already."""
+        shapes: dict[Hashable, ShapeMembers] = {}
+        for order, clique in enumerate(cliques.values()):
+            alike = shapes.setdefault(clique.shape.key, ShapeMembers(clique.shape, []))
             alike.orders.append(order)  # type: ignore[attr-defined]
         regions = tuple(
             sum([alike.shape.empty // size * len(alike.orders) for alike in shapes.values()])
             for size in REGION_SIZES
         )
-        return cls(found, shapes, regions)
+        return cls(cliques, shapes, regions)
 
     def changed(
         self, cliques: Mapping[str, CliqueTrays], order: Mapping[str, int], owner: str, exclusive: bool
@@ -292,12 +326,15 @@ _MAX_CHANGED = 8
 class _Layout:
     """Which trays and cliques a site has. Views that were changed from one another share it."""
 
-    def __init__(self, site: PlacementSite, cliques: Mapping[str, CliqueTrays]) -> None:
+    def __init__(self, site: PlacementSite, cliques: Iterable[str]) -> None:
         self.site = site
         self.names: Sequence[str] = list(cliques)
         """The cliques by position."""
-        self.order: Mapping[str, int] = {name: at for at, name in enumerate(self.names)}
+
+    @cached_property
+    def order(self) -> Mapping[str, int]:
         """The position of each clique."""
+        return {name: at for at, name in enumerate(self.names)}
 
     @cached_property
     def clique_of(self) -> Mapping[str, str]:
@@ -347,6 +384,13 @@ class SiteView:
         cliques = dict(_by_clique(site))
         view = cls(cliques, _Layout(site, cliques), _OwnerIndex(cliques))
         view.__dict__["site"] = site
+        return view
+
+    @classmethod
+    def counted(cls, cliques: Mapping[str, CliqueState]) -> "SiteView":
+        """A view of cliques whose trays have no names: it serves searches, and cannot be changed."""
+        view = cls({}, _Layout(PlacementSite(()), cliques), _OwnerIndex({}))
+        view._states[False] = CliqueStates.indexed(cliques)
         return view
 
     @cached_property
@@ -414,7 +458,7 @@ class SiteView:
         """The view with some trays replaced by others of their names and cliques, and other holds.
 
         Holds equal to one of `freed` end, then `taken` begin. Holds on trays that the site does not have are
-        left out. Raises ValueError for a tray that is new or in another clique: use `following`.
+        left out. Raises ValueError for a tray that is new or in another clique.
         """
         new: dict[str, dict[str, PlacementTray]] = {}
         for tray in trays:
@@ -440,16 +484,6 @@ class SiteView:
             if clique is not None:
                 found.setdefault(clique, []).append(hold)
         return found
-
-    def following(self, site: PlacementSite) -> "SiteView":
-        """The view of another site, which keeps every clique that is equal to one of this view."""
-        now = dict(_by_clique(site))
-        if list(now) != self._layout.names or not all(map(_same_names, now.values(), self.cliques.values())):
-            return SiteView.of(site)
-        view = self._with_cliques({name: now[name] for name in now if now[name] != self.cliques[name]})
-        view._layout = _Layout(site, now)
-        view.__dict__["site"] = site
-        return view
 
     def _with_cliques(self, now: Mapping[str, CliqueTrays]) -> "SiteView":
         cliques = {**self.cliques, **now}
@@ -485,6 +519,52 @@ def _by_clique(site: PlacementSite) -> Iterator[tuple[str, CliqueTrays]]:
         yield name, CliqueTrays(tuple(inside), tuple(holds.get(name, ())))
 
 
-def _same_names(first: CliqueTrays, second: CliqueTrays) -> bool:
-    """Whether the trays have the same names, in the same order."""
-    return [tray.name for tray in first.trays] == [tray.name for tray in second.trays]
+# The site as one gang meets it.
+
+
+class TrayPosition(NamedTuple):
+    """A tray of a site."""
+
+    clique: str
+    number: int
+    """Among the trays of its clique."""
+
+
+class SiteCapacity:
+    """Cliques and their trays, for one gang."""
+
+    def __init__(self, site: PlacementSite | SiteView, *, owner: str = "", exclusive: bool = False) -> None:
+        """Holds of `owner` do not count. `exclusive`: trays that others use in part count as full."""
+        self.view = SiteView.of(site)
+        self.states: CliqueStates = self.view.states(owner, exclusive)
+        self.cliques: Mapping[str, CliqueState] = self.states.cliques
+        """In the order of their first trays."""
+        self._owner = owner
+
+    def shape(self, clique: str) -> CliqueShape:
+        """What the clique has in common with others."""
+        return self.cliques[clique].shape
+
+    def tray(self, at: TrayPosition) -> PlacementTray:
+        """The tray."""
+        return self.cliques[at.clique].trays[at.number]
+
+    def state(self, at: TrayPosition) -> TrayState:
+        """What it has left."""
+        return self.cliques[at.clique].states[at.number]
+
+    def why_barred(self, at: TrayPosition, terms: PlacementTerms) -> str | None:
+        """Why a member with these terms may not go on a tray; None where the terms allow it."""
+        tray, state = self.tray(at), self.state(at)
+        if not state.bars(terms):
+            return None
+        if state.free < 0 or terms.where in tray.closed:
+            return tray.shut or tray.closed.get(terms.where, "in use")
+        return "its IMEX channel is in use" if tray.gpus or tray.clique else "it has no IMEX channel"
+
+
+def capacity_for(site: PlacementSite | SiteView | SiteCapacity, gang: Gang) -> SiteCapacity:
+    """The site as the gang meets it. A capacity is returned as it is."""
+    if isinstance(site, SiteCapacity):
+        return site
+    return SiteCapacity(site, owner=gang.name, exclusive=gang.exclusive)

@@ -49,7 +49,7 @@ from rackloom.core.place.search.gang_needs import (
     ordered_needs,
     tray_loads,
 )
-from rackloom.core.place.search.site_capacity import SiteCapacity, TrayPosition
+from rackloom.core.place.search.site_view import SiteCapacity, TrayPosition
 
 T = TypeVar("T")
 
@@ -141,11 +141,6 @@ class TrialPlacement:
         """Whether nothing is in use on the tray, and it is open."""
         return self.capacity.state(at).is_empty and not self._use(at).gpus
 
-    def slots(self, at: TrayPosition, need: MemberNeed) -> int:
-        """Members that the tray can serve."""
-        most = self.capacity.cliques[at.clique].slots(need)[at.number]
-        return self._slots_beside(at.clique, at.number, self._use(at), need, most)
-
     def _slots_beside(self, clique: str, number: int, use: _TrayUse, need: MemberNeed, most: int) -> int:
         """Of the `most` members that the tray could serve at first, those that it can serve beside a use."""
         if not use.members:
@@ -157,10 +152,6 @@ class TrialPlacement:
         if need.gpus and (left := (tray.free - use.gpus) // need.gpus) < most:
             most = left
         return most if need.devices is None else min(most, need.device_slots(tray) - use.members)
-
-    def free(self, at: TrayPosition) -> int:
-        """Free GPUs of the tray."""
-        return self.capacity.state(at).free - self._use(at).gpus
 
     def members(self, at: TrayPosition) -> int:
         """Members of this gang on the tray."""
@@ -331,7 +322,7 @@ def _best_fit_trays(trial: TrialPlacement, clique: str, part: MemberRange) -> It
 
 def _positions(capacity: SiteCapacity, clique: str) -> list[TrayPosition]:
     """The trays of a clique, in site order."""
-    return [TrayPosition(clique, number) for number in range(len(capacity.cliques[clique].trays))]
+    return [TrayPosition(clique, number) for number in range(len(capacity.cliques[clique].states))]
 
 
 def _take_slots(
