@@ -16,8 +16,7 @@ from tests.cluster.gangs_at_work import PATIENCE, does_not_fit, gangs_at_work, t
 from tests.waiting import until
 
 from rackloom.app.snapshot.assemble import site_snapshot
-from rackloom.claim.kube.api import KubeApi, NotFound
-from rackloom.claim.kube.taint_rules import list_taint_rules
+from rackloom.claim.kube.api import KubeApi, NotFound, list_taint_rules
 from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
     DEVICE_TAINT_RULES,

@@ -14,7 +14,7 @@ from rackloom.app.snapshot.fabric import read_fabrics
 from rackloom.app.snapshot.records import read_records
 from rackloom.carve.reconcile import records
 from rackloom.carve.store.database import Store
-from rackloom.carve.store.rows import insert_row
+from rackloom.carve.store.prepared import insert_row
 from rackloom.carve.store.schema import machine, reserved_tray, tray_reservation
 from rackloom.carve.tenancy import entitlements
 from rackloom.core.cluster.objects import RESOURCE_SLICE

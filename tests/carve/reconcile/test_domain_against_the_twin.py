@@ -12,7 +12,7 @@ from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.inventory import enrolment, maintenance
 from rackloom.carve.inventory.enrolment import seed_embedded_site
 from rackloom.carve.observation import latest
-from rackloom.carve.partitions import foreign, intent
+from rackloom.carve.partitions import intent, ownership
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store import schema
 from rackloom.carve.store.database import Store
@@ -311,7 +311,7 @@ def test_a_machine_that_is_removed_after_its_instance_leaves_no_partition_of_its
 
 
 async def _foreign_trays(site, count):
-    return len(await site.store.read(foreign.foreign_trays, None)) == count
+    return len(await site.store.read(ownership.foreign_trays, None)) == count
 
 
 async def _stands(site, name):

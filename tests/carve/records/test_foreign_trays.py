@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from rackloom.carve.inventory import endpoints
-from rackloom.carve.partitions import foreign, found
-from rackloom.carve.partitions.foreign import foreign_trays
+from rackloom.carve.partitions import found, ownership
+from rackloom.carve.partitions.ownership import foreign_trays
 from rackloom.carve.reconcile import records
 from rackloom.carve.store import schema
 from rackloom.carve.store.journal import OperatorOrder
@@ -85,7 +85,7 @@ def test_one_number_with_two_names_in_two_readings_is_one_row(small_site: Any) -
     older = small_site.observation(first, at=small_site.tick())
     small_site.partitions[first] = {"after\0": held}
     newest = small_site.observation(first, at=small_site.tick())
-    small_site.run(foreign.update_foreign_trays, first, [newest, older])
+    small_site.run(ownership.update_foreign_trays, first, [newest, older])
     assert shown(small_site) == {"chassis0-1": [(1, "after\ufffd")]}
 
 
@@ -96,9 +96,9 @@ def test_a_reading_that_contradicts_itself_adds_trays_and_removes_none(small_sit
     small_site.partitions[first] = {"new": frozenset({gpu(small_site, 2, 0)})}
     reading = small_site.observation(first, at=small_site.tick())
     doubtful = msgspec.structs.replace(reading, uncertain=frozenset({gpu(small_site, 3, 0)}))
-    small_site.run(foreign.update_foreign_trays, first, [doubtful])
+    small_site.run(ownership.update_foreign_trays, first, [doubtful])
     assert list(shown(small_site)) == ["chassis0-1", "chassis0-2"]
-    small_site.run(foreign.update_foreign_trays, first, [reading])
+    small_site.run(ownership.update_foreign_trays, first, [reading])
     assert list(shown(small_site)) == ["chassis0-2"]
 
 
@@ -113,5 +113,5 @@ def test_one_valid_reading_of_several_is_enough(small_site: Any) -> None:
     assert shown(small_site) == {}
     newest = small_site.observation(first, at=small_site.tick())
     doubtful = msgspec.structs.replace(newest, uncertain=frozenset({gpu(small_site, 1, 0)}))
-    small_site.run(foreign.update_foreign_trays, first, [doubtful, older])
+    small_site.run(ownership.update_foreign_trays, first, [doubtful, older])
     assert list(shown(small_site)) == ["chassis0-1"]

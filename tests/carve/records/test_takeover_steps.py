@@ -8,7 +8,7 @@ from tests.carve.conftest import DOMAINS, GPUS, TRAYS
 from rackloom.carve.partitions import intent
 from rackloom.carve.reconcile import records
 from rackloom.carve.reconcile.current_plan import plan_of_domain
-from rackloom.carve.store import rows, schema
+from rackloom.carve.store import prepared, schema
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.values import Rejected
 from rackloom.carve.takeover.site_reading import read_site
@@ -247,8 +247,8 @@ def test_what_was_removed_since_is_not_created_again(operator):
     site, plan = operator.site, operator.plan()
     operator.do(*plan.steps)
     step = next(step for step in plan.steps if step.__struct_config__.tag == "instance")
-    site.run(rows.delete_rows, schema.nvlink_interface, instance_id=step.id)
-    site.run(rows.delete_rows, schema.instance, id=step.id)
+    site.run(prepared.delete_rows, schema.nvlink_interface, instance_id=step.id)
+    site.run(prepared.delete_rows, schema.instance, id=step.id)
     (outcome,) = operator.do(step)
     assert (outcome.state, outcome.message) == (StepState.ALREADY, "removed since it was imported")
     assert site.row(schema.instance, step.id) is None

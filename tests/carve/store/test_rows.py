@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from rackloom.carve.store.rows import count_rows, delete_rows, find_row, has_row, insert_row, update_rows
+from rackloom.carve.store.prepared import count_rows, delete_rows, find_row, has_row, insert_row, update_rows
 
 ROWS = sa.Table("rows", sa.MetaData(), sa.Column("id", sa.Integer), sa.Column("name", sa.String))
 

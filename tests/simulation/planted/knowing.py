@@ -10,7 +10,7 @@ from tests.simulation.planted.plans import CALM, LYING, TWICE, Bug, only
 from rackloom.carve.inventory import sync
 from rackloom.carve.observation import conflicts, latest
 from rackloom.carve.reconcile import records
-from rackloom.carve.store.rows import find_row
+from rackloom.carve.store.prepared import find_row
 from rackloom.carve.store.schema import endpoint
 from rackloom.carve.tenancy import interfaces, status
 from rackloom.lab.carving.run import LoadPlan as SimPlan

@@ -22,8 +22,7 @@ import msgspec
 
 from rackloom.app.snapshot.cache import ReadCache
 from rackloom.app.snapshot.devices import taint_text
-from rackloom.claim.kube.api import KubeError, NotFound, ObjectList
-from rackloom.claim.kube.taint_rules import list_taint_rules
+from rackloom.claim.kube.api import KubeError, NotFound, ObjectList, list_taint_rules
 from rackloom.claim.node.imex.labels import CLIQUE_LABEL_MANAGER, label_owners, label_write_times
 from rackloom.core.allocate.objects import (
     AllocationResult,

@@ -31,8 +31,7 @@ from rackloom.carve.store.schema import (
 )
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import catalog
-from rackloom.carve.tenancy.reserved_trays import ReservedTray, reserved_trays
-from rackloom.carve.tenancy.shut_trays import UNLISTED
+from rackloom.carve.tenancy.withheld_trays import UNLISTED, ReservedTray, reserved_trays
 from rackloom.core.diagnosis.snapshot import (
     InstanceGpuRecord,
     LogicalPartitionRecord,

@@ -21,14 +21,14 @@ from rackloom.carve.inventory.adoption import PartitionOwner
 from rackloom.carve.inventory.enrolment import MachineRecord
 from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import LatestObservation
-from rackloom.carve.partitions import foreign, found, intent
-from rackloom.carve.partitions.foreign import ForeignTray
+from rackloom.carve.partitions import found, intent, ownership
+from rackloom.carve.partitions.ownership import ForeignTray
 from rackloom.carve.reconcile.current_plan import plan_of_domain
 from rackloom.carve.reconcile.domain_pass import OperationOutcome
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import site
 from rackloom.carve.store.values import Changed, invalid, not_found
-from rackloom.carve.tenancy import catalog, shut_trays
+from rackloom.carve.tenancy import catalog, withheld_trays
 from rackloom.core.partitions.domain import PartitionPlan
 from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import decode_json
@@ -188,7 +188,7 @@ def _domain_list(conn: sa.Connection, wanted: str, valid_from: float) -> pb.Doma
     chosen = sorted(reported & {wanted} if wanted else reported)
     known = latest.latest_of_domains(conn, chosen, valid_from)
     blocked = intent.blocked_gpus_of_domains(conn, chosen)
-    unlisted = shut_trays.unlisted_gpus(conn, None)
+    unlisted = withheld_trays.unlisted_gpus(conn, None)
     domain_of = catalog.domains_of_machines(conn, unlisted)
     return pb.DomainList(
         domains=[
@@ -197,7 +197,7 @@ def _domain_list(conn: sa.Connection, wanted: str, valid_from: float) -> pb.Doma
                 known[domain],
                 intent.pause_reason(conn, domain),
                 blocked[domain],
-                foreign.foreign_trays_in_domain(conn, domain),
+                ownership.foreign_trays_in_domain(conn, domain),
                 {tray: devices for tray, devices in unlisted.items() if domain_of[tray] == domain},
             )
             for domain in chosen

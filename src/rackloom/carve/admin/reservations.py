@@ -15,7 +15,7 @@ from rackloom.carve.store.schema import site, tenant, tray_reservation
 from rackloom.carve.store.values import invalid, not_found
 from rackloom.carve.tenancy import reservations
 from rackloom.carve.tenancy.reservations import ReservationRequest
-from rackloom.carve.tenancy.reserved_trays import reservations_in_force
+from rackloom.carve.tenancy.withheld_trays import reservations_in_force
 
 
 async def list_all(deps: AdminDeps, request: pb.TrayReservationsRequest) -> pb.TrayReservationList:

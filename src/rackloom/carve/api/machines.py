@@ -23,14 +23,13 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.instance_types import Capability, CapabilityType
 from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
-from rackloom.carve.partitions import foreign
+from rackloom.carve.partitions import ownership
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import instance, instance_type, machine, machine_gpu, site
 from rackloom.carve.store.values import Status, invalid, require
 from rackloom.carve.tenancy import catalog
 from rackloom.carve.tenancy.gpu_health import shown_gpu_healths
-from rackloom.carve.tenancy.reserved_trays import reserved_trays
-from rackloom.carve.tenancy.shut_trays import shut_trays
+from rackloom.carve.tenancy.withheld_trays import reserved_trays, shut_trays
 from rackloom.core.partitions.domain import GpuHealth
 
 # Query parameters.
@@ -163,7 +162,7 @@ def _machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes, dep
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
     gpus = catalog.gpus_of_machines(conn, ids)
-    held = foreign.foreign_trays(conn, ids)
+    held = ownership.foreign_trays(conn, ids)
     shut = shut_trays(conn, ids)
     types = sa.select(instance_type).where(instance_type.c.id.in_({row.instance_type_id for row in rows}))
     capabilities = {row.id: row.capabilities for row in conn.execute(types)}

@@ -20,14 +20,13 @@ from rackloom.carve.api import access, routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, ProviderAdmin, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
-from rackloom.carve.partitions import foreign
+from rackloom.carve.partitions import ownership
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import machine, site, tenant, tray_reservation
 from rackloom.carve.store.values import Status, require
 from rackloom.carve.tenancy import catalog, entitlements, placement, reservations
 from rackloom.carve.tenancy.reservations import MAX_TRAYS, ReservationRequest
-from rackloom.carve.tenancy.reserved_trays import reservations_in_force
-from rackloom.carve.tenancy.shut_trays import unlisted_gpus
+from rackloom.carve.tenancy.withheld_trays import reservations_in_force, unlisted_gpus
 
 # Request models.
 
@@ -129,7 +128,7 @@ def _shapes(conn: sa.Connection, rows: Rows, now: float) -> list[Json]:
 def _machines(conn: sa.Connection, machine_ids: list[str]) -> tuple[dict[str, Json], dict[str, str]]:
     """The machines as shown, and the tenant that uses each."""
     listed = catalog.machine_listing().add_columns(placement.is_in_service.label("in_service"))
-    held = foreign.foreign_trays(conn, machine_ids)
+    held = ownership.foreign_trays(conn, machine_ids)
     unlisted = unlisted_gpus(conn, machine_ids)
     unhealthy = placement.unhealthy_gpus(conn, machine_ids)
 

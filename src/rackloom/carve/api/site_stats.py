@@ -21,7 +21,7 @@ from rackloom.carve.tenancy import catalog, statistics
 from rackloom.carve.tenancy.gpu_health import shown_gpu_healths
 from rackloom.carve.tenancy.placement import UNHEALTHY_STATES
 from rackloom.core.partitions.domain import GpuHealth
-from rackloom.core.place.allocations import still_promised
+from rackloom.core.place.promises import still_promised
 
 
 class HealthCounts(wire.Answer):

@@ -21,7 +21,7 @@ from rackloom.carve.observation.latest import READING_COLUMNS
 from rackloom.carve.partitions import ownership
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
-from rackloom.carve.store.rows import delete_rows, find_row, has_row, insert_row, update_rows
+from rackloom.carve.store.prepared import delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import domain_dispute, endpoint, endpoint_chassis, observation
 from rackloom.carve.store.values import Changed, IdFactory, conflict, invalid, require
 from rackloom.carve.tenancy import status

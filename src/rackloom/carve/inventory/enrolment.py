@@ -21,7 +21,7 @@ from rackloom.carve.inventory import endpoints, sync
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
-from rackloom.carve.store.rows import delete_rows, find_row, insert_row, update_rows
+from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     allocation,
     cordon,
@@ -46,7 +46,7 @@ from rackloom.carve.store.values import (
     require,
 )
 from rackloom.carve.tenancy import catalog, entitlements, status
-from rackloom.carve.tenancy.reserved_trays import check_unreserved
+from rackloom.carve.tenancy.withheld_trays import check_unreserved
 from rackloom.core.partitions.domain import DefaultPartitionPolicy, DomainObservation, GpuHealth
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Source

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from rackloom.carve.partitions import intent
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
-from rackloom.carve.store.rows import delete_rows, find_row, has_row, insert_row, update_rows
+from rackloom.carve.store.prepared import delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import cordon as cordon_table
 from rackloom.carve.store.schema import drain as drain_table
 from rackloom.carve.store.schema import instance

@@ -21,12 +21,12 @@ import sqlalchemy as sa
 
 from rackloom.carve.observation import conflicts, latest
 from rackloom.carve.observation.conflicts import ControllerConflict
-from rackloom.carve.partitions import foreign, intent, ownership
+from rackloom.carve.partitions import intent, ownership
 from rackloom.carve.store import journal
 from rackloom.carve.store.schema import endpoint, endpoint_chassis, instance, machine, machine_gpu, moved_gpu
 from rackloom.carve.store.schema import observation as reading
 from rackloom.carve.tenancy import status
-from rackloom.carve.tenancy.shut_trays import UNLISTED
+from rackloom.carve.tenancy.withheld_trays import UNLISTED
 from rackloom.core.partitions.domain import DomainObservation, ObservedGpu
 from rackloom.topology.join_key import Source
 
@@ -299,7 +299,7 @@ def apply_observations(
     # A list that contradicts itself may omit a partition, or show it before it is complete.
     if not any(reading.uncertain for reading in readings):
         ownership.update_owned_partitions(conn, readings, now)
-    foreign.update_foreign_trays(conn, newest.domain, readings)
+    ownership.update_foreign_trays(conn, newest.domain, readings)
     for domain in sorted({newest.domain, *changed, *previous_domains}):
         status.update_statuses(conn, domain, now)
 

@@ -25,7 +25,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
-from rackloom.carve.store.rows import delete_rows, find_row, insert_row, update_rows
+from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, update_rows
 from rackloom.carve.store.schema import domain_dispute, endpoint, machine, observation, operation
 from rackloom.carve.store.values import OperationState
 from rackloom.core.partitions.domain import DomainObservation, ObservedPartition

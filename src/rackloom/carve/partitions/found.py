@@ -20,7 +20,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.observation import latest
-from rackloom.carve.partitions import foreign, intent, ownership
+from rackloom.carve.partitions import intent, ownership
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
 from rackloom.carve.store.schema import logical_partition, owned_partition
@@ -161,7 +161,7 @@ def give_up_partition(conn: sa.Connection, domain: str, name: str) -> None:
     """Own an adopted partition no more: it is foreign again, keeps its GPUs, and so do its trays."""
     ownership.give_up_ownership(conn, domain, name)
     if readings := latest.latest_of_domain(conn, domain).shown:
-        foreign.update_foreign_trays(conn, domain, readings)
+        ownership.update_foreign_trays(conn, domain, readings)
 
 
 def adoptable_partition(conn: sa.Connection, domain: str, name: str, valid_from: float) -> ObservedPartition:
@@ -216,6 +216,6 @@ def _record_takeover(
     observation = readings[0]
     operation_id = ownership.record_operator_takeover(conn, observation, step, partition, order)
     ownership.take_ownership(conn, observation, partition, owner, operation_id, order.now)
-    foreign.update_foreign_trays(conn, observation.domain, readings)
+    ownership.update_foreign_trays(conn, observation.domain, readings)
     journal.record_operator_step(conn, step, partition.name, observation.domain, order)
     return Changed(None, journal.increment_revisions(conn, [observation.domain]))

@@ -23,8 +23,14 @@ import sqlalchemy as sa
 
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
-from rackloom.carve.store.prepared import PreparedStatement
-from rackloom.carve.store.rows import delete_rows, find_row, has_row, insert_row, update_rows
+from rackloom.carve.store.prepared import (
+    PreparedStatement,
+    delete_rows,
+    find_row,
+    has_row,
+    insert_row,
+    update_rows,
+)
 from rackloom.carve.store.schema import (
     blocked_gpu,
     domain_pause,

@@ -29,7 +29,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.endpoints import Endpoint
-from rackloom.carve.store.rows import delete_rows, find_row, insert_row, update_rows
+from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, update_rows
 from rackloom.carve.store.schema import domain_lease as lease_table
 from rackloom.carve.store.schema import endpoint as endpoint_table
 from rackloom.carve.store.schema import replica

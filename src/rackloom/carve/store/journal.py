@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.store.prepared import PreparedListing, PreparedStatement
-from rackloom.carve.store.rows import delete_rows
+from rackloom.carve.store.prepared import PreparedListing, PreparedStatement, delete_rows
 from rackloom.carve.store.schema import (
     domain_revision,
     event_counter,

@@ -26,7 +26,7 @@ from rackloom.carve.reconcile.current_plan import plan_of_domain
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.journal import Step as JournalStep
-from rackloom.carve.store.rows import delete_rows, find_row, has_row
+from rackloom.carve.store.prepared import delete_rows, find_row, has_row
 from rackloom.carve.store.schema import (
     allocation,
     cordon,

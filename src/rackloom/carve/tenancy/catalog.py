@@ -20,7 +20,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.store import journal
-from rackloom.carve.store.rows import count_rows, delete_rows, find_row, has_row, insert_row, update_rows
+from rackloom.carve.store.prepared import count_rows, delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     allocation,
     allocation_constraint,
@@ -46,9 +46,8 @@ from rackloom.carve.store.values import (
     require,
     require_unused,
 )
-from rackloom.carve.tenancy.reserved_trays import check_unreserved, reserved_trays
-from rackloom.carve.tenancy.shut_trays import is_shut
-from rackloom.core.place.allocations import still_promised
+from rackloom.carve.tenancy.withheld_trays import check_unreserved, is_shut, reserved_trays
+from rackloom.core.place.promises import still_promised
 
 # Sites.
 

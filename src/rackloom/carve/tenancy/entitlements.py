@@ -1,7 +1,7 @@
 """Who may use and operate what: tenants, providers, allocations with quotas, and operated hardware.
 
 An organization can be a tenant, an infrastructure provider, or both. An allocation lets a tenant use a
-number of machines of an instance type at a site. `core.place.allocations` says what they hold, beside the
+number of machines of an instance type at a site. `core.place.promises` says what they hold, beside the
 trays that are reserved for the tenant and idle. `check_quota` refuses more instances than that; a
 constraint can never shrink below what the tenant uses or has reserved.
 `grant_everything` gives a tenant every machine of every type, for an embedded site.
@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind, EventNote
-from rackloom.carve.store.rows import delete_rows, find_row, has_row, insert_row, update_rows
+from rackloom.carve.store.prepared import delete_rows, find_row, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     allocation,
     allocation_constraint,
@@ -43,8 +43,8 @@ from rackloom.carve.store.values import (
     require_unused,
 )
 from rackloom.carve.tenancy import catalog
-from rackloom.carve.tenancy.reserved_trays import idle_reserved_machines
-from rackloom.core.place.allocations import AllocationUse
+from rackloom.carve.tenancy.withheld_trays import idle_reserved_machines
+from rackloom.core.place.promises import AllocationUse
 
 # Organizations as tenants and providers.
 

@@ -23,10 +23,10 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.partitions.foreign import foreign_partition_text, foreign_trays
+from rackloom.carve.partitions.ownership import foreign_partition_text, foreign_trays
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind, EventNote
-from rackloom.carve.store.rows import delete_rows, find_row, insert_row, update_rows
+from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, update_rows
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import instance_type, machine
 from rackloom.carve.store.values import (
@@ -47,13 +47,12 @@ from rackloom.carve.tenancy import (
     interfaces,
     logical_partitions,
     placement,
-    reserved_trays,
-    shut_trays,
     status,
+    withheld_trays,
 )
 from rackloom.carve.tenancy.quotas import QuotaKind, check_object_quota
-from rackloom.core.place.allocations import AllocationUse
 from rackloom.core.place.instance_trays import TrayChoice, TrayRequest
+from rackloom.core.place.promises import AllocationUse
 
 # Warnings.
 
@@ -414,15 +413,15 @@ def _chosen_machine(
         )
     if found.shown_status != Status.READY:
         raise conflict(f"Machine specified in request is not available: it is {found.shown_status}")
-    kept = reserved_trays.reserved_trays(conn, now, [found.id]).get(found.id)
+    kept = withheld_trays.reserved_trays(conn, now, [found.id]).get(found.id)
     if kept is not None and kept.tenant_id != tenant.id:
         # For whom and until when is for those who operate the machine.
         raise conflict("Machine specified in request is not available")
-    if devices := shut_trays.unlisted_gpus(conn, [found.id]).get(found.id):
+    if devices := withheld_trays.unlisted_gpus(conn, [found.id]).get(found.id):
         raise Rejected(
             RefusalKind.CONFLICT,
-            f"Machine specified in request is not available: {shut_trays.unlisted_text(devices)}",
-            nearest_fix=shut_trays.UNLISTED_FIX,
+            f"Machine specified in request is not available: {withheld_trays.unlisted_text(devices)}",
+            nearest_fix=withheld_trays.UNLISTED_FIX,
         )
     unhealthy = placement.unhealthy_gpus(conn, [found.id]).get(found.id)
     if unhealthy is not None and not request.allow_unhealthy:
@@ -461,7 +460,7 @@ def _choose_within_quota(
         return best
     count = len(best.trays)
     # Which of the reserved trays are used is known only now.
-    kept = reserved_trays.reserved_trays(conn, now, best.trays).values()
+    kept = withheld_trays.reserved_trays(conn, now, best.trays).values()
     own = sum(tray.tenant_id == tenant.id for tray in kept)
     if use.lacking(count, own) and request.machine_id is None:
         with suppress(Rejected):

@@ -23,8 +23,14 @@ import sqlalchemy as sa
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind as Event
 from rackloom.carve.store.journal import EventNote
-from rackloom.carve.store.prepared import PreparedStatement
-from rackloom.carve.store.rows import count_rows, delete_rows, find_row, insert_row, update_rows
+from rackloom.carve.store.prepared import (
+    PreparedStatement,
+    count_rows,
+    delete_rows,
+    find_row,
+    insert_row,
+    update_rows,
+)
 from rackloom.carve.store.schema import (
     instance,
     nvlink_interface,

@@ -23,8 +23,8 @@ import sqlalchemy as sa
 
 from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import LatestObservation
-from rackloom.carve.partitions import foreign
-from rackloom.carve.partitions.foreign import ForeignTray
+from rackloom.carve.partitions import ownership
+from rackloom.carve.partitions.ownership import ForeignTray
 from rackloom.carve.store.schema import (
     domain_dispute,
     domain_pause,
@@ -37,15 +37,16 @@ from rackloom.carve.store.schema import (
 from rackloom.carve.store.values import RefusalKind, Rejected, Status
 from rackloom.carve.tenancy import catalog
 from rackloom.carve.tenancy.interfaces import partition_members
-from rackloom.carve.tenancy.reserved_trays import (
+from rackloom.carve.tenancy.withheld_trays import (
     ReservedTray,
     is_in_reservations,
+    is_shut,
     reservations_in_force,
     reserved_trays,
+    shut_trays,
+    unlisted_gpus,
 )
-from rackloom.carve.tenancy.shut_trays import is_shut, shut_trays, unlisted_gpus
 from rackloom.core.partitions.domain import GpuHealth
-from rackloom.core.place.allocations import AllocationUse
 from rackloom.core.place.instance_trays import (
     DomainFreeTrays,
     FreeTray,
@@ -54,7 +55,7 @@ from rackloom.core.place.instance_trays import (
     TrayRequest,
     choose_trays,
 )
-from rackloom.core.place.reservations import Reservation, owners_of_trays
+from rackloom.core.place.promises import AllocationUse, Reservation, owners_of_trays
 from rackloom.errors import Refused
 
 # Placement.
@@ -341,7 +342,7 @@ def capacity_of_domains(
         by_domain[row.domain].append(row)
     machine_ids = [row.id for rows in by_domain.values() for row in rows]
     unhealthy = unhealthy_gpus(conn, machine_ids)
-    held = foreign.foreign_trays(conn, machine_ids)
+    held = ownership.foreign_trays(conn, machine_ids)
     unlisted = unlisted_gpus(conn, machine_ids)
     reserved = reserved_trays(conn, now, machine_ids)
     known = latest.latest_of_domains(conn, domains, valid_from)

@@ -19,11 +19,10 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.store.prepared import PreparedStatement
-from rackloom.carve.store.rows import delete_rows, find_row, insert_row
+from rackloom.carve.store.prepared import PreparedStatement, delete_rows, find_row, insert_row
 from rackloom.carve.store.schema import allocation, site, tenant_quota, tenant_total
 from rackloom.carve.store.values import forbidden, not_found
-from rackloom.carve.tenancy.reserved_trays import count_reserved_trays
+from rackloom.carve.tenancy.withheld_trays import count_reserved_trays
 
 
 class QuotaKind(StrEnum):

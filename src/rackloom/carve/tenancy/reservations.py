@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
-from rackloom.carve.store.rows import delete_rows, has_row, insert_row, update_rows
+from rackloom.carve.store.prepared import delete_rows, has_row, insert_row, update_rows
 from rackloom.carve.store.schema import (
     instance,
     machine,
@@ -34,10 +34,10 @@ from rackloom.carve.store.schema import (
     tray_reservation,
 )
 from rackloom.carve.store.values import IdFactory, RefusalKind, Rejected, invalid, require
-from rackloom.carve.tenancy import catalog, entitlements, placement, quotas, reserved_trays
+from rackloom.carve.tenancy import catalog, entitlements, placement, quotas, withheld_trays
 from rackloom.carve.tenancy.quotas import QuotaKind
 from rackloom.core.place.instance_trays import TrayRequest
-from rackloom.core.place.reservations import given_up
+from rackloom.core.place.promises import given_up
 
 MAX_SECONDS = 366 * 86_400.0
 """The longest time ahead: a forgotten reservation ends by itself within a year."""
@@ -102,7 +102,7 @@ def update_reservation(
 ) -> None:
     """Change the end, the trays, or their number; None leaves it. Unused trays are given up first."""
     row = get_reservation(conn, provider_id, reservation_id)
-    if reservation_id not in reserved_trays.reservations_in_force(conn, order.now):
+    if reservation_id not in withheld_trays.reservations_in_force(conn, order.now):
         raise Rejected(
             RefusalKind.CONFLICT,
             f"Reservation ended at {rfc3339(row.until)}",
@@ -211,7 +211,7 @@ def _type_of_machines(conn: sa.Connection, provider_id: str, machine_ids: Collec
 
 def _check_machines(conn: sa.Connection, tenant_id: str, machine_ids: Collection[str], now: float) -> None:
     """Refuse machines that are reserved already, or carry an instance of another tenant."""
-    reserved_trays.check_unreserved(conn, machine_ids, now)
+    withheld_trays.check_unreserved(conn, machine_ids, now)
     used = conn.execute(
         sa.select(instance.c.machine_id, instance.c.id, tenant.c.org)
         .join(tenant, tenant.c.id == instance.c.tenant_id)

@@ -22,7 +22,7 @@ from rackloom.carve.store.schema import (
     vpc,
 )
 from rackloom.carve.tenancy import catalog, outdated
-from rackloom.core.place.allocations import still_promised
+from rackloom.core.place.promises import still_promised
 
 StatusCounts = Counter[str]
 """Status -> how many."""

@@ -25,8 +25,7 @@ from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.cluster.gang_placer import GangPlacer, with_owners
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
-from rackloom.claim.kube.informer import CacheSet, Informer
-from rackloom.claim.kube.taint_rules import taint_rule_informers
+from rackloom.claim.kube.informer import CacheSet, Informer, taint_rule_informers
 from rackloom.core.cluster.objects import (
     DEVICE_TAINT_RULES,
     GANG_PLAN,

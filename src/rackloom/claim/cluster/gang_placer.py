@@ -17,8 +17,7 @@ import structlog
 from msgspec.structs import replace
 
 from rackloom.claim.cluster.controller_runtime import execute_write
-from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
-from rackloom.claim.kube.taint_rules import list_taint_rules
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected, list_taint_rules
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,

@@ -21,9 +21,8 @@ import msgspec
 import structlog
 
 from rackloom.claim.cluster.controller_runtime import DEFECT_RETRY_SECONDS, ControllerRuntime
-from rackloom.claim.kube.api import Conflict, KubeApi, NotFound
+from rackloom.claim.kube.api import Conflict, KubeApi, NotFound, list_taint_rules
 from rackloom.claim.kube.informer import CacheSet, Informer, is_not_served
-from rackloom.claim.kube.taint_rules import list_taint_rules
 from rackloom.core.cluster.objects import (
     ADMISSION_CHECK,
     COMPUTE_DOMAIN,

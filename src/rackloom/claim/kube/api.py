@@ -5,11 +5,11 @@ or gave no success; its subclasses tell the caller what to do: the object is gon
 again (Conflict), list again (Expired), or do not repeat the request (Rejected).
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from rackloom.core.cluster.objects import Object, ResourceKind
+from rackloom.core.cluster.objects import DEVICE_TAINT_RULES, Object, ResourceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +122,15 @@ class KubeApi(Protocol):
     ) -> None:
         """Ask for deletion, of just this `uid` and `resource_version` where given (else `Conflict`)."""
         ...
+
+
+async def list_taint_rules(
+    list_kind: Callable[[ResourceKind], Awaitable[ObjectList]],
+) -> tuple[Object, ...]:
+    """All rules, of the first version that is served; none where none is. Raises KubeError of `list_kind`."""
+    for kind in DEVICE_TAINT_RULES:
+        try:
+            return (await list_kind(kind)).items
+        except NotFound:
+            continue
+    return ()

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from functools import partial
 
 from rackloom.claim.kube.api import Expired, KubeApi, KubeError, NotFound, WatchEvent
-from rackloom.core.cluster.objects import Indexer, Object, ResourceKind
+from rackloom.core.cluster.objects import DEVICE_TAINT_RULES, Indexer, Object, ResourceKind
 
 # The indexed cache: lookups never scan.
 
@@ -323,3 +323,8 @@ class CacheSet:
         """All objects of a kind. For sweeps and counts only, since it scans."""
         for informer in self._informers[kind]:
             yield from informer.cache
+
+
+def taint_rule_informers(api: KubeApi, rng: random.Random) -> Mapping[ResourceKind, tuple[Informer, ...]]:
+    """An informer of each version. A rule is in the cache of every version that is served."""
+    return {kind: (Informer(api, kind, excuses=is_not_served, rng=rng),) for kind in DEVICE_TAINT_RULES}

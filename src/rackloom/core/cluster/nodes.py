@@ -24,8 +24,7 @@ from rackloom.core.allocate.objects import Amount
 from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import JsonMapping
 from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration
-from rackloom.core.cluster.requests import node_amounts
-from rackloom.core.cluster.scheduling import blocking_taints
+from rackloom.core.cluster.scheduling import blocking_taints, node_amounts
 
 _CORDON_TAINT = "node.kubernetes.io/unschedulable"
 _UNREADY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")

@@ -32,7 +32,7 @@ from rackloom.core.cluster.pods import (
     pod_owner,
     qualified_name,
 )
-from rackloom.core.cluster.requests import requested_devices
+from rackloom.core.cluster.scheduling import requested_devices
 from rackloom.errors import Refused
 
 HIGHEST_PRIORITY = 2**31 - 1

@@ -29,7 +29,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster.objects import ObjectWrite, list_names
-from rackloom.core.cluster.requests import Thousandths, requests_beside_devices
+from rackloom.core.cluster.scheduling import Thousandths, requests_beside_devices
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.gangs.demand import (
     GpuDemand,

@@ -40,7 +40,7 @@ from rackloom.core.cluster.objects import (
 )
 from rackloom.core.cluster.pods import GANG_LABEL, TEMPLATE_GATE, OwnerReference, PodObject, decode_object
 from rackloom.core.cluster.pods import SIZE_ANNOTATION as SIZE_ANNOTATION
-from rackloom.core.cluster.requests import requested_devices
+from rackloom.core.cluster.scheduling import requested_devices
 from rackloom.core.cluster.workload_kinds import other_manager
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.errors import Refused

@@ -19,7 +19,7 @@ import msgspec
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import Object, pod_phase
 from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL
-from rackloom.core.cluster.requests import requests_beside_devices
+from rackloom.core.cluster.scheduling import requests_beside_devices
 from rackloom.core.cluster.state import TrayHold
 from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.place.placement_values import Gang, GangPlan

@@ -1,6 +1,6 @@
 """CPU, memory and other resources of nodes beside GPUs: how many members a tray carries by them.
 
-Amounts follow kube-scheduler's NodeResourcesFit (`core.cluster.requests`). A node has what it says is
+Amounts follow kube-scheduler's NodeResourcesFit (`core.cluster.scheduling`). A node has what it says is
 allocatable, less what its pods request.
 
 `with_node_resources` bounds the groups of a gang by that, in this order:
@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from rackloom.core.allocate.quantity import in_binary_units
 from rackloom.core.cluster.objects import JsonMapping
 from rackloom.core.cluster.pods import pod_owner
-from rackloom.core.cluster.requests import (
+from rackloom.core.cluster.scheduling import (
     CPU_RESOURCE,
     MEMORY_RESOURCE,
     Thousandths,

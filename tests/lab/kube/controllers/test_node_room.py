@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.cluster.requests import NO_AMOUNTS, ResourceAmounts, pod_requests
+from rackloom.core.cluster.scheduling import NO_AMOUNTS, ResourceAmounts, pod_requests
 from rackloom.lab.kube.controllers.scheduler import fits_node
 
 GPU = "nvidia.com/gpu"

@@ -37,14 +37,16 @@ from rackloom.core.allocate.pools import node_selector_matches
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, readable_rules, with_taint_rules
 from rackloom.core.cluster import objects
 from rackloom.core.cluster.objects import Object, ResourceKind, has_pod_ended
-from rackloom.core.cluster.requests import (
+from rackloom.core.cluster.scheduling import (
     NO_AMOUNTS,
     PODS_RESOURCE,
     ResourceAmounts,
     allocatable_of_node,
+    is_node_selected,
     pod_requests,
+    required_terms,
+    selector_matches,
 )
-from rackloom.core.cluster.scheduling import is_node_selected, required_terms, selector_matches
 from rackloom.lab.kube.controllers.claims import CLAIM_FINALIZER, claims_by_entry
 from rackloom.lab.kube.controllers.workloads import Controller
 from rackloom.lab.kube.managed_fields import clone
