@@ -3,6 +3,8 @@
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.snapshot import (
     AllocatedDevice,
     ClaimRecord,
@@ -20,8 +22,15 @@ from rackloom.core.diagnosis.snapshot import (
     SiteSnapshot,
 )
 from rackloom.core.domains.clique import Readiness
-from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode, ComputeDomainStatus
+from rackloom.core.domains.compute_domain import (
+    ComputeDomain,
+    ComputeDomainNode,
+    ComputeDomainStatus,
+    Condition,
+)
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
+from rackloom.web.model import MapGpu, SiteMap, SiteReading, rack_id
+from rackloom.web.places import RackPlaces, findings_at, places_named
 
 AT = 1_790_000_000.0
 GPU_DRIVER, NIC_DRIVER = "gpu.rackloom.dev", "nic.rackloom.dev"
@@ -49,11 +58,29 @@ def snapshot(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = 
         found,
         domains=domains,
         partitions=tuple(_partition(rack, name) for rack in range(racks) for name in sorted(held)),
-        logicals=tuple(_logical(name) for name in sorted(held)),
+        logicals=tuple(_logical(rack, name) for name in sorted(held) for rack in range(racks)),
         compute_domains=tuple(_compute_domain(name, joined["nodes"]) for name in sorted(held)),
         claims=tuple(_claim(name) for name in sorted(held)),
         **joined,
     )
+
+
+def examined(seen: SiteSnapshot, at: float = AT, **shown: object) -> SiteReading:
+    """The reading of a snapshot that the doctor has examined."""
+    return SiteReading(**{"snapshot": seen, "findings": examine(seen), "examined_at": at, **shown})
+
+
+def findings_on(whole: SiteMap, gpu: MapGpu) -> tuple[Finding, ...]:
+    """The findings that mark a GPU of a map."""
+    found = whole.findings or ()
+    places = places_named(map(RackPlaces, whole.racks), {name for finding in found for name in finding.where})
+    address = next(
+        (rack_id(rack.name), *spot)
+        for rack in whole.racks
+        for spot in rack.spots
+        if rack.trays[spot[0]][spot[1]] is gpu
+    )
+    return findings_at(found, places, address)
 
 
 def _holder(tenants: tuple[str | None, ...], tray: int) -> str | None:
@@ -67,7 +94,7 @@ def _partition(rack: int, name: str) -> PartitionRecord:
         id=number,
         name=f"{name}-{rack}-nvl",
         healthy=True,
-        logical=f"{name}-lp",
+        logical=f"{name}-lp-{rack}",
         owner="site",
     )
 
@@ -76,9 +103,9 @@ def _number(name: str) -> int:
     return sum(name.encode()) % 30000 + 1
 
 
-def _logical(name: str) -> LogicalPartitionRecord:
+def _logical(rack: int, name: str) -> LogicalPartitionRecord:
     return LogicalPartitionRecord(
-        id=f"{name}-lp", name=f"{name}-training", tenant=f"{name}-id", status="Ready", since=AT - 60
+        id=f"{name}-lp-{rack}", name=f"{name}-training", tenant=f"{name}-id", status="Ready", since=AT - 60
     )
 
 
@@ -99,7 +126,11 @@ def _compute_domain(name: str, nodes: tuple[NodeRecord, ...]) -> ComputeDomain:
         name=f"{name}-domain",
         uid=f"{name}-uid",
         template=f"{name}-template",
-        status=ComputeDomainStatus(status=Readiness.READY, nodes=members),
+        status=ComputeDomainStatus(
+            status=Readiness.READY,
+            nodes=members,
+            conditions=(Condition(type="Ready", status="True", reason="Ready"),),
+        ),
     )
 
 
@@ -118,7 +149,7 @@ def _tray(rack: int, slot: int, holder: str | None) -> dict[str, list[object]]:
         "transfers": [],
     }
     if holder:
-        found["instance_gpus"] = [_wanted(machine, module, holder) for module in range(1, GPUS + 1)]
+        found["instance_gpus"] = [_wanted(rack, machine, module, holder) for module in range(1, GPUS + 1)]
         found["uses"] = _uses(node, holder)
         found["transfers"] = [_transfer(node, keys[0])]
     return found
@@ -192,12 +223,12 @@ def _devices(node: str, number: int, key: GpuKey, clique: str | None, who: str) 
     return [gpu, nic]
 
 
-def _wanted(machine: str, module: int, holder: str) -> InstanceGpuRecord:
+def _wanted(rack: int, machine: str, module: int, holder: str) -> InstanceGpuRecord:
     return InstanceGpuRecord(
         instance=f"{machine}-instance",
         machine=machine,
         module_id=module,
-        logical=f"{holder}-lp",
+        logical=f"{holder}-lp-{rack}",
         status="Ready",
         since=AT - 60,
     )

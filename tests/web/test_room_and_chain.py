@@ -2,12 +2,13 @@
 
 import msgspec
 import pytest
-from tests.web.snapshots import AT, GPUS, snapshot
+from markupsafe import escape
+from tests.web.snapshots import AT, GPUS, examined, findings_on, snapshot
 
 from rackloom.core.diagnosis.findings import fails
 from rackloom.core.diagnosis.index import places_around
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, PartitionRecord
-from rackloom.web.chain import LayerReport, findings_on_gpu, layer_reports
+from rackloom.web.chain import LayerReport, layer_reports
 from rackloom.web.frames import ColourMode, MapColours, rack_frames
 from rackloom.web.model import SiteReading, site_map
 from rackloom.web.panels import FreeCapacity, rack_capacity, site_capacity
@@ -118,7 +119,7 @@ def test_a_chain_names_every_link_with_who_says_so_and_when():
         "VPC": "acme-network",
         "Instance": "acme-machine-0-0-instance",
         "Machine": "acme-machine-0-0",
-        "Asked into": "acme-lp",
+        "Asked into": "acme-lp-0",
         "Logical partition": "acme-training",
     }
     assert values(seen["Kubernetes"]) == {
@@ -190,10 +191,12 @@ def test_where_two_layers_contradict_each_other_both_are_quoted():
             msgspec.structs.replace(gpu, guid=gpu.guid + (1 << 48)) for gpu in seen.fabric_gpus
         ),
     )
-    whole = site_map(SiteReading(snapshot=swapped))
+    whole = site_map(examined(swapped))
     quoted = [seat for seat in whole.gpus if seat.chain is not None and seat.chain.conflicts]
     assert len(quoted) == GPUS
-    assert all('class="trouble"' in render_chain(seat, layer_reports(whole, seat)) for seat in quoted)
+    for seat in quoted:
+        panel = render_chain(seat, layer_reports(whole, seat), findings_on(whole, seat))
+        assert all(escape(conflict) in panel for conflict in seat.chain.conflicts)
 
 
 def test_findings_say_of_which_moment_they_are():
@@ -205,27 +208,25 @@ def test_findings_say_of_which_moment_they_are():
 
 def test_a_gpu_says_what_the_doctor_objects_to_there_and_what_follows_from_it():
     seen = snapshot(1, 2, ("acme",))
-    here, elsewhere = (
-        site_map(SiteReading(snapshot=seen)).gpus[0],
-        site_map(SiteReading(snapshot=seen)).gpus[-1],
-    )
-    broken = fails("CHECK", "<it>", "is broken", "mend it", where=places_around([here.chain])[:1])
+    chain = site_map(SiteReading(snapshot=seen)).gpus[0].chain
+    broken = fails("CHECK", "<it>", "is broken", "mend it", where=places_around([chain])[:1])
     broken = msgspec.structs.replace(
         broken, consequences=("pod runs: team/one", "pod runs: team/two", "IMEX: <all>")
     )
     reading = SiteReading(snapshot=seen, findings=(broken,), examined_at=AT)
     whole = site_map(reading)
-    assert (findings_on_gpu(whole, here), findings_on_gpu(whole, elsewhere)) == ((broken,), ())
-    panel = render_chain(here, layer_reports(whole, here), findings_on_gpu(whole, here))
+    here, elsewhere = whole.gpus[0], whole.gpus[-1]
+    assert (findings_on(whole, here), findings_on(whole, elsewhere)) == ((broken,), ())
+    panel = render_chain(here, layer_reports(whole, here), findings_on(whole, here))
     for markup in (panel, render_findings(whole, {})):
         assert "&lt;it&gt;: is broken" in markup
         assert "pod runs: team/one, team/two</li>" in markup
         assert "IMEX: &lt;all&gt;</li>" in markup
     assert "and therefore" not in render_chain(
-        elsewhere, layer_reports(whole, elsewhere), findings_on_gpu(whole, elsewhere)
+        elsewhere, layer_reports(whole, elsewhere), findings_on(whole, elsewhere)
     )
     tenants = tenant_map(whole, "acme", TenantRacks())[0]
-    assert findings_on_gpu(tenants, tenants.gpus[0]) == ()
+    assert findings_on(tenants, tenants.gpus[0]) == ()
 
 
 def test_a_controller_that_lists_other_gpus_in_the_same_places_makes_no_room_and_takes_none():

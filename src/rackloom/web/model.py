@@ -15,6 +15,8 @@ the same objects as before.
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from hashlib import sha256
 from typing import Protocol
 
 import msgspec
@@ -83,6 +85,14 @@ class ReadingSource(Protocol):
 
 NO_RACK = "not in a known rack"
 """Where GPUs are drawn that only the cluster knows."""
+
+
+@lru_cache(maxsize=1 << 16)
+def rack_id(name: str) -> str:
+    """A name for a rack that any page element may have."""
+    return "r" + sha256(name.encode()).hexdigest()[:12]
+
+
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 
@@ -151,6 +161,11 @@ class MapRack(msgspec.Struct, frozen=True, kw_only=True):
     nodes: frozenset[str]
     tenants: frozenset[str]
     """Ids of the tenants that have a machine in it."""
+
+    @property
+    def spots(self) -> list[tuple[int, int]]:
+        """All its GPUs: the tray from the top, and the number from the left."""
+        return [(tray, gpu) for tray, gpus in enumerate(self.trays) for gpu in range(len(gpus))]
 
     @property
     def order(self) -> tuple[bool, list[tuple[int, str]], str]:

@@ -6,10 +6,10 @@ domains, domains that run out of multicast groups, controllers that stay away fo
 that restarts is back within minutes), and domains with machines for which no controller is registered.
 
 `check_fabric` reports what controllers say of their own domain, and only of domains whose reading is
-fresh: sick GPUs, sick partitions, trays that the controller no longer lists or never reported, GPUs
-without a recorded fabric GUID, which can join no partition. GPUs of three or more trays, and of more than
-half of a domain, that have the same problem at once are one finding: look at the switches that join them,
-not at each GPU.
+fresh: sick GPUs, sick partitions, GPUs whose health it does not report, trays and GPUs that it no longer
+lists or never reported, GPUs without a recorded fabric GUID, which can join no partition. GPUs of three or
+more trays, and of more than half of a domain, that have the same problem at once are one finding: look at
+the switches that join them, not at each GPU.
 """
 
 from collections import Counter
@@ -232,6 +232,15 @@ def check_gpus(index: SnapshotIndex) -> Iterator[Finding]:
             yield _domain_wide(domain, problem, gpus, len(sick))
         else:
             yield from (finding for chain in gpus for finding in _sick_gpu(chain))
+    untold = grouped((gpu.domain, chain) for chain, gpu in listed if gpu.healthy is None)
+    for domain, gpus in untold.items():
+        yield unknown(
+            Check.GPU_HEALTH,
+            f"{len(gpus)} GPUs of domain {domain}",
+            "their switch controller does not report their health",
+            f"{_SHOW_DOMAIN} {quote(domain)}",
+            where=tuple(dict.fromkeys(place for chain in gpus for place in _gpu_places(chain))),
+        )
 
 
 def _domain_wide(domain: str, problem: str, gpus: list[GpuChain], trays: int) -> Finding:
@@ -295,7 +304,10 @@ def _gpu_places(chain: GpuChain) -> Iterator[str]:
 
 def check_layers(index: SnapshotIndex) -> Iterator[Finding]:
     """Layers that should have been read and could not; those with one cause are one finding."""
-    domains = tuple(at_domain(domain.uuid) for domain in index.snapshot.domains)
+    concerned = {
+        Layer.FABRIC: tuple(at_domain(domain.uuid) for domain in index.snapshot.domains),
+        Layer.CLUSTER: tuple(at_node(node.name) for node in index.snapshot.nodes),
+    }
     lost = grouped(
         (status.problem, status) for status in index.snapshot.layers if status.unknown_since is not None
     )
@@ -307,7 +319,7 @@ def check_layers(index: SnapshotIndex) -> Iterator[Finding]:
             f"layer {' and '.join(layer.layer for layer in layers)}",
             problem,
             layers[0].fix,
-            where=domains if fabric else (),
+            where=tuple(place for layer in layers for place in concerned.get(layer.layer, ())),
             since=layers[0].unknown_since,
             instances=held if fabric else 0,
         )
@@ -317,8 +329,11 @@ def check_fabric(index: SnapshotIndex) -> Iterator[Finding]:
     """All findings about GPUs, partitions and trays as their switch controllers show them."""
     yield from check_gpus(index)
     yield from _sick_partitions(index)
+    unlisted = grouped(
+        (chain.machine.id, chain) for chain in index.chains if chain.machine and chain.fabric is None
+    )
     for machine in index.snapshot.machines:
-        yield from _tray(machine, index)
+        yield from _tray(machine, unlisted.get(machine.id, []), index)
 
 
 def _sick_partitions(index: SnapshotIndex) -> Iterator[Finding]:
@@ -337,7 +352,7 @@ def _sick_partitions(index: SnapshotIndex) -> Iterator[Finding]:
             )
 
 
-def _tray(machine: MachineRecord, index: SnapshotIndex) -> Iterator[Finding]:
+def _tray(machine: MachineRecord, unlisted: list[GpuChain], index: SnapshotIndex) -> Iterator[Finding]:
     name = index.node_of_machine.get(machine.id)
     subject, where = f"machine {machine.id}", (at_machine(machine.id), *([at_node(name)] if name else []))
     node = index.nodes.get(name or "")
@@ -364,6 +379,23 @@ def _tray(machine: MachineRecord, index: SnapshotIndex) -> Iterator[Finding]:
         )
     elif any(key.fabric_guid is None for key in machine.gpus) and index.is_fresh(machine.domain):
         yield _unmapped_gpus(machine, where)
+    elif unlisted and index.is_fresh(machine.domain):
+        yield _unlisted_gpus(machine, unlisted, where)
+
+
+def _unlisted_gpus(machine: MachineRecord, gpus: list[GpuChain], tray: tuple[str, ...]) -> Finding:
+    modules = ", ".join(str(chain.key.place.value.module_id) for chain in gpus if chain.key.place is not None)
+    # The cluster may name the GPUs themselves. If it does not, the whole tray is concerned.
+    devices = tuple(at_device(chain.device) for chain in gpus if chain.device is not None)
+    return fails(
+        Check.MACHINE_PRESENT,
+        f"GPU {modules} of machine {machine.id}",
+        "its switch controller lists only the other GPUs of the tray",
+        f"{_SHOW_DOMAIN} {quote(machine.domain)}  # then see to the GPU and its tray",
+        severity=Severity.ERROR if machine.instance else Severity.WARNING,
+        evidence=(f"records: GPU {modules} in slot {machine.slot} of {machine.chassis_serial}",),
+        where=(*devices, *tray),
+    )
 
 
 def _unmapped_gpus(machine: MachineRecord, where: tuple[str, ...]) -> Finding:
