@@ -7,6 +7,7 @@ do about it.
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -32,6 +33,7 @@ from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.store.database import DATABASE
 from rackloom.core.partitions import reading_age
 from rackloom.errors import Refused
+from rackloom.web import live
 
 pytestmark = pytest.mark.slow
 READ_SECONDS = 0.5
@@ -41,6 +43,7 @@ READ_SECONDS = 0.5
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     monkeypatch.setattr(reading_age, "READ_SECONDS", READ_SECONDS)
+    monkeypatch.setattr(live, "RECORD_SECONDS", READ_SECONDS)
 
 
 def configured(ground, **changes):
@@ -99,7 +102,12 @@ class ServedRack:
         async with self.rest() as http:
             (domain,) = (await http.get("nvlink-domain")).json()
         assert (domain["status"], domain["unknownSince"]) == ("Unknown", since)
-        assert f"unknown since {since}: no reading" in await metrics(self.metrics_port, "readyz")
+
+        async def is_listed():
+            page = await metrics(self.metrics_port, "readyz")
+            return re.search(r"^domain \S+: unknown since \S+: .* not been read since$", page, re.MULTILINE)
+
+        await until(is_listed, "the domain is listed at /readyz")
         page = await metrics(self.metrics_port)
         assert 'nico_nvlink_endpoints{state="unknown"} 1.0' in page
         assert "nico_nvlink_partition_monitor_nmxc_gpu_count{" not in page

@@ -309,7 +309,7 @@ def test_a_change_sends_the_racks_that_changed_and_no_others():
     page, [(_, markup)] = visit(scenario, examined(seen))
     racks = [part for part in parts(markup) if part.startswith("r") and f'id="{part}" class="rack"' in page]
     assert len(racks) == 1
-    assert "unhealthy" in markup
+    assert "critical" in markup
 
 
 @pytest.mark.slow
@@ -326,7 +326,7 @@ def test_one_who_comes_back_gets_what_was_missed():
             return await events(stream, 1)
 
     [(_, markup)] = visit(scenario, examined(seen))
-    assert "unhealthy" in markup
+    assert "critical" in markup
 
 
 def test_a_position_that_is_no_number_is_none():

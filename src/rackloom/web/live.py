@@ -66,6 +66,11 @@ class LiveMap:
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def newest(self) -> LiveReading:
+        """The newest reading, whatever its age."""
+        return self._now
+
     async def fresh(self) -> LiveReading:
         """The newest reading; without a watch task, one that began no earlier than a pause before this call.
 

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
+from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Level, needs_attention
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, MeasuredTransfer
 from rackloom.web.frames import (
@@ -55,8 +56,6 @@ class RackCounts(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs that a finding names which needs attention."""
     health_unknown: int = 0
     """Other GPUs that a finding names, or all if the site was not examined."""
-    silent: frozenset[str] = frozenset()
-    """NVLink domains of these GPUs of which the newest reading does not show the present state."""
     fastest: MeasuredTransfer | None = None
     """The fastest transfer from one of them that kept its promise."""
 
@@ -75,7 +74,6 @@ def rack_counts(frame: RackFrame) -> RackCounts:
         use_unknown=used.count(None),
         problems=0 if marks is None else len(marks) - unknown,
         health_unknown=unknown,
-        silent=frozenset(gpu.domain for gpu, _ in seen) - frame.answering - {""},
         fastest=_fastest([chain.transfer for _, chain in seen if chain.transfer is not None]),
     )
 
@@ -100,7 +98,6 @@ def site_counts(racks: Sequence[RackCounts]) -> RackCounts:
         use_unknown=sum(rack.use_unknown for rack in racks),
         problems=sum(rack.problems for rack in racks),
         health_unknown=sum(rack.health_unknown for rack in racks),
-        silent=frozenset[str]().union(*[rack.silent for rack in racks]),
         fastest=_fastest([rack.fastest for rack in racks if rack.fastest is not None]),
     )
 
@@ -265,7 +262,7 @@ def site_summary(now: LiveReading, whole: SiteMap, counts: RackCounts, room: Fre
         _attention(whole),
         _in_use(whole, counts),
         _healthy(whole, counts),
-        _largest_job(whole, counts, room),
+        _largest_job(whole, room),
         _fastest_path(whole, counts),
     )
     if now.unread_since is not None:
@@ -322,35 +319,31 @@ def _attention(whole: SiteMap) -> KeyNumber:
 
 
 def _in_use(whole: SiteMap, counts: RackCounts) -> KeyNumber:
-    layers = (Layer.FABRIC, Layer.SITE, Layer.CLUSTER) if whole.operator else (Layer.CLUSTER,)
     label = "GPUs in use" if whole.operator else "Your GPUs used by pods"
-    return _share(whole, counts, label, counts.used, counts.use_unknown, layers)
+    return _share(whole, counts, label, counts.used, counts.use_unknown)
 
 
 def _healthy(whole: SiteMap, counts: RackCounts) -> KeyNumber:
     label = "Healthy" if whole.operator else "Your healthy GPUs"
     healthy = counts.gpus - counts.problems - counts.health_unknown
-    found = _share(whole, counts, label, healthy, counts.health_unknown, (Layer.FABRIC, Layer.CLUSTER))
+    found = _share(whole, counts, label, healthy, counts.health_unknown)
     return msgspec.structs.replace(found, tone="bad") if counts.problems else found
 
 
-def _share(
-    whole: SiteMap, counts: RackCounts, label: str, some: int, doubtful: int, layers: Sequence[Layer]
-) -> KeyNumber:
+def _share(whole: SiteMap, counts: RackCounts, label: str, some: int, doubtful: int) -> KeyNumber:
     """How many GPUs something is so of, and of how many it is unknown."""
     if not counts.gpus:
         return KeyNumber(label=label, value="0", note="of 0")
-    since = _unknown_since(whole, counts, layers) if doubtful else None
+    since = _unknown_since(whole) if doubtful else None
     if doubtful == counts.gpus:
         return KeyNumber(label=label, value=UNKNOWN, since=since, tone="doubt")
     note = f"of {counts.gpus:,}" + (f", {doubtful:,} unknown" if doubtful else "")
     return KeyNumber(label=label, value=f"{some:,}", note=note, since=since, tone="doubt" if doubtful else "")
 
 
-def _largest_job(whole: SiteMap, counts: RackCounts, room: FreeCapacity) -> KeyNumber:
+def _largest_job(whole: SiteMap, room: FreeCapacity) -> KeyNumber:
     label = "Largest job that fits"
-    layers = (Layer.FABRIC, Layer.SITE, Layer.CLUSTER)
-    since = _unknown_since(whole, counts, layers) if room.unknown_trays else None
+    since = _unknown_since(whole) if room.unknown_trays else None
     tone = "doubt" if room.unknown_trays else ""
     doubt = f", {room.unknown_trays:,} unknown" if room.unknown_trays else ""
     if not room.gang_trays:
@@ -380,9 +373,7 @@ def _fastest_path(whole: SiteMap, counts: RackCounts) -> KeyNumber:
     return KeyNumber(label=label, value=value, note=f"by {found.device}{emulated}", at=found.at)
 
 
-def _unknown_since(whole: SiteMap, counts: RackCounts, layers: Sequence[Layer]) -> float | None:
-    """Since when one of some layers, or an NVLink domain of these GPUs, is not known."""
-    times = [whole.layer(layer).unknown_since for layer in layers]
-    if Layer.FABRIC in layers:
-        times += [whole.domains[uuid].unknown_since for uuid in counts.silent if uuid in whole.domains]
-    return min((time for time in times if time is not None), default=None)
+def _unknown_since(whole: SiteMap) -> float | None:
+    """Since when a layer or a switch controller cannot be read, as the findings say."""
+    lost = (finding for finding in whole.findings or () if finding.check in (Check.LAYER, Check.CONTROLLER))
+    return min((finding.since for finding in lost if finding.since is not None), default=None)

@@ -1,6 +1,7 @@
 """Checks of the switch fabric: readable layers, controllers, GPU and partition health, trays.
 
-`check_layers` reports layers that could not be read; those with one cause are one finding.
+`check_layers` reports layers that could not be read; those with one cause are one finding. It also reports
+issuers of tokens whose keys could not be read.
 `check_controllers` reports domains whose controllers do not answer or contradict one another, paused
 domains, domains that run out of multicast groups, controllers that stay away for an hour (a switch tray
 that restarts is back within minutes), and domains with machines for which no controller is registered.
@@ -303,7 +304,7 @@ def _gpu_places(chain: GpuChain) -> Iterator[str]:
 
 
 def check_layers(index: SnapshotIndex) -> Iterator[Finding]:
-    """Layers that should have been read and could not; those with one cause are one finding."""
+    """Layers and issuers that could not be read; layers with one cause are one finding."""
     concerned = {
         Layer.FABRIC: tuple(at_domain(domain.uuid) for domain in index.snapshot.domains),
         Layer.CLUSTER: tuple(at_node(node.name) for node in index.snapshot.nodes),
@@ -323,6 +324,9 @@ def check_layers(index: SnapshotIndex) -> Iterator[Finding]:
             since=layers[0].unknown_since,
             instances=held if fabric else 0,
         )
+    for issuer, problem in index.snapshot.issuers.items():
+        fix = f"curl {quote(issuer)}/.well-known/openid-configuration  # from the host of the site service"
+        yield unknown(Check.LAYER, f"issuer {issuer}", problem, fix)
 
 
 def check_fabric(index: SnapshotIndex) -> Iterator[Finding]:
