@@ -294,7 +294,8 @@ def test_a_server_that_is_gone_is_answered_503_until_it_is_back(ground, postgres
 SERVE = f"""
 import sys, pathlib
 from rackloom.core.partitions import reading_age
-reading_age.READ_SECONDS = {READ_SECONDS}
+from rackloom.web import live
+reading_age.READ_SECONDS = live.RECORD_SECONDS = {READ_SECONDS}
 sys.argv = ["rackloom", "serve", "--config", sys.argv[1]]
 from rackloom.cli.main import main
 main()

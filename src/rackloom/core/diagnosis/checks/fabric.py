@@ -240,6 +240,7 @@ def check_gpus(index: SnapshotIndex) -> Iterator[Finding]:
             f"{len(gpus)} GPUs of domain {domain}",
             "their switch controller does not report their health",
             f"{_SHOW_DOMAIN} {quote(domain)}",
+            evidence=(f"switch controller: it lists {len(gpus)} GPUs of unknown health",),
             where=tuple(dict.fromkeys(place for chain in gpus for place in _gpu_places(chain))),
         )
 
