@@ -84,7 +84,9 @@ def read(seen: SiteSnapshot) -> SiteReading:
     happened = TimelineEntry(
         at=seen.at, tenant=None, what="made", where="", places=(at_domain(domain),), outcome="done"
     )
-    return SiteReading(snapshot=seen, findings=(*sick, found), examined_at=seen.at, happenings=(happened,) * 30)
+    return SiteReading(
+        snapshot=seen, findings=(*sick, found), examined_at=seen.at, happenings=(happened,) * 30
+    )
 
 
 def page_of(view: PageView, sheet: PageSheet) -> str:

@@ -10,7 +10,6 @@ NUMA node is as near as it gets. Nothing here decides what is wrong: that is in 
 """
 
 from collections.abc import Iterator
-from enum import StrEnum
 
 import msgspec
 
@@ -22,27 +21,6 @@ from rackloom.core.diagnosis.snapshot import (
     PartitionRecord,
 )
 from rackloom.web.model import MapGpu, SiteMap
-
-# How the NICs of a GPU are wired.
-
-
-class Wiring(StrEnum):
-    """The nearest component that a GPU and a NIC share."""
-
-    ROOT = "root"
-    NUMA = "numa"
-    APART = "apart"
-    UNKNOWN = "unknown"
-
-
-def wiring_between(gpu: DeviceRecord, nic: DeviceRecord) -> Wiring:
-    """How near two devices are, as their plugins published it."""
-    if are_apart(gpu.numa, nic.numa, (gpu.partner_class, nic.partner_class)):
-        return Wiring.APART
-    if gpu.pcie_root is not None and gpu.pcie_root == nic.pcie_root:
-        return Wiring.ROOT
-    return Wiring.UNKNOWN if gpu.numa is None or nic.numa is None else Wiring.NUMA
-
 
 # What each layer reports.
 
@@ -198,17 +176,18 @@ def clique_of(chain: GpuChain) -> str | None:
 
 
 def _nic_note(chain: GpuChain, nic: DeviceRecord) -> str:
-    near = "" if chain.device is None else _WIRED_TEXT[wiring_between(chain.device, nic)]
+    near = "" if chain.device is None else _nic_position(chain.device, nic)
     link = "" if nic.link is None else f"link {nic.link}"
     return _joined(near, link, "" if nic.gbps is None else f"{nic.gbps} Gb/s")
 
 
-_WIRED_TEXT = {
-    Wiring.ROOT: "below the GPU's own PCIe root",
-    Wiring.NUMA: "at the GPU's own NUMA node",
-    Wiring.APART: "at another NUMA node than the GPU",
-    Wiring.UNKNOWN: "alignment unknown",
-}
+def _nic_position(gpu: DeviceRecord, nic: DeviceRecord) -> str:
+    """The nearest thing from which both hang, as their plugins published it."""
+    if are_apart(gpu.numa, nic.numa, (gpu.partner_class, nic.partner_class)):
+        return "at another NUMA node than the GPU"
+    if gpu.pcie_root is not None and gpu.pcie_root == nic.pcie_root:
+        return "below the GPU's own PCIe root"
+    return "alignment unknown" if gpu.numa is None or nic.numa is None else "at the GPU's own NUMA node"
 
 
 def _joined(*words: str) -> str:

@@ -24,6 +24,7 @@ import msgspec
 from rackloom.core.diagnosis.findings import Level
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, NvlinkDomainRecord
+from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.web.chain import clique_of, partition_hidden, use_hidden
 from rackloom.web.model import MapGpu, MapRack, SiteMap, tray_partly_taken
 from rackloom.web.places import GpuSpot, PlacesByName, RackMarks, RackPlaces, marks_by_rack, places_named
@@ -62,28 +63,21 @@ class RackFrame(msgspec.Struct, frozen=True, kw_only=True):
         return None if mark is None else mark.level
 
 
+class _FactsInput(NamedTuple):
+    known: frozenset[Layer]
+    operator: bool
+    tenants: Mapping[str, str]
+    compute_domains: tuple[ComputeDomain, ...]
+
+
 class _SiteFacts:
     """What frames depend on beside their rack. Compared by address: equal facts are the same object."""
 
-    def __init__(self, whole: SiteMap, known: frozenset[Layer]) -> None:
-        self.known = known
-        self.operator = whole.operator
-        self.tenants = whole.tenants
-        self.compute_domains = whole.compute_domains
+    def __init__(self, found: _FactsInput) -> None:
+        self.known, self.operator, self.tenants, domains = found
         self.over: Mapping[str, DomainLabel] = {
-            node.name: (domain.uid, domain.key)
-            for domain in whole.compute_domains
-            for node in domain.status.nodes
+            node.name: (domain.uid, domain.key) for domain in domains for node in domain.status.nodes
         }
-
-    def says(self, whole: SiteMap, known: frozenset[Layer]) -> bool:
-        """Whether they are those of this map."""
-        return (
-            self.known == known
-            and self.operator == whole.operator
-            and self.compute_domains == whole.compute_domains
-            and self.tenants == whole.tenants
-        )
 
 
 class _FrameInput(NamedTuple):
@@ -105,7 +99,7 @@ class RackFrames(msgspec.Struct, frozen=True):
     """The locations of all that findings and operations name."""
     own: TenantRacks = TenantRacks()
     named: Memo[str, MapRack, RackPlaces] = {}
-    facts: _SiteFacts | None = None
+    facts: Memo[str, _FactsInput, _SiteFacts] = {}
     memo: Memo[str, _FrameInput, RackFrame] = {}
 
     @property
@@ -137,14 +131,13 @@ def update_rack_frames(site: SiteMap, org: str | None, before: RackFrames) -> Ra
     marks = None if whole.findings is None else marks_by_rack(whole.findings, places)
 
     known = frozenset(layer for layer in Layer if whole.known(layer))
-    facts = before.facts
-    if facts is None or not facts.says(whole, known):
-        facts = _SiteFacts(whole, known)
+    inputs_of_facts = {"": _FactsInput(known, whole.operator, whole.tenants, whole.compute_domains)}
+    facts = recompute_changed(before.facts, inputs_of_facts, _SiteFacts)
     records = whole.domains
     inputs = {
         rack.name: _FrameInput(
             rack,
-            facts,
+            facts[""][1],
             tuple([records[uuid] for uuid in sorted(rack.domains) if uuid in records]),
             None if marks is None else marks.get(rack.name, _NO_MARKS),
         )
