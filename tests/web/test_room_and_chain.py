@@ -5,7 +5,8 @@ import pytest
 from markupsafe import escape
 from tests.web.snapshots import AT, GPUS, examined, findings_on, snapshot
 
-from rackloom.core.diagnosis.findings import fails
+from rackloom.core.diagnosis.catalogue import Check
+from rackloom.core.diagnosis.findings import Level, fails
 from rackloom.core.diagnosis.index import places_around
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, PartitionRecord
 from rackloom.web.chain import LayerReport, layer_reports
@@ -24,7 +25,7 @@ def left(seen) -> FreeCapacity:
 def test_the_largest_gang_stays_within_one_domain():
     seen = snapshot(2, 3, ("acme", None, None, None, "acme", None))
     assert left(seen) == FreeCapacity(
-        free_trays=4, unknown_trays=0, foreign_trays=0, gang_trays=2, gang_gpus=2 * GPUS, stranded_gpus=0
+        free_trays=4, unknown_trays=0, gang_trays=2, gang_gpus=2 * GPUS, stranded_gpus=0
     )
 
 
@@ -35,7 +36,7 @@ def test_a_cordoned_tray_is_not_free_and_a_full_site_has_no_room():
     assert left(snapshot(1, 2, ("acme",))).gang_trays == 0
 
 
-def test_an_empty_tray_in_a_foreign_partition_is_not_free_and_is_counted_and_named():
+def test_an_empty_tray_in_a_foreign_partition_is_not_free_and_a_finding_counts_and_marks_it():
     seen = snapshot(1, 2, ("acme", None))
     partition = PartitionRecord(
         domain=seen.domains[0].uuid, id=7, name="theirs", healthy=True, owner="foreign"
@@ -50,10 +51,14 @@ def test_an_empty_tray_in_a_foreign_partition_is_not_free_and_is_counted_and_nam
     )
     held = msgspec.structs.replace(seen, fabric_gpus=gpus, partitions=(*seen.partitions, partition))
     before, after = left(seen), left(held)
-    assert (after.free_trays, after.foreign_trays) == (before.free_trays - 1, 1)
-    (frame,) = rack_frames(site_map(SiteReading(snapshot=held))).values()
-    notes = [tray.notes for tray in drawn_rack(frame, ColourMode.TENANT, MapColours()).trays]
-    assert notes.count(("in foreign partition theirs",)) == 1
+    assert after.free_trays == before.free_trays - 1
+    reading = examined(held)
+    (found,) = (finding for finding in reading.findings if finding.check == Check.PARTITION_OWNED)
+    assert f"it keeps instances off 1 empty tray: {empty[0]}" in found.message
+    assert found.title == "Somebody else made partition theirs"
+    (frame,) = rack_frames(site_map(reading)).values()
+    cells = [tray.cells for tray in drawn_rack(frame, ColourMode.TENANT, MapColours()).trays]
+    assert [{cell.level for cell in tray} for tray in cells].count({Level.CRITICAL}) == 1
 
 
 def test_gpus_beside_a_pod_in_a_tray_that_no_instance_has_are_stranded():
@@ -160,9 +165,10 @@ def test_a_domain_that_is_in_doubt_says_why_to_operators_alone():
         msgspec.structs.replace(domain, unknown_since=AT - 9, problem="A and B contradict")
         for domain in seen.domains
     )
-    whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, domains=doubt)))
+    whole = site_map(examined(msgspec.structs.replace(seen, domains=doubt)))
     for shown, count in ((whole, 1), (tenant_map(whole, "acme", TenantRacks())[0], 0)):
-        page = render_chain(shown.gpus[0], layer_reports(shown, shown.gpus[0]))
+        found = findings_on(shown, shown.gpus[0])
+        page = render_chain(shown.gpus[0], layer_reports(shown, shown.gpus[0]), found)
         assert page.count("A and B contradict") == count
         assert page.count("unknown since") == 1
 

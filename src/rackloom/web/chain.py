@@ -46,8 +46,6 @@ class LayerReport(msgspec.Struct, frozen=True, kw_only=True):
     """When it was read; None: never."""
     unknown_since: float | None = None
     """Since when it cannot be read."""
-    problem: str = ""
-    """Why not."""
     links: tuple[ChainLink, ...]
 
     @property
@@ -72,13 +70,7 @@ def layer_reports(whole: SiteMap, gpu: MapGpu) -> tuple[LayerReport, ...]:
 
 def _layer_report(whole: SiteMap, gpu: MapGpu, layer: Layer, links: tuple[ChainLink, ...]) -> LayerReport:
     at, since = _read_at(whole, gpu, layer)
-    problem = "" if since is None else _layer_problem(whole, gpu, layer)
-    return LayerReport(source=_LAYER_NAMES[layer], at=at, unknown_since=since, problem=problem, links=links)
-
-
-def _layer_problem(whole: SiteMap, gpu: MapGpu, layer: Layer) -> str:
-    domain = whole.domains.get(gpu.domain) if layer is Layer.FABRIC else None
-    return whole.layer(layer).problem or (domain.problem if domain is not None else "")
+    return LayerReport(source=_LAYER_NAMES[layer], at=at, unknown_since=since, links=links)
 
 
 def _by_site(whole: SiteMap, chain: GpuChain) -> Iterator[ChainLink]:

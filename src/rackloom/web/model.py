@@ -125,8 +125,6 @@ class MapGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether its tray is not available: cordoned, unhealthy, not ready, in a closed domain, or foreign."""
     reserved_for: str | None = None
     """The only tenant that may have its tray now, for operators; None: any."""
-    foreign: bool = False
-    """Whether it is in a partition that the site did not make."""
     chain: GpuChain | None
     """The GPU through all layers; None: another tenant's, and hidden."""
 
@@ -300,7 +298,6 @@ def _gpus_by_rack(facts: _ShareFacts) -> _GpusByRack:
             taken=_is_taken(facts, chain),
             held_back=_is_held_back(facts, chain),
             reserved_for=None if chain.machine is None else chain.machine.reserved_for,
-            foreign=_is_foreign(chain),
             chain=chain,
         )
         for chain in facts.chains
@@ -367,8 +364,5 @@ def _is_held_back(facts: _ShareFacts, chain: GpuChain) -> bool:
     machine, node = chain.machine, chain.node
     if _domain_of(chain) in facts.closed or (machine and (machine.cordoned or machine.health)):
         return True
-    return _is_foreign(chain) or (node is not None and (node.unschedulable or node.ready is False))
-
-
-def _is_foreign(chain: GpuChain) -> bool:
-    return chain.partition is not None and chain.partition.owner == "foreign"
+    foreign = chain.partition is not None and chain.partition.owner == "foreign"
+    return foreign or (node is not None and (node.unschedulable or node.ready is False))

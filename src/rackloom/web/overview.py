@@ -342,22 +342,15 @@ def _share(whole: SiteMap, counts: RackCounts, label: str, some: int, doubtful: 
 
 
 def _largest_job(whole: SiteMap, room: FreeCapacity) -> KeyNumber:
-    label = "Largest job that fits"
-    since = _unknown_since(whole) if room.unknown_trays else None
-    tone = "doubt" if room.unknown_trays else ""
-    doubt = f", {room.unknown_trays:,} unknown" if room.unknown_trays else ""
-    if not room.gang_trays:
-        value = UNKNOWN if room.unknown_trays else "none"
-        return KeyNumber(
-            label=label,
-            value=value,
-            note=f"{room.unknown_trays:,} trays" if room.unknown_trays else "",
-            since=since,
-            tone=tone,
-        )
-    least = "at least " if room.unknown_trays else ""
-    note = f"{least}{room.gang_trays} trays of one domain{doubt}"
-    return KeyNumber(label=label, value=f"{room.gang_gpus:,} GPUs", note=note, since=since, tone=tone)
+    unknown = f"{room.unknown_trays:,}" if room.unknown_trays else ""
+    if room.gang_trays:
+        value = f"{room.gang_gpus:,} GPUs"
+        trays = f"{room.gang_trays} trays of one domain"
+        note = f"at least {trays}, {unknown} unknown" if unknown else trays
+    else:
+        value, note = (UNKNOWN, f"{unknown} trays") if unknown else ("none", "")
+    since, tone = (_unknown_since(whole), "doubt") if unknown else (None, "")
+    return KeyNumber(label="Largest job that fits", value=value, note=note, since=since, tone=tone)
 
 
 def _fastest_path(whole: SiteMap, counts: RackCounts) -> KeyNumber:

@@ -1,8 +1,9 @@
 """Free capacity, counted in whole free trays.
 
 A tray whose state is unknown counts as not free, and so does an empty tray with GPUs in a partition that
-the site did not make, which is counted apart. The largest gang that fits is the most free trays of one
-NVLink domain, because GPUs of two domains share no memory. Free GPUs in partly used trays are stranded.
+the site did not make: the finding about that partition names it. The largest gang that fits is the most free
+trays of one NVLink domain, because GPUs of two domains share no memory. Free GPUs in partly used trays are
+stranded.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,8 +22,6 @@ class FreeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     free_trays: int
     unknown_trays: int
     """Trays for which it is not known whether they are free."""
-    foreign_trays: int
-    """Empty trays that get no instance, because a partition that the site did not make holds GPUs of them."""
     gang_trays: int
     """Trays of the largest gang that fits: GPUs of two domains share no memory."""
     gang_gpus: int
@@ -35,7 +34,6 @@ class RackCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
     free_trays: int
     unknown_trays: int
-    foreign_trays: int
     stranded_gpus: int
     gangs: Mapping[str, tuple[int, int]]
     """Free trays, and the GPUs in them, of each domain."""
@@ -54,9 +52,6 @@ def rack_capacity(rack: MapRack) -> RackCapacity:
     return RackCapacity(
         free_trays=len(free),
         unknown_trays=frees.count(None),
-        foreign_trays=sum(
-            any(gpu.foreign for gpu in tray) and not tray_partly_taken(tray) for tray in rack.trays
-        ),
         stranded_gpus=sum(gpu.taken is False for tray in partly for gpu in tray),
         gangs=gangs,
     )
@@ -70,7 +65,6 @@ def site_capacity(rooms: Collection[RackCapacity]) -> FreeCapacity:
     return FreeCapacity(
         free_trays=sum(room.free_trays for room in rooms),
         unknown_trays=sum(room.unknown_trays for room in rooms),
-        foreign_trays=sum(room.foreign_trays for room in rooms),
         gang_trays=trays,
         gang_gpus=gpus,
         stranded_gpus=sum(room.stranded_gpus for room in rooms),

@@ -175,7 +175,7 @@ def _drawn_tray(frame: RackFrame, mode: ColourMode, colours: MapColours, tray: i
         title=_tray_title(gpus[0], chain),
         cells=tuple(_drawn_gpu(frame, mode, colours, (tray, number)) for number in range(len(gpus))),
         free=tray_free(gpus),
-        notes=(*_tray_notes(chain), *_foreign_notes(gpus), *([mark.title] if mark else [])),
+        notes=(*_tray_notes(chain), *([mark.title] if mark else [])),
         level=mark.level if mark else None,
         laid_over=laid[1] if laid else "",
         badge=None if laid is None else colours.badges.number(ColourGroup(*laid)),
@@ -201,16 +201,6 @@ def _tray_notes(chain: GpuChain | None) -> Iterator[str]:
         yield machine.reservation
     if node is not None and node.unschedulable:
         yield "unschedulable"
-
-
-def _foreign_notes(gpus: tuple[MapGpu, ...]) -> tuple[str, ...]:
-    """The partitions that the site did not make and that hold GPUs of the tray, where the viewer may know."""
-    names = {
-        gpu.chain.partition.name or str(gpu.chain.partition.id)
-        for gpu in gpus
-        if gpu.foreign and gpu.chain is not None and gpu.chain.partition is not None
-    }
-    return tuple(f"in foreign partition {name}" for name in sorted(names))
 
 
 def _drawn_gpu(frame: RackFrame, mode: ColourMode, colours: MapColours, spot: GpuSpot) -> DrawnGpu:

@@ -306,22 +306,21 @@ def _gpu_places(chain: GpuChain) -> Iterator[str]:
 
 def check_layers(index: SnapshotIndex) -> Iterator[Finding]:
     """Layers and issuers that could not be read; layers with one cause are one finding."""
-    concerned = {
-        Layer.FABRIC: tuple(at_domain(domain.uuid) for domain in index.snapshot.domains),
-        Layer.CLUSTER: tuple(at_node(node.name) for node in index.snapshot.nodes),
-    }
     lost = grouped(
         (status.problem, status) for status in index.snapshot.layers if status.unknown_since is not None
     )
-    held = sum(machine.instance is not None for machine in index.snapshot.machines)
     for problem, layers in lost.items():
-        fabric = any(layer.layer is Layer.FABRIC for layer in layers)
+        names = [status.layer for status in layers]
+        fabric = Layer.FABRIC in names
+        domains = index.snapshot.domains if fabric else ()
+        nodes = index.snapshot.nodes if Layer.CLUSTER in names else ()
+        held = sum(machine.instance is not None for machine in index.snapshot.machines)
         yield unknown(
             Check.LAYER,
-            f"layer {' and '.join(layer.layer for layer in layers)}",
+            f"layer {' and '.join(names)}",
             problem,
             layers[0].fix,
-            where=tuple(place for layer in layers for place in concerned.get(layer.layer, ())),
+            where=(*(at_domain(domain.uuid) for domain in domains), *(at_node(node.name) for node in nodes)),
             since=layers[0].unknown_since,
             instances=held if fabric else 0,
         )
