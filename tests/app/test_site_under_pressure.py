@@ -386,7 +386,7 @@ def test_a_full_disk_and_a_process_that_was_stopped(ground, small_disk):
         small_disk.process.send_signal(signal.SIGCONT)
         # Asked at once: nothing was written or read meanwhile.
         assert await rack.is_unknown()
-        # Later the write-ahead log may begin anew in the file that it has, which needs no room.
+        # Later the write-ahead log may start at the front of its file, and then it needs no room.
         small_disk.keep()
         await rack.is_unknown_everywhere()
         await rack.refuses_writes("the site's database has no room")

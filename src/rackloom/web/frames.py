@@ -1,8 +1,8 @@
 """What the drawing of one rack depends on, and the colours of its GPUs.
 
 A `RackFrame` holds one rack with all that its drawing depends on and nothing else: equal frames are drawn
-equal. Times of readings are not part of it, nor is what was read of other racks; that a layer or a domain is
-no longer known is. The marks of a rack come from the findings and from nothing else: no layer is read for a
+equal. Times of readings and records of other racks are not part of it. That a layer or a domain is no longer
+known is part of it. The marks of a rack come from the findings and from nothing else: no layer is read for a
 problem a second time.
 
 A GPU is coloured by its group, as one layer reports it: partition, tenant, clique or workload. It is
@@ -91,7 +91,7 @@ class _FrameInput(NamedTuple):
 
 
 class RackFrames(msgspec.Struct, frozen=True):
-    """The frames of what one viewer sees, and what the next map is compared with."""
+    """The frames of one viewer, and the values with which the next map is compared."""
 
     whole: SiteMap = SiteMap(at=0.0)
     """The viewer's part of the map, with the findings that concern the viewer."""
@@ -114,13 +114,13 @@ def rack_frames(whole: SiteMap) -> dict[str, RackFrame]:
 
 
 def update_rack_frames(site: SiteMap, org: str | None, before: RackFrames) -> RackFrames:
-    """The frames of what an organisation sees of a site; None sees everything.
+    """The frames of the part of a site that an organisation sees. None sees everything.
 
     Frames whose input equals that of `before` are the same objects.
     """
     whole, own = (site, before.own) if org is None else tenant_map(site, org, before.own)
     named = recompute_changed(before.named, {rack.name: rack for rack in whole.racks}, RackPlaces)
-    # What is asked for is looked up in the viewer's own part, so that a tenant is led to its own GPUs alone.
+    # Names are looked up in the viewer's own part: a tenant is led to its own GPUs alone.
     wanted = {place for finding in site.findings or () for place in finding.where}
     wanted.update(place for happening in whole.happenings for place in happening.places)
     places = places_named([found for _, found in named.values()], wanted)

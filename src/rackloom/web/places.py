@@ -140,7 +140,7 @@ def places_named(racks: Iterable[RackPlaces], wanted: Collection[str]) -> Places
 
 
 def finest_names(where: Sequence[str]) -> tuple[str, ...]:
-    """Of what a finding names, the finest objects: what it is about, without what surrounds them."""
+    """The finest objects that a finding names, without the objects that surround them."""
     by_kind = (tuple(name for name in where if name.partition(" ")[0] in kinds) for kinds in _FINEST_FIRST)
     return next((names for names in by_kind if names), ())
 
@@ -216,7 +216,7 @@ def marks_by_rack(findings: Iterable[Finding], places: PlacesByName) -> Mapping[
         if fineness == _RACKS and any(name.startswith("domain ") for name in finding.where):
             for rack in {spot.rack for spot in spots}:
                 found[rack].switches.append(mark)
-        # A NIC is drawn beside the GPU that it serves, and has a mark of its own.
+        # A NIC is drawn beside the GPU that it serves, with a mark for itself.
         for name in finding.where:
             for spot in places.get(name, ()) if name.startswith("device ") else ():
                 found[spot.rack].devices.setdefault(name, mark)

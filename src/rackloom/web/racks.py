@@ -98,7 +98,7 @@ class DrawnTray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     free: bool | None
     """Whether the whole tray is free."""
     notes: tuple[str, ...] = ()
-    """Notes such as cordoned, and what findings say of it."""
+    """Notes such as cordoned, and the titles of findings."""
     level: Level | None = None
     """Of the worst finding that names the tray, or its node or machine."""
     laid_over: str = ""
@@ -122,7 +122,7 @@ class DrawnRack(msgspec.Struct, frozen=True, kw_only=True):
     switches: Level | None
     """The level of the worst finding that names an NVLink domain of it."""
     problems: tuple[str, ...]
-    """What findings say of these domains."""
+    """The titles of the findings about these domains."""
     free: int | None
     """Whole trays that are free; None: unknown."""
 
@@ -193,7 +193,7 @@ def _tray_title(gpu: MapGpu, chain: GpuChain | None) -> str:
 
 
 def _tray_notes(chain: GpuChain | None) -> Iterator[str]:
-    """Why nothing new is put there, as far as somebody has decided it."""
+    """Decisions that keep new work away."""
     machine, node = (chain.machine, chain.node) if chain is not None else (None, None)
     if machine is not None and machine.cordoned:
         yield "cordoned"

@@ -101,7 +101,7 @@ class DemoStory:
         await self.step(name, act if self.holds else _not_attempted)
 
     def report(self, doctor: str) -> DemoReport:
-        """The story so far, and what the doctor says at its end."""
+        """The story so far, with the last line of the doctor at its end."""
         degraded = any(step.degraded is not None for step in self.steps)
         return DemoReport(self.holds, degraded, tuple(self.steps), doctor)
 

@@ -94,7 +94,7 @@ class IssuerVerifier(TokenVerifier):
                 tasks.create_task(self._refresh(issuer))
 
     def doubts(self) -> dict[str, str]:
-        """The issuers whose keys could not be read when they were due, and why."""
+        """The issuers whose keys could not be read when they were due, each with the reason."""
         found = {}
         for name, issuer in sorted(self._issuers.items()):
             if issuer.failure is not None:

@@ -11,7 +11,7 @@ Scrapes run one at a time: two at once would count the same transitions to Ready
 
 /readyz succeeds while the database answers, though a switch may be out of reach, or no reading can be
 recorded: REST can then still answer that a domain is unknown. The page lists the findings of the newest
-examination that stop the service from doing what tenants ask for (`STOPS_SERVING`), and since when.
+examination for which requests of tenants wait (`STOPS_SERVING`), each with its time.
 """
 
 import asyncio
@@ -299,7 +299,7 @@ def _operation_name(operation: PartitionOperation) -> str:
 
 
 STOPS_SERVING: Final = (Check.LAYER, Check.CONTROLLER, Check.CONTROLLER_AWAY, Check.DOMAIN_PAUSED)
-"""Checks whose findings say that nothing is done of what tenants ask for, somewhere or everywhere."""
+"""Checks whose findings show that requests of tenants wait, in a domain or in the whole site."""
 
 
 class MetricsEndpoints(PlainEndpoints):

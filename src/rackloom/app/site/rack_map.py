@@ -104,7 +104,7 @@ class SiteSource:
         stale_seconds: float = DEFAULT_VALID_SECONDS,
         issuer_doubts: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """`issuer_doubts` gives the issuers of tokens whose keys could not be read, and why."""
+        """`issuer_doubts` gives the issuers of tokens whose keys could not be read, each with the reason."""
         self._store = store
         self._clock = clock
         self._transfers = transfers
