@@ -5,7 +5,7 @@ from collections import Counter
 
 import msgspec
 import pytest
-from tests.web.snapshots import AT, snapshot
+from tests.web.snapshots import AT, examined, snapshot
 
 from rackloom.core.diagnosis.findings import fails, unknown
 from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
@@ -221,9 +221,9 @@ def test_a_change_appears_by_itself_and_takes_neither_focus_nor_choice(open_map)
             msgspec.structs.replace(gpu, healthy=False) if gpu.place.slot == 17 else gpu
             for gpu in seen.fabric_gpus
         )
-        served.show(SiteReading(snapshot=msgspec.structs.replace(seen, fabric_gpus=sick)))
+        served.show(examined(msgspec.structs.replace(seen, fabric_gpus=sick)))
         page.wait_for_selector(f"#{first}.s")
-        page.wait_for_selector("#chain >> text=unhealthy")
+        page.wait_for_selector("#chain >> text=GPU health")
         assert focused(page) == first
         assert page.locator("[aria-selected=true]").get_attribute("id") == first
         assert page.complaints == []

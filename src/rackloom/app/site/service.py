@@ -296,13 +296,7 @@ def _map_source(parts: ServiceParts, cluster: ClusterFollower | None) -> SiteSou
             nearest_fix="make it, or name the one in which `rackloom transfer run --save` keeps records",
         )
     valid_seconds = parts.config.nvlink_config.reading_valid_seconds
-    source = SiteSource(
-        parts.store,
-        parts.clock,
-        folder,
-        stale_seconds=valid_seconds,
-        issuer_doubts=parts.issuers.doubts,
-    )
+    source = SiteSource(parts.store, parts.clock, folder, valid_seconds, parts.issuers.doubts)
     config = parts.config.kubernetes
     if cluster is not None and config is not None:
         source.follow(cluster, config.namespace)

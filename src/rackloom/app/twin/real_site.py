@@ -145,8 +145,7 @@ class RealSite(SiteControl):
 
     async def findings(self) -> tuple[Finding, ...]:
         """All that `rackloom doctor` finds in the home of the site, and in its cluster if there is one."""
-        transfers = self._home.path / "transfers"
         snapshot = await site_snapshot(
-            time.time(), records=self._store, cluster=self.api, transfers=transfers
+            time.time(), records=self._store, cluster=self.api, transfers=self._home.path / "transfers"
         )
         return examine(snapshot)
