@@ -37,8 +37,13 @@ GPU_DRIVER, NIC_DRIVER = "gpu.rackloom.dev", "nic.rackloom.dev"
 GPUS = 4
 
 
-def snapshot(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = ()) -> SiteSnapshot:
-    """Racks of one domain each; `tenants` holds the trays of all racks in turn, None a free one."""
+def snapshot(
+    racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = (), *, spread: bool = False
+) -> SiteSnapshot:
+    """Racks of one domain each; `tenants` holds the trays of all racks in turn, None a free one.
+
+    A tenant has a logical partition in each rack, or one over all racks (`spread`), which is a finding.
+    """
     found = SiteSnapshot(
         at=AT,
         layers=tuple(LayerStatus(layer=layer, at=AT) for layer in Layer),
@@ -47,7 +52,7 @@ def snapshot(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = 
         namespaces={f"{name}-ns": name for name in tenants if name},
     )
     parts = [
-        _tray(rack, slot, _holder(tenants, rack * trays + slot))
+        _tray(rack, slot, _holder(tenants, rack * trays + slot), _logical_of(rack, spread))
         for rack in range(racks)
         for slot in range(trays)
     ]
@@ -57,8 +62,16 @@ def snapshot(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = 
     return msgspec.structs.replace(
         found,
         domains=domains,
-        partitions=tuple(_partition(rack, name) for rack in range(racks) for name in sorted(held)),
-        logicals=tuple(_logical(rack, name) for name in sorted(held) for rack in range(racks)),
+        partitions=tuple(
+            _partition(rack, name, _logical_of(rack, spread))
+            for rack in range(racks)
+            for name in sorted(held)
+        ),
+        logicals=tuple(
+            _logical(name, _logical_of(rack, spread))
+            for name in sorted(held)
+            for rack in range(1 if spread else racks)
+        ),
         compute_domains=tuple(_compute_domain(name, joined["nodes"]) for name in sorted(held)),
         claims=tuple(_claim(name) for name in sorted(held)),
         **joined,
@@ -87,14 +100,18 @@ def _holder(tenants: tuple[str | None, ...], tray: int) -> str | None:
     return tenants[tray % len(tenants)] if tenants else None
 
 
-def _partition(rack: int, name: str) -> PartitionRecord:
+def _logical_of(rack: int, spread: bool) -> str:
+    return "lp" if spread else f"lp-{rack}"
+
+
+def _partition(rack: int, name: str, logical: str) -> PartitionRecord:
     number = _number(name)
     return PartitionRecord(
         domain=f"domain-{rack}",
         id=number,
         name=f"{name}-{rack}-nvl",
         healthy=True,
-        logical=f"{name}-lp-{rack}",
+        logical=f"{name}-{logical}",
         owner="site",
     )
 
@@ -103,9 +120,9 @@ def _number(name: str) -> int:
     return sum(name.encode()) % 30000 + 1
 
 
-def _logical(rack: int, name: str) -> LogicalPartitionRecord:
+def _logical(name: str, logical: str) -> LogicalPartitionRecord:
     return LogicalPartitionRecord(
-        id=f"{name}-lp-{rack}", name=f"{name}-training", tenant=f"{name}-id", status="Ready", since=AT - 60
+        id=f"{name}-{logical}", name=f"{name}-training", tenant=f"{name}-id", status="Ready", since=AT - 60
     )
 
 
@@ -134,7 +151,7 @@ def _compute_domain(name: str, nodes: tuple[NodeRecord, ...]) -> ComputeDomain:
     )
 
 
-def _tray(rack: int, slot: int, holder: str | None) -> dict[str, list[object]]:
+def _tray(rack: int, slot: int, holder: str | None, logical: str) -> dict[str, list[object]]:
     who = holder or "free"
     node, machine = f"{who}-node-{rack}-{slot}", f"{who}-machine-{rack}-{slot}"
     keys = [_key(rack, slot, module, who) for module in range(1, GPUS + 1)]
@@ -149,7 +166,7 @@ def _tray(rack: int, slot: int, holder: str | None) -> dict[str, list[object]]:
         "transfers": [],
     }
     if holder:
-        found["instance_gpus"] = [_wanted(rack, machine, module, holder) for module in range(1, GPUS + 1)]
+        found["instance_gpus"] = [_wanted(machine, module, holder, logical) for module in range(1, GPUS + 1)]
         found["uses"] = _uses(node, holder)
         found["transfers"] = [_transfer(node, keys[0])]
     return found
@@ -223,12 +240,12 @@ def _devices(node: str, number: int, key: GpuKey, clique: str | None, who: str) 
     return [gpu, nic]
 
 
-def _wanted(rack: int, machine: str, module: int, holder: str) -> InstanceGpuRecord:
+def _wanted(machine: str, module: int, holder: str, logical: str) -> InstanceGpuRecord:
     return InstanceGpuRecord(
         instance=f"{machine}-instance",
         machine=machine,
         module_id=module,
-        logical=f"{holder}-lp-{rack}",
+        logical=f"{holder}-{logical}",
         status="Ready",
         since=AT - 60,
     )
