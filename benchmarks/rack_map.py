@@ -40,7 +40,7 @@ from rackloom.app.site.rack_map import POLL_SECONDS
 from rackloom.app.snapshot.background_examiner import Examiner
 from rackloom.core.diagnosis.findings import Finding, fails
 from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
-from rackloom.core.diagnosis.index import at_domain, at_node
+from rackloom.core.diagnosis.index import at_domain, at_gpu, at_node
 from rackloom.core.diagnosis.snapshot import SiteSnapshot
 from rackloom.web.changes import changes_between
 from rackloom.web.frames import ColourMode
@@ -73,13 +73,20 @@ def one_sick_gpu(seen: SiteSnapshot) -> SiteSnapshot:
 
 
 def read(seen: SiteSnapshot) -> SiteReading:
-    """The snapshot with a finding and operations, as every site has them."""
+    """The snapshot with a finding and operations, as every site has them, and a finding for each sick GPU."""
     node, domain = seen.nodes[-1].name, seen.domains[-1].uuid
     found = fails("check", f"node {node}", "is wrong", "mend it", where=(at_node(node), at_domain(domain)))
+    sick = [
+        fails("check", f"GPU {gpu.guid}", "is sick", "mend it", where=(at_gpu(gpu.domain, gpu.guid),))
+        for gpu in seen.fabric_gpus
+        if not gpu.healthy
+    ]
     happened = TimelineEntry(
         at=seen.at, tenant=None, what="made", where="", places=(at_domain(domain),), outcome="done"
     )
-    return SiteReading(snapshot=seen, findings=(found,), examined_at=seen.at, happenings=(happened,) * 30)
+    return SiteReading(
+        snapshot=seen, findings=(*sick, found), examined_at=seen.at, happenings=(happened,) * 30
+    )
 
 
 def page_of(view: PageView, sheet: PageSheet) -> str:

@@ -11,14 +11,16 @@ from tests.proxies import with_dead_proxies
 from tests.waiting import until
 
 from rackloom.app.demo import run
-from rackloom.app.demo.job import RackJob
+from rackloom.app.demo.job import LostGpu, RackJob
 from rackloom.app.demo.running import check_demo_racks
 from rackloom.app.demo.story import DEGRADED, DemoReport, DemoStep, DemoStory, NotObserved, step_mark
 from rackloom.app.demo.tenants import DemoTenant
+from rackloom.app.doctor import DoctorSources, diagnose
 from rackloom.app.home import Home
 from rackloom.app.twin.site import embedded_site
 from rackloom.app.twin.up import running_twin
 from rackloom.cli.main import app as main_app
+from rackloom.core.diagnosis.report import render_findings
 from rackloom.errors import Refused
 
 STEPS = [
@@ -56,14 +58,16 @@ def test_the_whole_story_holds():
     assert report["steps"][5]["evidence"]["namespace"].endswith("rackloom.dev/org=blue")
     found = report["steps"][8]["evidence"]
     lost = report["steps"][7]["evidence"]["lost"]
-    assert list(found) == ["device untainted"]
+    assert list(found) == ["doctor", "device untainted"]
+    assert found["doctor"].startswith("1 finding: 1 ")
+    assert report["steps"][9]["evidence"]["doctor"] == report["doctor"] == "all holds"
     assert found["device untainted"]["what"].split("/")[0].removeprefix("device ") in lost
 
 
 def story_of(act):
     story = DemoStory(lambda _: None)
     asyncio.run(story.step("a step", act))
-    return story.report()
+    return story.report("all holds")
 
 
 async def _unseen():
@@ -88,7 +92,7 @@ def test_what_stands_on_a_failed_step_is_not_attempted():
         story = DemoStory(lambda _: None)
         await story.step("first", _unseen)
         await story.step_if_holding("second", _broken)
-        return story.report()
+        return story.report("all holds")
 
     second = asyncio.run(tell_it()).steps[1]
     assert second.evidence["reason"] == "not attempted: an earlier step failed"
@@ -116,13 +120,37 @@ def test_a_step_that_shows_less_is_verified_and_degraded():
 
 def test_the_last_line_names_what_is_degraded():
     whole, less = DemoStep("carve", True, None, 1.0, {}), DemoStep("transfer run", True, "no NIXL", 2.0, {})
-    healthy = run.report_summary(DemoReport(True, False, (whole,))).splitlines()
+    healthy = run.report_summary(DemoReport(True, False, (whole,), "all holds")).splitlines()
     assert healthy == [
         "A site that keeps running, with all of this on it: rackloom up --demo",
         "1 of 1 steps verified by observation in 1.0 s",
+        "doctor: all holds",
     ]
-    degraded = run.report_summary(DemoReport(True, True, (whole, less))).splitlines()
-    assert degraded[-1] == ("2 of 2 steps verified by observation in 3.0 s; degraded: transfer run: no NIXL")
+    degraded = run.report_summary(DemoReport(True, True, (whole, less), "2 findings: 2 unknown")).splitlines()
+    assert degraded[-2:] == [
+        "2 of 2 steps verified by observation in 3.0 s; degraded: transfer run: no NIXL",
+        "doctor: 2 findings: 2 unknown",
+    ]
+
+
+@pytest.mark.slow
+def test_what_the_demo_prints_of_the_doctor_is_what_the_doctor_prints(tmp_path):
+    """With a transfer record that cannot be read, which only one of the two used to look at."""
+    home = Home(tmp_path)
+
+    async def scenario():
+        async with running_twin(home, port=0, racks=1, profile="gb200-nvl72") as twin:
+            await twin.nodes.up.wait()
+            await twin.nodes.settle()
+            (tmp_path / "transfers").mkdir()
+            (tmp_path / "transfers" / "broken.json").write_text("{")
+            told = await LostGpu(twin).doctor_says()
+            found = await asyncio.to_thread(diagnose, DoctorSources(home=tmp_path))
+            return told, found
+
+    told, found = asyncio.run(scenario())
+    assert told == render_findings(found.snapshot, found.findings).splitlines()[-1]
+    assert "unknown" in told
 
 
 @pytest.mark.parametrize(("racks", "profile"), [(1, "gb200-nvl72"), (2, "gb200-nvl4")])

@@ -13,10 +13,11 @@ from pathlib import Path
 import httpx2
 import pytest
 from tests.app.identity_provider import Provider, served
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 from rackloom.app.config import load_config
 from rackloom.app.site.service import site_service
+from rackloom.web import live
 
 pytestmark = pytest.mark.filterwarnings(
     r"ignore:Exception ignored in.{2}<(socket\.socket|function _Selector\w*Transport\.__del__) "
@@ -134,6 +135,9 @@ class Served:
     async def page(self, name):
         return (await self.http.get(f"{self._metrics}/{name}")).text
 
+    async def shows(self, name, text):
+        return text in await self.page(name)
+
 
 @asynccontextmanager
 async def serving(ground, authority, **providers):
@@ -242,7 +246,8 @@ def test_a_program_of_a_served_site_calls_with_a_key_of_its_own(ground, authorit
     asyncio.run(scenario())
 
 
-def test_a_site_starts_without_its_provider_and_recovers(ground, authority):
+def test_a_site_starts_without_its_provider_and_recovers(monkeypatch, ground, authority):
+    monkeypatch.setattr(live, "RECORD_SECONDS", 0.1)
     dex = Provider("/dex")
     dex.is_down = True
 
@@ -251,8 +256,8 @@ def test_a_site_starts_without_its_provider_and_recovers(ground, authority):
             answer = await site.get(dex.token(DEX), "acme", "operator-step")
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
             assert answer.json()["message"] == "The keys of the issuer of the token could not be read yet"
-            ready = await site.page("readyz")
-            assert f"issuer {dex.url}: keys were read never: " in ready
+            listed = f"issuer {dex.url}: unknown: keys were read never: "
+            await until(lambda: site.shows("readyz", listed), "the issuer is listed")
             assert f'nico_nvlink_issuer_keys_age_seconds{{issuer="{dex.url}"}} +Inf' in await site.page(
                 "metrics"
             )
@@ -260,6 +265,10 @@ def test_a_site_starts_without_its_provider_and_recovers(ground, authority):
             async with asyncio.timeout(PATIENCE):
                 while await site.status(dex.token(DEX), "acme", "operator-step") != 200:
                     await asyncio.sleep(0.02)
-            assert await site.page("readyz") == "ok\n"
+
+            async def is_ready():
+                return await site.page("readyz") == "ok\n"
+
+            await until(is_ready, "no finding stops the service")
 
     asyncio.run(scenario())

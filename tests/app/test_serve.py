@@ -302,7 +302,11 @@ def test_tokens_of_other_issuers_are_not_believed(ground):
             assert (await http.get("site", headers=wrong)).status_code == 401
             assert (await http.get("site", headers={"Authorization": "Bearer x"})).status_code == 401
             assert await metrics(site.metrics_port, "healthz") == "ok\n"
-            assert await metrics(site.metrics_port, "readyz") == "ok\n"
+
+            async def is_ready():
+                return await metrics(site.metrics_port, "readyz") == "ok\n"
+
+            await until(is_ready, "the site was examined, and nothing was found")
 
     asyncio.run(scenario())
 

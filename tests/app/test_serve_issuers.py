@@ -161,7 +161,7 @@ def test_a_key_set_without_usable_keys_withdraws_the_old_ones(signers, keys):
     for refused in (token, signer.token(jti="another")):
         with pytest.raises(UnauthenticatedCaller):
             verifier.verify(refused, "acme")
-    (doubt,) = verifier.doubts()
+    (doubt,) = verifier.doubts().values()
     assert "has no key for EdDSA" in doubt
 
 
@@ -274,7 +274,7 @@ def test_a_discovery_document_that_is_wrong_gives_no_keys(ground, authority, doc
     async def scenario(verifier):
         with pytest.raises(Retry, match="could not be read yet"):
             verifier.verify(f"Bearer {provider.token(claims())}", "acme")
-        (doubt,) = verifier.doubts()
+        (doubt,) = verifier.doubts().values()
         assert reason in doubt
 
     when_served(ground, authority, provider, scenario)
@@ -289,7 +289,7 @@ def test_a_reason_is_cut(ground, authority, document):
     provider.document = document
 
     async def scenario(verifier):
-        (doubt,) = verifier.doubts()
+        (doubt,) = verifier.doubts().values()
         assert len(doubt) < MAX_REASON + 100
 
     when_served(ground, authority, provider, scenario)
@@ -300,7 +300,7 @@ def test_redirects_are_not_followed(ground, authority):
     provider.redirect = "https://localhost:1/keys"
 
     async def scenario(verifier):
-        (doubt,) = verifier.doubts()
+        (doubt,) = verifier.doubts().values()
         assert "answers 307; redirects are not followed" in doubt
 
     when_served(ground, authority, provider, scenario)
@@ -310,7 +310,7 @@ def test_the_certificate_of_the_provider_is_verified(ground, authority, make_aut
     provider = Provider("/one")
 
     async def scenario(verifier):
-        (doubt,) = verifier.doubts()
+        (doubt,) = verifier.doubts().values()
         assert "CERTIFICATE_VERIFY_FAILED" in doubt
 
     when_served(ground, make_authority("another"), provider, scenario)
@@ -327,7 +327,7 @@ def test_keys_of_before_stay_in_use_while_the_provider_is_down(ground, authority
         await verifier.load()
         assert verifier.verify(token, "acme").subject == f"{provider.url}#s"
         assert verifier.key_age(provider.url) == 60
-        (doubt,) = verifier.doubts()
+        (doubt,) = verifier.doubts().values()
         assert "answers 503" in doubt
 
     when_served(ground, authority, provider, scenario)

@@ -8,6 +8,8 @@ from tests.browser.axe import violations
 from tests.browser.conftest import serving, signed_in_without_script
 from tests.browser.test_rack_map import CLIPPED, GPU, story
 
+from rackloom.core.diagnosis.catalogue import Check
+from rackloom.core.diagnosis.examination import examine
 from rackloom.web.model import SiteReading
 
 pytestmark = pytest.mark.slow
@@ -21,7 +23,8 @@ def later(reading: SiteReading, minutes: int) -> SiteReading:
         for number, gpu in enumerate(seen.fabric_gpus)
     )
     seen = msgspec.structs.replace(seen, at=seen.at + 60 * minutes, fabric_gpus=gpus)
-    return msgspec.structs.replace(reading, snapshot=seen)
+    found = (finding for finding in examine(seen) if finding.check == Check.GPU_HEALTH)
+    return msgspec.structs.replace(reading, snapshot=seen, findings=(*(reading.findings or ()), *found))
 
 
 def let_pass(served, racks, minutes, look=lambda: None):

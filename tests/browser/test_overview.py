@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 from tests.browser.test_rack_map import CLIPPED, GPU, SEEN, focused, story, style
+from tests.web.snapshots import examined
 
-from rackloom.web.model import SiteReading
 from rackloom.web.overview import cell_id
 from rackloom.web.racks import rack_id
 
@@ -119,7 +119,7 @@ def test_a_change_reaches_the_cell_and_the_opened_rack(open_map):
             for gpu in seen.fabric_gpus
         )
         page.locator(f"#{cell_id('rack-12')}").focus()
-        served.show(SiteReading(snapshot=msgspec.structs.replace(seen, fabric_gpus=sick)))
+        served.show(examined(msgspec.structs.replace(seen, fabric_gpus=sick)))
         page.wait_for_selector(f"#{cell_id('rack-09')}.s")
         page.wait_for_selector(f"#{rack_id('rack-09')} .p")
         assert focused(page) == cell_id("rack-12")

@@ -49,7 +49,7 @@ FONT = "body { font-family: 'DejaVu Sans' !important; }"
 
 def demo(*, sick: bool) -> SiteReading:
     """Two racks as after the demo: one tenant has all of the first, another a part of the second."""
-    seen = snapshot(2, 18, ("blue",) * 18 + ("green",) * 6 + (None,) * 12)
+    seen = snapshot(2, 18, ("blue",) * 18 + ("green",) * 6 + (None,) * 12, spread=True)
     if not sick:
         return SiteReading(snapshot=seen, findings=(), examined_at=AT)
     gpus = tuple(msgspec.structs.replace(gpu, healthy=gpu.place != SICK) for gpu in seen.fabric_gpus)

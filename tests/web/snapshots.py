@@ -3,6 +3,8 @@
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.snapshot import (
     AllocatedDevice,
     ClaimRecord,
@@ -20,16 +22,28 @@ from rackloom.core.diagnosis.snapshot import (
     SiteSnapshot,
 )
 from rackloom.core.domains.clique import Readiness
-from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode, ComputeDomainStatus
+from rackloom.core.domains.compute_domain import (
+    ComputeDomain,
+    ComputeDomainNode,
+    ComputeDomainStatus,
+    Condition,
+)
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
+from rackloom.web.model import MapGpu, SiteMap, SiteReading, rack_id
+from rackloom.web.places import RackPlaces, findings_at, places_named
 
 AT = 1_790_000_000.0
 GPU_DRIVER, NIC_DRIVER = "gpu.rackloom.dev", "nic.rackloom.dev"
 GPUS = 4
 
 
-def snapshot(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = ()) -> SiteSnapshot:
-    """Racks of one domain each; `tenants` holds the trays of all racks in turn, None a free one."""
+def snapshot(
+    racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = (), *, spread: bool = False
+) -> SiteSnapshot:
+    """Racks of one domain each; `tenants` holds the trays of all racks in turn, None a free one.
+
+    A tenant has a logical partition in each rack, or one over all racks (`spread`), which is a finding.
+    """
     found = SiteSnapshot(
         at=AT,
         layers=tuple(LayerStatus(layer=layer, at=AT) for layer in Layer),
@@ -38,7 +52,7 @@ def snapshot(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = 
         namespaces={f"{name}-ns": name for name in tenants if name},
     )
     parts = [
-        _tray(rack, slot, _holder(tenants, rack * trays + slot))
+        _tray(rack, slot, _holder(tenants, rack * trays + slot), _logical_of(rack, spread))
         for rack in range(racks)
         for slot in range(trays)
     ]
@@ -48,26 +62,56 @@ def snapshot(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = 
     return msgspec.structs.replace(
         found,
         domains=domains,
-        partitions=tuple(_partition(rack, name) for rack in range(racks) for name in sorted(held)),
-        logicals=tuple(_logical(name) for name in sorted(held)),
+        partitions=tuple(
+            _partition(rack, name, _logical_of(rack, spread))
+            for rack in range(racks)
+            for name in sorted(held)
+        ),
+        logicals=tuple(
+            _logical(name, _logical_of(rack, spread))
+            for name in sorted(held)
+            for rack in range(1 if spread else racks)
+        ),
         compute_domains=tuple(_compute_domain(name, joined["nodes"]) for name in sorted(held)),
         claims=tuple(_claim(name) for name in sorted(held)),
         **joined,
     )
 
 
+def examined(seen: SiteSnapshot, at: float = AT, **shown: object) -> SiteReading:
+    """The reading of a snapshot that the doctor has examined."""
+    return SiteReading(**{"snapshot": seen, "findings": examine(seen), "examined_at": at, **shown})
+
+
+def findings_on(whole: SiteMap, gpu: MapGpu) -> tuple[Finding, ...]:
+    """The findings that mark a GPU of a map."""
+    found = whole.findings or ()
+    places = places_named(map(RackPlaces, whole.racks), {name for finding in found for name in finding.where})
+    address = next(
+        (rack_id(rack.name), *spot)
+        for rack in whole.racks
+        for spot in rack.spots
+        if rack.trays[spot[0]][spot[1]] is gpu
+    )
+    return findings_at(found, places, address)
+
+
 def _holder(tenants: tuple[str | None, ...], tray: int) -> str | None:
     return tenants[tray % len(tenants)] if tenants else None
 
 
-def _partition(rack: int, name: str) -> PartitionRecord:
+def _logical_of(rack: int, spread: bool) -> str:
+    return "lp" if spread else f"lp-{rack}"
+
+
+def _partition(rack: int, name: str, logical: str) -> PartitionRecord:
     number = _number(name)
     return PartitionRecord(
         domain=f"domain-{rack}",
         id=number,
         name=f"{name}-{rack}-nvl",
         healthy=True,
-        logical=f"{name}-lp",
+        logical=f"{name}-{logical}",
         owner="site",
     )
 
@@ -76,9 +120,9 @@ def _number(name: str) -> int:
     return sum(name.encode()) % 30000 + 1
 
 
-def _logical(name: str) -> LogicalPartitionRecord:
+def _logical(name: str, logical: str) -> LogicalPartitionRecord:
     return LogicalPartitionRecord(
-        id=f"{name}-lp", name=f"{name}-training", tenant=f"{name}-id", status="Ready", since=AT - 60
+        id=f"{name}-{logical}", name=f"{name}-training", tenant=f"{name}-id", status="Ready", since=AT - 60
     )
 
 
@@ -99,11 +143,15 @@ def _compute_domain(name: str, nodes: tuple[NodeRecord, ...]) -> ComputeDomain:
         name=f"{name}-domain",
         uid=f"{name}-uid",
         template=f"{name}-template",
-        status=ComputeDomainStatus(status=Readiness.READY, nodes=members),
+        status=ComputeDomainStatus(
+            status=Readiness.READY,
+            nodes=members,
+            conditions=(Condition(type="Ready", status="True", reason="Ready"),),
+        ),
     )
 
 
-def _tray(rack: int, slot: int, holder: str | None) -> dict[str, list[object]]:
+def _tray(rack: int, slot: int, holder: str | None, logical: str) -> dict[str, list[object]]:
     who = holder or "free"
     node, machine = f"{who}-node-{rack}-{slot}", f"{who}-machine-{rack}-{slot}"
     keys = [_key(rack, slot, module, who) for module in range(1, GPUS + 1)]
@@ -118,7 +166,7 @@ def _tray(rack: int, slot: int, holder: str | None) -> dict[str, list[object]]:
         "transfers": [],
     }
     if holder:
-        found["instance_gpus"] = [_wanted(machine, module, holder) for module in range(1, GPUS + 1)]
+        found["instance_gpus"] = [_wanted(machine, module, holder, logical) for module in range(1, GPUS + 1)]
         found["uses"] = _uses(node, holder)
         found["transfers"] = [_transfer(node, keys[0])]
     return found
@@ -192,12 +240,12 @@ def _devices(node: str, number: int, key: GpuKey, clique: str | None, who: str) 
     return [gpu, nic]
 
 
-def _wanted(machine: str, module: int, holder: str) -> InstanceGpuRecord:
+def _wanted(machine: str, module: int, holder: str, logical: str) -> InstanceGpuRecord:
     return InstanceGpuRecord(
         instance=f"{machine}-instance",
         machine=machine,
         module_id=module,
-        logical=f"{holder}-lp",
+        logical=f"{holder}-{logical}",
         status="Ready",
         since=AT - 60,
     )

@@ -6,12 +6,12 @@ import io
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.web.snapshots import snapshot
+from tests.web.snapshots import examined, snapshot
 from tests.web.test_pages_served import sign_in, visit
 from tests.web.test_what_tenants_see import HOLDERS, MINE, THEIRS, reading, seen_by
 
 from rackloom.web.export import HEADINGS, gpu_table
-from rackloom.web.model import SiteReading, site_map
+from rackloom.web.model import site_map
 from rackloom.web.racks import rack_id
 
 SEEN = snapshot(2, 3, ("acme", None, "blue"))
@@ -22,7 +22,7 @@ def rows_of(whole, opened=()):
 
 
 def test_each_gpu_is_a_row_with_its_chain():
-    rows = rows_of(site_map(SiteReading(snapshot=SEEN)))
+    rows = rows_of(site_map(examined(SEEN)))
     assert len(rows) == 2 * 3 * 4
     (row,) = (row for row in rows if row["gpu_uuid"] == "GPU-acme-1-0-3")
     assert tuple(row) == HEADINGS
@@ -36,7 +36,7 @@ def test_each_gpu_is_a_row_with_its_chain():
 
 
 def test_only_opened_racks_are_exported_where_some_are():
-    rows = rows_of(site_map(SiteReading(snapshot=SEEN)), {rack_id("rack-01")})
+    rows = rows_of(site_map(examined(SEEN)), {rack_id("rack-01")})
     assert {row["rack"] for row in rows} == {"rack-01"}
 
 
@@ -49,7 +49,7 @@ def test_a_tenants_table_has_no_word_of_another(holders, swapped):
 
 def test_no_cell_is_a_formula_in_a_spreadsheet():
     machines = tuple(msgspec.structs.replace(m, rack=f"={m.rack}") for m in SEEN.machines)
-    rows = rows_of(site_map(SiteReading(snapshot=msgspec.structs.replace(SEEN, machines=machines))))
+    rows = rows_of(site_map(examined(msgspec.structs.replace(SEEN, machines=machines))))
     assert {row["rack"] for row in rows} == {"'=rack-00", "'=rack-01"}
 
 

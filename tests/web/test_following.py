@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.web.snapshots import GPUS, snapshot
+from tests.web.snapshots import GPUS, examined, snapshot
 
 from rackloom.core.diagnosis import incremental
 from rackloom.core.diagnosis.findings import fails
@@ -16,7 +16,7 @@ from rackloom.web import model as scenes
 from rackloom.web import painters, render
 from rackloom.web.frames import ColourMode, GpuState
 from rackloom.web.live import LiveReading
-from rackloom.web.model import SiteMapCache, SiteReading, TimelineEntry, site_map, update_site_map
+from rackloom.web.model import SiteMapCache, TimelineEntry, site_map, update_site_map
 from rackloom.web.painters import Painter, PainterMemory
 from rackloom.web.racks import rack_id
 
@@ -110,7 +110,7 @@ STORIES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 999)), min_s
 FIRST = snapshot(RACKS, TRAYS, HOLDERS)
 FINDINGS = tuple(
     fails("check", f"GPU {number}", "is sick", "mend it", where=places_around((seat.chain,)))
-    for number, seat in enumerate(site_map(SiteReading(snapshot=FIRST)).gpus)
+    for number, seat in enumerate(site_map(examined(FIRST)).gpus)
 )
 HAPPENED = tuple(
     TimelineEntry(
@@ -127,7 +127,7 @@ HAPPENED = tuple(
 
 def told_of(seen):
     """Findings and operations name things that move, change hands and go."""
-    return SiteReading(snapshot=seen, findings=FINDINGS, examined_at=FIRST.at, happenings=HAPPENED)
+    return examined(seen, findings=FINDINGS, examined_at=FIRST.at, happenings=HAPPENED)
 
 
 @pytest.mark.slow
@@ -163,9 +163,9 @@ def follow_a_story(story, org, mode):
 
 def test_racks_that_did_not_change_are_the_very_same_scene():
     seen = snapshot(RACKS, TRAYS, HOLDERS)
-    before, seated = update_site_map(SiteReading(snapshot=seen), SiteMapCache())
+    before, seated = update_site_map(examined(seen), SiteMapCache())
     later = toggled("fabric_gpus", healthy=False)(time_passes(seen, 9), 0)
-    after, _ = update_site_map(SiteReading(snapshot=later), seated)
+    after, _ = update_site_map(examined(later), seated)
     assert [rack is other for rack, other in zip(after.racks, before.racks, strict=True)] == [
         False,
         True,
@@ -176,14 +176,14 @@ def test_racks_that_did_not_change_are_the_very_same_scene():
 def test_a_rack_of_which_no_record_changed_is_hatched_when_its_source_is_lost():
     seen = snapshot(RACKS, TRAYS, HOLDERS)
     painter = Painter(None, ColourMode.PARTITION, 9)
-    whole, seated = update_site_map(SiteReading(snapshot=seen), SiteMapCache())
+    whole, seated = update_site_map(examined(seen), SiteMapCache())
     painter.follow(LiveReading(number=1, whole=whole))
     lost = layer_lost_or_back(seen, tuple(Layer).index(Layer.FABRIC))
-    whole, seated = update_site_map(SiteReading(snapshot=lost), seated)
+    whole, seated = update_site_map(examined(lost), seated)
     sheet = painter.follow(LiveReading(number=2, whole=whole))
     states = [cell.state for part in sheet.racks.values() for tray in part.drawn.trays for cell in tray.cells]
     assert states == [GpuState.UNKNOWN] * RACKS * TRAYS * GPUS
-    whole, _ = update_site_map(SiteReading(snapshot=seen), seated)
+    whole, _ = update_site_map(examined(seen), seated)
     back = painter.follow(LiveReading(number=3, whole=whole))
     assert {part.changed for part in back.racks.values()} == {3}
 
@@ -212,7 +212,7 @@ ONE_CHANGE = {
 def test_one_change_is_the_work_of_one_rack(monkeypatch, change):
     seen = snapshot(RACKS, TRAYS, HOLDERS)
     painter = Painter(None, ColourMode.PARTITION, 9)
-    whole, seated = update_site_map(SiteReading(snapshot=seen), SiteMapCache())
+    whole, seated = update_site_map(examined(seen), SiteMapCache())
     painter.follow(LiveReading(number=1, whole=whole))
     taken_apart = counted(monkeypatch, incremental, "_grouped")
     made = [
@@ -225,7 +225,7 @@ def test_one_change_is_the_work_of_one_rack(monkeypatch, change):
         )
     ]
     written = counted(monkeypatch, render, "render_rack")
-    later, seated = update_site_map(SiteReading(snapshot=change(time_passes(seen, 9), 0)), seated)
+    later, seated = update_site_map(examined(change(time_passes(seen, 9), 0)), seated)
     sheet = painter.follow(LiveReading(number=2, whole=later))
     assert [records.kind for records in taken_apart] == ONE_CHANGE[change]
     assert [len(calls) for calls in made] == [1, 1, 1, 1]
@@ -236,7 +236,7 @@ def test_one_change_is_the_work_of_one_rack(monkeypatch, change):
 def test_a_reading_in_which_nothing_changed_is_no_work(monkeypatch):
     seen = snapshot(RACKS, TRAYS, HOLDERS)
     painter = Painter(None, ColourMode.PARTITION, 9)
-    whole, seated = update_site_map(SiteReading(snapshot=seen), SiteMapCache())
+    whole, seated = update_site_map(examined(seen), SiteMapCache())
     painter.follow(LiveReading(number=1, whole=whole))
     made = [
         counted(monkeypatch, *where)
@@ -251,7 +251,7 @@ def test_a_reading_in_which_nothing_changed_is_no_work(monkeypatch):
         )
     ]
     anew = snapshot(RACKS, TRAYS, HOLDERS)
-    later, _ = update_site_map(SiteReading(snapshot=time_passes(anew, 9)), seated)
+    later, _ = update_site_map(examined(time_passes(anew, 9)), seated)
     painter.follow(LiveReading(number=2, whole=later))
     assert made == [[]] * len(made)
 
@@ -260,7 +260,5 @@ def test_what_somebody_has_joined_already_is_not_joined_again(monkeypatch):
     seen = snapshot(RACKS, TRAYS, HOLDERS)
     joined = incremental.join_shares(seen, incremental.JoinedShares())
     calls = counted(monkeypatch, incremental, "gpu_chains")
-    assert update_site_map(SiteReading(snapshot=seen, joined=joined), SiteMapCache())[0] == site_map(
-        SiteReading(snapshot=seen)
-    )
+    assert update_site_map(examined(seen, joined=joined), SiteMapCache())[0] == site_map(examined(seen))
     assert len(calls) == RACKS, "only `scene`, which is not given them, joins"

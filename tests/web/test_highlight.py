@@ -3,13 +3,12 @@
 import re
 
 import pytest
-from tests.web.snapshots import snapshot
+from tests.web.snapshots import examined, snapshot
 from tests.web.test_overview import sheet_of
 from tests.web.test_pages_served import sign_in, visit
 
 from rackloom.web.frames import ColourMode
 from rackloom.web.highlight import MARK, filter_style, group_mark
-from rackloom.web.model import SiteReading
 
 HOLDERS = ("acme", "acme", "blue", None)
 RACKS = 10
@@ -46,8 +45,8 @@ def test_every_entry_of_the_legend_is_found_where_it_is_drawn(mode):
     seen = snapshot(2, 4, HOLDERS)
     sheet = sheet_of(seen, mode=mode)
     rects = classes("".join(rack.markup for rack in sheet.racks.values()), "rect")
-    # Nothing is sick here, no tray is partly taken, and every GPU has a clique.
-    absent = {"p", "w"} | ({"f"} if mode in (ColourMode.CLIQUE, ColourMode.WORKLOAD) else set())
+    # Nothing is wrong here, no tray is partly taken, and every GPU has a clique.
+    absent = {"p", "g", "w"} | ({"f"} if mode in (ColourMode.CLIQUE, ColourMode.WORKLOAD) else set())
     for mark in entries(sheet):
         assert MARK.fullmatch(mark)
         assert mark in sheet.choices
@@ -124,7 +123,7 @@ def test_the_style_sheet_says_nothing_of_the_site_and_is_kept_for_an_hour():
     async def scenario(client, site):
         return await client.get(f"/map/only/{group_mark('acme-id')}.css?hue=3"), site.reads
 
-    sheet, reads = visit(scenario, SiteReading(snapshot=snapshot(1, 2, ("acme",))))
+    sheet, reads = visit(scenario, examined(snapshot(1, 2, ("acme",))))
     assert (sheet.status_code, reads) == (200, 0)
     assert sheet.headers["content-type"].startswith("text/css")
     assert sheet.headers["cache-control"] == "max-age=3600"

@@ -24,7 +24,7 @@ from rackloom.web.frames import ColourMode
 from rackloom.web.live import LiveReading
 from rackloom.web.model import SiteMap, SiteReading, TimelineEntry, site_map
 from rackloom.web.painters import Painter
-from rackloom.web.panels import RackPlaces, locate, places_named
+from rackloom.web.places import RackPlaces, locate, places_named
 from rackloom.web.racks import find_gpu, rack_id
 from rackloom.web.render import shorten_uuids
 
@@ -60,7 +60,7 @@ def test_what_is_about_a_tray_leads_to_the_tray(name):
 
 def test_what_is_about_a_domain_or_a_partition_leads_to_its_racks():
     whole = site_map(SiteReading(snapshot=snapshot(2, 4, (*HOLDERS, *HOLDERS[1:], "lonely"))))
-    for name in (at_domain("domain-1"), at_partition("domain-1", "acme-1-nvl"), at_logical("lonely-lp")):
+    for name in (at_domain("domain-1"), at_partition("domain-1", "acme-1-nvl"), at_logical("lonely-lp-1")):
         (link,) = led(whole, name).named
         assert (link.id, link.words) == (rack_id("rack-01"), "rack-01")
 

@@ -4,14 +4,14 @@ import re
 
 import msgspec
 import pytest
-from tests.web.snapshots import AT, GPUS, snapshot
+from tests.web.snapshots import AT, GPUS, examined, snapshot
 from tests.web.test_pages_served import events, parts, position, sick, sign_in, visit
 
 from rackloom.core.diagnosis.findings import fails
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
 from rackloom.web.frames import ColourMode, preferred_hue
-from rackloom.web.live import LiveReading
-from rackloom.web.model import SiteReading, site_map
+from rackloom.web.live import LiveReading, unread_map
+from rackloom.web.model import site_map
 from rackloom.web.overview import cell_id
 from rackloom.web.painters import OVERVIEW_ID, RACKS_ID, Painter
 from rackloom.web.racks import rack_id
@@ -24,7 +24,7 @@ OWN_NUMBERS = ("Needs attention", "Your GPUs used by pods", "Your healthy GPUs",
 
 
 def sheet_of(seen, org=None, mode=ColourMode.USE, opened=(), **reading):
-    whole = site_map(SiteReading(snapshot=seen, **reading))
+    whole = site_map(examined(seen, **reading))
     return Painter(org, mode, 9).follow(LiveReading(number=1, whole=whole), opened)
 
 
@@ -79,10 +79,12 @@ def test_what_is_wrong_comes_first():
     assert numbers["Needs attention"][0] == "2"
 
 
-def test_a_sick_gpu_counts_before_the_doctor_has_looked():
-    sentence, numbers = summary(sheet_of(sick(snapshot(1, 2, HOLDERS))))
-    assert sentence == "1 of 8 GPUs in 1 rack has a problem."
+def test_before_the_doctor_has_looked_nothing_is_called_well():
+    sentence, numbers = summary(sheet_of(sick(snapshot(1, 2, HOLDERS)), findings=None))
+    assert sentence == "The site has not been examined yet."
     assert numbers["Needs attention"] == ("unknown", "not examined yet")
+    assert numbers["Healthy"] == ("unknown", "")
+    _, numbers = summary(sheet_of(sick(snapshot(1, 2, HOLDERS))))
     assert numbers["Healthy"] == ("7", "of 8")
 
 
@@ -98,16 +100,15 @@ DOUBTS = {
 @pytest.mark.parametrize("layer", Layer)
 def test_what_a_layer_does_not_say_is_unknown_since_then(layer):
     seen = snapshot(1, 2, ("acme", None))
-    sentence, numbers = summary(sheet_of(doubtful(seen, layer), findings=(), examined_at=AT))
+    sentence, numbers = summary(sheet_of(doubtful(seen, layer)))
+    assert sentence == f"One thing is unknown: Layer {layer} cannot be read {SINCE}"
     if layer is Layer.TRANSFER:
         assert numbers["Fastest proved path"] == ("unknown", SINCE)
-        assert sentence.startswith("Nothing needs attention")
         return
     assert numbers["GPUs in use"] == ("4", f"of 8, 4 unknown {SINCE}")
     assert numbers["Largest job that fits"] == ("unknown", f"1 trays {SINCE}")
     if layer in (Layer.FABRIC, Layer.CLUSTER):
         assert numbers["Healthy"] == ("unknown", SINCE)
-        assert sentence == f"No problem is known; 8 of 8 GPUs in 1 rack are unknown {SINCE}"
 
 
 def test_a_silent_domain_makes_its_own_gpus_unknown():
@@ -118,11 +119,13 @@ def test_a_silent_domain_makes_its_own_gpus_unknown():
 
 
 def test_a_site_that_cannot_be_read_has_no_number():
-    painter, whole = Painter(None, ColourMode.USE, 9), site_map(SiteReading(snapshot=snapshot(1, 2, HOLDERS)))
+    painter, whole = Painter(None, ColourMode.USE, 9), site_map(examined(snapshot(1, 2, HOLDERS)))
     painter.follow(LiveReading(number=1, whole=whole))
-    sheet = painter.follow(LiveReading(number=2, whole=whole, unread_since=AT - 60, problem="busy"))
+    lost = unread_map(whole, AT - 60, "busy")
+    sheet = painter.follow(LiveReading(number=2, whole=lost, unread_since=AT - 60, problem="busy"))
     sentence, numbers = summary(sheet)
-    assert sentence == f"The site cannot be read: its present state is unknown {SINCE}"
+    layers = " and ".join(Layer)
+    assert sentence == f"One thing is unknown: Layer {layers} cannot be read {SINCE}"
     assert {value for value, _ in numbers.values()} == {"unknown"}
     assert numbers["GPUs in use"] == ("unknown", f"last known: 4 {SINCE}")
 
@@ -151,10 +154,10 @@ def test_a_tenants_numbers_are_those_of_its_own_gpus():
     assert tuple(numbers) == OWN_NUMBERS
     assert numbers["Your GPUs used by pods"] == ("8", "of 8")
     assert numbers["Your healthy GPUs"] == ("8", "of 8")
-    assert numbers["Needs attention"] == ("0", "of your GPUs")
+    assert numbers["Needs attention"] == ("0", "at 14:13:20 UTC")
     assert numbers["Fastest proved path"][0] == "none yet", "its transfers are older than its records"
     sentence, _ = summary(sheet_of(seen, org="blue"))
-    assert sentence == "1 of your 16 GPUs has a problem."
+    assert sentence == "One thing needs attention: GPU 1 of rack-00 slot 0 is sick, by its switch controller."
     assert summary(sheet_of(seen, org="nobody"))[0] == "You have no GPUs here yet."
 
 
@@ -179,8 +182,8 @@ def test_a_cell_says_what_its_rack_holds():
     )
     assert used[0] == ("u3 s", "!", "12 in use, 4 free, 1 with a problem")
     assert used[2] == ("u3", "", "12 in use, 4 free")
-    assert [style for style, _, _ in health[:3]] == ["p s", "q", "f"]
-    assert health[1] == ("q", "", "16 unknown")
+    assert [style for style, _, _ in health[:3]] == ["p s", "q v", "f"]
+    assert health[1] == ("q v", "", "16 unknown")
     assert tenants[2][1:] == ("", "8 of acme, 4 of blue, 4 in no tenant, or free")
 
 
@@ -223,19 +226,28 @@ def test_a_change_sends_one_cell_and_the_opened_racks_only():
     seen = snapshot(MANY, 2, HOLDERS)
     painter = Painter(None, ColourMode.HEALTH, 9)
     opened = [rack_id("rack-03")]
-    painter.follow(LiveReading(number=1, whole=site_map(SiteReading(snapshot=seen))), opened)
-    after = LiveReading(number=2, whole=site_map(SiteReading(snapshot=sick(seen))))
-    assert [id_ for id_, _ in painter.follow(after, opened).since(1)] == [cell_id("rack-00"), "summary"]
+    painter.follow(LiveReading(number=1, whole=site_map(examined(seen))), opened)
+    after = LiveReading(number=2, whole=site_map(examined(sick(seen))))
+    assert [id_ for id_, _ in painter.follow(after, opened).since(1)] == [
+        cell_id("rack-00"),
+        "summary",
+        "findings",
+    ]
     mine = painter.follow(after, [rack_id("rack-00")])
-    assert [id_ for id_, _ in mine.since(1)] == [rack_id("rack-00"), cell_id("rack-00"), "summary"]
+    assert [id_ for id_, _ in mine.since(1)] == [
+        rack_id("rack-00"),
+        cell_id("rack-00"),
+        "summary",
+        "findings",
+    ]
 
 
 def test_when_most_racks_change_the_overview_is_sent_at_once():
     seen = snapshot(MANY, 2, HOLDERS)
     painter = Painter(None, ColourMode.HEALTH, 9)
-    painter.follow(LiveReading(number=1, whole=site_map(SiteReading(snapshot=seen))))
+    painter.follow(LiveReading(number=1, whole=site_map(examined(seen))))
     lost = doubtful(seen, Layer.FABRIC)
-    after = painter.follow(LiveReading(number=2, whole=site_map(SiteReading(snapshot=lost))))
+    after = painter.follow(LiveReading(number=2, whole=site_map(examined(lost))))
     ids = [id_ for id_, _ in after.since(1)]
     assert OVERVIEW_ID in ids
     assert not any(id_ in after.cells for id_ in ids)
@@ -262,7 +274,7 @@ def test_the_page_of_a_large_site_has_cells_and_draws_what_its_address_opens():
         opened = (await client.get(f"/?by=tenant&rack=rack-05&gpu={gpu}")).text
         return first, opened, gpu
 
-    first, opened, gpu = visit(scenario, SiteReading(snapshot=snapshot(MANY, 3, HOLDERS)))
+    first, opened, gpu = visit(scenario, examined(snapshot(MANY, 3, HOLDERS)))
     assert 'aria-current="page">use' in first
     assert first.count('role="gridcell"') == 0
     assert len(re.findall(r'<a id="c\w+"', first)) == MANY
@@ -282,7 +294,7 @@ def test_an_address_of_nothing_is_a_page_too(query):
         await sign_in(client)
         return await client.get(f"/?{query}")
 
-    answer = visit(scenario, SiteReading(snapshot=snapshot(MANY, 1)))
+    answer = visit(scenario, examined(snapshot(MANY, 1)))
     assert answer.status_code == 200
     assert "<script>" not in answer.text
     assert answer.text.count('role="gridcell"') == 0
@@ -293,7 +305,7 @@ def test_an_address_opens_few_racks_only():
         await sign_in(client)
         return (await client.get("/?" + "&".join(f"rack=rack-{n:02}" for n in range(MANY)))).text
 
-    page = visit(scenario, SiteReading(snapshot=snapshot(MANY, 1)))
+    page = visit(scenario, examined(snapshot(MANY, 1)))
     assert page.count('class="rack"') == MAX_OPENED
 
 
@@ -305,10 +317,10 @@ def test_a_stream_sends_what_its_viewer_has_on_the_screen():
             await sign_in(client)
             at = position((await client.get(f"/?{query}")).text)
             async with client.stream("GET", f"/map/live?{query}&after={at}") as stream:
-                site.show(SiteReading(snapshot=sick(seen)))
+                site.show(examined(sick(seen)))
                 return parts((await events(stream, 1))[0][1])
 
-        return visit(scenario, SiteReading(snapshot=seen))
+        return visit(scenario, examined(seen))
 
     overview, opened = changed("by=use"), changed("by=use&rack=rack-00")
     assert cell_id("rack-00") in overview

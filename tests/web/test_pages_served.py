@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 import httpx2
 import msgspec
 import pytest
-from tests.web.snapshots import AT, snapshot
+from tests.web.snapshots import AT, examined, snapshot
 from tests.web.stand_ins import ShownSite, doorman
 
 from rackloom.app.listeners import serve_http
@@ -19,7 +19,6 @@ from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.runbooks import runbooks
 from rackloom.web import live, pages
 from rackloom.web.live import LiveMap
-from rackloom.web.model import SiteReading
 from rackloom.web.pages import create_pages
 from rackloom.web.sign_in_codes import CODE_SECONDS, MOST_CODES, SignInCodes
 
@@ -32,7 +31,7 @@ def visit(scenario, reading=None, codes=None, grafana=None):
     """Run `scenario(client, site)` on the pages of a site."""
 
     async def served():
-        site = ShownSite(reading or SiteReading(snapshot=snapshot(2, 3, ("acme", None, "blue"))))
+        site = ShownSite(reading or examined(snapshot(2, 3, ("acme", None, "blue"))))
         given = {"switch_trays": 9, "codes": codes, "grafana": grafana}
         pages = create_pages(LiveMap(site, lambda: AT), doorman, lambda: AT, **given)
         async with (
@@ -304,13 +303,13 @@ def test_a_change_sends_the_racks_that_changed_and_no_others():
         await sign_in(client)
         page = (await client.get("/")).text
         async with client.stream("GET", f"/map/live?after={position(page)}") as stream:
-            site.show(SiteReading(snapshot=sick(seen)))
+            site.show(examined(sick(seen)))
             return page, await events(stream, 1)
 
-    page, [(_, markup)] = visit(scenario, SiteReading(snapshot=seen))
+    page, [(_, markup)] = visit(scenario, examined(seen))
     racks = [part for part in parts(markup) if part.startswith("r") and f'id="{part}" class="rack"' in page]
     assert len(racks) == 1
-    assert "unhealthy" in markup
+    assert "critical" in markup
 
 
 @pytest.mark.slow
@@ -320,14 +319,14 @@ def test_one_who_comes_back_gets_what_was_missed():
     async def scenario(client, site):
         await sign_in(client)
         at = position((await client.get("/")).text)
-        site.show(SiteReading(snapshot=sick(seen)))
+        site.show(examined(sick(seen)))
         await asyncio.sleep(0.5)
         await client.get("/")
         async with client.stream("GET", "/map/live", headers={"Last-Event-ID": at}) as stream:
             return await events(stream, 1)
 
-    [(_, markup)] = visit(scenario, SiteReading(snapshot=seen))
-    assert "unhealthy" in markup
+    [(_, markup)] = visit(scenario, examined(seen))
+    assert "critical" in markup
 
 
 def test_a_position_that_is_no_number_is_none():
@@ -404,7 +403,7 @@ def test_racks_that_come_bring_all_of_them_in_order():
     async def scenario(client, site):
         await sign_in(client)
         at = position((await client.get("/")).text)
-        site.show(SiteReading(snapshot=snapshot(3, 3)))
+        site.show(examined(snapshot(3, 3)))
         async with client.stream("GET", f"/map/live?after={at}") as stream:
             return await events(stream, 1)
 
@@ -440,7 +439,7 @@ def test_a_finding_links_to_its_runbook_which_strangers_do_not_read():
     sick = msgspec.structs.replace(
         sick, fabric_gpus=(msgspec.structs.replace(sick.fabric_gpus[0], healthy=False), *sick.fabric_gpus[1:])
     )
-    stranger, page, (book, none) = visit(scenario, SiteReading(snapshot=sick, findings=examine(sick)))
+    stranger, page, (book, none) = visit(scenario, examined(sick, findings=examine(sick)))
     assert stranger == 303
     assert 'href="/map/runbook/gpu-health"' in page
     assert runbooks()["gpu-health"].mend in book.text

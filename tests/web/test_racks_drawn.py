@@ -8,12 +8,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.web.snapshots import GPUS, snapshot
+from tests.web.snapshots import GPUS, NIC_DRIVER, examined, snapshot
 
-from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
-from rackloom.web.frames import GROUP_MODES, ColourMode, FabricState, GpuState, MapColours, rack_frames
+from rackloom.core.diagnosis.findings import Level
+from rackloom.core.diagnosis.snapshot import AllocatedDevice, Layer, LayerStatus
+from rackloom.web.frames import GROUP_MODES, ColourMode, GpuState, MapColours, rack_frames
 from rackloom.web.live import LiveReading
-from rackloom.web.model import SiteReading, site_map
+from rackloom.web.model import site_map
 from rackloom.web.painters import Painter
 from rackloom.web.racks import DrawnRack, drawing, drawn_rack
 from rackloom.web.render import render_rack as rendered
@@ -23,10 +24,7 @@ HOLDERS = ("acme", "acme", None, "blue")
 
 def drawn(seen, mode=ColourMode.PARTITION) -> tuple[DrawnRack, ...]:
     colours = MapColours()
-    return tuple(
-        drawn_rack(frame, mode, colours)
-        for frame in rack_frames(site_map(SiteReading(snapshot=seen))).values()
-    )
+    return tuple(drawn_rack(frame, mode, colours) for frame in rack_frames(site_map(examined(seen))).values())
 
 
 def cells(markup):
@@ -94,7 +92,7 @@ def test_a_silent_domain_hatches_its_own_rack_only():
     first, second = drawn(msgspec.structs.replace(seen, domains=silent))
     assert {cell.state for tray in first.trays for cell in tray.cells} == {GpuState.UNKNOWN}
     assert GpuState.UNKNOWN not in {cell.state for tray in second.trays for cell in tray.cells}
-    assert (first.switches, second.switches) == (FabricState.SILENT, FabricState.READ)
+    assert (first.switches, second.switches) == (Level.UNKNOWN, None)
 
 
 def test_a_gpu_about_which_a_controller_contradicts_itself_is_unknown_alone():
@@ -106,8 +104,11 @@ def test_a_gpu_about_which_a_controller_contradicts_itself_is_unknown_alone():
     (rack,) = drawn(doubtful)
     states = Counter(cell.state for tray in rack.trays for cell in tray.cells)
     assert states[GpuState.UNKNOWN] == 1
-    seats = site_map(SiteReading(snapshot=doubtful)).gpus
+    seats = site_map(examined(doubtful)).gpus
     assert [seat.chain.fabric.guid for seat in seats if seat.taken is None] == [first.guid]
+
+
+CONTROLLER = "The switch controller of rack-00 cannot be believed or read"
 
 
 def told_of(**domain):
@@ -118,18 +119,23 @@ def told_of(**domain):
     return rack.switches, rendered(rack, 9)
 
 
-def test_a_domain_in_dispute_is_not_called_silent():
-    switches, markup = told_of(unknown_since=1.0, disputed=True, problem="A and B list the same")
-    assert switches is FabricState.DISPUTED
-    assert "NVLink in dispute" in markup
-    assert "NVLink switches: in dispute; A and B list the same" in markup
+@pytest.mark.parametrize(
+    ("domain", "level", "title"),
+    [
+        ({"unknown_since": 1.0, "disputed": True, "problem": "A and B list the same"}, "unknown", CONTROLLER),
+        ({"paused": True}, "degraded", "The NVLink domain of rack-00 is paused"),
+        ({"paused": True, "unknown_since": 1.0}, "unknown", CONTROLLER),
+    ],
+)
+def test_the_switches_are_marked_by_the_worst_finding_of_their_domain(domain, level, title):
+    switches, markup = told_of(**domain)
+    assert switches == level
+    assert f"NVLink {level}" in markup
+    assert f"; {title}" in markup
 
 
-def test_a_paused_domain_says_so_and_one_that_is_lost_too_says_the_worse():
-    switches, markup = told_of(paused=True)
-    assert (switches, "NVLink paused" in markup) == (FabricState.PAUSED, True)
-    assert told_of(paused=True, unknown_since=1.0)[0] is FabricState.SILENT
-    assert "NVLink" not in told_of()[1].replace("NVLink switches: as last read", "")
+def test_switches_without_a_finding_have_no_mark():
+    assert "NVLink" not in told_of()[1].replace("NVLink switches", "")
 
 
 HOSTILE = '<script>alert("x")</script>&\'<img src=x onerror=y>'
@@ -148,7 +154,7 @@ def test_names_cannot_become_markup():
         ),
     )
     sheet = Painter(None, ColourMode.PARTITION, 9).follow(
-        LiveReading(number=1, whole=site_map(SiteReading(snapshot=named)))
+        LiveReading(number=1, whole=site_map(examined(named)))
     )
     page = "".join(markup for _, markup in sheet.all())
     assert "<script" not in page
@@ -158,27 +164,19 @@ def test_names_cannot_become_markup():
     assert len(cells(part.markup)) == 2 * GPUS
 
 
-def test_nics_have_a_shape_for_each_way_they_are_wired():
+def test_nics_have_a_shape_for_each_level():
     seen = snapshot(1, 1, ("acme",))
-    changes = {"acme-nic-1": {"pcie_root": "pci0000:ff", "numa": 1}, "acme-nic-2": {"link": "down"}}
+    changes = {"acme-nic-1": {"numa": 1}, "acme-nic-2": {"link": "unknown"}}
     devices = [msgspec.structs.replace(device, **changes.get(device.name, {})) for device in seen.devices]
     devices = [device for device in devices if device.name != "acme-nic-3"]
     (rack,) = drawn(msgspec.structs.replace(seen, devices=tuple(devices)))
-    assert [cell.nic for cell in rack.trays[0].cells] == ["aligned", "astray", "down", "none"]
-    assert re.findall(r'class="nic (\w+)"', rendered(rack, 9)) == ["aligned", "astray", "down", "none"]
-
-
-def test_a_gpu_that_shares_no_root_with_any_nic_is_aligned_within_its_numa_node():
-    seen = snapshot(1, 1, ("acme",))
-    coupled = tuple(
-        msgspec.structs.replace(device, pcie_root="pci0009:00") if device.kind == "gpu" else device
-        for device in seen.devices
-    )
-    (rack,) = drawn(msgspec.structs.replace(seen, devices=coupled))
-    assert {cell.nic for cell in rack.trays[0].cells} == {"aligned"}
-    bare = tuple(msgspec.structs.replace(device, numa=None) for device in coupled)
-    (rack,) = drawn(msgspec.structs.replace(seen, devices=bare))
-    assert {cell.nic for cell in rack.trays[0].cells} == {"unknown"}
+    assert [cell.nic for cell in rack.trays[0].cells] == ["well", "degraded", "unknown", "none"]
+    assert re.findall(r'class="nic (\w+)"', rendered(rack, 9)) == ["well", "degraded", "unknown", "none"]
+    used = AllocatedDevice(driver=NIC_DRIVER, pool="acme-node-0-0", device="acme-nic-0", claim="a/b", pods=())
+    down = msgspec.structs.replace(devices[1], link="down")
+    seen = msgspec.structs.replace(seen, devices=(devices[0], down, *devices[2:]), uses=(*seen.uses, used))
+    (rack,) = drawn(seen)
+    assert rack.trays[0].cells[0].nic == "critical"
 
 
 @pytest.mark.parametrize(("effect", "reported"), [("NoSchedule", True), ("NoExecute", True), ("None", False)])
@@ -188,7 +186,7 @@ def test_a_gpu_that_its_plugin_keeps_workloads_off_is_sick_too(effect, reported)
     tainted = msgspec.structs.replace(gpu, taints=(f"gpu.nvidia.com/gpu-lost:{effect}",))
     devices = tuple(tainted if device is gpu else device for device in seen.devices)
     (rack,) = drawn(msgspec.structs.replace(seen, devices=devices))
-    assert ("unhealthy" in rendered(rack, 9)) is reported
+    assert ("degraded" in rendered(rack, 9)) is reported
 
 
 def test_a_sick_gpu_and_a_cordoned_tray_are_told_in_words_too():
@@ -197,19 +195,20 @@ def test_a_sick_gpu_and_a_cordoned_tray_are_told_in_words_too():
     cordoned = tuple(msgspec.structs.replace(machine, cordoned=True) for machine in seen.machines)
     (rack,) = drawn(msgspec.structs.replace(seen, fabric_gpus=sick, machines=cordoned))
     markup = rendered(rack, 9)
-    assert "unhealthy" in markup
+    assert ": acme-training, critical, used by a pod" in markup
     assert markup.count("cordoned") == 2
 
 
-@pytest.mark.parametrize("ready", [False, None])
-def test_a_lost_node_has_a_mark_of_its_own(ready):
+@pytest.mark.parametrize(("ready", "level"), [(False, "critical"), (None, "unknown")])
+def test_a_lost_node_marks_its_tray(ready, level):
     seen = snapshot(1, 2, ("acme",))
     nodes = (msgspec.structs.replace(seen.nodes[0], ready=ready), *seen.nodes[1:])
     (rack,) = drawn(msgspec.structs.replace(seen, nodes=nodes))
-    assert [tray.lost for tray in rack.trays] == [False, True]
-    assert rendered(rack, 9).count('<rect class="lost"') == 1
+    assert [tray.level for tray in rack.trays] == [None, level]
+    assert rendered(rack, 9).count(f'<rect class="tray {level}"') == 1
+    assert {cell.level for cell in rack.trays[1].cells} == {level}
     (unread,) = drawn(without(msgspec.structs.replace(seen, nodes=nodes), Layer.CLUSTER))
-    assert "lost" not in rendered(unread, 9)
+    assert {tray.level for tray in unread.trays} == {"unknown"}, "of nodes that cannot be read"
 
 
 @pytest.mark.parametrize("mode", GROUP_MODES)
@@ -222,14 +221,14 @@ def test_a_gpu_in_no_group_is_not_called_free(mode):
     seen = msgspec.structs.replace(
         seen, machines=machines, fabric_gpus=gpus, nodes=nodes, devices=devices, uses=()
     )
-    sheet = Painter(None, mode, 9).follow(LiveReading(number=1, whole=site_map(SiteReading(snapshot=seen))))
+    sheet = Painter(None, mode, 9).follow(LiveReading(number=1, whole=site_map(examined(seen))))
     (part,) = sheet.racks.values()
     assert all(f": no {mode}, " in cell.get("aria-label") for cell in cells(part.markup))
     assert f"<span>no {mode}</span>" in sheet.panels["legend"].markup
 
 
 def test_what_somebody_elses_seat_is_called_that_nobody_has():
-    whole = site_map(SiteReading(snapshot=snapshot(1, 1)))
+    whole = site_map(examined(snapshot(1, 1)))
     sheet = Painter("acme", ColourMode.WORKLOAD, 9).follow(LiveReading(number=1, whole=whole))
     (part,) = sheet.racks.values()
     assert all(cell.get("aria-label").endswith(": free") for cell in cells(part.markup))
@@ -237,7 +236,7 @@ def test_what_somebody_elses_seat_is_called_that_nobody_has():
 
 
 def test_the_legend_says_what_frames_of_one_number_have_in_common():
-    whole = site_map(SiteReading(snapshot=snapshot(1, 4, ("acme", "blue"))))
+    whole = site_map(examined(snapshot(1, 4, ("acme", "blue"))))
     legend = (
         Painter(None, ColourMode.PARTITION, 9)
         .follow(LiveReading(number=1, whole=whole))
@@ -257,12 +256,8 @@ def test_trays_of_one_compute_domain_that_stand_together_share_an_outline():
 
 def test_a_group_keeps_its_colour_when_others_come():
     painter = Painter(None, ColourMode.TENANT, 9)
-    before = painter.follow(
-        LiveReading(number=1, whole=site_map(SiteReading(snapshot=snapshot(2, 3, ("zebra",)))))
-    )
-    grown = site_map(
-        SiteReading(snapshot=snapshot(2, 3, ("zebra", "zebra", "zebra", "ant", "zebra", "zebra")))
-    )
+    before = painter.follow(LiveReading(number=1, whole=site_map(examined(snapshot(2, 3, ("zebra",))))))
+    grown = site_map(examined(snapshot(2, 3, ("zebra", "zebra", "zebra", "ant", "zebra", "zebra"))))
     after = painter.follow(LiveReading(number=2, whole=grown))
     assert next(iter(after.racks)) in before.racks
     changed = [id_ for id_, _ in after.since(1) if id_ in after.racks]
@@ -271,15 +266,13 @@ def test_a_group_keeps_its_colour_when_others_come():
 
 def test_nothing_is_drawn_again_that_did_not_change():
     painter = Painter(None, ColourMode.PARTITION, 9)
-    whole = site_map(SiteReading(snapshot=snapshot(3, 3, HOLDERS)))
+    whole = site_map(examined(snapshot(3, 3, HOLDERS)))
     painter.follow(LiveReading(number=1, whole=whole))
     seen = snapshot(3, 3, HOLDERS)
     sick = (msgspec.structs.replace(seen.fabric_gpus[0], healthy=False), *seen.fabric_gpus[1:])
-    again = painter.follow(LiveReading(number=2, whole=site_map(SiteReading(snapshot=seen))))
+    again = painter.follow(LiveReading(number=2, whole=site_map(examined(seen))))
     assert list(again.since(1)) == []
     changed = painter.follow(
-        LiveReading(
-            number=3, whole=site_map(SiteReading(snapshot=msgspec.structs.replace(seen, fabric_gpus=sick)))
-        )
+        LiveReading(number=3, whole=site_map(examined(msgspec.structs.replace(seen, fabric_gpus=sick))))
     )
-    assert [id_ for id_, _ in changed.since(2)] == [next(iter(changed.racks)), "summary"]
+    assert [id_ for id_, _ in changed.since(2)] == [next(iter(changed.racks)), "summary", "findings"]

@@ -2,12 +2,14 @@
 
 import msgspec
 import pytest
-from tests.web.snapshots import AT, GPUS, snapshot
+from markupsafe import escape
+from tests.web.snapshots import AT, GPUS, examined, findings_on, snapshot
 
-from rackloom.core.diagnosis.findings import fails
+from rackloom.core.diagnosis.catalogue import Check
+from rackloom.core.diagnosis.findings import Level, fails
 from rackloom.core.diagnosis.index import places_around
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, PartitionRecord
-from rackloom.web.chain import LayerReport, findings_on_gpu, layer_reports
+from rackloom.web.chain import LayerReport, layer_reports
 from rackloom.web.frames import ColourMode, MapColours, rack_frames
 from rackloom.web.model import SiteReading, site_map
 from rackloom.web.panels import FreeCapacity, rack_capacity, site_capacity
@@ -23,7 +25,7 @@ def left(seen) -> FreeCapacity:
 def test_the_largest_gang_stays_within_one_domain():
     seen = snapshot(2, 3, ("acme", None, None, None, "acme", None))
     assert left(seen) == FreeCapacity(
-        free_trays=4, unknown_trays=0, foreign_trays=0, gang_trays=2, gang_gpus=2 * GPUS, stranded_gpus=0
+        free_trays=4, unknown_trays=0, gang_trays=2, gang_gpus=2 * GPUS, stranded_gpus=0
     )
 
 
@@ -34,7 +36,7 @@ def test_a_cordoned_tray_is_not_free_and_a_full_site_has_no_room():
     assert left(snapshot(1, 2, ("acme",))).gang_trays == 0
 
 
-def test_an_empty_tray_in_a_foreign_partition_is_not_free_and_is_counted_and_named():
+def test_an_empty_tray_in_a_foreign_partition_is_not_free_and_a_finding_counts_and_marks_it():
     seen = snapshot(1, 2, ("acme", None))
     partition = PartitionRecord(
         domain=seen.domains[0].uuid, id=7, name="theirs", healthy=True, owner="foreign"
@@ -49,10 +51,14 @@ def test_an_empty_tray_in_a_foreign_partition_is_not_free_and_is_counted_and_nam
     )
     held = msgspec.structs.replace(seen, fabric_gpus=gpus, partitions=(*seen.partitions, partition))
     before, after = left(seen), left(held)
-    assert (after.free_trays, after.foreign_trays) == (before.free_trays - 1, 1)
-    (frame,) = rack_frames(site_map(SiteReading(snapshot=held))).values()
-    notes = [tray.notes for tray in drawn_rack(frame, ColourMode.TENANT, MapColours()).trays]
-    assert notes.count(("in foreign partition theirs",)) == 1
+    assert after.free_trays == before.free_trays - 1
+    reading = examined(held)
+    (found,) = (finding for finding in reading.findings if finding.check == Check.PARTITION_OWNED)
+    assert f"it keeps instances off 1 empty tray: {empty[0]}" in found.message
+    assert found.title == "Somebody else made partition theirs"
+    (frame,) = rack_frames(site_map(reading)).values()
+    cells = [tray.cells for tray in drawn_rack(frame, ColourMode.TENANT, MapColours()).trays]
+    assert [{cell.level for cell in tray} for tray in cells].count({Level.CRITICAL}) == 1
 
 
 def test_gpus_beside_a_pod_in_a_tray_that_no_instance_has_are_stranded():
@@ -118,7 +124,7 @@ def test_a_chain_names_every_link_with_who_says_so_and_when():
         "VPC": "acme-network",
         "Instance": "acme-machine-0-0-instance",
         "Machine": "acme-machine-0-0",
-        "Asked into": "acme-lp",
+        "Asked into": "acme-lp-0",
         "Logical partition": "acme-training",
     }
     assert values(seen["Kubernetes"]) == {
@@ -159,9 +165,10 @@ def test_a_domain_that_is_in_doubt_says_why_to_operators_alone():
         msgspec.structs.replace(domain, unknown_since=AT - 9, problem="A and B contradict")
         for domain in seen.domains
     )
-    whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, domains=doubt)))
+    whole = site_map(examined(msgspec.structs.replace(seen, domains=doubt)))
     for shown, count in ((whole, 1), (tenant_map(whole, "acme", TenantRacks())[0], 0)):
-        page = render_chain(shown.gpus[0], layer_reports(shown, shown.gpus[0]))
+        found = findings_on(shown, shown.gpus[0])
+        page = render_chain(shown.gpus[0], layer_reports(shown, shown.gpus[0]), found)
         assert page.count("A and B contradict") == count
         assert page.count("unknown since") == 1
 
@@ -190,10 +197,12 @@ def test_where_two_layers_contradict_each_other_both_are_quoted():
             msgspec.structs.replace(gpu, guid=gpu.guid + (1 << 48)) for gpu in seen.fabric_gpus
         ),
     )
-    whole = site_map(SiteReading(snapshot=swapped))
+    whole = site_map(examined(swapped))
     quoted = [seat for seat in whole.gpus if seat.chain is not None and seat.chain.conflicts]
     assert len(quoted) == GPUS
-    assert all('class="trouble"' in render_chain(seat, layer_reports(whole, seat)) for seat in quoted)
+    for seat in quoted:
+        panel = render_chain(seat, layer_reports(whole, seat), findings_on(whole, seat))
+        assert all(escape(conflict) in panel for conflict in seat.chain.conflicts)
 
 
 def test_findings_say_of_which_moment_they_are():
@@ -205,27 +214,25 @@ def test_findings_say_of_which_moment_they_are():
 
 def test_a_gpu_says_what_the_doctor_objects_to_there_and_what_follows_from_it():
     seen = snapshot(1, 2, ("acme",))
-    here, elsewhere = (
-        site_map(SiteReading(snapshot=seen)).gpus[0],
-        site_map(SiteReading(snapshot=seen)).gpus[-1],
-    )
-    broken = fails("CHECK", "<it>", "is broken", "mend it", where=places_around([here.chain])[:1])
+    chain = site_map(SiteReading(snapshot=seen)).gpus[0].chain
+    broken = fails("CHECK", "<it>", "is broken", "mend it", where=places_around([chain])[:1])
     broken = msgspec.structs.replace(
         broken, consequences=("pod runs: team/one", "pod runs: team/two", "IMEX: <all>")
     )
     reading = SiteReading(snapshot=seen, findings=(broken,), examined_at=AT)
     whole = site_map(reading)
-    assert (findings_on_gpu(whole, here), findings_on_gpu(whole, elsewhere)) == ((broken,), ())
-    panel = render_chain(here, layer_reports(whole, here), findings_on_gpu(whole, here))
+    here, elsewhere = whole.gpus[0], whole.gpus[-1]
+    assert (findings_on(whole, here), findings_on(whole, elsewhere)) == ((broken,), ())
+    panel = render_chain(here, layer_reports(whole, here), findings_on(whole, here))
     for markup in (panel, render_findings(whole, {})):
         assert "&lt;it&gt;: is broken" in markup
         assert "pod runs: team/one, team/two</li>" in markup
         assert "IMEX: &lt;all&gt;</li>" in markup
     assert "and therefore" not in render_chain(
-        elsewhere, layer_reports(whole, elsewhere), findings_on_gpu(whole, elsewhere)
+        elsewhere, layer_reports(whole, elsewhere), findings_on(whole, elsewhere)
     )
     tenants = tenant_map(whole, "acme", TenantRacks())[0]
-    assert findings_on_gpu(tenants, tenants.gpus[0]) == ()
+    assert findings_on(tenants, tenants.gpus[0]) == ()
 
 
 def test_a_controller_that_lists_other_gpus_in_the_same_places_makes_no_room_and_takes_none():

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import httpx2
 import msgspec
 import pytest
-from tests.web.snapshots import AT, snapshot
+from tests.web.snapshots import AT, examined, snapshot
 from tests.web.stand_ins import ShownSite, doorman
 from tests.web.test_pages_served import sign_in
 
@@ -192,7 +192,8 @@ def test_a_rack_with_more_sick_gpus_than_then():
     sick = tuple(
         msgspec.structs.replace(gpu, healthy=gpu.place.slot != 1) for gpu in well.snapshot.fabric_gpus
     )
-    ill = SiteReading(snapshot=msgspec.structs.replace(well.snapshot, fabric_gpus=sick))
+    well = examined(well.snapshot)
+    ill = examined(msgspec.structs.replace(well.snapshot, fabric_gpus=sick))
     found = changes_between(site_map(well), site_map(ill))
     assert {(rack.rack, rack.problems) for rack in found.racks} == {("rack-00", 4), ("rack-01", 4)}
     assert {rack.problems for rack in changes_between(site_map(ill), site_map(well)).racks} == {-4}
@@ -242,8 +243,8 @@ def test_what_is_unknown_is_drawn_as_a_band():
         msgspec.structs.replace(domain, unknown_since=AT, problem="UNAVAILABLE") for domain in seen.domains
     )
     shown = [
-        SiteReading(snapshot=msgspec.structs.replace(seen, at=AT)),
-        SiteReading(snapshot=msgspec.structs.replace(seen, at=AT + 60, domains=silent)),
+        examined(msgspec.structs.replace(seen, at=AT)),
+        examined(msgspec.structs.replace(seen, at=AT + 60, domains=silent)),
     ]
     points = Trend(None).follow(list(maps_of(shown)))
     assert points[-1].health_unknown == 12

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.web.snapshots import AT, snapshot
+from tests.web.snapshots import AT, findings_on, snapshot
 
 from rackloom.core.diagnosis.findings import fails
 from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
 from rackloom.core.diagnosis.index import places_around
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
 from rackloom.web import painters
-from rackloom.web.chain import findings_on_gpu, layer_reports
+from rackloom.web.chain import layer_reports
 from rackloom.web.frames import ColourMode, GpuState
 from rackloom.web.live import LiveReading
 from rackloom.web.model import SiteReading, TimelineEntry, site_map
@@ -31,7 +31,8 @@ def reading(holders, swapped=False):
     seen = snapshot(2, 3, holders)
     if swapped:
         # A fault: each one's GPUs are in the other's partition.
-        other = {f"{MINE}-lp": f"{THEIRS}-lp", f"{THEIRS}-lp": f"{MINE}-lp"}
+        other = {f"{MINE}-lp-0": f"{THEIRS}-lp-0", f"{THEIRS}-lp-0": f"{MINE}-lp-0"}
+        other |= {f"{MINE}-lp-1": f"{THEIRS}-lp-1", f"{THEIRS}-lp-1": f"{MINE}-lp-1"}
         moved = tuple(
             msgspec.structs.replace(partition, logical=other[str(partition.logical)])
             for partition in seen.partitions
@@ -63,7 +64,7 @@ def shown(whole, org, mode):
     assert large.cells
     page = "".join(markup for drawn in (sheet, large) for _, markup in drawn.all())
     return page + "".join(
-        render_chain(seat, layer_reports(sheet.whole, seat), findings_on_gpu(sheet.whole, seat))
+        render_chain(seat, layer_reports(sheet.whole, seat), findings_on(sheet.whole, seat))
         for seat in sheet.whole.gpus
     )
 

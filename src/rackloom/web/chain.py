@@ -6,17 +6,14 @@ says whether there is none or whether the viewer may not see it.
 
 The wiring of a GPU and a NIC is the nearest thing that both hang from: the same PCIe root, the same NUMA
 node, or neither. A GPU that is coupled to its processor (GB200) shares a PCIe root with no NIC; there the
-NUMA node is as near as it gets. What is wrong with a NIC's link is decided by the doctor's own checks.
+NUMA node is as near as it gets. Nothing here decides what is wrong: that is in the findings beside it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from enum import StrEnum
+from collections.abc import Iterator
 
 import msgspec
 
-from rackloom.core.diagnosis.checks.nics import LINK_STATE_UNKNOWN, are_apart, is_link_unknown, link_problem
-from rackloom.core.diagnosis.findings import Finding
-from rackloom.core.diagnosis.index import places_around
+from rackloom.core.diagnosis.checks.nics import are_apart
 from rackloom.core.diagnosis.snapshot import (
     DeviceRecord,
     GpuChain,
@@ -24,38 +21,6 @@ from rackloom.core.diagnosis.snapshot import (
     PartitionRecord,
 )
 from rackloom.web.model import MapGpu, SiteMap
-
-# How the NICs of a GPU are wired.
-
-
-class Wiring(StrEnum):
-    """The nearest component that a GPU and a NIC share."""
-
-    ROOT = "root"
-    NUMA = "numa"
-    APART = "apart"
-    UNKNOWN = "unknown"
-
-
-def wiring_between(gpu: DeviceRecord, nic: DeviceRecord) -> Wiring:
-    """How near two devices are, as their plugins published it."""
-    if are_apart(gpu.numa, nic.numa, (gpu.partner_class, nic.partner_class)):
-        return Wiring.APART
-    if gpu.pcie_root is not None and gpu.pcie_root == nic.pcie_root:
-        return Wiring.ROOT
-    return Wiring.UNKNOWN if gpu.numa is None or nic.numa is None else Wiring.NUMA
-
-
-def nearest_wiring(gpu: DeviceRecord, nics: Sequence[DeviceRecord]) -> Wiring:
-    """The wiring of the nearest of some NICs (at least one)."""
-    nearest_first = (Wiring.ROOT, Wiring.NUMA, Wiring.UNKNOWN, Wiring.APART)
-    return min((wiring_between(gpu, nic) for nic in nics), key=nearest_first.index)
-
-
-def fastest_rate(gpus: Iterable[GpuChain]) -> int:
-    """The rate (Gb/s) of the fastest NIC that serves a GPU of one tray; 0: not published."""
-    return max((nic.gbps or 0 for gpu in gpus for nic in gpu.nics), default=0)
-
 
 # What each layer reports.
 
@@ -81,8 +46,6 @@ class LayerReport(msgspec.Struct, frozen=True, kw_only=True):
     """When it was read; None: never."""
     unknown_since: float | None = None
     """Since when it cannot be read."""
-    problem: str = ""
-    """Why not."""
     links: tuple[ChainLink, ...]
 
     @property
@@ -99,33 +62,15 @@ def layer_reports(whole: SiteMap, gpu: MapGpu) -> tuple[LayerReport, ...]:
     links = {
         Layer.SITE: _by_site(whole, chain),
         Layer.FABRIC: _by_fabric(chain),
-        Layer.CLUSTER: _by_cluster(chain, fastest_rate(_tray_chains(whole, gpu))),
+        Layer.CLUSTER: _by_cluster(chain),
         Layer.TRANSFER: _by_transfer(chain),
     }
     return tuple(_layer_report(whole, gpu, layer, tuple(found)) for layer, found in links.items())
 
 
-def _tray_chains(whole: SiteMap, gpu: MapGpu) -> Iterator[GpuChain]:
-    """The visible chains of a GPU and of the other GPUs of its tray."""
-    trays = (tray for rack in whole.racks if rack.name == gpu.place.rack for tray in rack.trays)
-    return (member.chain for tray in trays if gpu in tray for member in tray if member.chain is not None)
-
-
-def findings_on_gpu(whole: SiteMap, gpu: MapGpu) -> tuple[Finding, ...]:
-    """The findings that concern a GPU, the worst first."""
-    here = frozenset() if gpu.chain is None else frozenset(places_around((gpu.chain,)))
-    return tuple(finding for finding in whole.findings or () if not here.isdisjoint(finding.where))
-
-
 def _layer_report(whole: SiteMap, gpu: MapGpu, layer: Layer, links: tuple[ChainLink, ...]) -> LayerReport:
     at, since = _read_at(whole, gpu, layer)
-    problem = "" if since is None else _layer_problem(whole, gpu, layer)
-    return LayerReport(source=_LAYER_NAMES[layer], at=at, unknown_since=since, problem=problem, links=links)
-
-
-def _layer_problem(whole: SiteMap, gpu: MapGpu, layer: Layer) -> str:
-    domain = whole.domains.get(gpu.domain) if layer is Layer.FABRIC else None
-    return whole.layer(layer).problem or (domain.problem if domain is not None else "")
+    return LayerReport(source=_LAYER_NAMES[layer], at=at, unknown_since=since, links=links)
 
 
 def _by_site(whole: SiteMap, chain: GpuChain) -> Iterator[ChainLink]:
@@ -154,7 +99,7 @@ def _by_fabric(chain: GpuChain) -> Iterator[ChainLink]:
     yield "Fabric GPU", f"{gpu.guid:#018x}" if gpu else None, note
 
 
-def _by_cluster(chain: GpuChain, siblings: int) -> Iterator[ChainLink]:
+def _by_cluster(chain: GpuChain) -> Iterator[ChainLink]:
     node, use, domain = chain.node, chain.use, chain.compute_domain
     yield "GPU", chain.key.gpu_uuid.value if chain.key.gpu_uuid else None, ""
     yield "Clique", clique_of(chain), ""
@@ -165,7 +110,7 @@ def _by_cluster(chain: GpuChain, siblings: int) -> Iterator[ChainLink]:
     yield "ComputeDomain", domain.key if domain else None, domain.status.status.value if domain else hidden
     yield "Channel", chain.channel, hidden
     for nic in chain.nics:
-        yield "NIC", nic.name, _nic_note(chain, nic, siblings)
+        yield "NIC", nic.name, _nic_note(chain, nic)
     if not chain.nics:
         yield "NIC", None, ""
 
@@ -222,18 +167,19 @@ def clique_of(chain: GpuChain) -> str | None:
     return (chain.device.clique if chain.device else None) or (chain.node.clique if chain.node else None)
 
 
-def _nic_note(chain: GpuChain, nic: DeviceRecord, siblings: int) -> str:
-    near = "" if chain.device is None else _WIRED_TEXT[wiring_between(chain.device, nic)]
-    problem = link_problem(nic.link, nic.gbps, siblings)
-    return _joined(near, problem or (LINK_STATE_UNKNOWN if is_link_unknown(nic.link) else ""))
+def _nic_note(chain: GpuChain, nic: DeviceRecord) -> str:
+    near = "" if chain.device is None else _nic_position(chain.device, nic)
+    link = "" if nic.link is None else f"link {nic.link}"
+    return _joined(near, link, "" if nic.gbps is None else f"{nic.gbps} Gb/s")
 
 
-_WIRED_TEXT = {
-    Wiring.ROOT: "below the GPU's own PCIe root",
-    Wiring.NUMA: "at the GPU's own NUMA node",
-    Wiring.APART: "at another NUMA node than the GPU",
-    Wiring.UNKNOWN: "alignment unknown",
-}
+def _nic_position(gpu: DeviceRecord, nic: DeviceRecord) -> str:
+    """The nearest thing from which both hang, as their plugins published it."""
+    if are_apart(gpu.numa, nic.numa, (gpu.partner_class, nic.partner_class)):
+        return "at another NUMA node than the GPU"
+    if gpu.pcie_root is not None and gpu.pcie_root == nic.pcie_root:
+        return "below the GPU's own PCIe root"
+    return "alignment unknown" if gpu.numa is None or nic.numa is None else "at the GPU's own NUMA node"
 
 
 def _joined(*words: str) -> str:

@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from rackloom.core.diagnosis.findings import Finding
+from rackloom.core.diagnosis.findings import Finding, needs_attention
 from rackloom.web.frames import RackFrame, rack_frames
 from rackloom.web.model import SiteMap, TimelineEntry
-from rackloom.web.overview import failing, rack_counts
+from rackloom.web.overview import rack_counts
 
 MOST_RACKS = 8
 """Racks that are named, those with the largest difference first."""
@@ -91,8 +91,8 @@ def _without(some: Collection[Finding] | None, others: Collection[Finding] | Non
     """Findings that are not among others; nothing where one of both was not examined."""
     if some is None or others is None:
         return
-    known = {(finding.check, finding.subject) for finding in failing(others)}
-    yield from (finding for finding in failing(some) if (finding.check, finding.subject) not in known)
+    known = {(finding.check, finding.subject) for finding in needs_attention(others)}
+    yield from (finding for finding in needs_attention(some) if (finding.check, finding.subject) not in known)
 
 
 def _rack_difference(then: RackFrame, now: RackFrame) -> RackDifference:

@@ -10,9 +10,9 @@ from io import StringIO
 
 from rackloom.core.diagnosis.snapshot import GpuChain
 from rackloom.web.chain import clique_of, use_hidden
-from rackloom.web.frames import RackFrame, gpu_health, rack_frames
-from rackloom.web.model import MapGpu, SiteMap
-from rackloom.web.racks import rack_id
+from rackloom.web.frames import RackFrame, rack_frames
+from rackloom.web.model import SiteMap, rack_id
+from rackloom.web.places import GpuSpot
 
 HEADINGS = (
     "rack", "slot", "gpu", "use", "health", "gpu_uuid", "fabric_guid", "node", "machine", "instance",
@@ -20,7 +20,6 @@ HEADINGS = (
 )  # fmt: skip
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _USES = {True: "in use", False: "free", None: "unknown"}
-_HEALTHS = {True: "healthy", False: "problem", None: "unknown"}
 
 
 def gpu_table(whole: SiteMap, opened: Collection[str]) -> Iterator[str]:
@@ -28,12 +27,7 @@ def gpu_table(whole: SiteMap, opened: Collection[str]) -> Iterator[str]:
     yield _lines([HEADINGS])
     for name, frame in rack_frames(whole).items():
         if not opened or rack_id(name) in opened:
-            rows = [
-                _row(whole, frame, gpu, number)
-                for tray in frame.rack.trays
-                for number, gpu in enumerate(tray)
-            ]
-            yield _lines(rows)
+            yield _lines([_row(whole, frame, spot) for spot in frame.rack.spots])
 
 
 def _lines(rows: Collection[tuple[str, ...]]) -> str:
@@ -46,11 +40,14 @@ def _plain(cell: str) -> str:
     return f"'{cell}" if cell.startswith(_FORMULA) else cell
 
 
-def _row(whole: SiteMap, frame: RackFrame, gpu: MapGpu, number: int) -> tuple[str, ...]:
-    place, health = gpu.place, gpu_health(frame, gpu)
+def _row(whole: SiteMap, frame: RackFrame, spot: GpuSpot) -> tuple[str, ...]:
+    gpu = frame.rack.trays[spot[0]][spot[1]]
+    place, level = gpu.place, frame.level(spot)
+    is_known = gpu.chain is not None and frame.marks is not None
+    health = (level or "healthy") if is_known else "unknown"
     slot = str(place.slot) if place.chassis else place.node
     known = ("",) * 12 if gpu.chain is None else _known(whole, gpu.chain)
-    return (place.rack, slot, str(place.module or number + 1), _USES[gpu.taken], _HEALTHS[health], *known)
+    return (place.rack, slot, str(place.module or spot[1] + 1), _USES[gpu.taken], health, *known)
 
 
 def _known(whole: SiteMap, chain: GpuChain) -> tuple[str, ...]:

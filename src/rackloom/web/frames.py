@@ -1,8 +1,9 @@
 """What the drawing of one rack depends on, and the colours of its GPUs.
 
 A `RackFrame` holds one rack with all that its drawing depends on and nothing else: equal frames are drawn
-equal. Times are not part of it, nor is what was read of other racks; that a layer or a domain is no
-longer known is.
+equal. Times of readings and records of other racks are not part of it. That a layer or a domain is no longer
+known is part of it. The marks of a rack come from the findings and from nothing else: no layer is read for a
+problem a second time.
 
 A GPU is coloured by its group, as one layer reports it: partition, tenant, clique or workload. It is
 unknown where that layer was not read, not lately, or is hidden from the viewer; the last known group is
@@ -13,18 +14,22 @@ letter in the cell tells groups of one hue apart. In three modes a colour is a s
 health, and fragmentation, which shows free GPUs of which no whole tray can be had.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from hashlib import sha256
 from typing import NamedTuple
 
 import msgspec
 
-from rackloom.core.diagnosis.findings import unique
+from rackloom.core.diagnosis.findings import Level
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, NvlinkDomainRecord
+from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.web.chain import clique_of, partition_hidden, use_hidden
-from rackloom.web.model import MapGpu, MapRack, MapTray, SiteMap, tray_partly_taken
+from rackloom.web.model import MapGpu, MapRack, SiteMap, tray_partly_taken
+from rackloom.web.places import GpuSpot, PlacesByName, RackMarks, RackPlaces, marks_by_rack, places_named
+from rackloom.web.tenancy import TenantRacks, labelled_namespaces, tenant_map
+from rackloom.web.tenant_findings import tenant_findings
 
 # Frames.
 
@@ -33,66 +38,46 @@ DomainLabel = tuple[str, str]
 """UID and name of a ComputeDomain."""
 
 
-class FabricState(StrEnum):
-    """Whether the NVLink domains of a rack were read, the worst first."""
-
-    DISPUTED = "in dispute"
-    SILENT = "not read lately"
-    PAUSED = "paused"
-    READ = "as last read"
-
-
 class RackFrame(msgspec.Struct, frozen=True, kw_only=True):
     """One rack."""
 
     rack: MapRack
     operator: bool
     """Whether the viewer sees everything."""
-    asked: frozenset[Layer]
-    """Layers that the site has."""
     known: frozenset[Layer]
     """Layers whose reading is current."""
     answering: frozenset[str]
     """Domains of the rack whose reading shows the present state."""
+    marks: RackMarks | None
+    """None: the site was not examined."""
     named: tuple[str, ...]
     """UUIDs of its domains; hidden from tenants."""
-    fabric: FabricState
-    problems: tuple[str, ...]
-    """Why other domains are not known; hidden from tenants."""
     tenants: Mapping[str, str]
     """Organisations of the tenants that hold something in it, by their ids."""
     over: Mapping[str, DomainLabel]
     """The ComputeDomain of each of its nodes that is a member of one."""
 
+    def level(self, spot: GpuSpot) -> Level | None:
+        """The level of a GPU that findings name; None: none does."""
+        mark = None if self.marks is None else self.marks.gpus.get(spot)
+        return None if mark is None else mark.level
+
+
+class _FactsInput(NamedTuple):
+    known: frozenset[Layer]
+    operator: bool
+    tenants: Mapping[str, str]
+    compute_domains: tuple[ComputeDomain, ...]
+
 
 class _SiteFacts:
     """What frames depend on beside their rack. Compared by address: equal facts are the same object."""
 
-    def __init__(self, whole: SiteMap, known: frozenset[Layer]) -> None:
-        self.known = known
-        self.asked = _asked(whole)
-        self.operator = whole.operator
-        self.tenants = whole.tenants
-        self.compute_domains = whole.compute_domains
+    def __init__(self, found: _FactsInput) -> None:
+        self.known, self.operator, self.tenants, domains = found
         self.over: Mapping[str, DomainLabel] = {
-            node.name: (domain.uid, domain.key)
-            for domain in whole.compute_domains
-            for node in domain.status.nodes
+            node.name: (domain.uid, domain.key) for domain in domains for node in domain.status.nodes
         }
-
-    def says(self, whole: SiteMap, known: frozenset[Layer]) -> bool:
-        """Whether they are those of this map."""
-        return (
-            self.known == known
-            and self.asked == _asked(whole)
-            and self.operator == whole.operator
-            and self.compute_domains == whole.compute_domains
-            and self.tenants == whole.tenants
-        )
-
-
-def _asked(whole: SiteMap) -> frozenset[Layer]:
-    return frozenset(status.layer for status in whole.layers)
 
 
 class _FrameInput(NamedTuple):
@@ -102,12 +87,19 @@ class _FrameInput(NamedTuple):
     facts: _SiteFacts
     domains: tuple[NvlinkDomainRecord, ...]
     """Those of the rack, by UUID."""
+    marks: RackMarks | None
 
 
 class RackFrames(msgspec.Struct, frozen=True):
-    """The frames of one map, and what the next map is compared with."""
+    """The frames of one viewer, and the values with which the next map is compared."""
 
-    facts: _SiteFacts | None = None
+    whole: SiteMap = SiteMap(at=0.0)
+    """The viewer's part of the map, with the findings that concern the viewer."""
+    places: PlacesByName = {}
+    """The locations of all that findings and operations name."""
+    own: TenantRacks = TenantRacks()
+    named: Memo[str, MapRack, RackPlaces] = {}
+    facts: Memo[str, _FactsInput, _SiteFacts] = {}
     memo: Memo[str, _FrameInput, RackFrame] = {}
 
     @property
@@ -118,48 +110,58 @@ class RackFrames(msgspec.Struct, frozen=True):
 
 def rack_frames(whole: SiteMap) -> dict[str, RackFrame]:
     """Every rack of a map, by name and in order."""
-    return update_rack_frames(whole, RackFrames()).frames
+    return update_rack_frames(whole, None, RackFrames()).frames
 
 
-def update_rack_frames(whole: SiteMap, before: RackFrames) -> RackFrames:
-    """The frames of a map; those whose input equals that of `before` are the same objects."""
+def update_rack_frames(site: SiteMap, org: str | None, before: RackFrames) -> RackFrames:
+    """The frames of the part of a site that an organisation sees. None sees everything.
+
+    Frames whose input equals that of `before` are the same objects.
+    """
+    whole, own = (site, before.own) if org is None else tenant_map(site, org, before.own)
+    named = recompute_changed(before.named, {rack.name: rack for rack in whole.racks}, RackPlaces)
+    # Names are looked up in the viewer's own part: a tenant is led to its own GPUs alone.
+    wanted = {place for finding in site.findings or () for place in finding.where}
+    wanted.update(place for happening in whole.happenings for place in happening.places)
+    places = places_named([found for _, found in named.values()], wanted)
+    if org is not None and site.findings is not None:
+        whole = msgspec.structs.replace(whole, examined_at=site.examined_at)
+        found = tenant_findings(site.findings, whole, places, labelled_namespaces(site, org))
+        whole = msgspec.structs.replace(whole, findings=found)
+    marks = None if whole.findings is None else marks_by_rack(whole.findings, places)
+
     known = frozenset(layer for layer in Layer if whole.known(layer))
-    facts = before.facts
-    if facts is None or not facts.says(whole, known):
-        facts = _SiteFacts(whole, known)
+    inputs_of_facts = {"": _FactsInput(known, whole.operator, whole.tenants, whole.compute_domains)}
+    facts = recompute_changed(before.facts, inputs_of_facts, _SiteFacts)
     records = whole.domains
     inputs = {
         rack.name: _FrameInput(
-            rack, facts, tuple([records[uuid] for uuid in sorted(rack.domains) if uuid in records])
+            rack,
+            facts[""][1],
+            tuple([records[uuid] for uuid in sorted(rack.domains) if uuid in records]),
+            None if marks is None else marks.get(rack.name, _NO_MARKS),
         )
         for rack in whole.racks
     }
-    return RackFrames(facts, recompute_changed(before.memo, inputs, _rack_frame))
+    memo = recompute_changed(before.memo, inputs, _rack_frame)
+    return RackFrames(whole, places, own, named, facts, memo)
+
+
+_NO_MARKS = RackMarks()
 
 
 def _rack_frame(found: _FrameInput) -> RackFrame:
-    rack, facts, domains = found
-    answering = frozenset(domain.uuid for domain in domains if domain.answers)
+    rack, facts, domains, marks = found
     return RackFrame(
         rack=rack,
         operator=facts.operator,
-        asked=facts.asked,
         known=facts.known,
-        answering=answering,
+        answering=frozenset(domain.uuid for domain in domains if domain.answers),
+        marks=marks,
         named=tuple(sorted(rack.domains - {""})) if facts.operator else (),
-        fabric=_fabric_state(domains, all_answer=len(answering) == len(rack.domains)),
-        problems=unique(*(domain.problem for domain in domains if domain.problem)),
         tenants={id_: facts.tenants[id_] for id_ in rack.tenants if id_ in facts.tenants},
         over={name: facts.over[name] for name in rack.nodes if name in facts.over},
     )
-
-
-def _fabric_state(domains: Sequence[NvlinkDomainRecord], *, all_answer: bool) -> FabricState:
-    if any(domain.disputed for domain in domains):
-        return FabricState.DISPUTED
-    if not all_answer:
-        return FabricState.SILENT
-    return FabricState.PAUSED if any(domain.paused for domain in domains) else FabricState.READ
 
 
 # Colours.
@@ -198,7 +200,8 @@ class GpuState(StrEnum):
     STRANDED = "stranded"
     """Free, in a tray that is partly taken: no whole tray can be had of it."""
     HEALTHY = "healthy"
-    PROBLEM = "problem"
+    CRITICAL = "critical"
+    DEGRADED = "degraded"
 
 
 STATE_CLASSES = {
@@ -208,7 +211,8 @@ STATE_CLASSES = {
     GpuState.USED: "u",
     GpuState.STRANDED: "w",
     GpuState.HEALTHY: "f",
-    GpuState.PROBLEM: "p",
+    GpuState.CRITICAL: "p",
+    GpuState.DEGRADED: "g",
 }
 """The style class of each state that is no group."""
 
@@ -231,15 +235,17 @@ def _shades(unknown: GpuState, yes: GpuState, no: GpuState) -> Mapping[bool | No
     return {None: GpuShade(unknown), True: GpuShade(yes), False: GpuShade(no)}
 
 
-def gpu_shade(frame: RackFrame, mode: ColourMode, tray: MapTray, gpu: MapGpu) -> GpuShade:
+def gpu_shade(frame: RackFrame, mode: ColourMode, spot: GpuSpot) -> GpuShade:
     """The state of a GPU, and its group. Unknown if what defines it was not read lately, or is hidden."""
+    tray = frame.rack.trays[spot[0]]
+    gpu = tray[spot[1]]
     chain = gpu.chain
     if mode is ColourMode.FRAGMENTATION and gpu.taken is False and tray_partly_taken(tray):
         return _STRANDED
     if chain is None:
         return _HIDDEN_SHADES[gpu.taken]
     if mode is ColourMode.HEALTH:
-        return _HEALTH_SHADES[gpu_health(frame, gpu)]
+        return _UNEXAMINED if frame.marks is None else _HEALTH_SHADES[frame.level(spot)]
     if mode not in GROUP_MODES:
         return _USE_SHADES[gpu.taken]
     group = _GROUP_OF_MODE[mode](frame, chain)
@@ -249,43 +255,15 @@ def gpu_shade(frame: RackFrame, mode: ColourMode, tray: MapTray, gpu: MapGpu) ->
 
 
 _STRANDED = GpuShade(GpuState.STRANDED)
+_UNEXAMINED = GpuShade(GpuState.UNKNOWN)
 _HIDDEN_SHADES = _shades(GpuState.UNKNOWN, GpuState.OTHERS, GpuState.FREE)
-_HEALTH_SHADES = _shades(GpuState.UNKNOWN, GpuState.HEALTHY, GpuState.PROBLEM)
+_HEALTH_SHADES = {
+    None: GpuShade(GpuState.HEALTHY),
+    Level.CRITICAL: GpuShade(GpuState.CRITICAL),
+    Level.DEGRADED: GpuShade(GpuState.DEGRADED),
+    Level.UNKNOWN: _UNEXAMINED,
+}
 _USE_SHADES = _shades(GpuState.UNKNOWN, GpuState.USED, GpuState.FREE)
-
-
-def gpu_health(frame: RackFrame, gpu: MapGpu) -> bool | None:
-    """Whether every layer that is asked calls a GPU, its machine and its node well.
-
-    A problem counts until it is seen to be over. None: hidden from the viewer, or a layer was not read
-    lately or does not report the GPU.
-    """
-    chain = gpu.chain
-    if chain is None:
-        return None
-    if is_sick(chain) or is_node_lost(frame, chain) or (chain.machine is not None and chain.machine.health):
-        return False
-    if Layer.FABRIC in frame.asked:
-        current = Layer.FABRIC in frame.known and gpu.domain in frame.answering
-        if not current or chain.fabric is None or chain.fabric.healthy is None:
-            return None
-    on_node = chain.device is not None or chain.node is not None
-    if Layer.CLUSTER in frame.asked and (on_node and Layer.CLUSTER not in frame.known):
-        return None
-    return True if chain.fabric is not None or on_node else None
-
-
-def is_sick(chain: GpuChain) -> bool:
-    """Whether a GPU's switch controller says so, or its plugin keeps workloads off it."""
-    if chain.fabric is not None and chain.fabric.healthy is False:
-        return True
-    taints = () if chain.device is None else chain.device.taints
-    return bool(taints) and any(not taint.endswith(":None") for taint in taints)
-
-
-def is_node_lost(frame: RackFrame, chain: GpuChain) -> bool:
-    """Whether the node of a GPU is not known to be ready, by a cluster that was read."""
-    return chain.node is not None and Layer.CLUSTER in frame.known and chain.node.ready is not True
 
 
 def _partition_group(_: RackFrame, chain: GpuChain) -> ColourGroup | None:

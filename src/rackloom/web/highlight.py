@@ -21,7 +21,7 @@ import msgspec
 
 from rackloom.web.frames import COLOURS, GROUP_MODES, STATE_CLASSES, ColourMode, GpuShade, GpuState
 
-MARK = re.compile(r"k[0-9a-f]{8}|[fpuw]")
+MARK = re.compile(r"k[0-9a-f]{8}|[fgpuw]")
 """What an address may name: a group, or a state that a legend has."""
 HUE = re.compile(f"[0-{COLOURS - 1}]")
 IN_RACK = "x"
@@ -71,7 +71,11 @@ def state_choices(mode: ColourMode) -> Iterator[FilterChoice]:
 
 _STATES_OF_LEGEND = {
     ColourMode.USE: {GpuState.USED: "in use", GpuState.FREE: "free"},
-    ColourMode.HEALTH: {GpuState.PROBLEM: "unhealthy", GpuState.HEALTHY: "healthy"},
+    ColourMode.HEALTH: {
+        GpuState.CRITICAL: "critical",
+        GpuState.DEGRADED: "degraded",
+        GpuState.HEALTHY: "healthy",
+    },
     ColourMode.FRAGMENTATION: {
         GpuState.STRANDED: "stranded",
         GpuState.USED: "in use",
@@ -89,10 +93,11 @@ def filter_style(mark: str, hue: int | None = None) -> str:
     return f"""\
 #overview a:not(.{in_rack}) {{ background: var(--ground); border-color: var(--ground); }}
 #overview a:not(.{in_rack}).s {{ border-color: var(--bad); }}
+#overview a:not(.{in_rack}).d {{ border-color: var(--warn); }}
 #overview a:not(.{in_rack}) > i {{ background: var(--ground); }}
-#overview a:not(.{in_rack}):not(.s) > b {{ visibility: hidden; }}
+#overview a:not(.{in_rack}):not(.s, .d) > b {{ visibility: hidden; }}
 {_cells_of_group(mark, hue)}.rack rect[role="gridcell"]:not(.{mark}) {{ fill: var(--ground); }}
-.rack rect[role="gridcell"]:not(.{mark}):not(.s) {{ stroke-opacity: .25; }}
+.rack rect[role="gridcell"]:not(.{mark}):not(.s, .d) {{ stroke-opacity: .25; }}
 #legend button[value="{mark}"] {{ box-shadow: inset 3px 0 var(--ink); }}
 """
 
@@ -104,5 +109,5 @@ def _cells_of_group(mark: str, hue: int | None) -> str:
     return f"""\
 #overview:not(.trays) a.{mark}, #overview i.{mark} {{ background: var(--h{hue}); }}
 #overview i:not(.{mark}) {{ background: var(--ground); }}
-#overview a:not(.s) > b {{ visibility: hidden; }}
+#overview a:not(.s, .d) > b {{ visibility: hidden; }}
 """

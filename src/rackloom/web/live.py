@@ -10,7 +10,7 @@ Each reading is offered to the history of the last day (`history`). While no pag
 for it every 30 seconds, and has a keeper keep it in a file (`history_keeper`).
 
 A reading that fails is shown as unread since its first failure, whatever the error: the page must not
-look current when it is not.
+look current when it is not. Then the only finding is that the layers cannot be read.
 """
 
 import asyncio
@@ -20,6 +20,8 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 import structlog
 
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, NvlinkDomainRecord, SiteSnapshot
 from rackloom.errors import Retry, Unknown
 from rackloom.web.history import RECORD_SECONDS, SiteHistory
 from rackloom.web.history_keeper import HistoryKeeper
@@ -63,6 +65,11 @@ class LiveMap:
         self._news = asyncio.Condition()
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def newest(self) -> LiveReading:
+        """The newest reading, whatever its age."""
+        return self._now
 
     async def fresh(self) -> LiveReading:
         """The newest reading; without a watch task, one that began no earlier than a pause before this call.
@@ -155,10 +162,20 @@ class LiveMap:
             problem = str(error)
             log.warning("map.not-read", reason=problem, exc_info=not isinstance(error, EXPECTED_ERRORS))
             since = self._now.unread_since or self._clock()
-            self._now = msgspec.structs.replace(self._now, number=number, unread_since=since, problem=problem)
+            whole = unread_map(self._now.whole, since, problem)
+            self._now = LiveReading(number=number, whole=whole, unread_since=since, problem=problem)
         else:
             self._now = LiveReading(number=number, whole=whole)
             self.history.add(whole)
         self._began, self._ended = began, asyncio.get_running_loop().time()
         async with self._news:
             self._news.notify_all()
+
+
+def unread_map(last: SiteMap, since: float, problem: str) -> SiteMap:
+    """The last map of a site that cannot be read, with the finding that says so."""
+    asked = [layer.layer for layer in last.layers] or [Layer.FABRIC, Layer.SITE]
+    layers = [LayerStatus(layer=layer, unknown_since=since, problem=problem) for layer in asked]
+    domains = [NvlinkDomainRecord(uuid=uuid) for uuid in last.domains]
+    findings = examine(SiteSnapshot(at=since, layers=tuple(layers), domains=tuple(domains)))
+    return msgspec.structs.replace(last, findings=findings, examined_at=since)

@@ -15,6 +15,8 @@ the same objects as before.
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from hashlib import sha256
 from typing import Protocol
 
 import msgspec
@@ -83,6 +85,14 @@ class ReadingSource(Protocol):
 
 NO_RACK = "not in a known rack"
 """Where GPUs are drawn that only the cluster knows."""
+
+
+@lru_cache(maxsize=1 << 16)
+def rack_id(name: str) -> str:
+    """A name for a rack that any page element may have."""
+    return "r" + sha256(name.encode()).hexdigest()[:12]
+
+
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 
@@ -115,8 +125,6 @@ class MapGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether its tray is not available: cordoned, unhealthy, not ready, in a closed domain, or foreign."""
     reserved_for: str | None = None
     """The only tenant that may have its tray now, for operators; None: any."""
-    foreign: bool = False
-    """Whether it is in a partition that the site did not make."""
     chain: GpuChain | None
     """The GPU through all layers; None: another tenant's, and hidden."""
 
@@ -151,6 +159,11 @@ class MapRack(msgspec.Struct, frozen=True, kw_only=True):
     nodes: frozenset[str]
     tenants: frozenset[str]
     """Ids of the tenants that have a machine in it."""
+
+    @property
+    def spots(self) -> list[tuple[int, int]]:
+        """All its GPUs: the tray from the top, and the number from the left."""
+        return [(tray, gpu) for tray, gpus in enumerate(self.trays) for gpu in range(len(gpus))]
 
     @property
     def order(self) -> tuple[bool, list[tuple[int, str]], str]:
@@ -285,7 +298,6 @@ def _gpus_by_rack(facts: _ShareFacts) -> _GpusByRack:
             taken=_is_taken(facts, chain),
             held_back=_is_held_back(facts, chain),
             reserved_for=None if chain.machine is None else chain.machine.reserved_for,
-            foreign=_is_foreign(chain),
             chain=chain,
         )
         for chain in facts.chains
@@ -352,8 +364,5 @@ def _is_held_back(facts: _ShareFacts, chain: GpuChain) -> bool:
     machine, node = chain.machine, chain.node
     if _domain_of(chain) in facts.closed or (machine and (machine.cordoned or machine.health)):
         return True
-    return _is_foreign(chain) or (node is not None and (node.unschedulable or node.ready is False))
-
-
-def _is_foreign(chain: GpuChain) -> bool:
-    return chain.partition is not None and chain.partition.owner == "foreign"
+    foreign = chain.partition is not None and chain.partition.owner == "foreign"
+    return foreign or (node is not None and (node.unschedulable or node.ready is False))

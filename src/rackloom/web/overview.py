@@ -4,8 +4,9 @@
 all others. Both depend on the frame of the rack only, so a change costs the work of one rack. `site_summary`
 makes a sentence and five numbers of the sums.
 
-Nothing is assumed to be well. A GPU is in use, healthy or free only where every layer that would say so was
-read; all others are unknown, and a number that may be higher or lower says for how many GPUs, and since when.
+The sentence and the healthy GPUs come from the findings. A GPU is in use or free only if every layer that
+would report it was read. All others are unknown, and a number that may be higher or lower says for how many
+GPUs, and since when.
 
 An operator's numbers are those of the site. A tenant's count its own GPUs alone: those that its pods use,
 that are healthy, and the fastest transfer from them. The largest job that fits is what it could be given.
@@ -16,7 +17,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from rackloom.core.diagnosis.findings import Finding, Severity
+from rackloom.core.diagnosis.catalogue import Check
+from rackloom.core.diagnosis.findings import Level, needs_attention
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, MeasuredTransfer
 from rackloom.web.frames import (
     GROUP_MODES,
@@ -27,15 +29,14 @@ from rackloom.web.frames import (
     GpuState,
     MapColours,
     RackFrame,
-    gpu_health,
     gpu_shade,
     letter_of,
 )
 from rackloom.web.highlight import group_mark, rack_marks
 from rackloom.web.live import LiveReading
-from rackloom.web.model import MapGpu, SiteMap
+from rackloom.web.model import MapGpu, SiteMap, rack_id
 from rackloom.web.panels import FreeCapacity
-from rackloom.web.racks import rack_id
+from rackloom.web.racks import LEVEL_CLASSES
 
 # What one rack adds to the numbers.
 
@@ -51,14 +52,10 @@ class RackCounts(msgspec.Struct, frozen=True, kw_only=True):
     used: int = 0
     """By an instance or a pod; of a tenant's own, by a pod."""
     use_unknown: int = 0
-    healthy: int = 0
     problems: int = 0
-    """GPUs that are unhealthy, on a lost node, or in an unhealthy machine."""
+    """GPUs that a finding names which needs attention."""
     health_unknown: int = 0
-    stuck: int = 0
-    """Other GPUs that did not get into the partition that they were asked into."""
-    silent: frozenset[str] = frozenset()
-    """NVLink domains of these GPUs of which the newest reading does not show the present state."""
+    """Other GPUs that a finding names, or all if the site was not examined."""
     fastest: MeasuredTransfer | None = None
     """The fastest transfer from one of them that kept its promise."""
 
@@ -69,17 +66,14 @@ def rack_counts(frame: RackFrame) -> RackCounts:
     if not seen:
         return RackCounts()
     used = [_is_used(frame, gpu, chain) for gpu, chain in seen]
-    verdicts = [gpu_health(frame, gpu) for gpu, _ in seen]
-    stuck = [chain.wanted is not None and chain.wanted.problem != "" for _, chain in seen]
+    marks = None if frame.marks is None else frame.marks.gpus.values()
+    unknown = len(seen) if marks is None else sum(mark.level is Level.UNKNOWN for mark in marks)
     return RackCounts(
         gpus=len(seen),
         used=used.count(True),
         use_unknown=used.count(None),
-        healthy=verdicts.count(True),
-        problems=verdicts.count(False),
-        health_unknown=verdicts.count(None),
-        stuck=sum(bad and health is not False for bad, health in zip(stuck, verdicts, strict=True)),
-        silent=frozenset(gpu.domain for gpu, _ in seen) - frame.answering - {""},
+        problems=0 if marks is None else len(marks) - unknown,
+        health_unknown=unknown,
         fastest=_fastest([chain.transfer for _, chain in seen if chain.transfer is not None]),
     )
 
@@ -102,11 +96,8 @@ def site_counts(racks: Sequence[RackCounts]) -> RackCounts:
         gpus=sum(rack.gpus for rack in racks),
         used=sum(rack.used for rack in racks),
         use_unknown=sum(rack.use_unknown for rack in racks),
-        healthy=sum(rack.healthy for rack in racks),
         problems=sum(rack.problems for rack in racks),
         health_unknown=sum(rack.health_unknown for rack in racks),
-        stuck=sum(rack.stuck for rack in racks),
-        silent=frozenset[str]().union(*[rack.silent for rack in racks]),
         fastest=_fastest([rack.fastest for rack in racks if rack.fastest is not None]),
     )
 
@@ -138,16 +129,20 @@ def overview_cell(
     frame: RackFrame, mode: ColourMode, colours: MapColours, counts: RackCounts
 ) -> OverviewCell:
     """How one rack is shown. New groups in it are given colours."""
-    trays = [[gpu_shade(frame, mode, tray, gpu) for gpu in tray] for tray in frame.rack.trays]
+    trays = [
+        [gpu_shade(frame, mode, (tray, gpu)) for gpu in range(len(gpus))]
+        for tray, gpus in enumerate(frame.rack.trays)
+    ]
     shades = [shade for tray in trays for shade in tray]
-    problem = counts.problems > 0
+    levels = {mark.level for mark in frame.marks.gpus.values()} if frame.marks is not None else ()
+    worst = next((f" {LEVEL_CLASSES[level]}" for level in Level if level in levels), "")
     group = _largest_group(shades)
     letter = letter_of(colours.groups.number(group)) if group is not None else ""
     return OverviewCell(
         id=cell_id(frame.rack.name),
         name=frame.rack.name,
-        style=_style(frame, mode, colours, shades) + (" s " if problem else " ") + rack_marks(shades),
-        mark="!" if problem else letter,
+        style=f"{_style(frame, mode, colours, shades)}{worst} {rack_marks(shades)}",
+        mark="!" if counts.problems else letter,
         words=", ".join(_cell_words(mode, counts, shades)),
         trays=tuple(_tray_style(frame, mode, colours, tray) for tray in trays),
     )
@@ -182,7 +177,7 @@ def _style(frame: RackFrame, mode: ColourMode, colours: MapColours, shades: Sequ
     return f"{STATE_CLASSES[GpuState.USED]}{_level(used, len(shades))}"
 
 
-_WORST_FIRST = (GpuState.PROBLEM, GpuState.UNKNOWN, GpuState.HEALTHY, GpuState.OTHERS)
+_WORST_FIRST = (GpuState.CRITICAL, GpuState.DEGRADED, GpuState.UNKNOWN, GpuState.HEALTHY, GpuState.OTHERS)
 _UNGROUPED = (GpuState.UNKNOWN, GpuState.OTHERS, GpuState.FREE)
 LEVELS = 4
 
@@ -213,14 +208,15 @@ def _cell_words(mode: ColourMode, counts: RackCounts, shades: Sequence[GpuShade]
         if states[state]:
             nobody = f"in no {mode}, or free" if state is GpuState.FREE and mode in GROUP_MODES else ""
             yield f"{states[state]} {nobody or words}"
-    if counts.problems and not states[GpuState.PROBLEM]:
+    if counts.problems and mode is not ColourMode.HEALTH:
         yield f"{counts.problems} with a problem"
 
 
 MOST_NAMED = 3
 """Groups of a rack that are named; the rest is counted."""
 _COUNTED_WORDS = {
-    GpuState.PROBLEM: "with a problem",
+    GpuState.CRITICAL: "critical",
+    GpuState.DEGRADED: "degraded",
     GpuState.USED: "in use",
     GpuState.OTHERS: "in use by somebody else",
     GpuState.STRANDED: "stranded in partly taken trays",
@@ -258,25 +254,19 @@ class SiteSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNKNOWN = "unknown"
-_IN_ORDER = (Severity.CRITICAL, Severity.ERROR, Severity.WARNING)
 
 
 def site_summary(now: LiveReading, whole: SiteMap, counts: RackCounts, room: FreeCapacity) -> SiteSummary:
     """The sentence and the numbers of one viewer, whose part of the site is `whole`."""
-    numbers = (
-        _attention(whole, counts),
+    numbers: tuple[KeyNumber, ...] = (
+        _attention(whole),
         _in_use(whole, counts),
         _healthy(whole, counts),
-        _largest_job(whole, counts, room),
+        _largest_job(whole, room),
         _fastest_path(whole, counts),
     )
     if now.unread_since is not None:
-        return SiteSummary(
-            sentence="The site cannot be read: its present state is unknown",
-            since=now.unread_since,
-            tone="bad",
-            numbers=tuple(_as_last_known(number, now.unread_since) for number in numbers),
-        )
+        numbers = tuple(_as_last_known(number, now.unread_since) for number in numbers)
     sentence, since, tone = _sentence(whole, counts)
     return SiteSummary(sentence=sentence, since=since, tone=tone, numbers=numbers)
 
@@ -288,26 +278,22 @@ def _as_last_known(number: KeyNumber, since: float) -> KeyNumber:
 
 def _sentence(whole: SiteMap, counts: RackCounts) -> tuple[str, float | None, str]:
     """The sentence, since when it is so, and its tone."""
-    gpus = _gpus(whole, counts.gpus)
-    wrong = failing(whole.findings or ())
-    if wrong:
-        first = f": {wrong[0].title or wrong[0].subject}"
-        needs = "One thing needs" if len(wrong) == 1 else f"{len(wrong)} things need"
-        return f"{needs} attention{'' if len(wrong) == 1 else ', first'}{first}.", None, "bad"
-    if not whole.operator and counts.stuck:
-        return f"{counts.stuck:,} of {gpus} did not get into the partition asked for.", None, "bad"
-    if counts.problems:
-        verb = "has" if counts.problems == 1 else "have"
-        return f"{counts.problems:,} of {gpus} {verb} a problem.", None, "bad"
+    if whole.findings is None:
+        return "The site has not been examined yet.", None, "doubt"
+    wrong = needs_attention(whole.findings)
+    shown = wrong or whole.findings
+    if shown:
+        first, one = shown[0], len(shown) == 1
+        what = f"need{'s' * one} attention" if wrong else f"{'is' if one else 'are'} unknown"
+        begin = f"One thing {what}: " if one else f"{len(shown)} things {what}, first: "
+        title = first.title or first.subject
+        # What is unknown is unknown since a time, with which the sentence ends.
+        if not wrong and first.since is not None:
+            return f"{begin}{title}", first.since, "doubt"
+        return f"{begin}{title}.", None, "bad" if wrong else "doubt"
     if not counts.gpus:
         return ("No GPU is known yet." if whole.operator else "You have no GPUs here yet."), None, ""
-    if counts.health_unknown:
-        since = _unknown_since(whole, counts, (Layer.FABRIC, Layer.CLUSTER))
-        verb = "is" if counts.health_unknown == 1 else "are"
-        return f"No problem is known; {counts.health_unknown:,} of {gpus} {verb} unknown", since, "doubt"
-    if whole.operator and whole.findings is None:
-        return f"All {gpus} are healthy; the doctor has not examined the site yet.", None, "doubt"
-    return f"Nothing needs attention: all {gpus} are healthy.", None, ""
+    return f"Nothing needs attention: all {_gpus(whole, counts.gpus)} are healthy.", None, ""
 
 
 def _gpus(whole: SiteMap, count: int) -> str:
@@ -317,22 +303,12 @@ def _gpus(whole: SiteMap, count: int) -> str:
     return f"{count:,} GPUs in {racks:,} {'rack' if racks == 1 else 'racks'}"
 
 
-def failing(findings: Collection[Finding]) -> list[Finding]:
-    """Those that need attention: what is unknown, or only advice, is not among them."""
-    return [finding for finding in findings if finding.severity in _IN_ORDER]
-
-
-def _attention(whole: SiteMap, counts: RackCounts) -> KeyNumber:
+def _attention(whole: SiteMap) -> KeyNumber:
     label = "Needs attention"
-    if not whole.operator and not failing(whole.findings or ()):
-        troubled = counts.problems + counts.stuck
-        return KeyNumber(
-            label=label, value=f"{troubled:,}", note="of your GPUs", tone="bad" if troubled else ""
-        )
     if whole.findings is None:
         return KeyNumber(label=label, value=UNKNOWN, note="not examined yet", tone="doubt")
-    wrong = len(failing(whole.findings))
-    doubts = sum(finding.severity is Severity.UNKNOWN for finding in whole.findings)
+    wrong = len(needs_attention(whole.findings))
+    doubts = len(whole.findings) - wrong
     return KeyNumber(
         label=label,
         value=f"{wrong:,}",
@@ -343,48 +319,38 @@ def _attention(whole: SiteMap, counts: RackCounts) -> KeyNumber:
 
 
 def _in_use(whole: SiteMap, counts: RackCounts) -> KeyNumber:
-    layers = (Layer.FABRIC, Layer.SITE, Layer.CLUSTER) if whole.operator else (Layer.CLUSTER,)
     label = "GPUs in use" if whole.operator else "Your GPUs used by pods"
-    return _share(whole, counts, label, counts.used, counts.use_unknown, layers)
+    return _share(whole, counts, label, counts.used, counts.use_unknown)
 
 
 def _healthy(whole: SiteMap, counts: RackCounts) -> KeyNumber:
     label = "Healthy" if whole.operator else "Your healthy GPUs"
-    found = _share(whole, counts, label, counts.healthy, counts.health_unknown, (Layer.FABRIC, Layer.CLUSTER))
+    healthy = counts.gpus - counts.problems - counts.health_unknown
+    found = _share(whole, counts, label, healthy, counts.health_unknown)
     return msgspec.structs.replace(found, tone="bad") if counts.problems else found
 
 
-def _share(
-    whole: SiteMap, counts: RackCounts, label: str, some: int, doubtful: int, layers: Sequence[Layer]
-) -> KeyNumber:
+def _share(whole: SiteMap, counts: RackCounts, label: str, some: int, doubtful: int) -> KeyNumber:
     """How many GPUs something is so of, and of how many it is unknown."""
     if not counts.gpus:
         return KeyNumber(label=label, value="0", note="of 0")
-    since = _unknown_since(whole, counts, layers) if doubtful else None
+    since = _unknown_since(whole) if doubtful else None
     if doubtful == counts.gpus:
         return KeyNumber(label=label, value=UNKNOWN, since=since, tone="doubt")
     note = f"of {counts.gpus:,}" + (f", {doubtful:,} unknown" if doubtful else "")
     return KeyNumber(label=label, value=f"{some:,}", note=note, since=since, tone="doubt" if doubtful else "")
 
 
-def _largest_job(whole: SiteMap, counts: RackCounts, room: FreeCapacity) -> KeyNumber:
-    label = "Largest job that fits"
-    layers = (Layer.FABRIC, Layer.SITE, Layer.CLUSTER)
-    since = _unknown_since(whole, counts, layers) if room.unknown_trays else None
-    tone = "doubt" if room.unknown_trays else ""
-    doubt = f", {room.unknown_trays:,} unknown" if room.unknown_trays else ""
-    if not room.gang_trays:
-        value = UNKNOWN if room.unknown_trays else "none"
-        return KeyNumber(
-            label=label,
-            value=value,
-            note=f"{room.unknown_trays:,} trays" if room.unknown_trays else "",
-            since=since,
-            tone=tone,
-        )
-    least = "at least " if room.unknown_trays else ""
-    note = f"{least}{room.gang_trays} trays of one domain{doubt}"
-    return KeyNumber(label=label, value=f"{room.gang_gpus:,} GPUs", note=note, since=since, tone=tone)
+def _largest_job(whole: SiteMap, room: FreeCapacity) -> KeyNumber:
+    unknown = f"{room.unknown_trays:,}" if room.unknown_trays else ""
+    if room.gang_trays:
+        value = f"{room.gang_gpus:,} GPUs"
+        trays = f"{room.gang_trays} trays of one domain"
+        note = f"at least {trays}, {unknown} unknown" if unknown else trays
+    else:
+        value, note = (UNKNOWN, f"{unknown} trays") if unknown else ("none", "")
+    since, tone = (_unknown_since(whole), "doubt") if unknown else (None, "")
+    return KeyNumber(label="Largest job that fits", value=value, note=note, since=since, tone=tone)
 
 
 def _fastest_path(whole: SiteMap, counts: RackCounts) -> KeyNumber:
@@ -400,9 +366,7 @@ def _fastest_path(whole: SiteMap, counts: RackCounts) -> KeyNumber:
     return KeyNumber(label=label, value=value, note=f"by {found.device}{emulated}", at=found.at)
 
 
-def _unknown_since(whole: SiteMap, counts: RackCounts, layers: Sequence[Layer]) -> float | None:
-    """Since when one of some layers, or an NVLink domain of these GPUs, is not known."""
-    times = [whole.layer(layer).unknown_since for layer in layers]
-    if Layer.FABRIC in layers:
-        times += [whole.domains[uuid].unknown_since for uuid in counts.silent if uuid in whole.domains]
-    return min((time for time in times if time is not None), default=None)
+def _unknown_since(whole: SiteMap) -> float | None:
+    """Since when a layer or a switch controller cannot be read, as the findings say."""
+    lost = (finding for finding in whole.findings or () if finding.check in (Check.LAYER, Check.CONTROLLER))
+    return min((finding.since for finding in lost if finding.since is not None), default=None)

@@ -36,7 +36,7 @@ from rackloom.core.diagnosis.runbooks import runbooks
 from rackloom.errors import Retry, Unknown
 from rackloom.web import render
 from rackloom.web.action_pages import ACTIONS, ActionPages
-from rackloom.web.chain import findings_on_gpu, layer_reports
+from rackloom.web.chain import layer_reports
 from rackloom.web.changes import SiteChanges, changes_between
 from rackloom.web.export import gpu_table
 from rackloom.web.forms import is_same_origin, read_form
@@ -45,10 +45,11 @@ from rackloom.web.highlight import HUE, MARK, FilterChoice, filter_style
 from rackloom.web.history import PastTime
 from rackloom.web.live import LiveMap
 from rackloom.web.make_room import MOST_TRAYS, RoomPlan, room_plan
-from rackloom.web.model import SiteMap
+from rackloom.web.model import SiteMap, rack_id
 from rackloom.web.painters import PageSheet, Painters, ViewerKind
+from rackloom.web.places import findings_at
 from rackloom.web.provider_sign_in import BACK, ProviderSignIn, page_of_the_map
-from rackloom.web.racks import GpuAddress, find_gpu, rack_id
+from rackloom.web.racks import GpuAddress, find_gpu
 from rackloom.web.search import SearchIndexes
 from rackloom.web.serial_thread import SerialThread
 from rackloom.web.sign_in_codes import SignInCodes
@@ -573,7 +574,7 @@ def _path_address(request: Request) -> GpuAddress | None:
 def _chain(sheet: PageSheet, address: GpuAddress | None) -> tuple[str, bool]:
     """One GPU through all layers, and whether there is a GPU."""
     gpu = None if address is None else find_gpu(sheet.whole, address)
-    if gpu is None:
+    if gpu is None or address is None:
         return render.render_chain(None, ()), False
-    reports, findings = layer_reports(sheet.whole, gpu), findings_on_gpu(sheet.whole, gpu)
-    return render.render_chain(gpu, reports, findings), True
+    findings = findings_at(sheet.whole.findings or (), sheet.places, address)
+    return render.render_chain(gpu, layer_reports(sheet.whole, gpu), findings), True

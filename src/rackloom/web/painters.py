@@ -17,12 +17,11 @@ Drawing runs in a thread, one page at a time (`serial_thread`).
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
-from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.web import render
 from rackloom.web.frames import (
@@ -35,7 +34,7 @@ from rackloom.web.frames import (
 )
 from rackloom.web.highlight import FilterChoice, state_choices
 from rackloom.web.live import LiveReading
-from rackloom.web.model import SiteMap, TimelineEntry
+from rackloom.web.model import SiteMap, rack_id
 from rackloom.web.overview import (
     OverviewCell,
     RackCounts,
@@ -44,15 +43,8 @@ from rackloom.web.overview import (
     site_counts,
     site_summary,
 )
-from rackloom.web.panels import (
-    FreeCapacity,
-    PlacesByName,
-    RackCapacity,
-    RackPlaces,
-    places_named,
-    rack_capacity,
-    site_capacity,
-)
+from rackloom.web.panels import FreeCapacity, RackCapacity, rack_capacity, site_capacity
+from rackloom.web.places import PlacesByName
 from rackloom.web.racks import (
     DrawnRack,
     LegendEntry,
@@ -60,11 +52,8 @@ from rackloom.web.racks import (
     domain_badges,
     drawn_rack,
     legend_entries,
-    rack_id,
 )
 from rackloom.web.serial_thread import SerialThread
-from rackloom.web.tenancy import TenantRacks, labelled_namespaces, tenant_map
-from rackloom.web.tenant_findings import tenant_findings
 from rackloom.web.view import WHOLE_RACKS
 
 # One kind of viewer.
@@ -93,6 +82,8 @@ class PageSheet(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int = 0
     whole: SiteMap = SiteMap(at=0.0)
+    places: PlacesByName = msgspec.field(default_factory=dict)
+    """Of all that its findings and operations name."""
     racks: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
     """Those that are drawn whole, by id."""
     cells: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
@@ -138,13 +129,11 @@ class FrameResult(msgspec.Struct, frozen=True):
     groups: Counter[ColourGroup]
     counts: RackCounts
     room: RackCapacity
-    places: RackPlaces
 
 
 class PainterMemory(msgspec.Struct, kw_only=True):
     """What a painter compares the next reading with; without it everything is made again."""
 
-    own: TenantRacks = TenantRacks()
     frames: RackFrames = RackFrames()
     grouped: Memo[str, RackFrame, Counter[ColourGroup]] = msgspec.field(default_factory=dict)
     """The groups of each rack."""
@@ -193,22 +182,15 @@ class Painter:
         return self._past.follow(LiveReading(number=self._past_maps, whole=whole), opened)
 
     def _next_sheet(self, now: LiveReading) -> PageSheet:
-        whole, before = now.whole, self._sheet
-        if self._org is not None:
-            whole, self.memory.own = tenant_map(whole, self._org, self.memory.own)
-        results = self._follow_racks(whole)
-        found, examined_at = now.whole.findings, now.whole.examined_at
-        places = places_named([result.places for result in results], _names_wanted(found, whole.happenings))
-        if self._org is not None and found is not None:
-            whole = msgspec.structs.replace(whole, examined_at=examined_at)
-            namespaces = labelled_namespaces(now.whole, self._org)
-            own = tenant_findings(found, whole, places, namespaces)
-            whole = msgspec.structs.replace(whole, findings=own)
+        before = self._sheet
+        results = self._follow_racks(now.whole)
+        whole, places = self.memory.frames.whole, self.memory.frames.places
         legend = legend_entries(self.memory.groups, self._colours)
         same = [rack.name for rack in whole.racks] == [rack.name for rack in before.whole.racks]
         return PageSheet(
             number=now.number,
             whole=whole,
+            places=places,
             # How a cell is drawn depends on how many there are.
             cells=self._cells([result.cell for result in results], before.cells if same else {}, now.number),
             panels={
@@ -225,7 +207,7 @@ class Painter:
     def _follow_racks(self, whole: SiteMap) -> list[FrameResult]:
         """Look at the racks that changed; the sums over all racks follow from these."""
         memory = self.memory
-        memory.frames = update_rack_frames(whole, memory.frames)
+        memory.frames = update_rack_frames(whole, self._org, memory.frames)
         memory.grouped = recompute_changed(
             memory.grouped, memory.frames.frames, lambda frame: colour_groups(frame, self._mode)
         )
@@ -259,7 +241,6 @@ class Painter:
             self.memory.grouped[frame.rack.name][1],
             counts,
             rack_capacity(frame.rack),
-            RackPlaces(frame.rack),
         )
 
     def _drawn_whole(self, opened: Collection[str]) -> dict[str, PagePart]:
@@ -313,12 +294,6 @@ class Painter:
         yield "room", render.render_capacity(self.memory.room)
         yield "findings", render.render_findings(whole, places, self._mode)
         yield "timeline", render.render_timeline(whole, places, self._mode)
-
-
-def _names_wanted(findings: Iterable[Finding] | None, happenings: Iterable[TimelineEntry]) -> set[str]:
-    """Everything that findings and operations name."""
-    found = (place for finding in findings or () for place in finding.where)
-    return {*found, *(place for happening in happenings for place in happening.places)}
 
 
 # All kinds.

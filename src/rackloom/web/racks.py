@@ -1,8 +1,9 @@
 """Racks as they are drawn: values that are equal exactly when their drawings are, and geometry.
 
-`drawn_rack` decides for each GPU its state, colour, letter, health and NIC mark, and for each tray its
-title, notes and whether it is free as a whole. Of several NIC links the worst is drawn. Switches stand
-between the trays: of 18 compute trays 10 stand above them and 8 below.
+`drawn_rack` decides for each GPU its state, colour and letter, and for each tray its title, notes and whether
+it is free as a whole. GPUs, NICs, trays and switches have the marks that findings leave (`places`). Of
+several NICs of a GPU the worst is drawn. Switches stand between the trays: of 18 compute trays 10 stand
+above them and 8 below.
 
 `drawing` gives coordinates for the SVG template: trays, letters, NIC marks, and an outline around trays
 of one ComputeDomain that stand together. Each state of a NIC has its own shape, so that nobody needs the
@@ -11,34 +12,30 @@ which keeps the markup of a large site small.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from hashlib import sha256
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import msgspec
 
-from rackloom.core.diagnosis.checks.nics import is_link_unknown, link_problem
+from rackloom.core.diagnosis.findings import Level
+from rackloom.core.diagnosis.index import at_device
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, grouped
-from rackloom.web.chain import Wiring, fastest_rate, nearest_wiring
 from rackloom.web.frames import (
     GROUP_MODES,
     STATE_CLASSES,
     ColourGroup,
     ColourMode,
-    FabricState,
     GpuShade,
     GpuState,
     MapColours,
     Palette,
     RackFrame,
     gpu_shade,
-    is_node_lost,
-    is_sick,
     letter_of,
 )
 from rackloom.web.highlight import FilterChoice, gpu_mark, group_mark
-from rackloom.web.model import MapGpu, MapTray, SiteMap, tray_free
+from rackloom.web.model import MapGpu, SiteMap, rack_id, tray_free
+from rackloom.web.places import GpuSpot
 
 # Values.
 
@@ -51,20 +48,22 @@ class DrawnGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     letter: str = ""
     name: str = ""
     """Of its group, or what it is without one."""
-    sick: bool = False
+    level: Level | None = None
+    """Of the worst finding that names it."""
     busy: bool = False
     """Whether a pod uses it."""
     mark: str = ""
     """By which a filter finds its group: see `highlight`."""
-    nic: str = "unknown"
-    """aligned, astray (at another NUMA node), down, slow, none, unknown; empty: not shown."""
+    nic: str = ""
+    """The level of the worst finding that names a NIC of it, `well`, or `none`; empty: not shown."""
 
     @property
     def style(self) -> str:
         """The style classes of the drawing."""
         base = f"h{self.hue}" if self.state is GpuState.GROUP else STATE_CLASSES[self.state]
         mark = f" {self.mark}" if self.mark else ""
-        return base + (" s" if self.sick else "") + (" b" if self.busy else "") + mark
+        level = "" if self.level is None else f" {LEVEL_CLASSES[self.level]}"
+        return base + level + (" b" if self.busy else "") + mark
 
     @property
     def words(self) -> str:
@@ -72,7 +71,8 @@ class DrawnGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         state = _STATE_WORDS.get(self.state) or self.name or "free"
         if self.state is GpuState.UNKNOWN and self.name:
             state += f", last known {self.name}"
-        notes = ["unhealthy"] * self.sick + ["used by a pod"] * self.busy
+        notes = [] if self.level is None else [self.level.value]
+        notes += ["used by a pod"] * self.busy
         return ", ".join([state, *notes, *([f"NIC {self.nic}"] if self.nic else [])])
 
 
@@ -82,8 +82,11 @@ _STATE_WORDS = {
     GpuState.USED: "in use",
     GpuState.STRANDED: "free, in a tray that is partly taken",
     GpuState.HEALTHY: "healthy",
-    GpuState.PROBLEM: "a problem",
+    GpuState.CRITICAL: "a problem",
+    GpuState.DEGRADED: "a problem",
 }
+LEVEL_CLASSES = {Level.CRITICAL: "s", Level.DEGRADED: "d", Level.UNKNOWN: "v"}
+"""The style class of each level."""
 
 
 class DrawnTray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -95,9 +98,9 @@ class DrawnTray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     free: bool | None
     """Whether the whole tray is free."""
     notes: tuple[str, ...] = ()
-    """Notes such as cordoned or not ready."""
-    lost: bool = False
-    """Whether its node is not known to be ready."""
+    """Notes such as cordoned, and the titles of findings."""
+    level: Level | None = None
+    """Of the worst finding that names the tray, or its node or machine."""
     laid_over: str = ""
     """The ComputeDomain that it is a member of."""
     badge: int | None = None
@@ -116,9 +119,10 @@ class DrawnRack(msgspec.Struct, frozen=True, kw_only=True):
     above: tuple[DrawnTray, ...]
     """Above the switches, top first."""
     below: tuple[DrawnTray, ...]
-    switches: FabricState
+    switches: Level | None
+    """The level of the worst finding that names an NVLink domain of it."""
     problems: tuple[str, ...]
-    """Why they are not known."""
+    """The titles of the findings about these domains."""
     free: int | None
     """Whole trays that are free; None: unknown."""
 
@@ -132,12 +136,6 @@ GpuAddress = tuple[str, int, int]
 """Rack id, tray from the top, GPU from the left: how the page names a GPU."""
 
 
-@lru_cache(maxsize=1 << 16)
-def rack_id(name: str) -> str:
-    """A name for a rack that any page element may have."""
-    return "r" + sha256(name.encode()).hexdigest()[:12]
-
-
 def find_gpu(whole: SiteMap, spot: GpuAddress) -> MapGpu | None:
     """The GPU that the page names so."""
     id_, tray, gpu = spot
@@ -149,7 +147,8 @@ def find_gpu(whole: SiteMap, spot: GpuAddress) -> MapGpu | None:
 
 def drawn_rack(frame: RackFrame, mode: ColourMode, colours: MapColours) -> DrawnRack:
     """One rack. New groups in it are given colours."""
-    drawn = tuple(_drawn_tray(frame, mode, colours, tray) for tray in frame.rack.trays)
+    drawn = tuple(_drawn_tray(frame, mode, colours, tray) for tray in range(len(frame.rack.trays)))
+    switches = frame.marks.switches if frame.marks is not None else []
     # As racks are built: of 18 compute trays 10 stand above the switches and 8 below.
     lower = len(drawn) * 4 // 9
     frees = [tray.free for tray in drawn]
@@ -160,23 +159,24 @@ def drawn_rack(frame: RackFrame, mode: ColourMode, colours: MapColours) -> Drawn
         domains=frame.named,
         above=drawn[: len(drawn) - lower],
         below=drawn[len(drawn) - lower :],
-        switches=frame.fabric,
-        problems=frame.problems,
+        switches=switches[0].level if switches else None,
+        problems=tuple(mark.title for mark in switches),
         free=None if None in frees else sum(free is True for free in frees),
     )
 
 
-def _drawn_tray(frame: RackFrame, mode: ColourMode, colours: MapColours, gpus: MapTray) -> DrawnTray:
+def _drawn_tray(frame: RackFrame, mode: ColourMode, colours: MapColours, tray: int) -> DrawnTray:
+    gpus = frame.rack.trays[tray]
     chain = next((gpu.chain for gpu in gpus if gpu.chain is not None), None)
-    siblings = fastest_rate(gpu.chain for gpu in gpus if gpu.chain is not None)
     laid = frame.over.get(chain.node.name) if chain is not None and chain.node is not None else None
+    mark = None if frame.marks is None else frame.marks.trays.get(tray)
     return DrawnTray(
         slot=gpus[0].place.slot,
         title=_tray_title(gpus[0], chain),
-        cells=tuple(_drawn_gpu(frame, mode, colours, gpus, gpu, siblings) for gpu in gpus),
+        cells=tuple(_drawn_gpu(frame, mode, colours, (tray, number)) for number in range(len(gpus))),
         free=tray_free(gpus),
-        notes=_tray_notes(frame, chain) + _foreign_notes(gpus),
-        lost=chain is not None and is_node_lost(frame, chain),
+        notes=(*_tray_notes(chain), *([mark.title] if mark else [])),
+        level=mark.level if mark else None,
         laid_over=laid[1] if laid else "",
         badge=None if laid is None else colours.badges.number(ColourGroup(*laid)),
         badge_hue=0 if laid is None else colours.badges.hue(ColourGroup(*laid)),
@@ -192,40 +192,22 @@ def _tray_title(gpu: MapGpu, chain: GpuChain | None) -> str:
     return ", ".join(names)
 
 
-def _tray_notes(frame: RackFrame, chain: GpuChain | None) -> tuple[str, ...]:
-    found = []
+def _tray_notes(chain: GpuChain | None) -> Iterator[str]:
+    """Decisions that keep new work away."""
     machine, node = (chain.machine, chain.node) if chain is not None else (None, None)
     if machine is not None and machine.cordoned:
-        found.append("cordoned")
+        yield "cordoned"
     if machine is not None and machine.reservation:
-        found.append(machine.reservation)
-    if machine is not None and machine.health:
-        found.append("machine unhealthy")
-    if chain is not None and node is not None and is_node_lost(frame, chain):
-        found.append("node not ready" if node.ready is False else "node unknown")
+        yield machine.reservation
     if node is not None and node.unschedulable:
-        found.append("unschedulable")
-    return tuple(found)
+        yield "unschedulable"
 
 
-def _foreign_notes(gpus: tuple[MapGpu, ...]) -> tuple[str, ...]:
-    """The partitions that the site did not make and that hold GPUs of the tray, where the viewer may know."""
-    names = {
-        gpu.chain.partition.name or str(gpu.chain.partition.id)
-        for gpu in gpus
-        if gpu.foreign and gpu.chain is not None and gpu.chain.partition is not None
-    }
-    return tuple(f"in foreign partition {name}" for name in sorted(names))
-
-
-def _drawn_gpu(
-    frame: RackFrame, mode: ColourMode, colours: MapColours, tray: MapTray, gpu: MapGpu, siblings: int
-) -> DrawnGpu:
-    """One GPU, in a tray whose fastest rail has so many Gb/s."""
-    chain = gpu.chain
-    found: GpuShade = gpu_shade(frame, mode, tray, gpu)
+def _drawn_gpu(frame: RackFrame, mode: ColourMode, colours: MapColours, spot: GpuSpot) -> DrawnGpu:
+    chain = frame.rack.trays[spot[0]][spot[1]].chain
+    found: GpuShade = gpu_shade(frame, mode, spot)
     if chain is None:
-        return DrawnGpu(state=found.state, name="free" if found.state is GpuState.FREE else "", nic="")
+        return DrawnGpu(state=found.state, name="free" if found.state is GpuState.FREE else "")
     number = None if found.group is None else colours.groups.number(found.group)
     return DrawnGpu(
         state=found.state,
@@ -233,9 +215,9 @@ def _drawn_gpu(
         letter="" if number is None else letter_of(number),
         name=_group_name(found, mode),
         mark=gpu_mark(found),
-        sick=is_sick(chain),
+        level=frame.level(spot),
         busy=chain.use is not None,
-        nic=_nic_mark(frame, chain, siblings),
+        nic=_nic_mark(frame, chain),
     )
 
 
@@ -246,27 +228,15 @@ def _group_name(found: GpuShade, mode: ColourMode) -> str:
     return f"no {mode}" if found.state is GpuState.FREE and mode in GROUP_MODES else ""
 
 
-def _nic_mark(frame: RackFrame, chain: GpuChain, siblings: int) -> str:
-    """How the NICs of a GPU are wired, as their plugins published it: of several links the worst is drawn."""
-    if chain.device is None or Layer.CLUSTER not in frame.known:
-        return "unknown"
+def _nic_mark(frame: RackFrame, chain: GpuChain) -> str:
+    """How the NICs of a GPU are drawn: as the worst of them."""
+    if chain.device is None or Layer.CLUSTER not in frame.known or frame.marks is None:
+        return ""
     if not chain.nics:
         return "none"
-    if any(link_problem(nic.link, None, 0) for nic in chain.nics):
-        return "down"
-    if any(link_problem(nic.link, nic.gbps, siblings) for nic in chain.nics):
-        return "slow"
-    if any(is_link_unknown(nic.link) for nic in chain.nics):
-        return "unknown"
-    return _WIRING_MARKS[nearest_wiring(chain.device, chain.nics)]
-
-
-_WIRING_MARKS = {
-    Wiring.ROOT: "aligned",
-    Wiring.NUMA: "aligned",
-    Wiring.APART: "astray",
-    Wiring.UNKNOWN: "unknown",
-}
+    devices = frame.marks.devices
+    marks = [devices[name].level for nic in chain.nics if (name := at_device(nic)) in devices]
+    return next((level.value for level in Level if level in marks), "well")
 
 
 class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,7 +262,7 @@ def colour_groups(frame: RackFrame, mode: ColourMode) -> Counter[ColourGroup]:
     """The groups in one rack, and how many GPUs each has there."""
     if mode not in GROUP_MODES:
         return Counter()
-    shades = (gpu_shade(frame, mode, tray, gpu) for tray in frame.rack.trays for gpu in tray)
+    shades = (gpu_shade(frame, mode, spot) for spot in frame.rack.spots)
     return Counter(shade.group for shade in shades if shade.group is not None)
 
 
@@ -399,7 +369,7 @@ def _letter_runs(cells: Sequence[DrawnGpu]) -> tuple[tuple[str, str, str], ...]:
     tones = grouped(
         (_letter_tone(cell), (str(LEFT + CELL * number + 12), mark))
         for number, cell in enumerate(cells)
-        if (mark := "!" if cell.sick else cell.letter)
+        if (mark := "!" if cell.level in (Level.CRITICAL, Level.DEGRADED) else cell.letter)
     )
     return tuple(
         (tone, " ".join(x for x, _ in marks), "".join(mark for _, mark in marks))
@@ -408,17 +378,16 @@ def _letter_runs(cells: Sequence[DrawnGpu]) -> tuple[tuple[str, str, str], ...]:
 
 
 def _letter_tone(cell: DrawnGpu) -> str:
-    """The style of a letter: readable on a colour, else dimmed, or red for an unhealthy GPU."""
+    """The style of a letter: readable on a colour, else dimmed, or red for a GPU with a problem."""
     if cell.state is GpuState.GROUP:
         return "on"
-    return "bad" if cell.sick else "dim"
+    return {Level.CRITICAL: "bad", Level.DEGRADED: "warn"}.get(cell.level or Level.UNKNOWN, "dim")
 
 
 _STROKES = {
-    "aligned": "M{x} 5v7",
-    "astray": "M{x} 5l3 3.5l-3 3.5l-3 -3.5z",
-    "down": "M{left} 5.5l6 6m0 -6l-6 6",
-    "slow": "M{x} 9v3",
+    "well": "M{x} 5v7",
+    "critical": "M{left} 5.5l6 6m0 -6l-6 6",
+    "degraded": "M{x} 5l3 3.5l-3 3.5l-3 -3.5z",
     "unknown": "M{left} 8.5h5",
     "none": "M{left} 11.5h5",
 }

@@ -28,10 +28,11 @@ from rackloom.web.highlight import FilterChoice
 from rackloom.web.history import Gap, PastTime
 from rackloom.web.live import LiveReading
 from rackloom.web.make_room import MOST_TRAYS, RoomPlan
-from rackloom.web.model import MapGpu, SiteMap
+from rackloom.web.model import MapGpu, SiteMap, rack_id
 from rackloom.web.overview import OverviewCell, SiteSummary, cell_id
-from rackloom.web.panels import FoundLocations, FreeCapacity, PlaceLink, PlacesByName, locate
-from rackloom.web.racks import CELL, LEFT, DrawnRack, LegendEntry, drawing, rack_id
+from rackloom.web.panels import FreeCapacity
+from rackloom.web.places import FoundLocations, PlaceLink, PlacesByName, locate
+from rackloom.web.racks import CELL, LEFT, DrawnRack, LegendEntry, drawing
 from rackloom.web.search import LONGEST_QUERY, SearchResult
 from rackloom.web.trends import HEIGHT, WIDTH, TrendPoint, trend_charts
 from rackloom.web.view import PageView, gpu_address, gpu_link, path_below, rack_link

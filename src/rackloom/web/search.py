@@ -19,8 +19,7 @@ from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.core.diagnosis.index import gpu_name
 from rackloom.core.diagnosis.snapshot import GpuChain
 from rackloom.web.chain import clique_of, use_hidden
-from rackloom.web.model import MapGpu, MapRack, SiteMap
-from rackloom.web.racks import rack_id
+from rackloom.web.model import MapGpu, MapRack, SiteMap, rack_id
 from rackloom.web.serial_thread import SerialThread
 
 MOST_RESULTS = 12

@@ -22,11 +22,11 @@ from rackloom.core.diagnosis.findings import CheckState, Finding
 from rackloom.core.diagnosis.repair_steps import repair_steps
 from rackloom.core.diagnosis.titles import TITLES, taint_title
 from rackloom.web.model import MapGpu, MapRack, SiteMap
-from rackloom.web.panels import MapSpot, PlacesByName, finest_names, locate
+from rackloom.web.places import MapSpot, PlacesByName, finest_names, locate
 
 _SILENT = "in a domain whose switch controllers cannot be read: what is asked for waits"
 HARDWARE: Mapping[str, str] = {
-    Check.LAYER: _SILENT,
+    Check.LAYER: "of an unknown state: a source of the site cannot be read",
     Check.CONTROLLER: _SILENT,
     Check.CONTROLLER_AWAY: _SILENT,
     Check.TRAY_PLACE: "in another place than recorded",

@@ -17,13 +17,13 @@ from itertools import pairwise
 
 import msgspec
 
+from rackloom.core.diagnosis.findings import needs_attention
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.web.frames import RackFrame, RackFrames, update_rack_frames
 from rackloom.web.history import CLOSEST_SECONDS, gap_after
 from rackloom.web.model import SiteMap
-from rackloom.web.overview import RackCounts, failing, rack_counts, site_counts
+from rackloom.web.overview import RackCounts, rack_counts, site_counts
 from rackloom.web.serial_thread import SerialThread
-from rackloom.web.tenancy import TenantRacks, tenant_map
 
 MOST_POINTS = 120
 WIDTH, HEIGHT, MARGIN = 300.0, 36.0, 2.0
@@ -50,7 +50,6 @@ class Trend:
 
     def __init__(self, org: str | None) -> None:
         self._org = org
-        self._own = TenantRacks()
         self._frames = RackFrames()
         self._counts: Memo[str, RackFrame, RackCounts] = {}
         self._points: dict[float, TrendPoint] = {}
@@ -63,9 +62,7 @@ class Trend:
         return tuple(_with_gaps(list(self._points.values()), gaps))
 
     def _point(self, whole: SiteMap) -> TrendPoint:
-        if self._org is not None:
-            whole, self._own = tenant_map(whole, self._org, self._own)
-        self._frames = update_rack_frames(whole, self._frames)
+        self._frames = update_rack_frames(whole, self._org, self._frames)
         self._counts = recompute_changed(self._counts, self._frames.frames, rack_counts)
         counts = site_counts([counts for _, counts in self._counts.values()])
         return TrendPoint(
@@ -75,7 +72,7 @@ class Trend:
             use_unknown=counts.use_unknown,
             problems=counts.problems,
             health_unknown=counts.health_unknown,
-            attention=None if whole.findings is None else len(failing(whole.findings)),
+            attention=None if whole.findings is None else len(needs_attention(whole.findings)),
         )
 
 

@@ -19,7 +19,8 @@ from starlette.datastructures import QueryParams
 
 from rackloom.web.frames import ColourMode
 from rackloom.web.highlight import MARK
-from rackloom.web.racks import GpuAddress, rack_id
+from rackloom.web.model import rack_id
+from rackloom.web.racks import GpuAddress
 
 WHOLE_RACKS = 8
 """A site of so many racks is drawn whole; of a larger one, racks are drawn when they are opened."""

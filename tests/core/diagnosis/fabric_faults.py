@@ -271,6 +271,16 @@ FAULTS = {
         domain(0),
     ),
     "gpu-sick": (sick, Check.GPU_HEALTH, MACHINE),
+    "gpu-of-unknown-health": (
+        lambda snapshot: with_changed(snapshot, "fabric_gpus", is_module(2), healthy=None),
+        Check.GPU_HEALTH,
+        domain(0),
+    ),
+    "gpu-not-listed": (
+        lambda snapshot: without(snapshot, "fabric_gpus", is_module(2)),
+        Check.MACHINE_PRESENT,
+        MACHINE,
+    ),
     "switch-tray-out": (
         lambda snapshot: with_changed(
             snapshot,

@@ -51,6 +51,22 @@ def test_every_check_has_a_fault_that_shows_it():
     assert {check for _, check, _ in FAULTS.values()} | {Check.LAYER} == set(SITE_CHECKS)
 
 
+def test_an_issuer_without_keys_is_unknown_and_names_no_part():
+    lost = msgspec.structs.replace(WELL, issuers={"https://dex": "keys were read never: it is down"})
+    (found,) = examine(lost)
+    assert (found.check, found.state) == (Check.LAYER, CheckState.UNKNOWN)
+    assert (found.title, found.where) == ("Issuer https://dex cannot be read", ())
+
+
+def test_nodes_of_a_cluster_that_cannot_be_read_are_named():
+    lost = with_changed(
+        WELL, "layers", lambda layer: layer.layer is Layer.CLUSTER, unknown_since=NOW - 9, problem="away"
+    )
+    (found,) = examine(lost)
+    assert (found.check, found.since) == (Check.LAYER, NOW - 9)
+    assert set(found.where) == {f"node {record.name}" for record in WELL.nodes}
+
+
 def test_a_link_of_which_its_driver_says_nothing_is_not_down():
     (found,) = examine(FAULTS["nic-untold"][0](WELL))
     assert found.state is CheckState.UNKNOWN

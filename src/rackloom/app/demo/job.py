@@ -7,17 +7,18 @@ or taint is left.
 
 `LostGpu` takes a GPU off the bus below a running worker. The switch still counts it, the claim still
 holds it, and the node no longer has it: the doctor must name the node with the evidence of both sides and
-the fix. After the GPU answers again, the doctor must find nothing.
+the fix. After the GPU answers again, no finding may name it. The steps print the doctor's last line, from
+the same examination that `rackloom doctor` makes.
 """
 
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import yaml
 
 from rackloom.app.demo.story import Evidence, NotObserved, example_directory, wait_until
-from rackloom.app.snapshot.assemble import site_snapshot
 from rackloom.app.snapshot.cluster import ORG_LABEL
 from rackloom.app.twin.up import RunningTwin
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
@@ -36,8 +37,8 @@ from rackloom.core.cluster.objects import (
 from rackloom.core.cluster.objects import NAMESPACE as NAMESPACES
 from rackloom.core.cluster.state import read_state
 from rackloom.core.cluster.trays import placement_site
-from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import Finding
+from rackloom.core.diagnosis.report import summary_line
 from rackloom.core.gangs.spec import GANG_TAINT
 from rackloom.core.place.gang_planner import plan_gang
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
@@ -223,8 +224,7 @@ class LostGpu:
 
     async def check_healthy(self) -> Evidence:
         """The doctor finds nothing in any layer."""
-        await wait_until(self._is_healthy, "the doctor still finds something")
-        return {"findings": 0, "layers": "switch controllers, site records, cluster"}
+        return await self._says(lambda found: not found, "the doctor still finds something")
 
     async def lose(self) -> Evidence:
         """The switch still counts the GPU and the claim holds it; the node does not have it any more."""
@@ -236,28 +236,40 @@ class LostGpu:
 
     async def check_found(self) -> Evidence:
         """The doctor names the node, the evidence of both sides, and the fix."""
-        found = await wait_until(self._findings, "the doctor finds nothing")
-        about = [
+        said = await self._says(self._about, "no finding names the node")
+        about = self._about(await self._whole.real.findings())
+        return {**said, **{finding.check: _finding_evidence(finding) for finding in about}}
+
+    async def heal(self) -> Evidence:
+        """The GPU answers again, as after the reboot that the fix names, and no finding names it any more.
+
+        What else the doctor finds, such as a transfer that was too slow, is in its sentence.
+        """
+        self._whole.nodes[self._node].gpus.find(_LOST_MODULE)
+        await self._whole.nodes.look(self._node)
+        said = await self._says(lambda found: not self._about(found), "the doctor still names the node")
+        return {"simulated": "the GPU answers again, as after a reboot", **said}
+
+    async def doctor_says(self) -> str:
+        """The last line of the doctor now."""
+        return summary_line(await self._whole.real.findings())
+
+    async def _says(self, holds: Callable[[tuple[Finding, ...]], object], complaint: str) -> Evidence:
+        """The last line of the doctor, once its findings are as expected."""
+
+        async def look() -> str | None:
+            found = await self._whole.real.findings()
+            return summary_line(found) if holds(found) else None
+
+        return {"doctor": await wait_until(look, complaint)}
+
+    def _about(self, found: Iterable[Finding]) -> list[Finding]:
+        """The findings that name the node of the lost GPU."""
+        return [
             finding
             for finding in found
             if self._node in " ".join((finding.subject, finding.message, *finding.evidence))
         ]
-        if not about:
-            raise NotObserved("no finding names the node", found=[finding.message for finding in found])
-        return {finding.check: _finding_evidence(finding) for finding in about}
-
-    async def heal(self) -> Evidence:
-        """The GPU answers again, as after the reboot that the fix names, and the doctor finds nothing."""
-        self._whole.nodes[self._node].gpus.find(_LOST_MODULE)
-        await self._whole.nodes.look(self._node)
-        return {"simulated": "the GPU answers again, as after a reboot", **await self.check_healthy()}
-
-    async def _findings(self) -> tuple[Finding, ...]:
-        site = self._whole.site
-        return examine(await site_snapshot(time.time(), records=site.store, cluster=self._whole.api))
-
-    async def _is_healthy(self) -> bool:
-        return not await self._findings()
 
 
 def _finding_evidence(finding: Finding) -> Evidence:

@@ -228,7 +228,8 @@ async def _run_story(home: Home, story: DemoStory) -> DemoReport:
         await story.step("claims allocated", allocate_templates)
         await story.step("transfer run", run_transfer)
         await story.step("everything released, fabric empty", tenants.release)
-    return story.report()
+        await whole.nodes.settle()
+        return story.report(await lost_gpu.doctor_says())
 
 
 def _step_text(step: DemoStep) -> str:
@@ -270,4 +271,5 @@ def report_summary(report: DemoReport) -> str:
     less = [f"{step.name}: {step.degraded}" for step in report.steps if step.degraded is not None]
     if less:
         lines[-1] += f"; degraded: {'; '.join(less)}"
+    lines.append(f"doctor: {report.doctor}")
     return "\n".join(lines)

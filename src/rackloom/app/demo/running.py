@@ -77,13 +77,13 @@ async def keep_demo(home: Home, announce: Announce, twin: RunningTwin) -> None:
 
 async def _lose_and_heal(story: DemoStory, gpu: LostGpu, announce: Announce, doctor: str) -> None:
     lost = f"a GPU is lost under the job, for {LOST_SECONDS:.0f} s"
-    healed = "the GPU answers again, and the doctor finds nothing"
+    healed = "the GPU answers again, and no finding names it"
     while story.holds:
         for name, act, seconds in ((lost, gpu.lose, LOST_SECONDS), (healed, gpu.heal, WELL_SECONDS)):
             await story.step_if_holding(name, act)
             if story.steps[-1].ok:
-                if name == lost:
-                    announce(f"         try: {doctor}")
+                said = story.steps[-1].evidence.get("doctor")
+                announce(f"         try: {doctor}" if name == lost else f"         doctor: {said}")
                 await asyncio.sleep(seconds)
     announce("the demonstration has ended at the step above; the site goes on")
 

@@ -61,6 +61,8 @@ class DemoReport(msgspec.Struct, frozen=True):
     degraded: bool
     """Whether a step could not show all that it should."""
     steps: tuple[DemoStep, ...]
+    doctor: str
+    """The last line of the doctor at the end, when all is released."""
 
 
 def step_mark(step: DemoStep) -> str:
@@ -98,10 +100,10 @@ class DemoStory:
         """A step that needs all steps before it: not attempted once one of them has failed."""
         await self.step(name, act if self.holds else _not_attempted)
 
-    def report(self) -> DemoReport:
-        """The story so far."""
+    def report(self, doctor: str) -> DemoReport:
+        """The story so far, with the last line of the doctor at its end."""
         degraded = any(step.degraded is not None for step in self.steps)
-        return DemoReport(self.holds, degraded, tuple(self.steps))
+        return DemoReport(self.holds, degraded, tuple(self.steps), doctor)
 
 
 async def _not_attempted() -> Evidence:

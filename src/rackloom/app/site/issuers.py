@@ -15,7 +15,7 @@ operators. While the keys of an issuer were never read, its tokens are neither v
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import jwt
@@ -93,12 +93,14 @@ class IssuerVerifier(TokenVerifier):
             for issuer in self._issuers.values():
                 tasks.create_task(self._refresh(issuer))
 
-    def doubts(self) -> Iterator[str]:
-        """A line for each issuer whose keys could not be read when they were due."""
+    def doubts(self) -> dict[str, str]:
+        """The issuers whose keys could not be read when they were due, each with the reason."""
+        found = {}
         for name, issuer in sorted(self._issuers.items()):
             if issuer.failure is not None:
                 last = "never" if issuer.read_at is None else f"last at {rfc3339(issuer.read_at)}"
-                yield f"issuer {name}: keys were read {last}: {issuer.failure}"
+                found[name] = f"keys were read {last}: {issuer.failure}"
+        return found
 
     def key_age(self, name: str) -> float:
         """Seconds since the keys of an issuer were read; infinite if they never were."""

@@ -10,13 +10,13 @@ happen; `record_counts` counts the records at each scrape. Series of a domain th
 Scrapes run one at a time: two at once would count the same transitions to Ready twice.
 
 /readyz succeeds while the database answers, though a switch may be out of reach, or no reading can be
-recorded: REST can then still answer that a domain is unknown. The page names these domains, since when each
-is unknown, and why. It also names the issuers of tokens whose signing keys could not be read.
+recorded: REST can then still answer that a domain is unknown. The page lists the findings of the newest
+examination for which requests of tenants wait (`STOPS_SERVING`), each with its time.
 """
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -28,9 +28,11 @@ from rackloom.app.site.record_counts import SiteCounts
 from rackloom.carve.api.audit_middleware import UNAUTHENTICATED_REASONS
 from rackloom.carve.api.limits import CallerClass
 from rackloom.carve.fabric.controller import ControllerKind
-from rackloom.carve.observation import latest
 from rackloom.carve.reconcile.domain_pass import OperationOutcome, ReconcileMetrics
 from rackloom.carve.store.database import Store
+from rackloom.core.diagnosis.catalogue import Check
+from rackloom.core.diagnosis.findings import Finding
+from rackloom.core.diagnosis.report import rfc3339
 from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,
     AddGpus,
@@ -296,6 +298,10 @@ def _operation_name(operation: PartitionOperation) -> str:
 # The endpoints.
 
 
+STOPS_SERVING: Final = (Check.LAYER, Check.CONTROLLER, Check.CONTROLLER_AWAY, Check.DOMAIN_PAUSED)
+"""Checks whose findings show that requests of tenants wait, in a domain or in the whole site."""
+
+
 class MetricsEndpoints(PlainEndpoints):
     """ASGI application of /metrics, /healthz and /readyz."""
 
@@ -305,18 +311,15 @@ class MetricsEndpoints(PlainEndpoints):
         store: Store,
         clock: Callable[[], float],
         valid_seconds: float,
-        issuer_doubts: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`valid_seconds` is the age at which a reading of a switch controller is outdated.
-
-        `issuer_doubts` gives a line for each issuer whose keys could not be read.
-        """
+        """`valid_seconds` is the age at which a reading of a switch controller is outdated."""
         super().__init__({"/metrics": self._page, "/healthz": self._alive, "/readyz": self._ready})
         self._metrics = metrics
         self._store = store
         self._clock = clock
         self._valid_seconds = valid_seconds
-        self._issuer_doubts = issuer_doubts
+        self.findings: Callable[[], Collection[Finding] | None] = lambda: None
+        """Those of the newest examination of the site; None: there was none yet."""
         self._history = 0
         # Two scrapes at once would count the same transitions to Ready twice.
         self._scrape_lock = asyncio.Lock()
@@ -339,6 +342,14 @@ class MetricsEndpoints(PlainEndpoints):
 
     async def _ready(self) -> Response:
         """Ready when the records can be read, though they may say that a domain is unknown."""
-        doubts = await self._store.read(latest.doubts_by_domain, self._clock() - self._valid_seconds)
-        domains = (f"domain {domain}: {doubt}" for domain, doubt in sorted(doubts.items()))
-        return ok_response(*domains, *self._issuer_doubts())
+        await self._store.read(record_counts.newest_history_entry)
+        found = self.findings()
+        if found is None:
+            return ok_response("the site was not examined yet")
+        stopped = (finding for finding in found if finding.check in STOPS_SERVING)
+        return ok_response(*map(_readiness_line, stopped))
+
+
+def _readiness_line(finding: Finding) -> str:
+    since = "" if finding.since is None else f" since {rfc3339(finding.since)}"
+    return f"{finding.subject}: {finding.severity}{since}: {finding.message}"

@@ -199,7 +199,7 @@ async def _assemble_on(store: Store, config: Config, traces: Traces) -> ServiceP
     await issuers.load()
     for issuer in config.auth.issuers:
         metrics.watch_issuer(issuer.issuer, partial(issuers.key_age, issuer.issuer))
-    page = MetricsEndpoints(metrics, store, clock, config.nvlink_config.reading_valid_seconds, issuers.doubts)
+    page = MetricsEndpoints(metrics, store, clock, config.nvlink_config.reading_valid_seconds)
     await page.begin()
     return ServiceParts(
         config=config,

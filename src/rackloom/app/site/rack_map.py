@@ -15,10 +15,11 @@ REST.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import sqlalchemy as sa
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -101,11 +102,14 @@ class SiteSource:
         clock: Callable[[], float],
         transfers: Path | None = None,
         stale_seconds: float = DEFAULT_VALID_SECONDS,
+        issuer_doubts: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        """`issuer_doubts` gives the issuers of tokens whose keys could not be read, each with the reason."""
         self._store = store
         self._clock = clock
         self._transfers = transfers
         self._stale_seconds = stale_seconds
+        self._issuer_doubts = issuer_doubts
         self.cluster: Lister | None = None
         self.cluster_version: Callable[[], object] | None = None
         self._reach: Callable[[], ClusterFreshness] | None = None
@@ -139,17 +143,18 @@ class SiteSource:
         )
 
     async def _snapshot(self) -> SiteSnapshot:
-        now, folder = self._clock(), self._transfers
-        return await site_snapshot(
+        now = self._clock()
+        snapshot = await site_snapshot(
             now,
             records=_SurveyStore(self._store),
             stale=Staleness(now, self._stale_seconds),
             cluster=self.cluster,
             reach=self._reach,
-            transfers=folder if folder is not None and folder.is_dir() else None,
+            transfers=self._transfers,
             known=self._known,
             namespace=self._namespace,
         )
+        return msgspec.structs.replace(snapshot, issuers=self._issuer_doubts())
 
     async def changed(self) -> None:
         """Return when the records, the cluster or the findings have changed since the last reading."""
@@ -163,7 +168,7 @@ class SiteSource:
 
     async def _version(self) -> object:
         cluster = self.cluster_version() if self.cluster_version is not None else None
-        return cluster, self.cluster is None, await self._store.read(_records_version)
+        return cluster, self.cluster is None, self._issuer_doubts(), await self._store.read(_records_version)
 
 
 def _records_version(conn: sa.Connection) -> tuple[object, ...]:

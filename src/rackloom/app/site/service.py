@@ -231,6 +231,7 @@ async def site_service(config: Config) -> AsyncIterator[SiteService]:
         cluster = await stack.enter_async_context(_followed_cluster(parts))
         source = _map_source(parts, cluster)
         live = LiveMap(source, parts.clock)
+        parts.page.findings = lambda: live.newest.whole.findings
         freeze_loaded_objects()
         background = await stack.enter_async_context(_running_jobs(_background_jobs(parts, cluster, live)))
         if parts.config.nvlink_config.enabled or parts.config.nvlink_config.domain_discovery_enabled:
@@ -295,7 +296,7 @@ def _map_source(parts: ServiceParts, cluster: ClusterFollower | None) -> SiteSou
             nearest_fix="make it, or name the one in which `rackloom transfer run --save` keeps records",
         )
     valid_seconds = parts.config.nvlink_config.reading_valid_seconds
-    source = SiteSource(parts.store, parts.clock, folder, stale_seconds=valid_seconds)
+    source = SiteSource(parts.store, parts.clock, folder, valid_seconds, parts.issuers.doubts)
     config = parts.config.kubernetes
     if cluster is not None and config is not None:
         source.follow(cluster, config.namespace)

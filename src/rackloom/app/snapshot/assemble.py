@@ -42,9 +42,9 @@ async def site_snapshot(
 
     `records` is a `Store` or a reader of one; `stale` defines when its readings are old (default: after
     `DEFAULT_VALID_SECONDS`). `reach` is how recent `cluster` is (default: it asks its API server now).
-    `transfers` is the folder of transfer records, `known` the cache of a frequent reader, `namespace` that of
-    the IMEX daemons. An API server that does not answer, or a transfer record that cannot be read, makes its
-    layer unknown. Errors of `records` pass through.
+    `transfers` is the folder of transfer records, which need not exist yet, `known` the cache of a frequent
+    reader, `namespace` that of the IMEX daemons. An API server that does not answer, or a transfer record
+    that cannot be read, makes its layer unknown. Errors of `records` pass through.
     """
     snapshot = SiteSnapshot(at=now, layers=())
     if records is not None:
@@ -53,7 +53,7 @@ async def site_snapshot(
         )
     if cluster is not None:
         snapshot = await _with_cluster(snapshot, cluster, reach, known, namespace)
-    if transfers is not None:
+    if transfers is not None and transfers.is_dir():  # noqa: ASYNC240 (one look)
         snapshot = await asyncio.to_thread(_with_transfers, snapshot, transfers)
     return snapshot
 

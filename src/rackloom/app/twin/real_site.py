@@ -7,7 +7,7 @@ with each life of the service: the rack map of a new life has to be given the cl
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -143,7 +143,9 @@ class RealSite(SiteControl):
         await asyncio.sleep(down)
         await self.__aenter__()
 
-    async def findings(self) -> Sequence[Finding]:
-        """From the records of the service, and the cluster where there is one."""
-        snapshot = await site_snapshot(time.time(), records=self._store, cluster=self.api)
+    async def findings(self) -> tuple[Finding, ...]:
+        """All that `rackloom doctor` finds in the home of the site, and in its cluster if there is one."""
+        snapshot = await site_snapshot(
+            time.time(), records=self._store, cluster=self.api, transfers=self._home.path / "transfers"
+        )
         return examine(snapshot)

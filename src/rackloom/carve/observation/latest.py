@@ -178,13 +178,6 @@ def latest_of_domains(
     return {domain: unknown.get(domain) or _observed(readings) for domain, readings in rows.items()}
 
 
-def doubts_by_domain(conn: sa.Connection, valid_from: float) -> dict[str, str]:
-    """The sentence of doubt, as tenants read it, of each domain that is unknown at present."""
-    reported = conn.execute(_REPORTED_DOMAINS).scalars().all()
-    known = latest_of_domains(conn, reported, valid_from)
-    return {domain: of_domain.doubt for domain, of_domain in known.items() if of_domain.observation is None}
-
-
 def outdated_domains(conn: sa.Connection, valid_from: float) -> dict[str, LatestObservation]:
     """The domains that are unknown because no reading of them was made since `valid_from`.
 

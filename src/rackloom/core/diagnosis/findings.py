@@ -52,6 +52,21 @@ class Severity(StrEnum):
     """Nothing is wrong."""
 
 
+class Level(StrEnum):
+    """How the parts that a finding names are marked, the worst first."""
+
+    CRITICAL = "critical"
+    DEGRADED = "degraded"
+    UNKNOWN = "unknown"
+
+
+LEVELS = {
+    Severity.CRITICAL: Level.CRITICAL,
+    Severity.ERROR: Level.CRITICAL,
+    Severity.WARNING: Level.DEGRADED,
+    Severity.UNKNOWN: Level.UNKNOWN,
+}
+"""The level of each severity that a finding may have."""
 _SEVERITY_RANK = {severity: rank for rank, severity in enumerate(Severity)}
 _CHECK_RANK: dict[str, int] = {check: rank for rank, check in enumerate((*HOST_CHECKS, *SITE_CHECKS))}
 
@@ -128,6 +143,11 @@ def unknown(
     """It could not be observed; `fix` is a command that makes it visible."""
     state, severity = CheckState.UNKNOWN, Severity.UNKNOWN
     return Finding(check, subject, state, severity, message, evidence, where, (), since, fix, instances)
+
+
+def needs_attention(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings that need attention, in their order: an unknown state alone does not."""
+    return [finding for finding in findings if LEVELS[finding.severity] is not Level.UNKNOWN]
 
 
 def verdict(findings: tuple[Finding, ...]) -> CheckState:

@@ -103,7 +103,7 @@ def _page_lines(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host: str
     yield ""
     if len(groups) > MOST_FINDINGS:
         yield from _cut_findings(finding for alike in groups[MOST_FINDINGS:] for finding in alike)
-    yield _summary_line(findings, len(groups))
+    yield summary_line(findings)
 
 
 def _layer_line(status: LayerStatus, snapshot: SiteSnapshot) -> str:
@@ -195,13 +195,14 @@ def _cut_findings(findings: Iterable[Finding]) -> Iterator[str]:
     yield ""
 
 
-def _summary_line(findings: tuple[Finding, ...], groups: int) -> str:
-    """The last line, which stays visible when a terminal has scrolled."""
+def summary_line(findings: tuple[Finding, ...]) -> str:
+    """All findings in a sentence. It is the last line, which stays visible when a terminal has scrolled."""
     if not findings:
         return "all holds"
     counts = Counter(finding.severity for finding in findings)
     by_severity = ", ".join(f"{count} {severity}" for severity, count in counts.items())
-    begin = f"; begin with: {findings[0].title or findings[0].subject}" if groups > 1 else ""
+    several = len(_group_alike(findings)) > 1
+    begin = f"; begin with: {findings[0].title or findings[0].subject}" if several else ""
     return f"{_counted(len(findings), 'finding')}: {by_severity}{begin}"
 
 

@@ -38,9 +38,9 @@ class Runbook(msgspec.Struct, frozen=True, kw_only=True):
 
 _TEXTS: Mapping[Check, tuple[str, str, str]] = {
     Check.LAYER: (
-        "A whole source cannot be read: the site service, the API server of the cluster, or a transfer "
-        "record. What it would report is unknown, and no fault in it can be found. Nothing is known to "
-        "be broken.",
+        "A whole source cannot be read: the site service, the API server of the cluster, a transfer "
+        "record, or the keys of an issuer of tokens. What it would report is unknown, and no fault in it can "
+        "be found. Nothing is known to be broken. New tokens of such an issuer are refused.",
         "Read the problem in the evidence. Ask the source itself: systemctl status of the service, "
         "kubectl get --raw /readyz for a cluster, the file for a transfer record.",
         "Start the service, or correct the address and credentials with which it is read. It is over "

@@ -424,6 +424,8 @@ class SiteSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Name of each VPC by its id."""
     namespaces: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Org of each namespace that is labelled with one, the only link from a cluster to tenants."""
+    issuers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Issuers of tokens whose signing keys the site service could not read, each with the reason."""
     simulated: tuple[Layer, ...] = ()
     """Layers of which some or all is a simulation."""
 

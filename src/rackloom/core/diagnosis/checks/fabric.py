@@ -1,15 +1,16 @@
 """Checks of the switch fabric: readable layers, controllers, GPU and partition health, trays.
 
-`check_layers` reports layers that could not be read; those with one cause are one finding.
+`check_layers` reports layers that could not be read; those with one cause are one finding. It also reports
+issuers of tokens whose keys could not be read.
 `check_controllers` reports domains whose controllers do not answer or contradict one another, paused
 domains, domains that run out of multicast groups, controllers that stay away for an hour (a switch tray
 that restarts is back within minutes), and domains with machines for which no controller is registered.
 
 `check_fabric` reports what controllers say of their own domain, and only of domains whose reading is
-fresh: sick GPUs, sick partitions, trays that the controller no longer lists or never reported, GPUs
-without a recorded fabric GUID, which can join no partition. GPUs of three or more trays, and of more than
-half of a domain, that have the same problem at once are one finding: look at the switches that join them,
-not at each GPU.
+fresh: sick GPUs, sick partitions, GPUs whose health it does not report, trays and GPUs that it no longer
+lists or never reported, GPUs without a recorded fabric GUID, which can join no partition. GPUs of three or
+more trays, and of more than half of a domain, that have the same problem at once are one finding: look at
+the switches that join them, not at each GPU.
 """
 
 from collections import Counter
@@ -232,6 +233,16 @@ def check_gpus(index: SnapshotIndex) -> Iterator[Finding]:
             yield _domain_wide(domain, problem, gpus, len(sick))
         else:
             yield from (finding for chain in gpus for finding in _sick_gpu(chain))
+    untold = grouped((gpu.domain, chain) for chain, gpu in listed if gpu.healthy is None)
+    for domain, gpus in untold.items():
+        yield unknown(
+            Check.GPU_HEALTH,
+            f"{len(gpus)} GPUs of domain {domain}",
+            "their switch controller does not report their health",
+            f"{_SHOW_DOMAIN} {quote(domain)}",
+            evidence=(f"switch controller: it lists {len(gpus)} GPUs of unknown health",),
+            where=tuple(dict.fromkeys(place for chain in gpus for place in _gpu_places(chain))),
+        )
 
 
 def _domain_wide(domain: str, problem: str, gpus: list[GpuChain], trays: int) -> Finding:
@@ -294,31 +305,39 @@ def _gpu_places(chain: GpuChain) -> Iterator[str]:
 
 
 def check_layers(index: SnapshotIndex) -> Iterator[Finding]:
-    """Layers that should have been read and could not; those with one cause are one finding."""
-    domains = tuple(at_domain(domain.uuid) for domain in index.snapshot.domains)
+    """Layers and issuers that could not be read; layers with one cause are one finding."""
     lost = grouped(
         (status.problem, status) for status in index.snapshot.layers if status.unknown_since is not None
     )
-    held = sum(machine.instance is not None for machine in index.snapshot.machines)
     for problem, layers in lost.items():
-        fabric = any(layer.layer is Layer.FABRIC for layer in layers)
+        names = [status.layer for status in layers]
+        fabric = Layer.FABRIC in names
+        domains = index.snapshot.domains if fabric else ()
+        nodes = index.snapshot.nodes if Layer.CLUSTER in names else ()
+        held = sum(machine.instance is not None for machine in index.snapshot.machines)
         yield unknown(
             Check.LAYER,
-            f"layer {' and '.join(layer.layer for layer in layers)}",
+            f"layer {' and '.join(names)}",
             problem,
             layers[0].fix,
-            where=domains if fabric else (),
+            where=(*(at_domain(domain.uuid) for domain in domains), *(at_node(node.name) for node in nodes)),
             since=layers[0].unknown_since,
             instances=held if fabric else 0,
         )
+    for issuer, problem in index.snapshot.issuers.items():
+        fix = f"curl {quote(issuer)}/.well-known/openid-configuration  # from the host of the site service"
+        yield unknown(Check.LAYER, f"issuer {issuer}", problem, fix)
 
 
 def check_fabric(index: SnapshotIndex) -> Iterator[Finding]:
     """All findings about GPUs, partitions and trays as their switch controllers show them."""
     yield from check_gpus(index)
     yield from _sick_partitions(index)
+    unlisted = grouped(
+        (chain.machine.id, chain) for chain in index.chains if chain.machine and chain.fabric is None
+    )
     for machine in index.snapshot.machines:
-        yield from _tray(machine, index)
+        yield from _tray(machine, unlisted.get(machine.id, []), index)
 
 
 def _sick_partitions(index: SnapshotIndex) -> Iterator[Finding]:
@@ -337,7 +356,7 @@ def _sick_partitions(index: SnapshotIndex) -> Iterator[Finding]:
             )
 
 
-def _tray(machine: MachineRecord, index: SnapshotIndex) -> Iterator[Finding]:
+def _tray(machine: MachineRecord, unlisted: list[GpuChain], index: SnapshotIndex) -> Iterator[Finding]:
     name = index.node_of_machine.get(machine.id)
     subject, where = f"machine {machine.id}", (at_machine(machine.id), *([at_node(name)] if name else []))
     node = index.nodes.get(name or "")
@@ -364,6 +383,23 @@ def _tray(machine: MachineRecord, index: SnapshotIndex) -> Iterator[Finding]:
         )
     elif any(key.fabric_guid is None for key in machine.gpus) and index.is_fresh(machine.domain):
         yield _unmapped_gpus(machine, where)
+    elif unlisted and index.is_fresh(machine.domain):
+        yield _unlisted_gpus(machine, unlisted, where)
+
+
+def _unlisted_gpus(machine: MachineRecord, gpus: list[GpuChain], tray: tuple[str, ...]) -> Finding:
+    modules = ", ".join(str(chain.key.place.value.module_id) for chain in gpus if chain.key.place is not None)
+    # The cluster may name the GPUs themselves. If it does not, the whole tray is concerned.
+    devices = tuple(at_device(chain.device) for chain in gpus if chain.device is not None)
+    return fails(
+        Check.MACHINE_PRESENT,
+        f"GPU {modules} of machine {machine.id}",
+        "its switch controller lists only the other GPUs of the tray",
+        f"{_SHOW_DOMAIN} {quote(machine.domain)}  # then see to the GPU and its tray",
+        severity=Severity.ERROR if machine.instance else Severity.WARNING,
+        evidence=(f"records: GPU {modules} in slot {machine.slot} of {machine.chassis_serial}",),
+        where=(*devices, *tray),
+    )
 
 
 def _unmapped_gpus(machine: MachineRecord, where: tuple[str, ...]) -> Finding:

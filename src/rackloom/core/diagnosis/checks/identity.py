@@ -146,7 +146,11 @@ def _swapped_tray(serial: str, slot: int, gpus: list[GpuChain], nodes: list[str]
         "layers name different GPUs in one place: the tray was swapped, and not all have heard of it",
         _swap_fix(machines, nodes),
         evidence=tuple(line for chain in gpus for line in chain.conflicts),
-        where=(*map(at_machine, machines), *map(at_node, nodes)),
+        where=(
+            *map(at_machine, machines),
+            *map(at_node, nodes),
+            *(at_gpu(chain.fabric.domain, chain.fabric.guid) for chain in gpus if chain.fabric is not None),
+        ),
     )
 
 
