@@ -9,9 +9,9 @@ many, and are read only for the machines in question.
 
 A tray is shut if its GPUs could not join a partition now. A partition that the site did not make holds a GPU
 of it (`partitions.ownership`), or the newest valid reading of its domain lists GPUs of the tray, but not all
-that are recorded there. The inventory sync marks an unlisted GPU in place of its last health, which says nothing any more. A tray of
-which no GPU is listed is missing, which its machine says. While a domain cannot be read, its trays stay as
-they were last seen.
+that are recorded there. The inventory sync marks an unlisted GPU in place of its last health, which says
+nothing any more. A tray of which no GPU is listed is missing, which its machine says. While a domain cannot
+be read, its trays stay as they were last seen.
 """
 
 from collections import Counter, defaultdict
