@@ -105,19 +105,14 @@ def published_gpus(slices: Iterable[JsonMapping], driver: str = names.GPU_DRIVER
         if generation > newest.get(name, -1):
             newest[name], found[name] = generation, Counter()
         if generation == newest[name]:
-            found[name][node] += sum(
-                is_whole_gpu(_device_type(device)) for device in spec.get("devices") or ()
-            )
+            kinds = ((one.get("attributes") or {}).get("type") or {} for one in spec.get("devices") or ())
+            found[name][node] += sum(is_whole_gpu(kind.get("string")) for kind in kinds)
     return sum(found.values(), Counter[str]())
 
 
 def is_whole_gpu(kind: str | None) -> bool:
     """Whether a device of the GPU driver is a GPU, and not a part of one, by its attribute `type`."""
     return kind in (None, "gpu")
-
-
-def _device_type(device: JsonMapping) -> str | None:
-    return ((device.get("attributes") or {}).get("type") or {}).get("string")
 
 
 def node_clique(node: JsonMapping, label: str) -> str | None:

@@ -453,7 +453,7 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
     try:
         gpus, beside = requested_devices(spec, labels.gpu), requests_beside_devices(spec, labels.gpu)
     except ValueError as error:
-        raise Refused(f"its containers: {error}", nearest_fix="write a quantity there") from error
+        raise Refused(f"its containers: {error}", nearest_fix="correct it") from error
     return PodRequirements(
         gpus=gpus,
         templates=tuple(

@@ -125,7 +125,10 @@ def read_state(
                 yield obj
 
     # Slices first: a node that names no GPUs has those that are published on it.
-    published = published_gpus(each("ResourceSlice", slices, _check_slice), labels.gpu_driver)
+    published = published_gpus(
+        each("ResourceSlice", slices, lambda obj: check_shape(obj, SliceShape, "its shape")),
+        labels.gpu_driver,
+    )
     gpus: dict[str, NodeGpus] = {}
 
     def read_node(node: JsonMapping) -> None:
@@ -156,7 +159,7 @@ def read_state(
 
     known = tuple(each("Node", nodes, read_node))
     kept = tuple(each("Pod", pods, read_pod))
-    there = tuple(each("ResourceClaim", claims, _check_claim))
+    there = tuple(each("ResourceClaim", claims, lambda obj: check_shape(obj, ClaimShape, "its shape")))
     return ClusterState(
         labels=labels,
         nodes=known,
@@ -332,14 +335,6 @@ class SliceShape(ApiStruct, frozen=True):
     """A ResourceSlice, as far as GPUs are counted in it."""
 
     spec: _SliceSpec
-
-
-def _check_slice(slice_: JsonMapping) -> None:
-    check_shape(slice_, SliceShape, "its shape")
-
-
-def _check_claim(claim: JsonMapping) -> None:
-    check_shape(claim, ClaimShape, "its shape")
 
 
 def _title(kind: str, obj: JsonMapping) -> str:

@@ -327,9 +327,7 @@ def _counted_gpus(obj: Object) -> int:
     try:
         return requested_devices(obj["spec"], GPU_RESOURCE)
     except ValueError as error:
-        raise Refused(
-            f"pod {obj['metadata']['name']}: {error}", nearest_fix="write a quantity there"
-        ) from error
+        raise Refused(f"pod {obj['metadata']['name']}: {error}", nearest_fix="correct it") from error
 
 
 def _class_resources(spec: Object) -> set[str]:

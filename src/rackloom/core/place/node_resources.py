@@ -67,7 +67,7 @@ class NodeUse:
         A kubelet always says it of CPUs; objects of a file may lack it.
         """
         if node not in self._left:
-            rest = dict(_allocatable(self._nodes[node]) if node in self._nodes else {})
+            rest = dict(node_amounts(self._nodes[node]) if node in self._nodes else {})
             if CPU_RESOURCE not in rest:
                 return None
             for pod in self._pods.get(node, ()):
@@ -90,12 +90,6 @@ class NodeUse:
             if owner in owners:
                 _take(rest, amounts, -1)
         return rest
-
-
-def _allocatable(node: JsonMapping) -> Thousandths:
-    """In the units of requests. A node that names only its capacity says nothing of this."""
-    is_named = (node.get("status") or {}).get("allocatable")
-    return node_amounts(node) if is_named else {}
 
 
 def _take(rest: dict[str, int], amounts: Thousandths, times: int = 1) -> None:
