@@ -1,4 +1,10 @@
-"""Kubernetes objects as decisions see them: types, the parts that are read, and writes as values.
+"""The only reader of Kubernetes objects: facts of pods, nodes, claims and owners, and trays from them.
+
+- `objects`: kinds, times, conditions and writes as values. `names`: the names of drivers and schedulers.
+- `pods`: the one declaration of a pod, and its owner. `scheduling`: what a pod asks of its node.
+- `nodes`: open or closed and why, GPUs by each way to get them, the clique.
+- `workload_kinds` and `jobs`: the pods that an object of any kind will have, and which belong together.
+- `state`: one reading of a cluster, with each object that cannot be read. `trays`: from it the site.
 
 Decisions never call the API server. They receive objects as plain JSON and return writes; `claim.kube`
 and `claim.cluster` read the objects and send the writes.
