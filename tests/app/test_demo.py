@@ -144,13 +144,13 @@ def test_what_the_demo_prints_of_the_doctor_is_what_the_doctor_prints(tmp_path):
             await twin.nodes.settle()
             (tmp_path / "transfers").mkdir()
             (tmp_path / "transfers" / "broken.json").write_text("{")
-            told = await LostGpu(twin).doctor_says()
+            printed = await LostGpu(twin).doctor_says()
             found = await asyncio.to_thread(diagnose, DoctorSources(home=tmp_path))
-            return told, found
+            return printed, found
 
-    told, found = asyncio.run(scenario())
-    assert told == render_findings(found.snapshot, found.findings).splitlines()[-1]
-    assert "unknown" in told
+    printed, found = asyncio.run(scenario())
+    assert printed == render_findings(found.snapshot, found.findings).splitlines()[-1]
+    assert "unknown" in printed
 
 
 @pytest.mark.parametrize(("racks", "profile"), [(1, "gb200-nvl72"), (2, "gb200-nvl4")])

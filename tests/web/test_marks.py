@@ -97,8 +97,8 @@ def counted(snapshot, findings, whole, counts):
     """The headline, the last line of the doctor and the metrics count the same findings."""
     severities = Counter(finding.severity for finding in findings)
     counted_in_doctor = summary_line(findings).partition("; ")[0]
-    said = {word: int(number) for number, word in re.findall(r"(\d+) (\w+)(?:,|$)", counted_in_doctor)}
-    assert said == {severity.value: count for severity, count in severities.items()}
+    in_line = {word: int(number) for number, word in re.findall(r"(\d+) (\w+)(?:,|$)", counted_in_doctor)}
+    assert in_line == {severity.value: count for severity, count in severities.items()}
     (family,) = [
         family
         for family in registry_of(snapshot, findings).collect()

@@ -283,9 +283,9 @@ def _sentence(whole: SiteMap, counts: RackCounts) -> tuple[str, float | None, st
     wrong = needs_attention(whole.findings)
     shown = wrong or whole.findings
     if shown:
-        first, one = shown[0], len(shown) == 1
-        what = f"need{'s' * one} attention" if wrong else f"{'is' if one else 'are'} unknown"
-        begin = f"One thing {what}: " if one else f"{len(shown)} things {what}, first: "
+        first, is_single = shown[0], len(shown) == 1
+        what = f"need{'s' * is_single} attention" if wrong else f"{'is' if is_single else 'are'} unknown"
+        begin = f"One thing {what}: " if is_single else f"{len(shown)} things {what}, first: "
         title = first.title or first.subject
         # What is unknown is unknown since a time, with which the sentence ends.
         if not wrong and first.since is not None:

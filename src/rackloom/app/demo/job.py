@@ -236,9 +236,9 @@ class LostGpu:
 
     async def check_found(self) -> Evidence:
         """The doctor names the node, the evidence of both sides, and the fix."""
-        said = await self._says(self._about, "no finding names the node")
+        line = await self._says(self._about, "no finding names the node")
         about = self._about(await self._whole.real.findings())
-        return {**said, **{finding.check: _finding_evidence(finding) for finding in about}}
+        return {**line, **{finding.check: _finding_evidence(finding) for finding in about}}
 
     async def heal(self) -> Evidence:
         """The GPU answers again, as after the reboot that the fix names, and no finding names it any more.
@@ -247,8 +247,8 @@ class LostGpu:
         """
         self._whole.nodes[self._node].gpus.find(_LOST_MODULE)
         await self._whole.nodes.look(self._node)
-        said = await self._says(lambda found: not self._about(found), "the doctor still names the node")
-        return {"simulated": "the GPU answers again, as after a reboot", **said}
+        line = await self._says(lambda found: not self._about(found), "the doctor still names the node")
+        return {"simulated": "the GPU answers again, as after a reboot", **line}
 
     async def doctor_says(self) -> str:
         """The last line of the doctor now."""

@@ -82,8 +82,8 @@ async def _lose_and_heal(story: DemoStory, gpu: LostGpu, announce: Announce, doc
         for name, act, seconds in ((lost, gpu.lose, LOST_SECONDS), (healed, gpu.heal, WELL_SECONDS)):
             await story.step_if_holding(name, act)
             if story.steps[-1].ok:
-                said = story.steps[-1].evidence.get("doctor")
-                announce(f"         try: {doctor}" if name == lost else f"         doctor: {said}")
+                line = story.steps[-1].evidence.get("doctor")
+                announce(f"         try: {doctor}" if name == lost else f"         doctor: {line}")
                 await asyncio.sleep(seconds)
     announce("the demonstration has ended at the step above; the site goes on")
 
