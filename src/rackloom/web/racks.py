@@ -379,7 +379,7 @@ def _letter_runs(cells: Sequence[DrawnGpu]) -> tuple[tuple[str, str, str], ...]:
 
 def _letter_tone(cell: DrawnGpu) -> str:
     """The style of a letter: readable on a colour, else dimmed, or red for a GPU with a problem."""
-    if cell.state is GpuState.GROUP:
+    if cell.state in (GpuState.GROUP, GpuState.CRITICAL, GpuState.DEGRADED):
         return "on"
     return {Level.CRITICAL: "bad", Level.DEGRADED: "warn"}.get(cell.level or Level.UNKNOWN, "dim")
 
