@@ -279,7 +279,7 @@ def test_the_page_of_a_large_site_has_cells_and_draws_what_its_address_opens():
     assert first.count('role="gridcell"') == 0
     assert len(re.findall(r'<a id="c\w+"', first)) == MANY
     assert opened.count('role="gridcell"') == 2 * 3 * GPUS
-    assert "GPU 2 of rack-02 slot 2" in opened, "the chosen GPU is on the page without a script"
+    assert "rack-02/slot-2/gpu-1" in opened, "the chosen GPU is on the page without a script"
     query = f"rack=rack-05&amp;rack=rack-02&amp;gpu={gpu}"
     assert f"/map/live?by=tenant&amp;{query}&amp;after=" in opened
     assert f'href="?by=health&amp;{query}"' in opened
