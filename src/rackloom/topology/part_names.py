@@ -40,14 +40,17 @@ class PartName(msgspec.Struct, frozen=True, gc=False):
 
 
 _KINDS = PartName.__struct_fields__[1:]
-_WRITTEN = (
-    r"(?P<rack>.+?)(?:/slot-(?P<slot>\d+))?(?:/gpu-(?P<gpu>\d+)|/nic-(?P<nic>\d+))?",
-    r"(?P<rack>.+?)/switch-(?P<switch>\d+)(?:/port-(?P<port>\d+))?",
-    # As older maps and findings name them, and as vendors name a place: modules count from 1.
-    r"(?:GPU (?P<module>[1-9]\d*) of |chassis )?(?P<rack>.+?) slot (?P<slot>\d+)(?: module (?P<module_id>[1-9]\d*))?",
-    r"(?:GPU (?P<module>[1-9]\d*) in )?slot (?P<slot>\d+) of (?P<rack>.+?)",
+_FORMS = tuple(
+    re.compile(form, re.IGNORECASE | re.ASCII)
+    for form in (
+        # As older maps and findings name a part, and as vendors name a place: modules count from 1.
+        r"(?:GPU (?P<module>[1-9]\d*) in )?slot (?P<slot>\d+) of (?P<rack>.+?)",
+        r"GPU (?P<module>[1-9]\d*) of (?P<rack>.+?) slot (?P<slot>\d+)",
+        r"(?:chassis )?(?P<rack>.+?) slot (?P<slot>\d+)(?: module (?P<module>[1-9]\d*))?",
+        r"(?P<rack>.+?)/switch-(?P<switch>\d+)(?:/port-(?P<port>\d+))?",
+        r"(?P<rack>.+?)(?:/slot-(?P<slot>\d+))?(?:/gpu-(?P<gpu>\d+)|/nic-(?P<nic>\d+))?",
+    )
 )
-_WRITTEN_NAMES = tuple(re.compile(pattern, re.IGNORECASE | re.ASCII) for pattern in reversed(_WRITTEN))
 _PCI = re.compile(
     r"(?:pci-)?(?:(?P<domain>[0-9a-f]{1,8})[:-])?(?P<bus>[0-9a-f]{2})[:-](?P<device>[0-9a-f]{2})[.-](?P<function>[0-7])",
     re.IGNORECASE,
@@ -56,14 +59,15 @@ _GUID = re.compile(r"(?P<hex>0x[0-9a-f]{1,16}|[0-9a-f]{16})|(?P<decimal>\d{17,20
 
 
 def read_part_name(text: str) -> PartName:
-    """The part that a written name means; a text of no other form names a rack."""
-    for form in _WRITTEN_NAMES:
+    """The part that a written name means. A text of no other form names a rack."""
+    for form in _FORMS:
         if found := form.fullmatch(text):
             numbers = {
                 kind: int(digits) for kind, digits in found.groupdict().items() if digits and kind != "rack"
             }
-            module = numbers.pop("module", None) or numbers.pop("module_id", None)
-            return PartName(found["rack"], **numbers | ({} if module is None else {"gpu": module - 1}))
+            if module := numbers.pop("module", 0):
+                numbers["gpu"] = module - 1
+            return PartName(found["rack"], **numbers)
     return PartName(text)
 
 

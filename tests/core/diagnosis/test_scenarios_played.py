@@ -10,7 +10,7 @@ BREAKS = """
 [[step]]
 do = "gpu-health"
 instance = "job/2"
-gpu = 3
+gpu = "gpu-2"
 health = "no-nvlink"
 """
 BROKEN = HEAD + "racks = 2\n" + CARVED + READY + BREAKS
@@ -31,7 +31,7 @@ def finding(check, *naming):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "naming",
-    [['instance = "job/2"'], ['subject = "gpu-2"', 'instance = "job/2"'], ["tray = 2"]],
+    [['instance = "job/2"'], ['subject = "gpu-2"', 'instance = "job/2"'], ['tray = "rack-01/slot-1"']],
 )
 def test_the_broken_one_is_named(naming):
     ok, seen = outcome(finding("GPU health", *naming))
@@ -45,8 +45,8 @@ def test_the_broken_one_is_named(naming):
     [
         ['instance = "job/1"'],
         ['subject = "gpu-0"', 'instance = "job/2"'],
-        ["tray = 2", "rack = 2"],
-        ["rack = 2"],
+        ['tray = "rack-02/slot-1"'],
+        ['rack = "rack-02"'],
     ],
 )
 def test_another_one_is_not(naming):
