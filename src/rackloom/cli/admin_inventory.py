@@ -315,7 +315,7 @@ def instance_update(
         entry.logical_partition_id.value = gpu_config.logical_partition_id
     after = call(at, "UpdateInstanceConfig", request)
     gpus = after.config.nvlink.gpu_configs
-    rows = [(gpu.device_instance, gpu.logical_partition_id.value) for gpu in gpus]
+    rows = [(f"gpu-{gpu.device_instance}", gpu.logical_partition_id.value) for gpu in gpus]
     emit(as_dict(after), output, lambda: columns(("GPU", "LOGICAL PARTITION ID"), rows))
 
 
@@ -350,7 +350,8 @@ def _gpu_table(found: Any) -> str:
         at = status.domain_id.value if status else ""
         logical = status.logical_partition_id.value if status else ""
         guid = f"{gpu.guid:#x}" if gpu.guid else "-"
-        rows.append((gpu.device_id - 1, guid, at or _absent_value(known), logical or _absent_value(known)))
+        name, absent = f"gpu-{gpu.device_id - 1}", _absent_value(known)
+        rows.append((name, guid, at or absent, logical or absent))
     return columns(("GPU", "GUID", "DOMAIN", "LOGICAL PARTITION ID"), rows)
 
 

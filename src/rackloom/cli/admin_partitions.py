@@ -339,8 +339,8 @@ def _foreign_line(tray: Any) -> str:
 
 
 def _unlisted_line(tray: Any) -> str:
-    devices = " and ".join(map(str, tray.device_instances))
-    return f"gets no instance: {tray.machine_id}: its switch controller does not list GPU {devices}"
+    gpus = " and ".join(f"gpu-{device}" for device in tray.device_instances)
+    return f"gets no instance: {tray.machine_id}: its switch controller does not list {gpus}"
 
 
 def _guid_list(guids: Sequence[int]) -> str:
