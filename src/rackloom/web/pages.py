@@ -397,8 +397,8 @@ class _MapPages:
         asked = request.query_params.get("gpu", "")
         if asked and gpu_address(asked) is None:
             org, _ = _viewer_kind(viewer, view.mode)
-            if found := await self._searches.search(org, sheet.whole, asked):
-                return _lead_to_named(asked, found, view.mode)
+            if named := await self._searches.search(org, sheet.whole, asked):
+                return _lead_to_named(asked, named, view.mode)
         position = f"{self._boot}.{sheet.number}"
         changes = None if past is None else await self._changes_since(sheet.whole, viewer, view)
         chain = render.render_no_choice() if not view.gpu else _chain(sheet, gpu_address(view.gpu))[0]

@@ -83,20 +83,21 @@ def explained(findings: Iterable[Finding], index: SnapshotIndex) -> tuple[Findin
     return tuple(
         msgspec.structs.replace(
             finding,
-            title=_title(finding, places),
+            title=_title(finding, place),
+            place=place,
             affects=tuple(places.affected(finding.where)),
             steps=repair_steps(finding.fix),
             runbook=runbook_name(finding.check),
         )
         for finding in found
+        for place in [places.name(finding.where)]
     )
 
 
-def _title(finding: Finding, places: "_Places") -> str:
+def _title(finding: Finding, place: str) -> str:
     pattern = _TITLES_BY_NAME.get(finding.check, "{subject}")
     if finding.check == Check.DEVICE_TAINT:
         pattern = taint_title(finding.message)
-    place = places.name(finding.where)
     if not place and "{place}" in pattern:
         pattern = "{subject}: {message}"
     elif place[:1].isdigit() and pattern.startswith("{place}"):
