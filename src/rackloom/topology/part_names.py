@@ -55,7 +55,7 @@ _PCI = re.compile(
     r"(?:pci-)?(?:(?P<domain>[0-9a-f]{1,8})[:-])?(?P<bus>[0-9a-f]{2})[:-](?P<device>[0-9a-f]{2})[.-](?P<function>[0-7])",
     re.IGNORECASE,
 )
-_GUID = re.compile(r"(?P<hex>0x[0-9a-f]{1,16}|[0-9a-f]{16})|(?P<decimal>\d{17,20})", re.IGNORECASE)
+_GUID = re.compile(r"0x[0-9a-f]{1,16}|[0-9a-f]{16}|\d{17,20}", re.IGNORECASE | re.ASCII)
 
 
 def read_part_name(text: str) -> PartName:
@@ -78,8 +78,9 @@ def canonical_name(text: str) -> str:
     if found := _PCI.fullmatch(address):
         domain, *rest = found.group("domain", "bus", "device", "function")
         return "{:04x}:{}:{}.{}".format(int(domain or "0", 16), *rest).lower() + of + node
-    if found := _GUID.fullmatch(text):
-        return f"0x{int(found['decimal']) if found['decimal'] else int(found['hex'], 16):016x}"
+    if _GUID.fullmatch(text):
+        is_decimal = len(text) > 16 and text.isdecimal()
+        return f"0x{int(text, 10 if is_decimal else 16):016x}"
     return str(read_part_name(text))
 
 

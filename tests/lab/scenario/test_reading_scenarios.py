@@ -158,7 +158,7 @@ def test_an_expectation_needs_a_time():
     [
         (
             'do = "switch-stops"\nrack = "rack-02"',
-            "rack = 'rack-02' is not there / rack-01, or write more racks",
+            "rack = 'rack-02' is not there / one of rack-01 to rack-01, or write more racks",
         ),
         ('do = "heal"\nat = -5', "at = -5 is before the site answers / seconds from 0 up"),
         (
@@ -205,7 +205,7 @@ def test_an_expectation_needs_a_time():
         ),
         (
             'do = "gpu-lost"\ngpu = "rack-01/slot-0/gpu-4"',
-            "is not there / one of rack-01/slot-0/gpu-0 to rack-01/slot-0/gpu-3",
+            "is not there / one of rack-01/slot-0/gpu-0 to rack-01/slot-17/gpu-3",
         ),
         (
             'do = "nic-link-down"\nnic = "rack-01/slot-0/mlx5_0"',

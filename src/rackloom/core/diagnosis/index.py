@@ -144,10 +144,6 @@ class SnapshotIndex:
         """The name of a GPU."""
         return gpu_part(chain, self.racks)
 
-    def slot_part(self, place: SlotKey) -> PartName:
-        """The name of the GPU in a slot."""
-        return slot_part(place, self.racks)
-
     def device_part(self, device: DeviceRecord) -> str:
         """The name of a GPU, or of a NIC that serves one. Another device has its tray's name and its own."""
         gpus = self._gpus_of(device.node)
@@ -235,9 +231,8 @@ def gpu_part(chain: GpuChain, racks: Mapping[str, str]) -> PartName:
     if place is not None:
         return slot_part(place, racks)
     # Only the cluster knows it. Its node and device have the form of a name already.
-    return (
-        PartName("") if chain.device is None else read_part_name(f"{chain.device.node}/{chain.device.name}")
-    )
+    device = chain.device
+    return PartName("") if device is None else read_part_name(f"{device.node}/{device.name}")
 
 
 def slot_key(chain: GpuChain) -> SlotKey | None:
@@ -249,9 +244,8 @@ def slot_key(chain: GpuChain) -> SlotKey | None:
 
 def slot_part(place: SlotKey, racks: Mapping[str, str]) -> PartName:
     """The name of the GPU in a slot. If no record has its chassis, the serial stands for the rack."""
-    return PartName(
-        racks.get(place.chassis_serial, place.chassis_serial), place.slot, gpu=place.module_id - 1
-    )
+    rack = racks.get(place.chassis_serial, place.chassis_serial)
+    return PartName(rack, place.slot, gpu=place.module_id - 1)
 
 
 def tray_nics(gpus: Iterable[GpuChain], tray: PartName) -> Mapping[DeviceId, PartName]:

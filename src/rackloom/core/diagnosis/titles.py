@@ -134,12 +134,12 @@ class _Places:
 
     def name(self, where: tuple[str, ...]) -> str:
         """The finest place that holds all of it: a GPU, a tray, trays, or racks; empty: none is known."""
-        gpus = dict.fromkeys(self._gpus[place] for place in where if place in self._gpus)
-        nics = dict.fromkeys(self._nics[place] for place in where if place in self._nics)
-        if len(gpus or nics) == 1:
-            return str(next(iter(gpus or nics)))
+        parts = dict.fromkeys(self._parts[place] for place in where if place in self._parts)
+        finest = [part for part in parts if part.gpu is not None] or list(parts)
+        if len(finest) == 1:
+            return str(finest[0])
         named = (self._trays[place] for place in where if place in self._trays)
-        trays = list(dict.fromkeys([*(part.tray for part in (*gpus, *nics)), *named]))
+        trays = list(dict.fromkeys([*(part.tray for part in parts), *named]))
         racks = unique(
             *(tray.rack for tray in trays), *(rack for place in where for rack in self._racks.get(place, ()))
         )
@@ -157,7 +157,7 @@ class _Places:
         yield from unique(*(f"tenant {tenant}" for tenant in tenants))
 
     @cached_property
-    def _gpus(self) -> Mapping[str, PartName]:
+    def _parts(self) -> Mapping[str, PartName]:
         found: dict[str, PartName] = {}
         for chain in self._index.chains_near(self._nodes, self._domains):
             name = self._index.gpu_part(chain)
@@ -165,12 +165,10 @@ class _Places:
                 found[at_device(chain.device)] = name
             if chain.fabric is not None:
                 found[at_gpu(chain.fabric.domain, chain.fabric.guid)] = name
+            for nic in chain.nics:
+                if (place := at_device(nic)) in self._wanted:
+                    found[place] = read_part_name(self._index.device_part(nic))
         return found
-
-    @cached_property
-    def _nics(self) -> Mapping[str, PartName]:
-        rails = {nic for chain in self._index.chains_near(self._nodes, self._domains) for nic in chain.nics}
-        return {at_device(nic): read_part_name(self._index.device_part(nic)) for nic in rails}
 
     @cached_property
     def _trays(self) -> Mapping[str, PartName]:

@@ -92,9 +92,23 @@ Rate = Annotated[float, _rate]
 FIRST_RACK = "rack-01"
 
 
-def _rack(value: str, key: str, file: FileSoFar) -> Problems:
-    if value not in file.racks:
-        yield f"{key} = {value!r} is not there", _among(file.racks, "or write more racks above the steps")
+def _among(parts: Callable[[FileSoFar], Sequence[str]], more: str = "") -> Check:
+    """The value, or each of several, names one of the parts that are there."""
+
+    def check(value: str | tuple[str, ...], key: str, file: FileSoFar) -> Problems:
+        known = parts(file)
+        for name in (value,) if isinstance(value, str) else value:
+            if str(read_part_name(name)) not in known:
+                yield f"{key} = {name!r} is not there", f"one of {known[0]} to {known[-1]}{more}"
+
+    return check
+
+
+def _gpus(file: FileSoFar) -> list[str]:
+    return [f"gpu-{number}" for number in range(file.gpus)]
+
+
+_rack = _among(lambda file: file.racks, ", or write more racks above the steps")
 
 
 def _other_rack(value: str, key: str, file: FileSoFar) -> Problems:
@@ -103,40 +117,10 @@ def _other_rack(value: str, key: str, file: FileSoFar) -> Problems:
         yield f"{value} is its own domain already", f"another rack in {key}"
 
 
-def _tray(value: str | tuple[str, ...], key: str, file: FileSoFar) -> Problems:
-    for name in (value,) if isinstance(value, str) else value:
-        if str(read_part_name(name)) not in file.trays:
-            yield f"{key} = {name!r} is not there", _among(file.trays)
-
-
-def _gpu(value: str, key: str, file: FileSoFar) -> Problems:
-    part = read_part_name(value)
-    if str(part.tray) not in file.trays or part.gpu not in range(file.gpus):
-        yield (
-            f"{key} = {value!r} is not there",
-            _among([f"{file.trays[0]}/{gpu}" for gpu in _gpu_names(file)]),
-        )
-
-
 def _nic(value: str, key: str, file: FileSoFar) -> Problems:
     part = read_part_name(value)
     if str(part.tray) not in file.trays or part.nic is None:
         yield f"{key} = {value!r} is not there", f"a NIC of a tray, such as {file.trays[0]}/nic-0"
-
-
-def _gpu_of_instance(value: str | tuple[str, ...], key: str, file: FileSoFar) -> Problems:
-    for name in (value,) if isinstance(value, str) else value:
-        if name not in _gpu_names(file):
-            yield f"{key} = {name!r} is not there", _among(_gpu_names(file))
-
-
-def _gpu_names(file: FileSoFar) -> list[str]:
-    return [f"gpu-{number}" for number in range(file.gpus)]
-
-
-def _among(names: Sequence[str], more: str = "") -> str:
-    found = f"one of {names[0]} to {names[-1]}" if len(names) > 1 else names[0]
-    return f"{found}, {more}" if more else found
 
 
 def _tray_count(value: int, key: str, file: FileSoFar) -> Problems:
@@ -148,14 +132,14 @@ def _tray_count(value: int, key: str, file: FileSoFar) -> Problems:
 TrayCount = Annotated[int, _tray_count]
 Rack = Annotated[str, _rack]
 OtherRack = Annotated[str, _other_rack]
-Tray = Annotated[str, _tray]
-Trays = Annotated[tuple[str, str], _tray]
-Gpu = Annotated[str, _gpu]
+Tray = Annotated[str, _among(lambda file: file.trays)]
+Trays = Annotated[tuple[str, str], _among(lambda file: file.trays)]
+Gpu = Annotated[str, _among(lambda file: [f"{tray}/{gpu}" for tray in file.trays for gpu in _gpus(file)])]
 """A GPU of a rack, such as `rack-01/slot-2/gpu-2`."""
 Nic = Annotated[str, _nic]
-InstanceGpu = Annotated[str, _gpu_of_instance]
+InstanceGpu = Annotated[str, _among(_gpus)]
 """A GPU of an instance, such as `gpu-2`."""
-InstanceGpus = Annotated[tuple[str, ...], _gpu_of_instance]
+InstanceGpus = Annotated[tuple[str, ...], _among(_gpus)]
 
 
 # Names that steps make, and names that they use.

@@ -173,9 +173,10 @@ async def gpu_health(
     health: Literal["healthy", "degraded", "no-nvlink", "degraded-bandwidth"],
 ) -> str:
     """A GPU gets worse or better."""
-    switch, gpus = stage.truth.locate(stage.rest.instance(instance).machine)
+    machine = stage.rest.instance(instance).machine
+    switch, gpus = stage.truth.locate(machine)
     found, wanted = gpus[_index_of(gpu)], GpuHealth[health.replace("-", "_").upper()]
-    name = f"{stage.truth.part_of(found)} (0x{found.guid:016x})"
+    name = f"{stage.truth.tray_of(machine)}/{gpu} (0x{found.guid:016x})"
     require(found.health is not wanted, f"{name} is {health} already")
     faults.set_health(switch, found.guid, wanted)
     return f"{name} is {health}"

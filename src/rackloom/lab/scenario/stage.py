@@ -183,12 +183,6 @@ class Truth:
                 return switch, found
         raise NotObserved(f"no fabric shows a GPU of machine {machine}")
 
-    def part_of(self, gpu: FabricGpu) -> PartName:
-        """The name of a GPU, by the place in which it is now."""
-        place = gpu.chassis_serial, gpu.slot
-        tray = next(tray for tray in self._trays.values() if (tray.chassis_serial, tray.slot) == place)
-        return PartName(tray.rack, tray.slot, gpu=gpu.module_id - 1)
-
     # The nodes of the trays.
 
     def node(self, name: str) -> str:

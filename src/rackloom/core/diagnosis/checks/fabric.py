@@ -20,7 +20,7 @@ from shlex import quote
 import msgspec
 
 from rackloom.core.diagnosis.catalogue import Check
-from rackloom.core.diagnosis.findings import Finding, Severity, fails, unknown
+from rackloom.core.diagnosis.findings import Finding, Severity, fails, first_few, unknown
 from rackloom.core.diagnosis.index import (
     SnapshotIndex,
     at_device,
@@ -29,6 +29,7 @@ from rackloom.core.diagnosis.index import (
     at_machine,
     at_node,
     at_partition,
+    slot_part,
     tray_part,
 )
 from rackloom.core.diagnosis.snapshot import (
@@ -78,12 +79,11 @@ def _contradicted_gpus(index: SnapshotIndex) -> Iterator[Finding]:
         if gpu.uncertain and index.is_fresh(gpu.domain)
     )
     for uuid, gpus in doubtful.items():
-        named = ", ".join(f"{index.slot_part(gpu.place)} (0x{gpu.guid:016x})" for gpu in gpus[:_MOST_NAMED])
-        more = f" and {len(gpus) - _MOST_NAMED} more" if len(gpus) > _MOST_NAMED else ""
+        named = [f"{slot_part(gpu.place, index.racks)} (0x{gpu.guid:016x})" for gpu in gpus]
         yield unknown(
             Check.CONTROLLER,
             f"{len(gpus)} GPUs of domain {uuid}",
-            f"the lists of the switch controller contradict each other about them: {named}{more}",
+            f"the lists of the switch controller contradict each other about them: {first_few(named, _MOST_NAMED)}",
             f"{_SHOW_DOMAIN} {quote(uuid)}  # then find out who changes partitions on its switch controller",
             where=tuple(at_gpu(uuid, gpu.guid) for gpu in gpus),
         )

@@ -227,11 +227,8 @@ def check_host_nics(machine: Machine, here: HostIdentity) -> Iterator[Finding]:
 
 
 def _far_from_nic(machine: Machine, cells: list[Cell], here: HostIdentity) -> Finding:
-    addresses = [machine.gpus[cell.gpu].pci_address for cell in cells]
-    gpus = (
-        here.parts.get(address or "", f"gpu-{cell.gpu} of {here.name}")
-        for cell, address in zip(cells, addresses, strict=True)
-    )
+    addresses = {cell.gpu: machine.gpus[cell.gpu].pci_address for cell in cells}
+    gpus = [here.parts.get(at or "", f"gpu-{gpu} of {here.name}") for gpu, at in addresses.items()]
     return fails(
         Check.NIC_ALIGNED,
         ", ".join(gpus),
@@ -239,7 +236,7 @@ def _far_from_nic(machine: Machine, cells: list[Cell], here: HostIdentity) -> Fi
         "rackloom topology discover  # on the host: is a nearer NIC missing or excluded?",
         severity=Severity.WARNING,
         evidence=(*(_path_evidence(machine, cell) for cell in cells), *_excluded_nics(machine, cells)),
-        where=here.places(*addresses),
+        where=here.places(*addresses.values()),
     )
 
 

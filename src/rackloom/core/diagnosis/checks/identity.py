@@ -19,7 +19,7 @@ import msgspec
 
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, fails, first_few, unique
-from rackloom.core.diagnosis.index import SnapshotIndex, at_gpu, at_machine, at_node, tray_part
+from rackloom.core.diagnosis.index import SnapshotIndex, at_gpu, at_machine, at_node, slot_part, tray_part
 from rackloom.core.diagnosis.snapshot import FabricGpuRecord, GpuChain, MachineRecord, MovedGpu, grouped
 from rackloom.topology.join_key import SlotKey
 from rackloom.topology.part_names import PartName, place_numbers
@@ -78,7 +78,7 @@ def _moved_tray(
 ) -> Finding:
     slots = [gpu.now.place for gpu in moved]
     left = first_few([str(_recorded_part(machine, gpu)) for gpu in moved], 1)
-    now = unique(*(str(index.slot_part(slot).tray) for slot in slots))
+    now = unique(*(str(slot_part(slot, index.racks).tray) for slot in slots))
     found = (machines.get((slot.chassis_serial, slot.slot)) for slot in slots)
     concerned = unique(machine.id, *(id_ for id_ in found if id_ is not None))
     nodes = (index.node_of_machine[id_] for id_ in concerned if id_ in index.node_of_machine)
@@ -106,7 +106,7 @@ def _both_places(machine: MachineRecord, moved: _MovedAway, index: SnapshotIndex
     now, guid = moved.now.place, f"0x{moved.now.guid:016x}"
     yield f"records: instance {machine.instance} had {guid} as {_recorded_part(machine, moved)}"
     yield (
-        f"switch controller of domain {moved.now.domain}: {guid} is {index.slot_part(now)}"
+        f"switch controller of domain {moved.now.domain}: {guid} is {slot_part(now, index.racks)}"
         f" ({place_numbers(now)})"
     )
 
