@@ -1,9 +1,9 @@
 """The NRI side of a container runtime, written from the protocol, not from the plugin it calls.
 
-It accepts one plugin at a time on a Unix socket. The connection multiplexes two ttRPC services;
-messages are split into small frames, as real runtimes split them by their buffers. After registration
+It accepts one plugin at a time on a Unix socket. The connection multiplexes two ttRPC services.
+Messages are split into small frames, as real runtimes split them by their buffers. After registration
 it configures the plugin and synchronises all sandboxes, one per message. Before NRI 0.10 all events
-share the method StateChange; later each event has its own. Both forms are supported.
+share the method StateChange. Later each event has its own. Both forms are supported.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _PLUGIN_SERVICE, _RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Plugin", "nri.pkg.api.
 class NriRuntime:
     """Accepts one plugin at a time on the socket `path`, and calls it.
 
-    Before NRI 0.10 there is `one_method_for_events` (StateChange); later each event has its own.
+    Before NRI 0.10 there is `one_method_for_events` (StateChange). Later each event has its own.
     """
 
     def __init__(self, path: Path, *, one_method_for_events: bool = True) -> None:

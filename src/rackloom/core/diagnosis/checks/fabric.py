@@ -79,11 +79,12 @@ def _contradicted_gpus(index: SnapshotIndex) -> Iterator[Finding]:
         if gpu.uncertain and index.is_fresh(gpu.domain)
     )
     for uuid, gpus in doubtful.items():
-        named = [f"{slot_part(gpu.place, index.racks)} (0x{gpu.guid:016x})" for gpu in gpus]
+        every = [f"{slot_part(gpu.place, index.racks)} (0x{gpu.guid:016x})" for gpu in gpus]
+        named = first_few(every, _MOST_NAMED)
         yield unknown(
             Check.CONTROLLER,
             f"{len(gpus)} GPUs of domain {uuid}",
-            f"the lists of the switch controller contradict each other about them: {first_few(named, _MOST_NAMED)}",
+            f"the lists of the switch controller contradict each other about them: {named}",
             f"{_SHOW_DOMAIN} {quote(uuid)}  # then find out who changes partitions on its switch controller",
             where=tuple(at_gpu(uuid, gpu.guid) for gpu in gpus),
         )
