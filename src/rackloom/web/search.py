@@ -19,8 +19,8 @@ import msgspec
 
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.core.diagnosis.index import tray_nics
-from rackloom.core.diagnosis.snapshot import DeviceId, GpuChain
-from rackloom.topology.part_names import PartName, canonical_name, read_part_name
+from rackloom.core.diagnosis.snapshot import DeviceRecord, GpuChain
+from rackloom.topology.part_names import canonical_name, read_part_name
 from rackloom.web.chain import clique_of, use_hidden
 from rackloom.web.model import MapGpu, MapRack, SiteMap, rack_id
 from rackloom.web.serial_thread import SerialThread
@@ -69,8 +69,8 @@ class _NamedObject(msgspec.Struct, frozen=True, gc=False):
     name: str
     tray: int
     gpu: int
-    part: PartName
-    """The GPU or NIC that it names, or else the tray that it is or runs on."""
+    part: str
+    """The name of the GPU or NIC that it is, or else of the tray that it is or runs on."""
 
 
 class _RackFacts(msgspec.Struct, frozen=True):
@@ -105,13 +105,19 @@ _FOLDED_KINDS = {kind: _fold(kind) for kind in _LEVEL_OF_KIND}
 def _rack_names(facts: _RackFacts) -> _RackNames:
     found: dict[tuple[str, str], _NamedObject] = {}
     for tray, gpus in enumerate(facts.rack.trays):
-        nics = tray_nics((gpu.chain for gpu in gpus if gpu.chain), gpus[0].place.name.tray)
+        whole = gpus[0].place.name.tray
+        nics = tray_nics((gpu.chain for gpu in gpus if gpu.chain), whole)
+        tray_name = _one_line(str(whole))
         for number, gpu in enumerate(gpus):
-            own = gpu.place.name
-            for kind, name, nic in _names_of_gpu(facts, gpu, nics):
+            own = _one_line(str(gpu.place.name))
+            for kind, name in _names_of_gpu(facts, gpu, own, tray_name):
                 if name and (kind, name) not in found:
-                    part = nic or (own if _LEVEL_OF_KIND[kind] == _PARTS else own.tray)
+                    part = own if _LEVEL_OF_KIND[kind] == _PARTS else tray_name
                     found[kind, name] = _NamedObject(kind, name, tray, number, part)
+            for nic in () if gpu.chain is None else gpu.chain.nics:
+                part = _one_line(str(nics[nic.device_id]))
+                for kind, name in _names_of_nic(nic, part):
+                    found.setdefault((kind, name), _NamedObject(kind, name, tray, number, part))
     levels: list[list[_NamedObject]] = [[], [], []]
     for entry in found.values():
         levels[_LEVEL_OF_KIND[entry.kind]].append(entry)
@@ -121,9 +127,7 @@ def _rack_names(facts: _RackFacts) -> _RackNames:
             "\n" + "".join(f"{_FOLDED_KINDS[e.kind]}\t{_fold(e.name)}\n" for e in level) for level in levels
         ),
         tuple(
-            "\n".join(
-                f"{e.kind}\t{_one_line(e.name)}\t{e.tray}\t{e.gpu}\t{_one_line(str(e.part))}" for e in level
-            )
+            "\n".join(f"{e.kind}\t{_one_line(e.name)}\t{e.tray}\t{e.gpu}\t{e.part}" for e in level)
             for level in levels
         ),
     )
@@ -133,32 +137,28 @@ def _one_line(name: str) -> str:
     return " ".join(name.split())
 
 
-def _names_of_gpu(
-    facts: _RackFacts, gpu: MapGpu, nics: Mapping[DeviceId, PartName]
-) -> Iterator[tuple[str, str | None, PartName | None]]:
-    """Kind and name of everything that a GPU is, is in, or is used by, as far as the viewer sees it.
-
-    `nics` are the names of the NICs of its tray; the third of each entry is one of them.
-    """
+def _names_of_gpu(facts: _RackFacts, gpu: MapGpu, own: str, tray: str) -> Iterator[tuple[str, str | None]]:
+    """Kind and name of everything that a GPU is, is in, or is used by, as far as the viewer sees it."""
     place = gpu.place
-    yield "rack", place.rack, None
-    yield "tray", str(place.name.tray), None
-    yield "GPU", str(place.name), None
+    yield "rack", place.rack
+    yield "tray", tray
+    yield "GPU", own
     if facts.operator:
-        yield "domain", gpu.domain, None
+        yield "domain", gpu.domain
         for address in facts.controllers:
-            yield "switch controller", address, None
+            yield "switch controller", address
         if place.chassis:
-            by_serial = msgspec.structs.replace(place.name, rack=place.chassis)
-            yield "tray", str(by_serial.tray), None
-            yield "GPU", str(by_serial), None
+            yield "tray", f"{place.chassis}{tray.removeprefix(place.rack)}"
+            yield "GPU", f"{place.chassis}{own.removeprefix(place.rack)}"
     if gpu.chain is not None:
-        yield from ((kind, name, None) for kind, name in _names_of_chain(facts, gpu.chain))
-        for nic in gpu.chain.nics:
-            part = nics[nic.device_id]
-            yield from (("NIC", name, part) for name in (str(part), f"{nic.node}/{nic.name}"))
-            if nic.key.pci_address is not None:
-                yield "PCI address", f"{nic.key.pci_address.value} of {nic.node}", part
+        yield from _names_of_chain(facts, gpu.chain)
+
+
+def _names_of_nic(nic: DeviceRecord, own: str) -> Iterator[tuple[str, str]]:
+    yield "NIC", own
+    yield "NIC", f"{nic.node}/{nic.name}"
+    if nic.key.pci_address is not None:
+        yield "PCI address", f"{nic.key.pci_address.value} of {nic.node}"
 
 
 def _names_of_chain(facts: _RackFacts, chain: GpuChain) -> Iterator[tuple[str, str | None]]:

@@ -40,7 +40,7 @@ class NriRuntime:
         self.ready = asyncio.Event()
         """Set while a plugin is connected and knows all sandboxes."""
         self.refuse = ""
-        """Why no plugin is taken; empty: all are."""
+        """The reason to take no plugin. Empty if all are taken."""
         self._stream = 1
         self._pending: dict[int, asyncio.Future[wire.Response]] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -64,7 +64,7 @@ class NriRuntime:
                 await self._writer.wait_closed()
 
     async def run(self, pod_uid: str, netns: Path | str, name: str = "p") -> str:
-        """Start a sandbox. What the plugin complains of; empty where the pod may start."""
+        """Start a sandbox. Return the complaint of the plugin, or an empty text if the pod may start."""
         pod = _pod_sandbox(pod_uid, netns, name)
         answer = await self._event(wire.RUN_POD_SANDBOX, "RunPodSandbox", pod)
         if not answer.status.code:
