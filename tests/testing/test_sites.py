@@ -128,7 +128,7 @@ def test_what_is_not_so_fails_with_what_was_seen(site):
         ),
         ("gpu-lost", {"gpu": "rack-01/slot-0/gpu-4"}, "is not there.*gpu-0 to .*gpu-3"),
         ("gpu-lost", {}, "it lacks the key `gpu`"),
-        ("gpu-lost", {"gpu": 1}, "gpu is a text in quotes"),
+        ("gpu-lost", {"gpu": 1}, "gpu is a GPU, such as .rack-01/slot-2/gpu-0"),
         ("heal", {"at": -1}, ""),
         ("make-vpc", {"name": "x"}, "make-vpc breaks nothing"),
         ("tray-pulled", {"instance": "job/1"}, "no instance 'job/1' yet"),
