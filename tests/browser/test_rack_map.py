@@ -199,7 +199,8 @@ def test_the_whole_map_can_be_walked_by_keys(open_map):
 
 
 LINKS = [
-    "Tenant", "VPC", "Instance", "Machine", "Asked into", "Logical partition", "Partition", "Fabric GPU", "Place",
+    "Tenant", "VPC", "Instance", "Machine", "Asked into", "Logical partition", "Partition", "Fabric GPU",
+    "Place",
     "GPU", "Clique", "Node", "Claim", "Pod", "ComputeDomain", "Channel", "NIC", "Last transfer",
 ]  # fmt: skip
 
