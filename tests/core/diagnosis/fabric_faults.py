@@ -279,7 +279,7 @@ FAULTS = {
     "gpu-not-listed": (
         lambda snapshot: without(snapshot, "fabric_gpus", is_module(2)),
         Check.MACHINE_PRESENT,
-        MACHINE,
+        "rack-0/slot-2/gpu-1",
     ),
     "switch-tray-out": (
         lambda snapshot: with_changed(

@@ -391,20 +391,21 @@ def _tray(machine: MachineRecord, unlisted: list[GpuChain], index: SnapshotIndex
     elif any(key.fabric_guid is None for key in machine.gpus) and index.is_fresh(machine.domain):
         yield _unmapped_gpus(machine, where)
     elif unlisted and index.is_fresh(machine.domain):
-        yield _unlisted_gpus(machine, unlisted, where)
+        yield _unlisted_gpus(machine, unlisted, where, index)
 
 
-def _unlisted_gpus(machine: MachineRecord, gpus: list[GpuChain], tray: tuple[str, ...]) -> Finding:
-    modules = ", ".join(str(chain.key.place.value.module_id) for chain in gpus if chain.key.place is not None)
+def _unlisted_gpus(
+    machine: MachineRecord, gpus: list[GpuChain], tray: tuple[str, ...], index: SnapshotIndex
+) -> Finding:
     # The cluster may name the GPUs themselves. If it does not, the whole tray is concerned.
     devices = tuple(at_device(chain.device) for chain in gpus if chain.device is not None)
     return fails(
         Check.MACHINE_PRESENT,
-        f"GPU {modules} of machine {machine.id}",
+        ", ".join(str(index.gpu_part(chain)) for chain in gpus),
         "its switch controller lists only the other GPUs of the tray",
         f"{_SHOW_DOMAIN} {quote(machine.domain)}  # then see to the GPU and its tray",
         severity=Severity.ERROR if machine.instance else Severity.WARNING,
-        evidence=(f"records: GPU {modules} in slot {machine.slot} of {machine.chassis_serial}",),
+        evidence=tuple(f"place: {gpu_numbers(chain.key)}" for chain in gpus),
         where=(*devices, *tray),
     )
 
