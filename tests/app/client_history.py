@@ -106,7 +106,7 @@ def _by_object(history: Iterable[Event]) -> dict[str, list[Event]]:
             objects[event.object].append(event)
     for event in lists:
         for name, _ in event.listed:
-            # An object that is only listed was created by nobody.
+            # No request created an object that is only listed.
             objects.setdefault(name, [])
     for event in lists:
         values = dict(event.listed)
@@ -149,7 +149,7 @@ def _has_effect(event: Event) -> bool:
 
 
 def _may_matter(unanswered: Event, read: Collection[str | None]) -> bool:
-    """Whether taking it can explain an answer: not a read, nor a write of what nobody read."""
+    """Whether taking it can explain an answer. A read cannot, nor a write that no read returned."""
     is_write = unanswered.action is ClientAction.WRITE
     return unanswered.value in read if is_write else _has_effect(unanswered)
 

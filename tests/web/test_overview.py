@@ -157,7 +157,7 @@ def test_a_tenants_numbers_are_those_of_its_own_gpus():
     assert numbers["Needs attention"] == ("0", "at 14:13:20 UTC")
     assert numbers["Fastest proved path"][0] == "none yet", "its transfers are older than its records"
     sentence, _ = summary(sheet_of(seen, org="blue"))
-    assert sentence == "One thing needs attention: GPU 1 of rack-00 slot 0 is sick, by its switch controller."
+    assert sentence == "One thing needs attention: rack-00/slot-0/gpu-0 is sick, by its switch controller."
     assert summary(sheet_of(seen, org="nobody"))[0] == "You have no GPUs here yet."
 
 

@@ -575,9 +575,9 @@ def _viewer_kind(viewer: Viewer, mode: ColourMode) -> ViewerKind:
 def _lead_to_named(asked: str, found: Sequence[SearchResult], mode: ColourMode) -> Response:
     """Lead to the one GPU or tray that has this name, in any form, or to the search for it."""
     name = canonical_name(asked).casefold()
-    ids = {result.gpu for result in found if name in (result.name.casefold(), result.part.casefold())}
-    id_ = ids.pop() if len(ids) == 1 else ""
-    return RedirectResponse(gpu_link(mode, id_) if id_ else f"?{urlencode({'find': asked})}", 303)
+    named = (result for result in found if name in (result.name.casefold(), result.part.casefold()))
+    ids = {result.gpu for result in named if result.gpu}
+    return RedirectResponse(gpu_link(mode, *ids) if len(ids) == 1 else f"?{urlencode({'find': asked})}", 303)
 
 
 def _path_address(request: Request) -> GpuAddress | None:

@@ -50,7 +50,7 @@ from rackloom.carve.tenancy import (
     status,
     withheld_trays,
 )
-from rackloom.carve.tenancy.quotas import QuotaKind, check_object_quota
+from rackloom.carve.tenancy.entitlements import QuotaKind, check_object_quota
 from rackloom.core.place.instance_trays import TrayChoice, TrayRequest
 from rackloom.core.place.promises import AllocationUse
 

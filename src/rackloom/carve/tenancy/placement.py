@@ -261,9 +261,8 @@ def _machines_of_slots(
 
 def unhealthy_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, str]:
     """Machine -> its unhealthy GPUs as the switch controllers report them; of all machines where None."""
-    wanted = sa.select(machine_gpu, machine.c.rack, machine.c.slot).join(
-        machine, machine.c.id == machine_gpu.c.machine_id
-    )
+    on_machine = machine.c.id == machine_gpu.c.machine_id
+    wanted = sa.select(machine_gpu, machine.c.rack, machine.c.slot).join(machine, on_machine)
     wanted = wanted.where(machine_gpu.c.health.in_(UNHEALTHY_STATES))
     if machine_ids is not None:
         wanted = wanted.where(machine_gpu.c.machine_id.in_(machine_ids))

@@ -251,9 +251,8 @@ def _request_finding(
 ) -> Finding:
     first = gpus[0]
     domain = next((chain.machine.domain for chain in chains if chain.machine is not None), "")
-    tray = next(
-        (tray_part(chain.machine) for chain in chains if chain.machine is not None), PartName(first.machine)
-    )
+    known = (tray_part(chain.machine) for chain in chains if chain.machine is not None)
+    tray = next(known, PartName(first.machine))
     named = ", ".join(str(msgspec.structs.replace(tray, gpu=gpu.module_id - 1)) for gpu in gpus)
     since = min((gpu.since for gpu in gpus if gpu.since is not None), default=None)
     wanted = "no partition" if first.logical is None else _logical_name(first.logical, index)
