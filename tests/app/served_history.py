@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from tests.app.client_history import ClientAction, Event
 from tests.waiting import PATIENCE, until_so
 
 from rackloom.carve.reconcile.leases import LEASE_SECONDS
-from rackloom.lab.invariants.history import ClientAction, Event
 
 ANSWER_SECONDS = 2.0
 """How long a client waits. A stopped process goes on after that, with what its clients gave up."""

@@ -70,13 +70,13 @@ def test_virtual_time_is_the_same_every_time(name):
 @pytest.mark.parametrize(
     ("step", "seen"),
     [
-        ('expect = "partitions"\ncount = 2\nwithin = 2', "rack 1 holds 'rl-"),
+        ('expect = "partitions"\ncount = 2\nwithin = 2', "rack-01 holds 'rl-"),
         ('expect = "instances"\ngroup = "job"\nstatus = "Error"\nwithin = 2', "job/1 is Ready: "),
         ('expect = "released"\ngroup = "job"\nwithin = 2', "2 of 2 are still there"),
         ('expect = "logical-partition"\nname = "lp"\nstatus = "Pending"\nwithin = 2', "lp is Ready: "),
         (
-            'expect = "interface"\ninstance = "job/1"\ngpu = 1\nstatus = "Error"\nwithin = 2',
-            "GPU 1 of job/1 is ",
+            'expect = "interface"\ninstance = "job/1"\ngpu = "gpu-0"\nstatus = "Error"\nwithin = 2',
+            "gpu-0 of job/1 is ",
         ),
         ('expect = "read-again"\nwithin = 2', "the newest reading is that of "),
         ('expect = "finding"\ncheck = "GPU health"\nwithin = 2', "the doctor finds nothing"),

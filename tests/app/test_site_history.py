@@ -1,6 +1,6 @@
 """Two processes of `rackloom serve` on one PostgreSQL die, stop and go on while 16 clients write.
 
-Whatever a client was answered must be explained by some order of all requests (`lab/invariants/history.py`),
+Whatever a client was answered must be explained by some order of all requests (`client_history`),
 and no GPU may ever be in two partitions. RACKLOOM_HISTORY_SECONDS makes the run longer.
 """
 
@@ -17,12 +17,11 @@ from itertools import chain
 import asyncpg
 import httpx2
 import pytest
+from tests.app.client_history import ClientAction, count_outcomes, find_violations
 from tests.app.served_history import Disturber, RecordingClient, ServedProcess
 from tests.app.test_serve import Operator, furnish
 from tests.carve.conftest import postgres_server, postgres_template, postgres_url  # noqa: F401
 from tests.waiting import until
-
-from rackloom.lab.invariants.history import ClientAction, count_outcomes, find_violations
 
 CLIENTS = 16
 SECONDS = float(os.environ.get("RACKLOOM_HISTORY_SECONDS", "30"))

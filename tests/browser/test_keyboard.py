@@ -131,11 +131,11 @@ def test_a_visit_by_the_keyboard_alone(visit):
     # A rack, its trays and GPUs; then the details of one, and back to it.
     keys.press("ArrowDown", "ArrowDown", "ArrowRight")
     assert keys.is_at(f"#{opened}-2-1")
-    assert page.inner_text("#hint").startswith("slot 15 GPU 2: ")
+    assert page.inner_text("#hint").startswith("rack-02/slot-15/gpu-1: ")
     keys.press("Enter")
     page.wait_for_selector("#chain table")
     keys.look("Enter")
-    assert "slot 15" in page.inner_text("#chain h3")
+    assert "slot-15" in page.inner_text("#chain h3")
     keys.press("Tab")
     assert keys.is_at("a.close")
     keys.tab_to("#chain .copy")

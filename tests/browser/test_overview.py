@@ -139,7 +139,7 @@ def test_everything_is_shown_without_a_script(chromium):
         # The number of a slot leads to the first GPU of its tray.
         with page.expect_navigation():
             page.locator(".rack a").nth(3).click()
-        assert "GPU 1 of rack-07 slot 14" in page.inner_text("#chain h3")
+        assert "rack-07/slot-14/gpu-0" in page.inner_text("#chain h3")
         with page.expect_navigation():
             page.click("a.close")
         assert page.locator("#chain table").count() == 0

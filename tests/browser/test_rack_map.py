@@ -193,13 +193,14 @@ def test_the_whole_map_can_be_walked_by_keys(open_map):
         page.keyboard.press("Home")
         page.keyboard.press("Enter")
         page.wait_for_selector("#chain table")
-        assert "slot 17" in page.inner_text("#chain h3")
+        assert "slot-17" in page.inner_text("#chain h3")
         assert page.locator("[aria-selected=true]").get_attribute("id") == f"{rack}-0-0"
         assert page.locator("rect[tabindex='0']").count() == 1
 
 
 LINKS = [
     "Tenant", "VPC", "Instance", "Machine", "Asked into", "Logical partition", "Partition", "Fabric GPU",
+    "Place",
     "GPU", "Clique", "Node", "Claim", "Pod", "ComputeDomain", "Channel", "NIC", "Last transfer",
 ]  # fmt: skip
 
@@ -325,9 +326,7 @@ def test_a_finding_leads_to_its_gpu_by_mouse_and_by_keys(open_map):
     reading = story(2)
     chains = join_shares(reading.snapshot, JoinedShares()).chains
     there = next(chain for chain in chains if chain.machine.id == "acme-machine-0-6")
-    broken = fails(
-        "GPU health", "GPU 1 of acme-machine-0-6", "is sick", "mend it", where=places_around((there,))
-    )
+    broken = fails("GPU health", "rack-00/slot-6/gpu-0", "is sick", "mend it", where=places_around((there,)))
     paused = unknown(
         "domain at work", "domain domain-1", "is paused", "go on", where=(at_domain("domain-1"),)
     )
@@ -336,12 +335,12 @@ def test_a_finding_leads_to_its_gpu_by_mouse_and_by_keys(open_map):
         served,
     ):
         links = page.locator("#findings a")
-        assert links.all_inner_texts() == ["GPU 1 of rack-00 slot 6", "rack-01"]
+        assert links.all_inner_texts() == ["rack-00/slot-6/gpu-0", "rack-01"]
         links.nth(0).click()
         page.wait_for_selector("#chain >> text=acme-machine-0-6")
         first = page.locator("[aria-selected=true]").get_attribute("id")
         assert focused(page) == first
-        assert "slot 6 GPU 1" in page.locator(f"#{first}").get_attribute("aria-label")
+        assert "rack-00/slot-6/gpu-0" in page.locator(f"#{first}").get_attribute("aria-label")
         links.nth(1).focus()
         page.keyboard.press("Enter")
         assert page.evaluate("document.activeElement.closest('.rack').getAttribute('id')") == page.locator(

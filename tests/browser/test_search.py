@@ -91,7 +91,7 @@ def test_a_click_leads_there_and_nothing_found_says_what_to_do(open_map):
         page.fill("#find", "rack-33 slot 4")
         page.locator(RESULT).first.click()
         page.wait_for_selector(f"#{rack_id('rack-33')}")
-        assert "slot 4" in page.inner_text("#chain h3")
+        assert "rack-33/slot-4" in page.inner_text("#chain h3")
 
 
 def test_a_tenant_does_not_find_others(open_map):

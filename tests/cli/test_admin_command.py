@@ -163,8 +163,8 @@ def test_an_operators_day(terminal):
     terminal.run("partition show")
     terminal.run(f"plan {domain}")
     terminal.run(f"tray cordon {machine} --reason 'fan is loud'")
-    terminal.run(f"tray drain {machine} --reason 'fan is replaced'")
-    terminal.run(f"tray uncordon {machine}")
+    terminal.run(f"tray drain '{serial} slot 0' --reason 'fan is replaced'")
+    terminal.run(f"tray uncordon {serial}/slot-0/gpu-2")
     free = "--tenant acme --machine spare1-0"
     terminal.run(f"reservation create {free} --until 2020-01-01 --reason 'a planned job'")
     terminal.run("reservation list")

@@ -24,13 +24,12 @@ seen = "a test"
 
 [[step]]
 do = "gpu-lost"
-tray = 2
-gpu = 1
+gpu = "rack-01/slot-1/gpu-0"
 
 [[step]]
 expect = "devices"
 driver = "gpu.nvidia.com"
-tray = 2
+tray = "rack-01/slot-1"
 count = 1
 tainted = true
 within = 60
@@ -103,7 +102,7 @@ def test_trays_join_the_cluster_of_a_kubeconfig_and_leave_it(rackloom, site, tmp
             (number, item["metadata"]["name"]) for number, found in enumerate(lists) for item in found.items
         }
 
-    site.expect("devices", driver="gpu.nvidia.com", tray=18, count=4)
+    site.expect("devices", driver="gpu.nvidia.com", tray="rack-01/slot-17", count=4)
     before, home, file = asyncio.run(everything()), tmp_path / "guest", tmp_path / "lost.toml"
     file.write_text(LOST)
     command = [sys.executable, "-m", "rackloom.cli.main", "up", "--home", str(home), "--port", "0"]

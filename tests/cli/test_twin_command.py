@@ -58,7 +58,7 @@ def test_what_is_not_observed_is_told_and_ends_with_1(rackloom, tmp_path):
     assert code == 1
     assert output == snapshot("""\
      0.0s FAILED expect partitions within 5.0 count 1
-                 rack 1 holds none
+                 rack-01 holds none
 wrong: 0 of 1 expectations observed in 5.0 s of virtual time: NOT as it must be
 """)
 

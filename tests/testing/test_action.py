@@ -23,12 +23,11 @@ title = "A GPU falls off the bus"
 seen = "a test"
 [[step]]
 do = "gpu-lost"
-tray = 2
-gpu = 1
+gpu = "rack-01/slot-1/gpu-0"
 [[step]]
 expect = "devices"
 driver = "gpu.nvidia.com"
-tray = 2
+tray = "rack-01/slot-1"
 count = 1
 tainted = true
 within = 300

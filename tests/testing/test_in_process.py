@@ -52,7 +52,7 @@ def test_a_thread_leaves_its_host_as_it_was(monkeypatch):
     process, log, threads = settings_of_the_process(), settings_of_logging(), set(threading.enumerate())
     files, frozen = open_files(), gc.get_freeze_count()
     with start_site(in_process=True) as running:
-        running.expect("devices", driver="gpu.nvidia.com", tray=1, count=4)
+        running.expect("devices", driver="gpu.nvidia.com", tray="rack-01/slot-0", count=4)
         assert running.log.read_text()
         assert settings_of_the_process() == process
         # Fewer where what another test of this worker froze has died meanwhile.
@@ -109,4 +109,4 @@ def test_a_proxy_of_its_host_is_not_asked(monkeypatch):
     with start_site(in_process=True, seed=7) as running:
         assert running.seed == "7"
         running.do("make-logical-partition", name="training")
-        running.expect("node", tray=1)
+        running.expect("node", tray="rack-01/slot-0")

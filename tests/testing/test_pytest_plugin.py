@@ -21,14 +21,14 @@ def test_own(rackloom_site):
 
 @pytest.mark.rackloom(scope="session", seed="8", faults=[{"do": "gpu-lost", "tray": 1, "gpu": 1}])
 def test_shared(rackloom_site):
-    rackloom_site.expect("devices", driver="gpu.nvidia.com", tray=1, count=1, tainted=True)
+    rackloom_site.expect("devices", driver="gpu.nvidia.com", tray="rack-01/slot-0", count=1, tainted=True)
     test_shared.url = rackloom_site.url
 
 
 @pytest.mark.rackloom(scope="session", seed=8, racks=1)
 def test_the_same_site_healed(rackloom_site):
     assert rackloom_site.url == test_shared.url
-    rackloom_site.expect("devices", driver="gpu.nvidia.com", tray=1, count=0, tainted=True)
+    rackloom_site.expect("devices", driver="gpu.nvidia.com", tray="rack-01/slot-0", count=0, tainted=True)
     assert False, "to see the report"
 
 
@@ -74,7 +74,7 @@ def test_each_worker_of_xdist_has_sites_of_its_own(tmp_path):
         @pytest.mark.rackloom(scope="session")
         @pytest.mark.parametrize("number", range(4))
         def test_shared(rackloom_site, number):
-            rackloom_site.expect("node", tray=1)
+            rackloom_site.expect("node", tray="rack-01/slot-0")
             Path(f"{os.environ['PYTEST_XDIST_WORKER']}-{number}").write_text(rackloom_site.url)
     """)
     )

@@ -24,13 +24,12 @@ seen = "a test"
 
 [[step]]
 do = "gpu-lost"
-tray = 2
-gpu = 1
+gpu = "rack-01/slot-1/gpu-0"
 
 [[step]]
 expect = "devices"
 driver = "gpu.nvidia.com"
-tray = 2
+tray = "rack-01/slot-1"
 count = 1
 tainted = true
 within = 60
@@ -88,41 +87,48 @@ def test_it_answers_rest_with_its_tokens(site):
 
 @pytest.mark.slow
 def test_trays_are_those_of_steps(site):
-    for tray in (1, 2, 18):
+    for slot in (0, 1, 17):
+        tray = f"rack-01/slot-{slot}"
+        assert site.trays[slot].name == tray
         assert site.do("node-reboots", tray=tray).startswith(site.node(tray))
-        assert site.inject("tray-pulled", instance=f"rack-1/{tray}").endswith(
-            f"machine {site.trays[tray - 1].machine} are gone"
+        assert site.inject("tray-pulled", instance=tray).endswith(
+            f"machine {site.trays[slot].machine} are gone"
         )
 
 
 @pytest.mark.slow
 def test_a_fault_is_observed_and_cleared(site):
-    site.inject("gpu-lost", tray=3, gpu=1)
+    site.inject("gpu-lost", gpu="rack-01/slot-2/gpu-0")
     assert "publishes 1 tainted devices" in site.expect(
-        "devices", driver="gpu.nvidia.com", tray=3, count=1, tainted=True
+        "devices", driver="gpu.nvidia.com", tray="rack-01/slot-2", count=1, tainted=True
     )
     site.inject({"do": "switch-mistreats", "rpc": "CreatePartition", "how": "refuses"})
     site.clear()  # That one has struck nothing: no reason to fail here.
-    site.expect("devices", driver="gpu.nvidia.com", tray=3, count=0, tainted=True)
+    site.expect("devices", driver="gpu.nvidia.com", tray="rack-01/slot-2", count=0, tainted=True)
     assert json.loads(site.kubeconfig.read_text())["current-context"] == "rackloom-twin"
 
 
 @pytest.mark.slow
 def test_what_is_not_so_fails_with_what_was_seen(site):
     with pytest.raises(StepNotObserved, match=r"expect node within 0\.2.*: Ready of node-\w+ is True"):
-        site.expect("node", tray=1, ready=False, within=0.2)
+        site.expect("node", tray="rack-01/slot-0", ready=False, within=0.2)
     with pytest.raises(AssertionError):
-        site.expect("devices", driver="gpu.nvidia.com", tray=1, count=1, within=0)
+        site.expect("devices", driver="gpu.nvidia.com", tray="rack-01/slot-0", count=1, within=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "keys", "why"),
     [
-        ("gpu-lots", {"tray": 1, "gpu": 1}, "do = 'gpu-lots' is not known.*gpu-lost"),
-        ("gpu-lost", {"tray": 19, "gpu": 1}, "tray = 19 is not there.*1 to 18"),
-        ("gpu-lost", {"tray": 1}, "it lacks the key `gpu`"),
-        ("gpu-lost", {"tray": "one", "gpu": 1}, "tray is a whole number"),
+        ("gpu-lots", {"gpu": "rack-01/slot-0/gpu-0"}, "do = 'gpu-lots' is not known.*gpu-lost"),
+        (
+            "node-lost",
+            {"tray": "rack-01/slot-18"},
+            "tray = 'rack-01/slot-18' is not there.*slot-0 to .*slot-17",
+        ),
+        ("gpu-lost", {"gpu": "rack-01/slot-0/gpu-4"}, "is not there.*gpu-0 to .*gpu-3"),
+        ("gpu-lost", {}, "it lacks the key `gpu`"),
+        ("gpu-lost", {"gpu": 1}, "gpu is a GPU, such as .rack-01/slot-2/gpu-0"),
         ("heal", {"at": -1}, ""),
         ("make-vpc", {"name": "x"}, "make-vpc breaks nothing"),
         ("tray-pulled", {"instance": "job/1"}, "no instance 'job/1' yet"),
@@ -196,9 +202,9 @@ def test_without_an_api_server_an_expectation_ends_and_all_can_be_repaired():
         running.do("make-instances", group="job", vpc="net", count=18)
         running.expect("instances", group="job", status="Ready")
         with pytest.raises(StepNotObserved):
-            running.expect("clique-label", tray=1, within=0.5)
+            running.expect("clique-label", tray="rack-01/slot-0", within=0.5)
         running.clear()
-        running.expect("clique-label", tray=1)
+        running.expect("clique-label", tray="rack-01/slot-0")
 
 
 @pytest.mark.slow
@@ -215,8 +221,8 @@ def test_names_follow_the_seed_and_sites_do_not_meet(tmp_path):
         assert first.trays == second.trays
         assert {tray.node for tray in first.trays}.isdisjoint(tray.node for tray in third.trays)
         assert len({first.url, second.url, third.url}) == 3
-        first.inject("node-lost", tray=1)
-        second.expect("node", tray=1, within=0)
+        first.inject("node-lost", tray="rack-01/slot-0")
+        second.expect("node", tray="rack-01/slot-0", within=0)
 
 
 @pytest.mark.slow
@@ -318,8 +324,10 @@ def test_for_asyncio():
         begun_at = time.monotonic()
         async with start_site_async(seed="7") as running:
             started_at, begun = time.monotonic(), len(ticks)
-            await running.inject("gpu-lost", tray=1, gpu=1)
-            await running.expect("devices", driver="gpu.nvidia.com", tray=1, count=1, tainted=True)
+            await running.inject("gpu-lost", gpu="rack-01/slot-0/gpu-0")
+            await running.expect(
+                "devices", driver="gpu.nvidia.com", tray="rack-01/slot-0", count=1, tainted=True
+            )
             await running.clear()
 
             async def later():

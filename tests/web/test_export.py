@@ -27,7 +27,8 @@ def test_each_gpu_is_a_row_with_its_chain():
     (row,) = (row for row in rows if row["gpu_uuid"] == "GPU-acme-1-0-3")
     assert tuple(row) == HEADINGS
     assert row == {
-        "rack": "rack-01", "slot": "0", "gpu": "3", "use": "in use", "health": "healthy",
+        "rack": "rack-01", "slot": "0", "gpu": "2", "name": "rack-01/slot-0/gpu-2", "use": "in use",
+        "health": "healthy",
         "gpu_uuid": "GPU-acme-1-0-3", "fabric_guid": "0x0000000100000003", "node": "acme-node-1-0",
         "machine": "acme-machine-1-0", "instance": "acme-machine-1-0-instance", "tenant": "acme",
         "partition": "acme-1-nvl", "clique": row["clique"], "claim": "acme-ns/acme-gpus",

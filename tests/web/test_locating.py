@@ -48,14 +48,14 @@ def test_what_is_about_a_gpu_leads_to_that_gpu(number):
     assert seat.chain is not None
     (link,) = led(whole, *places_around((seat.chain,))).named
     assert seat_of(whole, link.id) is seat
-    assert link.words == f"GPU {seat.place.module} of {seat.place.rack} slot {seat.place.slot}"
+    assert link.words == str(seat.place.name)
 
 
 @pytest.mark.parametrize("name", [at_node("acme-node-1-0"), at_machine("acme-machine-1-0")])
 def test_what_is_about_a_tray_leads_to_the_tray(name):
     whole = site_map(SiteReading(snapshot=snapshot(2, 4, HOLDERS)))
     (link,) = led(whole, at_domain("domain-1"), name).named
-    assert (link.words, seat_of(whole, link.id).place.module) == ("rack-01 slot 0", 1)
+    assert (link.words, seat_of(whole, link.id).place.name.gpu) == ("rack-01/slot-0", 0)
 
 
 def test_what_is_about_a_domain_or_a_partition_leads_to_its_racks():
@@ -81,7 +81,7 @@ def test_of_many_places_the_first_are_named_and_the_rest_is_counted():
     whole = site_map(SiteReading(snapshot=snapshot(1, 9)))
     found = led(whole, *(at_machine(f"free-machine-0-{slot}") for slot in range(9)))
     assert ([chain.words for chain in found.named], found.more) == (
-        ["rack-00 slot 0", "rack-00 slot 1", "rack-00 slot 2"],
+        ["rack-00/slot-0", "rack-00/slot-1", "rack-00/slot-2"],
         6,
     )
     assert led(whole, at_node("gone"), "a host") == locate((), {})
@@ -107,7 +107,7 @@ def test_a_finding_of_the_doctor_shows_its_check_and_where_it_is():
     assert f'<span class="check">{Check.NIC_LINK}</span>' in panel
     (link,) = re.findall('<a href="[^"]+#([^"]+)" data-shows="([^"]+)">([^<]+)</a>', panel)
     assert link[0] == link[1]
-    assert link[2] == "GPU 3 of rack-01 slot 1"
+    assert link[2] == "rack-01/slot-1/gpu-2"
     assert seat_of(whole, link[0]).chain.nics[0].link == "down"
 
 

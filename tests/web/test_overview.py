@@ -157,7 +157,7 @@ def test_a_tenants_numbers_are_those_of_its_own_gpus():
     assert numbers["Needs attention"] == ("0", "at 14:13:20 UTC")
     assert numbers["Fastest proved path"][0] == "none yet", "its transfers are older than its records"
     sentence, _ = summary(sheet_of(seen, org="blue"))
-    assert sentence == "One thing needs attention: GPU 1 of rack-00 slot 0 is sick, by its switch controller."
+    assert sentence == "One thing needs attention: rack-00/slot-0/gpu-0 is sick, by its switch controller."
     assert summary(sheet_of(seen, org="nobody"))[0] == "You have no GPUs here yet."
 
 
@@ -279,7 +279,7 @@ def test_the_page_of_a_large_site_has_cells_and_draws_what_its_address_opens():
     assert first.count('role="gridcell"') == 0
     assert len(re.findall(r'<a id="c\w+"', first)) == MANY
     assert opened.count('role="gridcell"') == 2 * 3 * GPUS
-    assert "GPU 2 of rack-02 slot 2" in opened, "the chosen GPU is on the page without a script"
+    assert "rack-02/slot-2/gpu-1" in opened, "the chosen GPU is on the page without a script"
     query = f"rack=rack-05&amp;rack=rack-02&amp;gpu={gpu}"
     assert f"/map/live?by=tenant&amp;{query}&amp;after=" in opened
     assert f'href="?by=health&amp;{query}"' in opened

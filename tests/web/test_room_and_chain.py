@@ -127,6 +127,7 @@ def test_a_chain_names_every_link_with_who_says_so_and_when():
         "Asked into": "acme-lp-0",
         "Logical partition": "acme-training",
     }
+    assert values(seen["switch controller"])["Place"].endswith(" slot 0 module 1")
     assert values(seen["Kubernetes"]) == {
         "GPU": "GPU-acme-0-0-1",
         "Clique": "domain-0.407",
@@ -135,7 +136,7 @@ def test_a_chain_names_every_link_with_who_says_so_and_when():
         "Pod": "acme-ns/acme-worker-acme-node-0-0",
         "ComputeDomain": "acme-ns/acme-domain",
         "Channel": "channel-7",
-        "NIC": "acme-nic-0",
+        "NIC": "rack-00/slot-0/nic-0",
     }
     assert values(seen["transfer record"]) == {"Last transfer": "46.2 GB/s by mlx5_0:1"}
 

@@ -35,8 +35,12 @@ def first(query, whole=WHOLE):
     ("query", "kind", "name"),
     [
         ("rack-07", "rack", "rack-07"),
-        ("RACK-07  slot 2", "tray", "rack-07 slot 2"),
-        ("gpu 3 of rack-07 slot 0", "GPU", "GPU 3 of rack-07 slot 0"),
+        ("RACK-07  slot 2", "tray", "rack-07/slot-2"),
+        ("tray rack-07/slot-2", "tray", "rack-07/slot-2"),
+        ("gpu 3 of rack-07 slot 0", "GPU", "rack-07/slot-0/gpu-2"),
+        ("rack-07/slot-0/GPU-2", "GPU", "rack-07/slot-0/gpu-2"),
+        ("rack-07/slot-0/nic-2", "NIC", "rack-07/slot-0/nic-2"),
+        ("rack-07/switch-3/port-17", "rack", "rack-07"),
         ("GPU-acme-7-0-3", "GPU", "GPU-acme-7-0-3"),
         ("0x0000000700000003", "GPU", "0x0000000700000003"),
         ("acme-node-7-0", "node", "acme-node-7-0"),
@@ -180,3 +184,39 @@ def test_the_server_answers_a_viewer_over_its_own_part_only():
     assert "called blue" in tenant
     assert "acme-node-0-0" in own
     assert empty.strip() == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rack-01/slot-0/gpu-2",
+        "GPU 3 of rack-01 slot 0",
+        "GPU-acme-1-0-3",
+        "0x0000000100000003",
+        str(0x0000000100000003).zfill(17),
+        "00000000:03:00.0 of acme-node-1-0",
+        "acme-node-1-0/gpu-2",
+        "rack-01/slot-0/nic-2",
+    ],
+)
+def test_an_address_may_name_a_gpu_in_every_form(name):
+    async def scenario(client, _):
+        await sign_in(client)
+        moved = await client.get("/", params={"gpu": name})
+        shown = await client.get("/" + moved.headers["location"].partition("#")[0])
+        return moved.status_code, shown.text
+
+    status, shown = visit(scenario)
+    assert status == 303
+    assert "<h3>rack-01/slot-0/gpu-2</h3>" in shown
+
+
+@pytest.mark.parametrize("name", ["0000:03:00.0", "rack-01", "acme-node"])
+def test_an_address_with_a_name_of_several_leads_to_a_search(name):
+    async def scenario(client, _):
+        await sign_in(client)
+        return await client.get("/", params={"gpu": name}), await client.get("/", params={"find": name})
+
+    moved, found = visit(scenario)
+    assert (moved.status_code, moved.headers["location"].partition("=")[0]) == (303, "?find")
+    assert found.text.count('role="option"') > 1

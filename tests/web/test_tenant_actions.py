@@ -12,7 +12,7 @@ from rackloom.app.site.rack_map import SiteSource, mount_rack_map
 from rackloom.carve.api.auth import Role
 from rackloom.carve.api.routing import problem_response
 from rackloom.carve.tenancy import logical_partitions
-from rackloom.carve.tenancy.quotas import QuotaKind, set_quotas
+from rackloom.carve.tenancy.entitlements import QuotaKind, set_quotas
 from rackloom.web.forms import FORM_BYTES, TICKET_SECONDS
 from rackloom.web.live import LiveMap
 from rackloom.web.tenant_actions import MOST_RELEASED

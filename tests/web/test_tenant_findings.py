@@ -41,7 +41,7 @@ def examined(seen, at=AT):
 
 def test_each_tenant_reads_of_its_own_gpu_where_it_is_and_whom_it_affects():
     whole = site_map(examined(sick_at(snapshot(1, 3, RACK), 1, 2)))
-    for org, place in ((MINE, "GPU 1 of rack-00 slot 1"), (THEIRS, "GPU 1 of rack-00 slot 2")):
+    for org, place in ((MINE, "rack-00/slot-1/gpu-0"), (THEIRS, "rack-00/slot-2/gpu-0")):
         (found,) = (finding for finding in seen_by(org, whole) if finding.check == Check.GPU_HEALTH)
         assert found.title == f"{place} is sick, by its switch controller"
         assert set(found.affects) == {f"Job {org}-ns/{org}-job", f"partition {org}-training"}
@@ -162,7 +162,7 @@ def test_two_tenants_over_http_in_the_present_the_past_and_everywhere_else():
     pages = visit(scenario, examined(seen))
     for org, other, slot in (("acme", "blue", 1), ("blue", "acme", 2)):
         page, answers, links = pages[org]
-        assert f"One thing needs attention: GPU 1 of rack-00 slot {slot} is sick" in page
+        assert f"One thing needs attention: rack-00/slot-{slot}/gpu-0 is sick" in page
         assert "gpu-health" in links
         assert "rackloom admin" not in page
         for text in (page, *answers):

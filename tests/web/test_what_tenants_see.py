@@ -91,9 +91,7 @@ def test_a_tenant_sees_all_that_is_its_own(holders):
 @given(holders=HOLDERS)
 def test_the_rest_is_drawn_as_in_use_or_free(holders):
     whole = site_map(SiteReading(snapshot=snapshot(2, 3, holders)))
-    assert [(s.place.rack, s.place.slot, s.taken) for s in seen_by(whole, MINE).gpus] == [
-        (s.place.rack, s.place.slot, s.taken) for s in whole.gpus
-    ]
+    assert [(s.place, s.taken) for s in seen_by(whole, MINE).gpus] == [(s.place, s.taken) for s in whole.gpus]
 
 
 def test_operators_see_everything():
@@ -181,7 +179,7 @@ def test_trays_that_only_the_cluster_knows_stay_apart_and_unnamed():
     whole = site_map(SiteReading(snapshot=msgspec.structs.replace(seen, machines=(), fabric_gpus=())))
     own = seen_by(whole, MINE)
     assert [len(tray) for rack in own.racks for tray in rack.trays] == [4] * 12
-    order = [(seat.place.rack, seat.place.tray, seat.place.module) for seat in own.gpus]
+    order = [(seat.place.rack, seat.place.tray, seat.place.name.gpu) for seat in own.gpus]
     assert order == sorted(order)
     assert THEIRS not in repr(own)
 

@@ -39,6 +39,10 @@ def registry_of(snapshot: SiteSnapshot, findings: tuple[Finding, ...]) -> Collec
         found.labels(name.value, Severity.ERROR.value).set(0)
     for (check, severity), count in counts.items():
         found.labels(check, severity).set(count)
+    places = Counter((finding.check, finding.place) for finding in findings if finding.place)
+    at = Gauge("rackloom_doctor_places", "Findings by place.", ("check", "place"), registry=registry)
+    for (check, place), count in places.items():
+        at.labels(check, place).set(count)
     known = Gauge("rackloom_doctor_layer_known", "1 if the layer was read.", ("layer",), registry=registry)
     for layer in snapshot.layers:
         known.labels(layer.layer.value).set(1 if _is_known(layer, snapshot) else 0)

@@ -51,7 +51,7 @@ ConnectionParameters = Annotated[Connection, Parameter(name="*")]
 DEFAULT_CONNECTION = Connection()
 Reason = Annotated[str, Parameter(name="--reason", help="Why; it is recorded.")]
 Domain = Annotated[str, Parameter(help="Domain uuid.")]
-MachineId = Annotated[str, Parameter(help="Machine id.")]
+MachineId = Annotated[str, Parameter(help="Machine id, name of its tray, or fabric GUID of a GPU.")]
 Serial = Annotated[str, Parameter(name="--chassis-serial", help="Serial number of the chassis.")]
 Url = Annotated[str, Parameter(name="--endpoint", help="https://HOST[:PORT] of its controller.")]
 PAGE_SIZE = 100
@@ -142,6 +142,28 @@ def id_pages(ids: Sequence[Any]) -> list[Sequence[Any]]:
 def send_order(at: Connection, rpc: str, request: Any, output: Format) -> None:
     """Call an RPC of our interface whose reply is a sentence, and print it."""
     report(call(at, rpc, request).message, output)
+
+
+def find_machine(call_rpc: RpcCaller, name: str) -> Any:
+    """The one machine that a name of any form means."""
+    from rackloom.carve.admin import forge_pb2 as pb
+
+    request = pb.MachinesByIdsRequest()
+    request.machine_ids.add(id=name)
+    found = call_rpc("FindMachinesByIds", request).machines
+    if len(found) != 1:
+        why = f"there are several machines {name}" if found else f"there is no machine {name}"
+        raise Refused(why, nearest_fix="see: rackloom admin machine list")
+    return found[0]
+
+
+def order_tray(at: Connection, rpc: str, name: str, reason: str, output: Format) -> None:
+    """Call an RPC about the tray that a name of any form means, and print its sentence."""
+    from rackloom.carve.admin import operator_pb2 as ours
+
+    with connect(at) as call_rpc:
+        request = ours.TrayRequest(machine_id=find_machine(call_rpc, name).id.id, reason=reason)
+        report(call_rpc(rpc, request).message, output)
 
 
 def report(message: str, output: Format, **fields: str) -> None:

@@ -29,6 +29,7 @@ from rackloom.cli.admin import (
     call,
     connect,
     emit_messages,
+    find_machine,
     id_pages,
     report,
 )
@@ -259,7 +260,7 @@ def nvlink_info_show(
 ) -> None:
     """Show the GPU mapping of a machine, and in which partition each GPU was last seen."""
     with connect(at) as call_rpc:
-        found = _find_machine(call_rpc, machine_id)
+        found = find_machine(call_rpc, machine_id)
     observed = found.nvlink_status_observation if found.HasField("nvlink_status_observation") else None
     value = {
         "nvlink_info": as_dict(found.nvlink_info),
@@ -280,7 +281,8 @@ def nvlink_info_populate(
 ) -> None:
     """Ask the controller for the GPU mapping of a machine and print it. The site does so by itself."""
     with connect(at) as call_rpc:
-        known = _find_machine(call_rpc, machine_id).nvlink_info
+        found = find_machine(call_rpc, machine_id)
+        known = found.nvlink_info
         body = decode_json(
             browse_controller(call_rpc, known.chassis_serial, "gpu-info-list", 0), "the controller"
         )
@@ -288,7 +290,7 @@ def nvlink_info_populate(
         print(json_text(as_dict(info)))
         if update_db:
             request = pb.UpdateMachineNvLinkInfoRequest(nvlink_info=info)
-            request.machine_id.id = machine_id
+            request.machine_id.id = found.id.id
             call_rpc("UpdateMachineNvLinkInfo", request)
 
 
@@ -315,17 +317,8 @@ def instance_update(
         entry.logical_partition_id.value = gpu_config.logical_partition_id
     after = call(at, "UpdateInstanceConfig", request)
     gpus = after.config.nvlink.gpu_configs
-    rows = [(gpu.device_instance, gpu.logical_partition_id.value) for gpu in gpus]
+    rows = [(f"gpu-{gpu.device_instance}", gpu.logical_partition_id.value) for gpu in gpus]
     emit(as_dict(after), output, lambda: columns(("GPU", "LOGICAL PARTITION ID"), rows))
-
-
-def _find_machine(call_rpc: RpcCaller, machine_id: str) -> Any:
-    request = pb.MachinesByIdsRequest()
-    request.machine_ids.add(id=machine_id)
-    found = call_rpc("FindMachinesByIds", request).machines
-    if not found:
-        raise Refused(f"there is no machine {machine_id}", nearest_fix="see: rackloom admin machine list")
-    return found[0]
 
 
 def _machine_row(row: Any) -> tuple[object, ...]:
@@ -350,7 +343,8 @@ def _gpu_table(found: Any) -> str:
         at = status.domain_id.value if status else ""
         logical = status.logical_partition_id.value if status else ""
         guid = f"{gpu.guid:#x}" if gpu.guid else "-"
-        rows.append((gpu.device_id - 1, guid, at or _absent_value(known), logical or _absent_value(known)))
+        name, absent = f"gpu-{gpu.device_id - 1}", _absent_value(known)
+        rows.append((name, guid, at or absent, logical or absent))
     return columns(("GPU", "GUID", "DOMAIN", "LOGICAL PARTITION ID"), rows)
 
 

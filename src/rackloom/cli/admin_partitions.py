@@ -28,6 +28,7 @@ from rackloom.cli.admin import (
     connect,
     emit_messages,
     id_pages,
+    order_tray,
     report,
     send_order,
     utc_time,
@@ -270,7 +271,7 @@ def tray_cordon(
     output: Output = "table",
 ) -> None:
     """Place nothing new on a tray; what runs there stays."""
-    send_order(at, "CordonTray", ours.TrayRequest(machine_id=machine_id, reason=reason), output)
+    order_tray(at, "CordonTray", machine_id, reason, output)
 
 
 @tray.command(name="uncordon")
@@ -283,7 +284,7 @@ def tray_uncordon(
     output: Output = "table",
 ) -> None:
     """Use a tray again, and join the GPUs of its instance again if it was drained."""
-    send_order(at, "UncordonTray", ours.TrayRequest(machine_id=machine_id, reason=reason), output)
+    order_tray(at, "UncordonTray", machine_id, reason, output)
 
 
 @tray.command(name="drain")
@@ -296,7 +297,7 @@ def tray_drain(
     output: Output = "table",
 ) -> None:
     """Take the GPUs of a tray out of all partitions. Its instance stays and is not Ready meanwhile."""
-    send_order(at, "DrainTray", ours.TrayRequest(machine_id=machine_id, reason=reason), output)
+    order_tray(at, "DrainTray", machine_id, reason, output)
 
 
 def _plan_table(plan: dict[str, Any]) -> str:
@@ -339,8 +340,8 @@ def _foreign_line(tray: Any) -> str:
 
 
 def _unlisted_line(tray: Any) -> str:
-    devices = " and ".join(map(str, tray.device_instances))
-    return f"gets no instance: {tray.machine_id}: its switch controller does not list GPU {devices}"
+    gpus = " and ".join(f"gpu-{device}" for device in tray.device_instances)
+    return f"gets no instance: {tray.machine_id}: its switch controller does not list {gpus}"
 
 
 def _guid_list(guids: Sequence[int]) -> str:

@@ -6,8 +6,8 @@ REST address, tokens, kubeconfig, faults that can be injected and cleared, and w
 is `rackloom.pytest_plugin`.
 
     with start_site(racks=1, seed="7") as site:
-        site.inject("gpu-lost", tray=3, gpu=1)
-        site.expect("devices", driver="gpu.nvidia.com", tray=3, count=1, tainted=True, within=30)
+        site.inject("gpu-lost", gpu="rack-01/slot-2/gpu-0")
+        site.expect("devices", driver="gpu.nvidia.com", tray="rack-01/slot-2", count=1, tainted=True)
         site.clear()
 
 A site is only what its home holds: it has a temporary home, ports that the kernel chose, and ends with its

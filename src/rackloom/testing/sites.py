@@ -83,7 +83,7 @@ class Site:
 
     @property
     def trays(self) -> "tuple[TrayReport, ...]":
-        """Its trays: number of the rack and of the tray, node of the cluster, machine of REST."""
+        """Its trays: name, node of the cluster, machine of REST."""
         return self._report.trays
 
     @property
@@ -91,12 +91,9 @@ class Site:
         """Its log: JSON lines."""
         return self.home / "logs" / "rackloom.log"
 
-    def node(self, tray: int, rack: int = 1) -> str:
-        """Name of the node that a tray is. Raises KeyError."""
-        for found in self.trays:
-            if (found.rack, found.tray) == (rack, tray):
-                return found.node
-        raise KeyError(f"tray {tray} of rack {rack}")
+    def node(self, tray: str) -> str:
+        """Name of the node that a tray is, such as `rack-01/slot-2`. Raises KeyError."""
+        return {found.name: found.node for found in self.trays}[tray]
 
     def api(self, org: str = "demo") -> str:
         """Address of REST for an organisation, without a slash at its end."""

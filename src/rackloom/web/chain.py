@@ -9,17 +9,14 @@ node, or neither. A GPU that is coupled to its processor (GB200) shares a PCIe r
 NUMA node is as near as it gets. Nothing here decides what is wrong: that is in the findings beside it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from rackloom.core.diagnosis.checks.nics import are_apart
-from rackloom.core.diagnosis.snapshot import (
-    DeviceRecord,
-    GpuChain,
-    Layer,
-    PartitionRecord,
-)
+from rackloom.core.diagnosis.index import tray_nics
+from rackloom.core.diagnosis.snapshot import DeviceId, DeviceRecord, GpuChain, Layer, PartitionRecord
+from rackloom.topology.part_names import PartName, place_numbers
 from rackloom.web.model import MapGpu, SiteMap
 
 # What each layer reports.
@@ -59,10 +56,12 @@ def layer_reports(whole: SiteMap, gpu: MapGpu) -> tuple[LayerReport, ...]:
     chain = gpu.chain
     if chain is None:
         return ()
+    trays = (tray for rack in whole.racks if rack.name == gpu.place.rack for tray in rack.trays)
+    tray = [member.chain for tray in trays if gpu in tray for member in tray if member.chain is not None]
     links = {
         Layer.SITE: _by_site(whole, chain),
-        Layer.FABRIC: _by_fabric(chain),
-        Layer.CLUSTER: _by_cluster(chain),
+        Layer.FABRIC: _by_fabric(chain, whole.operator),
+        Layer.CLUSTER: _by_cluster(chain, tray_nics(tray, gpu.place.name.tray)),
         Layer.TRANSFER: _by_transfer(chain),
     }
     return tuple(_layer_report(whole, gpu, layer, tuple(found)) for layer, found in links.items())
@@ -89,7 +88,7 @@ def _by_site(whole: SiteMap, chain: GpuChain) -> Iterator[ChainLink]:
         yield "Logical partition", None, _partition_note_hidden(chain)
 
 
-def _by_fabric(chain: GpuChain) -> Iterator[ChainLink]:
+def _by_fabric(chain: GpuChain, for_operator: bool) -> Iterator[ChainLink]:
     partition, gpu = chain.partition, chain.fabric
     if partition:
         yield "Partition", f"{partition.name} ({partition.id})", _partition_note(partition)
@@ -97,9 +96,12 @@ def _by_fabric(chain: GpuChain) -> Iterator[ChainLink]:
         yield "Partition", None, _partition_note_hidden(chain)
     note = _joined(_health_text(gpu.healthy), gpu.problem) if gpu else ""
     yield "Fabric GPU", f"{gpu.guid:#018x}" if gpu else None, note
+    # A tenant has no use for the chassis of its provider.
+    if gpu is not None and for_operator:
+        yield "Place", place_numbers(gpu.place), ""
 
 
-def _by_cluster(chain: GpuChain) -> Iterator[ChainLink]:
+def _by_cluster(chain: GpuChain, names: Mapping[DeviceId, PartName]) -> Iterator[ChainLink]:
     node, use, domain = chain.node, chain.use, chain.compute_domain
     yield "GPU", chain.key.gpu_uuid.value if chain.key.gpu_uuid else None, ""
     yield "Clique", clique_of(chain), ""
@@ -110,7 +112,7 @@ def _by_cluster(chain: GpuChain) -> Iterator[ChainLink]:
     yield "ComputeDomain", domain.key if domain else None, domain.status.status.value if domain else hidden
     yield "Channel", chain.channel, hidden
     for nic in chain.nics:
-        yield "NIC", nic.name, _nic_note(chain, nic)
+        yield "NIC", str(names[nic.device_id]), _joined(nic.name, _nic_note(chain, nic))
     if not chain.nics:
         yield "NIC", None, ""
 

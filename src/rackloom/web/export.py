@@ -15,7 +15,7 @@ from rackloom.web.model import SiteMap, rack_id
 from rackloom.web.places import GpuSpot
 
 HEADINGS = (
-    "rack", "slot", "gpu", "use", "health", "gpu_uuid", "fabric_guid", "node", "machine", "instance",
+    "rack", "slot", "gpu", "name", "use", "health", "gpu_uuid", "fabric_guid", "node", "machine", "instance",
     "tenant", "partition", "clique", "claim", "pods", "jobs", "nics",
 )  # fmt: skip
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -42,12 +42,12 @@ def _plain(cell: str) -> str:
 
 def _row(whole: SiteMap, frame: RackFrame, spot: GpuSpot) -> tuple[str, ...]:
     gpu = frame.rack.trays[spot[0]][spot[1]]
-    place, level = gpu.place, frame.level(spot)
+    name, level = gpu.place.name, frame.level(spot)
     is_known = gpu.chain is not None and frame.marks is not None
     health = (level or "healthy") if is_known else "unknown"
-    slot = str(place.slot) if place.chassis else place.node
+    place = ("" if number is None else str(number) for number in (name.slot, name.gpu))
     known = ("",) * 12 if gpu.chain is None else _known(whole, gpu.chain)
-    return (place.rack, slot, str(place.module or spot[1] + 1), _USES[gpu.taken], health, *known)
+    return (name.rack, *place, str(name), _USES[gpu.taken], health, *known)
 
 
 def _known(whole: SiteMap, chain: GpuChain) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ import msgspec
 
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.incremental import GroupName, JoinedShares, Memo, join_shares, recompute_changed
+from rackloom.core.diagnosis.index import gpu_part, slot_key
 from rackloom.core.diagnosis.snapshot import (
     GpuChain,
     Layer,
@@ -32,7 +33,7 @@ from rackloom.core.diagnosis.snapshot import (
     grouped,
 )
 from rackloom.core.domains.compute_domain import ComputeDomain
-from rackloom.topology.join_key import SlotKey
+from rackloom.topology.part_names import PartName
 
 # What the map is drawn from, and the interface of its source.
 
@@ -101,16 +102,13 @@ class GpuPosition(msgspec.Struct, frozen=True, gc=False):
 
     rack: str
     chassis: str
-    slot: int
-    module: int
-    """1-based; 0: not known."""
-    node: str = ""
-    """Distinguishes trays without a known slot; a tenant sees a number instead."""
+    name: PartName
+    """Its name. Without a known slot, the node stands for the rack; a tenant sees a number instead."""
 
     @property
     def tray(self) -> tuple[str, int, str]:
         """Which tray of its rack; also the sort key of trays, from the lowest slot."""
-        return self.chassis, self.slot, self.node
+        return self.chassis, self.name.slot or 0, self.name.rack
 
 
 class MapGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -313,27 +311,18 @@ def _by_rack(shares: Memo[GroupName, _ShareFacts, _GpusByRack]) -> dict[str, tup
 
 def _make_rack(parts: tuple[tuple[MapGpu, ...], ...]) -> MapRack:
     trays = grouped((gpu.place.tray, gpu) for part in parts for gpu in part)
-    modules = [sorted(trays[tray], key=lambda gpu: gpu.place.module) for tray in sorted(trays, reverse=True)]
+    modules = [
+        sorted(trays[tray], key=lambda gpu: gpu.place.name.gpu or 0) for tray in sorted(trays, reverse=True)
+    ]
     return rack_of_trays(tuple(map(tuple, modules)))
 
 
 def _position_of(chain: GpuChain, racks: Mapping[str, str]) -> GpuPosition:
-    known = slot_key(chain)
-    if chain.machine is not None:
-        module = known.module_id if known else 0
-        return GpuPosition(chain.machine.rack, chain.machine.chassis_serial, chain.machine.slot, module)
-    if known is not None:
-        rack = racks.get(known.chassis_serial, f"chassis {known.chassis_serial}")
-        return GpuPosition(rack, known.chassis_serial, known.slot, known.module_id)
-    node = chain.node.name if chain.node else chain.device.node if chain.device else ""
-    return GpuPosition(NO_RACK, "", 0, 0, node)
-
-
-def slot_key(chain: GpuChain) -> SlotKey | None:
-    """The slot of a GPU from any layer, the fabric first."""
-    if chain.fabric is not None:
-        return chain.fabric.place
-    return chain.key.place.value if chain.key.place else None
+    name, known = gpu_part(chain, racks), slot_key(chain)
+    chassis = (
+        chain.machine.chassis_serial if chain.machine is not None else known.chassis_serial if known else ""
+    )
+    return GpuPosition(name.rack if chassis else NO_RACK, chassis, name)
 
 
 def _domain_of(chain: GpuChain) -> str:

@@ -16,7 +16,7 @@ of the service's connections, because REST needs them too.
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
@@ -34,6 +34,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackloom.core.diagnosis.runbooks import runbooks
 from rackloom.errors import Retry, Unknown
+from rackloom.topology.part_names import canonical_name
 from rackloom.web import render
 from rackloom.web.action_pages import ACTIONS, ActionPages
 from rackloom.web.chain import layer_reports
@@ -50,11 +51,11 @@ from rackloom.web.painters import PageSheet, Painters, ViewerKind
 from rackloom.web.places import findings_at
 from rackloom.web.provider_sign_in import BACK, ProviderSignIn, page_of_the_map
 from rackloom.web.racks import GpuAddress, find_gpu
-from rackloom.web.search import SearchIndexes
+from rackloom.web.search import SearchIndexes, SearchResult
 from rackloom.web.serial_thread import SerialThread
 from rackloom.web.sign_in_codes import SignInCodes
 from rackloom.web.trends import Trends
-from rackloom.web.view import PageView, gpu_address, page_path, page_view, time_of_address
+from rackloom.web.view import PageView, gpu_address, gpu_link, page_path, page_view, time_of_address
 from rackloom.web.viewers import (
     Authenticator,
     Session,
@@ -393,6 +394,11 @@ class _MapPages:
     async def map(self, request: Request, viewer: Viewer) -> Response:
         """The page, as of now or of a time of the history."""
         view, sheet, past = await self._seen(request, viewer)
+        asked = request.query_params.get("gpu", "")
+        if asked and gpu_address(asked) is None:
+            org, _ = _viewer_kind(viewer, view.mode)
+            if named := await self._searches.search(org, sheet.whole, asked):
+                return _lead_to_named(asked, named, view.mode)
         position = f"{self._boot}.{sheet.number}"
         changes = None if past is None else await self._changes_since(sheet.whole, viewer, view)
         chain = render.render_no_choice() if not view.gpu else _chain(sheet, gpu_address(view.gpu))[0]
@@ -564,6 +570,14 @@ def _filter_of(view: PageView, sheet: PageSheet) -> FilterChoice | None:
 
 def _viewer_kind(viewer: Viewer, mode: ColourMode) -> ViewerKind:
     return None if viewer.operator else viewer.org, mode
+
+
+def _lead_to_named(asked: str, found: Sequence[SearchResult], mode: ColourMode) -> Response:
+    """Lead to the one GPU or tray that has this name, in any form, or to the search for it."""
+    name = canonical_name(asked).casefold()
+    named = (result for result in found if name in (result.name.casefold(), result.part.casefold()))
+    ids = {result.gpu for result in named if result.gpu}
+    return RedirectResponse(gpu_link(mode, *ids) if len(ids) == 1 else f"?{urlencode({'find': asked})}", 303)
 
 
 def _path_address(request: Request) -> GpuAddress | None:

@@ -27,6 +27,7 @@ from rackloom.core.diagnosis.index import (
     places_around,
 )
 from rackloom.core.diagnosis.snapshot import GpuChain, grouped
+from rackloom.topology.part_names import PartName
 from rackloom.web.model import MapGpu, MapRack, rack_id
 
 # Places by name.
@@ -47,7 +48,7 @@ class MapSpot(msgspec.Struct, frozen=True, gc=False):
     """From the top."""
     gpu: int
     """From the left."""
-    slot: str
+    name: PartName
 
 
 class PlaceLink(msgspec.Struct, frozen=True):
@@ -103,7 +104,7 @@ class RackPlaces:
         for tray, gpus in enumerate(rack.trays):
             for number, gpu in enumerate(gpus):
                 if gpu.chain is not None:
-                    spot = MapSpot(rack.name, id_, tray, number, _slot_name(gpu))
+                    spot = MapSpot(rack.name, id_, tray, number, gpu.place.name)
                     for name in _names_of_gpu(gpu, gpu.chain):
                         found.setdefault(name, []).append(spot)
         return found
@@ -115,10 +116,6 @@ def _coarse(name: str) -> str:
     if kind == "gpu":
         return at_domain(rest.rpartition("/")[0])
     return at_node(rest.partition("/")[0]) if kind == "device" else name
-
-
-def _slot_name(gpu: MapGpu) -> str:
-    return f"slot {gpu.place.slot}" if gpu.place.chassis else f"node {gpu.place.node}"
 
 
 def _names_of_gpu(gpu: MapGpu, chain: GpuChain) -> Iterator[str]:
@@ -171,9 +168,8 @@ def _place_links(spots: Sequence[MapSpot], fineness: int) -> list[PlaceLink]:
 
 def _tray_link(spots: Sequence[MapSpot], *, one_gpu: bool) -> PlaceLink:
     first = spots[0]
-    tray = f"{first.rack} {first.slot}"
-    words = f"GPU {first.gpu + 1} of {tray}" if one_gpu else tray
-    return PlaceLink(f"{first.rack_id}-{first.tray}-{first.gpu}", words)
+    name = first.name if one_gpu else first.name.tray
+    return PlaceLink(f"{first.rack_id}-{first.tray}-{first.gpu}", str(name))
 
 
 # Marks.

@@ -43,6 +43,8 @@ from rackloom.web.places import GpuSpot
 class DrawnGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One GPU."""
 
+    part: str
+    """Its name, as `rack-04/slot-2/gpu-2`."""
     state: GpuState
     hue: int = 0
     letter: str = ""
@@ -171,7 +173,7 @@ def _drawn_tray(frame: RackFrame, mode: ColourMode, colours: MapColours, tray: i
     laid = frame.over.get(chain.node.name) if chain is not None and chain.node is not None else None
     mark = None if frame.marks is None else frame.marks.trays.get(tray)
     return DrawnTray(
-        slot=gpus[0].place.slot,
+        slot=gpus[0].place.name.slot or 0,
         title=_tray_title(gpus[0], chain),
         cells=tuple(_drawn_gpu(frame, mode, colours, (tray, number)) for number in range(len(gpus))),
         free=tray_free(gpus),
@@ -184,7 +186,7 @@ def _drawn_tray(frame: RackFrame, mode: ColourMode, colours: MapColours, tray: i
 
 
 def _tray_title(gpu: MapGpu, chain: GpuChain | None) -> str:
-    names = [f"slot {gpu.place.slot}"] if gpu.place.chassis or chain is None else []
+    names = [str(gpu.place.name.tray)]
     if chain is not None and chain.machine is not None:
         names.append(f"machine {chain.machine.id}")
     if chain is not None and chain.node is not None:
@@ -204,12 +206,14 @@ def _tray_notes(chain: GpuChain | None) -> Iterator[str]:
 
 
 def _drawn_gpu(frame: RackFrame, mode: ColourMode, colours: MapColours, spot: GpuSpot) -> DrawnGpu:
-    chain = frame.rack.trays[spot[0]][spot[1]].chain
+    gpu = frame.rack.trays[spot[0]][spot[1]]
+    chain, part = gpu.chain, str(gpu.place.name)
     found: GpuShade = gpu_shade(frame, mode, spot)
     if chain is None:
-        return DrawnGpu(state=found.state, name="free" if found.state is GpuState.FREE else "")
+        return DrawnGpu(part=part, state=found.state, name="free" if found.state is GpuState.FREE else "")
     number = None if found.group is None else colours.groups.number(found.group)
     return DrawnGpu(
+        part=part,
         state=found.state,
         hue=0 if found.group is None else colours.groups.hue(found.group),
         letter="" if number is None else letter_of(number),

@@ -5,9 +5,11 @@ tenant cannot find what it may not see. The names of each rack are kept as text,
 three levels: what spans trays (racks, tenants, partitions, jobs), what is a tray or runs on one, and the
 parts of a tray. A rack whose part of the map did not change keeps its text.
 
-A query is looked for in the texts of all racks: first whole names, then beginnings, then parts of names,
-the coarse levels first. The search ends as soon as `MOST_RESULTS` objects are found. Finding text in text
-is fast: a query that nothing matches reads all names of the site a few times.
+A part has a line for its name and one for each name that a vendor's tool prints; any of them is answered
+with its name. `canonical_name` reads a query first. It is looked for in the texts of all racks: first whole
+names, then beginnings, then parts of names, the coarse levels first. The search ends at `MOST_RESULTS`
+objects are found. Finding text in text is fast: a query that nothing matches reads all names of the site a
+few times.
 """
 
 from collections import OrderedDict
@@ -16,8 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
-from rackloom.core.diagnosis.index import gpu_name
-from rackloom.core.diagnosis.snapshot import GpuChain
+from rackloom.core.diagnosis.index import tray_nics
+from rackloom.core.diagnosis.snapshot import DeviceRecord, GpuChain
+from rackloom.topology.part_names import canonical_name, read_part_name
 from rackloom.web.chain import clique_of, use_hidden
 from rackloom.web.model import MapGpu, MapRack, SiteMap, rack_id
 from rackloom.web.serial_thread import SerialThread
@@ -66,6 +69,8 @@ class _NamedObject(msgspec.Struct, frozen=True, gc=False):
     name: str
     tray: int
     gpu: int
+    part: str
+    """The name of the GPU or NIC that it is, or else of the tray that it is or runs on."""
 
 
 class _RackFacts(msgspec.Struct, frozen=True):
@@ -100,10 +105,19 @@ _FOLDED_KINDS = {kind: _fold(kind) for kind in _LEVEL_OF_KIND}
 def _rack_names(facts: _RackFacts) -> _RackNames:
     found: dict[tuple[str, str], _NamedObject] = {}
     for tray, gpus in enumerate(facts.rack.trays):
+        whole = gpus[0].place.name.tray
+        nics = tray_nics((gpu.chain for gpu in gpus if gpu.chain), whole)
+        tray_name = _one_line(str(whole))
         for number, gpu in enumerate(gpus):
-            for kind, name in _names_of_gpu(facts, gpu, number):
+            own = _one_line(str(gpu.place.name))
+            for kind, name in _names_of_gpu(facts, gpu, own, tray_name):
                 if name and (kind, name) not in found:
-                    found[kind, name] = _NamedObject(kind, name, tray, number)
+                    part = own if _LEVEL_OF_KIND[kind] == _PARTS else tray_name
+                    found[kind, name] = _NamedObject(kind, name, tray, number, part)
+            for nic in () if gpu.chain is None else gpu.chain.nics:
+                part = _one_line(str(nics[nic.device_id]))
+                for kind, name in _names_of_nic(nic, part):
+                    found.setdefault((kind, name), _NamedObject(kind, name, tray, number, part))
     levels: list[list[_NamedObject]] = [[], [], []]
     for entry in found.values():
         levels[_LEVEL_OF_KIND[entry.kind]].append(entry)
@@ -113,7 +127,8 @@ def _rack_names(facts: _RackFacts) -> _RackNames:
             "\n" + "".join(f"{_FOLDED_KINDS[e.kind]}\t{_fold(e.name)}\n" for e in level) for level in levels
         ),
         tuple(
-            "\n".join(f"{e.kind}\t{_one_line(e.name)}\t{e.tray}\t{e.gpu}" for e in level) for level in levels
+            "\n".join(f"{e.kind}\t{_one_line(e.name)}\t{e.tray}\t{e.gpu}\t{e.part}" for e in level)
+            for level in levels
         ),
     )
 
@@ -122,20 +137,28 @@ def _one_line(name: str) -> str:
     return " ".join(name.split())
 
 
-def _names_of_gpu(facts: _RackFacts, gpu: MapGpu, number: int) -> Iterator[tuple[str, str | None]]:
+def _names_of_gpu(facts: _RackFacts, gpu: MapGpu, own: str, tray: str) -> Iterator[tuple[str, str | None]]:
     """Kind and name of everything that a GPU is, is in, or is used by, as far as the viewer sees it."""
     place = gpu.place
     yield "rack", place.rack
-    tray = f"{place.rack} slot {place.slot}" if place.chassis else f"{place.rack} node {place.node}"
     yield "tray", tray
-    if place.chassis:
-        yield "GPU", gpu_name(place.rack, place.slot, place.module or number + 1)
+    yield "GPU", own
     if facts.operator:
         yield "domain", gpu.domain
         for address in facts.controllers:
             yield "switch controller", address
+        if place.chassis:
+            yield "tray", f"{place.chassis}{tray.removeprefix(place.rack)}"
+            yield "GPU", f"{place.chassis}{own.removeprefix(place.rack)}"
     if gpu.chain is not None:
         yield from _names_of_chain(facts, gpu.chain)
+
+
+def _names_of_nic(nic: DeviceRecord, own: str) -> Iterator[tuple[str, str]]:
+    yield "NIC", own
+    yield "NIC", f"{nic.node}/{nic.name}"
+    if nic.key.pci_address is not None:
+        yield "PCI address", f"{nic.key.pci_address.value} of {nic.node}"
 
 
 def _names_of_chain(facts: _RackFacts, chain: GpuChain) -> Iterator[tuple[str, str | None]]:
@@ -163,8 +186,6 @@ def _names_in_cluster(chain: GpuChain) -> Iterator[tuple[str, str | None]]:
     yield "node", node
     if device is not None:
         yield "device", f"{node}/{device.name}"
-    for nic in chain.nics:
-        yield "NIC", f"{node}/{nic.name}"
     if chain.key.pci_address is not None:
         yield "PCI address", f"{chain.key.pci_address.value} of {node}"
     if chain.use is not None and not use_hidden(chain):
@@ -187,6 +208,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The first rack that it is in."""
     gpu: str
     """Id of its first GPU there; empty: it is the rack itself."""
+    part: str = ""
+    """The name of that GPU, NIC or tray."""
     more_racks: int = 0
     """Number of further racks that it is in."""
 
@@ -215,12 +238,17 @@ def _rack_facts(whole: SiteMap, rack: MapRack) -> _RackFacts:
 
 def search(index: SearchIndex, query: str) -> tuple[SearchResult, ...]:
     """The objects whose names hold `query`, the best first; none for an empty one."""
-    wanted = _fold(query[:LONGEST_QUERY])
-    if not wanted:
+    query = " ".join(query[:LONGEST_QUERY].split())
+    if not query:
         return ()
+    # A switch tray is drawn in its rack, and no layer reports more of it.
+    canonical = canonical_name(query)
+    part = read_part_name(canonical)
+    wanted = tuple(dict.fromkeys(map(_fold, (query, canonical if part.switch is None else part.rack))))
     racks = [names for _, names in index.values()]
     found: dict[tuple[str, str], SearchResult] = {}
-    for patterns in _patterns(wanted):
+    for forms in zip(*map(_patterns, wanted), strict=True):
+        patterns = [pattern for form in forms for pattern in form]
         for level in (_SPANS, _TRAYS, _PARTS):
             for names in racks:
                 for pattern in patterns:
@@ -249,9 +277,10 @@ def _collect(names: _RackNames, level: int, pattern: str, found: dict[tuple[str,
     while at >= 0 and len(found) < MOST_RESULTS:
         # A pattern may begin with the end of the line before.
         within = at + (pattern[0] == "\n")
-        kind, name, tray, gpu = written[text.count("\n", 0, within) - 1].split("\t")
+        kind, name, tray, gpu, part = written[text.count("\n", 0, within) - 1].split("\t")
         id_ = "" if kind == "rack" else f"{rack_id(names.rack)}-{tray}-{gpu}"
-        found.setdefault((kind, name), SearchResult(kind=kind, name=name, rack=names.rack, gpu=id_))
+        result = SearchResult(kind=kind, name=name, rack=names.rack, gpu=id_, part=part)
+        found.setdefault((kind, name), result)
         at = text.find(pattern, text.index("\n", within))
 
 

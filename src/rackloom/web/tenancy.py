@@ -174,7 +174,7 @@ def _node_numbers(whole: SiteMap) -> Mapping[str, str]:
     """Numbers in place of the node names that distinguish trays, in the same order."""
     homeless = (rack for rack in whole.racks if rack.name == NO_RACK)
     gpus = [gpu for rack in homeless for tray in reversed(rack.trays) for gpu in tray]
-    names = dict.fromkeys(gpu.place.node for gpu in gpus if gpu.place.node)
+    names = dict.fromkeys(gpu.place.name.rack for gpu in gpus)
     return {name: f"{number:06}" for number, name in enumerate(names)}
 
 
@@ -218,7 +218,9 @@ def _own_gpu(gpu: MapGpu, frame: _TenantRack) -> MapGpu:
     chain = gpu.chain
     holder = chain.machine.tenant if chain is not None and chain.machine is not None else None
     mine = holder is not None and holder == frame.tenant
-    place = msgspec.structs.replace(gpu.place, node=frame.nodes.get(gpu.place.node, ""))
+    name = gpu.place.name
+    named = msgspec.structs.replace(name, rack=frame.nodes.get(name.rack, name.rack))
+    place = msgspec.structs.replace(gpu.place, name=named)
     own = _own_chain(chain, frame.tenant) if chain is not None and mine else None
     # Whether a tray is free depends on who asks; for whom it is reserved is for operators.
     held_back = gpu.held_back or gpu.reserved_for not in (None, frame.tenant)

@@ -2,7 +2,8 @@
 
 Every state of the page that a viewer may want to share is in its address, so that a view is a link:
 `/?by=tenant&rack=rack-07&gpu=r0123456789ab-3-1`. Racks are named as people name them. A GPU is named by the
-id of its element on the page, and its rack is opened too. What an address asks for need not exist.
+id of its element on the page, and its rack is opened too. Any other name of a GPU leads to that address:
+`/?gpu=rack-07/slot-2/gpu-1`. What an address asks for need not exist.
 
 The path says which time is shown: `/` is the present, and `/map/at/2026-11-26T14:05:00Z` is the site as it
 was. All links are relative to the path (`?by=tenant`), so that a link of a page leads to the same time.

@@ -101,7 +101,7 @@ def test_a_device_that_a_rule_taints_is_not_free_and_the_finding_names_the_rule(
         free = SnapshotIndex(after).free_devices
         assert [free[node][GPU_DRIVER, "gpu"] for node in ("n1", "n2")] == [1, 2]
         (found,) = findings(after, Check.DEVICE_TAINT)
-        assert found.subject == "device n1/gpu-1"
+        assert found.subject == "n1/gpu-1"
         assert "DeviceTaintRule quarantine keeps workloads off it" in found.message
         assert found.fix.startswith("kubectl describe devicetaintrule quarantine")
         assert found.since == 1795748407

@@ -63,7 +63,7 @@ async def test_one_gpu_that_falls_sick_is_one_chassis_fetched_and_made_again(sto
     beside = len(DOMAIN.trays) - 1
     assert ([len(rows) for rows in fetched], len(made)) == ([4 * beside], len(DOMAIN.trays) + beside)
     sick = [machine.health for machine in later.machines if machine.health]
-    assert sick == ["GPU 2 is DEGRADED"]
+    assert sick == ["rack-01/slot-2/gpu-1 is DEGRADED"]
     assert (
         next(machine for machine in later.machines if machine.chassis_serial == "elsewhere")
         is first.machines[-1]

@@ -143,3 +143,39 @@ def test_a_site_may_take_no_files(run_on_site):
         assert code is Code.FAILED_PRECONDITION
 
     run_on_site(scenario, imports=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chassis0-1",
+        "rack0/slot-1",
+        "rack0/slot-1/gpu-3",
+        "rack0 slot 1",
+        "GPU 2 of rack0 slot 1",
+        "CHASSIS0 slot 1 module 2",
+        "slot 1 of CHASSIS0",
+        "0x{guid:x}",
+        "{guid}",
+    ],
+)
+def test_a_machine_is_found_by_every_name_of_its_place(small_site, run_on_site, name):
+    small_site.observe_all()
+    guid = small_site.guid(D0, 1, 0)
+
+    async def scenario(admin):
+        machine = ids_pb.MachineId(id=name.format(guid=guid))
+        found = (await admin.forge.FindMachinesByIds(pb.MachinesByIdsRequest(machine_ids=[machine]))).machines
+        assert [row.id.id for row in found] == ["chassis0-1"]
+
+    run_on_site(scenario)
+
+
+@pytest.mark.parametrize("name", ["rack0", "rack0/slot-99", "rack9/slot-1", "0x1", "", "gpu-1"])
+def test_what_names_no_tray_finds_no_machine(small_site, run_on_site, name):
+    async def scenario(admin):
+        machine = ids_pb.MachineId(id=name)
+        request = pb.MachinesByIdsRequest(machine_ids=[machine])
+        assert not (await admin.forge.FindMachinesByIds(request)).machines
+
+    run_on_site(scenario)

@@ -6,7 +6,7 @@ import pytest
 
 from rackloom.carve.api.auth import Role
 from rackloom.carve.tenancy import entitlements
-from rackloom.carve.tenancy.quotas import DEFAULT_LIMITS
+from rackloom.carve.tenancy.entitlements import DEFAULT_LIMITS
 
 UNKNOWN = "11111111-1111-4111-8111-111111111111"
 

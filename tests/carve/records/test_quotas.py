@@ -4,13 +4,13 @@ import asyncio
 from typing import Any
 
 from rackloom.carve.store.values import Rejected
-from rackloom.carve.tenancy import logical_partitions, quotas
-from rackloom.carve.tenancy.quotas import QuotaKind
+from rackloom.carve.tenancy import entitlements, logical_partitions
+from rackloom.carve.tenancy.entitlements import QuotaKind
 
 
 def test_creates_side_by_side_do_not_exceed_a_quota_together(small_site: Any) -> None:
     site = small_site
-    site.run(quotas.set_quotas, site.tenant.id, {QuotaKind.LOGICAL_PARTITIONS: 3}, site.now)
+    site.run(entitlements.set_quotas, site.tenant.id, {QuotaKind.LOGICAL_PARTITIONS: 3}, site.now)
 
     async def create(number: int) -> Any:
         return await site.store.on_behalf_of(f"org {number % 3}").run(
@@ -29,5 +29,5 @@ def test_creates_side_by_side_do_not_exceed_a_quota_together(small_site: Any) ->
     outcomes = site.runner.run(everybody())
     assert sum(isinstance(outcome, str) for outcome in outcomes) == 3
     assert sum(isinstance(outcome, Rejected) for outcome in outcomes) == 6
-    (usage, *_) = site.read(quotas.quotas_of_tenant, site.tenant.id, site.now)
+    (usage, *_) = site.read(entitlements.quotas_of_tenant, site.tenant.id, site.now)
     assert (usage.limit, usage.used) == (3, 3)

@@ -13,7 +13,7 @@ from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.values import Rejected
 from rackloom.carve.takeover.site_reading import read_site
 from rackloom.carve.takeover.steps import PAUSE_REASON, StepOrder, do_step, undo_step
-from rackloom.carve.tenancy import logical_partitions, quotas
+from rackloom.carve.tenancy import entitlements, logical_partitions
 from rackloom.core.partitions.domain import UNCERTAIN_REASON
 from rackloom.core.takeover.planner import plan_takeover
 from rackloom.core.takeover.records import (
@@ -373,7 +373,7 @@ def test_a_tenant_with_quotas_of_the_site_is_kept(operator):
     site, plan = operator.site, operator.plan()
     operator.do(*plan.steps)
     tenant = next(step for step in plan.steps if step.__struct_config__.tag == "tenant")
-    site.run(quotas.set_quotas, tenant.id, {quotas.QuotaKind.VPCS: 5}, site.tick())
+    site.run(entitlements.set_quotas, tenant.id, {entitlements.QuotaKind.VPCS: 5}, site.tick())
     back = undoing(plan)
     outcome = operator.undo(*back)[back.index(tenant)]
     assert (outcome.state, "quotas" in outcome.message) == (StepState.KEPT, True)

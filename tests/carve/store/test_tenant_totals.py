@@ -23,7 +23,7 @@ from rackloom.carve.store.schema import (
     tenant,
     vpc,
 )
-from rackloom.carve.tenancy.quotas import QuotaKind, count_objects
+from rackloom.carve.tenancy.entitlements import QuotaKind, count_objects
 
 TENANTS = ("first", "second")
 TIMES = {"created": 1.0, "updated": 1.0}

@@ -21,7 +21,7 @@ from rackloom.carve.store.database import Store
 from rackloom.carve.store.group_commit import CommitGroup, TransactionQueue
 from rackloom.carve.store.journal import events_after, newest_event_number
 from rackloom.carve.store.schema import replica, site
-from rackloom.carve.tenancy import entitlements, logical_partitions, quotas
+from rackloom.carve.tenancy import entitlements, logical_partitions
 from rackloom.errors import Refused
 
 
@@ -230,7 +230,7 @@ def test_a_quota_holds_for_sixteen_writers_of_two_replicas(postgres_url: str) ->
         urls = {domain.uuid: f"http://switch/{domain.uuid}" for domain in TOPOLOGY.domains}
         seed_embedded_site(conn, TOPOLOGY, PROFILE, urls, now=1.0, ids=ids)
         tenant: str = entitlements.get_tenant(conn, "demo").id
-        quotas.set_quotas(conn, tenant, {quotas.QuotaKind.LOGICAL_PARTITIONS: quota}, 1.0)
+        entitlements.set_quotas(conn, tenant, {entitlements.QuotaKind.LOGICAL_PARTITIONS: quota}, 1.0)
         return tenant
 
     async def main() -> tuple[int, list[int]]:

@@ -121,7 +121,7 @@ FAULTS = {
             taints=("gpu.nvidia.com/xid=79:NoSchedule",),
         ),
         Check.DEVICE_TAINT,
-        NODE,
+        "rack-0/slot-2/gpu-0",
     ),
     "device-tainted-by-a-rule": (
         lambda snapshot: with_changed(
@@ -132,7 +132,7 @@ FAULTS = {
             rules=("quarantine",),
         ),
         Check.DEVICE_TAINT,
-        NODE,
+        "rack-0/slot-2/gpu-0",
     ),
     "device-withdrawn": (
         lambda snapshot: without(snapshot, "devices", lambda d: d.node == NODE and d.name == "gpu-3"),
@@ -179,21 +179,21 @@ FAULTS = {
     ),
     "domain-not-ready": (lambda snapshot: condition(snapshot, "TooFewNodes"), Check.ACTIVE, "team-0/job"),
     "mesh-broken": (mesh_broken, Check.MESH, "team-0/job"),
-    "nic-down": (nic_down, Check.NIC_LINK, NODE),
+    "nic-down": (nic_down, Check.NIC_LINK, "rack-0/slot-2/nic-0"),
     "nic-slow": (
         lambda snapshot: with_changed(snapshot, "devices", is_nic(2), gbps=200),
         Check.NIC_LINK,
-        NODE,
+        "rack-0/slot-2/nic-1",
     ),
     "nic-untold": (
         lambda snapshot: with_changed(snapshot, "devices", is_nic(2), link="unknown"),
         Check.NIC_LINK,
-        NODE,
+        "rack-0/slot-2/nic-1",
     ),
     "nic-far": (
         lambda snapshot: with_changed(snapshot, "devices", is_nic(1), numa=1),
         Check.NIC_ALIGNED,
-        NODE,
+        "rack-0/slot-2/gpu-0",
     ),
     "nic-crossed": (crossed_nics, Check.NIC_ALIGNED, f"worker-{TRAY}"),
     "transfer-slow": (slow_transfer, Check.TRANSFER, NODE),

@@ -270,7 +270,7 @@ FAULTS = {
         Check.DOMAIN_PAUSED,
         domain(0),
     ),
-    "gpu-sick": (sick, Check.GPU_HEALTH, MACHINE),
+    "gpu-sick": (sick, Check.GPU_HEALTH, "rack-0/slot-2/gpu-1"),
     "gpu-of-unknown-health": (
         lambda snapshot: with_changed(snapshot, "fabric_gpus", is_module(2), healthy=None),
         Check.GPU_HEALTH,
@@ -279,7 +279,7 @@ FAULTS = {
     "gpu-not-listed": (
         lambda snapshot: without(snapshot, "fabric_gpus", is_module(2)),
         Check.MACHINE_PRESENT,
-        MACHINE,
+        "rack-0/slot-2/gpu-1",
     ),
     "switch-tray-out": (
         lambda snapshot: with_changed(
@@ -304,7 +304,7 @@ FAULTS = {
     "gpu-twice": (
         lambda snapshot: with_changed(snapshot, "fabric_gpus", is_module(1), also=(12,)),
         Check.ONE_PARTITION,
-        f"{guid(0, TRAY, 1):016x}",
+        "rack-0/slot-2/gpu-0",
     ),
     "partition-lost": (partition_lost, Check.PARTITION_THERE, "rl-0"),
     "partition-foreign": (
@@ -364,7 +364,7 @@ FAULTS = {
         Check.MAPPING,
         MACHINE,
     ),
-    "tray-swapped": (swapped, Check.IDENTITY, serial(0)),
+    "tray-swapped": (swapped, Check.IDENTITY, "rack-0/slot-2/gpu-3"),
     "tray-split": (split, Check.SPLIT, NODE),
     "names-forgotten": (names_forgotten, Check.PARTITION_OWNED, f"partition {PARTITION} without a name"),
     "one-gpu-out": (

@@ -30,9 +30,11 @@ examined:
 CRITICAL  Two tenants share a partition: partition rl-0
   affects pod team-0/worker-0, pod team-0/worker-1, tenant org-0, tenant org-1
   tenants apart: partition rl-0: GPUs of tenants org-0 and org-1 share memory in it
-    switch controller: partition 7 holds GPU 1 of m-0-0, GPU 2 of m-0-0, GPU 3 of m-0-0 and 1 more
+    switch controller: partition 7 holds rack-0/slot-1/gpu-0, rack-0/slot-1/gpu-1, rack-0/slot-1/gpu-2\
+ and 1 more
     records: these are tenant org-0's
-    switch controller: partition 7 holds GPU 1 of m-0-1, GPU 2 of m-0-1, GPU 3 of m-0-1 and 1 more
+    switch controller: partition 7 holds rack-0/slot-2/gpu-0, rack-0/slot-2/gpu-1, rack-0/slot-2/gpu-2\
+ and 1 more
     records: these are tenant org-1's
   1. rackloom admin plan d0ma1n-0 --to plan.json
      safe: prints what would be done, and does none of it

@@ -14,11 +14,12 @@ from rackloom.core.diagnosis.index import SnapshotIndex
 def test_both_sides_are_told_with_the_time_and_a_command():
     (found,) = examine(exchanged(WELL))
     assert (found.check, found.severity, found.since) == (Check.TRAY_PLACE, Severity.ERROR, NOW - 60)
-    assert f"now in slot {slot(TRAY + 1)} of {serial(0)}, so" in found.message
+    assert f"now in rack-0/slot-{slot(TRAY + 1)}, so" in found.message
     first = f"0x{guid(0, TRAY, 1):016x}"
     assert found.evidence[:2] == (
-        f"records: instance i-0-{TRAY} had {first} as GPU 1 in slot {slot(TRAY)} of {serial(0)}",
-        f"switch controller of domain {domain(0)}: {first} is GPU 1 in slot {slot(TRAY + 1)} of {serial(0)}",
+        f"records: instance i-0-{TRAY} had {first} as rack-0/slot-{slot(TRAY)}/gpu-0",
+        f"switch controller of domain {domain(0)}: {first} is rack-0/slot-{slot(TRAY + 1)}/gpu-0"
+        f" (chassis {serial(0)} slot {slot(TRAY + 1)} module 1)",
     )
     assert found.fix.startswith(f"rackloom admin tray cordon {MACHINE} --reason moved")
     assert {f"machine {MACHINE}", f"machine {machine(0, TRAY + 1)}"} <= set(found.where)

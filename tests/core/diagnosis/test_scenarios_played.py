@@ -10,7 +10,7 @@ BREAKS = """
 [[step]]
 do = "gpu-health"
 instance = "job/2"
-gpu = 3
+gpu = "gpu-2"
 health = "no-nvlink"
 """
 BROKEN = HEAD + "racks = 2\n" + CARVED + READY + BREAKS
@@ -31,7 +31,7 @@ def finding(check, *naming):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "naming",
-    [['instance = "job/2"'], ['subject = "GPU 3"', 'instance = "job/2"'], ["tray = 2"]],
+    [['instance = "job/2"'], ['subject = "gpu-2"', 'instance = "job/2"'], ['tray = "rack-01/slot-1"']],
 )
 def test_the_broken_one_is_named(naming):
     ok, seen = outcome(finding("GPU health", *naming))
@@ -44,18 +44,18 @@ def test_the_broken_one_is_named(naming):
     "naming",
     [
         ['instance = "job/1"'],
-        ['subject = "GPU 1"', 'instance = "job/2"'],
-        ["tray = 2", "rack = 2"],
-        ["rack = 2"],
+        ['subject = "gpu-0"', 'instance = "job/2"'],
+        ['tray = "rack-02/slot-1"'],
+        ['rack = "rack-02"'],
     ],
 )
 def test_another_one_is_not(naming):
     ok, seen = outcome(finding("GPU health", *naming))
     assert not ok
-    assert seen.startswith("the doctor finds GPU health of GPU 3 of ")
+    assert seen.startswith("the doctor finds GPU health of rack-01/slot-1/gpu-2")
 
 
 def test_what_is_still_broken_is_not_nothing():
     ok, seen = outcome(finding("GPU health"), 'expect = "no-finding"')
     assert not ok
-    assert seen.startswith("the doctor finds GPU health of GPU 3 of ")
+    assert seen.startswith("the doctor finds GPU health of rack-01/slot-1/gpu-2")

@@ -186,9 +186,9 @@ def test_a_domain_that_cannot_be_read_is_reported():
         ({"type_id": uuid(77)}, "its instance type"),
         ({"interfaces": (nico_interface(0, 0, guid=guid(2, 0)),)}, "could be tray-0 or tray-2"),
         ({"interfaces": (nico_interface(0, 0, guid=guid(0, 1)),)}, "in NICo, and"),
-        ({"interfaces": (nico_interface(0, 0), nico_interface(0, 0))}, "several interfaces of its GPU 0"),
+        ({"interfaces": (nico_interface(0, 0), nico_interface(0, 0))}, "several interfaces of its gpu-0"),
         ({"interfaces": (nico_interface(0, 0, logical_partition=uuid(77)),)}, "is not imported"),
-        ({"interfaces": (nico_interface(0, 7, guid=None),)}, "no controller here lists GPU 7"),
+        ({"interfaces": (nico_interface(0, 7, guid=None),)}, "no controller here lists tray-0/gpu-7"),
     ],
 )
 def test_an_instance_that_cannot_be_imported_keeps_its_machine(changes, reason):

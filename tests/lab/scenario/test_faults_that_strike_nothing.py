@@ -23,11 +23,11 @@ MOVES = '[[step]]\ndo = "switch-leader-moves"'
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (NEVER_CALLED, "2 calls of RemoveGpusFromPartition of rack 1"),
-        ('do = "network-bad"\nhow = "accepted-only"', "1 changes of rack 1"),
-        (f'do = "network-bad"\nhow = "applied-twice"\n{MOVES}', "1 changes of rack 1"),
+        (NEVER_CALLED, "2 calls of RemoveGpusFromPartition of rack-01"),
+        ('do = "network-bad"\nhow = "accepted-only"', "1 changes of rack-01"),
+        (f'do = "network-bad"\nhow = "applied-twice"\n{MOVES}', "1 changes of rack-01"),
         ('do = "service-dies"\npoint = 1000000', "the service's death at its point 1000000"),
-        ('do = "switch-hides"\ninstance = "job/1"\nlists = 99', "99 lists without partition 1 of rack 1"),
+        ('do = "switch-hides"\ninstance = "job/1"\nlists = 99', "99 lists without partition 1 of rack-01"),
     ],
 )
 def test_at_the_end(step, message):

@@ -16,7 +16,7 @@ from rackloom.lab.scenario.stage import Stage
 TWO = f"{HEAD}candidates = 2\n"
 LEADER = '[[step]]\nexpect = "leader"\nwithin = 60\n'
 KILLED = '[[step]]\ndo = "leader-killed"\ndown = 5\n'
-NODE = '[[step]]\nexpect = "node"\ntray = 1\nwithin = 60\n'
+NODE = '[[step]]\nexpect = "node"\ntray = "rack-01/slot-0"\nwithin = 60\n'
 CONNECTED = '[[step]]\ndo = "leader-connected"\nat = 30\n'
 
 
@@ -49,7 +49,7 @@ def test_the_one_before_is_whom_the_step_before_saw():
     candidates = SimpleNamespace(overlaps=[], leader="a")
     kube = SimpleNamespace(store=SimpleNamespace(listeners=[]))
     cluster = SimpleNamespace(candidates=candidates, api=SimpleNamespace(get=named), nodes=(), kube=kube)
-    stage = Stage(SimpleNamespace(switches=()), cluster)
+    stage = Stage(SimpleNamespace(site=SimpleNamespace(domains=()), switches=()), cluster)
     first, second, third = (leader(within=1, changed=changed) for changed in (False, True, True))
     asyncio.run(checks())
 

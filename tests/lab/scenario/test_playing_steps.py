@@ -115,7 +115,7 @@ def test_a_transcript_tells_what_was_not_seen():
 
 def test_a_fault_that_struck_nothing_fails_the_scenario_after_its_last_step():
     def end(_):
-        raise NotObserved("still to come: 1 calls of Hello of rack 1")
+        raise NotObserved("still to come: 1 calls of Hello of rack-01")
 
     result = played(HEAL, SEEN, end=end)
     assert (result.ok, result.expected, result.observed) == (False, 1, 1)

@@ -29,7 +29,7 @@ def test_a_scenario_is_steps_in_order():
 def test_speeds_and_layers_follow_from_the_steps():
     clock = '[[step]]\ndo = "clock-set"\nby = -600.0\n'
     assert parse_scenario(HEAD + clock + END, "x", "x").speeds == {"virtual"}
-    node = '[[step]]\ndo = "node-lost"\ntray = 1\n'
+    node = '[[step]]\ndo = "node-lost"\ntray = "rack-01/slot-0"\n'
     lost = parse_scenario(HEAD + node + END, "x", "x")
     assert (lost.layers, lost.speeds) == ({"carve", "cluster"}, {"real", "virtual"})
     assert parse_scenario(HEAD + clock + node + END, "x", "x").speeds == {"virtual"}
@@ -106,9 +106,9 @@ def test_an_unknown_key_of_a_step():
 
 
 def test_a_value_of_the_wrong_kind():
-    assert refusal(HEAD + '[[step]]\ndo = "switch-stops"\nrack = "one"\n' + END) == snapshot(
-        "incident.toml, line 3, step 1, do = 'switch-stops': Expected `int`, got `str` at `rack` / "
-        "rack is a whole number, such as 1"
+    assert refusal(HEAD + '[[step]]\ndo = "switch-stops"\nrack = 1\n' + END) == snapshot(
+        "incident.toml, line 3, step 1, do = 'switch-stops': Expected `str`, got `int` at `rack` / "
+        'rack is a rack, such as "rack-01"'
     )
 
 
@@ -119,7 +119,14 @@ def test_a_value_of_the_wrong_kind():
         ('do = "heal"\nat = "noon"', "at is a number, such as 2.5"),
         ('do = "release-instances"\ngroup = 1', "group is a text in quotes"),
         ('do = "set-interfaces"\ninstance = "job/1"\nlogical-partitions = "lp"', "a list, each of it a text"),
-        ('do = "imex-addresses-swapped"\ntrays = [1]', "trays is a list of 2, each of it a whole number"),
+        ('do = "imex-addresses-swapped"\ntrays = ["x"]', "trays is a list of 2, each of it a text in quotes"),
+        ('do = "node-lost"\ntray = 3', 'tray is a tray, such as "rack-01/slot-2"'),
+        ('do = "gpu-lost"\ngpu = 3', 'gpu is a GPU, such as "rack-01/slot-2/gpu-0"'),
+        ('do = "nic-link-down"\nnic = 3', 'nic is a NIC, such as "rack-01/slot-2/nic-0"'),
+        (
+            'do = "gpu-health"\ninstance = "job/1"\ngpu = 3\nhealth = "degraded"',
+            'gpu is a GPU of the instance, such as "gpu-0"',
+        ),
         ('do = "tray-returned"\ninstance = "job/1"\nswapped = 1', "swapped is true or false"),
     ],
 )
@@ -150,11 +157,14 @@ def test_an_expectation_needs_a_time():
     ("step", "message"),
     [
         (
-            'do = "switch-stops"\nrack = 2',
-            "rack = 2 is not there / a number from 1 to 1, or write more racks",
+            'do = "switch-stops"\nrack = "rack-02"',
+            "rack = 'rack-02' is not there / one of rack-01 to rack-01, or write more racks",
         ),
         ('do = "heal"\nat = -5', "at = -5 is before the site answers / seconds from 0 up"),
-        ('do = "gpu-xid"\ntray = 1\ngpu = 1\nxid = -3', "xid = -3 is too small / a number from 1 up"),
+        (
+            'do = "gpu-xid"\ngpu = "rack-01/slot-0/gpu-0"\nxid = -3',
+            "xid = -3 is too small / a number from 1 up",
+        ),
         (
             'do = "tray-pulled"\ninstance = "other/1"',
             "there is no instance 'other/1' yet / one of job/1, job/2",
@@ -173,12 +183,12 @@ def test_an_expectation_needs_a_time():
             "there is no partition by hand 'x' yet / make it before, with do = \"partition-by-hand\"",
         ),
         (
-            'do = "gpu-health"\ninstance = "job/1"\ngpu = 5\nhealth = "degraded"',
-            "gpu = 5 is not there / a number from 1 to 4",
+            'do = "gpu-health"\ninstance = "job/1"\ngpu = "gpu-4"\nhealth = "degraded"',
+            "gpu = 'gpu-4' is not there / one of gpu-0 to gpu-3",
         ),
         (
-            'do = "partition-by-hand"\nname = "x"\ninstance = "job/1"\ngpus = [1, 9]',
-            "GPU 9 is not there / numbers from 1 to 4",
+            'do = "partition-by-hand"\nname = "x"\ninstance = "job/1"\ngpus = ["gpu-0", "gpu-8"]',
+            "gpus = 'gpu-8' is not there / one of gpu-0 to gpu-3",
         ),
         (
             'do = "set-interfaces"\ninstance = "job/1"\nlogical-partitions = ["lp"]',
@@ -189,7 +199,18 @@ def test_an_expectation_needs_a_time():
         ('do = "controllers-die"\npoint = 1\nlives = 0', "lives = 0 is too small / a number from 1 up"),
         ('expect = "imex-mesh"\ncount = -1\nwithin = 1', "count = -1 is too small / a number from 0 up"),
         ('do = "clique-label-lags"\nseconds = -1.0', "seconds is negative / give seconds from 0 up"),
-        ('do = "node-lost"\ntray = 19', "tray = 19 is not there / a number from 1 to 18"),
+        (
+            'do = "node-lost"\ntray = "rack-01/slot-18"',
+            "tray = 'rack-01/slot-18' is not there / one of rack-01/slot-0 to rack-01/slot-17",
+        ),
+        (
+            'do = "gpu-lost"\ngpu = "rack-01/slot-0/gpu-4"',
+            "is not there / one of rack-01/slot-0/gpu-0 to rack-01/slot-17/gpu-3",
+        ),
+        (
+            'do = "nic-link-down"\nnic = "rack-01/slot-0/mlx5_0"',
+            "is not there / a NIC of a tray, such as rack-01/slot-0/nic-0",
+        ),
         ('do = "switch-mistreats"\nrpc = "Helo"\nhow = "refuses"', "there is no RPC 'Helo' / one of AddGpus"),
         (
             'do = "api-server-bad"\nhow = "conflict"\nrate = 30.0',
@@ -200,8 +221,8 @@ def test_an_expectation_needs_a_time():
             "there is no list read by hand 'x' yet / make it before, with do = \"list-read-by-hand\"",
         ),
         (
-            'do = "imex-addresses-swapped"\ntrays = [1, 19]',
-            "tray 19 is not there / numbers from 1 to 18",
+            'do = "imex-addresses-swapped"\ntrays = ["rack-01/slot-0", "rack-01/slot-18"]',
+            "trays = 'rack-01/slot-18' is not there / one of rack-01/slot-0 to rack-01/slot-17",
         ),
         ('do = "submit"\nmanifest = "kind: [Job"', "the manifest is not YAML: "),
         ('do = "submit"\nmanifest = ""', "the manifest holds no object / write at least one"),
@@ -219,15 +240,15 @@ def test_an_expectation_needs_a_time():
         ),
         ('do = "switch-hides"\ninstance = "job/1"\nlists = 0', "lists = 0 is too small / a number from 1 up"),
         (
-            'do = "switch-claims-domain"\nrack = 1\ndomain-of = 1',
-            "rack 1 is its own domain already / another rack in domain-of",
+            'do = "switch-claims-domain"\nrack = "rack-01"\ndomain-of = "rack-01"',
+            "rack-01 is its own domain already / another rack in domain-of",
         ),
         (
             'expect = "gone"\nkind = "Job"\nname = "jbo"\nwithin = 1',
             "no step before names an object 'jbo' / submit it, or expect it as an object, before",
         ),
         (
-            'expect = "devices"\ndriver = "gpu.nvidia.co"\ncount = 0\ntray = 1\nwithin = 1',
+            'expect = "devices"\ndriver = "gpu.nvidia.co"\ncount = 0\ntray = "rack-01/slot-0"\nwithin = 1',
             "there is no driver 'gpu.nvidia.co' / one of gpu.nvidia.com, ",
         ),
         ('do = "delete-object"\nkind = "Jobb"\nname = "x"', "kind Jobb is not known / one of "),

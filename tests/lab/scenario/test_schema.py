@@ -12,7 +12,7 @@ from rackloom.lab.scenario.model import ACTIONS, EXPECTATIONS
 from rackloom.lab.scenario.schema import scenario_schema
 
 PUBLISHED = Path(__file__).parents[3] / "docs" / "scenario.schema.json"
-STEP = {"do": "gpu-lost", "tray": 1, "gpu": 1}
+STEP = {"do": "gpu-xid", "gpu": "rack-01/slot-0/gpu-0", "xid": 79}
 FILE = {"title": "A GPU is lost", "seen": "a test", "step": [STEP]}
 
 
@@ -43,11 +43,11 @@ def test_every_shipped_scenario_is_valid(schema, file):
         {"racks": "two"},
         {"faults": "some"},
         {"step": [{**STEP, "do": "gpu-lots"}]},
-        {"step": [{**STEP, "tray": "one"}]},
+        {"step": [{**STEP, "gpu": 1}]},
         {"step": [{**STEP, "colour": 1}]},
-        {"step": [{"do": "gpu-lost", "tray": 1}]},
+        {"step": [{"do": "gpu-xid", "xid": 79}]},
         {"step": [{**STEP, "expect": "gpus"}]},
-        {"step": [{"tray": 1}]},
+        {"step": [{"gpu": "rack-01/slot-0/gpu-0"}]},
     ],
 )
 def test_what_the_reader_refuses_is_invalid(schema, wrong):

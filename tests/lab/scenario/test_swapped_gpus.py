@@ -8,7 +8,7 @@ from rackloom.app.twin.scenarios import play_scenario
 from rackloom.lab.scenario.files import find_scenario
 from rackloom.lab.scenario.reading import parse_scenario
 
-SWAPPED = 'expect = "gpus"\ntray = 2\nswapped = true\n'
+SWAPPED = 'expect = "gpus"\ntray = "rack-01/slot-1"\nswapped = true\n'
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def done(*steps):
     site = build_site(profiles.load_rack("gb200-nvl72"), 1, SeededNames("stops"))
     (fabric,) = fabrics_of(site, "stops")
     switch = Switch(fabric)
-    there = SimpleNamespace(switches=[switch], rest=rest, untaken=tuple, mend=lambda: None)
+    there = SimpleNamespace(site=site, switches=[switch], rest=rest, untaken=tuple, mend=lambda: None)
     stage = Stage(there)
     asyncio.run(whole())
     return switch.done

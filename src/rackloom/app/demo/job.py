@@ -44,6 +44,7 @@ from rackloom.core.place.gang_planner import plan_gang
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
 from rackloom.errors import Refused
 from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB
+from rackloom.topology.part_names import PartName
 
 # The job.
 
@@ -232,7 +233,9 @@ class LostGpu:
         self._node = pod["spec"]["nodeName"]
         self._whole.nodes[self._node].gpus.lose(_LOST_MODULE)
         await self._whole.nodes.look(self._node)
-        return {"lost": f"the GPU of NVLink module {_LOST_MODULE} of node {self._node}, under {_LOST_WORKER}"}
+        tray = self._whole.nodes[self._node].tray
+        lost = PartName(tray.rack, tray.slot, gpu=_LOST_MODULE - 1)
+        return {"lost": f"{lost} (node {self._node}), under {_LOST_WORKER}"}
 
     async def check_found(self) -> Evidence:
         """The doctor names the node, the evidence of both sides, and the fix."""

@@ -40,6 +40,7 @@ from rackloom.core.diagnosis.snapshot import (
 )
 from rackloom.core.partitions.domain import GpuHealth
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
+from rackloom.topology.part_names import PartName
 
 # Rows in groups, of which only changed ones are fetched.
 
@@ -231,7 +232,7 @@ def _machines(rows: tuple[GroupRows, GroupRows]) -> tuple[MachineRecord, ...]:
 
 
 def _machine(row: Any, gpus: GroupRows) -> MachineRecord:
-    sick = [_sickness(gpu) for gpu in gpus if gpu.health not in _NOT_SICK]
+    sick = [_sickness(row, gpu) for gpu in gpus if gpu.health not in _NOT_SICK]
     return MachineRecord(
         id=row.id,
         rack=row.rack,
@@ -251,10 +252,11 @@ def _machine(row: Any, gpus: GroupRows) -> MachineRecord:
     )
 
 
-def _sickness(gpu: Any) -> str:
+def _sickness(tray: Any, gpu: Any) -> str:
+    name = PartName(tray.rack, tray.slot, gpu=gpu.module_id - 1)
     if gpu.health == UNLISTED:
-        return f"GPU {gpu.module_id} is not listed by its switch controller"
-    return f"GPU {gpu.module_id} is {GpuHealth(gpu.health).name}"
+        return f"{name} is not listed by its switch controller"
+    return f"{name} is {GpuHealth(gpu.health).name}"
 
 
 def _gpu_key(tray: Any, gpu: Any) -> GpuKey:

@@ -53,6 +53,7 @@ from rackloom.lab.switches.fabric import SeededNames, machine_id_of
 from rackloom.runtime.durable_files import write_durably
 from rackloom.runtime.foreign_text import decode_json
 from rackloom.serving.limits import SIMULATED_CONTROL
+from rackloom.topology.part_names import PartName
 from rackloom.topology.rack import RackProfile
 
 LOOPBACK = "127.0.0.1"
@@ -67,13 +68,12 @@ def tray_reports(racks: SimulatedRacks) -> tuple[TrayReport, ...]:
     names = SeededNames(racks.seed)
     return tuple(
         TrayReport(
-            rack=rack,
-            tray=number,
+            name=str(PartName(tray.rack, tray.slot)),
             node=names.node(tray.chassis_serial, tray.slot),
             machine=machine_id_of(tray.chassis_serial, tray.slot),
         )
-        for rack, domain in enumerate(racks.site.domains, 1)
-        for number, tray in enumerate(domain.trays, 1)
+        for domain in racks.site.domains
+        for tray in domain.trays
     )
 
 
@@ -95,11 +95,6 @@ class ControlledSite(msgspec.Struct, frozen=True, kw_only=True):
 # Playing on a running site.
 
 
-def rack_group(rack: int) -> str:
-    """The group whose instance T is whatever is in tray T of a rack."""
-    return f"rack-{rack}"
-
-
 class SitePlayer:
     """Plays steps and files on a running site, one after the other."""
 
@@ -114,12 +109,11 @@ class SitePlayer:
         """Made at the first call."""
         if self._stage is None:
             self._stage = stage = self._site.make_stage()
-            for rack in range(1, self._site.racks + 1):
-                trays = range(1, self._site.profile.trays_per_domain + 1)
-                machines = (stage.truth.machine(rack, tray) for tray in trays)
-                stage.rest.groups[rack_group(rack)] = tuple(MadeInstance("", "", name) for name in machines)
-                # They were never acknowledged to a tenant here: nothing of them has to be kept.
-                stage.rest.released.add(rack_group(rack))
+            for domain in stage.truth.site.domains:
+                for tray in domain.trays:
+                    # Whatever is in a tray can be named by the tray, as the one member of a group.
+                    name = str(PartName(tray.rack, tray.slot))
+                    stage.rest.trays[name] = MadeInstance("", "", stage.truth.machine(name))
         return self._stage
 
     def report(self) -> SiteReport:
@@ -200,7 +194,7 @@ class SitePlayer:
 
     def _checked(self, steps: Iterable[Step]) -> tuple[list[tuple[str, str]], set[str]]:
         """What cannot be of these steps, and the objects that may be named after them."""
-        file = file_so_far(self._site.racks, self._site.profile, self._known())
+        file = file_so_far(self.stage.truth.site, self._known())
         problems = [problem for step in steps for problem in step_problems(step, file)]
         return problems, file.made["object"]
 
@@ -208,6 +202,7 @@ class SitePlayer:
         stage, known = self.stage, defaultdict[str, set[str]](set)
         known["logical partition"] = set(stage.rest.partitions)
         known["VPC"] = set(stage.rest.vpcs)
+        known["instance"] |= set(stage.rest.trays)
         for group, members in stage.rest.groups.items():
             known["instance"] |= {f"{group}/{number}" for number in range(1, len(members) + 1)}
             if any(member.id for member in members):

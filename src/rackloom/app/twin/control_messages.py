@@ -19,10 +19,10 @@ def control_file(home: Path) -> Path:
 
 
 class TrayReport(msgspec.Struct, frozen=True):
-    """A tray; racks and trays count from 1."""
+    """A tray."""
 
-    rack: int
-    tray: int
+    name: str
+    """As `rack-01/slot-2`."""
     node: str
     """Its name in the cluster."""
     machine: str

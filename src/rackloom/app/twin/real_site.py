@@ -65,6 +65,7 @@ class RealSite(SiteControl):
         port: int = 0,
         traces: Traces = NO_TRACES,
     ) -> None:
+        self.site = twin.site
         self.switches: list[NmxcServer] = [twin.servers[domain.uuid] for domain in twin.site.domains]
         self._home = home
         self._store = store

@@ -40,7 +40,7 @@ async def find_ids(deps: AdminDeps, request: pb.MachineSearchConfig) -> ids_pb.M
 
 
 async def find_by_ids(deps: AdminDeps, request: pb.MachinesByIdsRequest) -> pb.MachineList:
-    """Machines with their NVLink part; ids that mean none are left out."""
+    """Machines with their NVLink part, by their ids or any name of their trays. Others are left out."""
     check_ids(request.machine_ids)
     wanted = [machine_id.id for machine_id in request.machine_ids]
     return pb.MachineList(machines=await deps.store.read(_load, wanted, deps.valid_from()))
@@ -88,7 +88,8 @@ def _force_delete(
 
 
 def _load(conn: sa.Connection, wanted: Sequence[str], valid_from: float) -> list[pb.Machine]:
-    rows = conn.execute(catalog.machine_listing().where(table.c.id.in_(wanted)).order_by(table.c.id)).all()
+    ids = catalog.machine_ids_named(conn, wanted)
+    rows = conn.execute(catalog.machine_listing().where(table.c.id.in_(ids)).order_by(table.c.id)).all()
     gpus = catalog.gpus_of_machines(conn, [row.id for row in rows])
     listed = list_partitions(conn, valid_from)
     owners = {(partition.view.domain, partition.view.partition.name): partition for partition in listed}

@@ -8,7 +8,7 @@ GPUs, and the trays that get no instance: those in partitions that the site did 
 GPUs that their switch controller does not list.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -211,7 +211,7 @@ def _domain_state(
     paused: str | None,
     blocked: list[sa.Row[Any]],
     trays: list[ForeignTray],
-    unlisted: Mapping[str, Sequence[int]],
+    unlisted: Mapping[str, Collection[int]],
 ) -> pb.DomainState:
     observation = known.observation
     return pb.DomainState(

@@ -160,7 +160,7 @@ def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | 
         trays_with_unlisted_gpus=None
         if blocked is None
         else [
-            {"machineId": machine_id, "deviceInstances": devices}
+            {"machineId": machine_id, "deviceInstances": list(devices)}
             for machine_id, devices in capacity.unlisted.items()
         ],
         trays_reserved_for_others=None

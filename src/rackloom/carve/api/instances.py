@@ -56,7 +56,6 @@ from rackloom.carve.store.schema import instance_type, site, tenant
 from rackloom.carve.store.values import Changed, Status
 from rackloom.carve.tenancy import entitlements, instances, outdated
 from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest
-from rackloom.carve.tenancy.quotas import QuotaKind, count_objects
 
 # Query parameters.
 
@@ -291,7 +290,8 @@ def _list(conn: sa.Connection, org: str, query: InstanceQuery, valid_from: float
     tenant_id = entitlements.tenant_id_of(conn, org)
     # Prepared pages are for orders that are the same each time, which that by status is not in doubt.
     is_same = visible is _OF_TENANT and not domains
-    total = partial(count_objects, conn, tenant_id, QuotaKind.INSTANCES) if is_same else None
+    kind = entitlements.QuotaKind.INSTANCES
+    total = partial(entitlements.count_objects, conn, tenant_id, kind) if is_same else None
     return listing.page(conn, visible, query, total, tenant=tenant_id)
 
 

@@ -24,7 +24,6 @@ from rackloom.carve.store.values import RefusalKind, Rejected, Status, invalid
 from rackloom.carve.tenancy import catalog, entitlements, interfaces, logical_partitions, outdated
 from rackloom.carve.tenancy.interfaces import InterfaceRow
 from rackloom.carve.tenancy.outdated import OutdatedDomains
-from rackloom.carve.tenancy.quotas import QuotaKind, count_objects
 
 # Request models.
 
@@ -214,7 +213,7 @@ def _list(conn: sa.Connection, caller: Caller, query: PartitionQuery, valid_from
     if query.site_id is not None:
         _check_site(conn, tenant_id, str(query.site_id))
     listing = msgspec.structs.replace(LISTING, shapes=partial(_shapes, valid_from=valid_from))
-    total = partial(count_objects, conn, tenant_id, QuotaKind.LOGICAL_PARTITIONS)
+    total = partial(entitlements.count_objects, conn, tenant_id, entitlements.QuotaKind.LOGICAL_PARTITIONS)
     return listing.page(conn, _OF_TENANT, query, total, tenant=tenant_id)
 
 

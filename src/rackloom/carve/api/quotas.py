@@ -11,8 +11,7 @@ from starlette.responses import Response
 from rackloom.carve.api import routing, wire
 from rackloom.carve.api.routing import Deps, ProviderAdmin, ProviderReader, TenantAdmin
 from rackloom.carve.api.wire import Json
-from rackloom.carve.tenancy import entitlements, quotas
-from rackloom.carve.tenancy.quotas import QuotaKind
+from rackloom.carve.tenancy import entitlements
 
 # Request models.
 
@@ -20,14 +19,14 @@ from rackloom.carve.tenancy.quotas import QuotaKind
 class QuotaChange(wire.Body):
     """Another limit; null returns to the default."""
 
-    resource: QuotaKind
+    resource: entitlements.QuotaKind
     limit: Annotated[StrictInt, Field(ge=0, le=1_000_000_000)] | None
 
 
 class QuotaUpdate(wire.Body):
     """The limits to change; the others stay."""
 
-    quotas: Annotated[list[QuotaChange], Field(max_length=len(QuotaKind))]
+    quotas: Annotated[list[QuotaChange], Field(max_length=len(entitlements.QuotaKind))]
 
 
 # Response models.
@@ -36,7 +35,7 @@ class QuotaUpdate(wire.Body):
 class Quota(wire.Answer):
     """How many objects of a kind a tenant may have, and has."""
 
-    resource: QuotaKind
+    resource: entitlements.QuotaKind
     limit: int
     used: int
 
@@ -65,7 +64,7 @@ async def read_of_tenant(deps: Deps, caller: ProviderReader, tenant_id: TenantId
     """The quotas of a tenant that has an allocation at a site of the caller."""
 
     def read(conn: sa.Connection) -> list[Json]:
-        quotas.check_is_tenant_of(conn, entitlements.provider_id_of(conn, caller.org), str(tenant_id))
+        entitlements.check_is_tenant_of(conn, entitlements.provider_id_of(conn, caller.org), str(tenant_id))
         return _shapes(conn, str(tenant_id), deps.clock())
 
     return routing.json_response(await deps.store.read(read))
@@ -76,13 +75,13 @@ async def update(deps: Deps, caller: ProviderAdmin, tenant_id: TenantId, body: Q
     """Set limits. One below what the tenant has takes nothing away, and refuses anything new."""
 
     def update(conn: sa.Connection) -> list[Json]:
-        quotas.check_is_tenant_of(conn, entitlements.provider_id_of(conn, caller.org), str(tenant_id))
+        entitlements.check_is_tenant_of(conn, entitlements.provider_id_of(conn, caller.org), str(tenant_id))
         limits = {change.resource: change.limit for change in body.quotas}
-        quotas.set_quotas(conn, str(tenant_id), limits, deps.clock())
+        entitlements.set_quotas(conn, str(tenant_id), limits, deps.clock())
         return _shapes(conn, str(tenant_id), deps.clock())
 
     return routing.json_response(await deps.store.run(update))
 
 
 def _shapes(conn: sa.Connection, tenant_id: str, now: float) -> list[Json]:
-    return [wire.shape(Quota, usage) for usage in quotas.quotas_of_tenant(conn, tenant_id, now)]
+    return [wire.shape(Quota, usage) for usage in entitlements.quotas_of_tenant(conn, tenant_id, now)]

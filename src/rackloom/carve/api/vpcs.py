@@ -24,7 +24,6 @@ from rackloom.carve.store.schema import logical_partition, tenant
 from rackloom.carve.store.schema import vpc as table
 from rackloom.carve.store.values import invalid
 from rackloom.carve.tenancy import entitlements, logical_partitions
-from rackloom.carve.tenancy.quotas import QuotaKind, count_objects
 
 # Request models.
 
@@ -256,7 +255,7 @@ def _list(conn: sa.Connection, caller: Caller, query: VpcQuery) -> Page:
     tenant_id = entitlements.tenant_id_of(conn, caller.org)
     if query.nvlink_logical_partition_id:
         _check_partitions(conn, tenant_id, {str(uuid) for uuid in query.nvlink_logical_partition_id})
-    total = partial(count_objects, conn, tenant_id, QuotaKind.VPCS)
+    total = partial(entitlements.count_objects, conn, tenant_id, entitlements.QuotaKind.VPCS)
     return LISTING.page(conn, _OF_TENANT, query, total, tenant=tenant_id)
 
 

@@ -178,8 +178,8 @@ tenant_total = sa.Table(
     sa.Column("kind", sa.Text, primary_key=True),
     _number("value"),
 )
-"""How many objects of each kind (`tenancy.quotas.QuotaKind`) a tenant has. Triggers count them, which the
-migrations make: nothing else writes here."""
+"""How many objects of each kind (`tenancy.entitlements.QuotaKind`) a tenant has. Triggers count them, which
+the migrations make: nothing else writes here."""
 
 custom_role = _entity(
     "custom_role",

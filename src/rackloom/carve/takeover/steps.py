@@ -66,6 +66,7 @@ from rackloom.core.takeover.records import (
     subject_of_step,
 )
 from rackloom.errors import Refused
+from rackloom.topology.part_names import PartName
 
 PAUSE_REASON = "records are being taken over from NICo"
 CORDON_REASON = "NICo uses this machine"
@@ -333,7 +334,7 @@ def _check_machine(conn: sa.Connection, step: CreateInstance) -> None:
     }
     for entry in step.interfaces:
         if gpus.get(entry.device) != entry.guid:
-            raise conflict(f"GPU {entry.device} of machine {step.machine} is another one now; plan again")
+            raise conflict(f"{PartName(step.machine, gpu=entry.device)} is another one now; plan again")
 
 
 def _adopt(conn: sa.Connection, step: AdoptPartition, order: StepOrder) -> frozenset[str]:

@@ -48,6 +48,7 @@ from rackloom.carve.store.values import (
 )
 from rackloom.carve.tenancy.withheld_trays import check_unreserved, is_shut, reserved_trays
 from rackloom.core.place.promises import still_promised
+from rackloom.topology.part_names import canonical_name, read_part_name
 
 # Sites.
 
@@ -147,6 +148,19 @@ def has_machines(conn: sa.Connection) -> bool:
 def get_machine(conn: sa.Connection, machine_id: str) -> sa.Row[Any]:
     """The machine. Raises Rejected (not found)."""
     return require(find_row(conn, machine, id=machine_id), "Could not find Machine with specified ID")
+
+
+def machine_ids_named(conn: sa.Connection, names: Collection[str]) -> set[str]:
+    """Machines that names mean: an id, the name of a tray or of a part of it, or a fabric GUID."""
+    found = set(conn.execute(sa.select(machine.c.id).where(machine.c.id.in_(names))).scalars())
+    for name in map(canonical_name, {*names} - found):
+        part = read_part_name(name)
+        is_rack = sa.or_(machine.c.rack == part.rack, machine.c.chassis_serial == part.rack)
+        guid = str(int(name, 16)) if name.startswith("0x") else ""
+        with_gpu = sa.select(machine_gpu.c.machine_id).where(machine_gpu.c.guid == guid)
+        means = sa.or_(sa.and_(is_rack, machine.c.slot == part.slot), machine.c.id.in_(with_gpu))
+        found.update(conn.execute(sa.select(machine.c.id).where(means)).scalars())
+    return found
 
 
 @cache

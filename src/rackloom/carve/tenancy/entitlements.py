@@ -1,4 +1,4 @@
-"""Who may use and operate what: tenants, providers, allocations with quotas, and operated hardware.
+"""Who may use and operate what: tenants, providers, allocations, operated hardware, and quotas of objects.
 
 An organization can be a tenant, an infrastructure provider, or both. An allocation lets a tenant use a
 number of machines of an instance type at a site. `core.place.promises` says what they hold, beside the
@@ -9,17 +9,36 @@ constraint can never shrink below what the tenant uses or has reserved.
 A provider operates the machines of its sites, and the domains and chassis that they are wired to. A
 domain or chassis without any known machine belongs to every provider that has a site, because someone
 must be able to register it. Everything else is answered as not found.
+
+Quotas bound the records that a tenant can create beside and on its machines: logical partitions, VPCs,
+instances and interfaces, and how many trays may wait for it in reservations. Every kind has a default. A
+provider at whose sites the tenant has an allocation can set another limit for it. A limit below what the
+tenant has already takes nothing away, and refuses anything new.
+
+An object counts until its record is gone: also one in deletion, and an interface whose GPU was not yet
+observed outside its partition. `check_object_quota` reads the count in the transaction that creates the
+object. Transactions are serializable, so that two of them cannot exceed a limit together. Triggers of the
+database keep the counts (`tenant_total`): to count rows would take longer the more a tenant has.
 """
 
 from collections.abc import Collection, Mapping
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind, EventNote
-from rackloom.carve.store.prepared import delete_rows, find_row, has_row, insert_row, update_rows
+from rackloom.carve.store.prepared import (
+    PreparedStatement,
+    delete_rows,
+    find_row,
+    has_row,
+    insert_row,
+    update_rows,
+)
 from rackloom.carve.store.schema import (
     allocation,
     allocation_constraint,
@@ -30,6 +49,8 @@ from rackloom.carve.store.schema import (
     provider,
     site,
     tenant,
+    tenant_quota,
+    tenant_total,
 )
 from rackloom.carve.store.values import (
     IdFactory,
@@ -43,7 +64,7 @@ from rackloom.carve.store.values import (
     require_unused,
 )
 from rackloom.carve.tenancy import catalog
-from rackloom.carve.tenancy.withheld_trays import idle_reserved_machines
+from rackloom.carve.tenancy.withheld_trays import count_reserved_trays, idle_reserved_machines
 from rackloom.core.place.promises import AllocationUse
 
 # Organizations as tenants and providers.
@@ -410,3 +431,107 @@ def _insert_constraints(
     rows = [{**row, "id": ids(), "instance_type_id": key, "value": value} for key, value in types.items()]
     if rows:
         conn.execute(sa.insert(allocation_constraint), rows)
+
+
+# Quotas: how many objects of each kind a tenant may have.
+
+
+class QuotaKind(StrEnum):
+    """What is counted, by the name in REST."""
+
+    LOGICAL_PARTITIONS = "nvLinkLogicalPartitions"
+    VPCS = "vpcs"
+    INSTANCES = "instances"
+    INTERFACES = "nvLinkInterfaces"
+    RESERVED_TRAYS = "reservedTrays"
+
+
+DEFAULT_LIMITS: Mapping[QuotaKind, int] = {
+    QuotaKind.LOGICAL_PARTITIONS: 4096,
+    QuotaKind.VPCS: 4096,
+    QuotaKind.INSTANCES: 32_768,
+    QuotaKind.INTERFACES: 262_144,
+    QuotaKind.RESERVED_TRAYS: 72,
+}
+"""A tenant with all trays of 1,000 racks, each GPU being moved at once, stays below the first four. Trays in
+reservations are spares that nobody else can use: by default those of four racks of 18."""
+
+_NOUNS = {
+    QuotaKind.LOGICAL_PARTITIONS: "NVLink Logical Partitions",
+    QuotaKind.VPCS: "VPCs",
+    QuotaKind.INSTANCES: "Instances",
+    QuotaKind.INTERFACES: "NVLink Interfaces",
+    QuotaKind.RESERVED_TRAYS: "reserved trays",
+}
+
+
+class QuotaUsage(msgspec.Struct, frozen=True):
+    """A quota of a tenant."""
+
+    resource: QuotaKind
+    limit: int
+    used: int
+
+
+def check_object_quota(
+    conn: sa.Connection, tenant_id: str, kind: QuotaKind, requested: int, now: float
+) -> None:
+    """Refuse `requested` more objects than the tenant may have."""
+    if requested == 0:
+        return
+    limit, current = _limit_and_use(conn, tenant_id, kind, now)
+    if current + requested > limit:
+        raise forbidden(
+            f"Tenant has reached the maximum number of {_NOUNS[kind]}."
+            f" Current: {current}, Requested: {requested}, Max: {limit}"
+        )
+
+
+def _value_of_kind(table: sa.Table) -> sa.ScalarSelect[Any]:
+    of_tenant = table.c.tenant_id == sa.bindparam("tenant")
+    return sa.select(table.c.value).where(of_tenant, table.c.kind == sa.bindparam("kind")).scalar_subquery()
+
+
+_LIMIT_AND_TOTAL = PreparedStatement(
+    sa.select(_value_of_kind(tenant_quota).label("limit"), _value_of_kind(tenant_total).label("total"))
+)
+
+
+def _limit_and_use(conn: sa.Connection, tenant_id: str, kind: QuotaKind, now: float) -> tuple[int, int]:
+    (row,) = _LIMIT_AND_TOTAL.all(conn, {"tenant": tenant_id, "kind": kind})
+    limit = DEFAULT_LIMITS[kind] if row.limit is None else int(row.limit)
+    if kind is QuotaKind.RESERVED_TRAYS:
+        return limit, count_reserved_trays(conn, tenant_id, now)
+    return limit, int(row.total or 0)
+
+
+def count_objects(conn: sa.Connection, tenant_id: str, kind: QuotaKind) -> int:
+    """How many objects of a kind the tenant has; not of reserved trays, which depend on the time."""
+    row: sa.Row[Any] | None = find_row(conn, tenant_total, tenant_id=tenant_id, kind=kind)
+    return 0 if row is None else int(row.value)
+
+
+def quotas_of_tenant(conn: sa.Connection, tenant_id: str, now: float) -> list[QuotaUsage]:
+    """Every quota of the tenant, and how much of it is used now."""
+    return [QuotaUsage(kind, *_limit_and_use(conn, tenant_id, kind, now)) for kind in QuotaKind]
+
+
+def set_quotas(
+    conn: sa.Connection, tenant_id: str, limits: Mapping[QuotaKind, int | None], now: float
+) -> None:
+    """Set limits of a tenant; None returns to the default."""
+    for kind, limit in limits.items():
+        delete_rows(conn, tenant_quota, tenant_id=tenant_id, kind=kind)
+        if limit is not None:
+            insert_row(conn, tenant_quota, tenant_id=tenant_id, kind=kind, value=limit, updated=now)
+
+
+def check_is_tenant_of(conn: sa.Connection, provider_id: str, tenant_id: str) -> None:
+    """Refuse a tenant that has no allocation at a site of the provider."""
+    given = (
+        sa.select(allocation.c.id)
+        .join(site, site.c.id == allocation.c.site_id)
+        .where(allocation.c.tenant_id == tenant_id, site.c.provider_id == provider_id)
+    )
+    if conn.execute(given.limit(1)).first() is None:
+        raise not_found("Could not find Tenant with specified ID")

@@ -50,7 +50,7 @@ from rackloom.carve.tenancy import (
     status,
     withheld_trays,
 )
-from rackloom.carve.tenancy.quotas import QuotaKind, check_object_quota
+from rackloom.carve.tenancy.entitlements import QuotaKind, check_object_quota
 from rackloom.core.place.instance_trays import TrayChoice, TrayRequest
 from rackloom.core.place.promises import AllocationUse
 
@@ -417,10 +417,10 @@ def _chosen_machine(
     if kept is not None and kept.tenant_id != tenant.id:
         # For whom and until when is for those who operate the machine.
         raise conflict("Machine specified in request is not available")
-    if devices := withheld_trays.unlisted_gpus(conn, [found.id]).get(found.id):
+    if gpus := withheld_trays.unlisted_gpus(conn, [found.id]).get(found.id):
         raise Rejected(
             RefusalKind.CONFLICT,
-            f"Machine specified in request is not available: {withheld_trays.unlisted_text(devices)}",
+            f"Machine specified in request is not available: {withheld_trays.unlisted_text(gpus.values())}",
             nearest_fix=withheld_trays.UNLISTED_FIX,
         )
     unhealthy = placement.unhealthy_gpus(conn, [found.id]).get(found.id)

@@ -50,7 +50,6 @@ from rackloom.carve.store.values import (
     require_unused,
 )
 from rackloom.carve.tenancy import catalog, entitlements, interfaces
-from rackloom.carve.tenancy.quotas import QuotaKind, check_object_quota
 
 # Logical partitions.
 
@@ -133,7 +132,7 @@ def check_new_logical_partition(
     entitlements.check_site_access(conn, tenant_id, site_id)
     catalog.check_nvlink_enabled(site)
     _check_name(conn, tenant_id, name)
-    check_object_quota(conn, tenant_id, QuotaKind.LOGICAL_PARTITIONS, 1, now)
+    entitlements.check_object_quota(conn, tenant_id, entitlements.QuotaKind.LOGICAL_PARTITIONS, 1, now)
 
 
 def update_logical_partition(
@@ -278,7 +277,7 @@ def check_new_vpc(
     _check_vpc_name(conn, tenant_id, site_id, name)
     if logical_partition_id is not None:
         _check_default_partition(conn, tenant_id, site, logical_partition_id)
-    check_object_quota(conn, tenant_id, QuotaKind.VPCS, 1, now)
+    entitlements.check_object_quota(conn, tenant_id, entitlements.QuotaKind.VPCS, 1, now)
     if wanted_id is not None:
         require_unused(find_row(conn, vpc, id=wanted_id), "A VPC with specified ID already exists")
 

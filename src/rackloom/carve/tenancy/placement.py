@@ -57,6 +57,7 @@ from rackloom.core.place.instance_trays import (
 )
 from rackloom.core.place.promises import AllocationUse, Reservation, owners_of_trays
 from rackloom.errors import Refused
+from rackloom.topology.part_names import PartName
 
 # Placement.
 
@@ -260,13 +261,15 @@ def _machines_of_slots(
 
 def unhealthy_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, str]:
     """Machine -> its unhealthy GPUs as the switch controllers report them; of all machines where None."""
-    wanted = sa.select(machine_gpu).where(machine_gpu.c.health.in_(UNHEALTHY_STATES))
+    on_machine = machine.c.id == machine_gpu.c.machine_id
+    wanted = sa.select(machine_gpu, machine.c.rack, machine.c.slot).join(machine, on_machine)
+    wanted = wanted.where(machine_gpu.c.health.in_(UNHEALTHY_STATES))
     if machine_ids is not None:
         wanted = wanted.where(machine_gpu.c.machine_id.in_(machine_ids))
     found: dict[str, list[str]] = defaultdict(list)
     for row in conn.execute(wanted.order_by(machine_gpu.c.machine_id, machine_gpu.c.module_id)):
         health = GpuHealth(row.health).name.lower().replace("_", " ")
-        found[row.machine_id].append(f"GPU {row.module_id - 1} {health}")
+        found[row.machine_id].append(f"{PartName(row.rack, row.slot, gpu=row.module_id - 1)} {health}")
     return {machine_id: ", ".join(reasons) for machine_id, reasons in found.items()}
 
 
@@ -296,7 +299,7 @@ class DomainCapacity(msgspec.Struct, frozen=True, kw_only=True):
     foreign: tuple[ForeignTray, ...]
     """Empty, and not used because a partition that the site did not make holds GPUs of theirs. A tray in
     several such partitions is listed with each of them."""
-    unlisted: Mapping[str, Sequence[int]]
+    unlisted: Mapping[str, Collection[int]]
     """Empty, not foreign, and not used because their controller does not list these device instances."""
     reserved: tuple[ReservedTray, ...]
     """Empty and in service, and reserved for other organisations than the viewer's."""
@@ -399,7 +402,7 @@ def _domain_capacity(
     rows: list[sa.Row[Any]],
     unhealthy: Mapping[str, str],
     held: Mapping[str, Sequence[ForeignTray]],
-    unlisted: Mapping[str, Sequence[int]],
+    unlisted: Mapping[str, Collection[int]],
     reserved: Mapping[str, ReservedTray],
     known: LatestObservation,
     pause: str | None,

@@ -34,8 +34,7 @@ from rackloom.carve.store.schema import (
     tray_reservation,
 )
 from rackloom.carve.store.values import IdFactory, RefusalKind, Rejected, invalid, require
-from rackloom.carve.tenancy import catalog, entitlements, placement, quotas, withheld_trays
-from rackloom.carve.tenancy.quotas import QuotaKind
+from rackloom.carve.tenancy import catalog, entitlements, placement, withheld_trays
 from rackloom.core.place.instance_trays import TrayRequest
 from rackloom.core.place.promises import given_up
 
@@ -240,7 +239,9 @@ def _check_room(
             f" {idle}",
             nearest_fix="allocate more machines of the Instance Type to the Tenant first",
         )
-    quotas.check_object_quota(conn, tenant_id, QuotaKind.RESERVED_TRAYS, len(machine_ids), now)
+    entitlements.check_object_quota(
+        conn, tenant_id, entitlements.QuotaKind.RESERVED_TRAYS, len(machine_ids), now
+    )
 
 
 def _replace_trays(

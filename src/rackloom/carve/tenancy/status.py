@@ -41,6 +41,7 @@ from rackloom.core.partitions.status_rules import (
     why_not_joined,
     why_not_released,
 )
+from rackloom.topology.part_names import PartName
 
 # Loading instances, GPUs, interfaces and facts.
 
@@ -57,6 +58,8 @@ def _holding_queries(here: sa.ColumnElement[bool]) -> HoldingQueries:
     on_machine = instance.c.machine_id == machine.c.id
     host_columns = (
         machine.c.status.label("host_status"),
+        machine.c.rack.label("host_rack"),
+        machine.c.slot.label("host_slot"),
         intent.drain_reason_column(machine.c.id).label("drain"),
     )
     gpus = sa.select(machine_gpu.c.machine_id, machine_gpu.c.module_id, machine_gpu.c.guid)
@@ -83,7 +86,7 @@ class HeldInstance(msgspec.Struct, frozen=True):
     """An instance with the GPUs of its machine (module id -> GUID) and its interfaces."""
 
     instance: sa.Row[Any]
-    """With the status of its machine as `host_status`."""
+    """With the status and place of its machine as `host_status`, `host_rack` and `host_slot`."""
     gpus: dict[int, int | None]
     interfaces: Sequence[sa.Row[Any]]
     drain: str | None
@@ -265,7 +268,7 @@ def _update_instance(holding: HeldInstance, facts: DomainFacts, changes: StatusC
         # A GPU without an interface must be in no partition of another tenant.
         if module_id - 1 not in wanted:
             gpu = _desired_gpu(holding, module_id - 1, None, holding.instance.intent_at)
-            reasons += _gpu_reason(module_id - 1, why_not_isolated(gpu, facts))
+            reasons += _gpu_reason(holding, module_id - 1, why_not_isolated(gpu, facts))
     if holding.instance.host_status != Status.READY:
         reasons.append(f"the host is {holding.instance.host_status}")
     if holding.drain is not None:
@@ -281,7 +284,7 @@ def _update_interface(
     status = Status.PENDING if reason else Status.READY
     if (row.status, row.reason) != (status, reason):
         changes.interface(holding.instance.tenant_id, row.id, status, reason)
-    return _gpu_reason(row.device_instance, reason)
+    return _gpu_reason(holding, row.device_instance, reason)
 
 
 def _update_leaving_interface(
@@ -293,7 +296,7 @@ def _update_leaving_interface(
         changes.interface_detached(holding.instance.tenant_id, row.id)
         return []
     _record_leaving_reason(holding, row, reason, changes)
-    return _gpu_reason(row.device_instance, reason)
+    return _gpu_reason(holding, row.device_instance, reason)
 
 
 def _record_leaving_reason(
@@ -342,7 +345,7 @@ def _update_terminating(holding: HeldInstance, facts: DomainFacts, changes: Stat
         module_id - 1: why_not_released(guid, None, row.intent_at, facts)
         for module_id, guid in holding.gpus.items()
     }
-    reasons = [text for device, why in stuck.items() for text in _gpu_reason(device, why)]
+    reasons = [text for device, why in stuck.items() for text in _gpu_reason(holding, device, why)]
     if reasons:
         for interface in holding.interfaces:
             _record_leaving_reason(holding, interface, stuck.get(interface.device_instance), changes)
@@ -356,8 +359,9 @@ def _drain_message(reason: str) -> str:
     return f"the tray is drained by the operator: {reason}"
 
 
-def _gpu_reason(device_instance: int, reason: str | None) -> list[str]:
-    return [] if reason is None else [f"GPU {device_instance}: {reason}"]
+def _gpu_reason(holding: HeldInstance, device_instance: int, reason: str | None) -> list[str]:
+    part = PartName(holding.instance.host_rack, holding.instance.host_slot, gpu=device_instance)
+    return [] if reason is None else [f"{part}: {reason}"]
 
 
 def _desired_gpu(

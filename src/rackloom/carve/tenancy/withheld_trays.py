@@ -15,7 +15,7 @@ be read, its trays stay as they were last seen.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -34,6 +34,7 @@ from rackloom.carve.store.schema import (
 )
 from rackloom.carve.store.values import RefusalKind, Rejected
 from rackloom.core.place.promises import Reservation, in_force
+from rackloom.topology.part_names import PartName
 
 # Built once: every new instance runs these.
 _RESERVATIONS = sa.select(tray_reservation.c.id, tray_reservation.c.tenant_id, tray_reservation.c.until)
@@ -136,7 +137,8 @@ is_shut = sa.or_(
 )
 """Whether a row of the machine table is a tray that is shut."""
 _UNLISTED_GPUS = (
-    sa.select(machine_gpu.c.machine_id, machine_gpu.c.module_id)
+    sa.select(machine_gpu.c.machine_id, machine_gpu.c.module_id, machine.c.rack, machine.c.slot)
+    .join(machine, machine.c.id == machine_gpu.c.machine_id)
     .where(_is_unlisted)
     .order_by(machine_gpu.c.machine_id, machine_gpu.c.module_id)
 )
@@ -158,22 +160,22 @@ def shut_trays(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict
         machine_id: ShutTray(foreign_partition_text([tray.partition_id for tray in trays]), FOREIGN_FIX)
         for machine_id, trays in ownership.foreign_trays(conn, machine_ids).items()
     }
-    for machine_id, devices in unlisted_gpus(conn, machine_ids).items():
-        found.setdefault(machine_id, ShutTray(unlisted_text(devices), UNLISTED_FIX))
+    for machine_id, gpus in unlisted_gpus(conn, machine_ids).items():
+        found.setdefault(machine_id, ShutTray(unlisted_text(gpus.values()), UNLISTED_FIX))
     return found
 
 
-def unlisted_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, list[int]]:
-    """Machine -> device instances of its unlisted GPUs; of all machines where None."""
+def unlisted_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, dict[int, PartName]]:
+    """Machine -> device instance and name of its unlisted GPUs; of all machines where None."""
     wanted = _UNLISTED_GPUS
     if machine_ids is not None:
         wanted = wanted.where(machine_gpu.c.machine_id.in_(machine_ids))
-    found: dict[str, list[int]] = defaultdict(list)
-    for machine_id, module_id in conn.execute(wanted):
-        found[machine_id].append(module_id - 1)
+    found: dict[str, dict[int, PartName]] = defaultdict(dict)
+    for machine_id, module_id, rack, slot in conn.execute(wanted):
+        found[machine_id][module_id - 1] = PartName(rack, slot, gpu=module_id - 1)
     return dict(found)
 
 
-def unlisted_text(devices: Collection[int]) -> str:
+def unlisted_text(gpus: Iterable[PartName]) -> str:
     """Why a tray with unlisted GPUs is not free."""
-    return f"GPU {' and '.join(map(str, devices))} not listed by the switch controller"
+    return f"{' and '.join(map(str, gpus))} not listed by the switch controller"

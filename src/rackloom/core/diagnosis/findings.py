@@ -97,7 +97,9 @@ class Finding(msgspec.Struct, frozen=True):
     consequences: tuple[str, ...] = ()
     """Findings that follow from it and are not listed separately, as `check: subject`."""
     title: str = ""
-    """What is wrong and where, as the map names it: `GPU 3 of rack-02 slot 4 is lost`."""
+    """What is wrong and where, as every surface names it: `rack-02/slot-4/gpu-2 is lost`."""
+    place: str = ""
+    """Where it is, as the title names it: `rack-02/slot-4/gpu-2`. Empty if no layer knows the place."""
     affects: tuple[str, ...] = ()
     """Jobs, pods and tenants that use what it concerns: `MPIJob team/train`, `tenant blue`."""
     steps: tuple[RepairStep, ...] = ()

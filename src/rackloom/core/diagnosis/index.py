@@ -8,12 +8,14 @@ fresh.
 
 The functions `at_...` spell the entries of `Finding.where`. Two findings that share an entry concern the
 same thing, and `examination` folds one under the other by comparing these strings, so every check has to
-use them. `tray_name` and `gpu_name` spell places for people.
+use them. For people, `gpu_part`, `slot_part`, `tray_part` and `device_part` name GPUs, trays and devices.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
+
+import msgspec
 
 from rackloom.core.diagnosis.join import Rails, gpu_chains
 from rackloom.core.diagnosis.snapshot import (
@@ -23,11 +25,14 @@ from rackloom.core.diagnosis.snapshot import (
     GpuChain,
     Layer,
     LogicalPartitionRecord,
+    MachineRecord,
     NodeRecord,
     NvlinkDomainRecord,
     SiteSnapshot,
     grouped,
 )
+from rackloom.topology.join_key import SlotKey
+from rackloom.topology.part_names import PartName, read_part_name
 
 DeviceKind = tuple[str, str]
 """Driver and kind."""
@@ -46,6 +51,7 @@ class SnapshotIndex:
     def __init__(self, snapshot: SiteSnapshot, joined: tuple[GpuChain, ...] | None = None) -> None:
         self.snapshot = snapshot
         self._joined = joined
+        self._gpus_of_node: dict[str, list[GpuChain]] = {}
 
     def can_see(self, layer: Layer) -> bool:
         """Whether a layer was read: what is missing in it is then really missing."""
@@ -129,6 +135,31 @@ class SnapshotIndex:
         """The machine that each node runs on, as far as their GPUs identify it."""
         return {node: machine for machine, node in self.node_of_machine.items()}
 
+    @cached_property
+    def racks(self) -> Mapping[str, str]:
+        """The rack of each chassis in the site's records."""
+        return {machine.chassis_serial: machine.rack for machine in self.snapshot.machines}
+
+    def gpu_part(self, chain: GpuChain) -> PartName:
+        """The name of a GPU."""
+        return gpu_part(chain, self.racks)
+
+    def device_part(self, device: DeviceRecord) -> str:
+        """The name of a GPU, or of a NIC that serves one. Another device has its tray's name and its own."""
+        gpus = self._gpus_of(device.node)
+        for chain in gpus:
+            if chain.device is not None and chain.device.device_id == device.device_id:
+                return str(self.gpu_part(chain))
+        tray = self.gpu_part(gpus[0]).tray if gpus else PartName(device.node)
+        nics = tray_nics(gpus, tray)
+        return str(nics.get(device.device_id, f"{tray}/{device.name}"))
+
+    def _gpus_of(self, node: str) -> list[GpuChain]:
+        if node not in self._gpus_of_node:
+            near = self.chains_near((node,), ())
+            self._gpus_of_node |= {node: []} | grouped((c.device.node, c) for c in near if c.device)
+        return self._gpus_of_node[node]
+
     def at_tray(self, node: str) -> tuple[str, ...]:
         """How `Finding.where` names a node and, where it is known, its machine."""
         machine = self.machine_of_node.get(node)
@@ -192,11 +223,38 @@ def at_gpu(domain: str, guid: int) -> str:
     return f"gpu {domain}/0x{guid:016x}"
 
 
-def tray_name(rack: str, slot: int) -> str:
-    """How people read a tray, on every page and in every command."""
-    return f"{rack} slot {slot}"
+def gpu_part(chain: GpuChain, racks: Mapping[str, str]) -> PartName:
+    """The name of a GPU. `racks` has the rack of each chassis."""
+    place = slot_key(chain)
+    if chain.machine is not None:
+        return msgspec.structs.replace(tray_part(chain.machine), gpu=place and place.module_id - 1)
+    if place is not None:
+        return slot_part(place, racks)
+    # Only the cluster knows it. Its node and device have the form of a name already.
+    device = chain.device
+    return PartName("") if device is None else read_part_name(f"{device.node}/{device.name}")
 
 
-def gpu_name(rack: str, slot: int, module: int) -> str:
-    """How people read a GPU; its module counts from 1."""
-    return f"GPU {module} of {tray_name(rack, slot)}"
+def slot_key(chain: GpuChain) -> SlotKey | None:
+    """The slot of a GPU from any layer, the fabric first."""
+    if chain.fabric is not None:
+        return chain.fabric.place
+    return chain.key.place.value if chain.key.place else None
+
+
+def slot_part(place: SlotKey, racks: Mapping[str, str]) -> PartName:
+    """The name of the GPU in a slot. If no record has its chassis, the serial stands for the rack."""
+    rack = racks.get(place.chassis_serial, place.chassis_serial)
+    return PartName(rack, place.slot, gpu=place.module_id - 1)
+
+
+def tray_nics(gpus: Iterable[GpuChain], tray: PartName) -> Mapping[DeviceId, PartName]:
+    """The names of the NICs that serve the GPUs of a tray. They count in the order of their PCI addresses."""
+    nics = {nic.device_id: nic.key.pci_address for chain in gpus for nic in chain.nics}
+    order = sorted(nics, key=lambda nic: (((address := nics[nic]) and address.value) or "", nic))
+    return {nic: msgspec.structs.replace(tray, nic=number) for number, nic in enumerate(order)}
+
+
+def tray_part(machine: MachineRecord) -> PartName:
+    """The name of a tray."""
+    return PartName(machine.rack, machine.slot)

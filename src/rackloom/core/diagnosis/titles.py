@@ -1,6 +1,6 @@
 """What a finding says first: what is wrong, where, and who is affected.
 
-A place is named as the rack map names it, by rack, slot and GPU: `GPU 3 of rack-02 slot 4`. Names of nodes,
+A place has the name of its part: `rack-02/slot-4/gpu-2`. Names of nodes,
 UUIDs and GUIDs stand in the evidence. Where the records do not know the place, the subject of the finding
 names it. Affected are, as far as the snapshot shows it, the pods (or the job that they belong to) that
 hold the devices and nodes of the finding, and the organisations whose instances are on its machines.
@@ -21,11 +21,11 @@ from rackloom.core.diagnosis.index import (
     at_machine,
     at_node,
     at_pod,
-    gpu_name,
-    tray_name,
+    tray_part,
 )
 from rackloom.core.diagnosis.repair_steps import repair_steps
-from rackloom.core.diagnosis.snapshot import GpuChain, MachineRecord, grouped
+from rackloom.core.diagnosis.snapshot import grouped
+from rackloom.topology.part_names import PartName, read_part_name
 
 _LOST, _RESET, _REBOOT = "gpu.nvidia.com/gpu-lost", "recovery=gpu-reset", "recovery=node-reboot"
 TITLES: Mapping[Check, str] = {
@@ -83,20 +83,21 @@ def explained(findings: Iterable[Finding], index: SnapshotIndex) -> tuple[Findin
     return tuple(
         msgspec.structs.replace(
             finding,
-            title=_title(finding, places),
+            title=_title(finding, place),
+            place=place,
             affects=tuple(places.affected(finding.where)),
             steps=repair_steps(finding.fix),
             runbook=runbook_name(finding.check),
         )
         for finding in found
+        for place in [places.name(finding.where)]
     )
 
 
-def _title(finding: Finding, places: "_Places") -> str:
+def _title(finding: Finding, place: str) -> str:
     pattern = _TITLES_BY_NAME.get(finding.check, "{subject}")
     if finding.check == Check.DEVICE_TAINT:
         pattern = taint_title(finding.message)
-    place = places.name(finding.where)
     if not place and "{place}" in pattern:
         pattern = "{subject}: {message}"
     elif place[:1].isdigit() and pattern.startswith("{place}"):
@@ -105,7 +106,8 @@ def _title(finding: Finding, places: "_Places") -> str:
     if finding.state is CheckState.UNKNOWN and finding.check not in _ALWAYS_UNKNOWN:
         clause = f"{title[:1].lower()}{title[1:]}" if title.startswith(_ARTICLES) else title
         title = f"unknown whether {clause}"
-    return title[:1].upper() + title[1:]
+    # A name is written in one form, also where a sentence begins.
+    return title if place and title.startswith(place) else title[:1].upper() + title[1:]
 
 
 def taint_title(message: str) -> str:
@@ -132,20 +134,18 @@ class _Places:
 
     def name(self, where: tuple[str, ...]) -> str:
         """The finest place that holds all of it: a GPU, a tray, trays, or racks; empty: none is known."""
-        gpus = unique(*(self._gpus[place] for place in where if place in self._gpus))
-        if len(gpus) == 1:
-            return gpus[0]
-        trays = unique(
-            *(gpu.partition(" of ")[2] for gpu in gpus),
-            *(self._trays[place] for place in where if place in self._trays),
-        )
+        parts = dict.fromkeys(self._parts[place] for place in where if place in self._parts)
+        finest = [part for part in parts if part.gpu is not None] or list(parts)
+        if len(finest) == 1:
+            return str(finest[0])
+        named = (self._trays[place] for place in where if place in self._trays)
+        trays = list(dict.fromkeys([*(part.tray for part in parts), *named]))
         racks = unique(
-            *(tray.rpartition(" slot ")[0] for tray in trays),
-            *(rack for place in where for rack in self._racks.get(place, ())),
+            *(tray.rack for tray in trays), *(rack for place in where for rack in self._racks.get(place, ()))
         )
         if not trays:
             return first_few(racks)
-        return trays[0] if len(trays) == 1 else f"{len(trays)} trays of {first_few(racks)}"
+        return str(trays[0]) if len(trays) == 1 else f"{len(trays)} trays of {first_few(racks)}"
 
     def affected(self, where: tuple[str, ...]) -> Iterator[str]:
         """Jobs and pods that hold what is there, then organisations with an instance there."""
@@ -157,26 +157,28 @@ class _Places:
         yield from unique(*(f"tenant {tenant}" for tenant in tenants))
 
     @cached_property
-    def _gpus(self) -> Mapping[str, str]:
-        found: dict[str, str] = {}
+    def _parts(self) -> Mapping[str, PartName]:
+        found: dict[str, PartName] = {}
         for chain in self._index.chains_near(self._nodes, self._domains):
-            if (name := _gpu_name(chain)) is None:
-                continue
+            name = self._index.gpu_part(chain)
             if chain.device is not None:
                 found[at_device(chain.device)] = name
             if chain.fabric is not None:
                 found[at_gpu(chain.fabric.domain, chain.fabric.guid)] = name
+            for nic in chain.nics:
+                if (place := at_device(nic)) in self._wanted:
+                    found[place] = read_part_name(self._index.device_part(nic))
         return found
 
     @cached_property
-    def _trays(self) -> Mapping[str, str]:
+    def _trays(self) -> Mapping[str, PartName]:
         machines = {machine.id: machine for machine in self._index.snapshot.machines}
         named = ((at_machine(id_), machine) for id_, machine in machines.items())
-        found = {place: _tray_name(machine) for place, machine in named if place in self._wanted}
+        found = {place: tray_part(machine) for place, machine in named if place in self._wanted}
         nodes = self._index.node_of_machine.items() if self._nodes else ()
         for id_, node in nodes:
             if node in self._nodes and id_ in machines:
-                found[at_node(node)] = _tray_name(machines[id_])
+                found[at_node(node)] = tray_part(machines[id_])
         return found
 
     @cached_property
@@ -205,14 +207,3 @@ class _Places:
         names = self._index.snapshot.tenants
         held = ((machine.id, machine.tenant) for machine in self._index.snapshot.machines)
         return {at_machine(id_): names.get(tenant, tenant) for id_, tenant in held if tenant is not None}
-
-
-def _gpu_name(chain: GpuChain) -> str | None:
-    """As the map names it; the module counts from 1."""
-    if chain.machine is None or chain.key.place is None:
-        return None
-    return gpu_name(chain.machine.rack, chain.machine.slot, chain.key.place.value.module_id)
-
-
-def _tray_name(machine: MachineRecord) -> str:
-    return tray_name(machine.rack, machine.slot)

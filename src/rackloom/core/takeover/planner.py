@@ -52,6 +52,7 @@ from rackloom.core.takeover.records import (
     seal_plan,
     subject_of_step,
 )
+from rackloom.topology.part_names import PartName
 
 FOREIGN = "foreign"
 READY = "Ready"
@@ -325,16 +326,16 @@ class _Planner:
             device for device, count in Counter(entry.device for entry in interfaces).items() if count > 1
         ]
         if repeated:
-            return f"NICo has several interfaces of its GPU {repeated[0]}"
+            return f"NICo has several interfaces of its gpu-{repeated[0]}"
         for entry in interfaces:
             guid = machine.gpus.get(entry.device + 1)
             if (known.org, entry.logical_partition) not in self._logical_partitions:
                 return f"logical partition {entry.logical_partition} is not imported"
             if machine.domain is None or guid is None:
-                return f"no controller here lists GPU {entry.device} of machine {machine.id}"
+                return f"no controller here lists {PartName(machine.id, gpu=entry.device)}"
             if entry.guid not in (None, guid):
                 return (
-                    f"GPU {entry.device} of machine {machine.id} is {_hex(str(entry.guid))} in NICo,"
+                    f"{PartName(machine.id, gpu=entry.device)} is {_hex(str(entry.guid))} in NICo,"
                     f" and {_hex(guid)} here"
                 )
         return None

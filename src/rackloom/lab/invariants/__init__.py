@@ -4,8 +4,6 @@
 - `ledger`: the answers that tenants got; an acknowledged object must exist (S10).
 - `service`: S1 to S6, S9 and L5 on fabrics and REST answers, and L1, L2 and S7 once the site has
   settled.
-- `history`: whether the answers of a service can be explained by some order of the requests, for runs of
-  real processes.
 - `memory`: S8 on IMEX channels, the identity of IMEX members, and no pod that waits for a kubelet
   resync.
 - `leftovers`: nothing of a ComputeDomain is left behind.

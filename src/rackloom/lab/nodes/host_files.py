@@ -24,6 +24,7 @@ import msgspec
 from rackloom.claim.node.gpu.inventory import DeclaredGpu, DeclaredInventory
 from rackloom.claim.node.nic.inventory import HostScanner
 from rackloom.core.nics.devices import NicSnapshot
+from rackloom.topology.affinity import own_gpus
 from rackloom.topology.discovery.discover import (
     NOTHING_DECLARED,
     Declaration,
@@ -346,6 +347,12 @@ class TrayNics(HostScanner):
         self._uuids = uuids
         self.down: frozenset[str] = frozenset()
         """RDMA devices whose ports are down."""
+
+    def rails(self) -> list[str]:
+        """RDMA devices of the NICs that serve GPUs: the first is that of `nic-0`."""
+        machine = self().machine
+        nics = sorted((machine.nics[nic] for nic in own_gpus(machine)), key=lambda nic: nic.pci_address or "")
+        return [nic.rdma_device for nic in nics if nic.rdma_device is not None]
 
     def __call__(self) -> NicSnapshot:
         """What the tray shows now."""

@@ -23,8 +23,8 @@ from rackloom.lab.scenario.parameters import (
     Gpu,
     KindName,
     Manifest,
+    Nic,
     Ordinal,
-    Rack,
     Seconds,
     Tray,
     Trays,
@@ -32,6 +32,7 @@ from rackloom.lab.scenario.parameters import (
     manifest_objects,
 )
 from rackloom.lab.scenario.stage import Stage
+from rackloom.topology.part_names import read_part_name
 
 # Users.
 
@@ -58,78 +59,83 @@ async def delete_object(stage: Stage, *, kind: KindName, name: str, namespace: s
 
 
 @action(layer="cluster")
-async def node_lost(stage: Stage, *, tray: Tray, rack: Rack = 1) -> str:
+async def node_lost(stage: Stage, *, tray: Tray) -> str:
     """The power of a tray fails."""
-    node = stage.truth.node(rack, tray)
+    node = stage.truth.node(tray)
     await stage.cluster.nodes.lose(node)
     return f"{node} has no power"
 
 
 @action(layer="cluster")
-async def node_back(stage: Stage, *, tray: Tray, rack: Rack = 1) -> str:
+async def node_back(stage: Stage, *, tray: Tray) -> str:
     """It starts again."""
-    node = stage.truth.node(rack, tray)
+    node = stage.truth.node(tray)
     await stage.cluster.nodes.heal(node)
     return f"{node} has started"
 
 
 @action(layer="cluster")
-async def node_reboots(stage: Stage, *, tray: Tray, rack: Rack = 1) -> str:
+async def node_reboots(stage: Stage, *, tray: Tray) -> str:
     """A node goes and comes back at once."""
-    node = stage.truth.node(rack, tray)
+    node = stage.truth.node(tray)
     await stage.cluster.nodes.reboot(node)
     return f"{node} was rebooted"
 
 
 @action(layer="cluster")
-async def gpu_lost(stage: Stage, *, tray: Tray, rack: Rack = 1, gpu: Gpu) -> str:
+async def gpu_lost(stage: Stage, *, gpu: Gpu) -> str:
     """A GPU falls off the bus of its tray."""
-    node = stage.truth.node(rack, tray)
-    stage.cluster.nodes[node].gpus.lose(gpu)
+    node = stage.truth.node(gpu)
+    stage.cluster.nodes[node].gpus.lose(_module_of(gpu))
     await stage.cluster.nodes.look(node)
-    return f"GPU {gpu} of {node} does not answer"
+    return f"{gpu} ({node}) does not answer"
 
 
 @action(layer="cluster")
-async def gpu_xid(stage: Stage, *, tray: Tray, rack: Rack = 1, gpu: Gpu, xid: Ordinal) -> str:
+async def gpu_xid(stage: Stage, *, gpu: Gpu, xid: Ordinal) -> str:
     """The driver reports an error of a GPU."""
-    node = stage.truth.node(rack, tray)
-    stage.cluster.nodes[node].gpus.strike(gpu, xid)
+    node = stage.truth.node(gpu)
+    stage.cluster.nodes[node].gpus.strike(_module_of(gpu), xid)
     await stage.cluster.nodes.look(node)
-    return f"GPU {gpu} of {node} reported Xid {xid}"
+    return f"{gpu} ({node}) reported Xid {xid}"
 
 
 @action(layer="cluster")
-async def nic_link_down(stage: Stage, *, tray: Tray, rack: Rack = 1, device: str) -> str:
-    """The link of a NIC (by its RDMA device, such as mlx5_0) goes down."""
-    node = stage.truth.node(rack, tray)
+async def nic_link_down(stage: Stage, *, nic: Nic) -> str:
+    """The link of a NIC that serves a GPU goes down."""
+    node, number = stage.truth.node(nic), read_part_name(nic).nic
     nics = stage.cluster.nodes[node].nics
+    rails = nics.rails()
+    require(number is not None and number < len(rails), f"{node} has {len(rails)} NICs that serve GPUs")
+    device = rails[number or 0]
     nics.down = frozenset({*nics.down, device})
     await stage.cluster.nodes.look(node)
-    return f"{device} of {node} has no link"
+    return f"{nic} ({device} of {node}) has no link"
 
 
 @action(layer="cluster")
-async def fabric_state(
-    stage: Stage, *, tray: Tray, rack: Rack = 1, gpu: Gpu, state: Literal["in-progress", "completed"]
-) -> str:
+async def fabric_state(stage: Stage, *, gpu: Gpu, state: Literal["in-progress", "completed"]) -> str:
     """A GPU says (NVML) that it is joining its fabric (`in-progress`), or has joined (`completed`).
 
     The switches say nothing of it.
     """
-    node = stage.truth.node(rack, tray)
+    node, module = stage.truth.node(gpu), _module_of(gpu)
     gpus = stage.cluster.nodes[node].gpus
     by_id = {answering.module_id: answering for answering in gpus.answering}
-    joined = gpu in by_id and by_id[gpu].fabric.clique_id
-    require(joined, f"GPU {gpu} of {node} is in no partition that it could join")
-    fabric = msgspec.structs.replace(by_id[gpu].fabric, state=FabricState[state.replace("-", "_").upper()])
-    by_id[gpu] = msgspec.structs.replace(by_id[gpu], fabric=fabric)
+    joined = module in by_id and by_id[module].fabric.clique_id
+    require(joined, f"{gpu} ({node}) is in no partition that it could join")
+    fabric = msgspec.structs.replace(by_id[module].fabric, state=FabricState[state.replace("-", "_").upper()])
+    by_id[module] = msgspec.structs.replace(by_id[module], fabric=fabric)
     gpus.set_gpus(tuple(by_id.values()))
     stage.truth.joining.discard(node)
     if state == "in-progress":
         stage.truth.joining.add(node)
     await stage.cluster.nodes.look(node)
-    return f"GPU {gpu} of {node} says: {state}"
+    return f"{gpu} ({node}) says: {state}"
+
+
+def _module_of(gpu: str) -> int:
+    return (read_part_name(gpu).gpu or 0) + 1
 
 
 # The clique label.
@@ -140,9 +146,9 @@ OTHER_LABEL_WRITER = "another-labeller"
 
 
 @action(layer="cluster")
-async def clique_label_by_hand(stage: Stage, *, tray: Tray, rack: Rack = 1, value: str) -> str:
+async def clique_label_by_hand(stage: Stage, *, tray: Tray, value: str) -> str:
     """Somebody else writes nvidia.com/gpu.clique on the node of a tray."""
-    node = stage.truth.node(rack, tray)
+    node = stage.truth.node(tray)
     patch = {"metadata": {"labels": {GPU_CLIQUE_LABEL: value}}}
     await DirectApi(stage.cluster.kube, OTHER_LABEL_WRITER).patch(NODE, node, None, patch)
     return f"{OTHER_LABEL_WRITER} wrote {value} on {node}"
@@ -160,18 +166,18 @@ async def clique_label_lags(stage: Stage, *, seconds: Seconds) -> str:
 
 
 @action(layer="cluster")
-async def imex_daemon_killed(stage: Stage, *, tray: Tray, rack: Rack = 1) -> str:
+async def imex_daemon_killed(stage: Stage, *, tray: Tray) -> str:
     """The pod of a ComputeDomain's IMEX daemon on a tray is killed."""
-    node = stage.truth.node(rack, tray)
+    node = stage.truth.node(tray)
     found = await _daemons(stage, node)
     await _kill(stage, found)
     return f"killed {', '.join(pod['metadata']['name'] for pod in found)} on {node}"
 
 
 @action(layer="cluster")
-async def imex_addresses_swapped(stage: Stage, *, trays: Trays, rack: Rack = 1) -> str:
+async def imex_addresses_swapped(stage: Stage, *, trays: Trays) -> str:
     """The pods of the IMEX daemons on two trays are killed, and each new one has the address of the other."""
-    nodes = [stage.truth.node(rack, tray) for tray in trays]
+    nodes = [stage.truth.node(tray) for tray in trays]
     pods = [(await _daemons(stage, node))[0] for node in nodes]
     planned = dict(zip(nodes, (pod["status"]["podIP"] for pod in reversed(pods)), strict=True))
     stage.cluster.addresses.update(planned)

@@ -26,7 +26,6 @@ from rackloom.lab.scenario.parameters import (
     KindName,
     NamedObject,
     ObjectName,
-    Rack,
     Tray,
     kind_named,
 )
@@ -133,14 +132,12 @@ def _is_on_lost_node(stage: Stage, pod: Object) -> bool:
 
 
 @expectation(layer="cluster")
-async def clique_label(
-    stage: Stage, *, tray: Tray, rack: Rack = 1, present: bool = True, stale: bool = False
-) -> str:
+async def clique_label(stage: Stage, *, tray: Tray, present: bool = True, stale: bool = False) -> str:
     """nvidia.com/gpu.clique of a tray is what its GPUs truly say.
 
     Or (`present` false) there is none, or (`stale`) it is old.
     """
-    node = stage.truth.node(rack, tray)
+    node = stage.truth.node(tray)
     labels = (await stage.cluster.api.get(NODE, node))["metadata"].get("labels", {})
     label, clique = labels.get(GPU_CLIQUE_LABEL), stage.truth.clique(node)
     if stale:
@@ -153,19 +150,17 @@ async def clique_label(
 
 
 @expectation(layer="cluster")
-async def node(stage: Stage, *, tray: Tray, rack: Rack = 1, ready: bool = True) -> str:
+async def node(stage: Stage, *, tray: Tray, ready: bool = True) -> str:
     """A node is Ready, or (`ready` false) is not."""
-    name = stage.truth.node(rack, tray)
+    name = stage.truth.node(tray)
     status = _condition_of(await stage.cluster.api.get(NODE, name), "Ready").get("status", "absent")
     return require((status == "True") == ready, f"Ready of {name} is {status}")
 
 
 @expectation(layer="cluster")
-async def devices(
-    stage: Stage, *, driver: Driver, count: Count, tray: Tray, rack: Rack = 1, tainted: bool = False
-) -> str:
+async def devices(stage: Stage, *, driver: Driver, count: Count, tray: Tray, tainted: bool = False) -> str:
     """So many devices of a driver are published of a tray; `tainted` counts those with a taint alone."""
-    name = stage.truth.node(rack, tray)
+    name = stage.truth.node(tray)
     counted = [
         device for device in await _devices(stage, name, driver) if device.get("taints") or not tainted
     ]
@@ -176,9 +171,9 @@ async def devices(
 
 
 @expectation(layer="cluster")
-async def gpus(stage: Stage, *, tray: Tray, rack: Rack = 1, swapped: bool = False) -> str:
+async def gpus(stage: Stage, *, tray: Tray, swapped: bool = False) -> str:
     """A node publishes (UUIDs) what is in its tray; `swapped`: nothing that the last such step saw."""
-    name = stage.truth.node(rack, tray)
+    name = stage.truth.node(tray)
     published = {
         device["attributes"]["uuid"]["string"]
         for device in await _devices(stage, name, GPU_DRIVER)

@@ -12,9 +12,9 @@ can replay the same scenario without anything breaking; at least one expectation
 the file says that nothing breaks. An expectation is checked again and again until it holds, for at most
 `within` seconds, and must then hold for `stays` seconds.
 
-Times are seconds since the site first answered. Racks, trays, GPUs of a tray (module ids) and instances
-of a group count from 1. A step that does not come about raises `NotObserved` with what was observed
-instead.
+Times are seconds since the site first answered. Racks, trays, GPUs and NICs have the names of
+`topology.part_names`. Instances of a group count from 1. A step that does not come about raises `NotObserved`
+with what was observed instead.
 """
 
 import inspect

@@ -10,7 +10,7 @@ a name that later steps may use: `made_name` records, `used_name` looks up.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_args
 
 import msgspec
@@ -26,14 +26,16 @@ from rackloom.errors import Refused, Undecodable
 from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB
 from rackloom.lab.switches.nmxc import NMXC_RPCS
 from rackloom.runtime.foreign_text import decode_yaml
+from rackloom.topology.part_names import read_part_name
 
 
 class FileSoFar(msgspec.Struct, kw_only=True):
     """What is known of a file when one of its steps is checked."""
 
-    racks: int
-    trays: int
-    """Trays of a rack."""
+    racks: tuple[str, ...]
+    """Names of racks with a switch controller."""
+    trays: tuple[str, ...]
+    """Names of trays."""
     gpus: int
     """GPUs of a tray."""
     made: defaultdict[str, set[str]] = msgspec.field(default_factory=lambda: defaultdict(set))
@@ -77,43 +79,67 @@ def _rate(value: float, key: str, file: FileSoFar) -> Problems:
         yield f"{key} is not a part of all", "a number from 0 to 1"
 
 
-def _number_up_to(most: Callable[[FileSoFar], int], more: str = "") -> Check:
-    def check(value: int, key: str, file: FileSoFar) -> Problems:
-        if not 1 <= value <= most(file):
-            yield f"{key} = {value} is not there", f"a number from 1 to {most(file)}{more}"
-
-    return check
-
-
-def _numbers_up_to(what: str, most: Callable[[FileSoFar], int]) -> Check:
-    def check(values: Iterable[int], _: str, file: FileSoFar) -> Problems:
-        for number in values:
-            if not 1 <= number <= most(file):
-                yield f"{what} {number} is not there", f"numbers from 1 to {most(file)}"
-
-    return check
-
-
-_rack = _number_up_to(lambda file: file.racks, ", or write more racks above the steps")
-
-
-def _other_rack(value: int, key: str, file: FileSoFar) -> Problems:
-    yield from _rack(value, key, file)
-    if value == file.step.rack:
-        yield f"rack {value} is its own domain already", f"another rack in {key}"
-
-
 Count = Annotated[int, at_least(0)]
 Ordinal = Annotated[int, at_least(1)]
 Number = Annotated[float, _finite]
 Seconds = Annotated[float, _seconds]
 Rate = Annotated[float, _rate]
-Rack = Annotated[int, _rack]
-OtherRack = Annotated[int, _other_rack]
-Tray = Annotated[int, _number_up_to(lambda file: file.trays)]
-Trays = Annotated[tuple[int, int], _numbers_up_to("tray", lambda file: file.trays)]
-Gpu = Annotated[int, _number_up_to(lambda file: file.gpus)]
-Gpus = Annotated[tuple[int, ...], _numbers_up_to("GPU", lambda file: file.gpus)]
+
+
+# Parts, by the names that they have on every surface.
+
+
+FIRST_RACK = "rack-01"
+
+
+def _among(parts: Callable[[FileSoFar], Sequence[str]], more: str = "") -> Check:
+    """The value, or each of several, names one of the parts that are there."""
+
+    def check(value: str | tuple[str, ...], key: str, file: FileSoFar) -> Problems:
+        known = parts(file)
+        for name in (value,) if isinstance(value, str) else value:
+            if str(read_part_name(name)) not in known:
+                yield f"{key} = {name!r} is not there", f"one of {known[0]} to {known[-1]}{more}"
+
+    return check
+
+
+def _gpus(file: FileSoFar) -> list[str]:
+    return [f"gpu-{number}" for number in range(file.gpus)]
+
+
+_rack = _among(lambda file: file.racks, ", or write more racks above the steps")
+
+
+def _other_rack(value: str, key: str, file: FileSoFar) -> Problems:
+    yield from _rack(value, key, file)
+    if value == file.step.rack:
+        yield f"{value} is its own domain already", f"another rack in {key}"
+
+
+def _nic(value: str, key: str, file: FileSoFar) -> Problems:
+    part = read_part_name(value)
+    if str(part.tray) not in file.trays or part.nic is None:
+        yield f"{key} = {value!r} is not there", f"a NIC of a tray, such as {file.trays[0]}/nic-0"
+
+
+def _tray_count(value: int, key: str, file: FileSoFar) -> Problems:
+    most = len(file.trays) // len(file.racks)
+    if not 1 <= value <= most:
+        yield f"{key} = {value} is not there", f"a number from 1 to {most}"
+
+
+TrayCount = Annotated[int, _tray_count]
+Rack = Annotated[str, _rack]
+OtherRack = Annotated[str, _other_rack]
+Tray = Annotated[str, _among(lambda file: file.trays)]
+Trays = Annotated[tuple[str, str], _among(lambda file: file.trays)]
+Gpu = Annotated[str, _among(lambda file: [f"{tray}/{gpu}" for tray in file.trays for gpu in _gpus(file)])]
+"""A GPU of a rack, such as `rack-01/slot-2/gpu-2`."""
+Nic = Annotated[str, _nic]
+InstanceGpu = Annotated[str, _among(_gpus)]
+"""A GPU of an instance, such as `gpu-2`."""
+InstanceGpus = Annotated[tuple[str, ...], _among(_gpus)]
 
 
 # Names that steps make, and names that they use.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
@@ -27,11 +27,13 @@ from rackloom.lab.scenario import (  # noqa: F401 (a step is known once its modu
 from rackloom.lab.scenario.every_layer import invariants
 from rackloom.lab.scenario.files import SCENARIO_DIRECTORY, scenario_files
 from rackloom.lab.scenario.model import ACTIONS, EXPECTATIONS, Expectation, Scenario, Step, StepKind
-from rackloom.lab.scenario.parameters import FileSoFar
-from rackloom.lab.switches.fabric import MOST_RACKS
+from rackloom.lab.scenario.parameters import FileSoFar, Gpu, InstanceGpu, Nic, Rack, Tray
+from rackloom.lab.scenario.stage import racks_of
+from rackloom.lab.switches.fabric import MOST_RACKS, SeededNames
 from rackloom.runtime.foreign_text import decode_toml
 from rackloom.topology import profiles
-from rackloom.topology.rack import RackProfile
+from rackloom.topology.part_names import PartName
+from rackloom.topology.rack import RackSite, build_site
 
 
 def shipped_scenarios() -> list[Scenario]:
@@ -156,9 +158,11 @@ class ScenarioProblem(msgspec.Struct, frozen=True):
     fix: str
 
 
-def file_so_far(racks: int, profile: RackProfile, known: KnownNames = MappingProxyType({})) -> FileSoFar:
+def file_so_far(site: RackSite, known: KnownNames = MappingProxyType({})) -> FileSoFar:
     """What is known before the first step of a scenario on such a site."""
-    file = FileSoFar(racks=racks, trays=profile.trays_per_domain, gpus=profile.gpus_per_tray)
+    trays = [tray for domain in site.domains for tray in domain.trays]
+    parts = tuple(str(PartName(tray.rack, tray.slot)) for tray in trays)
+    file = FileSoFar(racks=racks_of(site), trays=parts, gpus=len(trays[0].gpus))
     for what, names in known.items():
         file.made[what].update(names)
     return file
@@ -176,12 +180,12 @@ def scenario_problems(
 ) -> Iterator[ScenarioProblem]:
     """Everything that cannot be, in order of the steps."""
     try:
-        profile = profiles.load_rack(scenario.profile)
+        site = build_site(profiles.load_rack(scenario.profile), scenario.racks, SeededNames(""))
     except Refused as refused:
         yield ScenarioProblem(0, refused.reason, refused.nearest_fix or "name a rack profile")
         return
     yield from _check_whole(scenario)
-    file = file_so_far(scenario.racks, profile, known)
+    file = file_so_far(site, known)
     clock = 0.0
     for number, step in enumerate(scenario.steps, 1):
         found = [
@@ -245,7 +249,12 @@ def _check_needs(kind: StepKind, scenario: Scenario) -> Iterator[tuple[str, str]
 
 
 _ERROR_PATH = re.compile(r" - at `\$\.([\w-]+)")
-_PLAIN_TYPES = {
+_TYPE_TEXTS: Mapping[Any, str] = {
+    Rack: 'a rack, such as "rack-01"',
+    Tray: 'a tray, such as "rack-01/slot-2"',
+    Gpu: 'a GPU, such as "rack-01/slot-2/gpu-0"',
+    Nic: 'a NIC, such as "rack-01/slot-2/nic-0"',
+    InstanceGpu: 'a GPU of the instance, such as "gpu-0"',
     int: "a whole number, such as 1",
     float: "a number, such as 2.5",
     str: "a text in quotes",
@@ -288,6 +297,8 @@ def nearest_words(word: object, known: Iterable[str]) -> str:
 
 
 def _type_text(kind: Any) -> str:
+    if kind in _TYPE_TEXTS:
+        return _TYPE_TEXTS[kind]
     if get_origin(kind) is Annotated:
         return _type_text(get_args(kind)[0])
     if get_origin(kind) is Literal:
@@ -296,6 +307,5 @@ def _type_text(kind: Any) -> str:
         first, *others = get_args(kind)
         size = "" if others == [Ellipsis] else f" of {1 + len(others)}"
         return f"a list{size}, each of it {_type_text(first)}"
-    if get_origin(kind) in (types.UnionType, Union):
-        return " or ".join(_type_text(arg) for arg in get_args(kind) if arg is not types.NoneType)
-    return _PLAIN_TYPES[kind]
+    # What is left is a union, such as with None.
+    return " or ".join(_type_text(arg) for arg in get_args(kind) if arg is not types.NoneType)

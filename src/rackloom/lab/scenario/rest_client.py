@@ -59,13 +59,17 @@ class ScenarioRestClient:
         self.vpcs: dict[str, MadeObject] = {}
         self.groups: dict[str, tuple[MadeInstance, ...]] = {}
         """Instances, by the name that the scenario gives their group."""
+        self.trays: dict[str, MadeInstance] = {}
+        """Whatever is in a tray, by the tray's name, on a site that was there before its steps."""
         self.released: set[str] = set()
         """Groups that were given back."""
         self.holder: dict[str, str] = {}
         """Machine to the tenant to which it was last acknowledged."""
 
     def instance(self, name: str) -> MadeInstance:
-        """The instance that files call `group/number`."""
+        """The instance that files call `group/number`, or that is in the tray of this name."""
+        if name in self.trays:
+            return self.trays[name]
         group, _, number = name.partition("/")
         return self.groups[group][int(number) - 1]
 

@@ -5,19 +5,21 @@ true partitions (together, alone, how many, untouched); or the doctor's findings
 object that a finding must name.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from rackloom.core.diagnosis.findings import CheckState, Finding
 from rackloom.lab.scenario.model import NotObserved, expectation, require
 from rackloom.lab.scenario.parameters import (
+    FIRST_RACK,
     Count,
     DoctorCheck,
     ForeignPartition,
-    Gpu,
     Group,
     Groups,
     Instance,
+    InstanceGpu,
     LogicalPartition,
     OperationKind,
     Rack,
@@ -50,13 +52,15 @@ async def released(stage: Stage, *, group: Group) -> str:
 
 
 @expectation()
-async def interface(stage: Stage, *, instance: Instance, gpu: Gpu, status: str, because: str = "") -> str:
+async def interface(
+    stage: Stage, *, instance: Instance, gpu: InstanceGpu, status: str, because: str = ""
+) -> str:
     """REST says this status of one GPU of an instance, `because` being a part of its newest message."""
     shown = await stage.rest.shown(stage.rest.instance(instance))
     listed = shown["nvLinkInterfaces"] if shown else ()
-    found = next((listed_gpu for listed_gpu in listed if listed_gpu["deviceInstance"] == gpu - 1), None)
+    found = next((listed_gpu for listed_gpu in listed if f"gpu-{listed_gpu['deviceInstance']}" == gpu), None)
     now, why = _status_and_reason(found)
-    return require(now == status and because in why, f"GPU {gpu} of {instance} is {now}: {why}")
+    return require(now == status and because in why, f"{gpu} of {instance} is {now}: {why}")
 
 
 @expectation()
@@ -103,7 +107,7 @@ async def domain(stage: Stage, *, group: Group, changed: bool = False) -> str:
 
 
 @expectation()
-async def read_again(stage: Stage, *, rack: Rack = 1) -> str:
+async def read_again(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
     """The service has read the controller of a rack anew since this step began."""
     serials = {gpu.chassis_serial for gpu in stage.truth.rack(rack).fabric.gpus.values()}
     answer = await stage.site.rest(None, "GET", "nvlink-nmxc-endpoint")
@@ -112,7 +116,7 @@ async def read_again(stage: Stage, *, rack: Rack = 1) -> str:
     at = next(endpoint["observedAt"] for endpoint in answer.body if endpoint["chassisSerial"] in serials)
     first = stage.at_first_check("read-again", at)
     require(at != first, f"the newest reading is that of {first}")
-    return f"the controller of rack {rack} was read at {at}"
+    return f"the controller of {rack} was read at {at}"
 
 
 @expectation()
@@ -134,11 +138,11 @@ async def service_ended(stage: Stage, *, count: Count) -> str:
 
 
 @expectation(needs="nmx-c")
-async def switch_calls(stage: Stage, *, rpc: Rpc, count: Count, rack: Rack = 1) -> str:
+async def switch_calls(stage: Stage, *, rpc: Rpc, count: Count, rack: Rack = FIRST_RACK) -> str:
     """So many calls of one RPC have arrived at the controller of a rack."""
     calls = stage.truth.rack(rack).faults.calls[rpc]
-    require(calls == count, f"{calls} calls of {rpc} have arrived at rack {rack}")
-    return f"{calls} calls of {rpc} have arrived at rack {rack}"
+    require(calls == count, f"{calls} calls of {rpc} have arrived at {rack}")
+    return f"{calls} calls of {rpc} have arrived at {rack}"
 
 
 def _status_and_reason(shown: Json | None) -> tuple[str, str]:
@@ -180,7 +184,7 @@ async def alone(stage: Stage, *, group: Group) -> str:
 
 
 @expectation()
-async def partitions(stage: Stage, *, count: Count, rack: Rack = 1) -> str:
+async def partitions(stage: Stage, *, count: Count, rack: Rack = FIRST_RACK) -> str:
     """So many partitions of a true fabric hold GPUs."""
     fabric = stage.truth.rack(rack).fabric
     held = [
@@ -188,7 +192,7 @@ async def partitions(stage: Stage, *, count: Count, rack: Rack = 1) -> str:
         for partition in fabric.partitions.values()
         if set(partition.guids) & fabric.gpus.keys()
     ]
-    return require(len(held) == count, f"rack {rack} holds {', '.join(held) or 'none'}")
+    return require(len(held) == count, f"{rack} holds {', '.join(held) or 'none'}")
 
 
 @expectation()
@@ -227,17 +231,20 @@ async def finding(
     `subject` is a part of the finding's own.
     """
     findings = await _findings(stage)
-    named = ""
-    if instance:
-        named = stage.rest.instance(instance).machine
-    elif tray is not None:
-        named = stage.truth.machine(rack or 1, tray)
+    named: tuple[str, ...] = ("",)
+    if instance or tray is not None:
+        machine = stage.truth.machine(tray) if tray is not None else stage.rest.instance(instance).machine
+        named = machine, stage.truth.tray_of(machine)
     elif rack is not None:
-        named = stage.truth.rack(rack).fabric.domain
+        named = (stage.truth.rack(rack).fabric.domain,)
     for found in findings:
-        if found.check == check and subject in found.subject and _names_object(found, named):
+        if (
+            found.check == check
+            and subject in found.subject
+            and any(_names_object(found, name) for name in named)
+        ):
             return f"{found.check} of {found.subject}: {found.message}"
-    of = f", and nothing of {check} that names {named}" if named else ""
+    of = f", and nothing of {check} that names {' or '.join(named)}" if any(named) else ""
     raise NotObserved(f"the doctor finds {_findings_text(findings)}{of}")
 
 
@@ -259,8 +266,9 @@ def _reports_check(check: str, found: Finding) -> bool:
 
 
 def _names_object(found: Finding, name: str) -> bool:
-    """Whether a finding is about a machine or domain, or says that it concerns it."""
-    return name in found.subject or any(place.endswith(f" {name}") for place in found.where)
+    """Whether a finding is about a machine, tray or domain, or says that it concerns it."""
+    is_subject = re.search(rf"{re.escape(name)}(?![\w-])", found.subject)
+    return bool(is_subject) or any(place.endswith(f" {name}") for place in found.where)
 
 
 def _findings_text(findings: Sequence[Finding]) -> str:

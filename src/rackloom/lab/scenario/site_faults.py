@@ -18,10 +18,11 @@ from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, GpuHealth, Par
 from rackloom.lab import faults
 from rackloom.lab.scenario.model import ONLY_VIRTUAL, NotObserved, action, require
 from rackloom.lab.scenario.parameters import (
+    FIRST_RACK,
     ForeignPartition,
-    Gpu,
-    Gpus,
     Instance,
+    InstanceGpu,
+    InstanceGpus,
     ListRead,
     NewForeignPartition,
     NewListRead,
@@ -42,39 +43,41 @@ SWITCH_RESTART_SECONDS = 1.0
 
 
 @action()
-async def switch_stops(stage: Stage, *, rack: Rack = 1) -> str:
+async def switch_stops(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
     """The controller of a rack can no longer be reached; the fabric keeps working."""
     await stage.truth.rack(rack).go_away()
     stage.damage.stopped.add(rack)
-    return f"the controller of rack {rack} cannot be reached"
+    return f"the controller of {rack} cannot be reached"
 
 
 @action()
-async def switch_answers(stage: Stage, *, rack: Rack = 1) -> str:
+async def switch_answers(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
     """It can be reached again."""
     await _start(stage, rack)
-    return f"the controller of rack {rack} can be reached"
+    return f"the controller of {rack} can be reached"
 
 
 @action()
-async def switch_restarts(stage: Stage, *, rack: Rack = 1, forgets: faults.Forgotten = "nothing") -> str:
+async def switch_restarts(
+    stage: Stage, *, rack: Rack = FIRST_RACK, forgets: faults.Forgotten = "nothing"
+) -> str:
     """It restarts, and may have forgotten something: names of partitions, all partitions, its domain uuid."""
     switch = stage.truth.rack(rack)
     async with faults.unreachable(switch):
         faults.forget(switch, forgets)
         await asyncio.sleep(SWITCH_RESTART_SECONDS)
     stage.damage.stopped.discard(rack)
-    return f"the controller of rack {rack} restarted, and forgot {forgets}"
+    return f"the controller of {rack} restarted, and forgot {forgets}"
 
 
 @action()
 async def switch_claims_domain(stage: Stage, *, rack: Rack, domain_of: OtherRack) -> str:
     """The controller of a rack says that it is the domain of another rack: the two contradict each other."""
-    switch, claimed = stage.truth.rack(rack), stage.truth.domains[domain_of - 1]
+    switch, claimed = stage.truth.rack(rack), stage.truth.domains[stage.truth.number(domain_of)]
     async with faults.unreachable(switch):
         faults.set_domain(switch, claimed)
     stage.damage.stopped.discard(rack)
-    return f"the controller of rack {rack} says it is domain {claimed}"
+    return f"the controller of {rack} says it is domain {claimed}"
 
 
 @action(needs="nmx-c")
@@ -83,7 +86,7 @@ async def switch_mistreats(
     *,
     rpc: Rpc,
     how: faults.Mistreatment,
-    rack: Rack = 1,
+    rack: Rack = FIRST_RACK,
     times: Ordinal = 1,
 ) -> str:
     """Coming calls of one RPC are refused, answered without header or id, or executed without an answer."""
@@ -101,26 +104,26 @@ async def switch_hides(stage: Stage, *, instance: Instance, lists: Ordinal = 1) 
 
 
 @action(needs="nmx-c", speeds=ONLY_VIRTUAL)
-async def network_bad(stage: Stage, *, how: faults.NetworkFault, rack: Rack = 1) -> str:
+async def network_bad(stage: Stage, *, how: faults.NetworkFault, rack: Rack = FIRST_RACK) -> str:
     """What the network does to the next change that is asked of a rack, or from now on to all calls."""
-    stage.site.spoil(rack - 1, how)
-    return f"the network before rack {rack}: {how}"
+    stage.site.spoil(stage.truth.number(rack), how)
+    return f"the network before {rack}: {how}"
 
 
 @action()
-async def switch_tray_out(stage: Stage, *, rack: Rack = 1) -> str:
+async def switch_tray_out(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
     """One of the switch trays of a rack goes: every GPU and partition of it has less bandwidth."""
     switch = stage.truth.rack(rack)
     faults.set_links(switch, GpuHealth.DEGRADED_BANDWIDTH, PartitionHealth.DEGRADED_BANDWIDTH)
-    return f"{len(switch.fabric.gpus)} GPUs of rack {rack} lost a part of their links"
+    return f"{len(switch.fabric.gpus)} GPUs of {rack} lost a part of their links"
 
 
 @action()
-async def switch_tray_back(stage: Stage, *, rack: Rack = 1) -> str:
+async def switch_tray_back(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
     """It is put back."""
     switch = stage.truth.rack(rack)
     faults.heal_fabric(switch)
-    return f"{len(switch.fabric.gpus)} GPUs of rack {rack} have all their links"
+    return f"{len(switch.fabric.gpus)} GPUs of {rack} have all their links"
 
 
 # What happens to trays, GPUs and partitions behind the site's back.
@@ -150,8 +153,12 @@ async def tray_moved(stage: Stage, *, instance: Instance, tray: Tray) -> str:
     """The tray of an instance is put where another one of its rack was, and that one where it was."""
     machine = stage.rest.instance(instance).machine
     switch, _ = stage.truth.locate(machine)
-    neighbour = stage.truth.machine(stage.truth.switches.index(switch) + 1, tray)
-    require(neighbour != machine, f"{instance} is in tray {tray} already: name another tray")
+    neighbour = stage.truth.machine(tray)
+    require(neighbour != machine, f"{instance} is in {tray} already: name another tray")
+    require(
+        stage.truth.locate(neighbour)[0] is switch,
+        f"{tray} is not in the rack of {instance}: name another tray",
+    )
     _exchange(stage, machine, neighbour)
     stage.damage.exchanged.append((machine, neighbour))
     return f"the trays of machines {machine} and {neighbour} are in one another's places"
@@ -162,24 +169,26 @@ async def gpu_health(
     stage: Stage,
     *,
     instance: Instance,
-    gpu: Gpu,
+    gpu: InstanceGpu,
     health: Literal["healthy", "degraded", "no-nvlink", "degraded-bandwidth"],
 ) -> str:
     """A GPU gets worse or better."""
-    switch, gpus = stage.truth.locate(stage.rest.instance(instance).machine)
-    guid, wanted = gpus[gpu - 1].guid, GpuHealth[health.replace("-", "_").upper()]
-    require(gpus[gpu - 1].health is not wanted, f"GPU {guid:x} is {health} already")
-    faults.set_health(switch, guid, wanted)
-    return f"GPU {guid:x} is {health}"
+    machine = stage.rest.instance(instance).machine
+    switch, gpus = stage.truth.locate(machine)
+    found, wanted = gpus[_index_of(gpu)], GpuHealth[health.replace("-", "_").upper()]
+    name = f"{stage.truth.tray_of(machine)}/{gpu} (0x{found.guid:016x})"
+    require(found.health is not wanted, f"{name} is {health} already")
+    faults.set_health(switch, found.guid, wanted)
+    return f"{name} is {health}"
 
 
 @action()
 async def partition_by_hand(
-    stage: Stage, *, name: NewForeignPartition, instance: Instance, gpus: Gpus
+    stage: Stage, *, name: NewForeignPartition, instance: Instance, gpus: InstanceGpus
 ) -> str:
     """Somebody makes a partition on the switch, of GPUs wherever they are."""
     switch, present = stage.truth.locate(stage.rest.instance(instance).machine)
-    made = faults.put_partition(switch, [present[module - 1].guid for module in gpus], name)
+    made = faults.put_partition(switch, [present[_index_of(gpu)].guid for gpu in gpus], name)
     stage.truth.invariants.foreign[name] = switch, made
     return f"partition {made.id} {name!r} holds {len(made.guids)} GPUs"
 
@@ -249,8 +258,8 @@ async def heal_site(stage: Stage) -> str:
     Raises `NotObserved` where a fault is still to come: nothing was shown with it.
     """
     require_all_struck(stage)
-    for number, switch in enumerate(stage.truth.switches, 1):
-        await _heal_switch(stage, number, switch)
+    for rack in stage.truth.racks:
+        await _heal_switch(stage, rack)
     for machine in list(stage.damage.pulled):
         _put_back(stage, machine, swapped=False)
     while stage.damage.exchanged:
@@ -263,25 +272,26 @@ async def heal_site(stage: Stage) -> str:
 
 def require_all_struck(stage: Stage) -> None:
     """Raise `NotObserved` unless every fault that was to strike a coming call has struck one."""
-    switches = enumerate(stage.truth.switches, 1)
-    calls = [f"{fault} of rack {rack}" for rack, switch in switches for fault in switch.faults.untaken()]
+    switches = zip(stage.truth.racks, stage.truth.switches, strict=True)
+    calls = [f"{fault} of {rack}" for rack, switch in switches for fault in switch.faults.untaken()]
     untaken = ", ".join([*calls, *stage.site.untaken()])
     require(not untaken, f"still to come: {untaken}; the scenario shows nothing of it")
 
 
-async def _heal_switch(stage: Stage, number: int, switch: faults.SwitchControl) -> None:
+async def _heal_switch(stage: Stage, rack: str) -> None:
+    switch = stage.truth.rack(rack)
     switch.faults.clear()
-    domain, stopped = stage.truth.domains[number - 1], stage.damage.stopped
-    if switch.fabric.domain != domain and number not in stopped:
+    domain, stopped = stage.truth.domains[stage.truth.number(rack)], stage.damage.stopped
+    if switch.fabric.domain != domain and rack not in stopped:
         await switch.go_away()
-        stopped.add(number)
+        stopped.add(rack)
     faults.set_domain(switch, domain)
-    if number in stopped:
-        await _start(stage, number)
+    if rack in stopped:
+        await _start(stage, rack)
     faults.heal_fabric(switch)
 
 
-async def _start(stage: Stage, rack: int) -> None:
+async def _start(stage: Stage, rack: str) -> None:
     await stage.truth.rack(rack).come_back()
     stage.damage.stopped.discard(rack)
 
@@ -302,6 +312,10 @@ def _delete_foreign(stage: Stage, name: str) -> str:
     switch, made = stage.truth.invariants.foreign.pop(name)
     faults.delete_partition(switch, made)
     return f"partition {made.id} {made.name!r} is deleted"
+
+
+def _index_of(gpu: str) -> int:
+    return int(gpu.removeprefix("gpu-"))
 
 
 def _partition_of(stage: Stage, instance: str) -> tuple[faults.SwitchControl, FabricPartition]:

@@ -35,7 +35,8 @@ from rackloom.lab.scenario.feature_discovery import FeatureDiscovery
 from rackloom.lab.scenario.model import NotObserved
 from rackloom.lab.scenario.rest_client import Json, RestAnswer, ScenarioRestClient
 from rackloom.lab.switches.fabric import FabricGpu, FabricPartition, SimulatedFabric, machine_id_of
-from rackloom.topology.rack import RackProfile, RackSite
+from rackloom.topology.part_names import PartName, read_part_name
+from rackloom.topology.rack import ComputeTray, RackProfile, RackSite
 
 ONLY_VIRTUAL = "a real network, clock or write cannot be spoiled: steps that do are refused before the start"
 
@@ -46,8 +47,10 @@ class SiteControl(ABC):
     What is done to the network, the clock and single writes can be done in virtual time only.
     """
 
+    site: RackSite
+    """Its domains and trays."""
     switches: Sequence[SwitchControl]
-    """One for each domain, in the order of racks."""
+    """One for each domain, in their order."""
     api: KubeApi | None = None
     """The cluster's API server as a user asks it; None: there is no cluster."""
     ended = 0
@@ -131,9 +134,16 @@ class Truth:
     """Every fabric as it is. `holder` says which tenant was last given a machine."""
 
     def __init__(
-        self, switches: Sequence[SwitchControl], holder: Mapping[str, str], nodes: TrayNodes | None = None
+        self,
+        site: RackSite,
+        switches: Sequence[SwitchControl],
+        holder: Mapping[str, str],
+        nodes: TrayNodes | None = None,
     ) -> None:
+        self.site = site
         self.switches = switches
+        self.racks = racks_of(site)
+        """The rack by whose name steps mean a switch."""
         self.invariants = FabricInvariants([switch.fabric for switch in switches], holder)
         self.joining: set[str] = set()
         """Nodes with a GPU that says that it is joining its fabric."""
@@ -143,19 +153,28 @@ class Truth:
             sorted({gpu.chassis_serial for gpu in switch.fabric.gpus.values()}) for switch in switches
         ]
         """The chassis of each rack at the start."""
-        self._machines = [_machines_by_tray(switch.fabric) for switch in switches]
         self._nodes = nodes
-        self._names = [
-            [node.name for node in nodes or () if node.domain == switch.fabric.domain] for switch in switches
-        ]
+        self._node_names = {node.tray: node.name for node in nodes or ()}
+        self._trays = {
+            str(PartName(tray.rack, tray.slot)): tray for domain in site.domains for tray in domain.trays
+        }
 
-    def rack(self, number: int) -> SwitchControl:
-        """The switch of a rack, the first being 1."""
-        return self.switches[number - 1]
+    def number(self, rack: str) -> int:
+        """Which switch is that of a rack, from 0."""
+        return self.racks.index(rack)
 
-    def machine(self, rack: int, tray: int) -> str:
-        """The machine that was in a tray of a rack at the start, both counted from 1."""
-        return self._machines[rack - 1][tray - 1]
+    def rack(self, rack: str) -> SwitchControl:
+        """The switch of a rack."""
+        return self.switches[self.number(rack)]
+
+    def machine(self, name: str) -> str:
+        """The machine that was in a tray at the start. `name` is that of the tray, or of a part of it."""
+        tray = self._tray(name)
+        return machine_id_of(tray.chassis_serial, tray.slot)
+
+    def tray_of(self, machine: str) -> str:
+        """The name of the tray that a machine is."""
+        return next(name for name in self._trays if self.machine(name) == machine)
 
     def locate(self, machine: str) -> tuple[SwitchControl, tuple[FabricGpu, ...]]:
         """The switch of a machine and the GPUs that are in it now, by module id."""
@@ -166,16 +185,19 @@ class Truth:
 
     # The nodes of the trays.
 
-    def node(self, rack: int, tray: int) -> str:
-        """The node that a tray is."""
-        return self._names[rack - 1][tray - 1]
+    def node(self, name: str) -> str:
+        """The node that a tray is. `name` is that of the tray, or of a part of it."""
+        return self._node_names[self._tray(name)]
+
+    def _tray(self, name: str) -> ComputeTray:
+        return self._trays[str(read_part_name(name).tray)]
 
     def gpus_of(self, node: str) -> tuple[SimulatedFabric, tuple[FabricGpu, ...]]:
         """The fabric of a node, and the GPUs that are in its tray now."""
         assert self._nodes is not None  # noqa: S101 (only steps of a cluster name nodes)
         tray = self._nodes[node].tray
-        rack = next(rack for rack, names in enumerate(self._names, 1) if node in names)
-        fabric = self.rack(rack).fabric
+        domains = zip(self.site.domains, self.switches, strict=True)
+        fabric = next(switch.fabric for domain, switch in domains if tray in domain.trays)
         return fabric, _gpus_in(fabric, machine_id_of(tray.chassis_serial, tray.slot))
 
     def clique(self, node: str) -> str | None:
@@ -193,10 +215,9 @@ def _gpus_in(fabric: SimulatedFabric, machine: str) -> tuple[FabricGpu, ...]:
     return tuple(sorted(gpus, key=lambda gpu: gpu.module_id))
 
 
-def _machines_by_tray(fabric: SimulatedFabric) -> list[str]:
-    """The machines of a rack, by tray."""
-    trays = {(gpu.tray_index, gpu.chassis_serial, gpu.slot) for gpu in fabric.gpus.values()}
-    return [machine_id_of(serial, slot) for _, serial, slot in sorted(trays)]
+def racks_of(site: RackSite) -> tuple[str, ...]:
+    """The first rack of each domain, by whose name steps mean the switch of the domain."""
+    return tuple(domain.racks[0] for domain in site.domains)
 
 
 # What every step gets.
@@ -205,15 +226,15 @@ def _machines_by_tray(fabric: SimulatedFabric) -> list[str]:
 class Damage(msgspec.Struct):
     """What steps broke and nothing has repaired yet, for `heal`."""
 
-    stopped: set[int] = msgspec.field(default_factory=set)
+    stopped: set[str] = msgspec.field(default_factory=set)
     """Racks whose controller was stopped."""
     pulled: dict[str, tuple[SwitchControl, tuple[FabricGpu, ...]]] = msgspec.field(default_factory=dict)
     """Machines whose tray was taken out, with its GPUs."""
     exchanged: list[tuple[str, str]] = msgspec.field(default_factory=list)
     """Machines whose trays are in one another's slots."""
-    unregistered: set[int] = msgspec.field(default_factory=set)
+    unregistered: set[str] = msgspec.field(default_factory=set)
     """Racks whose leader is not where their chassis are registered."""
-    succeeded: set[int] = msgspec.field(default_factory=set)
+    succeeded: set[str] = msgspec.field(default_factory=set)
     """Racks where another controller led before."""
 
 
@@ -223,11 +244,11 @@ class Stage:
     def __init__(self, site: SiteControl, cluster: ClusterControl | None = None) -> None:
         self.site = site
         self.rest = ScenarioRestClient(site)
-        self.truth = Truth(site.switches, self.rest.holder, cluster.nodes if cluster else None)
+        self.truth = Truth(site.site, site.switches, self.rest.holder, cluster.nodes if cluster else None)
         self.damage = Damage()
         self.lists_read: dict[str, tuple[SwitchControl, FabricPartition]] = {}
         """Partitions as another writer read them, by the name of that reading."""
-        self.with_standby: set[int] = set()
+        self.with_standby: set[str] = set()
         """Racks whose next leader is registered, or was before it led."""
         self.new_guids = itertools.count(0xF000_0000_0000_0001)
         """Of GPUs that come into a swapped tray."""

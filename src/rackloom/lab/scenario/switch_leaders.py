@@ -9,14 +9,14 @@ longer leads.
 """
 
 from rackloom.lab.scenario.model import action, require
-from rackloom.lab.scenario.parameters import Rack
+from rackloom.lab.scenario.parameters import FIRST_RACK, Rack
 from rackloom.lab.scenario.stage import Stage
 
 ENDPOINT_PATH = "nvlink-nmxc-endpoint"
 
 
 @action(needs="nmx-c")
-async def switch_leader_moves(stage: Stage, *, rack: Rack = 1) -> str:
+async def switch_leader_moves(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
     """The controller on another switch tray of a rack leads, at its own address; the old one is silent."""
     switch = stage.truth.rack(rack)
     before = switch.url
@@ -25,45 +25,45 @@ async def switch_leader_moves(stage: Stage, *, rack: Rack = 1) -> str:
     stage.damage.succeeded.add(rack)
     # A controller that was stopped answers again, elsewhere: nothing is left to be started.
     stage.damage.stopped.discard(rack)
-    return f"the leader of rack {rack} went from {before} to {switch.url}"
+    return f"the leader of {rack} went from {before} to {switch.url}"
 
 
 @action(needs="nmx-c")
-async def switch_old_leader_returns(stage: Stage, *, rack: Rack = 1) -> str:
+async def switch_old_leader_returns(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
     """The controller that led a rack before its leader moved leads where it did again, with what it knew."""
     moved = rack in stage.damage.succeeded
-    require(moved, f"the leader of rack {rack} did not move: write a switch-leader-moves step before")
+    require(moved, f"the leader of {rack} did not move: write a switch-leader-moves step before")
     url = await stage.truth.rack(rack).old_leader_returns()
-    return f"who led rack {rack} before leads again at {url}, and has missed what came since"
+    return f"who led {rack} before leads again at {url}, and has missed what came since"
 
 
 @action(needs="nmx-c")
-async def switch_old_leader_yields(stage: Stage, *, rack: Rack = 1) -> str:
+async def switch_old_leader_yields(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
     """It has learned that another one leads, and lists no GPU any more."""
     await stage.truth.rack(rack).old_leader_yields()
-    return f"who led rack {rack} before lists no GPU any more"
+    return f"who led {rack} before lists no GPU any more"
 
 
 @action(needs="nmx-c")
-async def switch_standby_registered(stage: Stage, *, rack: Rack = 1) -> str:
+async def switch_standby_registered(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
     """An operator registers who would lead a rack next, too; before it leads it lists no GPU."""
     url = await stage.truth.rack(rack).stand_by()
     # It is the controller of a switch tray, which has its own serial.
-    serial = f"{stage.truth.serials[rack - 1][0]}-standby"
+    serial = f"{stage.truth.serials[stage.truth.number(rack)][0]}-standby"
     if rack in stage.with_standby:
         await stage.rest.must(None, "PATCH", f"{ENDPOINT_PATH}/{serial}", {"endpoint": url})
     else:
         await stage.rest.must(None, "POST", ENDPOINT_PATH, {"chassisSerial": serial, "endpoint": url})
         stage.with_standby.add(rack)
-    return f"the standby of rack {rack} at {url} is registered too"
+    return f"the standby of {rack} at {url} is registered too"
 
 
 @action(needs="nmx-c")
-async def switch_leader_registered(stage: Stage, *, rack: Rack = 1) -> str:
+async def switch_leader_registered(stage: Stage, *, rack: Rack = FIRST_RACK) -> str:
     """An operator tells the site at which address the leader of a rack answers now."""
     url = stage.truth.rack(rack).url
     await _register(stage, rack)
-    return f"the leader of rack {rack} is registered at {url}"
+    return f"the leader of {rack} is registered at {url}"
 
 
 async def heal_leaders(stage: Stage) -> None:
@@ -74,8 +74,8 @@ async def heal_leaders(stage: Stage) -> None:
         await _register(stage, rack)
 
 
-async def _register(stage: Stage, rack: int) -> None:
-    for serial in stage.truth.serials[rack - 1]:
+async def _register(stage: Stage, rack: str) -> None:
+    for serial in stage.truth.serials[stage.truth.number(rack)]:
         endpoint = {"endpoint": stage.truth.rack(rack).url}
         await stage.rest.must(None, "PATCH", f"{ENDPOINT_PATH}/{serial}", endpoint)
     stage.damage.unregistered.discard(rack)

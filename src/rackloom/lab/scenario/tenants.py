@@ -9,7 +9,7 @@ from rackloom.lab.scenario.parameters import (
     NewGroup,
     NewLogicalPartition,
     NewVpc,
-    Tray,
+    TrayCount,
     Vpc,
 )
 from rackloom.lab.scenario.rest_client import FIRST_FAILURE, NOT_FOUND, Json, MadeInstance, require_below
@@ -42,7 +42,7 @@ async def make_vpc(
 
 @action(breaks=False)
 async def make_instances(
-    stage: Stage, *, group: NewGroup, vpc: Vpc, count: Tray = 1, tenant: str = "red"
+    stage: Stage, *, group: NewGroup, vpc: Vpc, count: TrayCount = 1, tenant: str = "red"
 ) -> str:
     """A tenant asks for a batch of whole trays, all or none; `group` names them from then on."""
     rest = stage.rest

@@ -59,6 +59,7 @@ class VirtualSite(SiteControl):
         diagnose: Diagnose,
         work: "asyncio.Task[None]",
     ) -> None:
+        self.site = racks.site
         self.switches: Sequence[SimRack] = racks.racks
         self.work = work
         """Ends only when something is wrong."""

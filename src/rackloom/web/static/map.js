@@ -178,7 +178,7 @@ const hint = document.getElementById("hint");
 
 document.addEventListener("focusin", (event) => {
   const cell = event.target.matches("#overview a, rect[role=gridcell]") && event.target.matches(":focus-visible");
-  const tray = cell && event.target.closest("g[role=row]")?.querySelector("title").textContent.replace(/^[^,]*,? ?/, ""); // without the slot
+  const tray = cell && event.target.closest("g[role=row]")?.querySelector("title").textContent.replace(/^[^,]*,? ?/, ""); // without the name
   hint.textContent = cell ? event.target.getAttribute("aria-label") + (tray ? ` (${tray})` : "") : "";
 });
 document.addEventListener("focusout", () => (hint.textContent = ""));

@@ -3,13 +3,13 @@
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from tests.claim.node.conftest import NODE_NAME, allocation
+from tests.claim.node.nri.nri_runtime import NriRuntime
 from tests.waiting import until, until_so
 
 from rackloom.app.node.nic import NicOptions, nic_node
 from rackloom.app.node.process import NodeOptions
 from rackloom.core.cluster.objects import EVENT, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.lab.nodes.dra_manager import pod_claim
-from rackloom.lab.nodes.nri_runtime import NriRuntime
 from rackloom.topology.nics import ExclusionPolicy
 
 DRIVER = "dra.net"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.claim.node.nri.nri_runtime import NriRuntime
 from tests.waiting import until_so
 
 from rackloom.claim.node.nri import nri_pb2 as wire
 from rackloom.claim.node.nri.client import MalformedFrame, NriPlugin, TtrpcFrame, read_frames
 from rackloom.claim.node.tasks import beside
 from rackloom.errors import Refused
-from rackloom.lab.nodes.nri_runtime import NriRuntime
 
 
 class RecordingHooks:

@@ -132,7 +132,7 @@ def test_a_tray_with_a_sick_device_of_its_own_is_not_free():
     (found,) = (
         finding
         for finding in examine(sick)
-        if finding.check == Check.DEVICE_TAINT and NODE in finding.subject
+        if finding.check == Check.DEVICE_TAINT and f"node {NODE}" in finding.where
     )
     assert "no free tray in the clique" in found.fix
 

@@ -34,7 +34,7 @@ def check_cliques(index: SnapshotIndex, clusters: Mapping[str, str]) -> Iterator
     for name, gpus in sorted(index.by_node.items()):
         node = index.nodes.get(name)
         if node is not None and all(_is_known(chain, index) for chain in gpus):
-            yield from _check_node(node, gpus, clusters)
+            yield from _check_node(node, gpus, clusters, index)
     for node in index.snapshot.nodes:
         yield from _several_writers(node)
 
@@ -45,11 +45,11 @@ def _is_known(chain: GpuChain, index: SnapshotIndex) -> bool:
 
 
 def _check_node(
-    node: NodeRecord, gpus: tuple[GpuChain, ...], clusters: Mapping[str, str]
+    node: NodeRecord, gpus: tuple[GpuChain, ...], clusters: Mapping[str, str], index: SnapshotIndex
 ) -> Iterator[Finding]:
     partitions = {_partition_of(chain) for chain in gpus}
     if len(partitions) > 1:
-        yield _split_tray(node, gpus)
+        yield _split_tray(node, gpus, index)
         return
     message = _label_mismatch(node, partitions.pop(), gpus, clusters)
     if message:
@@ -58,7 +58,11 @@ def _check_node(
             f"node {node.name}",
             message,
             _label_fix(node, clusters, gpus),
-            evidence=(f"cluster: {_label_evidence(node)}", *_fabric_evidence(gpus), *_slice_evidence(gpus)),
+            evidence=(
+                f"cluster: {_label_evidence(node)}",
+                *_fabric_evidence(gpus, index),
+                *_slice_evidence(gpus),
+            ),
             where=places_around(gpus),
             since=node.clique_since if _written_by_hand(node) else None,
         )
@@ -150,7 +154,7 @@ def domain_of_clusters(parts: Iterable[ClusterVotes]) -> Mapping[str, str]:
     }
 
 
-def _split_tray(node: NodeRecord, gpus: tuple[GpuChain, ...]) -> Finding:
+def _split_tray(node: NodeRecord, gpus: tuple[GpuChain, ...], index: SnapshotIndex) -> Finding:
     machine = next((chain.machine for chain in gpus if chain.machine is not None), None)
     domain = next(chain.fabric.domain for chain in gpus if chain.fabric is not None)
     show = f"rackloom admin domain show {quote(domain)}"
@@ -163,7 +167,7 @@ def _split_tray(node: NodeRecord, gpus: tuple[GpuChain, ...]) -> Finding:
         f"its GPUs are in different partitions, so no clique can be said of it,"
         f" and it is lost to jobs{stale}",
         f"{show}  # give the tray's GPUs one logical partition, or keep the node out of the cluster",
-        evidence=(f"cluster: {_label_evidence(node)}", *_fabric_evidence(gpus)),
+        evidence=(f"cluster: {_label_evidence(node)}", *_fabric_evidence(gpus, index)),
         where=places_around(gpus),
     )
 
@@ -175,15 +179,13 @@ def _label_evidence(node: NodeRecord) -> str:
     return f"node {node.name} has {GPU_CLIQUE_LABEL}={node.clique}{by}"
 
 
-def _fabric_evidence(gpus: tuple[GpuChain, ...]) -> Iterator[str]:
+def _fabric_evidence(gpus: tuple[GpuChain, ...], index: SnapshotIndex) -> Iterator[str]:
     members = grouped(
-        (_partition_of(chain), str(chain.fabric.place.module_id))
-        for chain in gpus
-        if chain.fabric is not None
+        (_partition_of(chain), str(index.gpu_part(chain))) for chain in gpus if chain.fabric is not None
     )
-    for (domain, partition), modules in members.items():
+    for (domain, partition), names in members.items():
         where = "no partition" if partition is None else f"partition {partition}"
-        yield f"switch controller of domain {domain}: GPU {', '.join(modules)} in {where}"
+        yield f"switch controller of domain {domain}: {', '.join(names)} in {where}"
 
 
 def _slice_evidence(gpus: tuple[GpuChain, ...]) -> Iterator[str]:

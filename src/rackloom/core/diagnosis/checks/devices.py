@@ -329,12 +329,16 @@ def _tainted_device(
     is_meant = use is None or not published
     return fails(
         Check.DEVICE_TAINT,
-        f"device {device.node}/{device.name}",
+        index.device_part(device),
         f"{' and '.join(whose)} {keep} workloads off it: {', '.join(taints)}",
         repair_command(device, use, relocation),
         severity=Severity.WARNING if is_meant else Severity.ERROR,
         evidence=(
-            *([f"slice: {', '.join(published)}"] if published else []),
+            *(
+                [f"slice: device {device.name} of node {device.node}: {', '.join(published)}"]
+                if published
+                else []
+            ),
             *(f"DeviceTaintRule: {rule}" for rule in rules),
             f"claims: {held}",
         ),

@@ -17,8 +17,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from shlex import quote
 
+import msgspec
+
 from rackloom.core.diagnosis.catalogue import Check
-from rackloom.core.diagnosis.findings import Finding, Severity, fails, unknown
+from rackloom.core.diagnosis.findings import Finding, Severity, fails, first_few, unknown
 from rackloom.core.diagnosis.index import (
     SnapshotIndex,
     at_device,
@@ -27,6 +29,8 @@ from rackloom.core.diagnosis.index import (
     at_machine,
     at_node,
     at_partition,
+    slot_part,
+    tray_part,
 )
 from rackloom.core.diagnosis.snapshot import (
     GpuChain,
@@ -37,6 +41,7 @@ from rackloom.core.diagnosis.snapshot import (
     SilentController,
     grouped,
 )
+from rackloom.topology.part_names import gpu_numbers
 
 # Switch controllers of each domain.
 
@@ -74,12 +79,12 @@ def _contradicted_gpus(index: SnapshotIndex) -> Iterator[Finding]:
         if gpu.uncertain and index.is_fresh(gpu.domain)
     )
     for uuid, gpus in doubtful.items():
-        named = ", ".join(f"0x{gpu.guid:016x}" for gpu in gpus[:_MOST_NAMED])
-        more = f" and {len(gpus) - _MOST_NAMED} more" if len(gpus) > _MOST_NAMED else ""
+        every = [f"{slot_part(gpu.place, index.racks)} (0x{gpu.guid:016x})" for gpu in gpus]
+        named = first_few(every, _MOST_NAMED)
         yield unknown(
             Check.CONTROLLER,
             f"{len(gpus)} GPUs of domain {uuid}",
-            f"the lists of the switch controller contradict each other about them: {named}{more}",
+            f"the lists of the switch controller contradict each other about them: {named}",
             f"{_SHOW_DOMAIN} {quote(uuid)}  # then find out who changes partitions on its switch controller",
             where=tuple(at_gpu(uuid, gpu.guid) for gpu in gpus),
         )
@@ -232,7 +237,7 @@ def check_gpus(index: SnapshotIndex) -> Iterator[Finding]:
         if len(sick) >= _MANY_TRAYS and 2 * len(sick) > len(set(trays[domain])):
             yield _domain_wide(domain, problem, gpus, len(sick))
         else:
-            yield from (finding for chain in gpus for finding in _sick_gpu(chain))
+            yield from (finding for chain in gpus for finding in _sick_gpu(chain, index))
     untold = grouped((gpu.domain, chain) for chain, gpu in listed if gpu.healthy is None)
     for domain, gpus in untold.items():
         yield unknown(
@@ -261,16 +266,17 @@ def _domain_wide(domain: str, problem: str, gpus: list[GpuChain], trays: int) ->
     )
 
 
-def _sick_gpu(chain: GpuChain) -> Iterator[Finding]:
+def _sick_gpu(chain: GpuChain, index: SnapshotIndex) -> Iterator[Finding]:
     gpu = chain.fabric
     if gpu is None:
         return
     tray = "" if chain.machine is None else chain.machine.id
-    why = f"GPU {gpu.place.module_id} {gpu.problem}"
+    name = str(index.gpu_part(chain))
+    why = f"{name} {gpu.problem}"
     cordon = f"rackloom admin tray cordon {quote(tray)} --reason {quote(why)}  # then see to the GPU"
     yield fails(
         Check.GPU_HEALTH,
-        f"GPU {gpu.place.module_id} of {tray or f'slot {gpu.place.slot}'}",
+        name,
         f"the switch controller says {gpu.problem or 'it is not healthy'}",
         cordon if tray else f"{_SHOW_DOMAIN} {quote(gpu.domain)}",
         evidence=(*_gpu_evidence(chain), *_reservation_evidence(chain.machine)),
@@ -287,6 +293,7 @@ def _reservation_evidence(machine: MachineRecord | None) -> Iterator[str]:
 def _gpu_evidence(chain: GpuChain) -> Iterator[str]:
     if (gpu := chain.fabric) is not None:
         yield f"switch controller: GPU 0x{gpu.guid:016x} is {gpu.problem or 'not healthy'}"
+        yield f"place: {gpu_numbers(chain.key)}"
     if (device := chain.device) is not None:
         yield f"node {device.node}: device {device.name} has {', '.join(device.taints) or 'no taint'}"
 
@@ -374,7 +381,7 @@ def _tray(machine: MachineRecord, unlisted: list[GpuChain], index: SnapshotIndex
             f"{cordon}  # then see to its power and seating",
             severity=Severity.ERROR if machine.instance else Severity.WARNING,
             evidence=(
-                f"records: slot {machine.slot} of {machine.chassis_serial}",
+                f"records: chassis {machine.chassis_serial} slot {machine.slot}",
                 *(() if node is None else (f"node {node.name}: {'ready' if node.ready else 'not ready'}",)),
                 *_reservation_evidence(machine),
             ),
@@ -384,31 +391,33 @@ def _tray(machine: MachineRecord, unlisted: list[GpuChain], index: SnapshotIndex
     elif any(key.fabric_guid is None for key in machine.gpus) and index.is_fresh(machine.domain):
         yield _unmapped_gpus(machine, where)
     elif unlisted and index.is_fresh(machine.domain):
-        yield _unlisted_gpus(machine, unlisted, where)
+        yield _unlisted_gpus(machine, unlisted, where, index)
 
 
-def _unlisted_gpus(machine: MachineRecord, gpus: list[GpuChain], tray: tuple[str, ...]) -> Finding:
-    modules = ", ".join(str(chain.key.place.value.module_id) for chain in gpus if chain.key.place is not None)
+def _unlisted_gpus(
+    machine: MachineRecord, gpus: list[GpuChain], tray: tuple[str, ...], index: SnapshotIndex
+) -> Finding:
     # The cluster may name the GPUs themselves. If it does not, the whole tray is concerned.
     devices = tuple(at_device(chain.device) for chain in gpus if chain.device is not None)
     return fails(
         Check.MACHINE_PRESENT,
-        f"GPU {modules} of machine {machine.id}",
+        ", ".join(str(index.gpu_part(chain)) for chain in gpus),
         "its switch controller lists only the other GPUs of the tray",
         f"{_SHOW_DOMAIN} {quote(machine.domain)}  # then see to the GPU and its tray",
         severity=Severity.ERROR if machine.instance else Severity.WARNING,
-        evidence=(f"records: GPU {modules} in slot {machine.slot} of {machine.chassis_serial}",),
+        evidence=tuple(f"place: {gpu_numbers(chain.key)}" for chain in gpus),
         where=(*devices, *tray),
     )
 
 
 def _unmapped_gpus(machine: MachineRecord, where: tuple[str, ...]) -> Finding:
-    modules = [str(index + 1) for index, key in enumerate(machine.gpus) if key.fabric_guid is None]
+    lacking = (gpu for gpu, key in enumerate(machine.gpus) if key.fabric_guid is None)
+    gpus = ", ".join(str(msgspec.structs.replace(tray_part(machine), gpu=gpu)) for gpu in lacking)
     return fails(
         Check.MAPPING,
         f"machine {machine.id}",
-        f"no fabric GUID is recorded of GPU {', '.join(modules)}: they can join no partition",
+        f"no fabric GUID is recorded of {gpus}: they can join no partition",
         f"rackloom admin machine nvlink-info populate {quote(machine.id)} --update-db",
-        evidence=(f"records: GPUs {', '.join(modules)} have no GUID",),
+        evidence=(f"records: {gpus} have no GUID",),
         where=where,
     )

@@ -31,7 +31,7 @@ from rackloom.core.diagnosis.checks.nics import (
     slice_evidence,
 )
 from rackloom.core.diagnosis.findings import Finding, Severity, fails, holds, unique, unknown
-from rackloom.core.diagnosis.index import at_device, at_node
+from rackloom.core.diagnosis.index import SnapshotIndex, at_device, at_node
 from rackloom.core.diagnosis.snapshot import DeviceRecord, SiteSnapshot, grouped
 from rackloom.topology.affinity import Cell, own_nics
 from rackloom.topology.machine import HostReading, Machine, NetDevice, Nic, RdmaDevice, numa_of
@@ -48,6 +48,8 @@ class HostIdentity(msgspec.Struct, frozen=True, kw_only=True):
     node: str | None = None
     devices: Mapping[str, Sequence[DeviceRecord]] = msgspec.field(default_factory=dict)
     """Its GPUs and NICs in the cluster, by PCI address: several drivers may publish one."""
+    parts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The names of these devices, by PCI address."""
     held: frozenset[str] = frozenset()
     """PCI addresses of those that a claim holds."""
 
@@ -76,7 +78,9 @@ def locate_host(machine: Machine, name: str, snapshot: SiteSnapshot) -> HostIden
     held = (
         address for address, found in devices.items() if any(device.device_id in used for device in found)
     )
-    return HostIdentity(name=at_node(node), node=node, devices=devices, held=frozenset(held))
+    index = SnapshotIndex(snapshot)
+    parts = {address: index.device_part(found[0]) for address, found in devices.items()}
+    return HostIdentity(name=at_node(node), node=node, devices=devices, parts=parts, held=frozenset(held))
 
 
 def _node_of_host(machine: Machine, name: str, snapshot: SiteSnapshot) -> str | None:
@@ -148,7 +152,8 @@ def _serving_nics(machine: Machine) -> list[Nic]:
 
 
 def _judge_link(link: _NicLink, fastest: int, here: HostIdentity) -> Finding:
-    subject, where = f"NIC {link.name} of {here.name}", here.places(link.address)
+    subject = here.parts.get(link.address or "", f"NIC {link.name} of {here.name}")
+    where = here.places(link.address)
     evidence = unique(*link.evidence, *map(slice_evidence, here.published(link.address)))
     fix = f"{link.show}  # on the host; then its cable and switch port"
     message = link_problem(link.state, link.gbps, fastest)
@@ -222,15 +227,16 @@ def check_host_nics(machine: Machine, here: HostIdentity) -> Iterator[Finding]:
 
 
 def _far_from_nic(machine: Machine, cells: list[Cell], here: HostIdentity) -> Finding:
-    gpus = ", ".join(str(cell.gpu) for cell in cells)
+    addresses = {cell.gpu: machine.gpus[cell.gpu].pci_address for cell in cells}
+    gpus = [here.parts.get(at or "", f"gpu-{gpu} of {here.name}") for gpu, at in addresses.items()]
     return fails(
         Check.NIC_ALIGNED,
-        f"GPU {gpus} of {here.name}",
+        ", ".join(gpus),
         FAR_FROM_NIC,
         "rackloom topology discover  # on the host: is a nearer NIC missing or excluded?",
         severity=Severity.WARNING,
         evidence=(*(_path_evidence(machine, cell) for cell in cells), *_excluded_nics(machine, cells)),
-        where=here.places(*(machine.gpus[cell.gpu].pci_address for cell in cells)),
+        where=here.places(*addresses.values()),
     )
 
 

@@ -19,9 +19,10 @@ import msgspec
 
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, fails, first_few, unique
-from rackloom.core.diagnosis.index import SnapshotIndex, at_gpu, at_machine, at_node
+from rackloom.core.diagnosis.index import SnapshotIndex, at_gpu, at_machine, at_node, slot_part, tray_part
 from rackloom.core.diagnosis.snapshot import FabricGpuRecord, GpuChain, MachineRecord, MovedGpu, grouped
 from rackloom.topology.join_key import SlotKey
+from rackloom.topology.part_names import PartName, place_numbers
 
 # Moved trays: GPUs of instances that are listed in another slot.
 
@@ -75,9 +76,9 @@ def _moved_tray(
     machines: Mapping[TrayKey, str],
     index: SnapshotIndex,
 ) -> Finding:
-    modules = ", ".join(str(gpu.module_id) for gpu in moved)
     slots = [gpu.now.place for gpu in moved]
-    now = unique(*(f"slot {slot.slot} of {slot.chassis_serial}" for slot in slots))
+    left = first_few([str(_recorded_part(machine, gpu)) for gpu in moved], 1)
+    now = unique(*(str(slot_part(slot, index.racks).tray) for slot in slots))
     found = (machines.get((slot.chassis_serial, slot.slot)) for slot in slots)
     concerned = unique(machine.id, *(id_ for id_ in found if id_ is not None))
     nodes = (index.node_of_machine[id_] for id_ in concerned if id_ in index.node_of_machine)
@@ -85,9 +86,9 @@ def _moved_tray(
     return fails(
         Check.TRAY_PLACE,
         f"machine {machine.id}",
-        f"GPU {modules} of instance {machine.instance}: now in {first_few(now)}, so its tray was moved",
+        f"{left} of instance {machine.instance}: now in {first_few(now)}, so its tray was moved",
         f"{cordon}  # then put the tray back, or have the instance released",
-        evidence=tuple(line for gpu in moved[:MOST_GPUS_NAMED] for line in _both_places(machine, gpu)),
+        evidence=tuple(line for gpu in moved[:MOST_GPUS_NAMED] for line in _both_places(machine, gpu, index)),
         where=(
             *map(at_machine, concerned),
             *map(at_node, nodes),
@@ -97,13 +98,16 @@ def _moved_tray(
     )
 
 
-def _both_places(machine: MachineRecord, moved: _MovedAway) -> Iterator[str]:
+def _recorded_part(machine: MachineRecord, moved: _MovedAway) -> PartName:
+    return msgspec.structs.replace(tray_part(machine), gpu=moved.module_id - 1)
+
+
+def _both_places(machine: MachineRecord, moved: _MovedAway, index: SnapshotIndex) -> Iterator[str]:
     now, guid = moved.now.place, f"0x{moved.now.guid:016x}"
-    recorded = f"GPU {moved.module_id} in slot {machine.slot} of {machine.chassis_serial}"
-    yield f"records: instance {machine.instance} had {guid} as {recorded}"
+    yield f"records: instance {machine.instance} had {guid} as {_recorded_part(machine, moved)}"
     yield (
-        f"switch controller of domain {moved.now.domain}: {guid} is GPU {now.module_id}"
-        f" in slot {now.slot} of {now.chassis_serial}"
+        f"switch controller of domain {moved.now.domain}: {guid} is {slot_part(now, index.racks)}"
+        f" ({place_numbers(now)})"
     )
 
 
@@ -123,7 +127,7 @@ def check_swapped_trays(index: SnapshotIndex) -> Iterator[Finding]:
         if device.kind == "gpu" and device.key.place is not None
     )
     for tray, gpus in sorted(trays.items()):
-        yield _swapped_tray(*tray, gpus, sorted(set(nodes[tray])))
+        yield _swapped_tray(gpus, sorted(set(nodes[tray])), index)
 
 
 def _tray_of(place: SlotKey) -> TrayKey:
@@ -137,12 +141,11 @@ def _is_fresh(chain: GpuChain, index: SnapshotIndex) -> bool:
     )
 
 
-def _swapped_tray(serial: str, slot: int, gpus: list[GpuChain], nodes: list[str]) -> Finding:
+def _swapped_tray(gpus: list[GpuChain], nodes: list[str], index: SnapshotIndex) -> Finding:
     machines = sorted({chain.machine.id for chain in gpus if chain.machine is not None})
-    modules = ", ".join(str(chain.key.place.value.module_id) for chain in gpus if chain.key.place is not None)
     return fails(
         Check.IDENTITY,
-        f"GPU {modules} in slot {slot} of {serial}",
+        ", ".join(str(index.gpu_part(chain)) for chain in gpus),
         "layers name different GPUs in one place: the tray was swapped, and not all have heard of it",
         _swap_fix(machines, nodes),
         evidence=tuple(line for chain in gpus for line in chain.conflicts),

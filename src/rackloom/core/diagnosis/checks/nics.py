@@ -64,11 +64,11 @@ def slice_evidence(nic: DeviceRecord) -> str:
 
 
 def _check_link(nic: DeviceRecord, fastest: int, index: SnapshotIndex) -> Iterator[Finding]:
-    subject, where = f"NIC {nic.node}/{nic.name}", (at_device(nic), *index.at_tray(nic.node))
+    subject, where = index.device_part(nic), (at_device(nic), *index.at_tray(nic.node))
     evidence = (
         slice_evidence(nic),
         f"slice: the fastest rail of node {nic.node} has {fastest} Gb/s",
-        f"slice: it serves the GPU at {index.rails.served_by(nic)}",
+        f"slice: {nic.node}/{nic.name} serves the GPU at {index.rails.served_by(nic)}",
     )
     show = f"kubectl debug node/{nic.node} -it --image=busybox -- chroot /host sh -c 'rdma link; ip -br link'"
     fix = f"{show}  # then its cable and switch port"
@@ -94,14 +94,14 @@ def _far_gpus(index: SnapshotIndex) -> Iterator[Finding]:
 
 def _far_finding(node: str, pairs: list[tuple[DeviceRecord, DeviceRecord]], index: SnapshotIndex) -> Finding:
     devices = tuple(dict.fromkeys(device for pair in pairs for device in pair))
-    gpus = dict.fromkeys(gpu.name for gpu, _ in pairs)
+    gpus = dict.fromkeys(index.device_part(gpu) for gpu, _ in pairs)
     return fails(
         Check.NIC_ALIGNED,
-        f"GPU {', '.join(gpus)} of node {node}",
+        ", ".join(gpus),
         FAR_FROM_NIC,
         "rackloom topology discover  # on the node: is a nearer NIC missing or excluded?",
         severity=Severity.WARNING,
-        evidence=tuple(map(_location_evidence, devices)),
+        evidence=tuple(_location_evidence(device, index) for device in devices),
         where=(*map(at_device, devices), *index.at_tray(node)),
     )
 
@@ -124,9 +124,10 @@ def are_apart(gpu: int | None, nic: int | None, classes: Iterable[str | None]) -
     return _FARTHEST_CLASS in classes
 
 
-def _location_evidence(device: DeviceRecord) -> str:
+def _location_evidence(device: DeviceRecord, index: SnapshotIndex) -> str:
     root = "" if device.pcie_root is None else f", PCIe root {device.pcie_root}"
-    return f"slice: {device.name} is at {numa_text(device.numa)}{root}"
+    name = f"{index.device_part(device)} ({device.node}/{device.name})"
+    return f"slice: {name} is at {numa_text(device.numa)}{root}"
 
 
 def check_pods(index: SnapshotIndex, is_judged: Callable[[str], bool]) -> Iterator[Finding]:
@@ -155,19 +156,21 @@ def check_pods(index: SnapshotIndex, is_judged: Callable[[str], bool]) -> Iterat
         mismatched = [d for d in devices if d.device_id in rails and d.device_id not in aligned]
         ids = {device.device_id for device in devices}
         if mismatched and any(ids.isdisjoint(own[gpu.device_id]) for gpu in gpus):
-            yield _mismatch_finding(pod, gpus, mismatched)
+            yield _mismatch_finding(pod, gpus, mismatched, index)
 
 
-def _mismatch_finding(pod: str, gpus: list[DeviceRecord], nics: list[DeviceRecord]) -> Finding:
-    names = ", ".join(nic.name for nic in nics)
+def _mismatch_finding(
+    pod: str, gpus: list[DeviceRecord], nics: list[DeviceRecord], index: SnapshotIndex
+) -> Finding:
+    names = ", ".join(map(index.device_part, nics))
     return fails(
         Check.NIC_ALIGNED,
         f"Pod {pod}",
-        f"it was given {names}, which serves none of its GPUs ({', '.join(gpu.name for gpu in gpus)})",
+        f"it was given {names}, which serves none of its GPUs ({', '.join(map(index.device_part, gpus))})",
         f"rackloom claim template --gpus {len(gpus)} --nics {len(gpus)} --align numa --pairs --cluster"
         "  # a claim that ties each GPU to its NIC",
         severity=Severity.WARNING,
-        evidence=tuple(map(_location_evidence, (*gpus, *nics))),
+        evidence=tuple(_location_evidence(device, index) for device in (*gpus, *nics)),
         where=(at_pod(pod), *(at_node(gpu.node) for gpu in gpus[:1])),
     )
 

@@ -17,6 +17,8 @@ Only domains with a fresh reading are judged. The checks report:
 from collections.abc import Iterable, Iterator, Mapping
 from shlex import quote
 
+import msgspec
+
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, Severity, fails, first_few, unique, unknown
 from rackloom.core.diagnosis.index import (
@@ -28,6 +30,7 @@ from rackloom.core.diagnosis.index import (
     at_node,
     at_partition,
     places_around,
+    tray_part,
 )
 from rackloom.core.diagnosis.snapshot import (
     GpuChain,
@@ -36,6 +39,7 @@ from rackloom.core.diagnosis.snapshot import (
     PartitionRecord,
     grouped,
 )
+from rackloom.topology.part_names import PartName, gpu_numbers
 
 # Physical partitions of one domain, and what instances asked for.
 
@@ -120,7 +124,7 @@ def _shared_by_tenants(
     partition: PartitionRecord, gpus: list[GpuChain], index: SnapshotIndex
 ) -> Iterator[Finding]:
     tenants = grouped(
-        (chain.machine.tenant, f"GPU {_module_of(chain)} of {chain.machine.id}")
+        (chain.machine.tenant, str(index.gpu_part(chain)))
         for chain in gpus
         if chain.machine is not None and chain.machine.tenant is not None
     )
@@ -200,10 +204,13 @@ def _several_partitions(chain: GpuChain, index: SnapshotIndex) -> Iterator[Findi
     listed = ", ".join(map(str, (gpu.partition, *gpu.also)))
     yield fails(
         Check.ONE_PARTITION,
-        f"GPU 0x{gpu.guid:016x}",
+        str(index.gpu_part(chain)),
         f"the switch controller lists it in partitions {listed}",
         "rackloom admin partition show  # release the one that nobody here made",
-        evidence=(f"switch controller of domain {gpu.domain}: member of partitions {listed}",),
+        evidence=(
+            f"switch controller of domain {gpu.domain}: GPU 0x{gpu.guid:016x} is in partitions {listed}",
+            f"place: {gpu_numbers(chain.key)}",
+        ),
         where=(at_gpu(gpu.domain, gpu.guid),),
     )
 
@@ -244,7 +251,9 @@ def _request_finding(
 ) -> Finding:
     first = gpus[0]
     domain = next((chain.machine.domain for chain in chains if chain.machine is not None), "")
-    modules = ", ".join(str(gpu.module_id) for gpu in gpus)
+    known = (tray_part(chain.machine) for chain in chains if chain.machine is not None)
+    tray = next(known, PartName(first.machine))
+    named = ", ".join(str(msgspec.structs.replace(tray, gpu=gpu.module_id - 1)) for gpu in gpus)
     since = min((gpu.since for gpu in gpus if gpu.since is not None), default=None)
     wanted = "no partition" if first.logical is None else _logical_name(first.logical, index)
     young = since is not None and index.snapshot.at - since < SETTLES_IN
@@ -253,11 +262,11 @@ def _request_finding(
     return report(
         Check.INTERFACE,
         f"instance {instance}",
-        f"GPU {modules} of {first.machine}: {first.problem or f'it is {first.status}'}",
+        f"{named}: {first.problem or f'it is {first.status}'}",
         first.fix or f"rackloom admin domain show {quote(domain)}",
         evidence=(
-            f"records: instance {instance} wants GPU {modules} of {first.machine} in {wanted}",
-            *(_fabric_evidence(chain) for chain in chains[:4]),
+            f"records: instance {instance} on machine {first.machine} wants {named} in {wanted}",
+            *(_fabric_evidence(chain, index) for chain in chains[:4]),
         ),
         where=(at_machine(first.machine), at_domain(domain), *places_around(chains)),
         since=since,
@@ -269,11 +278,12 @@ def _logical_name(logical: str, index: SnapshotIndex) -> str:
     return logical if found is None else found.name
 
 
-def _fabric_evidence(chain: GpuChain) -> str:
+def _fabric_evidence(chain: GpuChain, index: SnapshotIndex) -> str:
+    name = index.gpu_part(chain)
     if chain.fabric is None:
-        return f"switch controller: no GPU in place {_module_of(chain)}"
+        return f"switch controller: no GPU at {name}"
     held = "no partition" if chain.partition is None else f"partition {chain.partition.name}"
-    return f"switch controller: GPU 0x{chain.fabric.guid:016x} is in {held}"
+    return f"switch controller: {name} (0x{chain.fabric.guid:016x}) is in {held}"
 
 
 # Logical partitions that reach over several NVLink domains.

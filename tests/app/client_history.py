@@ -49,7 +49,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     object: str = ""
     """Of a list: what the names of all objects begin with that it shows."""
     value: str | None = None
-    """What a create or write stores, and what a read returned; None: the object was not there."""
+    """What a create or write stores, and what a read returned. None if the object was not there."""
     listed: tuple[tuple[str, str], ...] = ()
     """What a list returned: objects and their values."""
     refused: bool = False
@@ -71,7 +71,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_violations(history: Sequence[Event]) -> list[Violation]:
-    """What in `history` no order of its requests explains; empty where it is linearizable."""
+    """What in `history` no order of its requests explains. Empty if it is linearizable."""
     found = [violation for event in history for violation in _listed_twice(event)]
     for name, events in sorted(_by_object(history).items()):
         taken = _longest_order(events)
@@ -106,7 +106,7 @@ def _by_object(history: Iterable[Event]) -> dict[str, list[Event]]:
             objects[event.object].append(event)
     for event in lists:
         for name, _ in event.listed:
-            # An object that is only listed was created by nobody.
+            # No request created an object that is only listed.
             objects.setdefault(name, [])
     for event in lists:
         values = dict(event.listed)
@@ -128,12 +128,12 @@ def _listed_twice(event: Event) -> Iterator[Violation]:
 
 
 _State = str | None
-"""The value of an object; None: it is absent."""
+"""The value of an object. None if it is absent."""
 _IMPOSSIBLE = object()
 
 
 def _after(event: Event, state: _State) -> object:
-    """The state after `event` where its answer is right in `state`; else _IMPOSSIBLE."""
+    """The state after `event` if its answer is right in `state`, or else _IMPOSSIBLE."""
     exists = state is not None
     if event.action is ClientAction.READ:
         return state if event.value == state else _IMPOSSIBLE
@@ -149,7 +149,7 @@ def _has_effect(event: Event) -> bool:
 
 
 def _may_matter(unanswered: Event, read: Collection[str | None]) -> bool:
-    """Whether taking it can explain an answer: not a read, nor a write of what nobody read."""
+    """Whether taking it can explain an answer. A read cannot, nor a write that no read returned."""
     is_write = unanswered.action is ClientAction.WRITE
     return unanswered.value in read if is_write else _has_effect(unanswered)
 
@@ -197,7 +197,7 @@ class _Search:
 
 
 def _longest_order(events: Iterable[Event]) -> list[Event] | None:
-    """None where an order explains all answers; else the requests of the longest that explains some."""
+    """None if an order explains all answers, or else the requests of the longest that explains some."""
     search = _Search(events)
     seen: set[tuple[int, _State]] = set()
     open_ends: list[tuple[int, _State]] = [(0, None)]

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from rackloom.lab.invariants.history import ClientAction, Event, count_outcomes, find_violations
+from tests.app.client_history import ClientAction, Event, count_outcomes, find_violations
 
 
 def event(action, invoked_at, returned_at, value=None, *, refused=False, client="a", name="x", listed=()):

@@ -1,9 +1,9 @@
 """The NRI side of a container runtime, written from the protocol, not from the plugin it calls.
 
-It accepts one plugin at a time on a Unix socket. The connection multiplexes two ttRPC services;
-messages are split into small frames, as real runtimes split them by their buffers. After registration
+It accepts one plugin at a time on a Unix socket. The connection multiplexes two ttRPC services.
+Messages are split into small frames, as real runtimes split them by their buffers. After registration
 it configures the plugin and synchronises all sandboxes, one per message. Before NRI 0.10 all events
-share the method StateChange; later each event has its own. Both forms are supported.
+share the method StateChange. Later each event has its own. Both forms are supported.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _PLUGIN_SERVICE, _RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Plugin", "nri.pkg.api.
 class NriRuntime:
     """Accepts one plugin at a time on the socket `path`, and calls it.
 
-    Before NRI 0.10 there is `one_method_for_events` (StateChange); later each event has its own.
+    Before NRI 0.10 there is `one_method_for_events` (StateChange). Later each event has its own.
     """
 
     def __init__(self, path: Path, *, one_method_for_events: bool = True) -> None:
@@ -40,7 +40,7 @@ class NriRuntime:
         self.ready = asyncio.Event()
         """Set while a plugin is connected and knows all sandboxes."""
         self.refuse = ""
-        """Why no plugin is taken; empty: all are."""
+        """The reason to take no plugin. Empty if all are taken."""
         self._stream = 1
         self._pending: dict[int, asyncio.Future[wire.Response]] = {}
         self._writer: asyncio.StreamWriter | None = None
@@ -64,7 +64,7 @@ class NriRuntime:
                 await self._writer.wait_closed()
 
     async def run(self, pod_uid: str, netns: Path | str, name: str = "p") -> str:
-        """Start a sandbox. What the plugin complains of; empty where the pod may start."""
+        """Start a sandbox. Return the complaint of the plugin, or an empty text if the pod may start."""
         pod = _pod_sandbox(pod_uid, netns, name)
         answer = await self._event(wire.RUN_POD_SANDBOX, "RunPodSandbox", pod)
         if not answer.status.code:
