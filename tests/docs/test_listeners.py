@@ -61,7 +61,6 @@ SHARED = {"serving/acceptor.py", "serving/grpc_server.py"}
 """They accept for whoever gives them limits."""
 SIMULATED = {
     "lab/imex/service.py": "a simulated nvidia-imex, in the network of its node",
-    "lab/nodes/nri_runtime.py": "a simulated container runtime, on a Unix socket",
 }
 NO_LISTENERS = {
     "prove/transfer/fallback.py": "a connection of a process to itself",
