@@ -40,7 +40,7 @@ from rackloom.carve.api.logical_partitions import (
 from rackloom.carve.api.vpcs import VpcCreate
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store.database import DATABASE
-from rackloom.carve.tenancy.quotas import DEFAULT_LIMITS, QuotaKind
+from rackloom.carve.tenancy.entitlements import DEFAULT_LIMITS, QuotaKind
 from rackloom.serving.acceptor import bound_socket
 
 BASE = "/v2/org/{org}/nico"

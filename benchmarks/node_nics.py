@@ -8,6 +8,7 @@ to the answer. The runtime is simulated; the pod's namespace is there already, a
 import asyncio
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,9 +24,12 @@ from rackloom.app.node.process import NodeOptions
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
 from rackloom.claim.node.run import PluginHost
 from rackloom.lab.nodes.dra_manager import PodClaim
-from rackloom.lab.nodes.nri_runtime import NriRuntime
 from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, plugin_manager_on
 from rackloom.topology.nics import ExclusionPolicy
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.claim.node.nri.nri_runtime import NriRuntime
 
 NICS = 8
 PLUGIN = "nic"

@@ -11,8 +11,8 @@ from site_plant import Passes, Plant, plant, quiet
 from rackloom.carve.inventory.enrolment import DEMO_ORG
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.values import Status
-from rackloom.carve.tenancy import entitlements, quotas
-from rackloom.carve.tenancy.quotas import QuotaKind
+from rackloom.carve.tenancy import entitlements
+from rackloom.carve.tenancy.entitlements import QuotaKind
 
 NO_TIMERS = 3600.0
 """Seconds from pass to pass of a domain: with the default, some timer of a large site ends at any time."""
@@ -70,8 +70,8 @@ async def fill(site: Plant, domains: int, trays: int = 18) -> int:
 def _raise_quotas(conn: sa.Connection, limit: int) -> None:
     """Let the tenant have the whole site, which the defaults do not allow above 1,800 domains."""
     tenant = entitlements.tenant_id_of(conn, DEMO_ORG)
-    limits = {kind: limit for kind in QuotaKind if quotas.DEFAULT_LIMITS[kind] < limit}
-    quotas.set_quotas(conn, tenant, limits, time.time())
+    limits = {kind: limit for kind in QuotaKind if entitlements.DEFAULT_LIMITS[kind] < limit}
+    entitlements.set_quotas(conn, tenant, limits, time.time())
 
 
 async def _idle_pass(reconciler: Reconciler, passes: Passes, domains: int, machines: int) -> dict[str, Any]:
