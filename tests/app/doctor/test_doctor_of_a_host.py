@@ -190,7 +190,7 @@ def test_gpus_whose_processor_has_no_nic_are_one_finding(tmp_path):
     (found,) = examine_host(laid_out(tmp_path, msgspec.structs.replace(machine, nics=nics)))
     far = [gpu.index for gpu in machine.gpus if numa_of(gpu) == 1]
     assert (found.check, found.severity) == (Check.NIC_ALIGNED, Severity.WARNING)
-    assert found.subject == f"GPU {', '.join(map(str, far))} of host {machine.name}"
+    assert found.subject == ", ".join(f"{machine.name}/gpu-{gpu}" for gpu in far)
     assert len(found.evidence) == len(far) > 0
 
 

@@ -106,7 +106,7 @@ def test_a_link_that_both_see_down_is_one_finding_with_both_sides(tmp_path):
     host = machine()
     broken = with_nics(cluster(host), is_first, link="down", gbps=None)
     (found,) = examine_host(down(laid_out(tmp_path, host)), broken)
-    assert (found.check, found.subject) == (Check.NIC_LINK, f"NIC {NODE}/nic-0")
+    assert (found.check, found.subject) == (Check.NIC_LINK, f"{NODE}/nic-0")
     assert {line.partition(":")[0] for line in found.evidence} == {"slice", "host"}
     assert f"device {NODE}/{NIC_DRIVER}/nic-0" in found.where
 
@@ -191,8 +191,8 @@ def test_a_node_of_the_hosts_name_with_other_gpus_is_another(tmp_path):
     unrelated = with_nics(msgspec.structs.replace(namesake, devices=others), is_first, link="down", gbps=None)
     found = examine_host(down(laid_out(tmp_path, host)), unrelated)
     assert sorted(finding.subject for finding in found) == [
-        f"NIC {host.name}/nic-0",
         f"NIC {host.nics[0].rdma_device} of host {host.name}",
+        f"{host.name}/nic-0",
     ]
 
 

@@ -228,7 +228,8 @@ def check_host_nics(machine: Machine, here: HostIdentity) -> Iterator[Finding]:
 
 def _far_from_nic(machine: Machine, cells: list[Cell], here: HostIdentity) -> Finding:
     addresses = {cell.gpu: machine.gpus[cell.gpu].pci_address for cell in cells}
-    gpus = [here.parts.get(at or "", f"gpu-{gpu} of {here.name}") for gpu, at in addresses.items()]
+    host = here.name.rpartition(" ")[2]
+    gpus = [here.parts.get(at or "", f"{host}/gpu-{gpu}") for gpu, at in addresses.items()]
     return fails(
         Check.NIC_ALIGNED,
         ", ".join(gpus),
