@@ -35,7 +35,11 @@ def site() -> Iterator[Site]:
 async def label_racks(site: Site) -> None:
     async with connect(site.kubeconfig) as api:
         for tray in site.trays:
-            labels = {"metadata": {"labels": {CLIQUE: f"rack.{tray.rack}"}}}
+            labels = {
+                "metadata": {
+                    "labels": {CLIQUE: f"rack.{int(tray.name.partition('/')[0].removeprefix('rack-'))}"}
+                }
+            }
             await api.patch(NODE, tray.node, None, labels)
 
 
@@ -80,7 +84,7 @@ def test_a_file_has_a_block_for_each_clique_of_the_cluster(site: Site, tmp_path:
 
 @pytest.mark.slow
 async def test_a_config_map_and_annotations_follow_the_taint(site: Site, tmp_path: Path) -> None:
-    node = site.node(1)
+    node = site.node("rack-01/slot-0")
     async with connect(site.kubeconfig) as api:
         taints = {"spec": {"taints": [{"key": SLURM_TAINT, "effect": "NoExecute"}]}}
         await api.patch(NODE, node, None, taints)

@@ -19,7 +19,7 @@ def test_own(rackloom_site):
     assert rackloom_site.do("switch-answers")
 
 
-@pytest.mark.rackloom(scope="session", seed="8", faults=[{"do": "gpu-lost", "tray": 1, "gpu": 1}])
+@pytest.mark.rackloom(scope="session", seed="8", faults=[{"do": "gpu-lost", "gpu": "rack-01/slot-0/gpu-0"}])
 def test_shared(rackloom_site):
     rackloom_site.expect("devices", driver="gpu.nvidia.com", tray="rack-01/slot-0", count=1, tainted=True)
     test_shared.url = rackloom_site.url

@@ -27,7 +27,7 @@ from rackloom.cli.place_site import (
 )
 from rackloom.core.cluster.jobs import Job, TemplateName, channel_templates, read_jobs
 from rackloom.core.cluster.objects import list_names
-from rackloom.core.cluster.workload_kinds import JOB_KINDS
+from rackloom.core.cluster.workload_kinds import JOB_KINDS, value_at
 from rackloom.core.place.job_moves import JobMove
 from rackloom.core.place.kueue_topology import (
     TopologyAttempt,
@@ -220,5 +220,5 @@ def objects_beside(documents: Iterable[Document], jobs: Sequence[Job]) -> Iterat
 
 
 def _is_site_object(value: dict[str, Any]) -> bool:
-    allocated = (value.get("status") or {}).get("allocation")
+    allocated = value_at(value, ("status", "allocation"))
     return value.get("kind") in _SITE_KINDS or (value.get("kind") == "ResourceClaim" and bool(allocated))

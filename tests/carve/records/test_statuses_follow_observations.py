@@ -58,7 +58,7 @@ def test_a_partial_instance_is_not_ready_and_says_which_gpu(small_site: Any, dem
     }
     assert demo.status(instance_id) == "Provisioning"
     newest = small_site.read(journal.status_histories, [instance_id])[instance_id][0]
-    assert newest.message == "rack0/slot-0/gpu-1: the GPU is in no partition yet"
+    assert newest.message == "gpu-1: the GPU is in no partition yet"
 
 
 def test_a_gpu_in_a_partition_of_the_same_name_that_is_not_ours_is_not_ready(
@@ -270,7 +270,7 @@ def test_a_reason_that_changes_replaces_the_message_and_not_the_history(small_si
         small_site.observe(domain)
     entries = small_site.read(journal.status_histories, [instance_id])[instance_id]
     assert [row.status for row in entries] == ["Provisioning", "Pending"]
-    assert entries[0].message == "rack0/slot-0/gpu-0: the GPU is still in partition 3"
+    assert entries[0].message == "gpu-0: the GPU is still in partition 3"
     assert entries[0].updated > entries[0].created
 
 
@@ -315,7 +315,7 @@ def test_a_tenant_is_told_what_stands_in_the_way(small_site: Any, demo: Any) -> 
     assert demo.interfaces(instance_id)[0] == ("Pending", message)
     assert (
         small_site.read(journal.status_histories, [instance_id])[instance_id][0].message
-        == f"rack0/slot-0/gpu-0: {message}"
+        == f"gpu-0: {message}"
     )
     small_site.converge()
     assert demo.interfaces(instance_id)[0] == ("Ready", None)

@@ -420,7 +420,7 @@ def _chosen_machine(
     if gpus := withheld_trays.unlisted_gpus(conn, [found.id]).get(found.id):
         raise Rejected(
             RefusalKind.CONFLICT,
-            f"Machine specified in request is not available: {withheld_trays.unlisted_text(gpus.values())}",
+            f"Machine specified in request is not available: {withheld_trays.unlisted_text(gpus)}",
             nearest_fix=withheld_trays.UNLISTED_FIX,
         )
     unhealthy = placement.unhealthy_gpus(conn, [found.id]).get(found.id)

@@ -57,7 +57,6 @@ from rackloom.core.place.instance_trays import (
 )
 from rackloom.core.place.promises import AllocationUse, Reservation, owners_of_trays
 from rackloom.errors import Refused
-from rackloom.topology.part_names import PartName
 
 # Placement.
 
@@ -261,15 +260,13 @@ def _machines_of_slots(
 
 def unhealthy_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, str]:
     """Machine -> its unhealthy GPUs as the switch controllers report them; of all machines where None."""
-    on_machine = machine.c.id == machine_gpu.c.machine_id
-    wanted = sa.select(machine_gpu, machine.c.rack, machine.c.slot).join(machine, on_machine)
-    wanted = wanted.where(machine_gpu.c.health.in_(UNHEALTHY_STATES))
+    wanted = sa.select(machine_gpu).where(machine_gpu.c.health.in_(UNHEALTHY_STATES))
     if machine_ids is not None:
         wanted = wanted.where(machine_gpu.c.machine_id.in_(machine_ids))
     found: dict[str, list[str]] = defaultdict(list)
     for row in conn.execute(wanted.order_by(machine_gpu.c.machine_id, machine_gpu.c.module_id)):
         health = GpuHealth(row.health).name.lower().replace("_", " ")
-        found[row.machine_id].append(f"{PartName(row.rack, row.slot, gpu=row.module_id - 1)} {health}")
+        found[row.machine_id].append(f"gpu-{row.module_id - 1} {health}")
     return {machine_id: ", ".join(reasons) for machine_id, reasons in found.items()}
 
 

@@ -41,7 +41,6 @@ from rackloom.core.partitions.status_rules import (
     why_not_joined,
     why_not_released,
 )
-from rackloom.topology.part_names import PartName
 
 # Loading instances, GPUs, interfaces and facts.
 
@@ -268,7 +267,7 @@ def _update_instance(holding: HeldInstance, facts: DomainFacts, changes: StatusC
         # A GPU without an interface must be in no partition of another tenant.
         if module_id - 1 not in wanted:
             gpu = _desired_gpu(holding, module_id - 1, None, holding.instance.intent_at)
-            reasons += _gpu_reason(holding, module_id - 1, why_not_isolated(gpu, facts))
+            reasons += _gpu_reason(module_id - 1, why_not_isolated(gpu, facts))
     if holding.instance.host_status != Status.READY:
         reasons.append(f"the host is {holding.instance.host_status}")
     if holding.drain is not None:
@@ -284,7 +283,7 @@ def _update_interface(
     status = Status.PENDING if reason else Status.READY
     if (row.status, row.reason) != (status, reason):
         changes.interface(holding.instance.tenant_id, row.id, status, reason)
-    return _gpu_reason(holding, row.device_instance, reason)
+    return _gpu_reason(row.device_instance, reason)
 
 
 def _update_leaving_interface(
@@ -296,7 +295,7 @@ def _update_leaving_interface(
         changes.interface_detached(holding.instance.tenant_id, row.id)
         return []
     _record_leaving_reason(holding, row, reason, changes)
-    return _gpu_reason(holding, row.device_instance, reason)
+    return _gpu_reason(row.device_instance, reason)
 
 
 def _record_leaving_reason(
@@ -345,7 +344,7 @@ def _update_terminating(holding: HeldInstance, facts: DomainFacts, changes: Stat
         module_id - 1: why_not_released(guid, None, row.intent_at, facts)
         for module_id, guid in holding.gpus.items()
     }
-    reasons = [text for device, why in stuck.items() for text in _gpu_reason(holding, device, why)]
+    reasons = [text for device, why in stuck.items() for text in _gpu_reason(device, why)]
     if reasons:
         for interface in holding.interfaces:
             _record_leaving_reason(holding, interface, stuck.get(interface.device_instance), changes)
@@ -359,9 +358,9 @@ def _drain_message(reason: str) -> str:
     return f"the tray is drained by the operator: {reason}"
 
 
-def _gpu_reason(holding: HeldInstance, device_instance: int, reason: str | None) -> list[str]:
-    part = PartName(holding.instance.host_rack, holding.instance.host_slot, gpu=device_instance)
-    return [] if reason is None else [f"{part}: {reason}"]
+def _gpu_reason(device_instance: int, reason: str | None) -> list[str]:
+    # A tenant reads this. The rack of its machine is the provider's affair.
+    return [] if reason is None else [f"gpu-{device_instance}: {reason}"]
 
 
 def _desired_gpu(

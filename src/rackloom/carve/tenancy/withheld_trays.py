@@ -161,7 +161,7 @@ def shut_trays(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict
         for machine_id, trays in ownership.foreign_trays(conn, machine_ids).items()
     }
     for machine_id, gpus in unlisted_gpus(conn, machine_ids).items():
-        found.setdefault(machine_id, ShutTray(unlisted_text(gpus.values()), UNLISTED_FIX))
+        found.setdefault(machine_id, ShutTray(unlisted_text(gpus), UNLISTED_FIX))
     return found
 
 
@@ -176,6 +176,6 @@ def unlisted_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> d
     return dict(found)
 
 
-def unlisted_text(gpus: Iterable[PartName]) -> str:
-    """Why a tray with unlisted GPUs is not free."""
-    return f"{' and '.join(map(str, gpus))} not listed by the switch controller"
+def unlisted_text(gpus: Iterable[int]) -> str:
+    """Why a tray with unlisted GPUs is not free, for tenants: they know its machine, and not its rack."""
+    return f"{' and '.join(f'gpu-{number}' for number in gpus)} not listed by the switch controller"

@@ -105,7 +105,7 @@ def published_gpus(slices: Iterable[JsonMapping], driver: str = names.GPU_DRIVER
         if generation > newest.get(name, -1):
             newest[name], found[name] = generation, Counter()
         if generation == newest[name]:
-            kinds = ((one.get("attributes") or {}).get("type") or {} for one in spec.get("devices") or ())
+            kinds = ((gpu.get("attributes") or {}).get("type") or {} for gpu in spec.get("devices") or ())
             found[name][node] += sum(is_whole_gpu(kind.get("string")) for kind in kinds)
     return sum(found.values(), Counter[str]())
 

@@ -118,7 +118,7 @@ class VirtualSite(SiteControl):
         """Fates of changes that nobody asked for yet, and crash points that no process reached."""
         trips = [len(switch.network.next_mutations) for switch in self.switches]
         points = [point for point, lives in self._fuses if not any(_reached_fuse(*live) for live in lives)]
-        changes = [f"{count} changes of rack {rack}" for rack, count in enumerate(trips, 1) if count]
+        changes = [f"{count} changes of rack-{rack:02}" for rack, count in enumerate(trips, 1) if count]
         return changes + [f"the service's death at its point {point}" for point in points]
 
     def mend(self) -> None:
