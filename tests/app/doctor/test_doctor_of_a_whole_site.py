@@ -173,7 +173,7 @@ async def sick_gpu(ward: Ward) -> None:
     gpu = ward.tray[0]
     ward.fabric.set_health(gpu.guid, GpuHealth.NO_NVLINK)
     ward.read_again()
-    await until(lambda: _with(ward, Check.GPU_HEALTH, f"gpu-{gpu.module_id - 1}"))
+    await until(lambda: _with(ward, Check.GPU_HEALTH, f"/slot-{gpu.slot}/gpu-{gpu.module_id - 1}"))
     ward.fabric.set_health(gpu.guid, GpuHealth.HEALTHY)
     ward.read_again()
     await ward.until_found()
@@ -184,7 +184,8 @@ async def dead_link(ward: Ward) -> None:
     node = ward.whole.nodes[name]
     node.nics.down = frozenset({"mlx5_0"})
     await ward.whole.nodes.look(name)
-    await until(lambda: _with(ward, Check.NIC_LINK, "/nic-0"))
+    found = await until(lambda: _with(ward, Check.NIC_LINK, "/nic-"))
+    assert f"node {name}" in found.where
     node.nics.down = frozenset()
     await ward.whole.nodes.look(name)
     await ward.until_found()

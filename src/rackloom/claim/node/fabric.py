@@ -65,7 +65,7 @@ class GpuFabric(msgspec.Struct, frozen=True, kw_only=True):
     """What one GPU reports about its NVLink fabric."""
 
     name: str
-    """For messages: `GPU 0 (GPU-...)`."""
+    """For messages: `gpu-0 (GPU-...)`."""
     state: FabricState
     status: int = 0
     """NVML return code of the registration, once it is completed; 0 is success."""
@@ -171,7 +171,7 @@ def read_declared_fabric(path: Path) -> NodeFabric:
 
 def _declared_gpu_fabric(index: int, gpu: _DeclaredGpuFabric, file: _DeclaredFabric) -> GpuFabric:
     return GpuFabric(
-        name=f"GPU {index}" if gpu.uuid is None else f"GPU {index} ({gpu.uuid})",
+        name=f"gpu-{index}" if gpu.uuid is None else f"gpu-{index} ({gpu.uuid})",
         state=FabricState[(gpu.state or file.state).name],
         cluster_uuid=gpu.cluster_uuid or file.cluster_uuid,
         clique_id=file.clique_id if gpu.clique_id is None else gpu.clique_id,
@@ -217,7 +217,7 @@ def read_nvml_fabric(driver_root: Path) -> NodeFabric:
 def gpu_fabric(nvml: Any, index: int, handle: Any) -> GpuFabric:
     """What one GPU reports; `nvml` is the initialized library. Raises its errors."""
     uuid = nvml.nvmlDeviceGetUUID(handle)
-    name = f"GPU {index} ({uuid})"
+    name = f"gpu-{index} ({uuid})"
     key, tray = _join_key(nvml, handle, uuid)
     info = _fabric_info(nvml, handle)
     if info is None:

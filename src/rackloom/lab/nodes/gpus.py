@@ -87,7 +87,7 @@ def _tray_gpu(
         gpu_uuid=Fact(uuid, Source.NVML),
     )
     fabric = GpuFabric(
-        name=f"GPU {slot_key.module_id - 1} ({uuid})",
+        name=f"gpu-{slot_key.module_id - 1} ({uuid})",
         state=FabricState.COMPLETED if slot.partition else FabricState.IN_PROGRESS,
         cluster_uuid=domain,
         clique_id=slot.partition,

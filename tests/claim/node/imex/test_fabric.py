@@ -28,7 +28,7 @@ CLUSTER = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 
 
 def gpu(state=FabricState.COMPLETED, cluster=CLUSTER, clique=1, status=0):
-    return GpuFabric(name="GPU 0", state=state, cluster_uuid=cluster, clique_id=clique, status=status)
+    return GpuFabric(name="gpu-0", state=state, cluster_uuid=cluster, clique_id=clique, status=status)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_the_clique_of_a_node(gpus, clique):
 @pytest.mark.parametrize(
     ("gpus", "why"),
     [
-        ((gpu(FabricState.NOT_STARTED),), "GPU 0 has not joined its NVLink fabric: not started"),
-        ((gpu(FabricState.IN_PROGRESS),), "GPU 0 has not joined its NVLink fabric: in progress"),
+        ((gpu(FabricState.NOT_STARTED),), "gpu-0 has not joined its NVLink fabric: not started"),
+        ((gpu(FabricState.IN_PROGRESS),), "gpu-0 has not joined its NVLink fabric: in progress"),
         ((gpu(status=999),), "NVML error 999"),
         ((gpu(), gpu(clique=2)), "are in 2 cliques"),
     ],
@@ -223,7 +223,7 @@ def test_what_was_known_stays_while_nothing_can_be_read():
         view.on_change(lambda: reported.append("changed"))
         assert await view.clique() == f"{CLUSTER}.1"
         await view.observe()
-        assert view.trouble == "GPU 0 has not joined its NVLink fabric: in progress"
+        assert view.trouble == "gpu-0 has not joined its NVLink fabric: in progress"
         assert await view.clique() == f"{CLUSTER}.1"
         await view.observe()
         assert await view.clique() == f"{CLUSTER}.1"

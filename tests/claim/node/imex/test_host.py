@@ -50,9 +50,9 @@ def test_health_follows_the_fabric(imex):
             plugin = await kubelet.registered(names.IMEX_DRIVER)
             assert await reported(plugin) == {"channel-0": (1, ""), "daemon-0": (1, "")}
             imex.declare(clusterUUID=imex.cluster, cliqueId=1, gpus=[{"health": "Unhealthy"}])
-            assert await reported(plugin) == dict.fromkeys(("channel-0", "daemon-0"), (2, "GPU 0: declared"))
+            assert await reported(plugin) == dict.fromkeys(("channel-0", "daemon-0"), (2, "gpu-0: declared"))
             imex.declare(clusterUUID=imex.cluster, cliqueId=1, gpus=[{"state": "inProgress"}])
-            why = "GPU 0 has not joined its NVLink fabric: in progress"
+            why = "gpu-0 has not joined its NVLink fabric: in progress"
             assert await reported(plugin) == dict.fromkeys(("channel-0", "daemon-0"), (0, why))
 
     async def reported(plugin):
