@@ -41,10 +41,10 @@ test-slow: venv  ## the slow tests, and properties with all their examples
 test-all: test test-slow  ## all tests that need no cluster
 
 # A real control plane (etcd, kube-apiserver, kube-scheduler, kube-controller-manager): built once, then cached.
-# Two at a time, each with tests of its own: they wait for half of their time.
+# Three at a time, each with tests of its own: they wait for half of their time.
 test-cluster: venv  ## tests on a real Kubernetes control plane
 	$(BIN)/python tests/cluster/build.py
-	RACKLOOM_TEST_CLUSTER=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster
+	RACKLOOM_TEST_CLUSTER=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/cluster
 
 # Two real nodes (kubelet, containerd, runc) with the image and deploy/kubernetes on them; needs root on Linux.
 test-node: venv  ## tests on two real kubelets; root on Linux

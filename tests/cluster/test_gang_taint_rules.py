@@ -182,8 +182,8 @@ async def test_gangs_avoid_trays_that_a_rule_taints_and_the_doctor_names_it(
     await until(lambda: is_unschedulable(api, namespace, "held"), "the scheduler refuses the pod", PATIENCE)
     findings = examine(await site_snapshot(time.time(), cluster=api))
     tainted = {found.subject: found for found in findings if found.check == Check.DEVICE_TAINT}
-    assert tainted.keys() == {f"device {first}/nic-1", f"device {second}/nic-1"}
-    assert "DeviceTaintRule before keeps workloads off it" in tainted[f"device {first}/nic-1"].message
+    assert tainted.keys() == {f"{first}/nic-1", f"{second}/nic-1"}
+    assert "DeviceTaintRule before keeps workloads off it" in tainted[f"{first}/nic-1"].message
     (waiting,) = (found for found in findings if found.check == Check.CLAIMS)
     assert waiting.subject == f"Pod {namespace}/held"
     assert any(f"DeviceTaintRule {rule} withholds" in waiting.message for rule in ("before", "later"))
