@@ -65,7 +65,13 @@ def traced_site(folder: Path, ratio: float = 1.0) -> tuple[Collector, str]:
 
 
 def test_a_request_is_followed_through_pass_driver_call_and_observation(tmp_path: Path) -> None:
-    collector, token = traced_site(tmp_path / "site")
+    for number in range(5):
+        collector, token = traced_site(tmp_path / f"site-{number}")
+        # A periodic pass may make the partition before the request wakes one.
+        made = [span for span in collector.spans if span.name.startswith("execute create")]
+        linked = {span.span_id for span in collector.named("reconcile") if span.links}
+        if any(span.parent_span_id in linked for span in made):
+            break
     (request,) = collector.named(CREATE)
     assert attributes(request) == {
         "http.request.method": "POST",
@@ -92,10 +98,10 @@ def test_a_request_is_followed_through_pass_driver_call_and_observation(tmp_path
     names = [span.name for span in sorted(children, key=lambda span: span.start_time_unix_nano)]
     # What was observed before, the driver's call, and the observation that confirms it.
     assert names[0] == names[-1] == "observe"
-    made = next(span for span in children if span.name.startswith("execute create"))
-    assert attributes(made)["rackloom.domain"] == attributes(children[0])["rackloom.domain"]
+    create = next(span for span in children if span.name.startswith("execute create"))
+    assert attributes(create)["rackloom.domain"] == attributes(children[0])["rackloom.domain"]
     confirmed = [span for span in children if span.name == "observe"][-1]
-    assert confirmed.start_time_unix_nano >= made.end_time_unix_nano
+    assert confirmed.start_time_unix_nano >= create.end_time_unix_nano
     assert attributes(passes[-1])["rackloom.converged"] is True
     assert collector.resources[0]["service.name"] == "rackloom-site"
     # Libraries that could trace too do not: their spans would have paths and messages.
