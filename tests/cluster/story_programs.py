@@ -20,6 +20,7 @@ from pathlib import Path
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.policies import DAEMONS, DRIVER
 from tests.cluster.story_trays import Tray
+from tests.lab.imex.loopback import LoopbackImexChild, LoopbackImexControl
 
 from rackloom.app.controller import Leadership
 from rackloom.app.imex import member_from_environment
@@ -43,7 +44,6 @@ from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import POD, RESOURCE_CLAIM, SECRET, Object, pod_claim_names
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 from rackloom.errors import Retry
-from rackloom.lab.imex.in_process import LoopbackImexChild, LoopbackImexControl
 from rackloom.lab.imex.settings import ImexHost
 from rackloom.lab.nodes.pods import IdleContainers
 

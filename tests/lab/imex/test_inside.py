@@ -4,10 +4,10 @@ import asyncio
 import signal
 
 import pytest
+from tests.lab.imex.loopback import LoopbackImexChild, LoopbackImexControl
 
 from rackloom.claim.imex.config import ImexConfig, ImexFiles, daemon_host, nodes_text, with_peers
 from rackloom.claim.imex.nvidia_imex import mesh_of
-from rackloom.lab.imex.in_process import LoopbackImexChild, LoopbackImexControl
 from rackloom.lab.imex.settings import ImexHost
 
 

@@ -1,9 +1,6 @@
-"""The IMEX stand-in inside this process: over loopback sockets, or in memory for thousands of daemons.
+"""The IMEX stand-in in memory, for thousands of daemons of one process.
 
-Both give the supervisor a child (with `returncode`, `send_signal` and `wait`) and an `ImexControl`.
-
-`LoopbackImexChild` runs the real stand-in service as a task and speaks over the same sockets as a
-separate process; only starting, signalling and asking are function calls.
+It gives the supervisor a child (with `returncode`, `send_signal` and `wait`) and an `ImexControl`.
 
 `InMemoryImex` has no sockets. A daemon reports a peer as connected when that peer runs, knows this
 daemon, trusts the same authority, and nobody has cut the link (`ImexNetwork.cut`). It refuses the same
@@ -11,7 +8,6 @@ configurations and takes the same times as the program, in the event loop's time
 """
 
 import asyncio
-import json
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +29,6 @@ from rackloom.lab.imex.service import (
     RELOAD_SECONDS,
     RELOAD_WINDOW,
     STOP_SECONDS,
-    ImexService,
-    ask_daemon,
 )
 from rackloom.lab.imex.settings import ImexHost, ImexOptions, ImexRefusal, read_imex_options
 
@@ -63,60 +57,6 @@ class ImexTask:
     def _refuse(self, error: ImexRefusal | OSError) -> int:
         self.complaint = "; ".join(map(str, error.args)) if isinstance(error, ImexRefusal) else str(error)
         return EXIT_REFUSED
-
-
-# Over loopback sockets.
-
-
-CONTROL_TIMEOUT = 5.0
-"""Seconds for an answer, as the control tool waits."""
-
-
-class LoopbackImexChild(ImexTask):
-    """A daemon that serves its real sockets."""
-
-    def __init__(self, config: Path, host: ImexHost) -> None:
-        self._service: ImexService | None = None
-        super().__init__(self._serve(config, host))
-
-    def send_signal(self, signal: int) -> None:
-        """Signal it; SIGKILL leaves no time for a farewell, nor does any signal before it takes them."""
-        if signal == SIGKILL or self._service is None:
-            self._running.cancel()
-        else:
-            self._service.take(signal)
-
-    async def _serve(self, config: Path, host: ImexHost) -> int:
-        try:
-            self._service = ImexService(read_imex_options(config, host), lambda *_: None)
-            await self._service.serve()
-        except (ImexRefusal, OSError) as error:
-            return self._refuse(error)
-        except asyncio.CancelledError:
-            return -SIGKILL
-        return 0
-
-
-class LoopbackImexControl(ImexControl):
-    """Asks such a daemon at its command port."""
-
-    def __init__(self, config: Path, host: ImexHost) -> None:
-        super().__init__((), config)
-        self._config = config
-        self._host = host
-
-    async def _ask(self, *options: str) -> str:
-        question = "local" if "-q" in options else "domain"
-        try:
-            settings = read_imex_options(self._config, self._host)
-            where = self._host.address(settings.command_ip), settings.command_port
-            answer = await ask_daemon(where, question, patience=CONTROL_TIMEOUT)
-        except (ImexRefusal, OSError, TimeoutError, ValueError) as error:
-            raise Retry(f"the IMEX daemon does not answer: {error!r}", after=1.0) from error
-        return json.dumps(answer) if "-j" in options else str(answer["status"])
-
-
-# In memory, without sockets.
 
 
 START_SECONDS = 0.23
