@@ -223,9 +223,11 @@ class GangPlacer:
 
     async def run_pass(self) -> tuple[GangKey, ...]:
         """Serve all gangs that wait; returns which. After a KubeError, those not served keep waiting."""
-        cluster = await self._list_cluster()
+        listed = await self._list_cluster()
+        cluster = await self._read_cluster(listed)
         plans = (await self._api.list(GANG_PLAN)).items
-        objects = objects_by_gang(plans, cluster.pods, cluster.nodes)
+        # By all that was listed: a member or a tray that cannot be read is not gone.
+        objects = objects_by_gang(plans, listed.pods, listed.nodes)
         # Every plan counts as soon as it is written: the next gang of this pass must not take its trays.
         records = {record.key: record for record in map(read_record, plans)}
         served = []
@@ -256,30 +258,18 @@ class GangPlacer:
 
     async def _list_cluster(self) -> ClusterLists:
         lists = {name: (await self._api.list(kind)).items for name, kind in _LISTED_KINDS.items()}
-        cluster = replace(ClusterLists(), taint_rules=await list_taint_rules(self._api.list), **lists)
+        return replace(ClusterLists(), taint_rules=await list_taint_rules(self._api.list), **lists)
+
+    async def _read_cluster(self, cluster: ClusterLists) -> ClusterLists:
+        """The lists without objects that cannot be read, with the facts of the others."""
         labels = SchedulerLabels(clique=self._settings.clique_label)
         # In a thread: reading a large cluster takes long enough to delay the renewal of the lease.
-        state = await asyncio.to_thread(
-            read_state,
-            cluster.nodes,
-            cluster.pods,
-            cluster.claims,
-            cluster.slices,
-            labels,
-            self._memory,
-        )
+        lists = (cluster.nodes, cluster.pods, cluster.claims, cluster.slices)
+        state = await asyncio.to_thread(read_state, *lists, labels, self._memory)
         for unreadable in state.unreadable:
             log.warning("gangs.object_unreadable", object=unreadable.title, why=unreadable.reason)
-        known = replace(
-            cluster,
-            nodes=state.nodes,
-            pods=state.pods,
-            claims=state.claims,
-            state=state,
-            running=running_site(state),
-            use=NodeUse(state),
-        )
-        return await self._with_workloads(known)
+        known = replace(cluster, nodes=state.nodes, pods=state.pods, claims=state.claims, state=state)
+        return await self._with_workloads(replace(known, running=running_site(state), use=NodeUse(state)))
 
     async def _with_workloads(self, cluster: ClusterLists) -> ClusterLists:
         """The lists with what workloads of Kueue hold. They are read after the pods, so no room is missed."""

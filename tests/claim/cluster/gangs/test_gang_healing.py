@@ -37,6 +37,27 @@ def test_a_lost_node_moves_one_member_to_a_spare_of_its_clique_and_no_other():
         run(lambda is_gone=is_gone: story(is_gone))
 
 
+def test_a_tray_that_cannot_be_read_is_not_lost():
+    async def story():
+        site = await at_work(racks=1, trays=6)
+        job = await bound_job(site, "big", {"worker": 4})
+        before = await site.places("big")
+        # It stands for a field that is newer than this program: a real API server takes no such amount.
+        many = {"status": {"allocatable": {"nvidia.com/gpu": "many"}}}
+        await site.user.patch(NODE, before["big-worker-1"], None, many, subresource="status")
+        lost = before["big-worker-2"]
+        await site.say_ready(lost, "Unknown")
+        await site.until(has_left(site, "big", 4, lost))
+        await site.until(lambda: site.says("big", "Bound", "AllBound"))
+        after = await site.places("big")
+        assert {name for name in before if before[name] != after[name]} == {"big-worker-2"}
+        plan = (await site.record("big")).plan
+        assert before["big-worker-1"] in plan.trays
+        await over(site, job)
+
+    run(story)
+
+
 def test_a_lost_node_without_a_spare_is_told_and_the_rest_stays():
     async def story():
         site = await at_work(racks=2, trays=4)
