@@ -14,6 +14,7 @@ from rackloom.core.cluster.jobs import PriorityClasses, read_jobs
 from rackloom.core.cluster.scheduling import pod_requests
 from rackloom.core.cluster.state import read_state
 from rackloom.core.cluster.trays import DraDevices
+from rackloom.core.place.node_resources import NodeUse
 from rackloom.core.place.site_planner import JobAnswer, PlanRequest, SiteObjects, SitePlanner
 
 Amounts = dict[str, str]
@@ -124,3 +125,13 @@ def test_no_tray_is_given_more_than_it_has(taken: list[str], wanted: list[tuple[
                 gpus[seat.tray] += needed["nvidia.com/gpu"]
     assert all(amount <= 100 for amount in used.values())
     assert all(count <= 4 for count in gpus.values())
+
+
+def test_what_a_job_has_already_is_free_once_it_is_gone() -> None:
+    labels = {"batch.kubernetes.io/job-name": "train"}
+    own = running("train-0", "t0", cpu="96")
+    own["metadata"] |= {"namespace": "default", "labels": labels}
+    state = read_state([as_ready(tray("t0", cpu="144", memory="960Gi"))], [own])
+    use = NodeUse(state, {"Job train": "train"})
+    assert (use.left("t0") or {})["cpu"] == 48_000
+    assert (use.left_without("t0", {"train"}) or {})["cpu"] == 144_000

@@ -18,6 +18,7 @@ refused that fits only with unlike members beside each other.
 
 from collections.abc import Container, Iterable, Mapping
 from fractions import Fraction
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -41,8 +42,10 @@ from rackloom.core.place.placement_values import Gang, GangGroup
 class NodeUse:
     """What the nodes of a site have, and what is requested of each by whom."""
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, renamed: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`renamed`: owners that holds name differently."""
         self._labels = state.labels
+        self._renamed = renamed
         self._nodes = {node["metadata"]["name"]: node for node in state.nodes}
         self._pods: dict[str, list[JsonMapping]] = {}
         for pod in state.bound_pods:
@@ -84,7 +87,8 @@ class NodeUse:
             return None
         rest = dict(left)
         for pod in self._pods.get(node, ()):
-            if pod_owner(pod, self._labels.gang).text in owners:
+            owner = pod_owner(pod, self._labels.gang).text
+            if self._renamed.get(owner, owner) in owners:
                 _take(rest, effective_requests(pod["spec"]), -1)
         for owner, amounts in self._planned.get(node, ()):
             if owner in owners:

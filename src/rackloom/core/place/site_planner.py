@@ -183,7 +183,6 @@ class SitePlanner:
         self._observed = restrict_moves(found.state)
         self._holds = without_foreign_names((*self._observed, *found.reserved), found.viewer)
         self._use = NodeUse(found.state)
-        self._use.add_held(self._holds)
         self._jobs: dict[str, Job] = {}
         self._claimed: dict[str, dict[str, int]] = {}
         self._avoided: dict[str, AvoidedTrays] = {}
@@ -200,10 +199,16 @@ class SitePlanner:
         self._jobs = {job.name: job for job in jobs}
         # What runs of a job already is its own, whatever kind its owner has.
         own = {owner_of_job(job, self._request.labels.gang).text: job.name for job in jobs}
-        self._observed, self._holds = (
-            tuple(replace(hold, owner=own.get(hold.owner, hold.owner)) for hold in holds)
-            for holds in (self._observed, self._holds)
-        )
+
+        def as_named(holds: Iterable[TrayHold]) -> tuple[TrayHold, ...]:
+            return tuple(replace(hold, owner=own.get(hold.owner, hold.owner)) for hold in holds)
+
+        self._observed, self._holds = as_named(self._observed), as_named(self._holds)
+        devices = self._found.devices
+        owners = {claim: own.get(owner, owner) for claim, owner in devices.owners.items()}
+        self._found = replace(self._found, devices=replace(devices, owners=owners))
+        self._use = NodeUse(self._found.state, own)
+        self._use.add_held(self._holds)
         for job in jobs:
             self._classes.check(job)
             self._avoided[job.name] = trays_avoided_by(job, self._found.state)
@@ -397,8 +402,8 @@ class SitePlanner:
             if kinds:
                 from rackloom.core.place.claim_capacity import gpus_per_member
 
-                devices, labels = self._found.devices, self._request.labels
-                found = {kind: gpus_per_member(devices, claims, labels) for kind, claims in kinds.items()}
+                devices, state = self._found.devices, self._found.state
+                found = {kind: gpus_per_member(devices, claims, state) for kind, claims in kinds.items()}
             self._claimed[job.name] = found
         return self._claimed[job.name]
 
