@@ -3,8 +3,10 @@
 The facts are computed here from the choices of the generator, by the rules of Kubernetes, and never by the
 readers under test:
 
-- GPUs of a node: allocatable of the device plugin, and whole GPUs that the DRA driver publishes. A MIG device
-  is a part of a GPU that is published beside it.
+- GPUs of a node: allocatable of the device plugin, or whole GPUs that the DRA driver publishes. Pods that
+  count GPUs get the first, and the second if the first is 0 or missing (kube-scheduler,
+  `shouldDelegateResourceToDRA`). A MIG device is a part of a GPU that is published beside it.
+- A claim for a MIG device holds the whole of its GPU. The node of a device is that of its slice.
 - Effective request of a pod (Kubernetes, "Init Containers", "Sidecar Containers"): the larger of the sum of
   all containers and sidecars, and of each init container together with the sidecars before it.
 - A limit without a request is a request (API server, defaults of a container).
@@ -63,12 +65,14 @@ PLAIN = Odds(unusual=0.0)
 
 def random_cluster(seed: int, odds: Odds = Odds(), trays: int = 8) -> Cluster:  # noqa: B008 (a value)
     """The cluster of a seed."""
-    return _Maker(random.Random(seed), odds).cluster(trays)
+    return _Maker(seed, odds).cluster(trays)
 
 
 class _Maker:
-    def __init__(self, rng: random.Random, odds: Odds) -> None:
-        self.rng = rng
+    def __init__(self, seed: int, odds: Odds) -> None:
+        self.rng = random.Random(seed)
+        # Draws that the recorded placements do not have.
+        self.more = random.Random(f"more of {seed}")
         self.odds = odds
         self.number = 0
         self.found = Cluster([], [], [], [], {}, {}, {}, set())
@@ -165,19 +169,28 @@ class _Maker:
         self.slices(name, published)
 
     def slices(self, node: str, gpus: int) -> None:
-        devices = [
-            {"name": f"gpu-{number}", "attributes": {"type": {"string": "gpu"}}} for number in range(gpus)
+        devices: list[Object] = [
+            {
+                "name": f"gpu-{number}",
+                "attributes": {"type": {"string": "gpu"}, "uuid": {"string": f"GPU-{node}-{number}"}},
+            }
+            for number in range(gpus)
         ]
         if gpus and self.odd():
-            parts = {"name": "gpu-0-mig-1g", "attributes": {"type": {"string": "mig"}}}
-            devices.append(parts)
+            parent = {"string": f"GPU-{node}-0"}
+            devices += [
+                {"name": f"gpu-0-mig-{part}", "attributes": {"type": {"string": "mig"}, "parentUUID": parent}}
+                for part in range(2)
+            ]
         if not devices:
             return
+        # Drivers are free to name a pool.
+        pool_name = f"pool-of-{node}" if self.more.random() < self.odds.unusual else node
         # A pool may be spread over two slices.
         cut = self.rng.randint(1, len(devices)) if self.odd() else len(devices)
         parts = [part for part in (devices[:cut], devices[cut:]) if part]
         for number, part in enumerate(parts):
-            pool = {"name": node, "generation": 1, "resourceSliceCount": len(parts)}
+            pool = {"name": pool_name, "generation": 1, "resourceSliceCount": len(parts)}
             spec = {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": part}
             self.found.slices.append({"metadata": self.meta(f"{node}-{number}"), "spec": spec})
 
@@ -267,12 +280,22 @@ class _Maker:
         rng = self.rng
         meta = pod["metadata"]
         taken = [free[node].pop() for _ in range(rng.randint(1, len(free[node])))]
+        gpus = len(taken)
+        published = {
+            device["name"]: slice_["spec"]["pool"]["name"]
+            for slice_ in self.found.slices
+            if slice_["spec"]["nodeName"] == node
+            for device in slice_["spec"]["devices"]
+        }
+        if "gpu-0" in taken and "gpu-0-mig-0" in published:
+            # Both parts in place of the GPU.
+            taken = [name for name in taken if name != "gpu-0"] + ["gpu-0-mig-0", "gpu-0-mig-1"]
         is_admin = self.odd()
         results = [
             {
                 "request": "gpus",
                 "driver": DRIVER,
-                "pool": node,
+                "pool": published[device],
                 "device": device,
                 **({"adminAccess": True} if is_admin else {}),
             }
@@ -294,7 +317,7 @@ class _Maker:
             }
         )
         if not is_admin:
-            self.hold(node, owner, len(taken))
+            self.hold(node, owner, gpus)
         if has_channel:
             self.found.channels.setdefault(node, set()).add(owner)
 

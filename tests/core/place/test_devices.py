@@ -11,9 +11,9 @@ from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.allocate.objects import DeviceClass, Node, ObjectMeta, ResourceClaim, ResourceClaimStatus
 from rackloom.core.allocate.outcome import Allocation
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.nodes import published_gpus
+from rackloom.core.cluster.nodes import gpus_by_node, published_devices
 from rackloom.core.cluster.pods import SIZE_ANNOTATION
-from rackloom.core.cluster.state import HIGHEST_PRIORITY, TrayHold, claim_holds
+from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState, TrayHold, claim_holds, read_state
 from rackloom.core.cluster.trays import (
     ClaimCapacity,
     DraDevices,
@@ -57,8 +57,13 @@ def devices(*held: ResourceClaim) -> DraDevices:
     )
 
 
+def known(has: DraDevices) -> ClusterState:
+    return read_state(slices=map(msgspec.to_builtins, has.slices), labels=LABELS)
+
+
 def holds(known: DraDevices, *pods: dict[str, Any]) -> tuple[TrayHold, ...]:
-    return tuple(claim_holds(map(msgspec.to_builtins, known.claims), pods, LABELS))
+    published = published_devices(map(msgspec.to_builtins, known.slices))
+    return tuple(claim_holds(map(msgspec.to_builtins, known.claims), pods, LABELS, published))
 
 
 def allocated(name: str, gpus: int, nics: int) -> ResourceClaim:
@@ -81,7 +86,11 @@ def test_rooms_are_what_the_allocator_can_give_now_and_when_nothing_is_in_use() 
         ClaimCapacity(2, 2),
     ]
     assert holds(busy) == (TrayHold(owner="claim pair", tray="n1", gpus=1, priority=HIGHEST_PRIORITY),)
-    assert published_gpus(map(msgspec.to_builtins, busy.slices)) == {"n0": 4, "n1": 4, "n2": 4}
+    assert gpus_by_node(published_devices(map(msgspec.to_builtins, busy.slices))) == {
+        "n0": 4,
+        "n1": 4,
+        "n2": 4,
+    }
 
 
 def test_members_go_where_their_gpus_and_nics_are() -> None:
@@ -218,10 +227,10 @@ def test_of_all_gpus_a_member_is_sure_of_the_fewest_that_a_tray_has(order: tuple
     has = msgspec.structs.replace(devices(), nodes=nodes, slices=(*big, *small))
     every = {"name": "all", "exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "All"}}
     asked = msgspec.convert({"spec": {"devices": {"requests": [every]}}}, ResourceClaim)
-    assert gpus_per_member(has, [asked], LABELS) == 2
+    assert gpus_per_member(has, [asked], known(has)) == 2
     every["exactly"]["adminAccess"] = True  # type: ignore[index]
     looks = msgspec.convert({"spec": {"devices": {"requests": [every]}}}, ResourceClaim)
-    assert gpus_per_member(has, [looks], LABELS) == 0
+    assert gpus_per_member(has, [looks], known(has)) == 0
 
 
 def test_gpus_are_those_that_the_allocator_gives_whatever_the_class_is_called() -> None:
@@ -231,6 +240,6 @@ def test_gpus_are_those_that_the_allocator_gives_whatever_the_class_is_called() 
         {"metadata": {"name": "ours"}, "spec": {"selectors": [{"cel": {"expression": OF_GPUS}}]}}, DeviceClass
     )
     has = msgspec.structs.replace(devices(), classes=(*device_classes(), ours))
-    assert gpus_per_member(has, [asked], LABELS) == 4
-    assert gpus_per_member(has, [claim(3, 2), claim(1, 0)], LABELS) == 4
-    assert gpus_per_member(has, [claim(0, 2)], LABELS) == 0
+    assert gpus_per_member(has, [asked], known(has)) == 4
+    assert gpus_per_member(has, [claim(3, 2), claim(1, 0)], known(has)) == 4
+    assert gpus_per_member(has, [claim(0, 2)], known(has)) == 0

@@ -40,6 +40,7 @@ from rackloom.core.cluster.scheduling import (
     read_pod_requirements,
 )
 from rackloom.core.cluster.workload_kinds import (
+    VOLCANO,
     ObjectPath,
     PodGroup,
     check_members,
@@ -119,6 +120,8 @@ def owner_of_job(job: "Job", gang_label: str) -> Owner:
     if job.kind == "Pod":
         return pod_owner(first, gang_label)
     kind = "training job" if job.kind in _TRAINING_JOBS else job.kind
+    if str(first.get("apiVersion")).startswith(VOLCANO):
+        kind = "VolcanoJob"
     return Owner(object_namespace(first.get("metadata") or {}), kind, job.name.rpartition("/")[2])
 
 

@@ -7,12 +7,14 @@ reported, and the node controller counts it as Unknown.
 
 GPUs: a pod gets GPUs in one of two ways, and a node may offer a different number by each.
 
-- Counted, by `nvidia.com/gpu` in its limits: the device plugin's number. If the node does not name the
-  resource, kube-scheduler makes a claim for it (KEP-5004), and the number is that of the slices.
+- Counted, by `nvidia.com/gpu` in its limits: the device plugin's number. If that is 0 or missing,
+  kube-scheduler makes a claim for the pod (KEP-5004), and the number is that of the slices. Whether a device
+  class names the resource, which this needs, is not checked.
 - Claimed: the whole GPUs that the DRA driver publishes. A slice lists the MIG devices of a GPU beside the GPU
   itself, and they do not count twice.
 
-Source: kube-scheduler, plugins NodeUnschedulable, TaintToleration and NodeResourcesFit; KEP-5004.
+Source: kube-scheduler, plugins NodeUnschedulable, TaintToleration and NodeResourcesFit
+(`shouldDelegateResourceToDRA`); KEP-5004.
 """
 
 from collections import Counter
@@ -86,15 +88,28 @@ class NodeGpus(msgspec.Struct, frozen=True):
 
 def node_gpus(node: JsonMapping, resource: str, published: int) -> NodeGpus:
     """GPUs of a node; `published`: in slices. Raises ValueError for an unreadable amount."""
-    amounts = node_amounts(node)
-    counted = amounts[resource] // 1000 if resource in amounts else published
-    return NodeGpus(counted=counted, claimed=published)
+    # A kubelet goes on to name 0 of a resource after its device plugin is gone.
+    by_plugin = node_amounts(node).get(resource, 0) // 1000
+    return NodeGpus(counted=by_plugin or published, claimed=published)
 
 
-def published_gpus(slices: Iterable[JsonMapping], driver: str = names.GPU_DRIVER) -> Counter[str]:
-    """Whole GPUs in slices, by node. A pool counts in its newest generation."""
+class PublishedDevice(msgspec.Struct, frozen=True):
+    """A device of the GPU driver in a slice."""
+
+    node: str
+    gpu: str
+    """The UUID of the GPU that it is, or is a part of. Without one, pool and name of the device."""
+    is_whole: bool
+
+
+PublishedDevices = Mapping[tuple[str, str], PublishedDevice]
+"""By pool and name."""
+
+
+def published_devices(slices: Iterable[JsonMapping], driver: str = names.GPU_DRIVER) -> PublishedDevices:
+    """GPUs and their parts in slices. A pool counts in its newest generation."""
     newest: dict[str, int] = {}
-    found: dict[str, Counter[str]] = {}
+    found: dict[str, dict[tuple[str, str], PublishedDevice]] = {}
     for slice_ in slices:
         spec = slice_["spec"]
         node, pool = spec.get("nodeName"), spec.get("pool") or {}
@@ -103,11 +118,22 @@ def published_gpus(slices: Iterable[JsonMapping], driver: str = names.GPU_DRIVER
         # A driver replaces a pool slice by slice, so slices of two generations may be there at once.
         name, generation = str(pool.get("name")), int(pool.get("generation") or 0)
         if generation > newest.get(name, -1):
-            newest[name], found[name] = generation, Counter()
-        if generation == newest[name]:
-            kinds = ((gpu.get("attributes") or {}).get("type") or {} for gpu in spec.get("devices") or ())
-            found[name][node] += sum(is_whole_gpu(kind.get("string")) for kind in kinds)
-    return sum(found.values(), Counter[str]())
+            newest[name], found[name] = generation, {}
+        if generation < newest[name]:
+            continue
+        for device in spec.get("devices") or ():
+            attributes = device.get("attributes") or {}
+            kind, uuid, parent = (
+                (attributes.get(key) or {}).get("string") for key in ("type", "uuid", "parentUUID")
+            )
+            gpu = parent or uuid or f"{name}/{device['name']}"
+            found[name][name, device["name"]] = PublishedDevice(node, gpu, is_whole_gpu(kind))
+    return {key: device for devices in found.values() for key, device in devices.items()}
+
+
+def gpus_by_node(published: PublishedDevices) -> Counter[str]:
+    """Whole GPUs by node."""
+    return Counter(device.node for device in published.values() if device.is_whole)
 
 
 def is_whole_gpu(kind: str | None) -> bool:

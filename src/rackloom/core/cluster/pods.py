@@ -112,7 +112,7 @@ class NameReference(ApiStruct, frozen=True, kw_only=True):
 class PodClaimReference(ApiStruct, frozen=True, kw_only=True):
     """One entry of a pod's `resourceClaims`."""
 
-    name: str
+    name: str = ""
     resource_claim_template_name: str | None = None
     resource_claim_name: str | None = None
 
@@ -291,7 +291,7 @@ class OwnerReference(ApiStruct, frozen=True, kw_only=True):
 
     kind: str = ""
     api_version: str = ""
-    name: str
+    name: str = ""
     uid: str = ""
     controller: bool | None = None
 

@@ -39,12 +39,12 @@ from typing import Any
 
 import msgspec
 
-from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta
+from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta, convert_object
 from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
 from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.pods import Toleration
+from rackloom.core.cluster.pods import PodObject, Toleration
 from rackloom.errors import Refused
 
 # Amounts of resources.
@@ -153,8 +153,8 @@ def _parse_amount(name: str, value: str | int | float) -> Fraction:
     amount = found.unscaled * Fraction(10) ** found.scale
     if amount < 0:
         raise ValueError(f"{name} is {value!r}, and less than 0")
-    # Extended resources have a prefix and come in whole numbers (Kubernetes, "Extended resources").
-    if "/" in name and amount.denominator != 1:
+    # Extended resources come in whole numbers. Names of kubernetes.io are none (`IsExtendedResourceName`).
+    if "/" in name and "kubernetes.io/" not in name and amount.denominator != 1:
         raise ValueError(f"{name} is {value!r}, and not a whole number")
     return amount
 
@@ -407,11 +407,6 @@ PREEMPT_NEVER = "Never"
 """The preemptionPolicy of pods that preempt nothing, whatever their priority."""
 
 
-class _PodClaimRef(msgspec.Struct, frozen=True, rename="camel"):
-    resource_claim_name: str | None = None
-    resource_claim_template_name: str | None = None
-
-
 class PodRequirements(msgspec.Struct, frozen=True, kw_only=True):
     """A member's request."""
 
@@ -449,23 +444,21 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
     spec = template.get("spec") or {}
     rule = read_node_rule(spec)
     check_node_rule(rule)
-    named = msgspec.convert(spec.get("resourceClaims") or (), tuple[_PodClaimRef, ...])
+    pod = convert_object(template, PodObject)
     try:
         gpus, beside = requested_devices(spec, labels.gpu), requests_beside_devices(spec, labels.gpu)
     except ValueError as error:
         raise Refused(f"its containers: {error}", nearest_fix="correct it") from error
     return PodRequirements(
         gpus=gpus,
-        templates=tuple(
-            claim.resource_claim_template_name for claim in named if claim.resource_claim_template_name
-        ),
-        claims=tuple(claim.resource_claim_name for claim in named if claim.resource_claim_name),
+        templates=tuple(filter(None, (claim.resource_claim_template_name for claim in pod.claims))),
+        claims=tuple(filter(None, (claim.resource_claim_name for claim in pod.claims))),
         rule=rule,
         apart=anti_affinity_terms(spec, labels.host),
-        tolerations=msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...]),
-        priority=msgspec.convert(spec.get("priority") or 0, int),
-        priority_class=msgspec.convert(spec.get("priorityClassName") or "", str),
-        preempts=spec.get("preemptionPolicy") != PREEMPT_NEVER,
+        tolerations=pod.spec.tolerations or (),
+        priority=pod.spec.priority or 0,
+        priority_class=pod.spec.priority_class_name or "",
+        preempts=pod.spec.preemption_policy != PREEMPT_NEVER,
         requests=beside,
     )
 

@@ -14,7 +14,7 @@ check and the command line take its `ClusterState`, so that no two of them can r
 A claim holds its devices until the API server has deallocated it, also after its pod has ended.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
@@ -22,10 +22,20 @@ from msgspec.structs import replace
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.nodes import NodeGpus, NodeShape, node_gpus, published_gpus
+from rackloom.core.cluster.nodes import (
+    NodeGpus,
+    NodeShape,
+    PublishedDevice,
+    PublishedDevices,
+    gpus_by_node,
+    node_gpus,
+    published_devices,
+)
 from rackloom.core.cluster.objects import JsonMapping, allocated_devices, has_pod_ended, is_resource_claimed
 from rackloom.core.cluster.pods import (
     ApiStruct,
+    OwnerReference,
+    PodMetadata,
     PodObject,
     check_shape,
     object_namespace,
@@ -82,6 +92,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     claims: tuple[JsonMapping, ...] = ()
     gpus: Mapping[str, NodeGpus] = {}
     """By node."""
+    published: PublishedDevices = {}
     holds: tuple[TrayHold, ...] = ()
     """Of pods, then of claims."""
     unreadable: tuple[Unreadable, ...] = ()
@@ -125,28 +136,28 @@ def read_state(
                 yield obj
 
     # Slices first: a node that names no GPUs has those that are published on it.
-    published = published_gpus(
+    published = published_devices(
         each("ResourceSlice", slices, lambda obj: check_shape(obj, SliceShape, "its shape")),
         labels.gpu_driver,
     )
+    counts = gpus_by_node(published)
     gpus: dict[str, NodeGpus] = {}
 
     def read_node(node: JsonMapping) -> None:
         check_shape(node, NodeShape, "its shape")
         name = node["metadata"]["name"]
-        gpus[name] = node_gpus(node, labels.gpu, published[name])
+        gpus[name] = node_gpus(node, labels.gpu, counts[name])
 
     holds: list[TrayHold] = []
 
     def read_pod(pod: JsonMapping) -> None:
         # The API server versions each state of an object. An object of a file has no version.
         meta = pod.get("metadata")
-        uid, version = (
-            (meta.get("uid"), meta.get("resourceVersion")) if isinstance(meta, dict) else (None, None)
-        )
-        known = before.get(uid)
-        if known is not None and known[0] == version:
-            hold = known[1]
+        meta = meta if isinstance(meta, Mapping) else {}
+        uid, version = meta.get("uid"), meta.get("resourceVersion")
+        last = before.get(uid)
+        if last is not None and last[0] == version:
+            hold = last[1]
         else:
             check_shape(pod, PodObject, "its shape")
             # Most pods of a cluster have no GPUs. Their owners matter nowhere here.
@@ -166,7 +177,8 @@ def read_state(
         pods=kept,
         claims=there,
         gpus=gpus,
-        holds=(*holds, *claim_holds(there, kept, labels)),
+        published=published,
+        holds=(*holds, *claim_holds(there, kept, labels, published)),
         unreadable=tuple(unreadable),
     )
 
@@ -197,17 +209,24 @@ def pod_hold(pod: JsonMapping, labels: SchedulerLabels) -> TrayHold:
 
 
 def claim_holds(
-    claims: Iterable[JsonMapping], pods: Iterable[JsonMapping], labels: SchedulerLabels
+    claims: Iterable[JsonMapping],
+    pods: Iterable[JsonMapping],
+    labels: SchedulerLabels,
+    published: PublishedDevices,
 ) -> Iterator[TrayHold]:
-    """GPUs and IMEX channels of allocated claims, as their holders have them. A pool is named as its node."""
+    """GPUs and IMEX channels of allocated claims, as their holders have them."""
     for claim, holder in claim_holders(claims, pods, labels):
-        devices = [device for device in allocated_devices(claim) if not device.get("adminAccess")]
-        gpus = Counter(device["pool"] for device in devices if device["driver"] == labels.gpu_driver)
-        yield from (replace(holder, tray=node, gpus=count) for node, count in gpus.items())
+        gpus: dict[str, set[str]] = defaultdict(set)
         for device in allocated_devices(claim):
-            # A node has one channel, whoever may only observe other devices.
-            if is_imex_channel(device["driver"], device["device"]):
+            key = (device["pool"], device["device"])
+            if device["driver"] == labels.gpu_driver and not device.get("adminAccess"):
+                # A part of a GPU keeps others off the whole of it. A device that is published no more is
+                # still held; drivers name the pool like the node.
+                known = published.get(key) or PublishedDevice(key[0], "/".join(key), is_whole=True)
+                gpus[known.node].add(known.gpu)
+            elif is_imex_channel(device["driver"], device["device"]):
                 yield replace(holder, tray=device["pool"], gpus=0, channel=True)
+        yield from (replace(holder, tray=node, gpus=len(held)) for node, held in gpus.items())
 
 
 def claim_holders(
@@ -234,7 +253,7 @@ def claim_holders(
 def owners_of_claims(state: ClusterState) -> dict[str, str]:
     """The owner of each claim, by `namespace/name`."""
     return {
-        f"{object_namespace(claim['metadata'])}/{claim['metadata']['name']}": holder.owner
+        f"{object_namespace(claim['metadata'])}/{claim['metadata'].get('name')}": holder.owner
         for claim, holder in claim_holders(state.claims, state.pods, state.labels)
     }
 
@@ -268,17 +287,6 @@ def is_imex_channel(driver: str, device: str) -> bool:
 # devices of such a claim would look free.
 
 
-class _Reference(ApiStruct, frozen=True):
-    name: str | None = None
-    uid: str | None = None
-
-
-class _ClaimMetadata(ApiStruct, frozen=True):
-    name: str
-    namespace: str | None = None
-    owner_references: tuple[_Reference, ...] | None = None
-
-
 class _DeviceResult(ApiStruct, frozen=True):
     driver: str
     pool: str
@@ -296,13 +304,13 @@ class _Allocation(ApiStruct, frozen=True):
 
 class _ClaimStatus(ApiStruct, frozen=True):
     allocation: _Allocation | None = None
-    reserved_for: tuple[_Reference, ...] | None = None
+    reserved_for: tuple[OwnerReference, ...] | None = None
 
 
 class ClaimShape(ApiStruct, frozen=True):
     """A ResourceClaim, as far as it says who holds what."""
 
-    metadata: _ClaimMetadata
+    metadata: PodMetadata
     status: _ClaimStatus | None = None
 
 
@@ -311,12 +319,14 @@ class _Pool(ApiStruct, frozen=True):
     generation: int | None = None
 
 
-class _KindValue(ApiStruct, frozen=True):
+class _TextValue(ApiStruct, frozen=True):
     string: str | None = None
 
 
 class _DeviceAttributes(ApiStruct, frozen=True):
-    type: _KindValue | None = None
+    type: _TextValue | None = None
+    uuid: _TextValue | None = None
+    parent_uuid: _TextValue | None = msgspec.field(default=None, name="parentUUID")
 
 
 class _Device(ApiStruct, frozen=True):

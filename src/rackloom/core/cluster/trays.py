@@ -11,15 +11,14 @@ help. `trays_avoided_by` names the nodes that anti-affinity with other jobs' pod
 `DraDevices` holds slices, device classes and allocated claims as the allocator takes them.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.allocate.objects import AllocationResult, DeviceClass, Node, ResourceClaim, ResourceSlice
+from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.core.cluster.jobs import Job, owner_of_job
-from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.nodes import closed_reasons, is_whole_gpu, node_clique
+from rackloom.core.cluster.nodes import closed_reasons, node_clique
 from rackloom.core.cluster.pods import Toleration, pod_owner
 from rackloom.core.cluster.scheduling import (
     NodeRule,
@@ -191,9 +190,6 @@ def trays_avoided_by(job: Job, state: ClusterState) -> AvoidedTrays:
 # Devices that drivers publish and claims hold, as the allocator takes them.
 
 
-PublishedDeviceId = tuple[str, str, str]
-"""Driver, pool and name."""
-
 ClaimsByKind = Mapping[str, tuple[ResourceClaim, ...]]
 """The claims of one member by `Group.devices`."""
 
@@ -209,25 +205,6 @@ class DraDevices(msgspec.Struct, frozen=True, kw_only=True):
 
     owners: Mapping[str, str] = {}
     """The owner of each claim (`namespace/name`), as holds name it."""
-
-    def gpus(self, labels: SchedulerLabels) -> dict[PublishedDeviceId, str]:
-        """The node of every GPU. The partitions of a GPU, which drivers list beside it, do not count."""
-        return {
-            (slice_.spec.driver, slice_.spec.pool.name, device.name): slice_.spec.node_name
-            for slice_ in self.slices
-            if slice_.spec.driver == labels.gpu_driver and slice_.spec.node_name
-            for device in slice_.spec.devices
-            if is_whole_gpu(kind.string if (kind := device.attributes.get("type")) else None)
-        }
-
-
-def gpus_allocated(allocated: Iterable[AllocationResult], gpus: Container[PublishedDeviceId]) -> int:
-    """How many of the GPUs are allocated; admin access takes no device."""
-    return sum(
-        (device.driver, device.pool, device.device) in gpus and not device.admin_access
-        for result in allocated
-        for device in result.devices.results
-    )
 
 
 def claims_devices(claim: ResourceClaim) -> bool:

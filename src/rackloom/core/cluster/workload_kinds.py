@@ -32,7 +32,7 @@ _GENERAL = frozenset({"Deployment", "StatefulSet", "ReplicaSet", "CronJob", "Wor
 """Kinds that mostly run what takes no device."""
 _MPI_VERSION = "kubeflow.org/v2beta1"
 _MPI_OPERATOR = "kubeflow.org/mpi-operator"
-_VOLCANO = "batch.volcano.sh/"
+VOLCANO = "batch.volcano.sh/"
 _DYNAMO_OLD = "nvidia.com/v1alpha1"
 
 
@@ -56,7 +56,7 @@ GroupReader = Callable[[JsonMapping], Iterator[PodGroup]]
 def read_groups(value: JsonMapping) -> Iterator[PodGroup]:
     """The groups of an object that `is_job`. Raises Refused for what cannot be read."""
     kind = value["kind"]
-    if kind == "Job" and str(value.get("apiVersion", "")).startswith(_VOLCANO):
+    if kind == "Job" and str(value.get("apiVersion", "")).startswith(VOLCANO):
         return _volcano_job(value)
     return _READERS.get(kind, _guessed)(value)
 

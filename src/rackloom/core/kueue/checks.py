@@ -361,7 +361,11 @@ def _without_rules(admitted: Object) -> Object:
 def _at_its_best(node: Object) -> Object:
     """A node that is open to all."""
     ready = [{"type": "Ready", "status": "True"}]
-    return {"metadata": node["metadata"], "spec": {}, "status": {**node["status"], "conditions": ready}}
+    return {
+        "metadata": node["metadata"],
+        "spec": {},
+        "status": {**(node.get("status") or {}), "conditions": ready},
+    }
 
 
 def _is_unsettled(cluster: KueueCluster, labels: SchedulerLabels) -> bool:

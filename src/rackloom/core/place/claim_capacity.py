@@ -24,8 +24,8 @@ from rackloom.core.allocate.objects import (
     ResourceClaim,
 )
 from rackloom.core.allocate.outcome import Allocation, Fault
-from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.trays import ClaimCapacity, ClaimsByKind, DraDevices, PlacementSite, gpus_allocated
+from rackloom.core.cluster.state import ClusterState
+from rackloom.core.cluster.trays import ClaimCapacity, ClaimsByKind, DraDevices, PlacementSite
 from rackloom.errors import Refused
 
 AllocationsByNode = dict[str, list[AllocationResult]]
@@ -50,16 +50,22 @@ def with_claim_capacity(
     )
 
 
-def gpus_per_member(devices: DraDevices, claims: Sequence[ResourceClaim], labels: SchedulerLabels) -> int:
+def gpus_per_member(devices: DraDevices, claims: Sequence[ResourceClaim], state: ClusterState) -> int:
     """GPUs that the allocator gives a member for its claims on an empty tray: the fewest, where trays differ.
 
     0 where no tray can serve it. The number cannot be read from the claims: classes have any name, and a
     request may be for all devices of a tray.
     """
-    fleet, gpus, everything = _fleet_with(devices, {}), devices.gpus(labels), _all_devices(devices)
+    fleet, everything = _fleet_with(devices, {}), _all_devices(devices)
+    whole = {key for key, device in state.published.items() if device.is_whole}
     given: dict[str, int] = {}
     while isinstance(found := fleet.place(claims), Allocation) and found.node not in given:
-        given[found.node] = gpus_allocated(found.results, gpus)
+        given[found.node] = sum(
+            device.driver == state.labels.gpu_driver and (device.pool, device.device) in whole
+            for result in found.results
+            for device in result.devices.results
+            if not device.admin_access
+        )
         fleet.occupy([everything[found.node]] if found.node in everything else [])
     return min(given.values(), default=0)
 

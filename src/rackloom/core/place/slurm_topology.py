@@ -82,9 +82,15 @@ def topology_of_nodes(
     taint: str | None = None,
     block_size: int | None = None,
 ) -> SlurmTopology:
-    """The topology of Kubernetes nodes. `taint`: only of those that have a taint of this key."""
-    chosen = [node for node in nodes if taint is None or _has_taint(node, taint)]
-    return topology_of(placement_site(read_state(chosen, labels=labels)), block_size)
+    """The topology of Kubernetes nodes. `taint`: only of those that have a taint of this key.
+
+    Raises Refused for a node that cannot be read: Slurm would lose the node of running jobs.
+    """
+    state = read_state(nodes, labels=labels)
+    if state.unreadable:
+        raise Refused(str(state.unreadable[0]), nearest_fix="correct it; Slurm keeps what it has until then")
+    chosen = tuple(node for node in state.nodes if taint is None or _has_taint(node, taint))
+    return topology_of(placement_site(replace(state, nodes=chosen)), block_size)
 
 
 def block_name(clique: str) -> str:
