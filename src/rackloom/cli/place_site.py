@@ -21,8 +21,9 @@ from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.allocate.objects import Node
 from rackloom.core.cluster.jobs import BUILT_IN_PRIORITIES, PriorityClass, PriorityClasses
 from rackloom.core.cluster.names import POD_GROUP_VERSIONS, SchedulerLabels
+from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import PREEMPT_NEVER
-from rackloom.core.cluster.state import ClusterState, owners_of_claims, read_state
+from rackloom.core.cluster.state import ClusterState, owners_of_claims
 from rackloom.core.cluster.trays import DraDevices
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.site_planner import SiteObjects

@@ -9,6 +9,7 @@ import json
 from collections import Counter, defaultdict
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ from tests.core.cluster.random_clusters import DRIVER, PLAIN, Cluster, Odds, ran
 
 from rackloom.app.snapshot.cluster import read_cluster
 from rackloom.claim.kube.api import ObjectList
+from rackloom.core.cluster import reader
 from rackloom.core.cluster.jobs import Job, owner_of_job
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import NodeGpus
 from rackloom.core.cluster.objects import NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE, ResourceKind
 from rackloom.core.cluster.pods import pod_owner
-from rackloom.core.cluster.state import ClusterState, PodMemory, read_state
+from rackloom.core.cluster.reader import ClusterReader, read_state
+from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState
 from rackloom.core.cluster.trays import PlacementSite, placement_site
 from rackloom.core.gangs.trays import running_site
 from rackloom.core.place.gang_planner import try_gang
@@ -32,6 +35,7 @@ from rackloom.core.place.slurm_topology import topology_of_nodes
 from rackloom.errors import Refused
 
 LABELS = SchedulerLabels()
+KINDS = (NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE)
 PARTS, SAMPLE, MANY = 8, 240, 20_000
 GOLDEN = Path(__file__).parent / "plain_placements.json"
 
@@ -200,20 +204,77 @@ def test_placements_are_those_of_the_readers_before_where_these_agreed() -> None
         assert shown == expected, seed
 
 
-def test_the_memory_of_a_reading_changes_nothing() -> None:
-    memory: PodMemory = {}
+def lists_of(cluster: Cluster) -> dict[ResourceKind, list[dict[str, Any]]]:
+    return dict(zip(KINDS, cluster[:4], strict=True))
+
+
+def test_the_memory_of_a_reader_changes_nothing() -> None:
+    follower = ClusterReader(LABELS)
     for seed in range(200):
-        # One cluster follows another, and pods of the same name have new versions.
+        # One cluster follows another, and objects of the same UID have new versions.
         cluster = random_cluster(seed, Odds(broken=0.05))
+        for listed in lists_of(cluster).values():
+            for obj in listed:
+                obj["metadata"]["resourceVersion"] = f"{seed}-{obj['metadata'].get('resourceVersion')}"
         anew = state_of(cluster)
-        for pod in cluster.pods:
-            pod["metadata"]["resourceVersion"] = f"{seed}-{pod['metadata']['resourceVersion']}"
         for _ in range(2):
-            again = read_state(
-                cluster.nodes, cluster.pods, cluster.claims, cluster.slices, LABELS, memory=memory
-            )
-            assert (again.holds, again.unreadable) == (anew.holds, anew.unreadable), seed
-        assert len(memory) == len(again.pods), seed
+            again = follower.read(lists_of(cluster))
+            assert again == anew, seed
+
+
+def test_a_cluster_is_followed_object_by_object() -> None:
+    rng, known = Random(7), 0
+    for seed in range(60):
+        follower, there = ClusterReader(LABELS), dict[tuple[ResourceKind, str], dict[str, Any]]()
+        # The objects of two clusters come, change into each other and go, in any order.
+        changes = [
+            (kind, obj)
+            for half in range(2)
+            for kind, listed in lists_of(random_cluster(2 * seed + half, Odds(broken=0.05))).items()
+            for obj in listed
+        ]
+        rng.shuffle(changes)
+        for number, (kind, obj) in enumerate(changes):
+            # A server has one object of a name.
+            uid = f"{kind.kind}/{obj['metadata'].get('namespace')}/{obj['metadata'].get('name')}"
+            for user in (obj.get("status") or {}).get("reservedFor") or ():
+                user["uid"] = f"Pod/{obj['metadata'].get('namespace')}/{user.get('name')}"
+            obj = {**obj, "metadata": {**obj["metadata"], "uid": uid, "resourceVersion": str(number)}}
+            candidates = [key for key in there if key[0] == kind]
+            if candidates and rng.random() < 0.3:
+                gone = rng.choice(candidates)
+                follower.drop(kind, there.pop(gone))
+            there.pop((kind, uid), None)
+            there[kind, uid] = obj
+            follower.take(kind, obj)
+            if rng.random() < 0.2:
+                follower.state()
+        found = follower.state()
+        lists = ([obj for (other, _), obj in there.items() if other is kind] for kind in KINDS)
+        anew = read_state(*lists, LABELS)
+        assert (found.gpus, found.published) == (anew.gpus, anew.published), seed
+        assert found.nodes == anew.nodes, seed
+        assert found.pods == anew.pods, seed
+        assert (found.claims, found.holders) == (anew.claims, anew.holders), seed
+        assert Counter(found.holds) == Counter(anew.holds), seed
+        known += sum(hold.priority != HIGHEST_PRIORITY for hold in found.claim_holds)
+        assert Counter(found.unreadable) == Counter(anew.unreadable), seed
+    assert known > 25, "claims whose pods are known"
+
+
+def test_a_change_costs_the_object_that_it_touches(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, read = random_cluster(3), []
+    everything = ClusterReader(LABELS)
+    before = everything.read(lists_of(cluster))
+    monkeypatch.setattr(reader, "check_shape", lambda obj, *_: read.append(obj))
+    pod = {**cluster.pods[0], "metadata": {**cluster.pods[0]["metadata"], "resourceVersion": "new"}}
+    everything.take(POD, pod)
+    after = everything.state()
+    assert read == [pod]
+    assert (after.nodes, after.published, after.gpus) == (before.nodes, before.published, before.gpus)
+    assert after.nodes is before.nodes
+    assert after.published is before.published
+    assert everything.state() is after
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.trays import placement_site
 from rackloom.core.gangs.trays import running_site
 

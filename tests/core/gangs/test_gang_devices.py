@@ -1,6 +1,7 @@
 """What the members of a gang claim, counted on each tray by the planner's own allocator."""
 
 import pytest
+from tests.core.cluster.views import with_state
 from tests.core.gangs.gang_toy import read_site
 
 from rackloom.core.cluster import names
@@ -80,7 +81,7 @@ def taint_rule(name, effect="NoSchedule", **selector):
 
 
 def cluster(*, slices, templates=(), claims=(), pods=(), taint_rules=()):
-    return ClusterLists(
+    lists = ClusterLists(
         nodes=(node("n1"), node("n2")),
         pods=tuple(pods),
         claims=tuple(claims),
@@ -89,6 +90,7 @@ def cluster(*, slices, templates=(), claims=(), pods=(), taint_rules=()):
         templates=tuple(templates),
         taint_rules=tuple(taint_rules),
     )
+    return with_state(lists, GangSettings())
 
 
 def rooms(objects, *requests, mine="team/big", counted=None):

@@ -8,7 +8,8 @@ from tests.core.gangs.gang_toy import read_site
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.cluster.state import TrayHold, read_state
+from rackloom.core.cluster.reader import read_state
+from rackloom.core.cluster.state import TrayHold
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray, without_foreign_names
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec

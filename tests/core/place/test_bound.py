@@ -6,7 +6,8 @@ import pytest
 
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.pods import Toleration
-from rackloom.core.cluster.state import TrayHold, read_state
+from rackloom.core.cluster.reader import read_state
+from rackloom.core.cluster.state import TrayHold
 from rackloom.core.place.mobility import restrict_moves, tolerations_of_movable
 
 LABELS = SchedulerLabels()

@@ -11,6 +11,7 @@ from tests.core.place.place_sites import site
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from rackloom.core.cluster.jobs import Job, read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import (
     REQUIRED_DURING_SCHEDULING,
     NodeRule,
@@ -18,7 +19,6 @@ from rackloom.core.cluster.scheduling import (
     selector_matches,
     unmet_requirements,
 )
-from rackloom.core.cluster.state import read_state
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray, combine_sites, trays_avoided_by
 from rackloom.core.place.gang_planner import plan_gang
 from rackloom.core.place.gang_requests import gang_of_job, groups_by_trays, terms_of_groups

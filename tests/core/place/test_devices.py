@@ -13,7 +13,8 @@ from rackloom.core.allocate.outcome import Allocation
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import gpus_by_node, published_devices
 from rackloom.core.cluster.pods import SIZE_ANNOTATION
-from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState, TrayHold, claim_holds, read_state
+from rackloom.core.cluster.reader import read_state
+from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState, TrayHold
 from rackloom.core.cluster.trays import (
     ClaimCapacity,
     DraDevices,
@@ -62,8 +63,8 @@ def known(has: DraDevices) -> ClusterState:
 
 
 def holds(known: DraDevices, *pods: dict[str, Any]) -> tuple[TrayHold, ...]:
-    published = published_devices(map(msgspec.to_builtins, known.slices))
-    return tuple(claim_holds(map(msgspec.to_builtins, known.claims), pods, LABELS, published))
+    claims, slices = (map(msgspec.to_builtins, objects) for objects in (known.claims, known.slices))
+    return read_state((), pods, claims, slices, LABELS).holds
 
 
 def allocated(name: str, gpus: int, nics: int) -> ResourceClaim:

@@ -10,8 +10,9 @@ from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.cluster.jobs import Job, read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.pods import Toleration
+from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import NodeRule
-from rackloom.core.cluster.state import TrayHold, read_state
+from rackloom.core.cluster.state import TrayHold
 from rackloom.core.place.gang_requests import claims_by_kind, gang_of_job
 from rackloom.core.place.placement_values import Gang
 from rackloom.errors import Refused

@@ -10,7 +10,7 @@ from tests.core.cluster.views import as_ready
 
 from rackloom.core.cluster.jobs import PriorityClasses, read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.trays import DraDevices
 from rackloom.core.place.kueue_topology import (
     GROUP_NAME,

@@ -11,8 +11,8 @@ from tests.core.cluster.views import as_ready
 
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.cluster.jobs import PriorityClasses, read_jobs
+from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import pod_requests
-from rackloom.core.cluster.state import read_state
 from rackloom.core.cluster.trays import DraDevices
 from rackloom.core.place.node_resources import NodeUse
 from rackloom.core.place.site_planner import JobAnswer, PlanRequest, SiteObjects, SitePlanner

@@ -8,7 +8,7 @@ from tests.core.cluster.views import as_ready
 
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.cluster.jobs import PriorityClass, PriorityClasses, read_jobs
-from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.trays import DraDevices
 from rackloom.core.place.site_planner import PlacementReport, PlanRequest, SiteObjects, SitePlanner
 from rackloom.errors import Refused

@@ -35,7 +35,7 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
 )
 from rackloom.core.cluster.objects import NAMESPACE as NAMESPACES
-from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.trays import placement_site
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.report import summary_line

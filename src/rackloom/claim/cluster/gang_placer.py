@@ -35,7 +35,7 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
 )
 from rackloom.core.cluster.pods import OwnerReference
-from rackloom.core.cluster.state import PodMemory, read_state
+from rackloom.core.cluster.reader import ClusterReader
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
@@ -169,7 +169,7 @@ class GangPlacer:
         self._checked: dict[GangKey, GangPlan] = {}
         self._owner_checks: dict[GangKey, OwnerCheck] = {}
         self._counts = TrayCountCache()
-        self._memory: PodMemory = {}
+        self._reader = ClusterReader(SchedulerLabels(clique=settings.clique_label))
 
     @property
     def has_waiting(self) -> bool:
@@ -262,10 +262,16 @@ class GangPlacer:
 
     async def _read_cluster(self, cluster: ClusterLists) -> ClusterLists:
         """The lists without objects that cannot be read, with the facts of the others."""
-        labels = SchedulerLabels(clique=self._settings.clique_label)
         # In a thread: reading a large cluster takes long enough to delay the renewal of the lease.
-        lists = (cluster.nodes, cluster.pods, cluster.claims, cluster.slices)
-        state = await asyncio.to_thread(read_state, *lists, labels, self._memory)
+        state = await asyncio.to_thread(
+            self._reader.read,
+            {
+                RESOURCE_SLICE: cluster.slices,
+                NODE: cluster.nodes,
+                POD: cluster.pods,
+                RESOURCE_CLAIM: cluster.claims,
+            },
+        )
         for unreadable in state.unreadable:
             log.warning("gangs.object_unreadable", object=unreadable.title, why=unreadable.reason)
         known = replace(cluster, nodes=state.nodes, pods=state.pods, claims=state.claims, state=state)

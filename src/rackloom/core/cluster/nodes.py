@@ -93,6 +93,39 @@ def node_gpus(node: JsonMapping, resource: str, published: int) -> NodeGpus:
     return NodeGpus(counted=by_plugin or published, claimed=published)
 
 
+class _Pool(ApiStruct, frozen=True):
+    name: str
+    generation: int | None = None
+
+
+class _TextValue(ApiStruct, frozen=True):
+    string: str | None = None
+
+
+class _DeviceAttributes(ApiStruct, frozen=True):
+    type: _TextValue | None = None
+    uuid: _TextValue | None = None
+    parent_uuid: _TextValue | None = msgspec.field(default=None, name="parentUUID")
+
+
+class _Device(ApiStruct, frozen=True):
+    name: str
+    attributes: _DeviceAttributes | None = None
+
+
+class _SliceSpec(ApiStruct, frozen=True):
+    driver: str
+    pool: _Pool
+    node_name: str | None = None
+    devices: tuple[_Device, ...] | None = None
+
+
+class SliceShape(ApiStruct, frozen=True):
+    """A ResourceSlice, as far as GPUs are counted in it."""
+
+    spec: _SliceSpec
+
+
 class PublishedDevice(msgspec.Struct, frozen=True):
     """A device of the GPU driver in a slice."""
 

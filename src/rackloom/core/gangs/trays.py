@@ -31,7 +31,7 @@ from rackloom.core.cluster.objects import (
     allocated_devices,
 )
 from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL
-from rackloom.core.cluster.state import ClusterState, TrayHold, claim_holders
+from rackloom.core.cluster.state import ClusterState, TrayHold
 from rackloom.core.cluster.trays import (
     ClaimCapacity,
     DraDevices,
@@ -208,7 +208,7 @@ class _NodeDevices:
                 node_of |= {(*key, device["name"]): node for device in spec.get("devices") or ()}
                 if key not in self._pools_on[node]:
                     self._pools_on[node].append(key)
-        for claim, holder in claim_holders(objects.claims, objects.pods, objects.state.labels):
+        for claim, holder in zip(objects.state.claims, objects.state.holders, strict=True):
             for result in allocated_devices(claim):
                 node = node_of.get((result["driver"], result["pool"], result["device"]))
                 if node is not None and (holder.owner, node) not in without:

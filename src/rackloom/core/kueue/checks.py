@@ -36,7 +36,8 @@ from rackloom.core.cluster.jobs import Job, PriorityClasses, channel_templates, 
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, Object, allocated_devices, list_names
 from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.cluster.state import TrayHold, owners_of_claims, read_state
+from rackloom.core.cluster.reader import read_state
+from rackloom.core.cluster.state import TrayHold, owners_of_claims
 from rackloom.core.cluster.trays import DraDevices, placement_site
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas

@@ -88,7 +88,7 @@ def tolerations_of_movable(state: ClusterState) -> tuple[Toleration, ...]:
     """What any movable pod tolerates: a node that none of them tolerates takes no moved job."""
     found: dict[Toleration, None] = {}
     for pod in state.pods:
-        if pod_hold(pod, state.labels).movable:
+        if pod_hold(pod, state.labels, 0).movable:
             with suppress(msgspec.ValidationError):
                 spec = pod.get("spec") or {}
                 found |= dict.fromkeys(msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...]))

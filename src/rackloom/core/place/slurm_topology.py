@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.state import read_state
+from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.trays import PlacementSite, placement_site
 from rackloom.errors import Refused
 from rackloom.runtime.foreign_text import decode_yaml_document

@@ -1,0 +1,353 @@
+"""One reading of a cluster: its objects, each checked, become a `ClusterState`.
+
+`ClusterReader` is the only way from Kubernetes objects to facts about trays. It follows a cluster, and a
+change costs the objects that it touches:
+
+1. Each object is read by itself, when it is new or has another version. One that cannot be read (a field of
+   another type, an amount that is no quantity) is named in `unreadable` and left out. No value is guessed for
+   it, and the rest is read on.
+2. Some facts come from several objects. A node has the GPUs that are published on it. A claim holds the GPUs
+   behind its devices, for the owner of the pod that uses it. A change marks such facts of other objects, by
+   pool, node and user. The next `state` finds each of them once, however many changes marked it.
+3. `state` copies the values that changed since the last one. A state never changes afterwards.
+
+`read_state` reads lists once, for example those of files.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from rackloom.core.cluster.claims import ClaimShape, ClaimUser, claim_holds, claim_users, unknown_holder
+from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.nodes import (
+    NodeGpus,
+    NodeShape,
+    PublishedDevice,
+    SliceShape,
+    gpus_by_node,
+    node_gpus,
+    published_devices,
+)
+from rackloom.core.cluster.objects import (
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_SLICE,
+    JsonMapping,
+    ResourceKind,
+    allocated_devices,
+)
+from rackloom.core.cluster.pods import PodObject, check_shape
+from rackloom.core.cluster.state import (
+    ClusterState,
+    TrayHold,
+    Unreadable,
+    counted_gpus,
+    is_bound_pod,
+    pod_hold,
+)
+from rackloom.errors import Refused
+
+V = TypeVar("V")
+ObjectKey = str | tuple[object, ...]
+"""The UID. An object of a file has none: its namespace, name and place in the list."""
+
+
+class _Followed(msgspec.Struct):
+    """The objects of one kind, in the order of the last list."""
+
+    shape: type[msgspec.Struct]
+    read: Callable[[ObjectKey, JsonMapping], None]
+    """Takes the facts of an object. Raises Refused or ValueError before it changes anything."""
+    forget: Callable[[ObjectKey, JsonMapping], None]
+    """Takes back the facts of an object that was read."""
+    versions: dict[ObjectKey, str | None] = {}
+    """Of every object, also of those that cannot be read."""
+    objects: dict[ObjectKey, JsonMapping] = {}
+    unreadable: dict[ObjectKey, Unreadable] = {}
+
+
+class ClusterReader:
+    """Follows the nodes, pods, claims and slices of a cluster. For one thread at a time."""
+
+    def __init__(self, labels: SchedulerLabels = SchedulerLabels()) -> None:  # noqa: B008 (a frozen value)
+        self._labels = labels
+        # Unreadable objects are reported in this order.
+        self._kinds = {
+            RESOURCE_SLICE: _Followed(SliceShape, self._read_slice, self._forget_slice),
+            NODE: _Followed(NodeShape, self._read_node, self._forget_node),
+            POD: _Followed(PodObject, self._read_pod, self._forget_pod),
+            RESOURCE_CLAIM: _Followed(ClaimShape, self._read_claim, self._forget_claim),
+        }
+        self._last = ClusterState(labels=labels)
+        self._has_changed_holds = False
+        # Kinds of which an object came, changed or went since the last state.
+        self._changed: set[ResourceKind] = set()
+        # Slices by pool, and the devices and the number of whole GPUs that they publish.
+        self._pools: dict[str, dict[ObjectKey, JsonMapping]] = defaultdict(dict)
+        self._devices: dict[str, Mapping[tuple[str, str], PublishedDevice]] = {}
+        self._published: dict[tuple[str, str], PublishedDevice] = {}
+        self._counts: Counter[str] = Counter()
+        # Nodes by name.
+        self._nodes: dict[str, JsonMapping] = {}
+        self._gpus: dict[str, NodeGpus] = {}
+        # Holds by pod, and by claim.
+        self._pod_holds: dict[ObjectKey, TrayHold] = {}
+        self._holders: dict[ObjectKey, TrayHold] = {}
+        self._claim_holds: dict[ObjectKey, tuple[TrayHold, ...]] = {}
+        self._claims_of_user: dict[ClaimUser, set[ObjectKey]] = defaultdict(set)
+        self._claims_of_pool: dict[str, set[ObjectKey]] = defaultdict(set)
+        # Facts to find again.
+        self._changed_pools: set[str] = set()
+        self._changed_claims: set[ObjectKey] = set()
+
+    # Changes.
+
+    def take(self, kind: ResourceKind, obj: JsonMapping) -> None:
+        """Read an object that is new or has changed."""
+        self._take(self._kinds[kind], *_identity(obj), kind, obj)
+
+    def drop(self, kind: ResourceKind, obj: JsonMapping) -> None:
+        """Forget an object that is gone."""
+        key, _ = _identity(obj)
+        self._drop(self._kinds[kind], key, kind)
+
+    def read(self, lists: Mapping[ResourceKind, Iterable[JsonMapping]]) -> ClusterState:
+        """The facts of whole lists. Objects of a version that was read before are not read again."""
+        for kind, listed in lists.items():
+            followed, order = self._kinds[kind], dict[ObjectKey, None]()
+            for place, obj in enumerate(listed):
+                key, version = _identity(obj)
+                # Files may repeat a name, or have none.
+                if key in order:
+                    key = (key, place)
+                order[key] = None
+                if version is None or followed.versions.get(key) != version:
+                    self._take(followed, key, version, kind, obj)
+            for key in followed.versions.keys() - order.keys():
+                self._drop(followed, key, kind)
+            # Holds and trays come in the order of the list, whatever changed before.
+            _reorder(followed.objects, order)
+            _reorder(followed.unreadable, order)
+            if kind is POD:
+                _reorder(self._pod_holds, order)
+        return self.state()
+
+    def _take(
+        self,
+        followed: _Followed,
+        key: ObjectKey,
+        version: str | None,
+        kind: ResourceKind,
+        obj: JsonMapping,
+    ) -> None:
+        before = followed.objects.pop(key, None)
+        if before is not None:
+            followed.forget(key, before)
+        self._changed.add(kind)
+        try:
+            check_shape(obj, followed.shape, "its shape")
+            followed.read(key, obj)
+        except (Refused, ValueError) as error:
+            reason = error.reason if isinstance(error, Refused) else str(error)
+            followed.unreadable[key] = Unreadable(_title(kind, obj), reason)
+        else:
+            followed.unreadable.pop(key, None)
+            followed.objects[key] = obj
+        followed.versions[key] = version
+
+    def _drop(self, followed: _Followed, key: ObjectKey, kind: ResourceKind) -> None:
+        self._changed.add(kind)
+        followed.versions.pop(key, None)
+        followed.unreadable.pop(key, None)
+        before = followed.objects.pop(key, None)
+        if before is not None:
+            followed.forget(key, before)
+
+    # What one object says, and the facts of others that it changes.
+
+    def _read_slice(self, key: ObjectKey, slice_: JsonMapping) -> None:
+        if slice_["spec"]["driver"] == self._labels.gpu_driver:
+            pool = slice_["spec"]["pool"]["name"]
+            self._pools[pool][key] = slice_
+            self._changed_pools.add(pool)
+
+    def _forget_slice(self, key: ObjectKey, slice_: JsonMapping) -> None:
+        pool = slice_["spec"]["pool"]["name"]
+        # A pool of another driver may have the same name.
+        if self._pools.get(pool, {}).pop(key, None) is not None:
+            self._changed_pools.add(pool)
+
+    def _read_node(self, _: ObjectKey, node: JsonMapping) -> None:
+        name = node["metadata"]["name"]
+        self._gpus[name] = node_gpus(node, self._labels.gpu, self._counts[name])
+        self._nodes[name] = node
+
+    def _forget_node(self, _: ObjectKey, node: JsonMapping) -> None:
+        name = node["metadata"]["name"]
+        # A node that is made anew under its name may come before the old one goes.
+        if self._nodes.get(name) is node:
+            del self._nodes[name], self._gpus[name]
+
+    def _read_pod(self, key: ObjectKey, pod: JsonMapping) -> None:
+        # Most pods of a cluster have no GPUs. Their owners matter only to claims.
+        gpus = counted_gpus(pod, self._labels)
+        if gpus and is_bound_pod(pod):
+            self._pod_holds[key] = pod_hold(pod, self._labels, gpus)
+            self._has_changed_holds = True
+        self._mark_claims_of(pod)
+
+    def _forget_pod(self, key: ObjectKey, pod: JsonMapping) -> None:
+        if self._pod_holds.pop(key, None) is not None:
+            self._has_changed_holds = True
+        self._mark_claims_of(pod)
+
+    def _mark_claims_of(self, pod: JsonMapping) -> None:
+        if self._claims_of_user:
+            for user in _names_of_user(pod):
+                self._changed_claims |= self._claims_of_user.get(user, set())
+
+    def _read_claim(self, key: ObjectKey, claim: JsonMapping) -> None:
+        for user in claim_users(claim):
+            self._claims_of_user[user].add(key)
+        for device in allocated_devices(claim):
+            self._claims_of_pool[device["pool"]].add(key)
+        self._changed_claims.add(key)
+
+    def _forget_claim(self, key: ObjectKey, claim: JsonMapping) -> None:
+        for user in claim_users(claim):
+            self._claims_of_user[user].discard(key)
+        for device in allocated_devices(claim):
+            self._claims_of_pool[device["pool"]].discard(key)
+        self._changed_claims.add(key)
+
+    # The facts of several objects.
+
+    def state(self) -> ClusterState:
+        """The facts of all objects that were taken and not dropped."""
+        # Only values that changed are copied: most changes are of one pod among tens of thousands.
+        last, slices, nodes, pods, claims = self._last, *self._kinds.values()
+        if self._changed_pools:
+            self._settle_pools()
+            last = replace(last, published=self._published.copy(), gpus=self._gpus.copy())
+        if NODE in self._changed:
+            last = replace(last, nodes=tuple(nodes.objects.values()), gpus=self._gpus.copy())
+        if POD in self._changed:
+            last = replace(last, pods=tuple(pods.objects.values()))
+        if self._has_changed_holds:
+            last = replace(last, pod_holds=tuple(self._pod_holds.values()))
+        if self._changed_claims:
+            self._settle_claims()
+            last = replace(
+                last,
+                claims=tuple(claims.objects.values()),
+                holders=tuple(map(self._holders.__getitem__, claims.objects)),
+                claim_holds=tuple(chain.from_iterable(map(self._claim_holds.__getitem__, claims.objects))),
+            )
+        if self._changed:
+            unreadable = (followed.unreadable.values() for followed in (slices, nodes, pods, claims))
+            last = replace(last, unreadable=tuple(chain.from_iterable(unreadable)))
+        self._has_changed_holds = False
+        self._changed.clear()
+        self._last = last
+        return last
+
+    def _settle_pools(self) -> None:
+        changed_nodes: set[str] = set()
+        for pool in self._changed_pools:
+            # A pool counts in its newest generation, so one slice decides over the others.
+            before = self._devices.pop(pool, {})
+            after = published_devices(self._pools[pool].values(), self._labels.gpu_driver)
+            for key in before:
+                del self._published[key]
+            self._published |= after
+            if after:
+                self._devices[pool] = after
+            self._counts.subtract(gpus_by_node(before))
+            self._counts.update(gpus_by_node(after))
+            changed_nodes |= {device.node for device in (*before.values(), *after.values())}
+            # A claim names devices, and holds the GPUs that these are.
+            self._changed_claims |= self._claims_of_pool.get(pool, set())
+        self._changed_pools.clear()
+        # A node that names no GPUs has those that are published on it.
+        for name in changed_nodes & self._nodes.keys():
+            self._gpus[name] = node_gpus(self._nodes[name], self._labels.gpu, self._counts[name])
+
+    def _settle_claims(self) -> None:
+        claims, pods = self._kinds[RESOURCE_CLAIM].objects, self._kinds[POD].objects
+        by_name: dict[ClaimUser, JsonMapping] | None = None
+        for key in self._changed_claims:
+            claim = claims.get(key)
+            if claim is None:
+                self._holders.pop(key, None)
+                self._claim_holds.pop(key, None)
+                continue
+            using = None
+            for user in claim_users(claim):
+                using = pods.get(user) if isinstance(user, str) else None
+                # Only objects of files are known by name.
+                if using is None and not isinstance(user, str):
+                    by_name = by_name or {_names_of_user(pod)[1]: pod for pod in pods.values()}
+                    using = by_name.get(user)
+                if using is not None:
+                    break
+            holder = unknown_holder(claim)
+            if using is not None:
+                holder = replace(pod_hold(using, self._labels, 0), tray="")
+            self._holders[key] = holder
+            self._claim_holds[key] = tuple(
+                claim_holds(claim, holder, self._published, self._labels.gpu_driver)
+            )
+        self._changed_claims.clear()
+
+
+def read_state(
+    nodes: Iterable[JsonMapping] = (),
+    pods: Iterable[JsonMapping] = (),
+    claims: Iterable[JsonMapping] = (),
+    slices: Iterable[JsonMapping] = (),
+    labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
+) -> ClusterState:
+    """The facts of the objects. It refuses nothing: what cannot be read is named."""
+    return ClusterReader(labels).read(
+        {RESOURCE_SLICE: slices, NODE: nodes, POD: pods, RESOURCE_CLAIM: claims}
+    )
+
+
+# Names of objects, which may have any shape.
+
+
+def _metadata(obj: JsonMapping) -> JsonMapping:
+    found = obj.get("metadata")
+    return found if isinstance(found, dict) else {}
+
+
+def _identity(obj: JsonMapping) -> tuple[ObjectKey, str | None]:
+    """The key of an object, and the version that the API server gave to this state of it, if one did."""
+    meta = _metadata(obj)
+    uid, version = meta.get("uid"), meta.get("resourceVersion")
+    if uid and isinstance(uid, str):
+        return uid, version if isinstance(version, str) else None
+    return (str(meta.get("namespace")), str(meta.get("name"))), None
+
+
+def _names_of_user(pod: JsonMapping) -> tuple[ClaimUser, ClaimUser]:
+    meta = pod.get("metadata") or {}
+    return meta.get("uid") or "", (meta.get("namespace") or "default", meta.get("name") or "")
+
+
+def _title(kind: ResourceKind, obj: JsonMapping) -> str:
+    meta = _metadata(obj)
+    name = meta.get("name", "(unnamed)")
+    return f"{kind.kind} {meta['namespace']}/{name}" if meta.get("namespace") else f"{kind.kind} {name}"
+
+
+def _reorder(values: dict[ObjectKey, V], order: Iterable[ObjectKey]) -> None:
+    known = values.copy()
+    values.clear()
+    values.update((key, known[key]) for key in order if key in known)
