@@ -146,10 +146,13 @@ class _Maker:
             ]
         cordoned = rng.random() < 0.1
         amounts: Object = {"cpu": "96", "memory": "1Ti", "pods": "110"}
+        # GPUs behind the NVSwitches of a single machine share memory with no other machine.
+        is_alone = where is None and self.more.random() < 0.5
+        label = "00000000-0000-0000-0000-000000000000.0" if is_alone else where
         if plugin is not None:
             amounts[GPU] = rng.choice([str(plugin), plugin])
         node = {
-            "metadata": self.meta(name, labels={"nvidia.com/gpu.clique": where} if where else {"zone": "a"}),
+            "metadata": self.meta(name, labels={"nvidia.com/gpu.clique": label} if label else {"zone": "a"}),
             "spec": {"taints": taints, **({"unschedulable": True} if cordoned else {})},
             "status": {"allocatable": amounts, "conditions": conditions},
         }

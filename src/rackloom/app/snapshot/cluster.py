@@ -34,6 +34,7 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, WithheldDevice, readable_rules
 from rackloom.core.cluster import names
+from rackloom.core.cluster.nodes import node_clique
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DEVICE_CLASS,
@@ -280,7 +281,7 @@ def _node_record(obj: Json) -> NodeRecord:
         name=meta["name"],
         ready=ready,
         ready_since=since,
-        clique=labels.get(names.GPU_CLIQUE_LABEL) or None,
+        clique=node_clique(obj, names.GPU_CLIQUE_LABEL),
         clique_writer=writer,
         clique_since=_timestamp(label_write_times(obj, names.GPU_CLIQUE_LABEL).get(writer)),
         other_writers=tuple(name for name in writers if name != writer),

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.nodes import node_clique
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     NODE,
@@ -73,7 +74,7 @@ async def collect_cluster(read: ListReader, namespace: str, each: ObjectMapper =
         cliques={
             node["metadata"]["name"]: clique
             for node in await read(NODE)
-            if (clique := _labels(node).get(names.GPU_CLIQUE_LABEL))
+            if (clique := node_clique(node, names.GPU_CLIQUE_LABEL))
         },
     )
 

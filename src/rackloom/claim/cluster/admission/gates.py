@@ -30,6 +30,7 @@ from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.nodes import node_clique
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     NODE,
@@ -231,7 +232,7 @@ class GateController:
         return DomainPods(pods, await self._clique(pods))
 
     async def _clique(self, pods: tuple[PodObject, ...]) -> str | None:
-        """The clique of the first pod that is in one; a node without the label is in none."""
+        """The clique of the first pod that is in one; a node without one is in none."""
         for node in dict.fromkeys(pod.spec.node_name for pod in pods):
             if node and (clique := await self._clique_of(node)):
                 return clique
@@ -242,4 +243,4 @@ class GateController:
             obj = await self._api.get(NODE, node)
         except NotFound:
             return None
-        return (obj["metadata"].get("labels") or {}).get(GPU_CLIQUE_LABEL)
+        return node_clique(obj, GPU_CLIQUE_LABEL)
