@@ -54,6 +54,16 @@ UNKNOWN   The switch controller of rack-1 cannot be believed or read  since 2027
 """)
 
 
+def test_a_layer_that_was_read_in_part_says_what_is_missing():
+    why = "Node n9 is left out: its shape: status.conditions: expected a list, got a map"
+    layers = tuple(
+        msgspec.structs.replace(layer, problem=why) if layer.layer is Layer.CLUSTER else layer
+        for layer in WELL.layers
+    )
+    text = render_findings(msgspec.structs.replace(WELL, layers=layers), ())
+    assert text.splitlines()[3].endswith(f"read 2027-01-15T08:00:00Z; {why}")
+
+
 def test_long_evidence_is_counted():
     lost = with_changed(WELL, "fabric_gpus", lambda record: record.domain == domain(0), partition=None)
     text = render_findings(lost, examine(lost))

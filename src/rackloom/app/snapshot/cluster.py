@@ -8,6 +8,8 @@ pods that rules hold up. A device that a claim
 may only observe (adminAccess) is not allocated by it. Decoding runs in a thread, so that the event loop
 stays free.
 
+An object that cannot be read, by the rules of `core.cluster.reader`, is left out and named.
+
 `project_object` reduces each object to the fields that the snapshot reads, for a service that follows a
 large cluster: images of nodes, environments of pods and field ownership are most of the data of a cluster.
 Projecting a projection changes nothing. A field that `read_cluster` newly reads has to be added here.
@@ -16,6 +18,7 @@ Projecting a projection changes nothing. A field that `read_cluster` newly reads
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -48,6 +51,8 @@ from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
 )
+from rackloom.core.cluster.reader import find_fault
+from rackloom.core.cluster.state import Unreadable
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.snapshot import (
     AllocatedDevice,
@@ -69,6 +74,10 @@ ORG_LABEL = "rackloom.dev/org"
 _FORBIDDEN = 403
 _NAMESPACES_FORBIDDEN = "namespaces may not be listed, so no tenant is shown its own pods"
 _RULES_FORBIDDEN = "DeviceTaintRules may not be listed, so devices that they taint look free"
+_MOST_NAMED = 16
+"""Unreadable objects that are named, each with its reason."""
+_FAULTS = {kind: partial(find_fault, kind) for kind in (RESOURCE_SLICE, NODE, RESOURCE_CLAIM, POD)}
+"""By kind: why an object is left out."""
 _MOST_WITHHELD = 64
 """Pending claims of one reading for which it is found out what rules keep from them."""
 
@@ -111,18 +120,21 @@ def is_excused(kind: ResourceKind, error: KubeError) -> bool:
     return kind in (NAMESPACE, DEVICE_CLASS, *DEVICE_TAINT_RULES) and error.code == _FORBIDDEN
 
 
-def _list_once(api: Lister) -> ListReader:
-    """Reads each list of the API server at most once."""
+def _list_once(api: Lister, cache: ReadCache, left_out: list[Unreadable]) -> ListReader:
+    """Reads each list of the API server at most once, without objects that cannot be read."""
     known: dict[ResourceKind, list[Json]] = {}
 
     async def read(kind: ResourceKind) -> list[Json]:
         if kind not in known:
             try:
-                known[kind] = list((await api.list(kind)).items)
+                listed = list((await api.list(kind)).items)
             except KubeError as error:
                 if not is_excused(kind, error):
                     raise
-                known[kind] = []
+                listed = []
+            faults = cache.each(_FAULTS[kind], listed) if kind in _FAULTS else [None] * len(listed)
+            left_out.extend(fault for fault in faults if fault is not None)
+            known[kind] = [obj for obj, fault in zip(listed, faults, strict=True) if fault is None]
         return known[kind]
 
     return read
@@ -137,17 +149,17 @@ async def read_cluster(
     `namespace` is that of the IMEX daemons.
     """
     cache = cache or ReadCache()
-    read = _list_once(api)
+    left_out: list[Unreadable] = []
+    read = _list_once(api, cache, left_out)
     evidence = await collect_cluster(read, namespace, cache.each)
-    slices = (await api.list(RESOURCE_SLICE)).items
-    nodes, claims, pods = [await read(kind) for kind in (NODE, RESOURCE_CLAIM, POD)]
+    slices, nodes, claims, pods = [await read(kind) for kind in _FAULTS]
     orgs = await _org_by_namespace(api)
     rules = await _taint_rules(api)
     # Only claims that may wait because of a rule are looked into.
     classes = await read(DEVICE_CLASS) if rules else []
     # In a thread: decoding a large cluster takes long enough to delay other requests of the event loop.
     return await asyncio.to_thread(
-        _cluster_snapshot, cache, evidence, slices, nodes, claims, pods, orgs, rules, classes
+        _cluster_snapshot, cache, evidence, slices, nodes, claims, pods, orgs, rules, classes, left_out
     )
 
 
@@ -183,6 +195,7 @@ def _cluster_snapshot(
     orgs: Mapping[str, str] | None,
     rules: tuple[DeviceTaintRule, ...] | None,
     classes: list[Json],
+    left_out: Sequence[Unreadable],
 ) -> ClusterSnapshot:
     published = cache.devices.of(slices, rules or ())
     daemons = sorted(evidence.daemons, key=lambda daemon: (daemon.domain, daemon.node))
@@ -198,9 +211,12 @@ def _cluster_snapshot(
         uses=allocated_devices(claims, pods, cache),
         namespaces=orgs or {},
         problem="; ".join(
-            problem
-            for problem, is_met in ((_NAMESPACES_FORBIDDEN, orgs is None), (_RULES_FORBIDDEN, rules is None))
-            if is_met
+            (
+                *([_NAMESPACES_FORBIDDEN] if orgs is None else ()),
+                *([_RULES_FORBIDDEN] if rules is None else ()),
+                *map(str, left_out[:_MOST_NAMED]),
+                *([f"{more} more objects are left out"] if (more := len(left_out) - _MOST_NAMED) > 0 else ()),
+            )
         ),
     )
 
@@ -432,6 +448,7 @@ def _project_node(obj: Object) -> Object:
                 for condition in status.get("conditions") or ()
                 if condition["type"] == "Ready"
             ],
+            **_pick(status, "allocatable", "capacity"),
             "nodeInfo": _pick(status.get("nodeInfo") or {}, "containerRuntimeVersion"),
         },
     }

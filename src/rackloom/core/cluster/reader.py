@@ -58,10 +58,17 @@ ObjectKey = str | tuple[object, ...]
 """The UID. An object of a file has none: its namespace, name and place in the list."""
 
 
+_SHAPES: Mapping[ResourceKind, type[msgspec.Struct]] = {
+    RESOURCE_SLICE: SliceShape,
+    NODE: NodeShape,
+    POD: PodObject,
+    RESOURCE_CLAIM: ClaimShape,
+}
+
+
 class _Followed(msgspec.Struct):
     """The objects of one kind, in the order of the last list."""
 
-    shape: type[msgspec.Struct]
     read: Callable[[ObjectKey, JsonMapping], None]
     """Takes the facts of an object. Raises Refused or ValueError before it changes anything."""
     forget: Callable[[ObjectKey, JsonMapping], None]
@@ -79,10 +86,10 @@ class ClusterReader:
         self._labels = labels
         # Unreadable objects are reported in this order.
         self._kinds = {
-            RESOURCE_SLICE: _Followed(SliceShape, self._read_slice, self._forget_slice),
-            NODE: _Followed(NodeShape, self._read_node, self._forget_node),
-            POD: _Followed(PodObject, self._read_pod, self._forget_pod),
-            RESOURCE_CLAIM: _Followed(ClaimShape, self._read_claim, self._forget_claim),
+            RESOURCE_SLICE: _Followed(self._read_slice, self._forget_slice),
+            NODE: _Followed(self._read_node, self._forget_node),
+            POD: _Followed(self._read_pod, self._forget_pod),
+            RESOURCE_CLAIM: _Followed(self._read_claim, self._forget_claim),
         }
         self._last = ClusterState(labels=labels)
         self._has_changed_holds = False
@@ -151,11 +158,10 @@ class ClusterReader:
             followed.forget(key, before)
         self._changed.add(kind)
         try:
-            check_shape(obj, followed.shape, "its shape")
+            check_shape(obj, _SHAPES[kind], "its shape")
             followed.read(key, obj)
         except (Refused, ValueError) as error:
-            reason = error.reason if isinstance(error, Refused) else str(error)
-            followed.unreadable[key] = Unreadable(_title(kind, obj), reason)
+            followed.unreadable[key] = _unreadable(kind, obj, error)
         else:
             followed.unreadable.pop(key, None)
             followed.objects[key] = obj
@@ -317,6 +323,27 @@ def read_state(
     return ClusterReader(labels).read(
         {RESOURCE_SLICE: slices, NODE: nodes, POD: pods, RESOURCE_CLAIM: claims}
     )
+
+
+def find_fault(
+    kind: ResourceKind,
+    obj: JsonMapping,
+    labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
+) -> Unreadable | None:
+    """Why `ClusterReader` leaves out an object of one of its kinds; None: it can be read."""
+    try:
+        check_shape(obj, _SHAPES[kind], "its shape")
+        if kind == NODE:
+            node_gpus(obj, labels.gpu, 0)
+        elif kind == POD:
+            counted_gpus(obj, labels)
+    except (Refused, ValueError) as error:
+        return _unreadable(kind, obj, error)
+    return None
+
+
+def _unreadable(kind: ResourceKind, obj: JsonMapping, error: Exception) -> Unreadable:
+    return Unreadable(_title(kind, obj), error.reason if isinstance(error, Refused) else str(error))
 
 
 # Names of objects, which may have any shape.

@@ -110,7 +110,8 @@ def _layer_line(status: LayerStatus, snapshot: SiteSnapshot) -> str:
     if status.unknown_since is not None:
         return f"unknown since {rfc3339(status.unknown_since)}: {status.problem}"
     counts = ", ".join(_counts(status.layer, snapshot))
-    return counts if status.at is None else f"{counts}, read {rfc3339(status.at)}"
+    line = counts if status.at is None else f"{counts}, read {rfc3339(status.at)}"
+    return f"{line}; {status.problem}" if status.problem else line
 
 
 def _counts(layer: Layer, snapshot: SiteSnapshot) -> Iterator[str]:
