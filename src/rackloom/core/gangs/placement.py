@@ -51,7 +51,7 @@ from rackloom.core.gangs.trays import (
     site_with_rooms,
     spare_room,
 )
-from rackloom.core.place.gang_planner import plan_gang
+from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.job_moves import replace_member
 from rackloom.core.place.node_resources import NodeUse, scarcity, with_node_resources
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, MemberAssignment, PlacementTerms
