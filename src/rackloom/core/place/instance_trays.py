@@ -18,7 +18,7 @@ are named: first every combination of relaxed options, smallest first, then fewe
 option names of the REST API.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Generic, NamedTuple, TypeVar
 
@@ -134,12 +134,21 @@ class _Room(NamedTuple, Generic[TrayId]):
 
 def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> TrayChoice[TrayId]:
     """Choose trays for `request`. Raises Refused with the shortage, and with a fix that was tried, if any."""
-    apart = sorted(_domains_apart(domains), key=lambda domain: domain.domain or "")
+    # Trays without a known domain are never promised to share memory: each counts as another domain.
+    apart: list[DomainFreeTrays[TrayId]] = []
+    for domain in domains:
+        if domain.domain is not None:
+            apart.append(domain)
+            continue
+        for tray in domain.trays:
+            apart += [replace(domain, trays=(replace(tray, count=1),))] * tray.count
+    apart.sort(key=lambda domain: domain.domain or "")
     chosen = _search(request, apart)
     trays = [tray for domain in domains for tray in domain.trays]
     own = [tray for tray in trays if tray.is_open_to(request.tenant)]
     shut = {tray.tray: tray.shut for tray in own if tray.shut is not None}
     if chosen is None:
+        # A tenant does not learn of others, so trays that are kept for them are only counted.
         kept = sum(tray.count for tray in trays if tray.shut is None and not tray.is_open_to(request.tenant))
         shortage, most = _shortage(request, apart)
         reason = f"{shortage}; {kept} more machines are not available now" if kept else shortage
@@ -149,16 +158,6 @@ def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]
     unused = shut if request.allow_sick else shut | sick
     machines = tuple([tray for _, taken in chosen for tray in taken])
     return TrayChoice(machines, _passing_over(unused, _reason(request, [room for room, _ in chosen])))
-
-
-def _domains_apart(domains: Iterable[DomainFreeTrays[TrayId]]) -> Iterator[DomainFreeTrays[TrayId]]:
-    """Trays without a known domain are never promised to share memory: each counts as another domain."""
-    for domain in domains:
-        if domain.domain is not None:
-            yield domain
-            continue
-        for tray in domain.trays:
-            yield from [replace(domain, trays=(replace(tray, count=1),))] * tray.count
 
 
 def _rooms(request: TrayRequest, domains: Iterable[DomainFreeTrays[TrayId]]) -> list[_Room[TrayId]]:

@@ -26,7 +26,6 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster.jobs import Job
-from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.site_planner import PlacementReport, PlanRequest, SitePlanner
 from rackloom.errors import Refused
@@ -245,8 +244,14 @@ def topology_attempts(
         yield TopologyAttempt(request=request)
         return
     asked = topology.request
+    labels = request.labels
     for level in asked.levels:
-        _check_level(level, request.labels, nodes)
+        # Every site has the planner's own labels, whether or not a node carries them yet.
+        if level not in (labels.clique, labels.host) and not _values(level, nodes):
+            raise Refused(
+                f"no node carries the label {level}, which the job names as a level of its topology",
+                nearest_fix=f"name a label that nodes carry, such as {labels.clique}",
+            )
     request = replace(request, apart=request.apart or topology.is_apart)
     anywhere = replace(request, segment=1)
     if asked.slice_level is not None:
@@ -296,15 +301,6 @@ def first_that_fits(
 
 def _at_level(request: PlanRequest, level: str) -> PlanRequest:
     return replace(request, labels=replace(request.labels, clique=level))
-
-
-def _check_level(level: str, labels: SchedulerLabels, nodes: Iterable[Mapping[str, Any]]) -> None:
-    if level in (labels.clique, labels.host) or next(iter(_values(level, nodes)), None) is not None:
-        return
-    raise Refused(
-        f"no node carries the label {level}, which the job names as a level of its topology",
-        nearest_fix=f"name a label that nodes carry, such as {labels.clique}",
-    )
 
 
 def _values(level: str, nodes: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -152,24 +152,24 @@ class _PeerIndex:
 
     def add_peers(self, mine: _EqualPods, theirs: _EqualPods, by: Collection[str]) -> None:
         """`by`: the topology keys of the terms that keep the two kinds of pods apart."""
-        there = {owner: self._around(nodes, by) for owner, nodes in theirs.nodes.items()}
+        around = {
+            owner: frozenset(near for node in set(nodes) for near in self._domains.around(node, by))
+            for owner, nodes in theirs.nodes.items()
+        }
         for owner in self._holding.keys() & mine.nodes.keys():
+            # A job with a single pod of this kind is no peer of itself.
             is_alone = mine is theirs and len(mine.nodes[owner]) == 1
-            peers = there.keys() - {owner} if is_alone else there.keys()
-            if peers:
-                self._add(owner, {peer: there[peer] for peer in peers}, is_wide=any(by))
-
-    def _add(self, owner: str, there: Mapping[str, frozenset[str]], *, is_wide: bool) -> None:
-        # The trays of its own members are free once they leave; those of its launchers are not.
-        trays = {**there, owner: there.get(owner, frozenset()).difference(self._holding[owner])}
-        before = self.found.get(owner, AntiAffinityPeers())
-        # A peer that may move too could be in any zone by then, so no node is safe.
-        may_be_anywhere = is_wide and not self._holding.keys().isdisjoint(there)
-        nodes = self._everywhere if may_be_anywhere else before.nodes.union(*trays.values())
-        self.found[owner] = AntiAffinityPeers(nodes=before.nodes | nodes, owners=before.owners.union(there))
-
-    def _around(self, nodes: Iterable[str], by: Collection[str]) -> frozenset[str]:
-        return frozenset(near for node in set(nodes) for near in self._domains.around(node, by))
+            there = {peer: nodes for peer, nodes in around.items() if not (is_alone and peer == owner)}
+            if not there:
+                continue
+            # The trays of its own members are free once they leave; those of its launchers are not.
+            trays = {**there, owner: there.get(owner, frozenset()).difference(self._holding[owner])}
+            before = self.found.get(owner, AntiAffinityPeers())
+            # A peer that may move too could be in any zone by then, so no node is safe.
+            may_be_anywhere = any(by) and not self._holding.keys().isdisjoint(there)
+            nodes = self._everywhere if may_be_anywhere else before.nodes.union(*trays.values())
+            owners = before.owners.union(there)
+            self.found[owner] = AntiAffinityPeers(nodes=before.nodes | nodes, owners=owners)
 
 
 def _equal_pods(pods: Sequence[JsonMapping], labels: SchedulerLabels) -> Iterable[_EqualPods]:
