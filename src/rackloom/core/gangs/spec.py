@@ -136,7 +136,9 @@ def _read_sizes(text: str) -> tuple[tuple[str, int], ...]:
 
 def _read_number(annotation: str, text: str, *, least: int, most: int = _MOST_MEMBERS) -> int:
     text = text.strip()
-    if not (text.isascii() and text.isdecimal() and least <= int(text[:9]) <= most):
+    # More than nine digits are beyond any limit, and Python refuses to convert thousands of them.
+    is_number = text.isascii() and text.isdecimal() and len(text) <= 9
+    if not (is_number and least <= int(text) <= most):
         fix = SIZE_EXAMPLE if annotation == SIZE_ANNOTATION else f"use a number from {least} to {most}"
         raise Refused(f"annotation {annotation} is {text!r}", nearest_fix=fix)
     return int(text)
