@@ -77,13 +77,23 @@ def warnings_for(
 ) -> tuple[InstanceWarning, ...]:
     """The warnings about instances with `wanted` on machines with `gpus` NVLink GPUs in `domains`."""
     partitions = sorted({spec.logical_partition_id for spec in wanted})
-    members = interfaces.partition_members(conn, partitions)
-    spanning = [
-        warning
-        for partition in partitions
-        if (warning := _domain_span_warning(partition, {*members.get(partition, {}), *domains}))
-    ]
-    return (*spanning, *_tray_split_warnings(wanted, gpus))
+    members, found = interfaces.partition_members(conn, partitions), list[InstanceWarning]()
+    for partition in partitions:
+        spanned = {*members.get(partition, {}), *domains}
+        if len(spanned) > 1:
+            names = ", ".join(sorted(domain or "not yet observed" for domain in spanned))
+            message = (
+                f"NVLink Logical Partition {partition} spans {len(spanned)} NVLink domains ({names}): GPUs in"
+                " different domains share no memory"
+            )
+            found.append(InstanceWarning(WarningKind.SPANS_DOMAINS, message))
+    # GPU feature discovery labels a node only when all its GPUs are in one clique.
+    if wanted and (len(partitions) > 1 or len(wanted) < gpus):
+        several = len(partitions) > 1
+        how = f"between {len(partitions)} partitions" if several else f"{len(wanted)} of {gpus} joined"
+        message = f"The GPUs of one machine are split ({how}): its nvidia.com/gpu.clique label will vanish"
+        found.append(InstanceWarning(WarningKind.TRAY_SPLIT, message))
+    return tuple(found)
 
 
 def warnings_of_instance(conn: sa.Connection, row: sa.Row[Any]) -> tuple[InstanceWarning, ...]:
@@ -97,32 +107,6 @@ def warnings_of_instance(conn: sa.Connection, row: sa.Row[Any]) -> tuple[Instanc
     kind = sa.select(instance_type.c.capabilities).where(instance_type.c.id == row.instance_type_id)
     capabilities = conn.execute(kind).scalar_one_or_none() or []
     return warnings_for(conn, wanted, [domain], catalog.nvlink_gpu_count(capabilities) or len(wanted))
-
-
-def _domain_span_warning(partition: str, domains: set[str | None]) -> InstanceWarning | None:
-    if len(domains) < 2:
-        return None
-    names = ", ".join(sorted(domain or "not yet observed" for domain in domains))
-    return InstanceWarning(
-        WarningKind.SPANS_DOMAINS,
-        f"NVLink Logical Partition {partition} spans {len(domains)} NVLink domains ({names}): GPUs in"
-        " different domains share no memory",
-    )
-
-
-def _tray_split_warnings(wanted: Sequence[InterfaceSpec], gpus: int) -> list[InstanceWarning]:
-    partitions = {spec.logical_partition_id for spec in wanted}
-    if not wanted or (len(partitions) == 1 and len(wanted) >= gpus):
-        return []
-    several = len(partitions) > 1
-    how = f"between {len(partitions)} partitions" if several else f"{len(wanted)} of {gpus} joined"
-    # GPU feature discovery labels a node only when all its GPUs are in one clique.
-    return [
-        InstanceWarning(
-            WarningKind.TRAY_SPLIT,
-            f"The GPUs of one machine are split ({how}): its nvidia.com/gpu.clique label will vanish",
-        )
-    ]
 
 
 def _foreign_partition_warnings(conn: sa.Connection, machine_ids: Collection[str]) -> list[InstanceWarning]:
@@ -357,7 +341,11 @@ def plan_creation(
         catalog.check_nvlink_enabled(site)
     check_object_quota(conn, tenant.id, QuotaKind.INSTANCES, len(request.names), now)
     check_object_quota(conn, tenant.id, QuotaKind.INTERFACES, len(request.names) * len(wanted), now)
-    use = None if type_id is None else _checked_use(conn, tenant.id, type_id, len(request.names), now)
+    use: AllocationUse | None = None
+    if type_id is not None:
+        # Refused now if it is not enough even on reserved trays. Which trays are taken is known only later.
+        use = entitlements.allocation_uses(conn, tenant.id, now).get(type_id, AllocationUse(None, 0, 0))
+        entitlements.check_quota(use, len(request.names), reserved=len(request.names))
     placement = _choose_within_quota(conn, tenant, request, type_id, wanted, use, now)
     domains = catalog.domains_of_machines(conn, placement.trays)
     if target is not None and request.same_domain:
@@ -384,9 +372,34 @@ def execute_creation(
     conn: sa.Connection, planned: CreationPlan, now: float, ids: IdFactory
 ) -> Changed[tuple[str, ...]]:
     """Create what was planned in this transaction; returns the ids in the order of the names."""
-    created = tuple(_insert_instance(conn, planned, assigned, now, ids) for assigned in planned.assignments)
+    created, request = [], planned.request
+    for assignment in planned.assignments:
+        new = ids()
+        created.append(new)
+        insert_row(
+            conn,
+            table,
+            id=new,
+            tenant_id=planned.tenant_id,
+            site_id=planned.site_id,
+            vpc_id=request.vpc_id,
+            name=assignment.name,
+            description=request.description,
+            instance_type_id=planned.type_id,
+            machine_id=assignment.machine_id,
+            placement=planned.reason,
+            extra=request.extra,
+            status=Status.PENDING,
+            intent_at=now,
+            created=now,
+            updated=now,
+        )
+        note = EventNote(EventKind.INSTANCE, new, Status.PENDING, f"Placed {planned.reason}")
+        journal.record_and_publish(conn, planned.tenant_id, note, now)
+        interfaces.replace_interfaces(conn, new, planned.interfaces, now, ids)
+    # Statuses are updated once for all of them: each domain is read and judged as a whole.
     machine_ids = [assignment.machine_id for assignment in planned.assignments]
-    return Changed(created, publish_intent_change(conn, machine_ids, now))
+    return Changed(tuple(created), publish_intent_change(conn, machine_ids, now))
 
 
 def _ready_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
@@ -498,40 +511,3 @@ def _choose_machines(
         logical_partitions={spec.logical_partition_id for spec in wanted},
         now=now,
     )
-
-
-def _checked_use(
-    conn: sa.Connection, tenant_id: str, type_id: str, requested: int, now: float
-) -> AllocationUse:
-    """What the tenant may use of a type; refused where that is not enough even on its reserved trays."""
-    use = entitlements.allocation_uses(conn, tenant_id, now).get(type_id, AllocationUse(None, 0, 0))
-    entitlements.check_quota(use, requested, reserved=requested)
-    return use
-
-
-def _insert_instance(
-    conn: sa.Connection, planned: CreationPlan, assignment: MachineAssignment, now: float, ids: IdFactory
-) -> str:
-    new, request = ids(), planned.request
-    insert_row(
-        conn,
-        table,
-        id=new,
-        tenant_id=planned.tenant_id,
-        site_id=planned.site_id,
-        vpc_id=request.vpc_id,
-        name=assignment.name,
-        description=request.description,
-        instance_type_id=planned.type_id,
-        machine_id=assignment.machine_id,
-        placement=planned.reason,
-        extra=request.extra,
-        status=Status.PENDING,
-        intent_at=now,
-        created=now,
-        updated=now,
-    )
-    note = EventNote(EventKind.INSTANCE, new, Status.PENDING, f"Placed {planned.reason}")
-    journal.record_and_publish(conn, planned.tenant_id, note, now)
-    interfaces.replace_interfaces(conn, new, planned.interfaces, now, ids)
-    return new

@@ -39,15 +39,6 @@ SLICE_SIZE = f"{KUEUE}/podset-slice-size"
 SLICE_CONSTRAINTS = f"{KUEUE}/podset-slice-required-topology-constraints"
 GROUP_NAME = f"{KUEUE}/podset-group-name"
 """Annotations of a pod template."""
-TOPOLOGY_ANNOTATIONS = (
-    REQUIRED,
-    PREFERRED,
-    UNCONSTRAINED,
-    SLICE_LEVEL,
-    SLICE_SIZE,
-    SLICE_CONSTRAINTS,
-    GROUP_NAME,
-)
 
 
 class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,9 +198,6 @@ def _group_requests(job: Job, names: Sequence[str]) -> list[TopologyRequest]:
 
 
 # From the request to what the planner is asked.
-
-
-NodeFilter = Callable[[Mapping[str, Any]], bool]
 
 
 class TopologyAttempt(msgspec.Struct, frozen=True, kw_only=True):
