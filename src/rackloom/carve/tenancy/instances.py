@@ -348,8 +348,18 @@ def plan_creation(
         entitlements.check_quota(use, len(request.names), reserved=len(request.names))
     placement = _choose_within_quota(conn, tenant, request, type_id, wanted, use, now)
     domains = catalog.domains_of_machines(conn, placement.trays)
+    # The search keeps to the domain of the members. A machine that the request names has to be in it as well.
+    members: Mapping[str, Mapping[str, int]] = {}
     if target is not None and request.same_domain:
-        _check_same_domain(conn, target, wanted)
+        members = interfaces.partition_members(conn, {spec.logical_partition_id for spec in wanted})
+    for partition, in_domain in sorted(members.items()):
+        if target is not None and target.domain not in in_domain:
+            raise Rejected(
+                RefusalKind.CONFLICT,
+                f"requireSameDomain: NVLink Logical Partition {partition} lives in NVLink domain"
+                f" {', '.join(sorted(in_domain))}, the machine is in {target.domain or 'none yet observed'}",
+                nearest_fix="choose a machine in that domain, or set requireSameDomain to false",
+            )
     return CreationPlan(
         request=request,
         tenant_id=tenant.id,
@@ -446,18 +456,6 @@ def _chosen_machine(
     return found
 
 
-def _check_same_domain(conn: sa.Connection, target: sa.Row[Any], wanted: Sequence[InterfaceSpec]) -> None:
-    members = interfaces.partition_members(conn, {spec.logical_partition_id for spec in wanted})
-    for partition, in_domain in sorted(members.items()):
-        if target.domain not in in_domain:
-            raise Rejected(
-                RefusalKind.CONFLICT,
-                f"requireSameDomain: NVLink Logical Partition {partition} lives in NVLink domain"
-                f" {', '.join(sorted(in_domain))}, the machine is in {target.domain or 'none yet observed'}",
-                nearest_fix="choose a machine in that domain, or set requireSameDomain to false",
-            )
-
-
 def _choose_within_quota(
     conn: sa.Connection,
     tenant: sa.Row[Any],
@@ -468,7 +466,26 @@ def _choose_within_quota(
     now: float,
 ) -> TrayChoice[str]:
     """The best machines; where the tenant may not use these, the best among those that it may use."""
-    best = _choose_machines(conn, tenant, request, type_id, wanted, now)
+
+    def choose(most_unreserved: int | None = None) -> TrayChoice[str]:
+        if request.machine_id is not None:
+            return TrayChoice((request.machine_id,), "on the machine that the request names")
+        if type_id is None:
+            raise invalid(
+                "Exactly one of instanceTypeId and machineId must be specified", instanceTypeId="is missing"
+            )
+        asked = TrayRequest(
+            len(request.names),
+            request.one_domain,
+            beside_members=request.same_domain,
+            allow_sick=request.allow_unhealthy,
+            tenant=tenant.id,
+            most_unreserved=most_unreserved,
+        )
+        partitions = {spec.logical_partition_id for spec in wanted}
+        return placement.place_instances(conn, asked, type_id=type_id, logical_partitions=partitions, now=now)
+
+    best = choose()
     if use is None or not use.idle:
         return best
     count = len(best.trays)
@@ -477,37 +494,6 @@ def _choose_within_quota(
     own = sum(tray.tenant_id == tenant.id for tray in kept)
     if use.lacking(count, own) and request.machine_id is None:
         with suppress(Rejected):
-            return _choose_machines(conn, tenant, request, type_id, wanted, now, max(0, use.unreserved))
+            return choose(max(0, use.unreserved))
     entitlements.check_quota(use, count, own)
     return best
-
-
-def _choose_machines(
-    conn: sa.Connection,
-    tenant: sa.Row[Any],
-    request: InstanceRequest,
-    type_id: str | None,
-    wanted: Sequence[InterfaceSpec],
-    now: float,
-    most_unreserved: int | None = None,
-) -> TrayChoice[str]:
-    if request.machine_id is not None:
-        return TrayChoice((request.machine_id,), "on the machine that the request names")
-    if type_id is None:
-        raise invalid(
-            "Exactly one of instanceTypeId and machineId must be specified", instanceTypeId="is missing"
-        )
-    return placement.place_instances(
-        conn,
-        TrayRequest(
-            len(request.names),
-            request.one_domain,
-            beside_members=request.same_domain,
-            allow_sick=request.allow_unhealthy,
-            tenant=tenant.id,
-            most_unreserved=most_unreserved,
-        ),
-        type_id=type_id,
-        logical_partitions={spec.logical_partition_id for spec in wanted},
-        now=now,
-    )

@@ -135,7 +135,7 @@ def job_topology(job: Job) -> JobTopology | None:
     A pod set without devices (a launcher) goes beside the first member that has some, whatever it asks for.
     """
     groups = [group for group in job.groups if group.need.takes_devices]
-    requests = _group_requests(job, [group.name for group in groups])
+    requests = _group_requests(job)
     if all(request == TopologyRequest() for request in requests):
         return None
     for group, request in zip(groups, requests, strict=True):
@@ -179,13 +179,13 @@ def shared_topology(jobs: Sequence[Job], request: PlanRequest) -> JobTopology | 
     return found[0]
 
 
-def _group_requests(job: Job, names: Sequence[str]) -> list[TopologyRequest]:
-    """The request of each of these groups."""
-    by_name = {group.name: (number, group) for number, group in enumerate(job.groups)}
+def _group_requests(job: Job) -> list[TopologyRequest]:
+    """The request of each group whose members take devices."""
     found = []
-    for name in names:
-        number, group = by_name[name]
-        where = f"{job.name}: {name}"
+    for number, group in enumerate(job.groups):
+        if not group.need.takes_devices:
+            continue
+        where = f"{job.name}: {group.name}"
         # Pods that are alike are one group of several objects.
         obj = job.objects[number] if len(job.objects) == len(job.groups) else job.objects[0]
         if job.kind == "Workload":
