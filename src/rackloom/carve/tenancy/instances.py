@@ -109,17 +109,6 @@ def warnings_of_instance(conn: sa.Connection, row: sa.Row[Any]) -> tuple[Instanc
     return warnings_for(conn, wanted, [domain], catalog.nvlink_gpu_count(capabilities) or len(wanted))
 
 
-def _foreign_partition_warnings(conn: sa.Connection, machine_ids: Collection[str]) -> list[InstanceWarning]:
-    return [
-        InstanceWarning(
-            WarningKind.FOREIGN_PARTITION,
-            f"Machine {machine_id} has GPUs {foreign_partition_text([tray.partition_id for tray in trays])}:"
-            " they join nothing until the operator of the site adopts or releases it",
-        )
-        for machine_id, trays in sorted(foreign_trays(conn, machine_ids).items())
-    ]
-
-
 # Change and release.
 
 
@@ -348,6 +337,14 @@ def plan_creation(
         entitlements.check_quota(use, len(request.names), reserved=len(request.names))
     placement = _choose_within_quota(conn, tenant, request, type_id, wanted, use, now)
     domains = catalog.domains_of_machines(conn, placement.trays)
+    foreign = [
+        InstanceWarning(
+            WarningKind.FOREIGN_PARTITION,
+            f"Machine {machine_id} has GPUs {foreign_partition_text([tray.partition_id for tray in trays])}:"
+            " they join nothing until the operator of the site adopts or releases it",
+        )
+        for machine_id, trays in sorted(foreign_trays(conn, placement.trays).items())
+    ]
     # The search keeps to the domain of the members. A machine that the request names has to be in it as well.
     members: Mapping[str, Mapping[str, int]] = {}
     if target is not None and request.same_domain:
@@ -371,10 +368,7 @@ def plan_creation(
         ),
         reason=placement.reason,
         interfaces=wanted,
-        warnings=(
-            *warnings_for(conn, wanted, set(domains.values()), gpus),
-            *_foreign_partition_warnings(conn, placement.trays),
-        ),
+        warnings=(*warnings_for(conn, wanted, set(domains.values()), gpus), *foreign),
     )
 
 

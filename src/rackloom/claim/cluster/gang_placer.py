@@ -257,7 +257,7 @@ class GangPlacer:
         self._refusals[key] = f"the planner failed: {defect!r}"
 
     async def _read_cluster(self, cluster: ClusterLists) -> ClusterLists:
-        """The lists without objects that cannot be read, with the facts of the others."""
+        """The lists without objects that cannot be read, with the facts of the others, and Kueue's plans."""
         labels = SchedulerLabels(clique=self._settings.clique_label)
         # In a thread: reading a large cluster takes long enough to delay the renewal of the lease.
         lists = (cluster.nodes, cluster.pods, cluster.claims, cluster.slices)
@@ -265,13 +265,11 @@ class GangPlacer:
         for unreadable in state.unreadable:
             log.warning("gangs.object_unreadable", object=unreadable.title, why=unreadable.reason)
         known = replace(cluster, nodes=state.nodes, pods=state.pods, claims=state.claims, state=state)
-        return await self._with_workloads(replace(known, running=running_site(state), use=NodeUse(state)))
-
-    async def _with_workloads(self, cluster: ClusterLists) -> ClusterLists:
-        """The lists with what workloads of Kueue hold. They are read after the pods, so no room is missed."""
+        cluster = replace(known, running=running_site(state), use=NodeUse(state))
         quota = self._kueue.quota
         if not self._kueue.has_plans and quota is QuotaMode.NONE:
             return cluster
+        # What workloads of Kueue hold is read after the pods, so no room is missed.
         workloads: Sequence[Object] = ()
         # A cluster without Kueue has none. All gangs would wait for a right that is missing.
         try:

@@ -210,28 +210,6 @@ def member_resources(snapshot: GangSnapshot) -> MemberResources:
 # Slots for members without devices.
 
 
-def plan_with_helpers(
-    site: PlacementSite,
-    gang: Gang,
-    resources: MemberResources,
-    plan: Callable[[PlacementSite], GangPlan],
-) -> GangPlan:
-    """A plan with slots for helpers where they may go; `plan` searches a site. Raises Refused.
-
-    If the first plan leaves no tray for a helper, the search runs once more on a site where the trays that
-    are closed to helpers, or have too little for one beside another member, are closed to all.
-    """
-    found = plan(site)
-    try:
-        return seat_helpers(found, gang, site, resources)
-    except Refused as refused:
-        # If the second search finds nothing either, the first refusal is the one that helps.
-        try:
-            return seat_helpers(plan(_open_to_helpers(site, gang, resources)), gang, site, resources)
-        except Refused:
-            raise refused from None
-
-
 def seat_helpers(
     plan: GangPlan,
     gang: Gang,
@@ -349,13 +327,19 @@ def place_gang(snapshot: GangSnapshot, settings: GangSettings, counts: TrayCount
             return plan_gang(searched, asked)
         return plan_gang(*with_node_resources(searched, asked, resources.requests, resources.use))
 
-    # Helpers may need a second search on fewer trays, and each search keeps to the limit of spares.
-    plan = plan_with_helpers(
-        site,
-        gang,
-        resources,
-        lambda searched: plan_within_spare_limit(allowed, gang, partial(search, searched)),
-    )
+    plan = plan_within_spare_limit(allowed, gang, partial(search, site))
+    try:
+        plan = seat_helpers(plan, gang, site, resources)
+    except Refused as refused:
+        # The first plan leaves no tray for a helper. So search once more on a site where the trays that are
+        # closed to helpers, or have too little for one beside another member, are closed to all. If that
+        # finds nothing either, the first refusal is the one that helps.
+        try:
+            opened = _open_to_helpers(site, gang, resources)
+            plan = plan_within_spare_limit(allowed, gang, partial(search, opened))
+            plan = seat_helpers(plan, gang, site, resources)
+        except Refused:
+            raise refused from None
     return record_plan(snapshot.record, gang, plan, site)
 
 

@@ -163,21 +163,6 @@ class _PodConstraints(msgspec.Struct, frozen=True):
         yield from self.identity.barred_by(other.identity)
 
 
-def separated_groups(groups: Mapping[str, Sequence[GangMember]]) -> dict[str, tuple[str, ...]]:
-    """By group, the groups (perhaps itself) of which no member may share a tray with one of it."""
-    by_group = {name: [_member_constraints(member) for member in members] for name, members in groups.items()}
-    label_keys = set(_read_label_keys(pod for pods in by_group.values() for pod in pods))
-    classes = {name: _two_of_each_class(pods, label_keys) for name, pods in by_group.items()}
-    apart: dict[str, list[str]] = {name: [] for name in classes}
-    for (name, mine), (other, theirs) in product(classes.items(), repeat=2):
-        # Too many unlike pairs to compare: keeping all of them apart is safe.
-        pairs = combinations(mine, 2) if name == other else product(mine, theirs)
-        is_too_many = len(mine) * len(theirs) > _MOST_PAIRS
-        if is_too_many or any(pod.bars(another) for pod, another in pairs):
-            apart[name].append(other)
-    return {name: tuple(others) for name, others in apart.items()}
-
-
 def without_conflicting_trays(
     site: PlacementSite, members: Iterable[GangMember], pods: Iterable[Object], nodes: Iterable[Object]
 ) -> PlacementSite:
@@ -341,11 +326,21 @@ SPLIT_GROUP_FIX = "give those that differ a group of their own (label rackloom.d
 
 def group_terms(groups: Mapping[str, Sequence[GangMember]]) -> dict[str, PlacementTerms | None]:
     """The terms of each group; None without any. Raises Refused where members of a group differ."""
-    separated, found = separated_groups(groups), dict[str, PlacementTerms | None]()
-    for name, members in groups.items():
-        where, apart = _shared_requirements(members).text, separated[name]
+    by_group = {name: [_member_constraints(member) for member in members] for name, members in groups.items()}
+    label_keys = set(_read_label_keys(pod for pods in by_group.values() for pod in pods))
+    classes = {name: _two_of_each_class(pods, label_keys) for name, pods in by_group.items()}
+    found: dict[str, PlacementTerms | None] = {}
+    for name, mine in classes.items():
+        where, apart = _shared_requirements(groups[name]).text, list[str]()
+        # The groups, perhaps itself, of which no member may share a tray with one of it. With too many unlike
+        # pairs to compare, keeping all of them apart is safe.
+        for other, theirs in classes.items():
+            pairs = combinations(mine, 2) if name == other else product(mine, theirs)
+            is_too_many = len(mine) * len(theirs) > _MOST_PAIRS
+            if is_too_many or any(pod.bars(another) for pod, another in pairs):
+                apart.append(other)
         # Without terms the search stays on its counting path.
-        terms = PlacementTerms(where=where, likeness=name if apart else "", apart=apart)
+        terms = PlacementTerms(where=where, likeness=name if apart else "", apart=tuple(apart))
         found[name] = terms if where or apart else None
     return found
 

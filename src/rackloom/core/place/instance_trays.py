@@ -118,19 +118,6 @@ class _Room(NamedTuple, Generic[TrayId]):
     most: int
     """The most trays that it may have here."""
 
-    @classmethod
-    def of(cls, domain: DomainFreeTrays[TrayId], request: TrayRequest) -> "_Room[TrayId]":
-        """The domain with what is usable of it."""
-        kept = free = 0
-        for tray in domain.trays:
-            if tray.shut is None and (tray.sick is None or request.allow_sick):
-                if tray.owner is None:
-                    free += tray.count
-                elif tray.owner == request.tenant:
-                    kept += tray.count
-        near = (domain.domain is None, -domain.members)
-        return cls(near, domain, kept, free, kept + min(free, _most_unreserved(request)))
-
 
 def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> TrayChoice[TrayId]:
     """Choose trays for `request`. Raises Refused with the shortage, and with a fix that was tried, if any."""
@@ -162,7 +149,18 @@ def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]
 
 def _rooms(request: TrayRequest, domains: Iterable[DomainFreeTrays[TrayId]]) -> list[_Room[TrayId]]:
     """Where the request may go."""
-    rooms = [_Room.of(domain, request) for domain in domains]
+    rooms: list[_Room[TrayId]] = []
+    for domain in domains:
+        kept = free = 0
+        for tray in domain.trays:
+            if tray.shut is None and (tray.sick is None or request.allow_sick):
+                if tray.owner is None:
+                    free += tray.count
+                elif tray.owner == request.tenant:
+                    kept += tray.count
+        near = (domain.domain is None, -domain.members)
+        rooms.append(_Room(near, domain, kept, free, kept + min(free, _most_unreserved(request))))
+    # A domain with members is the only place, if there is one: memory is shared with them there alone.
     if request.beside_members:
         known = [room for room in rooms if room.domain.domain is not None]
         rooms = [room for room in known if room.domain.members] or known
@@ -201,6 +199,7 @@ def _parts(request: TrayRequest, rooms: Sequence[_Room[TrayId]]) -> list[Colocat
     left, unreserved = request.trays, _most_unreserved(request)
     if request.one_domain or request.beside_members:
         return [tray_group(left, max(0, left - unreserved))]
+    # The nearest and largest first, so that the request is cut into few parts.
     parts = []
     for room in sorted(rooms, key=lambda room: (room.near, -room.most)):
         if trays := min(left, room.kept + min(room.free, unreserved)):

@@ -16,7 +16,7 @@ than that takes to load.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -335,7 +335,13 @@ class SitePlanner:
             site, bounded = self._bounded(job, gang, site)
             return _refused_answer(job, bounded, site, plans, request.labels)
         down = DEFAULT_DOWN if request.down is None else request.down
-        notes = [*plan_notes(job, gang, plan, site, request.labels, down), *self._helper_notes(job, plan)]
+        notes = list(plan_notes(job, gang, plan, site, request.labels, down))
+        # The pod template of a launcher may lack the tolerations of the workers that it is beside.
+        for group in (share for share in job.groups if not share.need.takes_devices):
+            shut = {tray.name: tray.shut for tray in self._site(group, job.name).trays}
+            tray = next(seat.tray for seat in plan.seats if seat.group == group.name)
+            if shut[tray]:
+                notes.append(f"{group.name} may not run beside the first member on {tray} ({shut[tray]})")
         # A job that takes more cliques than it would need otherwise.
         if request.exclusive_topology and len(colocation_groups(gang)) > 1:
             words = _share_words(gang)
@@ -363,14 +369,6 @@ class SitePlanner:
         sites = {where: self._site(group, job.name) for where, group in kinds.items()}
         seen = sites[""] if "" in sites else combine_sites(sites) if sites else self._site(None, job.name)
         return with_trays_closed(seen, self._request.drain, "drained")
-
-    def _helper_notes(self, job: Job, plan: GangPlan) -> Iterator[str]:
-        """Notes on launchers: their pod template may lack the tolerations of the workers."""
-        for group in (share for share in job.groups if not share.need.takes_devices):
-            shut = {tray.name: tray.shut for tray in self._site(group, job.name).trays}
-            tray = next(seat.tray for seat in plan.seats if seat.group == group.name)
-            if shut[tray]:
-                yield f"{group.name} may not run beside the first member on {tray} ({shut[tray]})"
 
     def _gang(self, job: Job) -> Gang:
         """The gang of a job, with the trays that the job avoids now."""

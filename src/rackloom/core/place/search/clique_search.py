@@ -534,7 +534,15 @@ class CliqueRanking:
             return
         group, waiting = self._groups[number], self._waiting[number]
         # Cliques in use come before all others, whatever they close: fewest cliques is the first aim.
-        used = [] if self._apart else self._used_ranks(group, waiting)
+        used: list[_RankedCliques] = []
+        for clique in () if self._apart else self.inside:
+            # A fit of a clique in use holds until its members change (`changed`).
+            counted, shape = self._used_fits[clique], self._capacity.shape(clique)
+            if group not in counted:
+                counted[group] = self._counted_fit(shape, group, clique)
+            if (fit := counted[group]) is not None:
+                order = self._capacity.view.order(clique)
+                used.append((self._rank(shape, fit, waiting, order), (order,)))
         fits = -sum(rank.negative_fits for rank, _ in used)
         yield from self._ordered(used, group)
         if may_open == 0:
@@ -570,18 +578,6 @@ class CliqueRanking:
             exact = self._solved_fit(clique, group, rank.fit)
             if exact is not None:
                 heappush(heap, (rank._replace(fit=exact), at, cliques))
-
-    def _used_ranks(self, group: GroupShape, waiting: int) -> "list[_RankedCliques]":
-        ranks: list[_RankedCliques] = []
-        for clique in self.inside:
-            # A fit of a clique in use holds until its members change (`changed`).
-            fits = self._used_fits[clique]
-            if group not in fits:
-                fits[group] = self._counted_fit(self._capacity.shape(clique), group, clique)
-            if (fit := fits[group]) is not None:
-                order = self._capacity.view.order(clique)
-                ranks.append((self._rank(self._capacity.shape(clique), fit, waiting, order), (order,)))
-        return ranks
 
     def _unused_ranks(
         self, unused: Iterable[ShapeMembers], group: GroupShape, waiting: int
