@@ -31,7 +31,8 @@ from site_figures import load as machine_load
 
 from rackloom.core.cluster.state import TrayHold
 from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
-from rackloom.core.place.gang_planner import plan_gang, try_gang
+from rackloom.core.place.gang_fixes import plan_gang
+from rackloom.core.place.gang_planner import try_gang
 from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.packing import (
     TRAY_WORTH,

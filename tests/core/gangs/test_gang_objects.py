@@ -283,6 +283,13 @@ def test_spares_are_as_many_as_members_or_a_few():
             spares(size, str(most + 1))
 
 
+@pytest.mark.parametrize("text", ["000000000999", "0" * 5000, "00000409699"])
+def test_leading_zeros_hide_no_number_above_the_limit(text):
+    for annotation in (spec.SIZE_ANNOTATION, spec.SPARES_ANNOTATION, spec.SEGMENT_ANNOTATION):
+        with pytest.raises(Refused, match=annotation):
+            read_gang_spec({spec.SIZE_ANNOTATION: "4", annotation: text})
+
+
 def test_a_plan_is_recorded_and_read_back_and_reserves_its_trays():
     made = create_record(GangKey("team", "big")).obj
     empty = read_record({**made, "metadata": {**made["metadata"], "uid": "u", "resourceVersion": "1"}})

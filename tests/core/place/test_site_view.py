@@ -9,7 +9,8 @@ from tests.core.place.place_sites import busy_sites, gangs, held, outcome_of, si
 from rackloom.core.cluster.state import TrayHold
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.place.batch import plan_batch
-from rackloom.core.place.gang_planner import plan_gang, view_with_plan_reserved, with_plan_reserved
+from rackloom.core.place.gang_fixes import plan_gang
+from rackloom.core.place.gang_planner import view_with_plan_reserved, with_plan_reserved
 from rackloom.core.place.placement_values import Gang
 from rackloom.core.place.search.site_view import CliqueTrays, SiteView
 

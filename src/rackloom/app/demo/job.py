@@ -40,7 +40,7 @@ from rackloom.core.cluster.trays import placement_site
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.report import summary_line
 from rackloom.core.gangs.spec import GANG_TAINT
-from rackloom.core.place.gang_planner import plan_gang
+from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
 from rackloom.errors import Refused
 from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB

@@ -216,8 +216,17 @@ def check_site_access(conn: sa.Connection, tenant_id: str, site_id: str) -> None
 
 def allocation_uses(conn: sa.Connection, tenant_id: str, now: float) -> dict[str, AllocationUse]:
     """What the tenant may use, by the instance types that it uses, or has allocated or reserved."""
-    allocated = _allocated_machines(conn, tenant_id)
-    used = _used_machines(conn, tenant_id)
+    type_id = allocation_constraint.c.instance_type_id
+    summed = (
+        sa.select(type_id, sa.func.sum(allocation_constraint.c.value))
+        .join(allocation, allocation.c.id == allocation_constraint.c.allocation_id)
+        .where(allocation.c.tenant_id == tenant_id)
+        .group_by(type_id)
+    )
+    allocated: dict[str, int] = dict(map(tuple, conn.execute(summed)))
+    type_id = instance.c.instance_type_id
+    counted = sa.select(type_id, sa.func.count()).where(instance.c.tenant_id == tenant_id).group_by(type_id)
+    used: dict[str, int] = dict(map(tuple, conn.execute(counted)))
     idle = idle_reserved_machines(conn, tenant_id, now)
     return {
         type_id: AllocationUse(allocated.get(type_id), used.get(type_id, 0), idle.get(type_id, 0))
@@ -241,25 +250,6 @@ def check_quota(use: AllocationUse, requested: int, reserved: int) -> None:
         nearest_fix="use the machines that are reserved for the organisation, or have the provider of the"
         " site shrink the reservation or allocate more",
     )
-
-
-def _allocated_machines(conn: sa.Connection, tenant_id: str) -> dict[str, int]:
-    """Instance type -> how many machines of it the tenant's allocations hold."""
-    type_id = allocation_constraint.c.instance_type_id
-    allocated = (
-        sa.select(type_id, sa.func.sum(allocation_constraint.c.value))
-        .join(allocation, allocation.c.id == allocation_constraint.c.allocation_id)
-        .where(allocation.c.tenant_id == tenant_id)
-        .group_by(type_id)
-    )
-    return {row[0]: row[1] for row in conn.execute(allocated)}
-
-
-def _used_machines(conn: sa.Connection, tenant_id: str) -> dict[str, int]:
-    """Instance type -> how many machines of it carry instances of the tenant."""
-    type_id = instance.c.instance_type_id
-    used = sa.select(type_id, sa.func.count()).where(instance.c.tenant_id == tenant_id).group_by(type_id)
-    return {row[0]: row[1] for row in conn.execute(used)}
 
 
 def get_allocation(conn: sa.Connection, provider_id: str, allocation_id: str) -> sa.Row[Any]:
@@ -332,13 +322,28 @@ def create_allocation(
         raise forbidden("Site is not associated with org's Infrastructure Provider")
     if not has_row(conn, tenant, id=tenant_id):
         raise invalid("Could not find Tenant with ID specified in request", tenantId="does not exist")
-    _check_instance_types(conn, site_id, types)
+    known = sa.select(instance_type.c.id).where(
+        instance_type.c.site_id == site_id, instance_type.c.id.in_(list(types))
+    )
+    if missing := sorted(set(types) - set(conn.execute(known).scalars())):
+        raise invalid(
+            "Could not find Instance Type with ID specified in request", resourceTypeId=", ".join(missing)
+        )
     return _insert_allocation(conn, name, description, tenant_id, site_id, types, now, ids)
 
 
 def grant_everything(conn: sa.Connection, tenant_id: str, now: float, ids: IdFactory) -> None:
     """Let a tenant use every machine of every type of every site; repeating it follows new machines."""
-    for site_id, types in _machines_by_type(conn).items():
+    counted = (
+        sa.select(instance_type.c.site_id, instance_type.c.id, sa.func.count(machine.c.id))
+        .join(machine, machine.c.instance_type_id == instance_type.c.id, isouter=True)
+        .group_by(instance_type.c.site_id, instance_type.c.id)
+        .order_by(instance_type.c.site_id, instance_type.c.id)
+    )
+    by_site: dict[str, dict[str, int]] = {}
+    for site_id, type_id, machines in conn.execute(counted):
+        by_site.setdefault(site_id, {})[type_id] = machines
+    for site_id, types in by_site.items():
         existing = find_row(
             conn, allocation, tenant_id=tenant_id, site_id=site_id, name=EVERYTHING_ALLOCATION
         )
@@ -354,17 +359,6 @@ def constraints_of_allocations(conn: sa.Connection, allocation_ids: list[str]) -
     mine = allocation_constraint.c.allocation_id.in_(allocation_ids)
     found = sa.select(allocation_constraint).where(mine).order_by(allocation_constraint.c.id)
     return list(conn.execute(found).all())
-
-
-def _check_instance_types(conn: sa.Connection, site_id: str, types: Mapping[str, int]) -> None:
-    known = sa.select(instance_type.c.id).where(
-        instance_type.c.site_id == site_id, instance_type.c.id.in_(list(types))
-    )
-    missing = sorted(set(types) - set(conn.execute(known).scalars()))
-    if missing:
-        raise invalid(
-            "Could not find Instance Type with ID specified in request", resourceTypeId=", ".join(missing)
-        )
 
 
 def _check_allocation_name(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> None:
@@ -389,19 +383,6 @@ def _check_unused_quota(conn: sa.Connection, tenant_id: str, less: Mapping[str, 
                 f"{value - use.unreserved} machines of Instance Type {type_id} are in use or reserved",
                 nearest_fix="shrink the Tray Reservations of the Tenant first",
             )
-
-
-def _machines_by_type(conn: sa.Connection) -> dict[str, dict[str, int]]:
-    counted = (
-        sa.select(instance_type.c.site_id, instance_type.c.id, sa.func.count(machine.c.id))
-        .join(machine, machine.c.instance_type_id == instance_type.c.id, isouter=True)
-        .group_by(instance_type.c.site_id, instance_type.c.id)
-        .order_by(instance_type.c.site_id, instance_type.c.id)
-    )
-    by_site: dict[str, dict[str, int]] = {}
-    for site_id, type_id, machines in conn.execute(counted):
-        by_site.setdefault(site_id, {})[type_id] = machines
-    return by_site
 
 
 def _insert_allocation(

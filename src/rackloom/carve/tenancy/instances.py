@@ -77,13 +77,23 @@ def warnings_for(
 ) -> tuple[InstanceWarning, ...]:
     """The warnings about instances with `wanted` on machines with `gpus` NVLink GPUs in `domains`."""
     partitions = sorted({spec.logical_partition_id for spec in wanted})
-    members = interfaces.partition_members(conn, partitions)
-    spanning = [
-        warning
-        for partition in partitions
-        if (warning := _domain_span_warning(partition, {*members.get(partition, {}), *domains}))
-    ]
-    return (*spanning, *_tray_split_warnings(wanted, gpus))
+    members, found = interfaces.partition_members(conn, partitions), list[InstanceWarning]()
+    for partition in partitions:
+        spanned = {*members.get(partition, {}), *domains}
+        if len(spanned) > 1:
+            names = ", ".join(sorted(domain or "not yet observed" for domain in spanned))
+            message = (
+                f"NVLink Logical Partition {partition} spans {len(spanned)} NVLink domains ({names}): GPUs in"
+                " different domains share no memory"
+            )
+            found.append(InstanceWarning(WarningKind.SPANS_DOMAINS, message))
+    # GPU feature discovery labels a node only when all its GPUs are in one clique.
+    if wanted and (len(partitions) > 1 or len(wanted) < gpus):
+        several = len(partitions) > 1
+        how = f"between {len(partitions)} partitions" if several else f"{len(wanted)} of {gpus} joined"
+        message = f"The GPUs of one machine are split ({how}): its nvidia.com/gpu.clique label will vanish"
+        found.append(InstanceWarning(WarningKind.TRAY_SPLIT, message))
+    return tuple(found)
 
 
 def warnings_of_instance(conn: sa.Connection, row: sa.Row[Any]) -> tuple[InstanceWarning, ...]:
@@ -97,43 +107,6 @@ def warnings_of_instance(conn: sa.Connection, row: sa.Row[Any]) -> tuple[Instanc
     kind = sa.select(instance_type.c.capabilities).where(instance_type.c.id == row.instance_type_id)
     capabilities = conn.execute(kind).scalar_one_or_none() or []
     return warnings_for(conn, wanted, [domain], catalog.nvlink_gpu_count(capabilities) or len(wanted))
-
-
-def _domain_span_warning(partition: str, domains: set[str | None]) -> InstanceWarning | None:
-    if len(domains) < 2:
-        return None
-    names = ", ".join(sorted(domain or "not yet observed" for domain in domains))
-    return InstanceWarning(
-        WarningKind.SPANS_DOMAINS,
-        f"NVLink Logical Partition {partition} spans {len(domains)} NVLink domains ({names}): GPUs in"
-        " different domains share no memory",
-    )
-
-
-def _tray_split_warnings(wanted: Sequence[InterfaceSpec], gpus: int) -> list[InstanceWarning]:
-    partitions = {spec.logical_partition_id for spec in wanted}
-    if not wanted or (len(partitions) == 1 and len(wanted) >= gpus):
-        return []
-    several = len(partitions) > 1
-    how = f"between {len(partitions)} partitions" if several else f"{len(wanted)} of {gpus} joined"
-    # GPU feature discovery labels a node only when all its GPUs are in one clique.
-    return [
-        InstanceWarning(
-            WarningKind.TRAY_SPLIT,
-            f"The GPUs of one machine are split ({how}): its nvidia.com/gpu.clique label will vanish",
-        )
-    ]
-
-
-def _foreign_partition_warnings(conn: sa.Connection, machine_ids: Collection[str]) -> list[InstanceWarning]:
-    return [
-        InstanceWarning(
-            WarningKind.FOREIGN_PARTITION,
-            f"Machine {machine_id} has GPUs {foreign_partition_text([tray.partition_id for tray in trays])}:"
-            " they join nothing until the operator of the site adopts or releases it",
-        )
-        for machine_id, trays in sorted(foreign_trays(conn, machine_ids).items())
-    ]
 
 
 # Change and release.
@@ -357,11 +330,33 @@ def plan_creation(
         catalog.check_nvlink_enabled(site)
     check_object_quota(conn, tenant.id, QuotaKind.INSTANCES, len(request.names), now)
     check_object_quota(conn, tenant.id, QuotaKind.INTERFACES, len(request.names) * len(wanted), now)
-    use = None if type_id is None else _checked_use(conn, tenant.id, type_id, len(request.names), now)
+    use: AllocationUse | None = None
+    if type_id is not None:
+        # Refused now if it is not enough even on reserved trays. Which trays are taken is known only later.
+        use = entitlements.allocation_uses(conn, tenant.id, now).get(type_id, AllocationUse(None, 0, 0))
+        entitlements.check_quota(use, len(request.names), reserved=len(request.names))
     placement = _choose_within_quota(conn, tenant, request, type_id, wanted, use, now)
     domains = catalog.domains_of_machines(conn, placement.trays)
+    foreign = [
+        InstanceWarning(
+            WarningKind.FOREIGN_PARTITION,
+            f"Machine {machine_id} has GPUs {foreign_partition_text([tray.partition_id for tray in trays])}:"
+            " they join nothing until the operator of the site adopts or releases it",
+        )
+        for machine_id, trays in sorted(foreign_trays(conn, placement.trays).items())
+    ]
+    # The search keeps to the domain of the members. A machine that the request names has to be in it as well.
+    members: Mapping[str, Mapping[str, int]] = {}
     if target is not None and request.same_domain:
-        _check_same_domain(conn, target, wanted)
+        members = interfaces.partition_members(conn, {spec.logical_partition_id for spec in wanted})
+    for partition, in_domain in sorted(members.items()):
+        if target is not None and target.domain not in in_domain:
+            raise Rejected(
+                RefusalKind.CONFLICT,
+                f"requireSameDomain: NVLink Logical Partition {partition} lives in NVLink domain"
+                f" {', '.join(sorted(in_domain))}, the machine is in {target.domain or 'none yet observed'}",
+                nearest_fix="choose a machine in that domain, or set requireSameDomain to false",
+            )
     return CreationPlan(
         request=request,
         tenant_id=tenant.id,
@@ -373,10 +368,7 @@ def plan_creation(
         ),
         reason=placement.reason,
         interfaces=wanted,
-        warnings=(
-            *warnings_for(conn, wanted, set(domains.values()), gpus),
-            *_foreign_partition_warnings(conn, placement.trays),
-        ),
+        warnings=(*warnings_for(conn, wanted, set(domains.values()), gpus), *foreign),
     )
 
 
@@ -384,9 +376,34 @@ def execute_creation(
     conn: sa.Connection, planned: CreationPlan, now: float, ids: IdFactory
 ) -> Changed[tuple[str, ...]]:
     """Create what was planned in this transaction; returns the ids in the order of the names."""
-    created = tuple(_insert_instance(conn, planned, assigned, now, ids) for assigned in planned.assignments)
+    created, request = [], planned.request
+    for assignment in planned.assignments:
+        new = ids()
+        created.append(new)
+        insert_row(
+            conn,
+            table,
+            id=new,
+            tenant_id=planned.tenant_id,
+            site_id=planned.site_id,
+            vpc_id=request.vpc_id,
+            name=assignment.name,
+            description=request.description,
+            instance_type_id=planned.type_id,
+            machine_id=assignment.machine_id,
+            placement=planned.reason,
+            extra=request.extra,
+            status=Status.PENDING,
+            intent_at=now,
+            created=now,
+            updated=now,
+        )
+        note = EventNote(EventKind.INSTANCE, new, Status.PENDING, f"Placed {planned.reason}")
+        journal.record_and_publish(conn, planned.tenant_id, note, now)
+        interfaces.replace_interfaces(conn, new, planned.interfaces, now, ids)
+    # Statuses are updated once for all of them: each domain is read and judged as a whole.
     machine_ids = [assignment.machine_id for assignment in planned.assignments]
-    return Changed(created, publish_intent_change(conn, machine_ids, now))
+    return Changed(tuple(created), publish_intent_change(conn, machine_ids, now))
 
 
 def _ready_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
@@ -433,18 +450,6 @@ def _chosen_machine(
     return found
 
 
-def _check_same_domain(conn: sa.Connection, target: sa.Row[Any], wanted: Sequence[InterfaceSpec]) -> None:
-    members = interfaces.partition_members(conn, {spec.logical_partition_id for spec in wanted})
-    for partition, in_domain in sorted(members.items()):
-        if target.domain not in in_domain:
-            raise Rejected(
-                RefusalKind.CONFLICT,
-                f"requireSameDomain: NVLink Logical Partition {partition} lives in NVLink domain"
-                f" {', '.join(sorted(in_domain))}, the machine is in {target.domain or 'none yet observed'}",
-                nearest_fix="choose a machine in that domain, or set requireSameDomain to false",
-            )
-
-
 def _choose_within_quota(
     conn: sa.Connection,
     tenant: sa.Row[Any],
@@ -455,7 +460,26 @@ def _choose_within_quota(
     now: float,
 ) -> TrayChoice[str]:
     """The best machines; where the tenant may not use these, the best among those that it may use."""
-    best = _choose_machines(conn, tenant, request, type_id, wanted, now)
+
+    def choose(most_unreserved: int | None = None) -> TrayChoice[str]:
+        if request.machine_id is not None:
+            return TrayChoice((request.machine_id,), "on the machine that the request names")
+        if type_id is None:
+            raise invalid(
+                "Exactly one of instanceTypeId and machineId must be specified", instanceTypeId="is missing"
+            )
+        asked = TrayRequest(
+            len(request.names),
+            request.one_domain,
+            beside_members=request.same_domain,
+            allow_sick=request.allow_unhealthy,
+            tenant=tenant.id,
+            most_unreserved=most_unreserved,
+        )
+        partitions = {spec.logical_partition_id for spec in wanted}
+        return placement.place_instances(conn, asked, type_id=type_id, logical_partitions=partitions, now=now)
+
+    best = choose()
     if use is None or not use.idle:
         return best
     count = len(best.trays)
@@ -464,74 +488,6 @@ def _choose_within_quota(
     own = sum(tray.tenant_id == tenant.id for tray in kept)
     if use.lacking(count, own) and request.machine_id is None:
         with suppress(Rejected):
-            return _choose_machines(conn, tenant, request, type_id, wanted, now, max(0, use.unreserved))
+            return choose(max(0, use.unreserved))
     entitlements.check_quota(use, count, own)
     return best
-
-
-def _choose_machines(
-    conn: sa.Connection,
-    tenant: sa.Row[Any],
-    request: InstanceRequest,
-    type_id: str | None,
-    wanted: Sequence[InterfaceSpec],
-    now: float,
-    most_unreserved: int | None = None,
-) -> TrayChoice[str]:
-    if request.machine_id is not None:
-        return TrayChoice((request.machine_id,), "on the machine that the request names")
-    if type_id is None:
-        raise invalid(
-            "Exactly one of instanceTypeId and machineId must be specified", instanceTypeId="is missing"
-        )
-    return placement.place_instances(
-        conn,
-        TrayRequest(
-            len(request.names),
-            request.one_domain,
-            beside_members=request.same_domain,
-            allow_sick=request.allow_unhealthy,
-            tenant=tenant.id,
-            most_unreserved=most_unreserved,
-        ),
-        type_id=type_id,
-        logical_partitions={spec.logical_partition_id for spec in wanted},
-        now=now,
-    )
-
-
-def _checked_use(
-    conn: sa.Connection, tenant_id: str, type_id: str, requested: int, now: float
-) -> AllocationUse:
-    """What the tenant may use of a type; refused where that is not enough even on its reserved trays."""
-    use = entitlements.allocation_uses(conn, tenant_id, now).get(type_id, AllocationUse(None, 0, 0))
-    entitlements.check_quota(use, requested, reserved=requested)
-    return use
-
-
-def _insert_instance(
-    conn: sa.Connection, planned: CreationPlan, assignment: MachineAssignment, now: float, ids: IdFactory
-) -> str:
-    new, request = ids(), planned.request
-    insert_row(
-        conn,
-        table,
-        id=new,
-        tenant_id=planned.tenant_id,
-        site_id=planned.site_id,
-        vpc_id=request.vpc_id,
-        name=assignment.name,
-        description=request.description,
-        instance_type_id=planned.type_id,
-        machine_id=assignment.machine_id,
-        placement=planned.reason,
-        extra=request.extra,
-        status=Status.PENDING,
-        intent_at=now,
-        created=now,
-        updated=now,
-    )
-    note = EventNote(EventKind.INSTANCE, new, Status.PENDING, f"Placed {planned.reason}")
-    journal.record_and_publish(conn, planned.tenant_id, note, now)
-    interfaces.replace_interfaces(conn, new, planned.interfaces, now, ids)
-    return new

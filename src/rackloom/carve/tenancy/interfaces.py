@@ -65,9 +65,14 @@ def check_interfaces(
         return
     if vpc.logical_partition_id is None:
         check_hardware_and_partitions(conn, vpc, wanted, gpus)
-    else:
-        _check_devices(wanted, gpus)
-        _check_vpc_default(vpc, wanted)
+        return
+    _check_devices(wanted, gpus)
+    for spec in wanted:
+        if spec.logical_partition_id != vpc.logical_partition_id:
+            raise invalid(
+                f"NVLink Logical Partition {spec.logical_partition_id} of deviceInstance"
+                f" {spec.device_instance} does not match NVLink Logical Partition of VPC"
+            )
 
 
 def check_hardware_and_partitions(
@@ -75,7 +80,18 @@ def check_hardware_and_partitions(
 ) -> None:
     """As `check_interfaces`, whatever the default of the VPC: an instance may be older than the default."""
     _check_devices(wanted, gpus)
-    _check_logical_partitions(conn, vpc, wanted)
+    ids = {spec.logical_partition_id for spec in wanted}
+    rows = conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(ids))).all()
+    # Another tenant's partition is answered like one that does not exist, so that ids disclose nothing.
+    found = {row.id: row for row in rows if row.tenant_id == vpc.tenant_id}
+    for spec in wanted:
+        partition = found.get(spec.logical_partition_id)
+        if partition is None:
+            raise invalid(f"Could not find NVLink Logical Partition {spec.logical_partition_id} of Tenant")
+        if partition.site_id != vpc.site_id:
+            raise invalid(f"NVLink Logical Partition {partition.id} does not belong to the Site of the VPC")
+        if partition.status != Status.READY:
+            raise invalid(f"NVLink Logical Partition {partition.id} is not in Ready state")
 
 
 @cache
@@ -151,7 +167,19 @@ def replace_interfaces(
     detached = sa.update(nvlink_interface).where(nvlink_interface.c.id.in_(unwanted))
     conn.execute(detached.values(status=Status.DELETING, reason=LEAVING_REASON, intent_at=now, updated=now))
     if new:
-        conn.execute(sa.insert(nvlink_interface), [_new_row(ids(), instance_id, spec, now) for spec in new])
+        row = {"instance_id": instance_id, "status": Status.PENDING, "reason": WAITING_REASON}
+        times = {"intent_at": now, "created": now, "updated": now}
+        rows = [
+            {
+                **row,
+                **times,
+                "id": ids(),
+                "logical_partition_id": spec.logical_partition_id,
+                "device_instance": spec.device_instance,
+            }
+            for spec in new
+        ]
+        conn.execute(sa.insert(nvlink_interface), rows)
     return bool(unwanted or new)
 
 
@@ -164,20 +192,6 @@ def detach_all_interfaces(conn: sa.Connection, instance_id: str, now: float) -> 
 def delete_interfaces(conn: sa.Connection, instance_id: str) -> None:
     """Delete the records of all interfaces of an instance; the GPUs stay where they are."""
     conn.execute(sa.delete(nvlink_interface).where(nvlink_interface.c.instance_id == instance_id))
-
-
-def _new_row(new: str, instance_id: str, spec: InterfaceSpec, now: float) -> dict[str, Any]:
-    return {
-        "id": new,
-        "instance_id": instance_id,
-        "logical_partition_id": spec.logical_partition_id,
-        "device_instance": spec.device_instance,
-        "status": Status.PENDING,
-        "reason": WAITING_REASON,
-        "intent_at": now,
-        "created": now,
-        "updated": now,
-    }
 
 
 def _check_devices(wanted: Sequence[InterfaceSpec], gpus: int) -> None:
@@ -196,30 +210,6 @@ def _check_devices(wanted: Sequence[InterfaceSpec], gpus: int) -> None:
         raise invalid(
             "deviceInstance must be unique", nvLinkInterfaces="a GPU may be in one logical partition only"
         )
-
-
-def _check_vpc_default(vpc: sa.Row[Any], wanted: Sequence[InterfaceSpec]) -> None:
-    for spec in wanted:
-        if spec.logical_partition_id != vpc.logical_partition_id:
-            raise invalid(
-                f"NVLink Logical Partition {spec.logical_partition_id} of deviceInstance"
-                f" {spec.device_instance} does not match NVLink Logical Partition of VPC"
-            )
-
-
-def _check_logical_partitions(conn: sa.Connection, vpc: sa.Row[Any], wanted: Sequence[InterfaceSpec]) -> None:
-    ids = {spec.logical_partition_id for spec in wanted}
-    rows = conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(ids))).all()
-    # Another tenant's partition is answered like one that does not exist, so that ids disclose nothing.
-    found = {row.id: row for row in rows if row.tenant_id == vpc.tenant_id}
-    for spec in wanted:
-        partition = found.get(spec.logical_partition_id)
-        if partition is None:
-            raise invalid(f"Could not find NVLink Logical Partition {spec.logical_partition_id} of Tenant")
-        if partition.site_id != vpc.site_id:
-            raise invalid(f"NVLink Logical Partition {partition.id} does not belong to the Site of the VPC")
-        if partition.status != Status.READY:
-            raise invalid(f"NVLink Logical Partition {partition.id} is not in Ready state")
 
 
 def partition_members(conn: sa.Connection, logical_partitions: Collection[str]) -> dict[str, dict[str, int]]:

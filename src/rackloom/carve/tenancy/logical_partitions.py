@@ -161,14 +161,31 @@ def delete_logical_partition(
     conn: sa.Connection, tenant_id: str, partition_id: str, now: float
 ) -> Changed[None]:
     """Begin the deletion of a logical partition that neither a VPC nor an instance refers to."""
-    partition = get_logical_partition(conn, tenant_id, partition_id)
-    _check_unreferenced(conn, partition_id)
+    partition, this = get_logical_partition(conn, tenant_id, partition_id), {"partition": partition_id}
+    (referred,) = _REFERENCES.all(conn, this)
+    if referred.by_vpcs:
+        vpcs = [row.id for row in _VPCS.all(conn, this)]
+        # The default cannot be cleared while instances use it, so these go first.
+        fix = 'send "nvLinkLogicalPartitionId": "" in a PATCH of each of these VPCs'
+        if users := interfaces.instances_using_default(conn, partition_id, vpcs):
+            fix = f"release {interfaces.describe_instances(users)}, then {fix}"
+        raise Rejected(
+            RefusalKind.INVALID,
+            "NVLink Logical Partition is the default of VPCs, unable to delete",
+            data={"vpcIds": ", ".join(vpcs)},
+            nearest_fix=fix,
+        )
+    if referred.by_instances:
+        raise invalid(
+            f"{referred.by_instances} active Instances are associated with this NVLink Logical Partition,"
+            " unable to delete"
+        )
     received = "Received request for deletion, pending processing"
     begun = EventNote(Event.LOGICAL_PARTITION, partition_id, Status.DELETING, received)
     is_new = partition.status != Status.DELETING
-    domains = [row.domain for row in _DOMAINS.all(conn, {"partition": partition_id})]
-    touched = journal.increment_revisions(conn, domains)
-    if (empty := _EMPTY_PARTITION.one_or_none(conn, {"partition": partition_id})) is not None:
+    touched = journal.increment_revisions(conn, [row.domain for row in _DOMAINS.all(conn, this)])
+    # The record of an empty partition goes at once. Another one waits until its last GPU is seen outside.
+    if (empty := _EMPTY_PARTITION.one_or_none(conn, this)) is not None:
         _remove(conn, empty, [begun] if is_new else [], now)
     elif is_new:
         update_rows(conn, partitions, {"id": partition_id}, status=Status.DELETING, updated=now)
@@ -193,31 +210,6 @@ def _remove(conn: sa.Connection, partition: sa.Row[Any], before: Sequence[EventN
 def _check_name(conn: sa.Connection, tenant_id: str, name: str) -> None:
     existing = find_row(conn, partitions, tenant_id=tenant_id, name=name)
     require_unused(existing, "An NVLink Logical Partition with specified name already exists for Tenant")
-
-
-def _check_unreferenced(conn: sa.Connection, partition_id: str) -> None:
-    this = {"partition": partition_id}
-    (referred,) = _REFERENCES.all(conn, this)
-    if referred.by_vpcs:
-        vpcs = [row.id for row in _VPCS.all(conn, this)]
-        raise Rejected(
-            RefusalKind.INVALID,
-            "NVLink Logical Partition is the default of VPCs, unable to delete",
-            data={"vpcIds": ", ".join(vpcs)},
-            nearest_fix=_fix_for_vpc_defaults(conn, partition_id, vpcs),
-        )
-    if referred.by_instances:
-        raise invalid(
-            f"{referred.by_instances} active Instances are associated with this NVLink Logical Partition,"
-            " unable to delete"
-        )
-
-
-def _fix_for_vpc_defaults(conn: sa.Connection, partition_id: str, vpcs: Sequence[str]) -> str:
-    """The steps that clear the default: not while instances use it."""
-    clear = 'send "nvLinkLogicalPartitionId": "" in a PATCH of each of these VPCs'
-    users = interfaces.instances_using_default(conn, partition_id, vpcs)
-    return f"release {interfaces.describe_instances(users)}, then {clear}" if users else clear
 
 
 # VPCs.
@@ -299,7 +291,13 @@ def update_vpc(
     if "name" in changes:
         _check_vpc_name(conn, tenant_id, row.site_id, str(name))
     if logical_partition_id is not None and (logical_partition_id or None) != row.logical_partition_id:
-        _check_default_unused(conn, row)
+        users = interfaces.instances_using_default(conn, row.logical_partition_id, [row.id])
+        if users:
+            raise Rejected(
+                RefusalKind.FORBIDDEN,
+                "Existing default NVLink Logical Partition is already being used by an Instance from the VPC",
+                nearest_fix=f"release {interfaces.describe_instances(users)} first",
+            )
         if logical_partition_id:
             _check_default_partition(
                 conn, tenant_id, catalog.get_site(conn, row.site_id), logical_partition_id
@@ -353,13 +351,3 @@ def _check_default_partition(
         raise forbidden("NVLink Logical Partition does not belong to the Site of the VPC")
     if partition.status != Status.READY:
         raise forbidden("NVLink Logical Partition is not in Ready state")
-
-
-def _check_default_unused(conn: sa.Connection, row: sa.Row[Any]) -> None:
-    users = interfaces.instances_using_default(conn, row.logical_partition_id, [row.id])
-    if users:
-        raise Rejected(
-            RefusalKind.FORBIDDEN,
-            "Existing default NVLink Logical Partition is already being used by an Instance from the VPC",
-            nearest_fix=f"release {interfaces.describe_instances(users)} first",
-        )

@@ -91,14 +91,23 @@ def notes_of_tenant(conn: sa.Connection, tenant_id: str, valid_from: float) -> d
     outdated = latest.outdated_domains(conn, valid_from)
     if not outdated:
         return {}
-    return {
-        object_id: EventNote(kind, object_id, shown, outdated[domain].doubt)
-        for kind, table, shown in (
-            (EventKind.INSTANCE, instance, Status.UNKNOWN),
-            (EventKind.INTERFACE, nvlink_interface, Status.PENDING),
+    of_machines = instance.join(machine, machine.c.id == instance.c.machine_id)
+    with_interfaces = of_machines.join(nvlink_interface, nvlink_interface.c.instance_id == instance.c.id)
+    notes = {}
+    for kind, table, joined, shown in (
+        (EventKind.INSTANCE, instance, of_machines, Status.UNKNOWN),
+        (EventKind.INTERFACE, nvlink_interface, with_interfaces, Status.PENDING),
+    ):
+        mine = sa.and_(instance.c.tenant_id == tenant_id, machine.c.domain.in_(outdated))
+        ready = (
+            sa.select(table.c.id, machine.c.domain)
+            .select_from(joined)
+            .where(mine, table.c.status == Status.READY)
+            .order_by(table.c.created, table.c.id)
         )
-        for object_id, domain in conn.execute(_ready_rows(table, tenant_id, outdated))
-    }
+        for object_id, domain in conn.execute(ready):
+            notes[object_id] = EventNote(kind, object_id, shown, outdated[domain].doubt)
+    return notes
 
 
 def recorded_notes(conn: sa.Connection, shown: Mapping[str, EventNote]) -> list[EventNote]:
@@ -109,17 +118,3 @@ def recorded_notes(conn: sa.Connection, shown: Mapping[str, EventNote]) -> list[
         ready = sa.select(table.c.id).where(table.c.id.in_(ids), table.c.status == Status.READY)
         notes += [EventNote(kind, object_id, Status.READY) for object_id in conn.execute(ready).scalars()]
     return notes
-
-
-def _ready_rows(table: sa.Table, tenant_id: str, domains: Collection[str]) -> sa.Select[Any]:
-    joined = instance.join(machine, machine.c.id == instance.c.machine_id)
-    if table is nvlink_interface:
-        joined = joined.join(nvlink_interface, nvlink_interface.c.instance_id == instance.c.id)
-    return (
-        sa.select(table.c.id, machine.c.domain)
-        .select_from(joined)
-        .where(
-            instance.c.tenant_id == tenant_id, machine.c.domain.in_(domains), table.c.status == Status.READY
-        )
-        .order_by(table.c.created, table.c.id)
-    )

@@ -15,7 +15,7 @@ other tenants it shows only numbers of trays, and to operators for whom trays ar
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -201,7 +201,11 @@ def domain_rooms(
     shut = shut_trays(conn, None)
     shut_machines = conn.execute(_SHUT_MACHINES, {"type": type_id}).all() if shut else ()
     unhealthy_machines = conn.execute(_UNHEALTHY_MACHINES, parameters).all() if unhealthy else ()
-    owners = _owners(conn, reservations, [row.id for row in (*shut_machines, *unhealthy_machines)])
+    # For whom the named machines are kept.
+    owners: dict[str, str] = {}
+    if reservations and (named := [row.id for row in (*shut_machines, *unhealthy_machines)]):
+        kept = sa.select(reserved_tray).where(reserved_tray.c.machine_id.in_(named))
+        owners = owners_of_trays(reservations, dict(map(tuple, conn.execute(kept))))
     # To subtract the few shut ones costs less than to look each machine up in their table.
     special = Counter(domain for machine_id, domain in shut_machines if machine_id not in unhealthy)
     listed: dict[str | None, list[FreeTray[MachineOrSlot]]] = defaultdict(list)
@@ -222,16 +226,6 @@ def domain_rooms(
         DomainFreeTrays(domain, tuple(listed.get(domain, ())), members.get(domain, 0) if domain else 0)
         for domain in dict.fromkeys((*members, *listed))
     ]
-
-
-def _owners(
-    conn: sa.Connection, reservations: Mapping[str, Reservation], machine_ids: Collection[str]
-) -> dict[str, str]:
-    """For whom the named machines are kept."""
-    if not reservations or not machine_ids:
-        return {}
-    kept = sa.select(reserved_tray).where(reserved_tray.c.machine_id.in_(machine_ids))
-    return owners_of_trays(reservations, dict(map(tuple, conn.execute(kept))))
 
 
 def _machines_of_slots(
@@ -338,37 +332,61 @@ def capacity_of_domains(
     Readings from before `valid_from` do not count.
     """
     by_domain: dict[str, list[sa.Row[Any]]] = defaultdict(list)
-    for row in _machines_in_domains(conn, domains):
+    listed = catalog.machine_listing().add_columns(is_in_service.label("in_service"))
+    for row in conn.execute(listed.where(machine.c.domain.in_(domains)).order_by(machine.c.id)):
         by_domain[row.domain].append(row)
     machine_ids = [row.id for rows in by_domain.values() for row in rows]
     unhealthy = unhealthy_gpus(conn, machine_ids)
     held = ownership.foreign_trays(conn, machine_ids)
     unlisted = unlisted_gpus(conn, machine_ids)
     reserved = reserved_trays(conn, now, machine_ids)
+    others = {tray.machine_id for tray in reserved.values() if tray.tenant_id != tenant_id}
     known = latest.latest_of_domains(conn, domains, valid_from)
     pauses = {row.domain: row.reason for row in conn.execute(sa.select(domain_pause))}
     own = _gpus_of_tenant(conn, domains, tenant_id)
-    return {
-        domain: _domain_capacity(
-            domain,
-            by_domain[domain],
-            unhealthy,
-            held,
-            unlisted,
-            reserved,
-            known[domain],
-            pauses.get(domain),
-            tenant_id,
-            quota,
-            own[domain],
+    allocated = {type_id for type_id, use in (quota or {}).items() if use.allocated is not None}
+    capacities = {}
+    for domain in domains:
+        rows = by_domain[domain]
+        # From all trays to those that a request can have: empty, in service, of an allocated type, not shut,
+        # not kept for others, healthy. Each number of the result counts the trays that one step leaves out.
+        empty = [row for row in rows if row.instance_id is None]
+        open_trays = [row for row in empty if row.in_service]
+        allowed = [row for row in open_trays if quota is None or row.instance_type_id in allocated]
+        unshut = [row for row in allowed if row.id not in held and row.id not in unlisted]
+        usable = [row for row in unshut if row.id not in others]
+        healthy = [row for row in usable if row.id not in unhealthy and row.instance_type_id]
+        # A tenant learns nothing of a tray that is kept for others; a provider learns of its partition.
+        unkept = [row for row in allowed if quota is None or row.id not in others]
+        free = Counter(row.instance_type_id for row in healthy)
+        own_reserved = Counter(row.instance_type_id for row in healthy if row.id in reserved)
+        capacities[domain] = DomainCapacity(
+            domain=domain,
+            site_id=min((row.site_id for row in rows), default=None),
+            known=known[domain],
+            pause_reason=pauses.get(domain),
+            trays=len(rows),
+            free=free.total(),
+            unhealthy=sum(row.id in unhealthy for row in usable),
+            foreign=tuple(tray for row in unkept for tray in held.get(row.id, ())),
+            unlisted={
+                row.id: unlisted[row.id] for row in unkept if row.id in unlisted and row.id not in held
+            },
+            reserved=tuple(reserved[row.id] for row in unshut if row.id in others),
+            own_reserved=own_reserved.total(),
+            closed=len(empty) - len(open_trays),
+            types=tuple(
+                InstanceTypeCapacity(
+                    type_id,
+                    count,
+                    count if quota is None else quota[type_id].largest_request(count, own_reserved[type_id]),
+                )
+                for type_id, count in sorted(free.items())
+            ),
+            own_instances=sum(row.tenant_id == tenant_id for row in rows),
+            own_gpus=own[domain],
         )
-        for domain in domains
-    }
-
-
-def _machines_in_domains(conn: sa.Connection, domains: Collection[str]) -> Iterable[sa.Row[Any]]:
-    listed = catalog.machine_listing().add_columns(is_in_service.label("in_service"))
-    return conn.execute(listed.where(machine.c.domain.in_(domains)).order_by(machine.c.id))
+    return capacities
 
 
 def _gpus_of_tenant(
@@ -392,57 +410,3 @@ def _gpus_of_tenant(
     for row in conn.execute(counted):
         found[row.domain][row.logical_partition_id] = row.gpus
     return found
-
-
-def _domain_capacity(
-    domain: str,
-    rows: list[sa.Row[Any]],
-    unhealthy: Mapping[str, str],
-    held: Mapping[str, Sequence[ForeignTray]],
-    unlisted: Mapping[str, Collection[int]],
-    reserved: Mapping[str, ReservedTray],
-    known: LatestObservation,
-    pause: str | None,
-    tenant_id: str,
-    quota: Mapping[str, AllocationUse] | None,
-    own: Mapping[str, int],
-) -> DomainCapacity:
-    empty = [row for row in rows if row.instance_id is None]
-    open_trays = [row for row in empty if row.in_service]
-    allowed = [row for row in open_trays if quota is None or _is_allocated(quota, row.instance_type_id)]
-    unshut = [row for row in allowed if row.id not in held and row.id not in unlisted]
-    others = {tray.machine_id for tray in reserved.values() if tray.tenant_id != tenant_id}
-    usable = [row for row in unshut if row.id not in others]
-    # A tenant learns nothing of a tray that is kept for others; a provider learns of its partition.
-    unkept = [row for row in allowed if quota is None or row.id not in others]
-    healthy = [row for row in usable if row.id not in unhealthy and row.instance_type_id]
-    free = Counter(row.instance_type_id for row in healthy)
-    own_reserved = Counter(row.instance_type_id for row in healthy if row.id in reserved)
-    return DomainCapacity(
-        domain=domain,
-        site_id=min((row.site_id for row in rows), default=None),
-        known=known,
-        pause_reason=pause,
-        trays=len(rows),
-        free=free.total(),
-        unhealthy=sum(row.id in unhealthy for row in usable),
-        foreign=tuple(tray for row in unkept for tray in held.get(row.id, ())),
-        unlisted={row.id: unlisted[row.id] for row in unkept if row.id in unlisted and row.id not in held},
-        reserved=tuple(reserved[row.id] for row in unshut if row.id in others),
-        own_reserved=own_reserved.total(),
-        closed=len(empty) - len(open_trays),
-        types=tuple(
-            InstanceTypeCapacity(
-                type_id,
-                count,
-                count if quota is None else quota[type_id].largest_request(count, own_reserved[type_id]),
-            )
-            for type_id, count in sorted(free.items())
-        ),
-        own_instances=sum(row.tenant_id == tenant_id for row in rows),
-        own_gpus=own,
-    )
-
-
-def _is_allocated(quota: Mapping[str, AllocationUse], type_id: str | None) -> bool:
-    return type_id is not None and type_id in quota and quota[type_id].allocated is not None

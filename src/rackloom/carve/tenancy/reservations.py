@@ -117,7 +117,20 @@ def update_reservation(
             )
         machine_ids = sorted(set(before) - set(given_up(before, _carrying(conn, before), count)))
     if machine_ids is not None:
-        _replace_trays(conn, provider_id, row, before, machine_ids, order.now)
+        added, removed = sorted(set(machine_ids) - set(before)), sorted(set(before) - set(machine_ids))
+        # What is given up goes first: it no longer counts where the room for new trays is checked.
+        if removed:
+            of_this = reserved_tray.c.reservation_id == reservation_id
+            conn.execute(sa.delete(reserved_tray).where(of_this, reserved_tray.c.machine_id.in_(removed)))
+        if added:
+            if _type_of_machines(conn, provider_id, added) != row.instance_type_id:
+                raise invalid(
+                    "Error validating Tray Reservation",
+                    machineIds="must be of the reservation's Instance Type",
+                )
+            _check_machines(conn, row.tenant_id, added, order.now)
+            _check_room(conn, row.tenant_id, row.instance_type_id, added, order.now)
+            _insert_trays(conn, reservation_id, added)
     if until is not None:
         _check_end(until, order.now)
         update_rows(conn, tray_reservation, {"id": reservation_id}, until=until)
@@ -242,31 +255,6 @@ def _check_room(
     entitlements.check_object_quota(
         conn, tenant_id, entitlements.QuotaKind.RESERVED_TRAYS, len(machine_ids), now
     )
-
-
-def _replace_trays(
-    conn: sa.Connection,
-    provider_id: str,
-    row: sa.Row[Any],
-    before: Sequence[str],
-    after: Sequence[str],
-    now: float,
-) -> None:
-    added, removed = sorted(set(after) - set(before)), sorted(set(before) - set(after))
-    if removed:
-        gone = sa.delete(reserved_tray).where(
-            reserved_tray.c.reservation_id == row.id, reserved_tray.c.machine_id.in_(removed)
-        )
-        conn.execute(gone)
-    if not added:
-        return
-    if _type_of_machines(conn, provider_id, added) != row.instance_type_id:
-        raise invalid(
-            "Error validating Tray Reservation", machineIds="must be of the reservation's Instance Type"
-        )
-    _check_machines(conn, row.tenant_id, added, now)
-    _check_room(conn, row.tenant_id, row.instance_type_id, added, now)
-    _insert_trays(conn, row.id, added)
 
 
 def _insert_trays(conn: sa.Connection, reservation_id: str, machine_ids: Collection[str]) -> None:

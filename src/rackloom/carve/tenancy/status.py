@@ -31,7 +31,7 @@ from rackloom.carve.store.journal import EventKind, EventNote
 from rackloom.carve.store.schema import instance, machine, machine_gpu, nvlink_interface
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import logical_partitions
-from rackloom.core.partitions.domain import DomainObservation, GpuHealth
+from rackloom.core.partitions.domain import GpuHealth
 from rackloom.core.partitions.status_rules import (
     DesiredGpu,
     DomainFacts,
@@ -135,22 +135,19 @@ def load_domain_facts(conn: sa.Connection, domain: str | None, held: Sequence[He
         return recorded
     # One set of facts for each valid reading: a claim must hold in all of them, because after a failover
     # the controller that no longer leads may have executed a change.
-    newest, *others = (_facts_with_observation(conn, recorded, reading) for reading in known.shown)
-    return replace(newest, others=tuple(others))
-
-
-def _facts_with_observation(
-    conn: sa.Connection, recorded: DomainFacts, reading: DomainObservation
-) -> DomainFacts:
-    return replace(
-        recorded,
-        observation=reading,
-        holders=holders(reading),
-        joining=ownership.gpus_maybe_joining(conn, reading.domain, reading.observed_at),
-        present=frozenset(gpu.guid for gpu in reading.gpus),
-        uncertain=reading.uncertain,
-        no_nvlink=frozenset(gpu.guid for gpu in reading.gpus if gpu.health is GpuHealth.NO_NVLINK),
+    newest, *others = (
+        replace(
+            recorded,
+            observation=reading,
+            holders=holders(reading),
+            joining=ownership.gpus_maybe_joining(conn, reading.domain, reading.observed_at),
+            present=frozenset(gpu.guid for gpu in reading.gpus),
+            uncertain=reading.uncertain,
+            no_nvlink=frozenset(gpu.guid for gpu in reading.gpus if gpu.health is GpuHealth.NO_NVLINK),
+        )
+        for reading in known.shown
     )
+    return replace(newest, others=tuple(others))
 
 
 # Collected changes, written in a few statements.
@@ -253,16 +250,30 @@ def _update_instance(holding: HeldInstance, facts: DomainFacts, changes: StatusC
     if holding.instance.status == Status.TERMINATING:
         _update_terminating(holding, facts, changes)
         return
+    tenant_id, drain = holding.instance.tenant_id, holding.drain
     reasons: list[str] = []
-    wanted: set[int] = set()
+    staying = [row for row in holding.interfaces if row.status != Status.DELETING]
+    for row in staying:
+        gpu = _desired_gpu(holding, row.device_instance, row.logical_partition_id, row.intent_at)
+        reason = why_not_joined(gpu, facts) if drain is None else _drain_message(drain)
+        status = Status.PENDING if reason else Status.READY
+        if (row.status, row.reason) != (status, reason):
+            changes.interface(tenant_id, row.id, status, reason)
+        reasons += _gpu_reason(row.device_instance, reason)
+    rejoining = {(row.device_instance, row.logical_partition_id) for row in staying}
     for row in holding.interfaces:
         if row.status != Status.DELETING:
-            wanted.add(row.device_instance)
-            reasons += _update_interface(holding, row, facts, changes)
-    for row in holding.interfaces:
-        if row.status == Status.DELETING:
-            replaced = row.device_instance in wanted
-            reasons += _update_leaving_interface(holding, row, facts, changes, replaced=replaced)
+            continue
+        reason = why_not_released(
+            holding.guid(row.device_instance), row.logical_partition_id, row.intent_at, facts
+        )
+        # A GPU that was detached and attached again never leaves, so its old interface would stay for ever.
+        if reason is None or (row.device_instance, row.logical_partition_id) in rejoining:
+            changes.interface_detached(tenant_id, row.id)
+            continue
+        _record_leaving_reason(holding, row, reason, changes)
+        reasons += _gpu_reason(row.device_instance, reason)
+    wanted = {row.device_instance for row in staying}
     for module_id in holding.gpus:
         # A GPU without an interface must be in no partition of another tenant.
         if module_id - 1 not in wanted:
@@ -270,32 +281,9 @@ def _update_instance(holding: HeldInstance, facts: DomainFacts, changes: StatusC
             reasons += _gpu_reason(module_id - 1, why_not_isolated(gpu, facts))
     if holding.instance.host_status != Status.READY:
         reasons.append(f"the host is {holding.instance.host_status}")
-    if holding.drain is not None:
-        reasons.insert(0, _drain_message(holding.drain))
+    if drain is not None:
+        reasons.insert(0, _drain_message(drain))
     _write_instance_status(holding, reasons, facts, changes)
-
-
-def _update_interface(
-    holding: HeldInstance, row: sa.Row[Any], facts: DomainFacts, changes: StatusChanges
-) -> list[str]:
-    gpu = _desired_gpu(holding, row.device_instance, row.logical_partition_id, row.intent_at)
-    reason = why_not_joined(gpu, facts) if holding.drain is None else _drain_message(holding.drain)
-    status = Status.PENDING if reason else Status.READY
-    if (row.status, row.reason) != (status, reason):
-        changes.interface(holding.instance.tenant_id, row.id, status, reason)
-    return _gpu_reason(row.device_instance, reason)
-
-
-def _update_leaving_interface(
-    holding: HeldInstance, row: sa.Row[Any], facts: DomainFacts, changes: StatusChanges, *, replaced: bool
-) -> list[str]:
-    guid = holding.guid(row.device_instance)
-    reason = why_not_released(guid, row.logical_partition_id, row.intent_at, facts)
-    if reason is None or (replaced and _rejoins_same_partition(holding, row)):
-        changes.interface_detached(holding.instance.tenant_id, row.id)
-        return []
-    _record_leaving_reason(holding, row, reason, changes)
-    return _gpu_reason(row.device_instance, reason)
 
 
 def _record_leaving_reason(
@@ -305,37 +293,26 @@ def _record_leaving_reason(
         changes.interface(holding.instance.tenant_id, row.id, Status.DELETING, reason)
 
 
-def _rejoins_same_partition(holding: HeldInstance, leaving: sa.Row[Any]) -> bool:
-    key = (leaving.device_instance, leaving.logical_partition_id)
-    return any(
-        (row.device_instance, row.logical_partition_id) == key and row.status != Status.DELETING
-        for row in holding.interfaces
-    )
-
-
 def _write_instance_status(
     holding: HeldInstance, reasons: list[str], facts: DomainFacts, changes: StatusChanges
 ) -> None:
-    row = holding.instance
-    drained = holding.drain is not None
-    unknown = is_unknown(holding.gpus.values(), facts)
-    status = Status.REPAIRING if drained else _instance_status(row.status, not reasons, unknown=unknown)
+    row, unknown = holding.instance, is_unknown(holding.gpus.values(), facts)
+    # Unknown only where Ready was claimed before; what was never Ready is still on its way there.
+    if holding.drain is not None:
+        status = Status.REPAIRING
+    elif not reasons:
+        status = Status.READY
+    elif row.status in (Status.PENDING, Status.PROVISIONING):
+        status = Status.PENDING if unknown else Status.PROVISIONING
+    elif unknown and row.status in (Status.READY, Status.UNKNOWN):
+        status = Status.UNKNOWN
+    else:
+        status = Status.CONFIGURING
     message = "; ".join(dict.fromkeys(reasons)) or READY_MESSAGE
     if status != row.status:
         changes.instance_status(row.id, status)
     if reasons or status != row.status:
         changes.instance_reason(row.tenant_id, row.id, status, message)
-
-
-def _instance_status(current: str, is_ready: bool, *, unknown: bool) -> str:
-    """Unknown only where Ready was claimed before; what was never Ready is still on its way there."""
-    if is_ready:
-        return Status.READY
-    if current in (Status.PENDING, Status.PROVISIONING):
-        return Status.PENDING if unknown else Status.PROVISIONING
-    if unknown and current in (Status.READY, Status.UNKNOWN):
-        return Status.UNKNOWN
-    return Status.CONFIGURING
 
 
 def _update_terminating(holding: HeldInstance, facts: DomainFacts, changes: StatusChanges) -> None:

@@ -81,10 +81,6 @@ class GangCaches(CacheSet):
         """The GangPlan with a UID."""
         return next(iter(self.by(GANG_PLAN, _BY_UID, uid)), None)
 
-    def plans_on(self, tray: str) -> Sequence[Object]:
-        """The GangPlans that have a tray."""
-        return self.by(GANG_PLAN, _BY_TRAY, tray)
-
     def pods(self, key: GangKey) -> Sequence[Object]:
         """The pods of a gang."""
         return self.by(POD, _BY_GANG, key.full_name)
@@ -238,50 +234,41 @@ class GangController:
         await self._runtime.run(GANG_WORKERS)
 
     def _changed(self, kind: ResourceKind, obj: Object) -> None:
-        for key in self._keys(kind, obj):
-            self._runtime.queue.add(key)
-
-    def _keys(self, kind: ResourceKind, obj: Object) -> Iterator[GangWorkKey]:
+        keys: list[GangWorkKey] = []
         if kind == POD:
-            key = gang_key_of(obj)
-            yield from () if key is None else (key,)
+            gang = gang_key_of(obj)
+            keys += [] if gang is None else [gang]
         elif kind == GANG_PLAN:
-            yield from self._keys_of_plan(obj)
+            record = read_record(obj)
+            keys.append(record.key)
+            if self.caches.plan_of(record.uid) is None:
+                self._runtime.forget(record.uid)
+                self._placer.forget(record.key)
+                # Its trays are free now, and another gang may have waited for them.
+                keys += [StrayReservationKey(record.uid), PlacementKey()]
         elif kind in DEVICE_TAINT_RULES:
             # A gang may have waited for the devices of which the taint is gone.
-            yield PlacementKey()
+            keys.append(PlacementKey())
         else:
-            for plan in self.caches.plans_on(obj["metadata"]["name"]):
-                yield read_record(plan).key
+            for plan in self.caches.by(GANG_PLAN, _BY_TRAY, obj["metadata"]["name"]):
+                keys.append(read_record(plan).key)
             # A taint without a cached plan is a stray reservation, or the plan is not in the cache yet.
             for uid in reserving_plans(obj):
                 holder = self.caches.plan_of(uid)
-                yield StrayReservationKey(uid) if holder is None else read_record(holder).key
-
-    def _keys_of_plan(self, plan: Object) -> Iterator[GangWorkKey]:
-        record = read_record(plan)
-        yield record.key
-        if self.caches.plan_of(record.uid) is None:
-            self._runtime.forget(record.uid)
-            self._placer.forget(record.key)
-            yield StrayReservationKey(record.uid)
-            # Its trays are free now, and another gang may have waited for them.
-            yield PlacementKey()
+                keys.append(StrayReservationKey(uid) if holder is None else read_record(holder).key)
+        for key in keys:
+            self._runtime.queue.add(key)
 
     async def _reconcile(self, key: GangWorkKey) -> float | None:
         match key:
             case GangKey():
                 return await self._reconcile_gang(key)
             case PlacementKey():
-                await self._place()
+                for served in await self._placer.run_pass() if self._placer.has_waiting else ():
+                    self._runtime.queue.add(served)
             case StrayReservationKey(uid=uid):
                 await self._release_strays(key, uid)
         return None
-
-    async def _place(self) -> None:
-        if self._placer.has_waiting:
-            for key in await self._placer.run_pass():
-                self._runtime.queue.add(key)
 
     async def _reconcile_gang(self, key: GangKey) -> float | None:
         objects = self.caches.objects(self.caches.plan(key), self.caches.pods(key))
@@ -293,13 +280,23 @@ class GangController:
             decision = reconcile_gang(snapshot, self._settings)
             if not decision.needs_fresh_read:
                 self._placer.note_owner_check(snapshot)
-        self._request_placement(key, decision)
+        if decision.needs_placement:
+            self._placer.request(key)
+            # A gang that was refused asks again after a while, or when another gang has ended.
+            self._runtime.queue.add_after(PlacementKey(), self._placer.delay(key))
+        else:
+            self._placer.withdraw(key)
         try:
             await self._runtime.execute(key, decision.actions)
         except Rejected as refusal:
             await self._record_events(key, (EventNotice(True, API_REFUSED, refusal.message),))
             raise
-        self._count(snapshot, decision)
+        self._metrics.acted(decision.actions)
+        # The wait of a gang ends when its first pods are ungated. The last pods of a reduced plan come later.
+        record = snapshot.record
+        ungates = any(isinstance(action, PatchObject) and action.kind == POD for action in decision.actions)
+        if ungates and not snapshot.ungated and record is not None and not is_reduced(record):
+            self._metrics.ungated(snapshot.now - (epoch_seconds(record.created) or snapshot.now))
         delays = (decision.recheck_after, await self._publish(key, decision))
         return min((delay for delay in delays if delay is not None), default=None)
 
@@ -312,25 +309,6 @@ class GangController:
         pods = (await self._api.list(POD, key.namespace, labels=f"{GANG_LABEL}={key.name}")).items
         objects = self.caches.objects(plan, [pod for pod in pods if gang_key_of(pod) == key])
         return await with_owners(self._api, self._placer.snapshot(objects, key))
-
-    def _count(self, snapshot: GangSnapshot, decision: GangDecision) -> None:
-        self._metrics.acted(decision.actions)
-        ungates = any(isinstance(action, PatchObject) and action.kind == POD for action in decision.actions)
-        if (
-            ungates
-            and not snapshot.ungated
-            and snapshot.record is not None
-            and not is_reduced(snapshot.record)
-        ):
-            self._metrics.ungated(snapshot.now - (epoch_seconds(snapshot.record.created) or snapshot.now))
-
-    def _request_placement(self, key: GangKey, decision: GangDecision) -> None:
-        if not decision.needs_placement:
-            self._placer.withdraw(key)
-            return
-        self._placer.request(key)
-        # A gang that was refused asks again after a while, or when another gang has ended.
-        self._runtime.queue.add_after(PlacementKey(), self._placer.delay(key))
 
     async def _publish(self, key: GangKey, decision: GangDecision) -> float | None:
         """Write the status if it changed, at a limited rate; returns the delay until it may be written."""

@@ -10,7 +10,7 @@ since all gangs wait meanwhile. An owner that cannot be read proves nothing.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import structlog
@@ -223,15 +223,24 @@ class GangPlacer:
 
     async def run_pass(self) -> tuple[GangKey, ...]:
         """Serve all gangs that wait; returns which. After a KubeError, those not served keep waiting."""
-        listed = await self._list_cluster()
+        lists = {name: (await self._api.list(kind)).items for name, kind in _LISTED_KINDS.items()}
+        listed = replace(ClusterLists(), taint_rules=await list_taint_rules(self._api.list), **lists)
         cluster = await self._read_cluster(listed)
         plans = (await self._api.list(GANG_PLAN)).items
         # By all that was listed: a member or a tray that cannot be read is not gone.
         objects = objects_by_gang(plans, listed.pods, listed.nodes)
         # Every plan counts as soon as it is written: the next gang of this pass must not take its trays.
         records = {record.key: record for record in map(read_record, plans)}
+        # A gang that cannot be read gets a refusal that says why, and asks again.
+        snapshots = []
+        for key in sorted(self._waiting):
+            try:
+                snapshots.append(self.snapshot(objects.get(key, GangObjects()), key))
+            except Exception as defect:
+                self._failed(key, defect)
+                self._waiting.discard(key)
         served = []
-        for snapshot in sorted(self._snapshots(objects), key=_placement_order):
+        for snapshot in sorted(snapshots, key=_placement_order):
             try:
                 await self._serve(snapshot, cluster, records)
             except KubeError:
@@ -242,26 +251,13 @@ class GangPlacer:
             served.append(snapshot.key)
         return tuple(served)
 
-    def _snapshots(self, objects: Mapping[GangKey, GangObjects]) -> Iterator[GangSnapshot]:
-        """All gangs that wait and can be read. The others get a refusal that says why, and ask again."""
-        for key in sorted(self._waiting):
-            try:
-                yield self.snapshot(objects.get(key, GangObjects()), key)
-            except Exception as defect:
-                self._failed(key, defect)
-                self._waiting.discard(key)
-
     def _failed(self, key: GangKey, defect: Exception) -> None:
         """A defect that one gang triggers must not keep the others from being placed."""
         log.error("gangs.defect", gang=key.full_name, exc_info=defect)
         self._refusals[key] = f"the planner failed: {defect!r}"
 
-    async def _list_cluster(self) -> ClusterLists:
-        lists = {name: (await self._api.list(kind)).items for name, kind in _LISTED_KINDS.items()}
-        return replace(ClusterLists(), taint_rules=await list_taint_rules(self._api.list), **lists)
-
     async def _read_cluster(self, cluster: ClusterLists) -> ClusterLists:
-        """The lists without objects that cannot be read, with the facts of the others."""
+        """The lists without objects that cannot be read, with the facts of the others, and Kueue's plans."""
         # In a thread: reading a large cluster takes long enough to delay the renewal of the lease.
         state = await asyncio.to_thread(
             self._reader.read,
@@ -275,13 +271,11 @@ class GangPlacer:
         for unreadable in state.unreadable:
             log.warning("gangs.object_unreadable", object=unreadable.title, why=unreadable.reason)
         known = replace(cluster, nodes=state.nodes, pods=state.pods, claims=state.claims, state=state)
-        return await self._with_workloads(replace(known, running=running_site(state), use=NodeUse(state)))
-
-    async def _with_workloads(self, cluster: ClusterLists) -> ClusterLists:
-        """The lists with what workloads of Kueue hold. They are read after the pods, so no room is missed."""
+        cluster = replace(known, running=running_site(state), use=NodeUse(state))
         quota = self._kueue.quota
         if not self._kueue.has_plans and quota is QuotaMode.NONE:
             return cluster
+        # What workloads of Kueue hold is read after the pods, so no room is missed.
         workloads: Sequence[Object] = ()
         # A cluster without Kueue has none. All gangs would wait for a right that is missing.
         try:
@@ -291,16 +285,12 @@ class GangPlacer:
         except Rejected as refusal:
             log.warning("gangs.workloads_not_read", why=refusal.message)
         planned = held_plans(map(read_workload, workloads), cluster.pods) if self._kueue.has_plans else {}
-        domains = [] if quota is QuotaMode.NONE else await self._domains()
-        return replace(cluster, planned=planned, spare_quotas=spare_quotas(domains, workloads, quota))
-
-    async def _domains(self) -> list[ComputeDomain]:
-        """The ComputeDomains that can be read: no gang can use another."""
-        domains = []
-        for obj in (await self._api.list(COMPUTE_DOMAIN)).items:
+        # A ComputeDomain that cannot be read is left out: no gang can use it.
+        domains: list[ComputeDomain] = []
+        for obj in () if quota is QuotaMode.NONE else (await self._api.list(COMPUTE_DOMAIN)).items:
             with suppress(Refused):
                 domains.append(read_compute_domain(obj))
-        return domains
+        return replace(cluster, planned=planned, spare_quotas=spare_quotas(domains, workloads, quota))
 
     async def _serve(
         self, snapshot: GangSnapshot, cluster: ClusterLists, records: dict[GangKey, GangRecord]
@@ -310,15 +300,20 @@ class GangPlacer:
         self._needless.add(key)
         if snapshot.record is None:
             return
-        with_owners = await self._with_owners(snapshot)
+        # If an owner cannot be read, nothing is proven: other gangs do not wait for it.
+        try:
+            owned = await with_owners(self._api, snapshot)
+        except KubeError as error:
+            log.warning("gangs.owners_not_read", gang=key.full_name, why=str(error))
+            owned = replace(snapshot, owners={})
         # The request came from the cache. Fresh lists decide, with and without the owners: a gang that they
         # show to be smaller may need a placement as well.
         if not any(
-            reconcile_gang(candidate, self._settings).needs_placement for candidate in (snapshot, with_owners)
+            reconcile_gang(candidate, self._settings).needs_placement for candidate in (snapshot, owned)
         ):
             return
         self._needless.discard(key)
-        request = replace(with_owners, cluster=replace(cluster, records=tuple(records.values())))
+        request = replace(owned, cluster=replace(cluster, records=tuple(records.values())))
         try:
             # A search may take seconds, and the event loop has a lease to renew meanwhile.
             answer = await asyncio.to_thread(answer_placement, request, self._settings, self._counts)
@@ -332,14 +327,6 @@ class GangPlacer:
             if written is not None and action.kind == GANG_PLAN:
                 records[key] = read_record(written)
         self._acted(answer.actions)
-
-    async def _with_owners(self, snapshot: GangSnapshot) -> GangSnapshot:
-        """If an owner cannot be read, nothing is proven: other gangs do not wait for it."""
-        try:
-            return await with_owners(self._api, snapshot)
-        except KubeError as error:
-            log.warning("gangs.owners_not_read", gang=snapshot.key.full_name, why=str(error))
-            return replace(snapshot, owners={})
 
 
 def _placement_order(snapshot: GangSnapshot) -> tuple[int, str, GangKey]:

@@ -20,12 +20,21 @@ _FLAG: _Schema = {"type": "boolean"}
 def gang_crd() -> _Schema:
     """The CustomResourceDefinition of GangPlan."""
     status = _object_schema({"conditions": conditions_schema()})
+    columns = [
+        {"name": type_, "type": "string", "jsonPath": f'.status.conditions[?(@.type=="{type_}")].status'}
+        for type_ in ("Placed", "Reserved", "Bound")
+    ]
+    why = '.status.conditions[?(@.type=="Placed")].message'
+    columns += [
+        {"name": "Why", "type": "string", "jsonPath": why},
+        {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    ]
     version = {
         "name": GANG_PLAN.version,
         "served": True,
         "storage": True,
         "subresources": {"status": {}},
-        "additionalPrinterColumns": _columns(),
+        "additionalPrinterColumns": columns,
         "schema": {"openAPIV3Schema": _object_schema({"spec": _spec_schema(), "status": status})},
     }
     named = {"kind": GANG_PLAN.kind, "listKind": f"{GANG_PLAN.kind}List", "plural": GANG_PLAN.plural}
@@ -40,19 +49,6 @@ def gang_crd() -> _Schema:
             "versions": [version],
         },
     }
-
-
-def _columns() -> list[_Schema]:
-    shown = [
-        {"name": type_, "type": "string", "jsonPath": f'.status.conditions[?(@.type=="{type_}")].status'}
-        for type_ in ("Placed", "Reserved", "Bound")
-    ]
-    why = '.status.conditions[?(@.type=="Placed")].message'
-    return [
-        *shown,
-        {"name": "Why", "type": "string", "jsonPath": why},
-        {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-    ]
 
 
 def _spec_schema() -> _Schema:

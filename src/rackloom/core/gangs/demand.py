@@ -64,34 +64,26 @@ def group_claims(group: Iterable[GangMember], specs: ClaimSpecs) -> GroupClaims 
     Raises Refused where they differ, where two name one claim, or for a claim that cannot be read.
     """
     members = tuple(group)
-    _check_not_shared(members, specs)
-    claims = [claimed for member in members if (claimed := _member_claims(member, specs)) is not None]
-    if not claims:
-        return None
-    first = claims[0]
-    for claimed in claims:
-        if _specs_of(claimed) != _specs_of(first):
-            reason = f"members of one group claim {first.kind} and {claimed.kind}"
-            raise Refused(reason, nearest_fix=SPLIT_GROUP_FIX)
-    return first
-
-
-def _check_not_shared(members: tuple[GangMember, ...], specs: ClaimSpecs) -> None:
-    """The devices of a claim are on one node, so all pods that share it would have to go there."""
-    named: set[str] = set()
+    # The devices of a claim are on one node, so all pods that share it would have to go there.
+    seen: set[str] = set()
+    for name in (name for member in members for name in member.pod.named_claims):
+        if name in seen and claims_devices(_claim_spec(specs, "claim", name)):
+            fix = "use resourceClaimTemplateName, which makes a claim for each pod"
+            raise Refused(f"claim {name} is named by several members", nearest_fix=fix)
+        seen.add(name)
+    found: list[GroupClaims] = []
     for member in members:
-        for name in member.pod.named_claims:
-            if name in named and claims_devices(_claim_spec(specs, "claim", name)):
-                fix = "use resourceClaimTemplateName, which makes a claim for each pod"
-                raise Refused(f"claim {name} is named by several members", nearest_fix=fix)
-            named.add(name)
-
-
-def _member_claims(member: GangMember, specs: ClaimSpecs) -> GroupClaims | None:
-    named = {name: _claim_spec(specs, "claim template", name) for name in member.pod.templates}
-    named |= {f"claim {name}": _claim_spec(specs, "claim", name) for name in member.pod.named_claims}
-    claims = {name: _read_claim(name, spec) for name, spec in named.items() if claims_devices(spec)}
-    return GroupClaims(kind="+".join(claims), claims=tuple(claims.values())) if claims else None
+        named = {name: _claim_spec(specs, "claim template", name) for name in member.pod.templates}
+        named |= {f"claim {name}": _claim_spec(specs, "claim", name) for name in member.pod.named_claims}
+        claims = {name: _read_claim(name, spec) for name, spec in named.items() if claims_devices(spec)}
+        if claims:
+            found.append(GroupClaims(kind="+".join(claims), claims=tuple(claims.values())))
+    # Claims of other names may ask for the same, so it is their specs that are compared.
+    for claimed in found[1:]:
+        if [claim.spec for claim in claimed.claims] != [claim.spec for claim in found[0].claims]:
+            reason = f"members of one group claim {found[0].kind} and {claimed.kind}"
+            raise Refused(reason, nearest_fix=SPLIT_GROUP_FIX)
+    return found[0] if found else None
 
 
 def claims_devices(spec: Object) -> bool:
@@ -127,10 +119,6 @@ def claim_gpus(kinds: Mapping[str, MemberClaims]) -> bool:
     )
     wanted = (request.exactly or next(iter(request.first_available), None) for request in requests)
     return any(request is not None and request.device_class_name == names.GPU_DRIVER for request in wanted)
-
-
-def _specs_of(claimed: GroupClaims) -> list[ResourceClaimSpec]:
-    return [claim.spec for claim in claimed.claims]
 
 
 # GPUs of members, and the size of a tray that a member takes whole.

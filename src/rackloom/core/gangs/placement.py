@@ -22,7 +22,8 @@ asks for more is refused with the largest number that fits (`plan_within_spare_l
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from itertools import product
 
 import msgspec
@@ -32,7 +33,6 @@ from rackloom.core.cluster.objects import ObjectWrite, list_names
 from rackloom.core.cluster.scheduling import Thousandths, requests_beside_devices
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.gangs.demand import (
-    GpuDemand,
     claim_gpus,
     claim_specs,
     group_claims,
@@ -41,7 +41,7 @@ from rackloom.core.gangs.demand import (
 )
 from rackloom.core.gangs.slots import assign_slots, delete_member, remaining_spec, unschedulable_members
 from rackloom.core.gangs.snapshot import GangRecord, GangSnapshot, record_plan, withdraw_plan
-from rackloom.core.gangs.spec import GPU_RESOURCE, SPARES_ANNOTATION, GangMember, GangSettings, GangSpec
+from rackloom.core.gangs.spec import GPU_RESOURCE, SPARES_ANNOTATION, GangMember, GangSettings
 from rackloom.core.gangs.terms import group_terms, pod_terms
 from rackloom.core.gangs.trays import (
     MemberClaims,
@@ -51,7 +51,7 @@ from rackloom.core.gangs.trays import (
     site_with_rooms,
     spare_room,
 )
-from rackloom.core.place.gang_planner import plan_gang
+from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.job_moves import replace_member
 from rackloom.core.place.node_resources import NodeUse, scarcity, with_node_resources
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, MemberAssignment, PlacementTerms
@@ -82,9 +82,20 @@ def placement_request(snapshot: GangSnapshot) -> PlacementRequest:
     claims = {name: group_claims(group, specs) for name, group in members.items()}
     kinds = {claimed.kind: claimed.claims for claimed in claims.values() if claimed is not None}
     site = site_for_members(snapshot, terms.values(), claimed=claim_gpus(kinds))
-    open_site = _without_closed_trays(site, [terms[name] for name, demand in demands.items() if demand.whole])
-    # A member with an IMEX channel takes a tray whole, so it counts all GPUs of the trays that fit.
-    whole_gpus = _whole_tray_gpus(snapshot, declared, demands, open_site)
+    # A member with an IMEX channel takes a tray whole, so it counts all GPUs of the trays that fit. Trays
+    # that are closed to such members, or that others hold, say nothing of their size.
+    of_whole = (terms[name] for name, demand in demands.items() if demand.whole)
+    wheres = {term.where for term in of_whole if term is not None}
+    usable = [
+        replace(tray, shut=tray.shut or "closed") if wheres & tray.closed.keys() else tray
+        for tray in site.trays
+    ]
+    taken = {hold.tray for hold in site.holds if hold.owner != snapshot.key.full_name}
+    together = sum(size for name, size in declared.sizes if demands[name].whole)
+    if declared.segment is not None:
+        together = min(declared.segment, together)
+    most = max((demand.gpus for demand in demands.values()), default=0)
+    whole_gpus = whole_tray_gpus(usable, together, most, taken) if together else 0
     groups = []
     for name, size in declared.sizes:
         claimed, demand = claims[name], demands[name]
@@ -103,49 +114,20 @@ def placement_request(snapshot: GangSnapshot) -> PlacementRequest:
     return PlacementRequest(gang=gang, kinds=kinds, whole=whole, site=site)
 
 
-def site_for_request(request: PlacementRequest, site: PlacementSite) -> PlacementSite:
-    """The site with tray sizes capped, so that no second member fits on a tray that one takes whole."""
-    most = max((group.gpus for group in request.gang.groups if group.name in request.whole), default=None)
-    if most is None:
-        return site
-    return site.with_trays(lambda tray: replace(tray, gpus=min(tray.gpus, most)))
-
-
 def is_still_requested(request: PlacementRequest, recorded: Gang, plan: GangPlan) -> bool:
     """Whether a gang still asks for what it was placed with: its pods may have been recreated.
 
     The GPU count of a whole tray may differ by now, since other trays are there; the recorded one stands.
     """
-    recorded_gpus = {group.name: group.gpus for group in recorded.groups}
-
-    def as_recorded(group: GangGroup) -> GangGroup:
+    recorded_gpus, groups = {group.name: group.gpus for group in recorded.groups}, []
+    for group in request.gang.groups:
         gpus = recorded_gpus.get(group.name, 0)
         is_enough = group.name in request.whole and gpus >= max(request.whole[group.name], 1)
-        return replace(group, gpus=gpus) if is_enough else group
-
-    groups = tuple(map(as_recorded, request.gang.groups))
+        groups.append(replace(group, gpus=gpus) if is_enough else group)
+    # The priority decides who yields, not where the gang may be.
+    asked = replace(request.gang, groups=tuple(groups), priority=recorded.priority)
     per_tray = Counter(slot.tray for slot in plan.seats if slot.group in request.whole)
-    is_same = replace(request.gang, groups=groups) == replace(recorded, priority=request.gang.priority)
-    return is_same and all(members == 1 for members in per_tray.values())
-
-
-def _whole_tray_gpus(
-    snapshot: GangSnapshot, declared: GangSpec, demands: Mapping[str, GpuDemand], site: PlacementSite
-) -> int:
-    """GPUs of a tray that a member takes whole; 0 where no member does."""
-    taken = {hold.tray for hold in site.holds if hold.owner != snapshot.key.full_name}
-    members = sum(size for name, size in declared.sizes if demands[name].whole)
-    together = members if declared.segment is None else min(declared.segment, members)
-    gpus = max((demand.gpus for demand in demands.values()), default=0)
-    return whole_tray_gpus(site.trays, together, gpus, taken) if together else 0
-
-
-def _without_closed_trays(site: PlacementSite, terms: Iterable[PlacementTerms | None]) -> PlacementSite:
-    """The site with the trays shut that are closed to members with one of the terms."""
-    wheres = {term.where for term in terms if term is not None}
-    return site.with_trays(
-        lambda tray: replace(tray, shut=tray.shut or "closed") if wheres & tray.closed.keys() else tray
-    )
+    return asked == recorded and all(members == 1 for members in per_tray.values())
 
 
 def claims_by_kind(snapshot: GangSnapshot, gang: Gang) -> dict[str, MemberClaims]:
@@ -228,27 +210,6 @@ def member_resources(snapshot: GangSnapshot) -> MemberResources:
 # Slots for members without devices.
 
 
-def plan_with_helpers(
-    site: PlacementSite,
-    gang: Gang,
-    resources: MemberResources,
-    plan: Callable[[PlacementSite], GangPlan],
-) -> GangPlan:
-    """A plan with slots for helpers where they may go; `plan` searches a site. Raises Refused.
-
-    If the first plan leaves no tray for a helper, the search runs once more on a site where the trays that
-    are closed to helpers, or have too little for one beside another member, are closed to all.
-    """
-    found = plan(site)
-    try:
-        return seat_helpers(found, gang, site, resources)
-    except Refused as refused:
-        try:
-            return seat_helpers(plan(_open_to_helpers(site, gang, resources)), gang, site, resources)
-        except Refused:
-            raise refused from None
-
-
 def seat_helpers(
     plan: GangPlan,
     gang: Gang,
@@ -265,41 +226,32 @@ def seat_helpers(
     settled = [slot for slot in plan.seats if slot not in helpers]
     trays = tuple(dict.fromkeys(slot.tray for slot in settled))
     moved = {}
-    for slot in plan.seats:
-        if slot in helpers:
-            moved[slot] = _helper_slot(slot, trays, settled, groups, site, resources)
-            settled.append(moved[slot])
+    for slot in (slot for slot in plan.seats if slot in helpers):
+        terms = groups[slot.group].terms
+        closed = {} if terms is None else _closed_trays(site, terms)
+        barred = {
+            other.tray
+            for other in settled
+            if terms is not None and terms.bar(groups[other.group].terms or PlacementTerms())
+        }
+        # Its own tray first: a helper that may stay does. Once it is settled, it counts for the next one.
+        obstacles: list[str] = []
+        for tray in (slot.tray, *trays):
+            why = closed.get(tray) or ("it keeps apart from members there" if tray in barred else "")
+            if not why:
+                beside = [other.group for other in settled if other.tray == tray]
+                short = resources.why_short(tray, (*beside, slot.group))
+                why = f"has {short}" if short else ""
+            if not why:
+                moved[slot] = replace(slot, tray=tray)
+                settled.append(moved[slot])
+                break
+            obstacles.append(why)
+        else:
+            reason = f"{slot.group} may go to none of the gang's trays ({slot.tray}: {obstacles[0]})"
+            fix = f"let {slot.group} go where the other members do, or leave it out of the gang"
+            raise Refused(reason, nearest_fix=fix)
     return replace(plan, seats=tuple(moved.get(slot, slot) for slot in plan.seats))
-
-
-def _helper_slot(
-    slot: MemberAssignment,
-    trays: Sequence[str],
-    settled: Sequence[MemberAssignment],
-    groups: dict[str, GangGroup],
-    site: PlacementSite,
-    resources: MemberResources,
-) -> MemberAssignment:
-    terms = groups[slot.group].terms
-    closed = {} if terms is None else _closed_trays(site, terms)
-    barred = {
-        other.tray
-        for other in settled
-        if terms is not None and terms.bar(groups[other.group].terms or PlacementTerms())
-    }
-
-    def why_short(tray: str) -> str:
-        beside = [other.group for other in settled if other.tray == tray]
-        return resources.why_short(tray, (*beside, slot.group))
-
-    for tray in (slot.tray, *trays):
-        if tray not in closed and tray not in barred and not why_short(tray):
-            return replace(slot, tray=tray)
-    apart = "it keeps apart from members there" if slot.tray in barred else ""
-    why = closed.get(slot.tray) or apart or f"has {why_short(slot.tray)}"
-    reason = f"{slot.group} may go to none of the gang's trays ({slot.tray}: {why})"
-    fix = f"let {slot.group} go where the other members do, or leave it out of the gang"
-    raise Refused(reason, nearest_fix=fix)
 
 
 def _closed_trays(site: PlacementSite, terms: PlacementTerms) -> dict[str, str]:
@@ -347,11 +299,12 @@ def answer_placement(
     # Once a pod was ungated, or a tray is lost, the plan is repaired. Before that it is checked.
     if snapshot.ungated or snapshot.lost(settings.lost_after):
         return PlacementAnswer(actions=repair_gang(snapshot, site, settings))
-    if occupied_trays(snapshot, site) or not is_still_requested(
-        placement_request(snapshot), record.gang, record.plan
-    ):
-        return PlacementAnswer(actions=(withdraw_plan(record),))
-    return PlacementAnswer(checked=record.plan)
+    # Another pod may have been bound to a reserved tray before the taint took effect.
+    resources = member_resources(snapshot)
+    are_free = all(_why_no_room(site, snapshot, tray, resources) is None for tray in record.reserved)
+    if are_free and is_still_requested(placement_request(snapshot), record.gang, record.plan):
+        return PlacementAnswer(checked=record.plan)
+    return PlacementAnswer(actions=(withdraw_plan(record),))
 
 
 def place_gang(snapshot: GangSnapshot, settings: GangSettings, counts: TrayCountCache) -> ObjectWrite:
@@ -359,26 +312,35 @@ def place_gang(snapshot: GangSnapshot, settings: GangSettings, counts: TrayCount
     assert snapshot.record is not None  # noqa: S101 (only recorded gangs ask)
     request = placement_request(snapshot)
     gang = request.gang
-    site = site_for_request(request, site_with_rooms(snapshot, request.site, request.kinds, counts))
+    site = site_with_rooms(snapshot, request.site, request.kinds, counts)
+    # Tray sizes are capped, so that no second member fits on a tray that one takes whole.
+    if request.whole:
+        most = max(group.gpus for group in gang.groups if group.name in request.whole)
+        site = site.with_trays(lambda tray: replace(tray, gpus=min(tray.gpus, most)))
     templates = {name for member in snapshot.living for name in member.pod.templates}
     allowed = spare_room(snapshot.key, templates, snapshot.cluster, settings.max_spares)
     resources = member_resources(snapshot)
-    plan = plan_with_helpers(
-        site,
-        gang,
-        resources,
-        lambda searched: plan_within_spare_limit(
-            allowed, gang, lambda asked: _plan_beside_others(resources, searched, asked)
-        ),
-    )
+
+    def search(searched: PlacementSite, asked: Gang) -> GangPlan:
+        # The trays have to carry the members by CPU, memory and the like too.
+        if resources.use is None:
+            return plan_gang(searched, asked)
+        return plan_gang(*with_node_resources(searched, asked, resources.requests, resources.use))
+
+    plan = plan_within_spare_limit(allowed, gang, partial(search, site))
+    try:
+        plan = seat_helpers(plan, gang, site, resources)
+    except Refused as refused:
+        # The first plan leaves no tray for a helper. So search once more on a site where the trays that are
+        # closed to helpers, or have too little for one beside another member, are closed to all. If that
+        # finds nothing either, the first refusal is the one that helps.
+        try:
+            opened = _open_to_helpers(site, gang, resources)
+            plan = plan_within_spare_limit(allowed, gang, partial(search, opened))
+            plan = seat_helpers(plan, gang, site, resources)
+        except Refused:
+            raise refused from None
     return record_plan(snapshot.record, gang, plan, site)
-
-
-def _plan_beside_others(resources: MemberResources, site: PlacementSite, gang: Gang) -> GangPlan:
-    """The plan on trays that also carry the members by CPU, memory and the like. Raises Refused."""
-    if resources.use is None:
-        return plan_gang(site, gang)
-    return plan_gang(*with_node_resources(site, gang, resources.requests, resources.use))
 
 
 def repair_gang(
@@ -397,6 +359,7 @@ def repair_gang(
         return (_move_tray(record, site, resources, lost[0]),)
     late = unschedulable_members(snapshot, assign_slots(snapshot, record.plan), settings)
     for tray in dict.fromkeys(member.tray for member in late if member.tray is not None):
+        # A tray without room is the cause, so its members move: helpers alone if they are all that is late.
         if (why := _why_no_room(site, snapshot, tray, resources)) is not None:
             groups = {member.group for member in late if member.tray == tray}
             try:
@@ -407,14 +370,7 @@ def repair_gang(
             except Refused as refused:
                 reason = f"{tray} ({why}): {refused.reason}"
                 raise Refused(reason, nearest_fix=refused.nearest_fix) from refused
-    return _delete_late_members(late, site)
-
-
-def _delete_late_members(late: Sequence[GangMember], site: PlacementSite) -> tuple[ObjectWrite, ...]:
-    """Delete pods whose replacement may be bound; a pod whose own rules forbid its tray may not.
-
-    Raises Refused where only such pods are left.
-    """
+    # The trays have room. A replacement may be bound there, unless the pod's own rules forbid its tray.
     closed = {tray.name: tray.closed for tray in site.trays}
     reasons = {pod.uid: closed.get(pod.tray or "", {}).get(pod_terms(pod).where) for pod in late}
     deletions = tuple(delete_member(member) for member in late if reasons[member.uid] is None)
@@ -456,10 +412,13 @@ def _move_tray(record: GangRecord, site: PlacementSite, resources: MemberResourc
         # The search needs the clique of a tray whose node is gone, and only the record still knows it.
         gone = PlacementTray(name=lost, clique=record.cliques.get(lost), gpus=0, shut="its node is gone")
         site = PlacementSite((*site.trays, gone), site.holds)
-    moving = [slot.group for slot in plan.seats if slot.tray == lost]
     # Helpers may go to another tray of the plan than the members with devices.
     with_devices = [group.name for group in gang.device_groups]
-    short = _short_trays(site, plan, resources, [group for group in moving if group in with_devices])
+    moving = [slot.group for slot in plan.seats if slot.tray == lost and slot.group in with_devices]
+    # Trays that only lack CPU, memory or the like are closed for the search, and named if it finds no other.
+    taken = {hold.tray for hold in site.holds if hold.owner != plan.gang} | set(plan.trays)
+    opened = [tray.name for tray in site.trays if tray.shut is None and tray.name not in taken]
+    short = {name: f"has {why}" for name in opened if (why := resources.why_short(name, moving))}
     open_site = site.with_trays(lambda tray: replace(tray, shut=tray.shut or short.get(tray.name)))
     try:
         moved = replace_member(open_site, gang, plan, lost)
@@ -473,22 +432,6 @@ def _move_tray(record: GangRecord, site: PlacementSite, resources: MemberResourc
     return record_plan(record, gang, seat_helpers(moved, gang, site, resources, plan.seats), site)
 
 
-def _short_trays(
-    site: PlacementSite, plan: GangPlan, resources: MemberResources, moving: Sequence[str]
-) -> dict[str, str]:
-    """Open trays that nobody else holds, and that have too little CPU, memory or the like for the members."""
-    taken = {hold.tray for hold in site.holds if hold.owner != plan.gang} | set(plan.trays)
-    opened = (tray.name for tray in site.trays if tray.shut is None and tray.name not in taken)
-    short = ((name, resources.why_short(name, moving)) for name in opened)
-    return {name: f"has {why}" for name, why in short if why}
-
-
-def occupied_trays(snapshot: GangSnapshot, site: PlacementSite) -> tuple[str, ...]:
-    """Reserved trays without room for the gang: another pod was bound before the taint took effect."""
-    trays, resources = () if snapshot.record is None else snapshot.record.reserved, member_resources(snapshot)
-    return tuple(tray for tray in trays if _why_no_room(site, snapshot, tray, resources) is not None)
-
-
 def _why_no_room(
     site: PlacementSite, snapshot: GangSnapshot, name: str, resources: MemberResources
 ) -> str | None:
@@ -496,29 +439,23 @@ def _why_no_room(
     tray = next((tray for tray in site.trays if tray.name == name), None)
     if tray is None:
         return "its node is gone"
+    if tray.shut:
+        return tray.shut
     mine = snapshot.key.full_name
-    holders = (hold.owner for hold in site.holds if hold.tray == name and hold.owner != mine)
-    holder = next(holders, None)
-    in_use = None if holder is None else f"in use by {holder}"
-    return tray.shut or in_use or _why_not_served(tray, snapshot) or _why_short(name, snapshot, resources)
-
-
-def _why_short(tray: str, snapshot: GangSnapshot, resources: MemberResources) -> str | None:
-    """What it has too little of for all members with a slot on it, beside what others request there."""
-    seats = () if snapshot.plan is None else snapshot.plan.seats
-    short = resources.why_short(tray, [slot.group for slot in seats if slot.tray == tray])
-    return f"has {short}" if short else None
-
-
-def _why_not_served(tray: PlacementTray, snapshot: GangSnapshot) -> str | None:
-    """Why members with a slot on the tray may not go there, or that it lacks what they claim."""
+    for hold in site.holds:
+        if hold.tray == name and hold.owner != mine:
+            return f"in use by {hold.owner}"
     if snapshot.record is None or snapshot.record.gang is None or snapshot.record.plan is None:
         return "the gang has no plan"
+    # The node rules of the members with a slot here, then the devices that all of them claim together.
     groups = {group.name: group for group in snapshot.record.gang.groups}
-    members = [groups[slot.group] for slot in snapshot.record.plan.seats if slot.tray == tray.name]
+    members = [groups[slot.group] for slot in snapshot.record.plan.seats if slot.tray == name]
     for group in members:
         if group.terms is not None and (why := tray.closed.get(group.terms.where)) is not None:
             return why
-    needed = Counter(group.devices for group in members if group.devices is not None)
-    rooms = {kind: room.now for kind, room in tray.rooms.items()}
-    return "too few devices" if any(rooms.get(kind, 0) < count for kind, count in needed.items()) else None
+    for kind, count in Counter(group.devices for group in members).items():
+        if kind is not None and (kind not in tray.rooms or tray.rooms[kind].now < count):
+            return "too few devices"
+    # Last what they request beside devices, next to what others request there.
+    short = resources.why_short(name, [group.name for group in members])
+    return f"has {short}" if short else None

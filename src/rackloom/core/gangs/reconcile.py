@@ -27,7 +27,7 @@ and for a condition that became True. The status is written only if it differs f
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import msgspec
 
@@ -141,28 +141,6 @@ def bound_condition(
     return gang_condition(BOUND, "True", "AllBound", message)
 
 
-def _with_transition_time(snapshot: GangSnapshot, condition: Condition) -> Condition:
-    before = None if snapshot.record is None else snapshot.record.condition(condition.type)
-    now, since = metav1_time(snapshot.now), "" if before is None else before.last_transition_time
-    # A clock that was ahead wrote a time in the future. Waits start from these times, so it is replaced.
-    is_same = before is not None and before.status == condition.status and since <= now
-    return msgspec.structs.replace(condition, last_transition_time=since if is_same else now)
-
-
-def _condition_events(snapshot: GangSnapshot, conditions: tuple[Condition, ...]) -> Iterator[EventNotice]:
-    """Events for a problem that is new, and for a condition that became True."""
-    for condition in conditions:
-        before = None if snapshot.record is None else snapshot.record.condition(condition.type)
-        # A pod that comes for a kept slot does not place the gang again.
-        was_true = before is not None and (
-            before.status == "True" or (before.status, before.reason) == AWAITING_LAST_PODS
-        )
-        is_new = before is None or (before.reason, before.message) != (condition.reason, condition.message)
-        is_warning = is_new and condition.reason in WARNING_REASONS
-        if is_warning or (condition.status == "True" and not was_true):
-            yield EventNotice(is_warning, condition.reason, condition.message)
-
-
 # What to do about one gang, in order, and what to report afterwards.
 
 
@@ -196,12 +174,26 @@ def decide_with_conditions(
     present = {condition.type for condition in conditions}
     # A gang without a plan has nothing reserved and no pod bound.
     rest = (gang_condition(t, "False", "NotPlaced", "") for t in (RESERVED, BOUND) if t not in present)
-    dated = tuple(_with_transition_time(snapshot, condition) for condition in (*conditions, *rest))
-    is_recorded = snapshot.record is not None and snapshot.record.conditions == dated
+    now, dated, notices = metav1_time(snapshot.now), list[Condition](), list[EventNotice]()
+    for condition in (*conditions, *rest):
+        before = None if snapshot.record is None else snapshot.record.condition(condition.type)
+        since = "" if before is None else before.last_transition_time
+        # A clock that was ahead wrote a time in the future. Waits start from these times, so it is replaced.
+        is_same = before is not None and before.status == condition.status and since <= now
+        dated.append(msgspec.structs.replace(condition, last_transition_time=since if is_same else now))
+        # A pod that comes for a kept slot does not place the gang again, so it is no news.
+        was_true = before is not None and (
+            before.status == "True" or (before.status, before.reason) == AWAITING_LAST_PODS
+        )
+        is_new = before is None or (before.reason, before.message) != (condition.reason, condition.message)
+        is_warning = is_new and condition.reason in WARNING_REASONS
+        if is_warning or (condition.status == "True" and not was_true):
+            notices.append(EventNotice(is_warning, condition.reason, condition.message))
+    is_recorded = snapshot.record is not None and snapshot.record.conditions == tuple(dated)
     return GangDecision(
         actions=actions,
-        conditions=None if is_recorded else dated,
-        notices=() if is_recorded else tuple(_condition_events(snapshot, dated)),
+        conditions=None if is_recorded else tuple(dated),
+        notices=() if is_recorded else tuple(notices),
         needs_placement=needs_placement,
         recheck_after=recheck_after,
         needs_fresh_read=needs_fresh_read,
@@ -229,22 +221,53 @@ class PlannedGang:
         self.has_begun = bool(snapshot.ungated) or self.awaits_last or is_resumed
         self.is_complete = len(self.slots.openings) == len(plan.seats)
         """Every slot has a gated pod."""
-        self.is_checked = snapshot.checked == plan
+        self.lacks_pods = not self.has_begun and not self.is_complete
+        """Pods that existed when it was planned are gone, and none was ungated."""
 
     def decide(self) -> GangDecision:
         """Continue the plan, or withdraw it while no pod was ungated."""
-        snapshot, settings = self.snapshot, self.settings
+        snapshot, settings, nodes = self.snapshot, self.settings, self.snapshot.nodes
         if not self.has_begun and self._is_obsolete():
             return GangDecision(actions=(withdraw_plan(self.record),), needs_fresh_read=True)
         # Only what the owners reported in this pass proves that trays are no longer needed.
         reduced = None if snapshot.owners is None else slots.without_unused_trays(snapshot, self.record)
         if reduced is not None:
             return GangDecision(actions=(reduce_plan(self.record, reduced),), needs_fresh_read=True)
-        awaits_check = not (self.unreserved or self.has_begun or self.is_checked) and self.is_complete
-        settling = self._seconds_to_settle() if awaits_check else 0.0
+        # Reserve what is free. A tray that another gang holds is left to it: one of the two plans yields.
+        reserved = [
+            reserve_tray(nodes[name], snapshot.uid)
+            for name in self.unreserved
+            if name in nodes and not nodes[name].holders
+        ]
+        # Check. kube-scheduler may still bind a pod that it decided on before it saw the taint. After the
+        # settling time such a pod is visible, so an empty tray stays empty.
+        is_checked = snapshot.checked == self.plan
+        awaits_check = self.is_complete and not (self.unreserved or self.has_begun or is_checked)
+        settling = 0.0
+        if awaits_check:
+            condition = self.record.condition(RESERVED)
+            settling = settings.settle
+            if condition is not None and condition.status == "True":
+                since = epoch_seconds(condition.last_transition_time) or snapshot.now
+                settling = max(since + settling - snapshot.now, 0.0)
+        # Ungate the first pod only when all trays are reserved and checked, and all pods exist. The members
+        # of a lost tray are about to get another one.
+        may_start = not self.unreserved and (self.has_begun or (self.is_complete and is_checked))
+        ungated = [
+            pin_and_ungate(member, tray, snapshot.uid, snapshot.now)
+            for member, tray in (self.slots.openings if may_start else ())
+            if not snapshot.is_lost(tray, settings.lost_after)
+        ]
+        # Maintain: the placement search repairs the plan of a lost tray, or of a pod that cannot be bound.
         late = unschedulable_members(snapshot, self.slots, settings)
         is_broken = bool(snapshot.lost(settings.lost_after) or late)
         released, deleted = self._release_surplus_trays(), self._delete_misplaced_pods()
+        # Trays may be unused. The owners alone can prove it, and are asked in a pass with fresh reads.
+        asks_owners = (
+            slots.may_have_unused_trays(snapshot, self.plan)
+            and snapshot.owners is None
+            and snapshot.now >= slots.owners_checked_at(snapshot, settings)
+        )
         return decide_with_conditions(
             snapshot,
             (
@@ -252,38 +275,27 @@ class PlannedGang:
                 self._reserved_condition(),
                 bound_condition(snapshot, self.slots.seated, len(self.plan.seats), settings.lost_after),
             ),
-            (*self._reserve_trays(), *released, *deleted, *self._ungate_pods()),
+            (*reserved, *released, *deleted, *ungated),
             needs_placement=is_broken or (awaits_check and not settling),
             recheck_after=settling or self._recheck_after(),
-            needs_fresh_read=bool(released or deleted) or self._should_ask_owners(),
+            needs_fresh_read=bool(released or deleted) or asks_owners,
         )
-
-    @property
-    def _lacks_pods(self) -> bool:
-        """Whether pods that existed when it was planned are gone, and none was ungated."""
-        return not self.has_begun and not self.is_complete
 
     # Whether to keep the plan.
 
     def _is_obsolete(self) -> bool:
         """Whether to withdraw the plan. Asked only while no pod was ungated, so it disturbs no pod."""
-        snapshot = self.snapshot
+        snapshot, mine = self.snapshot, (self.record.created, self.record.uid)
         return (
             is_reduced(self.record)
-            or self._yields_to_competitor()
+            # A competitor has the better right if it holds all of its trays, or is older. Creation time and
+            # UID order any two plans, so exactly one of two incomplete ones yields.
+            or any(other.is_whole or (other.created, other.uid) < mine for other in snapshot.competitors)
             # No tray was found for the members of a lost one.
             or bool(snapshot.lost(self.settings.lost_after) and snapshot.refusal)
             or self._belongs_to_other_pods()
-            or (self._lacks_pods and snapshot.now >= self._kept_until())
+            or (self.lacks_pods and snapshot.now >= self._kept_until())
         )
-
-    def _yields_to_competitor(self) -> bool:
-        """Whether a competitor has the better right: it holds all of its trays, or is older.
-
-        Creation time and UID order any two plans, so exactly one of two incomplete ones yields.
-        """
-        mine = (self.record.created, self.record.uid)
-        return any(other.is_whole or (other.created, other.uid) < mine for other in self.snapshot.competitors)
 
     def _belongs_to_other_pods(self) -> bool:
         """Whether the pods of the plan are gone, and those under its name need another number of slots."""
@@ -316,41 +328,13 @@ class PlannedGang:
     def _holders(self, tray: str) -> tuple[str, ...]:
         return self.snapshot.nodes[tray].holders if tray in self.snapshot.nodes else ()
 
-    def _reserve_trays(self) -> tuple[ObjectWrite, ...]:
-        nodes = self.snapshot.nodes
-        free = (name for name in self.unreserved if name in nodes and not nodes[name].holders)
-        return tuple(reserve_tray(nodes[name], self.snapshot.uid) for name in free)
-
     def _release_surplus_trays(self) -> tuple[ObjectWrite, ...]:
         """Release trays that the plan no longer has, once none of the gang's pods is on them."""
+        # A pod keeps its node until it is gone, whatever the plan says by now.
         used = {member.node for member in self.snapshot.living}
         kept = used | set(self.record.reserved)
         surplus = tuple(name for name in self.snapshot.held if name not in kept)
         return release_trays(self.snapshot.nodes, surplus, self.snapshot.uid)
-
-    def _seconds_to_settle(self) -> float:
-        """Seconds until the reserved trays are checked.
-
-        kube-scheduler may still bind a pod that it decided on before it saw the taint. After the settling
-        time such a pod is visible, so an empty tray stays empty.
-        """
-        reserved = self.record.condition(RESERVED)
-        if reserved is None or reserved.status != "True":
-            return self.settings.settle
-        since = epoch_seconds(reserved.last_transition_time) or self.snapshot.now
-        return max(since + self.settings.settle - self.snapshot.now, 0.0)
-
-    # Pods.
-
-    def _ungate_pods(self) -> Iterator[ObjectWrite]:
-        # The first pod is ungated only when all trays are reserved and checked, and all pods exist.
-        if self.unreserved or not (self.has_begun or (self.is_complete and self.is_checked)):
-            return
-        snapshot = self.snapshot
-        for member, tray in self.slots.openings:
-            # The members of a lost tray are about to get another one.
-            if not snapshot.is_lost(tray, self.settings.lost_after):
-                yield pin_and_ungate(member, tray, snapshot.uid, snapshot.now)
 
     def _delete_misplaced_pods(self) -> tuple[ObjectWrite, ...]:
         """Delete pods whose slot has moved. On a lost node no kubelet ends them, so they go at once."""
@@ -371,7 +355,7 @@ class PlannedGang:
             until = f"if it makes none, their trays are given back after {wait:.0f} s"
             why = f"all pods have ended, and their Job owes {size}: {until}"
             return gang_condition(PLACED, *AWAITING_LAST_PODS, why)
-        if not self._lacks_pods:
+        if not self.lacks_pods:
             return gang_condition(PLACED, "True", "Placed", self.plan.reason)
         there = f"pods that are there: {len(self.slots.openings)} of {size}"
         why = f"{there}; without the rest, its trays are given back after {self.settings.bind_after:.0f} s"
@@ -386,21 +370,12 @@ class PlannedGang:
             return gang_condition(RESERVED, "False", "Reserving", missing)
         return gang_condition(RESERVED, "True", "Reserved", f"{len(self.record.reserved)} trays are reserved")
 
-    def _should_ask_owners(self) -> bool:
-        """Whether trays may be unused, and the owners, who alone can prove it, are due to be asked."""
-        snapshot = self.snapshot
-        return (
-            slots.may_have_unused_trays(snapshot, self.plan)
-            and snapshot.owners is None
-            and snapshot.now >= slots.owners_checked_at(snapshot, self.settings)
-        )
-
     def _recheck_after(self) -> float | None:
         """Seconds until a tray is lost, a pod late, the plan withdrawn, or the owners asked."""
         snapshot, settings = self.snapshot, self.settings
         since = (node.not_ready_since for node in snapshot.nodes.values())
         due = [moment + settings.lost_after for moment in since if moment is not None]
-        due += [self._kept_until()] if self._lacks_pods else []
+        due += [self._kept_until()] if self.lacks_pods else []
         waiting = (member.released_at for member in self.slots.seated if member.node is None)
         due += [moment + settings.bind_after for moment in waiting if moment is not None]
         # No event says that a Job has given up, or that an owner is done.
@@ -434,11 +409,16 @@ def _reconcile_unplanned(snapshot: GangSnapshot, settings: GangSettings) -> Gang
     releases = release_trays(snapshot.nodes, snapshot.held, snapshot.uid)
     obstacle = _why_not_planned(snapshot, settings)
     if obstacle is not None:
+        recheck_after = None
+        # No event says that fewer pods are to come, so the owners are asked after a time.
+        if lacks_members(snapshot):
+            ahead = slots.owners_asked_at(snapshot, settings) - snapshot.now
+            recheck_after = (ahead if ahead > 0 else settings.again) + 0.1
         return decide_with_conditions(
             snapshot,
             (obstacle,),
             releases,
-            recheck_after=_recheck_unplanned_after(snapshot, settings),
+            recheck_after=recheck_after,
             needs_fresh_read=bool(releases) or slots.should_ask_owners(snapshot, settings),
         )
     if snapshot.refusal:
@@ -451,18 +431,11 @@ def _reconcile_unplanned(snapshot: GangSnapshot, settings: GangSettings) -> Gang
     )
 
 
-def _recheck_unplanned_after(snapshot: GangSnapshot, settings: GangSettings) -> float | None:
-    """No event says that fewer pods are to come, so the owners are asked after a time."""
-    if not lacks_members(snapshot):
-        return None
-    ahead = slots.owners_asked_at(snapshot, settings) - snapshot.now
-    return (ahead if ahead > 0 else settings.again) + 0.1
-
-
 def _why_not_planned(snapshot: GangSnapshot, settings: GangSettings) -> Condition | None:
     """What keeps a gang from being planned; None where nothing does."""
     try:
         declared = remaining_spec(snapshot)
+        # Pods that kube-scheduler places by itself, or that an earlier plan pinned, cannot be planned anew.
         if loose := [member.name for member in (*snapshot.unmanaged, *snapshot.ungated)]:
             fix = "delete all pods of the gang, and have them made anew"
             why = f"{_shorten(loose)} were not held until the gang was placed: {fix}"

@@ -83,7 +83,12 @@ class _JobProgress(msgspec.Struct, frozen=True):
 
 def remaining_spec(snapshot: GangSnapshot) -> GangSpec:
     """What the pods declare, with no more members than their Jobs still create. Raises Refused."""
-    declared, jobs = snapshot.declared_spec(), _of_latest_run(_job_progress(snapshot))
+    declared, jobs = snapshot.declared_spec(), _job_progress(snapshot)
+    # Jobs that were over when another was created belong to an earlier run of the gang.
+    latest = max((progress.job.created for progress in jobs), default="")
+    jobs = [
+        progress for progress in jobs if progress.job.over_since is None or progress.job.over_since > latest
+    ]
     sizes = []
     for name, size in declared.sizes:
         own = [progress for progress in jobs if progress.group == name]
@@ -141,7 +146,7 @@ def owners_asked_at(snapshot: GangSnapshot, settings: GangSettings) -> float:
     return (since or snapshot.now) + settings.again
 
 
-def _job_progress(snapshot: GangSnapshot) -> tuple[_JobProgress, ...]:
+def _job_progress(snapshot: GangSnapshot) -> list[_JobProgress]:
     """The Jobs that own the pods; empty where one of them proves nothing, or a pod has another owner."""
     pods: dict[str, list[GangMember]] = {}
     for member in snapshot.members:
@@ -152,17 +157,9 @@ def _job_progress(snapshot: GangSnapshot) -> tuple[_JobProgress, ...]:
         job = owners.get(uid)
         # It is open what becomes of a Job that is ending but not over.
         if not isinstance(job, OwnerJob) or (job.is_ending and job.over_since is None):
-            return ()
+            return []
         jobs.append(_JobProgress(members[0].group, job, job.over(members)))
-    return tuple(jobs)
-
-
-def _of_latest_run(jobs: tuple[_JobProgress, ...]) -> tuple[_JobProgress, ...]:
-    """Without Jobs that were over when another was created: those belong to an earlier run of the gang."""
-    latest = max((progress.job.created for progress in jobs), default="")
-    return tuple(
-        progress for progress in jobs if progress.job.over_since is None or progress.job.over_since > latest
-    )
+    return jobs
 
 
 # Members that ended for good, and trays that can be released.
@@ -264,37 +261,25 @@ def without_unused_trays(snapshot: GangSnapshot, record: GangRecord) -> GangPlan
     sizes = {group.name: group.members for group in record.gang.groups}
     # Slots that were taken out before count as released already.
     releasable = Counter({group: slots[group] + over[group] - sizes[group] for group in slots})
-    kept = _without_trays(snapshot, plan, releasable)
-    # Without any pod, no slot belongs to a certain pod, so the surplus slots of shared trays go as well.
-    if awaits_last_pods(snapshot):
-        kept = _without_slots(kept, releasable)
-    return _reduced_plan(record, plan, kept) if len(kept) < len(plan.seats) else None
-
-
-def _without_trays(
-    snapshot: GangSnapshot, plan: GangPlan, releasable: Counter[str]
-) -> tuple[MemberAssignment, ...]:
-    """Release whole unused trays, first those where a member ended; `releasable` is reduced accordingly."""
+    # Release whole unused trays, first those where a member ended: nobody waits for them.
     used, ended = _used_trays(snapshot), {member.tray for member in snapshot.members if member.ended}
     released = set()
-    for tray in sorted(dict.fromkeys(plan.trays), key=lambda name: name not in ended):
+    for tray in sorted(plan.trays, key=lambda name: name not in ended):
         here = Counter(slot.group for slot in plan.seats if slot.tray == tray)
         if tray not in used and all(releasable[group] >= count for group, count in here.items()):
             releasable.subtract(here)
             released.add(tray)
-    return tuple(slot for slot in plan.seats if slot.tray not in released)
-
-
-def _without_slots(
-    slots: tuple[MemberAssignment, ...], releasable: Counter[str]
-) -> tuple[MemberAssignment, ...]:
-    kept = []
-    for slot in reversed(slots):
-        if releasable[slot.group] > 0:
-            releasable[slot.group] -= 1
-        else:
-            kept.append(slot)
-    return tuple(reversed(kept))
+    kept = [slot for slot in plan.seats if slot.tray not in released]
+    # Without any pod, no slot belongs to a certain pod, so the surplus slots of shared trays go as well. The
+    # last slots go, because the Job fills the first ones first.
+    if awaits_last_pods(snapshot):
+        last_first, kept = reversed(kept), []
+        for slot in last_first:
+            if releasable[slot.group] > 0:
+                releasable[slot.group] -= 1
+            else:
+                kept.insert(0, slot)
+    return _reduced_plan(record, plan, tuple(kept)) if len(kept) < len(plan.seats) else None
 
 
 def _members_over(snapshot: GangSnapshot, gang: Gang) -> Counter[str]:
@@ -305,7 +290,13 @@ def _members_over(snapshot: GangSnapshot, gang: Gang) -> Counter[str]:
         # A Job larger than the gang uses a slot again for a later completion.
         more = max(job.completions - _gang_size(gang), 0)
         return Counter({gang.groups[0].name: max(job.over(snapshot.members) - more, 0)})
-    finished = _finished_mpi_job(snapshot)
+    # An MPIJob that is over counts if it owns all pods.
+    workloads = [
+        member.owner and (snapshot.owners or {}).get(member.owner.uid) for member in snapshot.members
+    ]
+    first = workloads[0] if workloads else None
+    is_common = isinstance(first, FinishedMPIJob) and all(workload == first for workload in workloads)
+    finished = first if isinstance(first, FinishedMPIJob) and is_common else None
     sizes = {group.name: group.members for group in gang.groups}
     # No other owner creates pods of this gang, so all that do not live are over, even deleted ones.
     if finished is not None and finished.makes_all_of(snapshot.key.name, sizes):
@@ -317,18 +308,6 @@ def _members_over(snapshot: GangSnapshot, gang: Gang) -> Counter[str]:
 
 def _are_bare(snapshot: GangSnapshot) -> bool:
     return all(member.is_bare for member in snapshot.members)
-
-
-def _finished_mpi_job(snapshot: GangSnapshot) -> FinishedMPIJob | None:
-    """The MPIJob that is over, if it owns all pods."""
-    owners = snapshot.owners or {}
-    workloads = [member.owner and owners.get(member.owner.uid) for member in snapshot.members]
-    first = workloads[0] if workloads else None
-    return (
-        first
-        if isinstance(first, FinishedMPIJob) and all(workload == first for workload in workloads)
-        else None
-    )
 
 
 def _common_job(snapshot: GangSnapshot) -> OwnerReference | None:
@@ -396,6 +375,7 @@ def assign_slots(snapshot: GangSnapshot, plan: GangPlan) -> SlotAssignment:
             seated.append(member)
         elif not member.is_being_deleted:
             misfits.append(member)
+    # Gated pods take what is left in the order of their ranks, so that neighbours become neighbours.
     openings: list[tuple[GangMember, str]] = []
     gated = slot_candidates(snapshot)
     for group in dict.fromkeys(slot.group for slot in plan.seats):
@@ -442,6 +422,8 @@ def pin_and_ungate(member: GangMember, tray: str, uid: str, now: float) -> Patch
     The write fails if the pod was replaced or its gates have changed.
     """
     gate = f"/spec/schedulingGates/{member.gate}"
+    toleration = {"key": GANG_TAINT, "operator": "Equal", "value": uid, "effect": "NoSchedule"}
+    # The tests come first: the API server applies all operations, or none.
     operations: tuple[PatchOperation, ...] = (
         {"op": "test", "path": "/metadata/uid", "value": member.uid},
         {"op": "test", "path": gate, "value": {"name": GANG_GATE}},
@@ -450,7 +432,9 @@ def pin_and_ungate(member: GangMember, tray: str, uid: str, now: float) -> Patch
             member.annotations,
             {TRAY_ANNOTATION: tray, RELEASED_ANNOTATION: metav1_time(now)},
         ),
-        _add_toleration(member, uid),
+        add_operation("/spec/tolerations", [toleration])
+        if member.tolerations is None
+        else add_operation("/spec/tolerations/-", toleration),
         *narrow_nodes(
             member.pod.spec, "matchFields", {"key": "metadata.name", "operator": "In", "values": [tray]}
         ),
@@ -465,10 +449,3 @@ def delete_member(member: GangMember, *, at_once: bool = False) -> DeleteObject:
     return DeleteObject(
         kind=POD, namespace=member.namespace, name=member.name, uid=member.uid, grace_seconds=grace
     )
-
-
-def _add_toleration(member: GangMember, uid: str) -> PatchOperation:
-    toleration = {"key": GANG_TAINT, "operator": "Equal", "value": uid, "effect": "NoSchedule"}
-    if member.tolerations is None:
-        return add_operation("/spec/tolerations", [toleration])
-    return add_operation("/spec/tolerations/-", toleration)

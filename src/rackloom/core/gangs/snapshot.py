@@ -475,8 +475,12 @@ def reserving_plans(node: Object) -> tuple[str, ...]:
 
 def take_snapshot(objects: GangObjects, key: GangKey, now: float) -> GangSnapshot:
     """Everything about one gang. `now` is in seconds since the epoch."""
-    record = None if objects.plan is None else read_record(objects.plan)
-    nodes = {} if record is None else _plan_nodes(objects, record)
+    record, nodes = None if objects.plan is None else read_record(objects.plan), dict[str, TrayNode]()
+    if record is not None:
+        # Nodes of the plan that are gone are missing. Nodes that left the plan may still carry its taint.
+        planned = (objects.nodes[name] for name in record.reserved if name in objects.nodes)
+        for node in map(read_tray_node, (*planned, *objects.reserved.get(record.uid, ()))):
+            nodes[node.name] = node
     return GangSnapshot(
         key=key,
         now=now,
@@ -485,12 +489,6 @@ def take_snapshot(objects: GangObjects, key: GangKey, now: float) -> GangSnapsho
         nodes=nodes,
         competitors=() if record is None else tuple(_competing_plans(objects, record, nodes)),
     )
-
-
-def _plan_nodes(objects: GangObjects, record: GangRecord) -> dict[str, TrayNode]:
-    planned = (objects.nodes[name] for name in record.reserved if name in objects.nodes)
-    nodes = map(read_tray_node, (*planned, *objects.reserved.get(record.uid, ())))
-    return {node.name: node for node in nodes}
 
 
 def _competing_plans(

@@ -101,12 +101,14 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_gang_spec(annotations: Mapping[str, str]) -> GangSpec:
     """Read the annotations of a pod. Raises Refused, with what to write instead."""
-    segment = annotations.get(SEGMENT_ANNOTATION)
+    segment, spares = annotations.get(SEGMENT_ANNOTATION), annotations.get(SPARES_ANNOTATION, "0")
     sizes = _read_sizes(annotations.get(SIZE_ANNOTATION, ""))
+    # Reserved trays count towards no ResourceQuota, so a small gang may keep only a few.
+    most = min(max(SPARES_OF_ANY_GANG, sum(size for _, size in sizes)), _MOST_MEMBERS)
     return GangSpec(
         sizes=sizes,
         segment=None if segment is None else _read_number(SEGMENT_ANNOTATION, segment, least=1),
-        spares=_read_spares(annotations, max(SPARES_OF_ANY_GANG, sum(size for _, size in sizes))),
+        spares=_read_number(SPARES_ANNOTATION, spares, least=0, most=most),
     )
 
 
@@ -132,15 +134,11 @@ def _read_sizes(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(sizes.items())
 
 
-def _read_spares(annotations: Mapping[str, str], most: int) -> int:
-    """Reserved trays count towards no ResourceQuota, so a small gang may keep only a few."""
-    text = annotations.get(SPARES_ANNOTATION, "0")
-    return _read_number(SPARES_ANNOTATION, text, least=0, most=min(most, _MOST_MEMBERS))
-
-
 def _read_number(annotation: str, text: str, *, least: int, most: int = _MOST_MEMBERS) -> int:
     text = text.strip()
-    if not (text.isascii() and text.isdecimal() and least <= int(text[:9]) <= most):
+    # More than nine digits are beyond any limit, and Python refuses to convert thousands of them.
+    is_number = text.isascii() and text.isdecimal() and len(text) <= 9
+    if not (is_number and least <= int(text) <= most):
         fix = SIZE_EXAMPLE if annotation == SIZE_ANNOTATION else f"use a number from {least} to {most}"
         raise Refused(f"annotation {annotation} is {text!r}", nearest_fix=fix)
     return int(text)
@@ -403,13 +401,13 @@ class OwnerJob(msgspec.Struct, frozen=True, kw_only=True):
         done = [member for member in members if member.is_done]
         if not self.is_indexed:
             return max(self.succeeded, len(done))
-        closed = sum(len(range(part.start, min(part.stop, self.completions))) for part in self.closed)
-        indexes = {member.rank[0] for member in done}
-        return closed + sum(index < self.completions for index in indexes if not self._is_closed(index))
-
-    def _is_closed(self, index: int) -> bool:
-        position = bisect_right(self.closed, index, key=attrgetter("start"))
-        return position > 0 and index in self.closed[position - 1]
+        over = sum(len(range(part.start, min(part.stop, self.completions))) for part in self.closed)
+        for index in {member.rank[0] for member in done}:
+            # The status lags: only indexes that it does not have yet are added.
+            at = bisect_right(self.closed, index, key=attrgetter("start"))
+            is_closed = at > 0 and index in self.closed[at - 1]
+            over += index < self.completions and not is_closed
+        return over
 
 
 class FinishedMPIJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -507,23 +505,17 @@ def _replicas_by_group(mpi_job: Object) -> dict[tuple[str, str], int]:
 
 def _closed_indexes(*texts: str | None) -> tuple[range, ...]:
     """Parse `1,3-5,7`, as a Job writes indexes; empty where it cannot be read, which proves nothing."""
-    try:
-        parts = [_index_range(part) for text in texts if text for part in text.split(",")]
-    except ValueError:
-        return ()
-    return tuple(_without_overlap(sorted(parts, key=attrgetter("start"))))
-
-
-def _index_range(part: str) -> range:
-    """Raises ValueError for a part that is no number and no `3-5`."""
-    first, dash, last = part.partition("-")
-    return range(int(first), int(last if dash else first) + 1)
-
-
-def _without_overlap(parts: Iterable[range]) -> Iterator[range]:
-    """The same indexes in disjoint ranges; `parts` are sorted by start."""
-    end = 0
-    for part in parts:
-        if part.stop > max(part.start, end):
-            yield range(max(part.start, end), part.stop)
-            end = part.stop
+    parts = []
+    for part in (part for text in texts if text for part in text.split(",")):
+        first, dash, last = part.partition("-")
+        try:
+            parts.append(range(int(first), int(last if dash else first) + 1))
+        except ValueError:
+            return ()
+    # Completed and failed indexes may overlap while the status changes. Each counts once.
+    found, end = [], 0
+    for indexes in sorted(parts, key=attrgetter("start")):
+        if indexes.stop > max(indexes.start, end):
+            found.append(range(max(indexes.start, end), indexes.stop))
+            end = indexes.stop
+    return tuple(found)

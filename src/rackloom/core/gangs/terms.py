@@ -112,20 +112,17 @@ def site_for_terms(
     site: PlacementSite, terms: Iterable[PlacementTerms | None], nodes: Mapping[str, Object]
 ) -> PlacementSite:
     """The site as members with these terms can use it. Raises Refused."""
-    wheres = dict.fromkeys("" if term is None else term.where for term in terms)
-    return combine_sites(
-        {text: PlacementSite(tuple(_trays_for_terms(site, text, nodes)), site.holds) for text in wheres}
-    )
-
-
-def _trays_for_terms(site: PlacementSite, text: str, nodes: Mapping[str, Object]) -> Iterator[PlacementTray]:
-    where = _read_requirements(text)
-    for tray in site.trays:
+    sites = {}
+    # Groups with equal rules meet equal trays, so each set of rules is compared with the nodes once.
+    for text in dict.fromkeys("" if term is None else term.where for term in terms):
+        where = _read_requirements(text)
         try:
-            yield where.closes(tray, nodes[tray.name])
+            trays = tuple([where.closes(tray, nodes[tray.name]) for tray in site.trays])
         except MalformedNodeSelector as error:
             fix = "correct it in the pod template"
             raise Refused(f"node affinity of the pods cannot be read: {error}", nearest_fix=fix) from error
+        sites[text] = PlacementSite(trays, site.holds)
+    return combine_sites(sites)
 
 
 def _read_requirements(text: str) -> NodeRequirements:
@@ -166,16 +163,6 @@ class _PodConstraints(msgspec.Struct, frozen=True):
         yield from self.identity.barred_by(other.identity)
 
 
-def separated_groups(groups: Mapping[str, Sequence[GangMember]]) -> dict[str, tuple[str, ...]]:
-    """By group, the groups (perhaps itself) of which no member may share a tray with one of it."""
-    by_group = {name: [_member_constraints(member) for member in members] for name, members in groups.items()}
-    label_keys = set(_read_label_keys(pod for pods in by_group.values() for pod in pods))
-    classes = {name: _two_of_each_class(pods, label_keys) for name, pods in by_group.items()}
-    return {
-        name: tuple(other for other in classes if _are_separated(classes, name, other)) for name in classes
-    }
-
-
 def without_conflicting_trays(
     site: PlacementSite, members: Iterable[GangMember], pods: Iterable[Object], nodes: Iterable[Object]
 ) -> PlacementSite:
@@ -203,7 +190,13 @@ def without_conflicting_trays(
     }
     if not barred:
         return site
-    return site.with_trays(lambda tray: _shut_tray(tray) if tray.name in barred else tray)
+    return site.with_trays(
+        lambda tray: (
+            replace(tray, shut="; ".join(filter(None, (tray.shut, _KEPT_AWAY))))
+            if tray.name in barred
+            else tray
+        )
+    )
 
 
 def hard_spread_constraints(spec: Object) -> Iterator[Object]:
@@ -248,17 +241,6 @@ def _two_of_each_class(pods: Iterable[_PodConstraints], label_keys: Collection[s
         if len(members) < 2:
             members.append(bare)
     return [pod for members in classes.values() for pod in members]
-
-
-def _are_separated(classes: Mapping[str, list[_PodConstraints]], name: str, other: str) -> bool:
-    if len(classes[name]) * len(classes[other]) > _MOST_PAIRS:
-        return True
-    pairs = combinations(classes[name], 2) if name == other else product(classes[name], classes[other])
-    return any(pod.bars(another) for pod, another in pairs)
-
-
-def _shut_tray(tray: PlacementTray) -> PlacementTray:
-    return replace(tray, shut=_KEPT_AWAY if tray.shut is None else f"{tray.shut}; {_KEPT_AWAY}")
 
 
 # Constraints that a gang cannot be placed by.
@@ -344,11 +326,23 @@ SPLIT_GROUP_FIX = "give those that differ a group of their own (label rackloom.d
 
 def group_terms(groups: Mapping[str, Sequence[GangMember]]) -> dict[str, PlacementTerms | None]:
     """The terms of each group; None without any. Raises Refused where members of a group differ."""
-    apart = separated_groups(groups)
-    return {
-        name: _terms_of_group(name, _shared_requirements(members), apart[name])
-        for name, members in groups.items()
-    }
+    by_group = {name: [_member_constraints(member) for member in members] for name, members in groups.items()}
+    label_keys = set(_read_label_keys(pod for pods in by_group.values() for pod in pods))
+    classes = {name: _two_of_each_class(pods, label_keys) for name, pods in by_group.items()}
+    found: dict[str, PlacementTerms | None] = {}
+    for name, mine in classes.items():
+        where, apart = _shared_requirements(groups[name]).text, list[str]()
+        # The groups, perhaps itself, of which no member may share a tray with one of it. With too many unlike
+        # pairs to compare, keeping all of them apart is safe.
+        for other, theirs in classes.items():
+            pairs = combinations(mine, 2) if name == other else product(mine, theirs)
+            is_too_many = len(mine) * len(theirs) > _MOST_PAIRS
+            if is_too_many or any(pod.bars(another) for pod, another in pairs):
+                apart.append(other)
+        # Without terms the search stays on its counting path.
+        terms = PlacementTerms(where=where, likeness=name if apart else "", apart=tuple(apart))
+        found[name] = terms if where or apart else None
+    return found
 
 
 def pod_terms(member: GangMember) -> PlacementTerms:
@@ -368,15 +362,10 @@ def _shared_requirements(group: Sequence[GangMember]) -> NodeRequirements:
     first = group[0].obj["spec"] if group else {}
     where = node_requirements(first)
     asked = [first.get(key) for key in _NODE_RULE_FIELDS]
+    # Most pods of a group have the same text. Only where it differs are the rules read and compared.
     for member in group[1:]:
         spec = member.obj["spec"]
         if [spec.get(key) for key in _NODE_RULE_FIELDS] != asked and node_requirements(spec) != where:
             reason = f"{group[0].name} and {member.name} of one group may not go to the same nodes"
             raise Refused(f"{reason} (nodeSelector, node affinity, tolerations)", nearest_fix=SPLIT_GROUP_FIX)
     return where
-
-
-def _terms_of_group(name: str, where: NodeRequirements, apart: tuple[str, ...]) -> PlacementTerms | None:
-    if not where.text and not apart:
-        return None
-    return PlacementTerms(where=where.text, likeness=name if apart else "", apart=apart)

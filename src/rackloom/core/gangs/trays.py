@@ -11,7 +11,7 @@ Owners in other namespaces are anonymised before anything is reported to a gang.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 
 import msgspec
 from msgspec.structs import replace
@@ -66,14 +66,13 @@ def with_reservations(
 ) -> PlacementSite:
     """The trays that GangPlans reserve are held too, whole, and what `plans` of workloads hold."""
     size = {tray.name: tray.gpus for tray in running.trays}
-    planned = (hold for hold in (*_plan_holds(records, size), *plans) if hold.tray in size)
+    reserved = (
+        TrayHold(owner=record.key.full_name, tray=tray, gpus=size.get(tray, 0))
+        for record in records
+        for tray in record.reserved
+    )
+    planned = (hold for hold in (*reserved, *plans) if hold.tray in size)
     return PlacementSite(running.trays, (*running.holds, *planned))
-
-
-def _plan_holds(records: Iterable[GangRecord], size: Mapping[str, int]) -> Iterator[TrayHold]:
-    for record in records:
-        for tray in record.reserved:
-            yield TrayHold(owner=record.key.full_name, tray=tray, gpus=size.get(tray, 0))
 
 
 # Cached counts of members per tray.
@@ -226,14 +225,15 @@ class _NodeDevices:
                 labels=node["metadata"].get("labels") or {},
                 classes=classes,
                 pools=tuple(states[key] for key in self._pools_on.get(name, ())),
-                rules=self._rules_for(self._pools_on.get(name, ())),
+                rules=tuple(
+                    rule.spec
+                    for rule in self._rules
+                    if any(rule.concerns(*key) for key in self._pools_on.get(name, ()))
+                ),
                 taken=tuple(self._taken.get(name, ())),
             )
             for name, node in self._nodes.items()
         }
-
-    def _rules_for(self, pools: Sequence[DevicePoolKey]) -> tuple[DeviceTaintRuleSpec, ...]:
-        return tuple(rule.spec for rule in self._rules if any(rule.concerns(*key) for key in pools))
 
     def devices_on(self, trays: Set[str]) -> DraDevices:
         """The devices of some trays, with their pools whole: nothing is allocated from an incomplete pool.
@@ -346,6 +346,7 @@ def spare_room(
     `promised` are those of other workloads; they and the plan of their gang count once. Several workloads may
     name one gang.
     """
+    # By gang, what others keep or are promised: a workload and the plan of its gang count once.
     of_plans = {
         record.key: len(record.plan.spares)
         for record in cluster.records
@@ -360,6 +361,7 @@ def spare_room(
         if gang.namespace == key.namespace
     }
     by_namespace = SpareRoom(max(most - sum(others.values()), 0))
+    # Of the others, only gangs that use one of its ComputeDomains share the quota of those.
     quotas = cluster.spare_quotas
     counted = None if quotas is None else quotas.room(key.namespace, templates)
     if quotas is None or counted is None:

@@ -76,15 +76,25 @@ def plan_packed(site: SiteView, gangs: Sequence[Gang]) -> PlansByGang:
     Priority by priority, unless all gangs are packed: a packing weighs the priorities itself, but a gang that
     is planned in turn must not wait for less urgent ones that are packed.
     """
+    # Counting trays describes a gang only if each member takes a tray whole, whichever it is.
+    sizes = {tray.gpus for inside in site.cliques.values() for tray in inside.trays}
+    packable = {
+        gang.name
+        for gang in gangs
+        if gang.spares == 0
+        and all(
+            group.devices is None and {group.gpus} == sizes and not (group.terms and group.terms.where)
+            for group in gang.device_groups
+        )
+    }
     rounds = [list(gangs)]
-    if not all(_takes_whole_trays(site, gang) for gang in gangs):
+    if not all(gang.name in packable for gang in gangs):
         priorities = sorted({gang.priority for gang in gangs}, reverse=True)
         rounds = [[gang for gang in gangs if gang.priority == priority] for priority in priorities]
     plans: PlansByGang = {}
     for waiting in rounds:
-        whole = [gang for gang in waiting if _takes_whole_trays(site, gang)]
-        cliques, items = packing_problem(site, whole)
-        for gang, numbers in zip(whole, pack(cliques, items), strict=True):
+        whole = [gang for gang in waiting if gang.name in packable]
+        for gang, numbers in zip(whole, pack(*packing_problem(site, whole)), strict=True):
             if numbers is not None:
                 names = [site.clique_named(number) for number in numbers]
                 plans[gang.name] = plan_in_cliques(site, gang, names)
@@ -104,26 +114,12 @@ def packing_problem(site: SiteView, gangs: Sequence[Gang]) -> tuple[list[Packing
         tuple(sum(part.members for part in subgroup) for subgroup in colocation_groups(gang))
         for gang in gangs
     ]
-    weights = _priority_weights(gangs, [sum(trays) for trays in sizes])
-    items = [PackingItem(trays, weights[gang.priority]) for trays, gang in zip(sizes, gangs, strict=True)]
-    return cliques, items
-
-
-def _priority_weights(gangs: Sequence[Gang], trays: Sequence[int]) -> dict[int, int]:
-    """By priority: one tray is worth more than all trays of lower priorities together."""
+    # One tray is worth more than all trays of lower priorities together.
     weights: dict[int, int] = {}
     lower = 0
     for priority in sorted({gang.priority for gang in gangs}):
         weights[priority] = lower + 1
-        asked = sum(count for gang, count in zip(gangs, trays, strict=True) if gang.priority == priority)
+        asked = sum(sum(trays) for gang, trays in zip(gangs, sizes, strict=True) if gang.priority == priority)
         lower += weights[priority] * asked
-    return weights
-
-
-def _takes_whole_trays(site: SiteView, gang: Gang) -> bool:
-    """Whether each member takes a tray whole, so that counting trays is enough."""
-    sizes = {tray.gpus for inside in site.cliques.values() for tray in inside.trays}
-    return gang.spares == 0 and all(
-        group.devices is None and {group.gpus} == sizes and not (group.terms and group.terms.where)
-        for group in gang.device_groups
-    )
+    items = [PackingItem(trays, weights[gang.priority]) for trays, gang in zip(sizes, gangs, strict=True)]
+    return cliques, items

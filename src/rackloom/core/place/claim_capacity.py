@@ -34,15 +34,27 @@ MAX_MEMBERS_PER_TRAY = 64
 serves any number."""
 
 
-def with_claim_capacity(
-    site: PlacementSite,
-    devices: DraDevices,
-    kinds: ClaimsByKind,
-) -> PlacementSite:
+def with_claim_capacity(site: PlacementSite, devices: DraDevices, kinds: ClaimsByKind) -> PlacementSite:
     """The site with the capacity of every tray for each kind. Raises Refused for malformed claims."""
-    busy = _allocations_by_node(devices, devices.claims)
-    staying = _lasting_allocations(site, devices)
-    rooms = {kind: _capacity_by_node(kind, devices, claims, busy, staying) for kind, claims in kinds.items()}
+    busy, everything = _allocations_by_node(devices, devices.claims), _all_devices(devices)
+    # What is in use on a tray by those who have none of its GPUs stays: moves and preemption do not free it.
+    held = {(hold.owner, hold.tray) for hold in site.holds}
+    by_owner: dict[str, list[ResourceClaim]] = {}
+    for claim in devices.claims:
+        key = f"{claim.metadata.namespace or 'default'}/{claim.metadata.name}"
+        by_owner.setdefault(devices.owners.get(key, ""), []).append(claim)
+    staying: AllocationsByNode = {}
+    for owner, owned in by_owner.items():
+        for node, results in _allocations_by_node(devices, owned).items():
+            if (owner, node) not in held:
+                staying.setdefault(node, []).extend(results)
+    # Fill every tray twice, or once where nobody would be gone.
+    rooms: dict[str, dict[str, ClaimCapacity]] = {}
+    for kind, claims in kinds.items():
+        empty = now = _fill_fleet(kind, _fleet_with(devices, staying), claims, everything)
+        if busy != staying:
+            now = _fill_fleet(kind, _fleet_with(devices, busy), claims, everything)
+        rooms[kind] = {node: ClaimCapacity(now=now[node], empty=members) for node, members in empty.items()}
     return site.with_trays(
         lambda tray: msgspec.structs.replace(
             tray, rooms={kind: of[tray.name] for kind, of in rooms.items() if tray.name in of}
@@ -70,21 +82,6 @@ def gpus_per_member(devices: DraDevices, claims: Sequence[ResourceClaim], state:
     return min(given.values(), default=0)
 
 
-def _capacity_by_node(
-    kind: str,
-    devices: DraDevices,
-    claims: Sequence[ResourceClaim],
-    busy: AllocationsByNode,
-    staying: AllocationsByNode,
-) -> dict[str, ClaimCapacity]:
-    everything = _all_devices(devices)
-    empty = _fill_fleet(kind, _fleet_with(devices, staying), claims, everything)
-    if busy == staying:
-        return {node: ClaimCapacity(now=members, empty=members) for node, members in empty.items()}
-    now = _fill_fleet(kind, _fleet_with(devices, busy), claims, everything)
-    return {node: ClaimCapacity(now=now[node], empty=members) for node, members in empty.items()}
-
-
 def _fleet_with(devices: DraDevices, in_use: AllocationsByNode) -> Fleet:
     """Slices that name no node (a clique's channels) are served wherever the clique is."""
     slices = [slice_ for slice_ in devices.slices if slice_.spec.node_name]
@@ -93,21 +90,6 @@ def _fleet_with(devices: DraDevices, in_use: AllocationsByNode) -> Fleet:
     held = {id(result): result for results in in_use.values() for result in results}
     fleet.occupy(list(held.values()))
     return fleet
-
-
-def _lasting_allocations(site: PlacementSite, devices: DraDevices) -> AllocationsByNode:
-    """What is in use on a tray by those who have none of its GPUs: moves and preemption do not free it."""
-    held = {(hold.owner, hold.tray) for hold in site.holds}
-    by_owner: dict[str, list[ResourceClaim]] = {}
-    for claim in devices.claims:
-        key = f"{claim.metadata.namespace or 'default'}/{claim.metadata.name}"
-        by_owner.setdefault(devices.owners.get(key, ""), []).append(claim)
-    found: AllocationsByNode = {}
-    for owner, claims in by_owner.items():
-        for node, results in _allocations_by_node(devices, claims).items():
-            if (owner, node) not in held:
-                found.setdefault(node, []).extend(results)
-    return found
 
 
 def _all_devices(devices: DraDevices) -> dict[str, AllocationResult]:

@@ -1,5 +1,6 @@
-"""Why a gang does not fit, and the changes with which it was found to fit, nearest first.
+"""Plan a gang, or refuse it: why it does not fit, and changes with which it was found to fit, nearest first.
 
+`plan_gang` returns a plan, or raises Refused with the shortage and the nearest fix that was found to work.
 `describe_shortage` names what was asked, the clique that comes nearest, and what blocks its other trays.
 `find_fixes` yields fixes; each was planned (`gang_planner`) before it is named:
 
@@ -18,7 +19,7 @@ spared. All searches share the search budget that the gang itself has left, so t
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nlargest
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ from msgspec.structs import replace
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import list_names
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray
-from rackloom.core.place.gang_planner import gang_fits
+from rackloom.core.place.gang_planner import gang_fits, try_gang
 from rackloom.core.place.job_moves import (
     JobMove,
     MovableUnit,
@@ -34,7 +35,7 @@ from rackloom.core.place.job_moves import (
     move_unit,
     without_units,
 )
-from rackloom.core.place.placement_values import Gang, GangGroup
+from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.core.place.search.clique_search import CliqueRequest, choose_cliques
 from rackloom.core.place.search.gang_needs import (
     ColocationGroup,
@@ -51,6 +52,26 @@ from rackloom.core.place.search.site_view import (
     capacity_for,
 )
 from rackloom.core.place.search.tray_assignment import SearchBudget, TrialPlacement
+from rackloom.errors import Refused
+
+
+def plan_gang(site: PlacementSite | SiteView, gang: Gang) -> GangPlan:
+    """A tray for every member. Raises Refused with the shortage and, if there is one, a fix.
+
+    A fix was planned, but for the advice to make a partition where none holds the trays.
+
+    Keep the `SiteView` between plans: rebuilding it costs more than the plan.
+    """
+    capacity, budget = capacity_for(site, gang), SearchBudget()
+    plan = try_gang(capacity, gang, budget)
+    if plan is not None:
+        return plan
+    # Fixes may only use what the search for the gang itself has left of the budget.
+    if (advice := partition_advice(capacity.view, gang)) is None:
+        fix = next(find_fixes(capacity, gang, budget), None)
+        advice = None if fix is None else fix.text
+    raise Refused(describe_shortage(capacity, gang), nearest_fix=advice)
+
 
 # Why a gang does not fit, in one sentence.
 
@@ -65,13 +86,17 @@ def describe_shortage(
     """What is asked for, the most that one clique has of it, and what blocks the other trays there."""
     subgroups = colocation_groups(gang)
     largest = subgroups[0]
-    asked = " and ".join(_group_text(group) for group in gang.device_groups)
+    asked = []
+    for group in gang.device_groups:
+        devices = f"{group.gpus} GPUs" if group.gpus else "devices" if group.devices else "an IMEX channel"
+        asked.append(f"{group.members} {group.name} with {devices} each")
     cliques = "one clique" if len(subgroups) == 1 else f"{len(subgroups)} segments, each in one clique"
-    request = f"{gang.name} asks for {asked} in {cliques}"
+    request = f"{gang.name} asks for {' and '.join(asked)} in {cliques}"
+    # Where no tray is in question at all, no clique is nearest.
     if not capacity.cliques:
         return f"{request}, but the site has no tray with GPUs"
-    if all(tray.is_unfit for clique in capacity.cliques.values() for tray in clique.trays):
-        trays = [tray for clique in capacity.cliques.values() for tray in clique.trays]
+    trays = [tray for clique in capacity.cliques.values() for tray in clique.trays]
+    if all(tray.is_unfit for tray in trays):
         why = ", ".join(dict.fromkeys(tray.shut or "" for tray in trays))
         return f"{request}, but it may use none of the {len(trays)} nodes ({why})"
     wanted = [part.members for part in largest]
@@ -87,24 +112,18 @@ def describe_shortage(
     )
     spare = f" and is to keep {gang.spares} spare" if gang.spares else ""
     blocking = ", ".join(blocking_trays(capacity, best, largest[0].need))
-    alone = _unpartitioned(capacity.view, clique_label)
     found = f"{request}; the nearest, clique {best}, has room for {room}{spare}"
-    return found + (f": {blocking}" if blocking else "") + alone
+    found += f": {blocking}" if blocking else ""
+    # No GPUs of two trays without a clique label are known to share memory.
+    alone = [tray.name for tray in trays if tray.clique is None]
+    if alone and not has_cliques(capacity.view):
+        return f"{found}; no NVLink partition holds these trays: no node carries {clique_label}"
+    return f"{found}; no NVLink partition holds {list_names(alone, MAX_NAMED_TRAYS)}" if alone else found
 
 
 def _served(shape: CliqueShape, subgroup: ColocationGroup) -> list[int]:
     """How many members of each part a clique can serve."""
     return [shape.bounds(part.need).capacity for part in subgroup]
-
-
-def _unpartitioned(site: SiteView, clique_label: str) -> str:
-    """What to say of trays without a clique label: no GPUs of two of them are known to share memory."""
-    alone = [tray.name for clique in site.cliques.values() for tray in clique.trays if tray.clique is None]
-    if not alone:
-        return ""
-    if not has_cliques(site):
-        return f"; no NVLink partition holds these trays: no node carries {clique_label}"
-    return f"; no NVLink partition holds {list_names(alone, MAX_NAMED_TRAYS)}"
 
 
 def has_cliques(site: SiteView) -> bool:
@@ -128,6 +147,7 @@ def partition_advice(site: SiteView, gang: Gang, clique_label: str = SchedulerLa
 
 def blocking_trays(capacity: SiteCapacity, clique: str, need: MemberNeed) -> Iterator[str]:
     """Trays of the clique that cannot serve a member, with the reason; the most common reason first."""
+    # The view has the gang's own holds too; a tray that they fill still has slots for the gang.
     owners: dict[str, set[str]] = {}
     for hold in capacity.view.cliques[clique].holds:
         owners.setdefault(hold.tray, set()).add(hold.owner)
@@ -153,11 +173,6 @@ def _why_unusable(capacity: SiteCapacity, at: TrayPosition, need: MemberNeed, ow
     if need.devices is not None and need.devices in tray.scarce:
         return f"has {tray.scarce[need.devices]}"
     return f"in use{by}" if owners else "has too few devices for a member"
-
-
-def _group_text(group: GangGroup) -> str:
-    devices = f"{group.gpus} GPUs" if group.gpus else "devices" if group.devices else "an IMEX channel"
-    return f"{group.members} {group.name} with {devices} each"
 
 
 # Fixes, nearest first.
@@ -188,16 +203,8 @@ class PlacementFix(msgspec.Struct, frozen=True, kw_only=True):
         return self.view.site
 
 
-class _RemediedSite(NamedTuple):
-    """The site afterwards, what was done in words, and its moves."""
-
-    site: SiteView
-    text: str
-    moves: tuple[JobMove, ...] = ()
-
-
-_Remedy = Callable[[SiteView, str], _RemediedSite | None]
-"""Makes room for the largest subgroup in a clique of a site; None where it cannot."""
+_Remedy = Callable[[SiteView, str], PlacementFix | None]
+"""Makes room for the largest subgroup in a clique of a site; None where it cannot. All may still not fit."""
 _NewRequest = tuple[str, Gang]
 """A smaller demand: in words, and as a gang."""
 
@@ -251,6 +258,7 @@ class _FixSearch:
         """Groups that shared a clique may be in several."""
         gang = self._gang
         shares = [group.share for group in gang.device_groups]
+        # Groups that follow each other stay together, so a gang of one sequence has nothing to take apart.
         if gang.segment is None and len(rank_sequences(gang)) > len(set(shares)):
             groups = groups_apart(gang.groups)
             yield "let each group have a clique of its own", replace(gang, groups=groups)
@@ -289,38 +297,36 @@ class _FixSearch:
     def remedied(self, cliques: Sequence[str], remedy: _Remedy) -> Iterator[PlacementFix]:
         """One of the cliques is remedied if that is enough, else several."""
         site = self._capacity.view
-        found = [result for clique in cliques if (result := remedy(site, clique)) is not None]
-        fix = next((fix for result in found if (fix := self._fix_if_it_fits(result))), None)
-        if fix is None and len(found) > 1:
-            fix = self._remedied_in_several(remedy)
-        if fix is not None:
-            yield fix
-
-    def _remedied_in_several(self, remedy: _Remedy) -> PlacementFix | None:
-        """Each segment may need a clique that is remedied."""
-        done = _RemediedSite(self._capacity.view, "")
+        found = [fix for clique in cliques if (fix := remedy(site, clique)) is not None]
+        for fix in found:
+            if self._makes_it_fit(fix):
+                yield fix
+                return
+        if len(found) < 2:
+            return
+        # Each segment may need a clique that is remedied. A step changes which clique lacks least, so the
+        # next one is chosen anew, among those that do not take the largest segment yet.
+        done = PlacementFix(text="", view=site, gang=self._gang)
         for _ in range(MAX_REMEDIED_CLIQUES):
             step = next(
                 (
-                    result
-                    for clique in cliques_by_shortfall(done.site, self._gang)
-                    if not self._fits_in_clique(done.site.only(clique))
-                    and (result := remedy(done.site, clique)) is not None
+                    fix
+                    for clique in cliques_by_shortfall(done.view, self._gang)
+                    if not self._fits_in_clique(done.view.only(clique))
+                    and (fix := remedy(done.view, clique)) is not None
                 ),
                 None,
             )
             if step is None:
-                return None
+                return
             text = f"{done.text}; {step.text}" if done.text else step.text
-            done = _RemediedSite(step.site, text, (*done.moves, *step.moves))
-            if fix := self._fix_if_it_fits(done):
-                return fix
-        return None
+            done = replace(step, text=text, moves=(*done.moves, *step.moves))
+            if self._makes_it_fit(done):
+                yield done
+                return
 
-    def _fix_if_it_fits(self, result: _RemediedSite) -> PlacementFix | None:
-        if not gang_fits(capacity_for(result.site, self._gang), self._gang, self._budget):
-            return None
-        return PlacementFix(text=result.text, view=result.site, gang=self._gang, moves=result.moves)
+    def _makes_it_fit(self, fix: PlacementFix) -> bool:
+        return gang_fits(capacity_for(fix.view, self._gang), self._gang, self._budget)
 
     def _fits_in_clique(self, clique: SiteView) -> bool:
         """Whether the largest subgroup fits in the clique that the site is."""
@@ -331,18 +337,19 @@ class _FixSearch:
     def _units_to_free(self, clique: SiteView, units: Sequence[MovableUnit]) -> list[MovableUnit]:
         return minimal_subset(units, lambda some: self._fits_in_clique(without_units(clique, some)))
 
-    def return_trays(self, site: SiteView, clique: str) -> _RemediedSite | None:
+    def return_trays(self, site: SiteView, clique: str) -> PlacementFix | None:
         """Closed trays go back into service."""
         alone = site.only(clique)
+        # A tray that the gang may not use at all stays of no use when it is returned.
         closed = [tray for tray in site.cliques[clique].trays if tray.shut is not None and not tray.is_unfit]
         chosen = minimal_subset(closed, lambda some: self._fits_in_clique(_with_trays_open(alone, some)))
         if not chosen:
             return None
         why = list_names(sorted({tray.shut or "" for tray in chosen}))
         text = f"return {list_names([tray.name for tray in chosen])} to service (now: {why})"
-        return _RemediedSite(_with_trays_open(site, chosen), text)
+        return PlacementFix(text=text, view=_with_trays_open(site, chosen), gang=self._gang)
 
-    def move_jobs_away(self, site: SiteView, clique: str) -> _RemediedSite | None:
+    def move_jobs_away(self, site: SiteView, clique: str) -> PlacementFix | None:
         """Movable jobs go to other cliques."""
         units = [unit for unit in movable_units(site, [clique]) if all(hold.movable for hold in unit.holds)]
         chosen = self._units_to_free(site.only(clique), units)
@@ -355,29 +362,30 @@ class _FixSearch:
                 return None
             site, move = step
             moves.append(move)
-        return (
-            _RemediedSite(site, "; ".join(move.describe() for move in moves), tuple(moves)) if moves else None
-        )
+        if not moves:
+            return None
+        text = "; ".join(move.describe() for move in moves)
+        return PlacementFix(text=text, view=site, gang=self._gang, moves=tuple(moves))
 
-    def preempt_jobs(self, site: SiteView, clique: str) -> _RemediedSite | None:
+    def preempt_jobs(self, site: SiteView, clique: str) -> PlacementFix | None:
         """Jobs of lower priority make way, where the gang may preempt."""
         if not self._gang.preempts:
             return None
-        priority = self._gang.priority
+        # A unit goes whole, so one hold that is not lower protects all of it.
         lower = [
             unit
             for unit in movable_units(site, [clique])
-            if all(hold.priority < priority for hold in unit.holds)
+            if all(hold.priority < self._gang.priority for hold in unit.holds)
         ]
         return self._end_jobs(site, clique, lower, "preempt {} (lower priority, {} GPUs)")
 
-    def await_jobs(self, site: SiteView, clique: str) -> _RemediedSite | None:
+    def await_jobs(self, site: SiteView, clique: str) -> PlacementFix | None:
         """Jobs end by themselves."""
         return self._end_jobs(site, clique, movable_units(site, [clique]), "wait until {} ends ({} GPUs)")
 
     def _end_jobs(
         self, site: SiteView, clique: str, units: Sequence[MovableUnit], text: str
-    ) -> _RemediedSite | None:
+    ) -> PlacementFix | None:
         chosen = self._units_to_free(site.only(clique), units)
         if not chosen:
             return None
@@ -387,7 +395,8 @@ class _FixSearch:
         ended = [unit for unit in movable_units(site, where) if unit.owner in owners]
         few = len(owners) <= MAX_NAMED_JOBS
         names = " and ".join(owners) if few else list_names(owners, most=MAX_NAMED_JOBS)
-        return _RemediedSite(without_units(site, ended), text.format(names, sum(unit.gpus for unit in ended)))
+        text = text.format(names, sum(unit.gpus for unit in ended))
+        return PlacementFix(text=text, view=without_units(site, ended), gang=self._gang)
 
 
 def minimal_subset(items: Sequence[T], is_enough: Callable[[Sequence[T]], bool]) -> list[T]:
@@ -400,6 +409,7 @@ def minimal_subset(items: Sequence[T], is_enough: Callable[[Sequence[T]], bool])
     for item in items:
         if is_enough([item]):
             return [item]
+    # Dear items free most, so few of them are enough, and the second pass has few to try.
     chosen: list[T] = []
     for item in reversed(items):
         chosen.append(item)
@@ -416,6 +426,7 @@ def minimal_subset(items: Sequence[T], is_enough: Callable[[Sequence[T]], bool])
 
 def cliques_by_shortfall(site: SiteView, gang: Gang) -> list[str]:
     """The cliques that are large enough for the largest subgroup, those that lack least first."""
+    # A clique that is too small when it is empty gains nothing by any remedy.
     needed = sum(part.group.gpus * part.members for part in colocation_groups(gang)[0])
     able = [(name, inside) for name, inside in site.cliques.items() if inside.gpus >= needed]
     return [name for name, _ in nlargest(MAX_REMEDIED_CLIQUES, able, key=lambda clique: clique[1].free_gpus)]

@@ -1,9 +1,9 @@
-"""Plan one gang on a site, or refuse it with the shortage and the nearest fix that was found to work.
+"""Plan one gang on a site.
 
-`plan_gang` returns a plan or raises Refused; `try_gang` returns None where the gang does not fit. Both run
-the search and build the plan: members in the order of the gang, helpers beside the first member of their
-share, spare trays, the price in free regions, and the reason. `gang_fits` only asks whether a plan exists.
-`plan_in_cliques` builds the plan for given cliques.
+`try_gang` runs the search and builds the plan: members in the order of the gang, helpers beside the first
+member of their share, spare trays, the price in free regions, and the reason. It returns None if the gang
+does not fit; `plan_gang` in `gang_fixes` refuses such a gang with the reason and the nearest fix. `gang_fits`
+only asks whether a plan exists. `plan_in_cliques` builds the plan for given cliques.
 
 `with_plan_reserved` is the site once a plan holds its trays. Trays with claimed devices are held whole,
 because the allocator was not asked what is left on them.
@@ -33,26 +33,6 @@ from rackloom.core.place.search.tray_assignment import (
     spare_trays,
 )
 from rackloom.errors import Refused
-
-
-def plan_gang(site: PlacementSite | SiteView, gang: Gang) -> GangPlan:
-    """A tray for every member. Raises Refused with the shortage and, if there is one, a fix.
-
-    A fix was planned, but for the advice to make a partition where none holds the trays.
-
-    Keep the `SiteView` between plans: rebuilding it costs more than the plan.
-    """
-    capacity, budget = capacity_for(site, gang), SearchBudget()
-    plan = try_gang(capacity, gang, budget)
-    if plan is not None:
-        return plan
-    # The fixes are themselves plans of this module, and a gang that fits needs none of them.
-    from rackloom.core.place.gang_fixes import describe_shortage, find_fixes, partition_advice
-
-    if (advice := partition_advice(capacity.view, gang)) is None:
-        fix = next(find_fixes(capacity, gang, budget), None)
-        advice = None if fix is None else fix.text
-    raise Refused(describe_shortage(capacity, gang), nearest_fix=advice)
 
 
 def try_gang(
@@ -107,13 +87,19 @@ def _gang_plan(gang: Gang, trial: TrialPlacement, chosen: Sequence[CliqueChoice]
         empty = capacity.shape(clique).empty
         taken = empty - trial.empty(clique) + kept[clique]
         after = [now - closed for now, closed in zip(after, regions_closed(empty, taken), strict=True)]
+    # The reason names the order of the aims, so that a reader sees why no other clique was taken.
+    trays = {assignment.at for choice in chosen for assignment in choice.assignments}
+    left = ", ".join(f"{clique} ({trial.empty(clique)} empty trays left)" for clique in cliques)
+    what = f"{len(chosen)} segments on " if len(chosen) > 1 else ""
+    where = f"clique {left}" if len(cliques) == 1 else f"the {len(cliques)} cliques {left}"
+    aims = "fewest cliques, then fewest holes closed, then tightest fit"
     return GangPlan(
         gang=gang.name,
         seats=_member_assignments(gang, trial, chosen),
         cliques=cliques,
         spares=tuple(capacity.tray(at).name for at in spares),
         price=fragmentation_price(capacity.states.regions, after),
-        reason=_plan_reason(trial, chosen, cliques),
+        reason=f"{what}{len(trays)} trays of {where}: {aims}",
     )
 
 
@@ -128,8 +114,11 @@ def _member_assignments(
             by_group[group] += (
                 MemberAssignment(group, member, tray) for member in range(first, first + members)
             )
+    # The search takes the largest subgroup first, so the segments of a group may come in any order.
     for assignments in by_group.values():
         assignments.sort(key=lambda assignment: assignment.member)
+    # A launcher talks to its workers, so it goes where the first of them is. Without a share of its own it
+    # goes to the first group with devices.
     for helper in (group for group in gang.groups if group.is_helper):
         beside = next(
             (group for group in gang.device_groups if group.share == helper.share), gang.device_groups[0]
@@ -139,14 +128,6 @@ def _member_assignments(
             MemberAssignment(helper.name, member, tray) for member in range(helper.members)
         ]
     return tuple(assignment for assignments in by_group.values() for assignment in assignments)
-
-
-def _plan_reason(trial: TrialPlacement, chosen: Sequence[CliqueChoice], cliques: Sequence[str]) -> str:
-    trays = {assignment.at for choice in chosen for assignment in choice.assignments}
-    left = ", ".join(f"{clique} ({trial.empty(clique)} empty trays left)" for clique in cliques)
-    what = f"{len(chosen)} segments on " if len(chosen) > 1 else ""
-    where = f"clique {left}" if len(cliques) == 1 else f"the {len(cliques)} cliques {left}"
-    return f"{what}{len(trays)} trays of {where}: fewest cliques, then fewest holes closed, then tightest fit"
 
 
 # The site once a plan holds its trays.
@@ -177,6 +158,7 @@ def _holds_of_plan(trays: Iterable[PlacementTray], gang: Gang, plan: GangPlan) -
     taken, with_channel = set(plan.spares), set[str]()
     for assignment in plan.seats:
         tray, group = assignment.tray, groups[assignment.group]
+        # Members without claims share a tray's GPUs. All others have the tray to themselves.
         exclusive = gang.exclusive or group.devices is not None
         gpus[tray] = whole[tray] if exclusive else min(gpus[tray] + group.gpus, whole[tray])
         taken |= {tray} if group.devices is not None else set()
@@ -202,6 +184,7 @@ def _holds_of_plan(trays: Iterable[PlacementTray], gang: Gang, plan: GangPlan) -
 def exclusive_cliques(site: PlacementSite, gang: Gang, budget: SearchBudget) -> tuple[str, ...]:
     """Cliques for as many of the first subgroups as fit if no two share one."""
     capacity, subgroups = capacity_for(site, gang), colocation_groups(gang)
+    # Subgroups are sorted, the largest first, so what is left out in the end is the smallest.
     for count in range(len(subgroups), 0, -1):
         request = CliqueRequest(subgroups[:count], gang.spares, apart=True)
         if chosen := choose_cliques(TrialPlacement(capacity), request, budget):

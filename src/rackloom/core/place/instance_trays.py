@@ -18,7 +18,7 @@ are named: first every combination of relaxed options, smallest first, then fewe
 option names of the REST API.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Generic, NamedTuple, TypeVar
 
@@ -118,28 +118,24 @@ class _Room(NamedTuple, Generic[TrayId]):
     most: int
     """The most trays that it may have here."""
 
-    @classmethod
-    def of(cls, domain: DomainFreeTrays[TrayId], request: TrayRequest) -> "_Room[TrayId]":
-        """The domain with what is usable of it."""
-        kept = free = 0
-        for tray in domain.trays:
-            if tray.shut is None and (tray.sick is None or request.allow_sick):
-                if tray.owner is None:
-                    free += tray.count
-                elif tray.owner == request.tenant:
-                    kept += tray.count
-        near = (domain.domain is None, -domain.members)
-        return cls(near, domain, kept, free, kept + min(free, _most_unreserved(request)))
-
 
 def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]]) -> TrayChoice[TrayId]:
     """Choose trays for `request`. Raises Refused with the shortage, and with a fix that was tried, if any."""
-    apart = sorted(_domains_apart(domains), key=lambda domain: domain.domain or "")
+    # Trays without a known domain are never promised to share memory: each counts as another domain.
+    apart: list[DomainFreeTrays[TrayId]] = []
+    for domain in domains:
+        if domain.domain is not None:
+            apart.append(domain)
+            continue
+        for tray in domain.trays:
+            apart += [replace(domain, trays=(replace(tray, count=1),))] * tray.count
+    apart.sort(key=lambda domain: domain.domain or "")
     chosen = _search(request, apart)
     trays = [tray for domain in domains for tray in domain.trays]
     own = [tray for tray in trays if tray.is_open_to(request.tenant)]
     shut = {tray.tray: tray.shut for tray in own if tray.shut is not None}
     if chosen is None:
+        # A tenant does not learn of others, so trays that are kept for them are only counted.
         kept = sum(tray.count for tray in trays if tray.shut is None and not tray.is_open_to(request.tenant))
         shortage, most = _shortage(request, apart)
         reason = f"{shortage}; {kept} more machines are not available now" if kept else shortage
@@ -151,19 +147,20 @@ def choose_trays(request: TrayRequest, domains: Sequence[DomainFreeTrays[TrayId]
     return TrayChoice(machines, _passing_over(unused, _reason(request, [room for room, _ in chosen])))
 
 
-def _domains_apart(domains: Iterable[DomainFreeTrays[TrayId]]) -> Iterator[DomainFreeTrays[TrayId]]:
-    """Trays without a known domain are never promised to share memory: each counts as another domain."""
-    for domain in domains:
-        if domain.domain is not None:
-            yield domain
-            continue
-        for tray in domain.trays:
-            yield from [replace(domain, trays=(replace(tray, count=1),))] * tray.count
-
-
 def _rooms(request: TrayRequest, domains: Iterable[DomainFreeTrays[TrayId]]) -> list[_Room[TrayId]]:
     """Where the request may go."""
-    rooms = [_Room.of(domain, request) for domain in domains]
+    rooms: list[_Room[TrayId]] = []
+    for domain in domains:
+        kept = free = 0
+        for tray in domain.trays:
+            if tray.shut is None and (tray.sick is None or request.allow_sick):
+                if tray.owner is None:
+                    free += tray.count
+                elif tray.owner == request.tenant:
+                    kept += tray.count
+        near = (domain.domain is None, -domain.members)
+        rooms.append(_Room(near, domain, kept, free, kept + min(free, _most_unreserved(request))))
+    # A domain with members is the only place, if there is one: memory is shared with them there alone.
     if request.beside_members:
         known = [room for room in rooms if room.domain.domain is not None]
         rooms = [room for room in known if room.domain.members] or known
@@ -202,6 +199,7 @@ def _parts(request: TrayRequest, rooms: Sequence[_Room[TrayId]]) -> list[Colocat
     left, unreserved = request.trays, _most_unreserved(request)
     if request.one_domain or request.beside_members:
         return [tray_group(left, max(0, left - unreserved))]
+    # The nearest and largest first, so that the request is cut into few parts.
     parts = []
     for room in sorted(rooms, key=lambda room: (room.near, -room.most)):
         if trays := min(left, room.kept + min(room.free, unreserved)):

@@ -106,6 +106,7 @@ def move_unit(
     """
     if not all(hold.movable for hold in unit.holds):
         return None
+    # The unit leaves before it arrives, so its own holds are not in its way.
     emptied = without_units(site, [unit])
     never_beside = frozenset[str]().union(*(hold.apart for hold in unit.holds))
     barred = frozenset(avoid).union(
@@ -118,8 +119,11 @@ def move_unit(
             if hold.owner == owner
         ),
     )
+    # The trays are closed for this plan alone. The site that is returned has them as they were.
+    why = "to be emptied, or not to be used by it"
+    closed = [replace(tray, shut=tray.shut or why) for tray in emptied.trays_named(barred)]
     gang = _unit_as_gang(unit)
-    plan = try_gang(_view_with_trays_closed(emptied, barred), gang, budget)
+    plan = try_gang(emptied.changed(trays=closed), gang, budget)
     if plan is None:
         return None
     groups = {group.name: group for group in gang.groups}
@@ -129,11 +133,6 @@ def move_unit(
         for group in [groups[member.group]]
     )
     return emptied.changed(taken=holds), JobMove(unit.owner, unit.trays, plan.trays, unit.gpus)
-
-
-def _view_with_trays_closed(view: SiteView, trays: Collection[str]) -> SiteView:
-    why = "to be emptied, or not to be used by it"
-    return view.changed(trays=[replace(tray, shut=tray.shut or why) for tray in view.trays_named(trays)])
 
 
 def with_trays_closed(site: PlacementSite, trays: Collection[str], why: str) -> PlacementSite:
@@ -149,23 +148,16 @@ def _unit_as_gang(unit: MovableUnit) -> Gang:
     members = Counter((hold.gpus, False) for hold in unit.holds if hold.tray not in with_channel)
     for tray in with_channel:
         members[sum(hold.gpus for hold in unit.holds if hold.tray == tray), True] += 1
-    groups = tuple(
-        GangGroup(
-            name=f"{gpus} GPUs{' and a channel' * channel}",
-            members=count,
-            gpus=gpus,
-            terms=_unit_terms(channel, is_apart),
-        )
-        for (gpus, channel), count in sorted(members.items())
-    )
+    groups = []
+    for (gpus, channel), count in sorted(members.items()):
+        # Members without terms keep the search on its counting path.
+        terms = PlacementTerms(channel=True) if channel else None
+        if is_apart:
+            terms = PlacementTerms(channel=channel, likeness=_ONE_PER_TRAY, apart=(_ONE_PER_TRAY,))
+        name = f"{gpus} GPUs{' and a channel' * channel}"
+        groups.append(GangGroup(name=name, members=count, gpus=gpus, terms=terms))
     # Under its own name, the other holds of the job would not count.
-    return Gang(name=f"{unit.owner}, moving", groups=groups)
-
-
-def _unit_terms(channel: bool, is_apart: bool) -> PlacementTerms | None:
-    if is_apart:
-        return PlacementTerms(channel=channel, likeness=_ONE_PER_TRAY, apart=(_ONE_PER_TRAY,))
-    return PlacementTerms(channel=True) if channel else None
+    return Gang(name=f"{unit.owner}, moving", groups=tuple(groups))
 
 
 # Drains and defragmentation.
@@ -196,20 +188,18 @@ def plan_drain(site: PlacementSite, tray: str) -> Rearrangement:
     for unit in movable_units(view, [clique[tray]]):
         if tray not in unit.trays:
             continue
+        # Within the clique its other members may stay. Elsewhere they share no memory, so all move.
         here = MovableUnit(unit.owner, tuple(hold for hold in unit.holds if hold.tray == tray))
         in_clique = move_unit(view, here, [*other_cliques, *unit.trays], SearchBudget())
         step = in_clique or move_unit(view, unit, [tray], SearchBudget())
         if step is None:
-            is_movable = all(hold.movable for hold in unit.holds)
-            why = (
-                "no other clique that it may use has room for it"
-                if is_movable
-                else "it is not marked as movable"
-            )
+            why = "no other clique that it may use has room for it"
+            if not all(hold.movable for hold in unit.holds):
+                why = "it is not marked as movable"
             raise Refused(
                 f"{unit.owner} cannot leave {tray}: {why}", nearest_fix=f"wait until {unit.owner} ends"
             )
-        view, _ = step
+        view = step[0]
         steps.append(step)
     return _rearrangement(start, steps)
 
@@ -256,6 +246,7 @@ def _emptied_cliques(site: SiteView) -> Iterator[list[MoveStep]]:
         units.setdefault(site.clique_of(unit.trays[0]) or "", []).append(unit)
     for name, inside in sorted(units.items(), key=lambda item: sum(unit.gpus for unit in item[1])):
         trays, now, steps = [tray.name for tray in site.cliques[name].trays], site, list[MoveStep]()
+        # The largest first: they find a place the hardest. What stays does not undo the moves of the others.
         for unit in sorted(inside, key=lambda unit: -unit.gpus):
             if step := move_unit(now, unit, trays, SearchBudget()):
                 now = step[0]
@@ -286,6 +277,7 @@ def replace_member(site: PlacementSite, gang: Gang, plan: GangPlan, lost: str) -
         )
     capacity = SiteCapacity(site, owner=plan.gang, exclusive=gang.exclusive)
     seats = Counter(member.group for member in plan.seats if member.tray == lost)
+    # One tray takes over all members of the lost one, as a spare was chosen to do.
     load = Counter[MemberNeed]()
     for group in gang.device_groups:
         load[MemberNeed.of(group)] += seats[group.name]

@@ -26,7 +26,6 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster.jobs import Job
-from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.site_planner import PlacementReport, PlanRequest, SitePlanner
 from rackloom.errors import Refused
@@ -40,15 +39,6 @@ SLICE_SIZE = f"{KUEUE}/podset-slice-size"
 SLICE_CONSTRAINTS = f"{KUEUE}/podset-slice-required-topology-constraints"
 GROUP_NAME = f"{KUEUE}/podset-group-name"
 """Annotations of a pod template."""
-TOPOLOGY_ANNOTATIONS = (
-    REQUIRED,
-    PREFERRED,
-    UNCONSTRAINED,
-    SLICE_LEVEL,
-    SLICE_SIZE,
-    SLICE_CONSTRAINTS,
-    GROUP_NAME,
-)
 
 
 class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +135,7 @@ def job_topology(job: Job) -> JobTopology | None:
     A pod set without devices (a launcher) goes beside the first member that has some, whatever it asks for.
     """
     groups = [group for group in job.groups if group.need.takes_devices]
-    requests = _group_requests(job, [group.name for group in groups])
+    requests = _group_requests(job)
     if all(request == TopologyRequest() for request in requests):
         return None
     for group, request in zip(groups, requests, strict=True):
@@ -189,13 +179,13 @@ def shared_topology(jobs: Sequence[Job], request: PlanRequest) -> JobTopology | 
     return found[0]
 
 
-def _group_requests(job: Job, names: Sequence[str]) -> list[TopologyRequest]:
-    """The request of each of these groups."""
-    by_name = {group.name: (number, group) for number, group in enumerate(job.groups)}
+def _group_requests(job: Job) -> list[TopologyRequest]:
+    """The request of each group whose members take devices."""
     found = []
-    for name in names:
-        number, group = by_name[name]
-        where = f"{job.name}: {name}"
+    for number, group in enumerate(job.groups):
+        if not group.need.takes_devices:
+            continue
+        where = f"{job.name}: {group.name}"
         # Pods that are alike are one group of several objects.
         obj = job.objects[number] if len(job.objects) == len(job.groups) else job.objects[0]
         if job.kind == "Workload":
@@ -208,9 +198,6 @@ def _group_requests(job: Job, names: Sequence[str]) -> list[TopologyRequest]:
 
 
 # From the request to what the planner is asked.
-
-
-NodeFilter = Callable[[Mapping[str, Any]], bool]
 
 
 class TopologyAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,8 +232,14 @@ def topology_attempts(
         yield TopologyAttempt(request=request)
         return
     asked = topology.request
+    labels = request.labels
     for level in asked.levels:
-        _check_level(level, request.labels, nodes)
+        # Every site has the planner's own labels, whether or not a node carries them yet.
+        if level not in (labels.clique, labels.host) and not _values(level, nodes):
+            raise Refused(
+                f"no node carries the label {level}, which the job names as a level of its topology",
+                nearest_fix=f"name a label that nodes carry, such as {labels.clique}",
+            )
     request = replace(request, apart=request.apart or topology.is_apart)
     anywhere = replace(request, segment=1)
     if asked.slice_level is not None:
@@ -296,15 +289,6 @@ def first_that_fits(
 
 def _at_level(request: PlanRequest, level: str) -> PlanRequest:
     return replace(request, labels=replace(request.labels, clique=level))
-
-
-def _check_level(level: str, labels: SchedulerLabels, nodes: Iterable[Mapping[str, Any]]) -> None:
-    if level in (labels.clique, labels.host) or next(iter(_values(level, nodes)), None) is not None:
-        return
-    raise Refused(
-        f"no node carries the label {level}, which the job names as a level of its topology",
-        nearest_fix=f"name a label that nodes carry, such as {labels.clique}",
-    )
 
 
 def _values(level: str, nodes: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -11,7 +11,7 @@ members are not counted against it: they are free once it leaves.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations_with_replacement
 
@@ -128,48 +128,33 @@ def anti_affinity_peers(
     everywhere = list(nodes)
     kinds = _equal_pods([pod for pod in pods if is_bound_pod(pod)], labels)
     names = frozenset(node["metadata"]["name"] for node in everywhere)
-    index = _PeerIndex(holding, TopologyDomains(everywhere), names)
-    for mine, theirs in combinations_with_replacement(kinds, 2):
-        if mine.identity.apart or theirs.identity.apart:
-            by = set(mine.identity.barred_by(theirs.identity))
-            if by:
-                # Anti-affinity is symmetric: it binds both, whichever pod has the term.
-                index.add_peers(mine, theirs, by)
-                index.add_peers(theirs, mine, by)
-    return index.found
-
-
-class _PeerIndex:
-    """The peers of each job that are found so far."""
-
-    def __init__(
-        self, holding: Mapping[str, Collection[str]], domains: TopologyDomains, everywhere: frozenset[str]
-    ) -> None:
-        self.found: dict[str, AntiAffinityPeers] = {}
-        self._holding = holding
-        self._domains = domains
-        self._everywhere = everywhere
-
-    def add_peers(self, mine: _EqualPods, theirs: _EqualPods, by: Collection[str]) -> None:
-        """`by`: the topology keys of the terms that keep the two kinds of pods apart."""
-        there = {owner: self._around(nodes, by) for owner, nodes in theirs.nodes.items()}
-        for owner in self._holding.keys() & mine.nodes.keys():
-            is_alone = mine is theirs and len(mine.nodes[owner]) == 1
-            peers = there.keys() - {owner} if is_alone else there.keys()
-            if peers:
-                self._add(owner, {peer: there[peer] for peer in peers}, is_wide=any(by))
-
-    def _add(self, owner: str, there: Mapping[str, frozenset[str]], *, is_wide: bool) -> None:
-        # The trays of its own members are free once they leave; those of its launchers are not.
-        trays = {**there, owner: there.get(owner, frozenset()).difference(self._holding[owner])}
-        before = self.found.get(owner, AntiAffinityPeers())
-        # A peer that may move too could be in any zone by then, so no node is safe.
-        may_be_anywhere = is_wide and not self._holding.keys().isdisjoint(there)
-        nodes = self._everywhere if may_be_anywhere else before.nodes.union(*trays.values())
-        self.found[owner] = AntiAffinityPeers(nodes=before.nodes | nodes, owners=before.owners.union(there))
-
-    def _around(self, nodes: Iterable[str], by: Collection[str]) -> frozenset[str]:
-        return frozenset(near for node in set(nodes) for near in self._domains.around(node, by))
+    domains, found = TopologyDomains(everywhere), dict[str, AntiAffinityPeers]()
+    for one, other in combinations_with_replacement(kinds, 2):
+        if not (one.identity.apart or other.identity.apart):
+            continue
+        # The topology keys of the terms that keep the two kinds of pods apart.
+        by = set(one.identity.barred_by(other.identity))
+        # Anti-affinity is symmetric: it binds both, whichever pod has the term.
+        for mine, theirs in ((one, other), (other, one)) if by else ():
+            around = {
+                owner: frozenset(near for node in set(nodes) for near in domains.around(node, by))
+                for owner, nodes in theirs.nodes.items()
+            }
+            for owner in holding.keys() & mine.nodes.keys():
+                # A job with a single pod of this kind is no peer of itself.
+                is_alone = mine is theirs and len(mine.nodes[owner]) == 1
+                there = {peer: near for peer, near in around.items() if not (is_alone and peer == owner)}
+                if not there:
+                    continue
+                # The trays of its own members are free once they leave; those of its launchers are not.
+                trays = {**there, owner: there.get(owner, frozenset()).difference(holding[owner])}
+                before = found.get(owner, AntiAffinityPeers())
+                # A peer that may move too could be in any zone by then, so no node is safe.
+                may_be_anywhere = any(by) and not holding.keys().isdisjoint(there)
+                near = names if may_be_anywhere else before.nodes.union(*trays.values())
+                owners = before.owners.union(there)
+                found[owner] = AntiAffinityPeers(nodes=before.nodes | near, owners=owners)
+    return found
 
 
 def _equal_pods(pods: Sequence[JsonMapping], labels: SchedulerLabels) -> Iterable[_EqualPods]:

@@ -87,12 +87,6 @@ _NOT_IN_DNS_LABEL = re.compile(r"[^a-z0-9-]")
 """Characters that a DNS-1123 label does not allow; object names allow some dots too."""
 
 
-def gang_label_value(name: str) -> str:
-    """The name of a gang as the value of a label, which has no slash and 63 characters at most."""
-    value = name.replace("/", ".")
-    return value if len(value) <= _MAX_LABEL_CHARACTERS else _with_hash(value, name)
-
-
 def gang_object_name(name: str) -> str:
     """The name of a gang, without its namespace, as the name of an object that a label may hold."""
     own = _bare_name(name)
@@ -129,26 +123,53 @@ def render_affinity(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: Sc
     Raises Refused where pods of one template have to be in more than one.
     """
     _check_templates(draft, gang, plan)
-    name = gang_label_value(gang.name)
+    # The value of a label has no slash, and 63 characters at most.
+    name = gang.name.replace("/", ".")
+    name = name if len(name) <= _MAX_LABEL_CHARACTERS else _with_hash(name, gang.name)
     with_devices = {group.name for group in gang.device_groups}
     pin_to_trays(draft, plan, labels)
     for group, _, template in draft.templates():
         draft.add(template, "labels", {labels.job: name})
-        if group.name in with_devices and len(plan.cliques) == 1:
-            _keep_together(template, name, labels)
+        if group.name not in with_devices or len(plan.cliques) > 1:
+            continue
+        # The selector is of this job alone: a broader one would tie two runs to one rack.
+        pods = mapping_at(template, "spec", "affinity", "podAffinity")
+        others = [
+            rule
+            for rule in pods.get(REQUIRED_DURING_SCHEDULING) or ()
+            if rule.get("topologyKey") != labels.clique
+        ]
+        term = {"topologyKey": labels.clique, "labelSelector": {"matchLabels": {labels.job: name}}}
+        pods[REQUIRED_DURING_SCHEDULING] = [*others, term]
 
 
 def pin_to_trays(draft: ManifestDraft, plan: GangPlan, labels: SchedulerLabels) -> None:
     """Let every pod template use the trays of its groups only."""
     for group, member, template in draft.templates():
-        _pin_template(template, _trays_of_template(draft, plan, group, member), labels)
+        # A pod has its own tray. A template has the trays of all groups that have it.
+        if draft.job.kind == "Pod":
+            trays = [at.tray for at in plan.seats if (at.group, at.member) == (group.name, member)]
+        else:
+            same = {other.name for other in draft.job.groups if other.template == group.template}
+            trays = list(dict.fromkeys(seat.tray for seat in plan.seats if seat.group in same))
+        # Terms are alternatives, so each gets the requirement.
+        node = mapping_at(template, "spec", "affinity", "nodeAffinity", REQUIRED_DURING_SCHEDULING)
+        rule = {"key": labels.host, "operator": "In", "values": trays}
+        terms = node.get("nodeSelectorTerms") or [{}]
+        node["nodeSelectorTerms"] = [
+            {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), rule]} for term in terms
+        ]
 
 
 def _check_templates(draft: ManifestDraft, gang: Gang, plan: GangPlan) -> None:
     """Trays of two cliques in one template would let a replica, or a segment, straddle both."""
     if len(plan.cliques) == 1 or draft.job.kind == "Pod":
         return
-    for count in _groups_by_template(draft, gang):
+    with_devices = [group for group in draft.job.groups if group.need.takes_devices]
+    for template in dict.fromkeys(group.template for group in with_devices):
+        # How many colocation groups the pods of this template are in.
+        alike = {group.name for group in with_devices if group.template == template}
+        count = sum(any(part.group.name in alike for part in block) for block in colocation_groups(gang))
         if count > 1:
             what = f"segments of {gang.segment}" if gang.segment else "replicas"
             others = "lws" if draft.job.kind == "LeaderWorkerSet" else "kueue or slurm"
@@ -157,41 +178,3 @@ def _check_templates(draft: ManifestDraft, gang: Gang, plan: GangPlan) -> None:
                 " affinity cannot tell which pod goes where: one could straddle two cliques",
                 nearest_fix=f"use --render {others}",
             )
-
-
-def _groups_by_template(draft: ManifestDraft, gang: Gang) -> Iterator[int]:
-    """How many blocks the pods of each template are in."""
-    with_devices = [group for group in draft.job.groups if group.need.takes_devices]
-    for template in dict.fromkeys(group.template for group in with_devices):
-        alike = {group.name for group in with_devices if group.template == template}
-        yield sum(any(part.group.name in alike for part in block) for block in colocation_groups(gang))
-
-
-def _trays_of_template(draft: ManifestDraft, plan: GangPlan, group: JobGroup, member: int) -> list[str]:
-    """Of all groups that have the template; of pods, the tray of this one."""
-    if draft.job.kind == "Pod":
-        return [at.tray for at in plan.seats if (at.group, at.member) == (group.name, member)]
-    same = {other.name for other in draft.job.groups if other.template == group.template}
-    return list(dict.fromkeys(member.tray for member in plan.seats if member.group in same))
-
-
-def _pin_template(template: JsonObject, trays: list[str], labels: SchedulerLabels) -> None:
-    """Terms are alternatives, so each gets the requirement."""
-    node = mapping_at(template, "spec", "affinity", "nodeAffinity", REQUIRED_DURING_SCHEDULING)
-    rule = {"key": labels.host, "operator": "In", "values": trays}
-    terms = node.get("nodeSelectorTerms") or [{}]
-    node["nodeSelectorTerms"] = [
-        {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), rule]} for term in terms
-    ]
-
-
-def _keep_together(template: JsonObject, name: str, labels: SchedulerLabels) -> None:
-    """The selector is of this job alone: a broader one would tie two runs to one rack."""
-    pods = mapping_at(template, "spec", "affinity", "podAffinity")
-    others = [
-        rule
-        for rule in pods.get(REQUIRED_DURING_SCHEDULING) or ()
-        if rule.get("topologyKey") != labels.clique
-    ]
-    selector = {"matchLabels": {labels.job: name}}
-    pods[REQUIRED_DURING_SCHEDULING] = [*others, {"topologyKey": labels.clique, "labelSelector": selector}]

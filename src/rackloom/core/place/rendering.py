@@ -30,7 +30,7 @@ from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.gang_planner import shares_clique
 from rackloom.core.place.kueue_topology import job_topology
-from rackloom.core.place.placement_values import Gang, GangPlan
+from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
 from rackloom.core.place.pod_templates import (
     JsonObject,
     ManifestDraft,
@@ -72,7 +72,13 @@ def render_kai(
         mapping_at(template, "spec")["schedulerName"] = "kai-scheduler"
     levels = topology_object(f"{_KAI}/v1alpha1", labels)
     if draft.job.kind == "Pod":
-        return [levels, _kai_pod_group(draft, gang_object_name(gang.name), labels)]
+        # One PodGroup of all the pods: KAI's pod grouper makes one for each pod that names none.
+        name = gang_object_name(gang.name)
+        for pod in draft.objects:
+            draft.add(pod, "annotations", {"pod-group-name": name})
+        constraint = {"topology": labels.topology, "requiredTopologyLevel": labels.clique}
+        spec = {"minMember": len(draft.objects), "queue": labels.queue, "topologyConstraint": constraint}
+        return [levels, _pod_group(draft, name, "scheduling.run.ai/v2alpha2", spec)]
     draft.add(draft.main, "labels", {f"{_KAI}/queue": labels.queue})
     annotations = {
         f"{_KAI}/topology": labels.topology,
@@ -98,16 +104,21 @@ def render_kueue(
     for obj in draft.objects:
         if not value_at(obj, ("metadata", "labels", f"{_KUEUE}/queue-name")):
             draft.add(obj, "labels", {f"{_KUEUE}/queue-name": labels.queue})
-    if len(draft.objects) > 1:
-        _kueue_pod_group(draft, gang_object_name(gang.name))
+    # The label and the count make the pods one workload; the index gives them the order of the ranks.
+    name, count = gang_object_name(gang.name), len(draft.objects)
+    for index, pod in enumerate(draft.objects if count > 1 else ()):
+        draft.add(
+            pod, "labels", {f"{_KUEUE}/pod-group-name": name, f"{_KUEUE}/pod-group-pod-index": str(index)}
+        )
+        draft.add(pod, "annotations", {f"{_KUEUE}/pod-group-total-count": str(count)})
     topology = job_topology(draft.job)
     if topology is not None:
         return [topology_object(f"{_KUEUE}/v1beta2", labels, topology.request.levels)]
     with_devices = {group.name for group in gang.device_groups}
     annotations = (
-        _slice_annotations(gang, labels)
-        if gang.segment is not None
-        else _domain_annotations(draft, gang, labels)
+        _domain_annotations(draft, gang, labels)
+        if gang.segment is None
+        else _slice_annotations(gang, gang.segment, labels)
     )
     for group, _, template in draft.templates():
         if group.name in with_devices or gang.segment is None:
@@ -129,7 +140,19 @@ def render_lws(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: Schedul
             f"{gang.name} is a {draft.job.kind}: exclusive topology is a feature of LeaderWorkerSet",
             nearest_fix="use --render affinity",
         )
-    _check_exclusive_cliques(gang, plan)
+    if (uneven := _uneven_group(gang)) is not None:
+        raise Refused(
+            f"{gang.name}: subgroups of a LeaderWorkerSet are alike, and {uneven.members} {uneven.name}"
+            f" are no whole segments of {gang.segment}",
+            nearest_fix=f"use a --segment that divides {uneven.members}, or leave it out",
+        )
+    # A replica never starts in a clique that another replica uses.
+    if shares_clique(gang, plan):
+        what = "replicas" if gang.segment is None else f"segments of {gang.segment}"
+        raise Refused(
+            f"{gang.name}: the plan has two {what} in one clique, and exclusive topology keeps them apart",
+            nearest_fix="plan them a clique each, as `rackloom place --render lws` does",
+        )
     pin_to_trays(draft, plan, labels)
     if gang.segment is None:
         draft.add(draft.main, "annotations", {f"{_LWS}/exclusive-topology": labels.clique})
@@ -159,14 +182,18 @@ def render_pod_groups(
             " or two groups in one clique",
             nearest_fix="use --render kueue" if gang.segment else "use --render affinity",
         )
-    _check_pod_group_templates(draft, gang)
+    # Pods name their PodGroup in their template, so replicas of one template cannot have one each.
+    templates = [group.template for group in draft.job.groups if group.need.takes_devices]
+    if draft.job.kind != "Pod" and len(set(templates)) < len(templates):
+        raise Refused(
+            f"{gang.name}: all replicas of a {draft.job.kind} have one template, which names one PodGroup",
+            nearest_fix="use --render lws, or submit each replica by itself",
+        )
     rendered = []
     for group in with_devices:
-        name = (
-            gang_object_name(gang.name)
-            if len(with_devices) == 1
-            else group_object_name(gang.name, group.name)
-        )
+        name = gang_object_name(gang.name)
+        if len(with_devices) > 1:
+            name = group_object_name(gang.name, group.name)
         spec = {
             "schedulingPolicy": {"gang": {"minCount": group.members}},
             "schedulingConstraints": {"topology": [{"key": labels.clique}]},
@@ -195,20 +222,16 @@ def render_job(
     """
     if target == "slurm":
         return RenderedJob(objects=(topology_document(topology_of(site)),), script=slurm_options(gang, plan))
-    draft, plan = ManifestDraft(job), _with_host_labels(plan, site)
+    # From here on trays have the names by which node affinity knows them.
+    hosts = {tray.name: tray.host for tray in site.trays if tray.host}
+    seats = tuple(replace(seat, tray=hosts.get(seat.tray, seat.tray)) for seat in plan.seats)
+    draft, plan = ManifestDraft(job), replace(plan, seats=seats)
     more: list[JsonObject] = []
     if target == "affinity":
         render_affinity(draft, gang, plan, labels)
     else:
         more = _RENDERERS[target](draft, gang, plan, labels)
     return RenderedJob(objects=(*more, *draft.objects))
-
-
-def _with_host_labels(plan: GangPlan, site: PlacementSite) -> GangPlan:
-    """The plan with trays by the host label that node affinity reads."""
-    hosts = {tray.name: tray.host for tray in site.trays if tray.host}
-    members = tuple(replace(member, tray=hosts.get(member.tray, member.tray)) for member in plan.seats)
-    return replace(plan, seats=members)
 
 
 # The Topology object of Kueue and KAI.
@@ -231,17 +254,7 @@ def topology_object(version: str, labels: SchedulerLabels, wider: Sequence[str] 
 _KUEUE = "kueue.x-k8s.io"
 
 
-def _kueue_pod_group(draft: ManifestDraft, name: str) -> None:
-    """The label and the count make the pods one workload; the index gives them the order of the ranks."""
-    for index, pod in enumerate(draft.objects):
-        draft.add(
-            pod, "labels", {f"{_KUEUE}/pod-group-name": name, f"{_KUEUE}/pod-group-pod-index": str(index)}
-        )
-        draft.add(pod, "annotations", {f"{_KUEUE}/pod-group-total-count": str(len(draft.objects))})
-
-
-def _slice_annotations(gang: Gang, labels: SchedulerLabels) -> dict[str, str]:
-    segment = gang.segment or 1
+def _slice_annotations(gang: Gang, segment: int, labels: SchedulerLabels) -> dict[str, str]:
     mixed = next((block for block in colocation_groups(gang) if len(block) > 1), ())
     if mixed:
         raise Refused(
@@ -249,16 +262,21 @@ def _slice_annotations(gang: Gang, labels: SchedulerLabels) -> dict[str, str]:
             f" {' and '.join(part.group.name for part in mixed)}",
             nearest_fix="use --render slurm, or leave --segment out",
         )
-    uneven = [group for group in gang.groups if not group.is_helper and group.members % segment]
-    if uneven:
+    if (uneven := _uneven_group(gang)) is not None:
         raise Refused(
-            f"{gang.name}: Kueue takes no slices of {segment} from {uneven[0].members} {uneven[0].name}",
-            nearest_fix=f"use a --segment that divides {uneven[0].members}",
+            f"{gang.name}: Kueue takes no slices of {segment} from {uneven.members} {uneven.name}",
+            nearest_fix=f"use a --segment that divides {uneven.members}",
         )
     return {
         f"{_KUEUE}/podset-slice-required-topology": labels.clique,
-        f"{_KUEUE}/podset-slice-size": str(gang.segment),
+        f"{_KUEUE}/podset-slice-size": str(segment),
     }
+
+
+def _uneven_group(gang: Gang) -> GangGroup | None:
+    """The first group that leaves members over after its last whole segment."""
+    segment = gang.segment or 1
+    return next((group for group in gang.device_groups if group.members % segment), None)
 
 
 def _domain_annotations(draft: ManifestDraft, gang: Gang, labels: SchedulerLabels) -> dict[str, str]:
@@ -300,21 +318,13 @@ def _check_kai(draft: ManifestDraft, gang: Gang) -> None:
             f"{gang.name}: KAI's annotations keep a whole job together; they know no groups apart",
             nearest_fix="use --render kueue, or leave --apart out",
         )
-    if draft.job.kind == "JobSet":
-        _check_startup_order(draft, gang)
-
-
-def _check_startup_order(draft: ManifestDraft, gang: Gang) -> None:
-    """KAI's pod grouper makes one group of a JobSet only with startup order AnyOrder (KAI 0.14.1).
-
-    Else each replicated Job is a group, and each would wait for as many pods as the annotation says. Jobs
-    that depend on others come after them, and the one group would wait for all.
-    """
+    if draft.job.kind != "JobSet" or len(gang.groups) < 2:
+        return
+    # KAI's pod grouper makes one group of a JobSet only with startup order AnyOrder (KAI 0.14.1). Else each
+    # replicated Job is a group, and each would wait for as many pods as the annotation says. Jobs that
+    # depend on others come after them, and the one group would wait for all.
     jobs = value_at(draft.main, ("spec", "replicatedJobs"))
-    together = value_at(draft.main, _STARTUP_ORDER) == "AnyOrder" and not any(
-        job.get("dependsOn") for job in jobs
-    )
-    if len(gang.groups) > 1 and not together:
+    if value_at(draft.main, _STARTUP_ORDER) != "AnyOrder" or any(job.get("dependsOn") for job in jobs):
         raise Refused(
             f"{gang.name}: KAI starts replicated Jobs together only if they may start in any order",
             nearest_fix=f"set {'.'.join(_STARTUP_ORDER)} to AnyOrder without dependsOn,"
@@ -322,47 +332,7 @@ def _check_startup_order(draft: ManifestDraft, gang: Gang) -> None:
         )
 
 
-def _kai_pod_group(draft: ManifestDraft, name: str, labels: SchedulerLabels) -> JsonObject:
-    """The PodGroup of all the pods: KAI's pod grouper makes one for each pod that names none."""
-    for pod in draft.objects:
-        draft.add(pod, "annotations", {"pod-group-name": name})
-    constraint = {"topology": labels.topology, "requiredTopologyLevel": labels.clique}
-    spec = {"minMember": len(draft.objects), "queue": labels.queue, "topologyConstraint": constraint}
-    return _pod_group(draft, name, "scheduling.run.ai/v2alpha2", spec)
-
-
 _LWS = "leaderworkerset.sigs.k8s.io"
-
-
-def _check_exclusive_cliques(gang: Gang, plan: GangPlan) -> None:
-    """With exclusive topology, a replica never starts in a clique that another replica uses."""
-    uneven = [
-        group
-        for group in gang.groups
-        if gang.segment and not group.is_helper and group.members % gang.segment
-    ]
-    if uneven:
-        raise Refused(
-            f"{gang.name}: subgroups of a LeaderWorkerSet are alike, and {uneven[0].members} {uneven[0].name}"
-            f" are no whole segments of {gang.segment}",
-            nearest_fix=f"use a --segment that divides {uneven[0].members}, or leave it out",
-        )
-    if shares_clique(gang, plan):
-        what = "replicas" if gang.segment is None else f"segments of {gang.segment}"
-        raise Refused(
-            f"{gang.name}: the plan has two {what} in one clique, and exclusive topology keeps them apart",
-            nearest_fix="plan them a clique each, as `rackloom place --render lws` does",
-        )
-
-
-def _check_pod_group_templates(draft: ManifestDraft, gang: Gang) -> None:
-    """Pods name their PodGroup in their template, so replicas of one template cannot have one each."""
-    templates = [group.template for group in draft.job.groups if group.need.takes_devices]
-    if draft.job.kind != "Pod" and len(set(templates)) < len(templates):
-        raise Refused(
-            f"{gang.name}: all replicas of a {draft.job.kind} have one template, which names one PodGroup",
-            nearest_fix="use --render lws, or submit each replica by itself",
-        )
 
 
 def _pod_group(draft: ManifestDraft, name: str, version: str, spec: JsonObject) -> JsonObject:
@@ -384,19 +354,7 @@ def slurm_options(gang: Gang, plan: GangPlan) -> str:
             f"{gang.name}: a Slurm segment counts nodes, and here members share trays or differ in GPUs",
             nearest_fix="give every member a whole tray",
         )
-    words = {
-        "job-name": gang.name.rpartition("/")[2],
-        "nodes": len(plan.trays),
-        "ntasks-per-node": with_devices[0].gpus,
-        "gpus-per-node": with_devices[0].gpus,
-        "segment": _slurm_segment(gang),
-        "nodelist": ",".join(plan.trays),
-    }
-    return "".join(f"#SBATCH --{name}={value}\n" for name, value in words.items())
-
-
-def _slurm_segment(gang: Gang) -> int:
-    """Nodes that must share a block: Slurm knows one number for the whole job."""
+    # Slurm knows one number of nodes that share a block, for the whole job.
     sizes = {sum(part.members for part in block) for block in colocation_groups(gang)}
     if len(sizes) > 1:
         counts = " and ".join(map(str, sorted(sizes)))
@@ -405,4 +363,12 @@ def _slurm_segment(gang: Gang) -> int:
             f"{gang.name}: the segments of a Slurm job are alike, and here {counts} members share a clique",
             nearest_fix=f"use a --segment that divides {' and '.join(map(str, members))}",
         )
-    return sizes.pop()
+    words = {
+        "job-name": gang.name.rpartition("/")[2],
+        "nodes": len(plan.trays),
+        "ntasks-per-node": with_devices[0].gpus,
+        "gpus-per-node": with_devices[0].gpus,
+        "segment": sizes.pop(),
+        "nodelist": ",".join(plan.trays),
+    }
+    return "".join(f"#SBATCH --{name}={value}\n" for name, value in words.items())

@@ -16,7 +16,7 @@ than that takes to load.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -195,7 +195,12 @@ class SitePlanner:
 
         `each` is given the jobs, first to plan, then to explain, and may tell how far they are.
         """
-        _check_names(jobs)
+        # Jobs are distinguished by their names, here and on the trays that they hold.
+        for name, count in Counter(job.name for job in jobs).items():
+            if count > 1:
+                raise Refused(
+                    f"{count} jobs are called {name}", nearest_fix="rename them, or place them one by one"
+                )
         self._jobs = {job.name: job for job in jobs}
         # What runs of a job already is its own, whatever kind its owner has.
         own = {owner_of_job(job, self._request.labels.gang).text: job.name for job in jobs}
@@ -219,10 +224,14 @@ class SitePlanner:
         answers = tuple(
             self._answer(job, self._gang(job), plans) for job, _ in each(ranked, "jobs explained")
         )
-        down = self._request.down
-        priced = self._request.segment is None and down is not None
-        sizes = _segment_prices(self._site(None, ""), down or 0) if priced else ()
-        return PlacementReport(moves=moves, jobs=answers, segments=sizes)
+        down, segments = self._request.down, list[SegmentPrice]()
+        if self._request.segment is None and down is not None:
+            # Every size up to the largest clique of the site, in cliques of that size.
+            trays = max(Counter(tray.sharing for tray in self._site(None, "").trays).values(), default=0)
+            for size in range(1, trays + 1):
+                usable = usable_share(trays, size, down)
+                segments.append(SegmentPrice(trays=size, outside=trays % size, usable=usable))
+        return PlacementReport(moves=moves, jobs=answers, segments=tuple(segments))
 
     def rendered(self, target: str) -> "list[RenderedJob]":
         """The jobs that were placed, for a scheduler."""
@@ -238,6 +247,7 @@ class SitePlanner:
         request = self._request
         if not (request.without_trays or request.drain or request.defrag):
             return ()
+        # Taints do not bar a tray here that the jobs, or those that may move, tolerate.
         wanted = [toleration for job in jobs for group in job.groups for toleration in group.need.tolerations]
         site = self._site(None, "", (*wanted, *tolerations_of_movable(self._found.state)))
         for tray in request.without_trays:
@@ -260,54 +270,45 @@ class SitePlanner:
         are_counted = any(self._bounded(job, gang)[1] != gang for job, gang in ranked)
         # Jobs that are planned together share GPUs; what they leave of CPU and memory is counted after each.
         if (
-            not are_counted
-            and all(tray == trays[0] for tray in trays)
-            and not are_anti_affine([job for job, _ in ranked])
+            are_counted
+            or any(tray != trays[0] for tray in trays)
+            or are_anti_affine([job for job, _ in ranked])
         ):
+            return self._plans_one_by_one(ranked, each)
+        site = PlacementSite(())
+        if trays:
             kinds = {kind: claims for job, _ in ranked for kind, claims in self._claims_of(job).items()}
-            site = (
-                self._with_claim_capacity(PlacementSite(trays[0], self._holds), kinds)
-                if trays
-                else PlacementSite(())
-            )
-            found = plan_batch(site, [gang for _, gang in ranked], each)
-            for plan in found:
-                self._reserve(plan, next(pair for pair in ranked if pair[1].name == plan.gang))
-            return {plan.gang: plan for plan in found}
-        return self._plans_one_by_one(ranked, each)
+            site = self._with_claim_capacity(PlacementSite(trays[0], self._holds), kinds)
+        found = plan_batch(site, [gang for _, gang in ranked], each)
+        for plan in found:
+            self._reserve(plan, next(pair for pair in ranked if pair[1].name == plan.gang))
+        return {plan.gang: plan for plan in found}
 
     def _plans_one_by_one(self, ranked: Sequence[tuple[Job, Gang]], each: EachInTurn) -> dict[str, GangPlan]:
         """Of the jobs that fit. Each plan takes trays from the jobs after it."""
         plans: dict[str, GangPlan] = {}
+        is_exclusive = self._request.exclusive_topology
         for number, (job, _) in enumerate(each(ranked, "jobs planned")):
+            # A plan before this one may have changed what the job avoids, and so its gang.
             gang = self._gang(job)
-            fitting = self._plan(job, gang, plans)
-            if fitting is not None:
-                plans[gang.name] = fitting
-                self._reserve(fitting, (job, gang))
-                if not self._request.exclusive_topology:
-                    self._keep_jobs_off([later for later, _ in ranked[number + 1 :]], job, fitting)
+            site = self._site_with_free_cliques(job, plans) if is_exclusive else None
+            fitting = try_gang(*self._bounded(job, gang, site), SearchBudget(), apart=is_exclusive)
+            if fitting is None:
+                continue
+            plans[gang.name] = fitting
+            self._reserve(fitting, (job, gang))
+            # Jobs that are never beside this one avoid its trays. Exclusive topology needs no such care.
+            for later, _ in () if is_exclusive else ranked[number + 1 :]:
+                before = self._avoided[later.name]
+                self._avoided[later.name] = avoiding_job(later, job, fitting, before)
+                if self._avoided[later.name] != before:
+                    self._gangs.pop(later.name, None)
         return plans
-
-    def _plan(self, job: Job, gang: Gang, plans: Mapping[str, GangPlan]) -> GangPlan | None:
-        if self._request.exclusive_topology:
-            site, gang = self._bounded(job, gang, self._site_with_free_cliques(job, plans))
-            return try_gang(site, gang, SearchBudget(), apart=True)
-        site, gang = self._bounded(job, gang)
-        return try_gang(site, gang, SearchBudget())
 
     def _bounded(self, job: Job, gang: Gang, site: PlacementSite | None = None) -> tuple[PlacementSite, Gang]:
         """Site and gang with the groups bounded by CPU and memory, where these bind."""
         asked = {group.name: group.need.requests for group in job.groups}
         return with_node_resources(site or self._capacity_for(job), gang, asked, self._use)
-
-    def _keep_jobs_off(self, later: Sequence[Job], job: Job, plan: GangPlan) -> None:
-        """Jobs that are never beside this job avoid the trays of its plan."""
-        for other in later:
-            before = self._avoided[other.name]
-            self._avoided[other.name] = avoiding_job(other, job, plan, before)
-            if self._avoided[other.name] != before:
-                self._gangs.pop(other.name, None)
 
     def _site_with_free_cliques(self, job: Job, plans: Mapping[str, GangPlan]) -> PlacementSite:
         """Cliques that no other job of its kind has, planned or running."""
@@ -334,9 +335,18 @@ class SitePlanner:
             site, bounded = self._bounded(job, gang, site)
             return _refused_answer(job, bounded, site, plans, request.labels)
         down = DEFAULT_DOWN if request.down is None else request.down
-        notes = (*plan_notes(job, gang, plan, site, request.labels, down), *self._helper_notes(job, plan))
-        more = (*(_exclusive_notes(gang) if request.exclusive_topology else ()), *self._classes.notes(job))
-        return JobAnswer(job=job.name, plan=plan, notes=(*notes, *more))
+        notes = list(plan_notes(job, gang, plan, site, request.labels, down))
+        # The pod template of a launcher may lack the tolerations of the workers that it is beside.
+        for group in (share for share in job.groups if not share.need.takes_devices):
+            shut = {tray.name: tray.shut for tray in self._site(group, job.name).trays}
+            tray = next(seat.tray for seat in plan.seats if seat.group == group.name)
+            if shut[tray]:
+                notes.append(f"{group.name} may not run beside the first member on {tray} ({shut[tray]})")
+        # A job that takes more cliques than it would need otherwise.
+        if request.exclusive_topology and len(colocation_groups(gang)) > 1:
+            words = _share_words(gang)
+            notes.append(f"{words} have a clique each: exclusive topology starts no two of them in one")
+        return JobAnswer(job=job.name, plan=plan, notes=(*notes, *self._classes.notes(job)))
 
     def _capacity_for(self, job: Job) -> PlacementSite:
         """The site as the members of a job may use it, with what its claims can get there."""
@@ -360,36 +370,25 @@ class SitePlanner:
         seen = sites[""] if "" in sites else combine_sites(sites) if sites else self._site(None, job.name)
         return with_trays_closed(seen, self._request.drain, "drained")
 
-    def _helper_notes(self, job: Job, plan: GangPlan) -> Iterator[str]:
-        """Notes on launchers: their pod template may lack the tolerations of the workers."""
-        for group in (share for share in job.groups if not share.need.takes_devices):
-            shut = {tray.name: tray.shut for tray in self._site(group, job.name).trays}
-            tray = next(seat.tray for seat in plan.seats if seat.group == group.name)
-            if shut[tray]:
-                yield f"{group.name} may not run beside the first member on {tray} ({shut[tray]})"
-
     def _gang(self, job: Job) -> Gang:
         """The gang of a job, with the trays that the job avoids now."""
-        if job.name not in self._gangs:
-            self._gangs[job.name] = self._build_gang(job)
-        return self._gangs[job.name]
-
-    def _build_gang(self, job: Job) -> Gang:
         request = self._request
-        gang = gang_of_job(
-            job,
-            self._gpus_by_kind(job),
-            priorities=self._classes.values,
-            never=self._classes.never,
-            segment=request.segment,
-            spares=request.spares,
-            exclusive=request.exclusive,
-            apart=request.apart,
-            avoided=self._avoided[job.name],
-        )
-        if request.segment is not None:
-            _check_segment(gang, self._site(None, ""))
-        return gang
+        if job.name not in self._gangs:
+            gang = gang_of_job(
+                job,
+                self._gpus_by_kind(job),
+                priorities=self._classes.values,
+                never=self._classes.never,
+                segment=request.segment,
+                spares=request.spares,
+                exclusive=request.exclusive,
+                apart=request.apart,
+                avoided=self._avoided[job.name],
+            )
+            if request.segment is not None:
+                _check_segment(gang, self._site(None, ""))
+            self._gangs[job.name] = gang
+        return self._gangs[job.name]
 
     def _claims_of(self, job: Job) -> dict[str, tuple[ResourceClaim, ...]]:
         return claims_by_kind(job, self._claims, self._channels)
@@ -397,13 +396,12 @@ class SitePlanner:
     def _gpus_by_kind(self, job: Job) -> dict[str, int]:
         """GPUs that a member claims, by kind of claims."""
         if job.name not in self._claimed:
-            kinds = self._claims_of(job)
-            found: dict[str, int] = {}
-            if kinds:
+            found = {}
+            for kind, claims in self._claims_of(job).items():
+                # Few jobs have claims, and the allocator takes long to load.
                 from rackloom.core.place.claim_capacity import gpus_per_member
 
-                devices, state = self._found.devices, self._found.state
-                found = {kind: gpus_per_member(devices, claims, state) for kind, claims in kinds.items()}
+                found[kind] = gpus_per_member(self._found.devices, claims, self._found.state)
             self._claimed[job.name] = found
         return self._claimed[job.name]
 
@@ -425,15 +423,6 @@ class SitePlanner:
         )
 
 
-def _check_names(jobs: Sequence[Job]) -> None:
-    """Jobs are distinguished by their names, here and on the trays that they hold."""
-    for name, count in Counter(job.name for job in jobs).items():
-        if count > 1:
-            raise Refused(
-                f"{count} jobs are called {name}", nearest_fix="rename them, or place them one by one"
-            )
-
-
 def _refused_answer(
     job: Job, gang: Gang, site: PlacementSite, plans: Mapping[str, GangPlan], labels: SchedulerLabels
 ) -> JobAnswer:
@@ -443,7 +432,10 @@ def _refused_answer(
     from rackloom.core.place.search.site_view import capacity_for
 
     effort = SearchBudget()
-    ground = capacity_for(_without_lower_priority(site, gang, plans, effort), gang)
+    # Explain without the plans of lower priority. If the gang fits then, it is them that block it.
+    holds = tuple(hold for hold in site.holds if hold.owner not in plans or hold.priority >= gang.priority)
+    rest = PlacementSite(site.trays, holds)
+    ground = capacity_for(site if try_gang(rest, gang, effort) is not None else rest, gang)
     partition = partition_advice(ground.view, gang, labels.clique)
     label = f"{partition}; where they carry another label, name it with --label clique=KEY"
     ask = "change its nodeSelector or affinity: no node is what it asks for"
@@ -452,15 +444,6 @@ def _refused_answer(
     return JobAnswer(
         job=job.name, plan=None, blocked=describe_shortage(ground, gang, labels.clique), fixes=found
     )
-
-
-def _without_lower_priority(
-    site: PlacementSite, gang: Gang, plans: Mapping[str, GangPlan], effort: SearchBudget
-) -> PlacementSite:
-    """The site without plans of lower priority, unless the gang would fit then."""
-    holds = tuple(hold for hold in site.holds if hold.owner not in plans or hold.priority >= gang.priority)
-    rest = PlacementSite(site.trays, holds)
-    return site if try_gang(rest, gang, effort) is not None else rest
 
 
 # Jobs whose shares each need a clique to themselves.
@@ -487,39 +470,24 @@ def _exclusive_refusal(job: Job, gang: Gang, site: PlacementSite) -> JobAnswer |
     blocks, cliques = len(colocation_groups(gang)), exclusive_cliques(site, gang, SearchBudget())
     if not cliques or len(cliques) == blocks:
         return None
-    return JobAnswer(
-        job=job.name,
-        plan=None,
-        blocked=(
-            f"{gang.name}: by exclusive topology each of its {blocks}"
-            f" {_share_words(gang)} has a clique to itself,"
-            f" and only {', '.join(cliques)} can be had"
-        ),
-        fixes=tuple(_exclusive_fixes(gang, site, len(cliques))),
+    # Each fix is planned before it is named, but for fewer replicas: these are the cliques that were found.
+    fixes = []
+    together = try_gang(site, gang, SearchBudget())
+    if together is not None and len(together.cliques) == 1:
+        fixes.append(f"use --render affinity: they share clique {together.cliques[0]} then")
+    if gang.segment is None:
+        fixes.append(f"ask for {len(cliques)} replicas instead of {blocks}")
+    elif try_gang(site, replace(gang, segment=None), SearchBudget(), apart=True) is not None:
+        fixes.append("leave --segment out")
+    blocked = (
+        f"{gang.name}: by exclusive topology each of its {blocks} {_share_words(gang)}"
+        f" has a clique to itself, and only {', '.join(cliques)} can be had"
     )
-
-
-def _exclusive_notes(gang: Gang) -> Iterator[str]:
-    """A note if the job takes more cliques than it would need otherwise."""
-    if len(colocation_groups(gang)) > 1:
-        yield f"{_share_words(gang)} have a clique each: exclusive topology starts no two of them in one"
+    return JobAnswer(job=job.name, plan=None, blocked=blocked, fixes=tuple(fixes))
 
 
 def _share_words(gang: Gang) -> str:
     return "replicas" if gang.segment is None else f"segments of {gang.segment}"
-
-
-def _exclusive_fixes(gang: Gang, site: PlacementSite, most: int) -> Iterator[str]:
-    """Changes that help; each was planned."""
-    together = try_gang(site, gang, SearchBudget())
-    if together is not None and len(together.cliques) == 1:
-        yield f"use --render affinity: they share clique {together.cliques[0]} then"
-    if gang.segment is not None:
-        whole = replace(gang, segment=None)
-        if try_gang(site, whole, SearchBudget(), apart=True) is not None:
-            yield "leave --segment out"
-        return
-    yield f"ask for {most} replicas instead of {len(colocation_groups(gang))}"
 
 
 def _namespace(value: JsonMapping) -> str:
@@ -529,20 +497,12 @@ def _namespace(value: JsonMapping) -> str:
 # Segment sizes.
 
 
-def _segment_prices(site: PlacementSite, down: float) -> tuple[SegmentPrice, ...]:
-    """Every size up to the largest clique of the site, in cliques of that size."""
-    trays = max(Counter(tray.sharing for tray in site.trays).values(), default=0)
-    return tuple(
-        SegmentPrice(trays=size, outside=trays % size, usable=usable_share(trays, size, down))
-        for size in range(1, trays + 1)
-    )
-
-
 def _check_segment(gang: Gang, site: PlacementSite) -> None:
     """Refuse a segment that no group fills, or that is larger than any clique when it is empty."""
     sequences = rank_sequences(gang)
     if gang.segment is None or not sequences:
         return
+    # A segment is filled from groups whose ranks follow each other, so their members count together.
     longest = max(sequences, key=lambda groups: sum(group.members for group in groups))
     members, largest = sum(group.members for group in longest), max(longest, key=lambda group: group.members)
     if gang.segment > members:

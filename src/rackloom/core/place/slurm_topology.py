@@ -64,7 +64,8 @@ def topology_of(site: PlacementSite, block_size: int | None = None) -> SlurmTopo
     for tray in site.trays:
         if tray.clique is not None:
             cliques.setdefault(tray.clique, []).append(tray.name)
-    blocks = {block_name(clique): _in_order(nodes) for clique, nodes in cliques.items()}
+    # A block is called `<clusterUUID>-<cliqueID>`: the clique with a dash for its dot.
+    blocks = {clique.replace(".", "-"): _in_order(nodes) for clique, nodes in cliques.items()}
     if len(blocks) < len(cliques):
         raise Refused(
             f"two of the cliques {', '.join(sorted(cliques))} would be one block of Slurm",
@@ -91,11 +92,6 @@ def topology_of_nodes(
         raise Refused(str(state.unreadable[0]), nearest_fix="correct it; Slurm keeps what it has until then")
     chosen = tuple(node for node in state.nodes if taint is None or _has_taint(node, taint))
     return topology_of(placement_site(replace(state, nodes=chosen)), block_size)
-
-
-def block_name(clique: str) -> str:
-    """The name of a clique's block: `<clusterUUID>-<cliqueID>`."""
-    return clique.replace(".", "-")
 
 
 def _has_taint(node: JsonMapping, key: str) -> bool:

@@ -7,7 +7,7 @@ from tests.core.place.place_sites import site
 
 from rackloom.core.cluster.jobs import read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.place.gang_planner import plan_gang
+from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.gang_requests import gang_of_job
 from rackloom.core.place.rendering import RenderedJob, render_job
 from rackloom.errors import Refused

@@ -43,8 +43,8 @@ budget of the gang. A search that exhausts both ends without a solution, althoug
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from typing import NamedTuple
@@ -92,19 +92,20 @@ class WeightBound:
     def __init__(
         self,
         capacity: SiteCapacity,
-        strength: Callable[[CliqueShape], int],
+        strengths: Mapping[Hashable, int],
         weights: Mapping[MemberNeed, int],
         subgroups: Sequence[ColocationGroup],
     ) -> None:
-        """`strength` of the cliques of a shape, `weights` of one member; other needs weigh nothing."""
+        """`strengths` by key of a shape, `weights` of one member; other needs weigh nothing."""
         self._capacity = capacity
         self._weights = weights
-        self._strengths = {key: strength(alike.shape) for key, alike in capacity.states.shapes.items()}
+        self._strengths = strengths
         self._strongest = sorted(
-            ((self._strengths[key], len(alike.orders), key) for key, alike in capacity.states.shapes.items()),
+            ((strengths[key], len(alike.orders), key) for key, alike in capacity.states.shapes.items()),
             key=lambda entry: -entry[0],
         )
         """Strength, cliques and key of each shape."""
+        # A search takes the subgroups in order, so what waits is always a tail of them.
         last_first = [self._weight(members_by_need([subgroup])) for subgroup in reversed(subgroups)]
         self._waiting = list(accumulate(last_first))[::-1]
         """By number: the weight of the subgroup and of all after it."""
@@ -143,6 +144,7 @@ class WeightBound:
         used = {clique: self._capacity.shape(clique).key for clique in inside}
         left = [self._strengths[used[clique]] - self._weight(members) for clique, members in inside.items()]
         missing = self._waiting[first] - sum([room for room in left if room >= self._lightest[first]])
+        # The strongest cliques that are still unused bound what any choice of so many others can carry.
         taken = Counter[Hashable](used.values())
         for strength, count, key in self._strongest:
             if others <= 0:
@@ -159,33 +161,24 @@ def weight_bounds(
     capacity: SiteCapacity, subgroups: Sequence[ColocationGroup], spares: int
 ) -> list[WeightBound]:
     """One for each need alone, and one for all together; `spares` trays of each clique carry nothing."""
-    wanted = members_by_need(subgroups)
+    wanted, shapes = members_by_need(subgroups), capacity.states.shapes
     bounds = []
-    if len(wanted) > 1:
-        for need in wanted:
-            by_counting = partial(_capacity_of, need)
-            bounds.append(WeightBound(capacity, by_counting, {need: 1}, subgroups))
+    # One need alone can fail where the mix of all looks light enough. With a single need both are the same.
+    for need in wanted if len(wanted) > 1 else ():
+        counted = {key: alike.shape.bounds(need).capacity for key, alike in shapes.items()}
+        bounds.append(WeightBound(capacity, counted, {need: 1}, subgroups))
     if len(wanted) > MAX_NEEDS:
         return bounds
     needs = ordered_needs(wanted)
-    kinds = frozenset(
-        [tray for alike in capacity.states.shapes.values() for tray, _ in alike.shape.vacancies(needs)]
-    )
+    kinds = frozenset([tray for alike in shapes.values() for tray, _ in alike.shape.vacancies(needs)])
     carried = carry_bound(kinds, frozenset(), needs, tuple([wanted[need] for need in needs]))
-
-    def strength(shape: CliqueShape) -> int:
+    strengths = {}
+    for key, alike in shapes.items():
         # The lightest loads are left out: a spare carries nothing now, but has to be able to carry something.
-        loads = [(load, n) for tray, n in shape.vacancies(needs) if (load := carried.heaviest[tray])]
-        return sum(sorted([load for load, count in loads for _ in range(count)])[spares:])
-
-    return [
-        *bounds,
-        WeightBound(capacity, strength, dict(zip(needs, carried.weights, strict=True)), subgroups),
-    ]
-
-
-def _capacity_of(need: MemberNeed, shape: CliqueShape) -> int:
-    return shape.bounds(need).capacity
+        loads = [(load, n) for tray, n in alike.shape.vacancies(needs) if (load := carried.heaviest[tray])]
+        strengths[key] = sum(sorted([load for load, count in loads for _ in range(count)])[spares:])
+    weights = dict(zip(needs, carried.weights, strict=True))
+    return [*bounds, WeightBound(capacity, strengths, weights, subgroups)]
 
 
 # The search.
@@ -228,6 +221,7 @@ def choose_cliques(
             break
         fewer = search.run(most=cliques - 1)
         if fewer is None:
+            # The failed run has undone everything, and the caller builds its plan from the trial.
             for choice in best:
                 assign(trial, choice.assignments)
             break
@@ -265,6 +259,7 @@ class CliqueSearch:
 
     def needs(self, cliques: int) -> bool:
         """Whether it is known, without a search, that no fewer cliques take the subgroups."""
+        # Counting comes first. The weight bounds cost more, and a search without a dead end has none yet.
         if self._ranking.min_cliques() >= cliques:
             return True
         return max([bound.min_cliques() for bound in self._bounds]) >= cliques
@@ -281,21 +276,36 @@ class CliqueSearch:
         candidates: list[Iterator[str]] = []
         dead_ends = 0
         while len(self._steps) < len(self._subgroups):
+            subgroup = self._subgroups[len(self._steps)]
+            # After a step back the iterator of this subgroup is still there, and goes on where it stopped.
             if len(candidates) == len(self._steps):
                 candidates.append(self._ranking.best_first(len(self._steps), most))
-            if self._advance(candidates[-1]):
-                continue
-            dead_ends += 1
-            if not self._steps or (
-                dead_ends > FREE_DEAD_ENDS and not self._budget.charge_dead_end(len(self._ranking.inside))
-            ):
-                self._undo_all()
-                return None
-            # Every clique failed for the next subgroup, so nothing follows from the choices that stand.
-            self._nogoods.add()
-            self._ranking.prune_by(self._bounds)
-            candidates.pop()
-            self._undo()
+            # Advance: the first clique that takes the subgroup and leads to no recorded dead end.
+            for clique in candidates[-1]:
+                shape = [(part.need, part.members) for part in subgroup]
+                inside = self._ranking.inside.get(clique, {})
+                if self._nogoods and self._nogoods.has(clique, add_members(inside, shape)):
+                    continue
+                before = self._inside.get(clique, _CliqueContent())
+                assigned = self._add_to_clique(clique, before, subgroup)
+                if assigned is not None:
+                    self._steps.append((clique, before))
+                    self._set(clique, _CliqueContent((*before.subgroups, subgroup), assigned))
+                    break
+            else:
+                # Every clique failed for this subgroup, so nothing follows from the choices that stand.
+                dead_ends += 1
+                if not self._steps or (
+                    dead_ends > FREE_DEAD_ENDS and not self._budget.charge_dead_end(len(self._ranking.inside))
+                ):
+                    self._undo_all()
+                    return None
+                self._nogoods.add()
+                # One dead end shows that the case is tight, so from now on the weight bounds are worth it.
+                self._ranking.weight_bounds = self._bounds
+                candidates.pop()
+                self._undo()
+        # A later subgroup may have moved earlier ones of its clique, so only the last contents count.
         assignments = {clique: iter(inside.assignments) for clique, inside in self._inside.items()}
         return [
             CliqueChoice(subgroup, clique, next(assignments[clique]))
@@ -307,34 +317,20 @@ class CliqueSearch:
         """Computed at the first dead end: mostly the first choices fit, and no bound is needed."""
         return weight_bounds(self._trial.capacity, self._subgroups, self._spares)
 
-    def _advance(self, cliques: Iterator[str]) -> bool:
-        """Put the next subgroup into the first of the cliques that takes it."""
-        subgroup = self._subgroups[len(self._steps)]
-        shape = [(part.need, part.members) for part in subgroup]
-        for clique in cliques:
-            inside = self._ranking.inside.get(clique, {})
-            if self._nogoods and self._nogoods.has(clique, add_members(inside, shape)):
-                continue
-            before = self._inside.get(clique, _CliqueContent())
-            assignments = self._add_to_clique(clique, before, subgroup)
-            if assignments is not None:
-                self._steps.append((clique, before))
-                self._set(clique, _CliqueContent((*before.subgroups, subgroup), assignments))
-                return True
-        return False
-
     def _add_to_clique(
         self, clique: str, before: _CliqueContent, subgroup: ColocationGroup
     ) -> tuple[TrayAssignments, ...] | None:
         """Assign one more subgroup in a clique; None, and nothing changes, where it does not fit."""
         subgroups = (*before.subgroups, subgroup)
         wanted = members_by_need(subgroups)
+        # Where counting is exact, best fit beside the others loses nothing, and costs no joint search.
         if self._ranking.is_counting_exact(clique, wanted):
             beside = assign_best_fit(self._trial, clique, subgroup)
             if beside is not None:
                 return (*before.assignments, beside)
         answer = solve_jointly(self._trial, clique, wanted, self._spares, self._budget)
         if answer is not None and answer.loads is not None:
+            # The joint answer may use other trays for the members that are here already, so all start again.
             for assignments in before.assignments:
                 unassign(self._trial, assignments)
             return assign_jointly(self._trial, clique, subgroups, answer.loads)
@@ -344,6 +340,7 @@ class CliqueSearch:
         if beside is None:
             return None
         found = (*before.assignments, beside)
+        # Best fit knows nothing of spares. It may have taken the trays that were to stay free.
         if self._spares and len(spare_trays(self._trial, clique, found)) < self._spares:
             unassign(self._trial, beside)
             return None
@@ -414,31 +411,30 @@ class NogoodTable:
 
     def has(self, clique: str, inside: MembersByNeed) -> bool:
         """Whether the present choice with these members in a clique instead is recorded."""
-        if not self._nogoods:
-            return False
         self._count()
+        # A content that no choice has had yet has no digit, so it is in no recorded choice.
         added = self._ones.get(self._digit(clique, inside))
         return added is not None and self._choice - self._counted.get(clique, 0) + added in self._nogoods
 
     def _count(self) -> None:
         for clique, inside in self._changed.items():
+            # A clique that a search has left again adds nothing, as one that it never touched.
             added = 0
             if inside:
                 added = self._ones.setdefault(self._digit(clique, inside), 1 << self._bits * len(self._ones))
+            # The clique's former content leaves the number, and the new one enters it.
             self._choice += added - self._counted.get(clique, 0)
             self._counted[clique] = added
         self._changed.clear()
 
     def _digit(self, clique: str, inside: MembersByNeed) -> Hashable:
-        return self._kind(self._capacity.shape(clique)), frozenset(inside.items())
-
-    def _kind(self, shape: CliqueShape) -> int:
-        """A number for the shape, the same where trays have equal vacancies for the gang."""
+        shape = self._capacity.shape(clique)
         kind = self._kinds.get(shape.key)
         if kind is None:
+            # Two shapes are of one kind if their trays have equal vacancies for this gang.
             vacancies = shape.vacancies(self._needs)
             kind = self._kinds[shape.key] = self._numbers.setdefault(vacancies, len(self._numbers))
-        return kind
+        return kind, frozenset(inside.items())
 
 
 # In which order cliques are tried.
@@ -480,9 +476,16 @@ class CliqueRanking:
         self._trial = trial
         self._capacity = trial.capacity
         self._groups = [group_shape(subgroup) for subgroup in request.subgroups]
-        self._waiting = _alike_from(self._groups)
+        seen = Counter[GroupShape]()
+        self._waiting: list[int] = []
+        """By number: how many of this subgroup and those after it have its shape."""
+        for group in reversed(self._groups):
+            seen[group] += 1
+            self._waiting.append(seen[group])
+        self._waiting.reverse()
         self._needs = tuple(members_by_need(request.subgroups))
-        self._weight_bounds: Sequence[WeightBound] = ()
+        self.weight_bounds: Sequence[WeightBound] = ()
+        """Cliques that are too weak by one of these are left out."""
         self._spares = request.spares
         self._apart = request.apart
         self._budget = budget
@@ -505,10 +508,6 @@ class CliqueRanking:
         """Whether counting tells if members fit there."""
         return is_counting_exact(self._bounds(self._capacity.shape(clique)), wanted, self._spares)
 
-    def prune_by(self, bounds: Sequence[WeightBound]) -> None:
-        """From now on cliques that are too weak by one of the bounds are left out."""
-        self._weight_bounds = bounds
-
     def min_cliques(self) -> int:
         """A lower bound for the cliques that the subgroups of the first one's shape take, by counting."""
         group, waiting = self._groups[0], self._waiting[0]
@@ -516,6 +515,7 @@ class CliqueRanking:
         found = [
             (fit.fits, len(orders)) for shape, orders in unused if (fit := self._unused_fit(shape, group))
         ]
+        # The cliques that take most come first: no other order needs fewer.
         cliques = 0
         for fits, count in sorted(found, reverse=True):
             opened = min(count, -(-waiting // fits))
@@ -530,17 +530,25 @@ class CliqueRanking:
         Unused ones follow only if all waiting subgroups of this shape fit into the cliques then open.
         """
         may_open = (len(self._capacity.cliques) if most is None else most) - len(self.inside)
-        if not all(bound.allows(self.inside, number, may_open) for bound in self._weight_bounds):
+        if not all(bound.allows(self.inside, number, may_open) for bound in self.weight_bounds):
             return
         group, waiting = self._groups[number], self._waiting[number]
         # Cliques in use come before all others, whatever they close: fewest cliques is the first aim.
-        used = [] if self._apart else self._used_ranks(group, waiting)
+        used: list[_RankedCliques] = []
+        for clique in () if self._apart else self.inside:
+            # A fit of a clique in use holds until its members change (`changed`).
+            counted, shape = self._used_fits[clique], self._capacity.shape(clique)
+            if group not in counted:
+                counted[group] = self._counted_fit(shape, group, clique)
+            if (fit := counted[group]) is not None:
+                order = self._capacity.view.order(clique)
+                used.append((self._rank(shape, fit, waiting, order), (order,)))
         fits = -sum(rank.negative_fits for rank, _ in used)
         yield from self._ordered(used, group)
         if may_open == 0:
             return
         unused = list(self._capacity.states.shapes.values())
-        for bound in self._weight_bounds:
+        for bound in self.weight_bounds:
             unused = bound.able(unused, self.inside, number, may_open)
         new = self._unused_ranks(unused, group, waiting)
         # If all cliques that may still be opened cannot take the waiting subgroups of this shape together,
@@ -571,20 +579,10 @@ class CliqueRanking:
             if exact is not None:
                 heappush(heap, (rank._replace(fit=exact), at, cliques))
 
-    def _used_ranks(self, group: GroupShape, waiting: int) -> "list[_RankedCliques]":
-        ranks: list[_RankedCliques] = []
-        for clique in self.inside:
-            fits = self._used_fits[clique]
-            if group not in fits:
-                fits[group] = self._counted_fit(self._capacity.shape(clique), group, clique)
-            if (fit := fits[group]) is not None:
-                order = self._capacity.view.order(clique)
-                ranks.append((self._rank(self._capacity.shape(clique), fit, waiting, order), (order,)))
-        return ranks
-
     def _unused_ranks(
         self, unused: Iterable[ShapeMembers], group: GroupShape, waiting: int
     ) -> "list[_RankedCliques]":
+        # The index of shapes is the site's, where the cliques that this search uses still count as unused.
         in_use: dict[Hashable, set[int]] = {}
         for clique in self.inside:
             order = self._capacity.view.order(clique)
@@ -593,6 +591,7 @@ class CliqueRanking:
         for shape, orders in unused:
             if (fit := self._unused_fit(shape, group)) is None:
                 continue
+            # Copy the positions only where some are in use: a shape may have thousands of cliques.
             if taken := in_use.get(shape.key):
                 orders = [order for order in orders if order not in taken]
             if orders:
@@ -606,11 +605,9 @@ class CliqueRanking:
     def _unused_fit(self, shape: CliqueShape, group: GroupShape) -> _CliqueFit | None:
         if (shape.key, group) in self._solved_fits:
             return self._solved_fits[shape.key, group]
-        fit: _CliqueFit | None = remembered(
-            shape.fits,
-            (group, self._spares),
-            lambda: self._counted_fit(shape, group, None),
-        )
+        # By counting, the fit is the same for every gang, so the shape keeps it beyond this search.
+        key = (group, self._spares)
+        fit: _CliqueFit | None = remembered(shape.fits, key, lambda: self._counted_fit(shape, group, None))
         return fit
 
     def _counted_fit(self, shape: CliqueShape, group: GroupShape, clique: str | None) -> _CliqueFit | None:
@@ -637,10 +634,12 @@ class CliqueRanking:
         answer = solve_jointly(self._trial, clique, wanted, self._spares, self._budget)
         fit = None
         if answer is not None:
+            # An answer without loads means that the search gave up: what was counted has to do, and is final.
             closes = counted.closes
             if answer.loads is not None:
                 closes = _regions_closed_by(shape, self._trial.empty(clique), answer.opened)
             fit = counted._replace(closes=closes, is_exact=True)
+        # Unused cliques of one shape share the answer. It depends on this search's budget, so it stays here.
         if clique in self.inside:
             self._used_fits[clique][group] = fit
         else:
@@ -649,16 +648,6 @@ class CliqueRanking:
 
     def _bounds(self, shape: CliqueShape) -> BoundsByNeed:
         return {need: shape.bounds(need) for need in self._needs}
-
-
-def _alike_from(groups: Sequence[GroupShape]) -> list[int]:
-    """By number: how many of this subgroup and those after it have its shape."""
-    seen = Counter[GroupShape]()
-    found = []
-    for group in reversed(groups):
-        seen[group] += 1
-        found.append(seen[group])
-    return found[::-1]
 
 
 _RankedCliques = tuple[_CliqueRank, Sequence[int]]

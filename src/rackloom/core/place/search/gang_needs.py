@@ -77,6 +77,7 @@ class MemberNeed(NamedTuple):
         if tray.free < 0 or (self.terms is not None and tray.bars(self.terms)):
             return 0
         if self.devices is not None:
+            # The allocator counted members for the tray as it is now, and for the tray with nothing in use.
             found = next((room for kind, room in tray.rooms if kind == self.devices), None)
             return 0 if found is None else found.empty if tray.is_untouched else found.now
         # A member that has nothing but the IMEX channel is served once by every tray that has one.
@@ -86,13 +87,13 @@ class MemberNeed(NamedTuple):
         """Members that a tray can serve."""
         if self.gpus and tray.free < self.gpus:
             return 0
+        # Most members only take GPUs. This is the innermost step of counting, so they skip the rest.
+        if self.gpus and self.devices is None and self.terms is None:
+            return tray.free // self.gpus
+        # A member that bars its like (the IMEX channel, anti-affinity to itself) is alone on its tray.
         most = 1 if self.bars(self) else _MORE_THAN_ANY
         by_gpus = tray.free // self.gpus if self.gpus else most
-        return (
-            by_gpus
-            if self.gpus and self.devices is None and self.terms is None
-            else min(by_gpus, self.device_slots(tray), most)
-        )
+        return min(by_gpus, self.device_slots(tray), most)
 
 
 class MemberRange(NamedTuple):
@@ -127,7 +128,15 @@ def colocation_groups(gang: Gang) -> list[ColocationGroup]:
             part = MemberRange(group, MemberNeed.of(group), 0, group.members)
             by_share[group.share] = (*by_share.get(group.share, ()), part)
         subgroups = list(by_share.values())
-    return sorted(subgroups, key=group_weight, reverse=True)
+    # GPUs, then members. The largest have the fewest cliques to choose from, so the search takes them first.
+    return sorted(
+        subgroups,
+        key=lambda parts: (
+            sum(part.group.gpus * part.members for part in parts),
+            sum(part.members for part in parts),
+        ),
+        reverse=True,
+    )
 
 
 def rank_sequences(gang: Gang) -> list[tuple[GangGroup, ...]]:
@@ -145,6 +154,7 @@ def groups_apart(groups: Iterable[GangGroup]) -> tuple[GangGroup, ...]:
     """The groups with a clique for each, which those that follow it share."""
     found, first = list[GangGroup](), ""
     for group in groups:
+        # A group that continues another's ranks stays with it, whatever share it had.
         first = first if group.follows and first else group.name
         found.append(replace(group, share=first))
     return tuple(found)
@@ -156,6 +166,7 @@ def _segments(groups: Iterable[GangGroup], size: int) -> Iterator[ColocationGrou
     for group in groups:
         first = 0
         while first < group.members:
+            # The room goes on into the next group: ranks that follow each other may share a segment.
             members = min(room, group.members - first)
             segment.append(MemberRange(group, MemberNeed.of(group), first, members))
             first, room = first + members, room - members
@@ -164,14 +175,6 @@ def _segments(groups: Iterable[GangGroup], size: int) -> Iterator[ColocationGrou
                 segment, room = [], size
     if segment:
         yield tuple(segment)
-
-
-def group_weight(subgroup: ColocationGroup) -> tuple[int, int]:
-    """GPUs, then members."""
-    return (
-        sum(part.group.gpus * part.members for part in subgroup),
-        sum(part.members for part in subgroup),
-    )
 
 
 KEPT = "kept"
@@ -265,13 +268,28 @@ def ordered_needs(wanted: Mapping[MemberNeed, int]) -> tuple[MemberNeed, ...]:
 @lru_cache(CACHED_TRAYS)
 def tray_loads(vacancy: TrayVacancy, needs: tuple[MemberNeed, ...], most: TrayLoad) -> frozenset[TrayLoad]:
     """Every load that the tray can carry, with at most so many members of each need."""
+    found: set[TrayLoad] = set()
     # The allocator was not asked whether claims of two kinds fit together, so each load has one kind only.
-    kinds = {need.devices for need in needs}
+    # None: the members claim nothing, and are counted by GPUs alone.
+    for kind in {need.devices for need in needs}:
+        slots = [here if need.devices == kind else 0 for need, here in zip(needs, vacancy.slots, strict=True)]
+        # Members with claims share the slots that the allocator counted; others share only the GPUs.
+        shared = max(slots) if kind is not None else sum(most)
+        # Prefixes of loads, each with the GPUs and the slots that it leaves.
+        loads: list[tuple[TrayLoad, int, int]] = [((), vacancy.free, shared)]
+        for need, members, here in zip(needs, most, slots, strict=True):
+            loads = [
+                ((*load, added), gpus - added * need.gpus, left - added)
+                for load, gpus, left in loads
+                for added in range(min(members, here, left) + 1)
+                if added * need.gpus <= gpus
+            ]
+        found.update([load for load, _, _ in loads])
+    # Anti-affinity. A need that bars itself has at most one member here, two that bar each other exclude one.
     conflicts = [(a, b) for b in range(len(needs)) for a in range(b + 1) if needs[a].bars(needs[b])]
-    loads = (load for kind in kinds for load in _loads_of_kind(kind, vacancy, needs, most))
     return frozenset(
         load
-        for load in loads
+        for load in found
         if not any(load[a] > 1 if a == b else load[a] and load[b] for a, b in conflicts)
     )
 
@@ -284,25 +302,6 @@ def maximal_loads(loads: frozenset[TrayLoad]) -> tuple[TrayLoad, ...]:
         for load in sorted(loads)
         if not any((*load[:at], load[at] + 1, *load[at + 1 :]) in loads for at in range(len(load)))
     )
-
-
-def _loads_of_kind(
-    kind: str | None, vacancy: TrayVacancy, needs: tuple[MemberNeed, ...], most: TrayLoad
-) -> Iterator[TrayLoad]:
-    """Loads whose members all claim this kind of devices (None: they are counted by GPUs alone)."""
-    slots = [here if need.devices == kind else 0 for need, here in zip(needs, vacancy.slots, strict=True)]
-    # Members with claims share the slots that the allocator counted; others share only the GPUs.
-    shared = max(slots) if kind is not None else sum(most)
-    # Prefixes of loads, each with the GPUs and the slots that it leaves.
-    loads: list[tuple[TrayLoad, int, int]] = [((), vacancy.free, shared)]
-    for need, members, here in zip(needs, most, slots, strict=True):
-        loads = [
-            ((*load, added), gpus - added * need.gpus, left - added)
-            for load, gpus, left in loads
-            for added in range(min(members, here, left) + 1)
-            if added * need.gpus <= gpus
-        ]
-    return (load for load, _, _ in loads)
 
 
 # Bounds of a clique, by counting.
@@ -331,6 +330,7 @@ def clique_bounds(trays: Iterable[tuple[int, bool, int]]) -> CliqueBounds:
     for slots, is_empty, count in trays:
         capacity += slots * count
         most = max(most, slots)
+        # Only empty trays can differ in what opening one of them gains.
         if is_empty:
             on_empty, least = max(on_empty, slots), slots if least is None else min(least, slots)
         else:
@@ -349,6 +349,7 @@ def min_opened_trays(bounds: BoundsByNeed, wanted: Mapping[MemberNeed, int]) -> 
         bound, used = bounds[need], _slots_used(need, wanted)
         if used > bound.capacity:
             return None
+        # Partly used trays are filled first, so only the rest opens empty ones.
         if used > bound.in_part:
             most = max(most, -(-(used - bound.in_part) // bound.on_empty))
     return most
@@ -375,6 +376,7 @@ def is_counting_exact(bounds: BoundsByNeed, wanted: Iterable[MemberNeed], spares
     needs = list(wanted)
     if spares or not all(bounds[need].is_level for need in needs):
         return False
+    # One need cannot compete with itself for trays, so it may have claims and terms.
     sizes = sorted(need.gpus for need in needs)
     counted = all(need.devices is None and need.terms is None for need in needs)
     return len(needs) == 1 or (counted and all(large % small == 0 for small, large in pairwise(sizes)))
@@ -384,6 +386,8 @@ def _slots_used(need: MemberNeed, wanted: Mapping[MemberNeed, int]) -> int:
     """Slots for a member of `need` that members of its size, and of multiples of it, take."""
     if need.devices is not None or need.terms is not None:
         return wanted.get(need, 0)
+    # A member of twice the size takes two slots. One of another size takes some too, but how many depends on
+    # the tray, so it counts nothing: this stays a lower bound.
     return sum(
         members * (other.gpus // need.gpus)
         for other, members in wanted.items()

@@ -71,6 +71,7 @@ def packing_score(
 
 def pack(cliques: Sequence[PackingClique], items: Sequence[PackingItem]) -> PackingAssignment:
     """The optimum where the case is small, else a good packing."""
+    # Small sites are solved exactly, unless many unlike gangs make too many states.
     if len(cliques) <= MAX_EXACT_CLIQUES:
         exact = best_fill(_rooms(cliques, items, ()), dict(enumerate(items)), MAX_EXACT_STATES)
         if exact is not None:
@@ -106,6 +107,7 @@ def best_fill(
     states: dict[Rooms, tuple[int, Any]] = {start: (0, ())}
     met = 0
     for number, item in items.items():
+        # Leaving the item out is a choice as well, so the states before it stay.
         for state, (value, steps) in list(states.items()):
             for after, opened in _next_states(state, item.sizes):
                 worth = value + item.worth - opened
@@ -144,6 +146,7 @@ def _placements(
         yield rooms, done
         return
     for at, room in enumerate(rooms):
+        # A clique equal to an earlier one leads to the same sorted state.
         if room >> 1 >= sizes[0] and room not in rooms[:at]:
             after = (*rooms[:at], (room - 2 * sizes[0]) | 1, *rooms[at + 1 :])
             yield from _placements(after, sizes[1:], (*done, at))
@@ -164,6 +167,7 @@ def _put_tightest(rooms: list[int], sizes: tuple[int, ...]) -> ItemCliques | Non
     """Use the tightest clique for each size, one in use first. None if one lacks: then nothing is used."""
     left, found = list(rooms), list[int]()
     for size in sizes:
+        # Opening a clique costs one, so those in use come first; among equals the least room is left over.
         fitting = [(1 - (room & 1), room, clique) for clique, room in enumerate(left) if room >> 1 >= size]
         if not fitting:
             return None
@@ -197,15 +201,15 @@ def improved(
         pairs = (pair for pair in combinations(order, 2) if free[pair[0]] >> 1)
         for chosen in chain(((clique,) for clique in order), islice(pairs, pairs_left)):
             pairs_left -= len(chosen) - 1
+            # What these cliques are worth now: their gangs, less the cliques that only these gangs keep open.
             before = [number for clique in chosen for number in inside.get(clique, ())]
             present = sum([items[number].worth for number in before])
             present -= sum([clique in inside and not bare[clique] & 1 for clique in chosen])
             rooms = tuple([bare[clique] for clique in chosen])
-            worth, fill = best_fill(rooms, _candidates(items, [*before, *waiting], sum(rooms) >> 1)) or (
-                0,
-                {},
-            )
+            candidates = _candidates(items, [*before, *waiting], sum(rooms) >> 1)
+            worth, fill = best_fill(rooms, candidates) or (0, {})
             if worth > present:
+                # A gang that was here and is not in the better filling waits again.
                 for number in before:
                     now[number] = None
                 for number, at in fill.items():
@@ -213,6 +217,7 @@ def improved(
                 break
         else:
             break
+        # The filling may have freed room elsewhere, for gangs with several colocation groups too.
         left = list(_rooms(cliques, items, now))
         for number in sorted(range(len(items)), key=lambda at: -items[at].worth):
             now[number] = now[number] or _put_tightest(left, items[number].sizes)
@@ -224,6 +229,7 @@ def _candidates(items: Sequence[PackingItem], numbers: Sequence[int], trays: int
     held: dict[int, int] = {}
     found = {}
     for number in sorted(numbers, key=lambda at: (-items[at].worth, at)):
+        # Equal sizes are interchangeable but for their worth: an optimum takes the best of each size.
         size = items[number].sizes[0]
         held[size] = held.get(size, 0) + size
         if held[size] <= trays:

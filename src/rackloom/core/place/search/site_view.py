@@ -83,10 +83,6 @@ class CliqueTrays:
         open_gpus = sum([tray.gpus for tray in self.trays if tray.shut is None])
         return open_gpus - sum([hold.gpus for hold in self.holds])
 
-    def has_owner(self, owner: str) -> bool:
-        """Whether the owner holds something here."""
-        return any(hold.owner == owner for hold in self.holds)
-
     def states(self, owner: str, exclusive: bool) -> tuple[TrayState, ...]:
         """What each tray has left for a gang called `owner`, whose own holds do not count."""
         left = {tray.name: tray.gpus for tray in self.trays}
@@ -128,6 +124,7 @@ def _tray_state(
 ) -> TrayState:
     """`left`: GPUs that no hold has; `channel`: whether the IMEX channel is free, None where none is."""
     untouched = left == gpus and channel is not False
+    # An exclusive gang takes trays whole, so one that is in use in part is closed to it.
     free = left if left >= 0 and is_open and (untouched or not exclusive) else _CLOSED
     return TrayState(free, 0 < gpus == free and untouched, untouched, bool(channel), closed, rooms)
 
@@ -271,6 +268,7 @@ class CliqueStates:
         for name, inside in cliques.items():
             states = inside.states("", exclusive)
             key = shape_key(states)
+            # One shape object for all equal cliques: what it remembers then serves all of them.
             if (shape := shapes.get(key)) is None:
                 shape = shapes[key] = CliqueShape(key)
             found[name] = CliqueState(inside.trays, states, shape)
@@ -297,11 +295,13 @@ class CliqueStates:
         for name, inside in cliques.items():
             states = inside.states(owner, exclusive)
             before, key = found[name].shape, shape_key(states)
+            # A shape that other cliques have already brings its bounds and fits along.
             alike = shapes.get(key)
             shape = CliqueShape(key) if alike is None else alike.shape
             found[name] = CliqueState(inside.trays, states, shape)
             if key == before.key:
                 continue
+            # The clique moves from one shape to another. Other views share these lists, so they are copied.
             at = order[name]
             left = [other for other in shapes[before.key].orders if other != at]
             if left:
@@ -381,7 +381,19 @@ class SiteView:
         """The view of a site; a view is returned as it is."""
         if isinstance(site, SiteView):
             return site
-        cliques = dict(_by_clique(site))
+        # A tray without a clique is a clique by itself. The first tray of each gives the order.
+        trays: dict[str, list[PlacementTray]] = {}
+        clique_of = {}
+        for tray in site.trays:
+            clique = clique_of[tray.name] = tray.clique or tray.name
+            trays.setdefault(clique, []).append(tray)
+        # Holds on trays that the site does not have come under None, and into no clique.
+        holds: dict[str | None, list[TrayHold]] = {}
+        for hold in site.holds:
+            holds.setdefault(clique_of.get(hold.tray), []).append(hold)
+        cliques = {
+            name: CliqueTrays(tuple(inside), tuple(holds.get(name, ()))) for name, inside in trays.items()
+        }
         view = cls(cliques, _Layout(site, cliques), _OwnerIndex(cliques))
         view.__dict__["site"] = site
         return view
@@ -416,6 +428,7 @@ class SiteView:
 
     def trays_named(self, names: Iterable[str]) -> Iterator[PlacementTray]:
         """Of these trays, those that the site has."""
+        # Grouped by clique, because a clique has its trays by position, not by name.
         wanted: dict[str, set[str]] = {}
         for name in names:
             clique = self.clique_of(name)
@@ -426,11 +439,12 @@ class SiteView:
 
     def cliques_of(self, owner: str) -> list[str]:
         """Where an owner holds something."""
+        # The index may be older than this view, so what changed since is looked at too, and all is verified.
         indexed = self._owners.cliques_of.get(owner, ())
         return [
             name
             for name in dict.fromkeys((*indexed, *self._since_indexed))
-            if self.cliques[name].has_owner(owner)
+            if any(hold.owner == owner for hold in self.cliques[name].holds)
         ]
 
     def states(self, owner: str = "", exclusive: bool = False) -> CliqueStates:
@@ -440,6 +454,7 @@ class SiteView:
         """
         if exclusive not in self._states:
             self._states[exclusive] = CliqueStates.of(self.cliques, exclusive)
+        # Most gangs hold nothing yet and share one index. Only the cliques that a gang is in differ for it.
         own = self.cliques_of(owner) if owner else ()
         shared = self._states[exclusive]
         if not own:
@@ -466,6 +481,7 @@ class SiteView:
                 raise ValueError(f"tray {tray.name} was not in clique {tray.sharing}")
             new.setdefault(tray.sharing, {})[tray.name] = tray
         ended, begun = self._holds_by_clique(freed), self._holds_by_clique(taken)
+        # Only the cliques that something touches are made again. The view shares all others with this one.
         now = {}
         for name in dict.fromkeys((*new, *ended, *begun)):
             before, replaced, gone = self.cliques[name], new.get(name), ended.get(name, ())
@@ -475,18 +491,8 @@ class SiteView:
             if gone:
                 holds = tuple([hold for hold in holds if hold not in gone])
             now[name] = CliqueTrays(trays_now, (*holds, *begun.get(name, ())))
-        return self._with_cliques(now)
-
-    def _holds_by_clique(self, holds: Iterable[TrayHold]) -> dict[str, list[TrayHold]]:
-        found: dict[str, list[TrayHold]] = {}
-        for hold in holds:
-            clique = self.clique_of(hold.tray)
-            if clique is not None:
-                found.setdefault(clique, []).append(hold)
-        return found
-
-    def _with_cliques(self, now: Mapping[str, CliqueTrays]) -> "SiteView":
         cliques = {**self.cliques, **now}
+        # The owners are indexed anew once so many cliques changed that looking at them one by one costs more.
         owners, since = self._owners, self._since_indexed.union(now)
         if len(since) * _MAX_CHANGED > len(cliques):
             owners, since = _OwnerIndex(cliques), frozenset()
@@ -497,26 +503,20 @@ class SiteView:
         }
         return view
 
+    def _holds_by_clique(self, holds: Iterable[TrayHold]) -> dict[str, list[TrayHold]]:
+        found: dict[str, list[TrayHold]] = {}
+        for hold in holds:
+            clique = self.clique_of(hold.tray)
+            if clique is not None:
+                found.setdefault(clique, []).append(hold)
+        return found
+
     def only(self, clique: str) -> "SiteView":
         """The view of one of its cliques."""
         inside = self.cliques[clique]
         cliques = {clique: inside}
         layout = _Layout(PlacementSite(inside.trays, inside.holds), cliques)
         return SiteView(cliques, layout, _OwnerIndex(cliques))
-
-
-def _by_clique(site: PlacementSite) -> Iterator[tuple[str, CliqueTrays]]:
-    """The cliques in the order of their first trays."""
-    trays: dict[str, list[PlacementTray]] = {}
-    clique_of = {}
-    for tray in site.trays:
-        clique = clique_of[tray.name] = tray.clique or tray.name
-        trays.setdefault(clique, []).append(tray)
-    holds: dict[str | None, list[TrayHold]] = {}
-    for hold in site.holds:
-        holds.setdefault(clique_of.get(hold.tray), []).append(hold)
-    for name, inside in trays.items():
-        yield name, CliqueTrays(tuple(inside), tuple(holds.get(name, ())))
 
 
 # The site as one gang meets it.
@@ -539,7 +539,6 @@ class SiteCapacity:
         self.states: CliqueStates = self.view.states(owner, exclusive)
         self.cliques: Mapping[str, CliqueState] = self.states.cliques
         """In the order of their first trays."""
-        self._owner = owner
 
     def shape(self, clique: str) -> CliqueShape:
         """What the clique has in common with others."""
@@ -558,6 +557,7 @@ class SiteCapacity:
         tray, state = self.tray(at), self.state(at)
         if not state.bars(terms):
             return None
+        # A tray that is closed to everybody, or to these members, says so itself. Only the channel is left.
         if state.free < 0 or terms.where in tray.closed:
             return tray.shut or tray.closed.get(terms.where, "in use")
         return "its IMEX channel is in use" if tray.gpus or tray.clique else "it has no IMEX channel"

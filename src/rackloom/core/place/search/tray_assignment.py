@@ -124,6 +124,7 @@ class TrialPlacement:
     def clique_slots(self, clique: str, need: MemberNeed) -> int:
         """Members that the clique can serve."""
         state = self.capacity.cliques[clique]
+        # The bound of the untouched clique, corrected on the few trays that the gang uses.
         total = state.shape.bounds(need).capacity
         if uses := self._uses.get(clique):
             slots = state.slots(need)
@@ -146,8 +147,13 @@ class TrialPlacement:
         if not use.members:
             return most
         # The allocator was not asked whether claims of two kinds fit on one tray.
-        if use.devices != need.devices or self._is_barred(clique, number, need):
+        if use.devices != need.devices:
             return 0
+        # Nor does a member go beside one that it bars. A count of 0 stays behind when a member is put back.
+        if need.terms is not None:
+            here = self._with_terms.get(TrayPosition(clique, number), Counter())
+            if any(members and need.bars(present) for present, members in here.items()):
+                return 0
         tray = self.capacity.cliques[clique].states[number]
         if need.gpus and (left := (tray.free - use.gpus) // need.gpus) < most:
             most = left
@@ -167,6 +173,7 @@ class TrialPlacement:
         for number, (slots, tray) in enumerate(zip(state.slots(need), state.states, strict=True)):
             if not slots:
                 continue
+            # Trays without a use of this gang, nearly all of them, need no further look.
             use = uses.get(number)
             if use is None:
                 ranked.append((slots, tray.is_empty, tray.free, number))
@@ -193,13 +200,6 @@ class TrialPlacement:
         if need.terms is not None:
             self._with_terms[at][need] -= members
 
-    def _is_barred(self, clique: str, number: int, need: MemberNeed) -> bool:
-        """Whether a member of the gang on the tray excludes such a member."""
-        if need.terms is None:
-            return False
-        here = self._with_terms.get(TrayPosition(clique, number), Counter())
-        return any(members and need.bars(present) for present, members in here.items())
-
     def _use(self, at: TrayPosition) -> _TrayUse:
         return self._uses.get(at.clique, {}).get(at.number, _UNUSED)
 
@@ -220,7 +220,7 @@ TrayAssignments = tuple[TrayAssignment, ...]
 """All members of a subgroup."""
 
 
-def assign(trial: TrialPlacement, assignments: TrayAssignments) -> None:
+def assign(trial: TrialPlacement, assignments: Iterable[TrayAssignment]) -> None:
     """Assign members where they are known to fit."""
     for assignment in assignments:
         trial.take(assignment.at, assignment.part.need, assignment.members)
@@ -237,12 +237,20 @@ def assign_best_fit(trial: TrialPlacement, clique: str, subgroup: ColocationGrou
     assignments: TrayAssignments = ()
     # Large members fit on fewer trays, so they choose first.
     for part in sorted(subgroup, key=lambda part: part.group.gpus, reverse=True):
-        added = tuple(_best_fit_trays(trial, clique, part))
-        if sum(assignment.members for assignment in added) < part.members:
+        trays = trial.least_room_first(clique, part.need)
+        if sum([slots for slots, _ in trays]) < part.members:
             unassign(trial, assignments)
             return None
+        added, number, end = list[TrayAssignment](), part.first, part.first + part.members
+        for slots, at in trays:
+            if number == end:
+                break
+            here = min(slots, end - number)
+            added.append(TrayAssignment(at, part, number, here))
+            number += here
+        # The trial has to have this part before the next one looks for room.
         assign(trial, added)
-        assignments += added
+        assignments += tuple(added)
     return assignments
 
 
@@ -258,13 +266,19 @@ def assign_jointly(
             ordered_needs(members_by_need(subgroups)), zip(*loads, strict=True), strict=True
         )
     }
-    found = tuple(
-        tuple(assignment for part in subgroup for assignment in _take_slots(part, slots))
-        for subgroup in subgroups
-    )
-    for assignments in found:
+    found: list[TrayAssignments] = []
+    for subgroup in subgroups:
+        assignments: list[TrayAssignment] = []
+        for part in subgroup:
+            # Members take the slots of their need in order. Runs on one tray become one assignment.
+            first = part.first
+            for at, same in groupby(islice(slots[part.need], part.members)):
+                members = len(list(same))
+                assignments.append(TrayAssignment(at, part, first, members))
+                first += members
         assign(trial, assignments)
-    return found
+        found.append(tuple(assignments))
+    return tuple(found)
 
 
 def spare_trays(
@@ -300,40 +314,16 @@ def trays_that_carry(
     needs = tuple({need: None for load in loads for need in load})
     if not needs:
         return _positions(capacity, clique)
+    # A spare replaces one lost tray, whichever it is: each load has to fit, not all of them together.
     wanted = {tuple(load.get(need, 0) for need in needs) for load in loads}
     most = tuple(map(max, zip(*wanted, strict=True)))
     trays = zip(_positions(capacity, clique), capacity.cliques[clique].vacancies(needs), strict=True)
     return [at for at, vacancy in trays if wanted <= tray_loads(vacancy, needs, most)]
 
 
-def _best_fit_trays(trial: TrialPlacement, clique: str, part: MemberRange) -> Iterator[TrayAssignment]:
-    """For as many members of a part as the clique takes, the trays with least room first."""
-    need, number, end = part.need, part.first, part.first + part.members
-    trays = trial.least_room_first(clique, need)
-    if sum([slots for slots, _ in trays]) < part.members:
-        return
-    for slots, at in trays:
-        here = min(slots, end - number)
-        if not here:
-            return
-        yield TrayAssignment(at, part, number, here)
-        number += here
-
-
 def _positions(capacity: SiteCapacity, clique: str) -> list[TrayPosition]:
     """The trays of a clique, in site order."""
     return [TrayPosition(clique, number) for number in range(len(capacity.cliques[clique].states))]
-
-
-def _take_slots(
-    part: MemberRange, slots: dict[MemberNeed, Iterator[TrayPosition]]
-) -> Iterator[TrayAssignment]:
-    """The members of a part in the next slots for their need."""
-    first = part.first
-    for at, same in groupby(islice(slots[part.need], part.members)):
-        members = len(list(same))
-        yield TrayAssignment(at, part, first, members)
-        first += members
 
 
 # The weight bound of the joint search.
@@ -372,6 +362,7 @@ def carry_bound(
     in any load. Integers keep the bound exact. Any weights would be valid, because the members fit only if
     the trays carry their total weight; these make a full load of each need weigh the same.
     """
+    # A tray may carry only what every spare could take over, so the spares' loads are intersected first.
     by_spare = [tray_loads(vacancy, needs, members) for vacancy in spares]
     loads = {
         vacancy: maximal_loads(tray_loads(vacancy, needs, members).intersection(*by_spare))
@@ -450,12 +441,14 @@ def solve_jointly(
     order = [] if spares else sorted(range(len(vacancies)), key=vacancies.__getitem__)
     trays = vacancies if spares else tuple([vacancies[at] for at in order])
     problem = (trays, needs, tuple([wanted[need] for need in needs]), spares)
+    # Without budget the answer is that of a search that gave up: no loads, and perhaps all trays.
     if not budget.allows(problem):
         return JointAssignment(len(vacancies), None)
     answer, steps = solve_and_count(*problem)
     budget.pay(problem, steps)
     if spares or answer is None or answer.loads is None:
         return answer
+    # Back from the sorted order to the trays of this clique.
     loads = dict(zip(order, answer.loads, strict=True))
     return JointAssignment(answer.opened, tuple([loads[at] for at in range(len(vacancies))]))
 
@@ -469,6 +462,7 @@ def solve_and_count(
         return JointAssignment(len(vacancies), None), 0
     if not carry_bound(frozenset(vacancies), frozenset(), needs, members).allows(vacancies):
         return None, 0
+    # All choices are solved, with one limit of steps for all: a later one may open fewer trays.
     steps = _StepCounter()
     choices = islice(_spare_choices(vacancies, spares), MAX_SPARE_CHOICES)
     answers = [_solve_with_spares(vacancies, needs, members, kept, steps) for kept in choices]
@@ -517,10 +511,12 @@ def _solve_with_spares(
     state = _complete_state(layers[-1], members)
     if state is None:
         return None
+    # Walk back from the last layer: each state names the load of its newest tray and the state before it.
     opened, loads = state[0], list[TrayLoad]()
     for layer in reversed(layers[1:]):
         loads.append(layer[state].load)
         state = layer[state].before
+    # The search may have ended before the last trays. They, and the spares, carry nothing.
     by_tray = dict(zip(trays, reversed(loads), strict=False))
     assigned = tuple([by_tray.get(at, (0,) * len(members)) for at in range(len(vacancies))])
     return JointAssignment(opened + sum([vacancies[at].is_empty for at in spares]), assigned)
@@ -541,34 +537,28 @@ def _state_layers(
     # Where all empty trays are alike it does not matter which of them are used. Each tray then takes a load
     # in turn, and the first complete layer is the best. Else every empty tray may also stay empty.
     choosy = sum([vacancy.is_empty for vacancy in loads]) > 1
-    layers: list[_StateLayer] = [{(0,) * len(members): _Predecessor(0, (), ())}]
-    for tray in trays:
-        if not choosy and _complete_state(layers[-1], members) is not None:
-            break
-        if not steps.allows(len(layers[-1]) * len(loads[tray])):
-            return None
-        layers.append(_next_layer(layers[-1], loads[tray], members, tray.is_empty, choosy))
-    return layers
-
-
-def _next_layer(
-    layer: _StateLayer, loads: Sequence[TrayLoad], members: TrayLoad, is_empty: bool, choosy: bool
-) -> _StateLayer:
-    """The states when one more tray has one of the loads; with `choosy`, an empty one may stay so."""
-    after: _StateLayer = {}
     nothing = (0,) * len(members)
-    options = [(load, is_empty and load != nothing) for load in loads]
-    if is_empty and choosy:
-        options.append((nothing, False))
-    for state, reached in layer.items():
-        opened, *assigned = state
-        for load, opens in options:
-            # Counts are capped at the demand: maximal loads may have room for more members than there are.
-            then = (opened + opens, *map(min, map(add, assigned, load), members))
-            last = min(reached.last + load[-1], members[-1])
-            if then not in after or last > after[then].last:
-                after[then] = _Predecessor(last, load, state)
-    return after
+    layers: list[_StateLayer] = [{nothing: _Predecessor(0, (), ())}]
+    for tray in trays:
+        layer, after = layers[-1], _StateLayer()
+        if not choosy and _complete_state(layer, members) is not None:
+            break
+        if not steps.allows(len(layer) * len(loads[tray])):
+            return None
+        # What the tray may carry, each with whether that opens it.
+        options = [(load, tray.is_empty and load != nothing) for load in loads[tray]]
+        if tray.is_empty and choosy:
+            options.append((nothing, False))
+        for state, reached in layer.items():
+            opened, *assigned = state
+            for load, opens in options:
+                # Counts are capped at the demand: maximal loads may have room for more than all members.
+                then = (opened + opens, *map(min, map(add, assigned, load), members))
+                last = min(reached.last + load[-1], members[-1])
+                if then not in after or last > after[then].last:
+                    after[then] = _Predecessor(last, load, state)
+        layers.append(after)
+    return layers
 
 
 def _complete_state(layer: _StateLayer, members: TrayLoad) -> tuple[int, ...] | None:
