@@ -59,15 +59,20 @@ def node_is_selected(node: Node, by: Device | ResourceSliceSpec) -> bool:
 
 def node_selector_matches(node: Node, selector: NodeSelector) -> bool:
     """Whether any term of the selector matches the node. Raises MalformedNodeSelector."""
-    # All terms first: upstream refuses a malformed term even where another one matches.
-    matches = [_term_holds(node, term) for term in selector.node_selector_terms]
-    return any(matches)
-
-
-def _term_holds(node: Node, term: NodeSelectorTerm) -> bool:
-    labels = [_label_holds(node.metadata.labels, need) for need in term.match_expressions]
-    fields = [_field_holds(node.metadata.name, need) for need in term.match_fields]
-    return bool(labels or fields) and all(labels) and all(fields)
+    matches = False
+    # Read all terms: upstream refuses a malformed term even where another one matches. For the same reason
+    # each term is read to its end.
+    for term in selector.node_selector_terms:
+        holds = [_label_holds(node.metadata.labels, need) for need in term.match_expressions]
+        for need in term.match_fields:
+            if need.key != _NAME_FIELD or need.operator not in ("In", "NotIn") or len(need.values) != 1:
+                raise MalformedNodeSelector(
+                    f"{need.key}: match fields know {_NAME_FIELD} In or NotIn one name"
+                )
+            holds.append((need.values[0] == node.metadata.name) == (need.operator == "In"))
+        # A term without requirements matches nothing.
+        matches = matches or (bool(holds) and all(holds))
+    return matches
 
 
 def _label_holds(labels: Mapping[str, str], need: NodeSelectorRequirement) -> bool:
@@ -86,18 +91,16 @@ def _label_holds(labels: Mapping[str, str], need: NodeSelectorRequirement) -> bo
         case "DoesNotExist":
             return not present
         case "Gt" | "Lt":
-            return _comparison_holds(need, value)
+            bound = _integer(need.values[0]) if len(need.values) == 1 else None
+            if bound is None:
+                raise MalformedNodeSelector(f"{need.key}: operator {need.operator} needs one whole number")
+            # A label that is missing or no number fails the comparison. Only the selector can be malformed.
+            actual = _integer(value or "")
+            if actual is None:
+                return False
+            return actual > bound if need.operator == "Gt" else actual < bound
         case other:
             raise MalformedNodeSelector(f"{need.key}: {other!r} is not a node selector operator")
-
-
-def _comparison_holds(need: NodeSelectorRequirement, value: str | None) -> bool:
-    if len(need.values) != 1 or _integer(need.values[0]) is None:
-        raise MalformedNodeSelector(f"{need.key}: operator {need.operator} needs one whole number")
-    bound, actual = _integer(need.values[0]), _integer(value or "")
-    if bound is None or actual is None:
-        return False
-    return actual > bound if need.operator == "Gt" else actual < bound
 
 
 def _integer(text: str) -> int | None:
@@ -105,12 +108,6 @@ def _integer(text: str) -> int | None:
         return int(text)
     except ValueError:
         return None
-
-
-def _field_holds(name: str, need: NodeSelectorRequirement) -> bool:
-    if need.key != _NAME_FIELD or need.operator not in ("In", "NotIn") or len(need.values) != 1:
-        raise MalformedNodeSelector(f"{need.key}: match fields know {_NAME_FIELD} In or NotIn one name")
-    return (need.values[0] == name) == (need.operator == "In")
 
 
 def selector_of_node(node: str) -> NodeSelector:
@@ -310,10 +307,18 @@ def gather_pools(node: Node, index: SliceIndex, features: Features) -> tuple[Poo
     """
     newest: dict[PoolKey, list[ResourceSlice]] = {}
     for slice_ in index.near(node.metadata.name):
-        if _node_sees_slice(node, slice_, features):
-            _keep_newest(newest, slice_)
+        if not _node_sees_slice(node, slice_, features):
+            continue
+        # A driver writes a new generation of its pool beside the old one: only the newest counts.
+        kept = newest.setdefault(pool_key(slice_), [])
+        newer = slice_.spec.pool.generation - kept[0].spec.pool.generation if kept else 0
+        if newer > 0:
+            kept.clear()
+        if newer >= 0:
+            kept.append(slice_)
     pools = (_complete_pool(key, newest[key], index.pool(key), features) for key in sorted(newest))
     found = [pool for pool in pools if pool is not None]
+    # The sort is stable, so pools keep the order of their keys on both sides.
     return tuple(
         sorted(found, key=lambda pool: any(device.binding_conditions for _, device in devices_of(pool)))
     )
@@ -333,6 +338,7 @@ def pool_key(slice_: ResourceSlice) -> PoolKey:
 
 def _node_sees_slice(node: Node, slice_: ResourceSlice, features: Features) -> bool:
     spec = slice_.spec
+    # A scheduler without a feature ignores slices that use it: it would break the rule that it cannot read.
     partitions = spec.per_device_node_selection is not None or bool(spec.shared_counters)
     if partitions and not features.partitionable_devices:
         return False
@@ -345,15 +351,6 @@ def _node_sees_slice(node: Node, slice_: ResourceSlice, features: Features) -> b
     )
 
 
-def _keep_newest(newest: dict[PoolKey, list[ResourceSlice]], slice_: ResourceSlice) -> None:
-    kept = newest.setdefault(pool_key(slice_), [])
-    newer = slice_.spec.pool.generation - kept[0].spec.pool.generation if kept else 0
-    if newer > 0:
-        kept.clear()
-    if newer >= 0:
-        kept.append(slice_)
-
-
 def _complete_pool(
     key: PoolKey, kept: list[ResourceSlice], everywhere: Sequence[ResourceSlice], features: Features
 ) -> Pool | None:
@@ -362,6 +359,7 @@ def _complete_pool(
     same = [slice_ for slice_ in everywhere if slice_.spec.pool.generation == generation]
     if len({slice_.spec.pool.resource_slice_count for slice_ in same}) > 1:
         return _unusable_pool(key, PoolProblem.INVALID, "its slices disagree on resourceSliceCount")
+    # The node sees the whole pool: no need to look at other nodes.
     if len(kept) == expected:
         return _validated_pool(key, kept, [], features)
     # A newer generation elsewhere replaced the pool. Its driver no longer means these slices.
@@ -376,6 +374,7 @@ def _complete_pool(
             return _unusable_pool(key, PoolProblem.INCOMPLETE, why)
     if len(same) != expected:
         return _unusable_pool(key, PoolProblem.INCOMPLETE, f"{len(same)} of {expected} slices are there")
+    # The rest of the pool is of other nodes. Its devices draw from the same counters.
     here = {slice_.metadata.name for slice_ in kept}
     return _validated_pool(
         key, kept, [slice_ for slice_ in same if slice_.metadata.name not in here], features

@@ -17,7 +17,7 @@ on the others.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from rackloom.core.allocate.capacity import counter_draws
 from rackloom.core.allocate.eligibility import CandidateDevice
@@ -50,8 +50,11 @@ class DeviceSymmetry:
         self.members = [members[group] for group in range(len(members))]
         # Ranks replace names: the second counter set of GPU 0 and that of GPU 5 are both number 1 in their
         # groups, so equal GPUs get equal shapes.
-        self.ranks: list[dict[Link, int]] = [_ranks_in_group(links, positions) for positions in self.members]
-        """Of each group, the rank of what ties it."""
+        self.ranks: list[dict[Link, int]] = []
+        """Of each group, the rank of what ties it, by first appearance."""
+        for positions in self.members:
+            ties = dict.fromkeys(tie for position in positions for tie in links[position])
+            self.ranks.append({tie: rank for rank, tie in enumerate(ties)})
         # Requests often repeat. Those of one likeness treat every device the same, so one of them will do.
         distinct_asks = {ask.likeness: ask for ask in asks}.values()
         shapes = [
@@ -114,23 +117,20 @@ class DeviceSymmetry:
             (ranks[("counters", candidate.pool.key, name)], counter, amount, left.get((name, counter)))
             for (name, counter), amount in counter_draws(candidate.device)
         )
-        return values, candidate.pool.key, drawn, _groups(candidate, ranks, ledger)
-
-
-def _groups(candidate: CandidateDevice, ranks: Mapping[Link, int], ledger: AllocationLedger) -> Hashable:
-    """The compatibility groups of a device on its counter sets, and what those in use have in common."""
-    book = ledger.groups(candidate)
-    if book is None:
-        return None
-    return frozenset(
-        (
-            ranks["counters", candidate.pool.key, use.counter_set],
-            frozenset(use.compatibility_groups),
-            # None says that those in use name no group, and False that there are none.
-            book.at_first.get(use.counter_set, False),
-        )
-        for use in candidate.device.consumes_counters
-    )
+        # So do their compatibility groups: a device has to have one in common with all of them.
+        book = ledger.groups(candidate)
+        groups = None
+        if book is not None:
+            groups = frozenset(
+                (
+                    ranks["counters", candidate.pool.key, use.counter_set],
+                    frozenset(use.compatibility_groups),
+                    # None says that those in use name no group, and False that there are none.
+                    book.at_first.get(use.counter_set, False),
+                )
+                for use in candidate.device.consumes_counters
+            )
+        return values, candidate.pool.key, drawn, groups
 
 
 ValueSources = tuple[str | None, ...]
@@ -167,17 +167,12 @@ def _connected_groups(links: Sequence[Sequence[Link]]) -> list[int]:
             position = parent[position]
         return position
 
+    # A root may be any member, so the numbers come from the order of the devices.
     first: dict[Link, int] = {}
     for position, ties in enumerate(links):
         for tie in ties:
             parent[root(position)] = root(first.setdefault(tie, position))
     return numbered([root(position) for position in range(len(links))])
-
-
-def _ranks_in_group(links: Sequence[Sequence[Link]], positions: Iterable[int]) -> dict[Link, int]:
-    """Each link of a group by its first appearance. The shape keeps kinds of links apart."""
-    ties = dict.fromkeys(tie for position in positions for tie in links[position])
-    return {tie: rank for rank, tie in enumerate(ties)}
 
 
 def numbered(values: Iterable[Hashable]) -> list[int]:
@@ -191,26 +186,27 @@ def _treatment(
 ) -> Hashable:
     """How the device fares with each ask, and what was taken of it before."""
     ledger = problem.ledger
-    served = tuple(request_outcome(problem, ask, candidate) for ask in asks)
+    # What each ask would get of the device if nobody held it: None, amounts, or a selector that fails.
+    served: list[Hashable] = []
+    for ask in asks:
+        verdict = problem.eligibility.verdict(ask, candidate)
+        if isinstance(verdict, AllocationStopped):
+            served.append("fails")
+            continue
+        suits = ledger.suits(ask, candidate)
+        if verdict is not None or isinstance(suits, Cause):
+            served.append(None)
+        else:
+            served.append(frozenset(suits.items()))
     if not candidate.shareable:
-        return ledger.free_before(candidate), served
+        return ledger.free_before(candidate), tuple(served)
+    # A device that can be shared also differs by the shares that earlier allocations took.
     capacity = frozenset((name, has.value) for name, has in candidate.device.capacity.items())
     used = frozenset(ledger.used_before(candidate.id).items())
     return (
         ledger.free_before(candidate),
-        served,
+        tuple(served),
         capacity,
         used,
         ledger.charged_before(candidate),
     )
-
-
-def request_outcome(
-    problem: AllocationProblem, ask: RequestAlternative, candidate: CandidateDevice
-) -> Hashable:
-    """What an ask would get of a device if nobody held it: None, amounts, or a selector that fails."""
-    verdict = problem.eligibility.verdict(ask, candidate)
-    if isinstance(verdict, AllocationStopped):
-        return "fails"
-    suits = problem.ledger.suits(ask, candidate)
-    return None if verdict is not None or isinstance(suits, Cause) else frozenset(suits.items())
