@@ -118,6 +118,7 @@ def is_unchanged_observation(
     serials = sorted({gpu.chassis_serial for gpu in reading.gpus})
     parameters = {"endpoint": endpoint_id, "domain": reading.domain, "serials": serials}
     row = conn.execute(_PREVIOUS_READING, parameters).one_or_none()
+    # The comparison of the facts comes last: it has to encode the whole reading.
     if row is None or row.is_work_pending or now - row.updated > FULL_UPDATE_SECONDS:
         return False
     return bool(row.facts == latest.encode_facts(reading))
@@ -175,6 +176,7 @@ def record_observation(
         return None
     latest.save_reading(conn, endpoint_id, observation)
     endpoints.set_endpoint_domain(conn, endpoint_id, observation.domain, now)
+    # What was requested before this reading began shows in it, or did not happen.
     ownership.close_interrupted_operations(conn, endpoint_id, observation.observed_at, now)
     ownership.confirm_operations(conn, endpoint_id, observation.observed_at)
     if state.is_shared:
@@ -185,6 +187,7 @@ def record_observation(
         sync.apply_observations(conn, [observation], now, previous_domains)
         return None
     conflict = sync.apply_if_consistent(conn, observation.domain, now, rivals)
+    # The endpoint left these domains, so their statuses no longer rest on it.
     for domain in previous_domains:
         sync.withdraw_reading(conn, domain, now)
     return conflict
