@@ -19,7 +19,7 @@ import msgspec
 
 from rackloom.core.diagnosis.findings import Finding, Severity, first_few, unique
 from rackloom.core.diagnosis.repair_steps import repair_advice, repair_steps
-from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot, grouped
+from rackloom.core.diagnosis.snapshot import Layer, SiteSnapshot, grouped
 
 # Fix commands with the options of the examined site.
 
@@ -90,8 +90,13 @@ def render_findings(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host:
 def _page_lines(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host: str | None) -> Iterator[str]:
     yield "examined:"
     for layer in snapshot.layers:
+        if layer.unknown_since is not None:
+            state = f"unknown since {rfc3339(layer.unknown_since)}: {layer.problem}"
+        else:
+            read = "" if layer.at is None else f", read {rfc3339(layer.at)}"
+            state = f"{', '.join(_counts(layer.layer, snapshot))}{read}"
         mark = " (simulated)" if layer.layer in snapshot.simulated else ""
-        yield f"  {layer.layer}{mark}: {_layer_line(layer, snapshot)}"
+        yield f"  {layer.layer}{mark}: {state}"
     if host is not None:
         yield f"  host: {host}"
     if snapshot.simulated:
@@ -101,16 +106,15 @@ def _page_lines(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host: str
         yield ""
         yield from _finding_lines(alike)
     yield ""
+    # Of the findings that are left out, the counts by check still show which kind of fault is everywhere.
     if len(groups) > MOST_FINDINGS:
-        yield from _cut_findings(finding for alike in groups[MOST_FINDINGS:] for finding in alike)
+        cut = Counter(
+            (finding.severity, finding.check) for alike in groups[MOST_FINDINGS:] for finding in alike
+        )
+        yield f"and {cut.total()} more, whole with --json:"
+        yield from (f"  {count} {severity}  {check}" for (severity, check), count in cut.items())
+        yield ""
     yield summary_line(findings)
-
-
-def _layer_line(status: LayerStatus, snapshot: SiteSnapshot) -> str:
-    if status.unknown_since is not None:
-        return f"unknown since {rfc3339(status.unknown_since)}: {status.problem}"
-    counts = ", ".join(_counts(status.layer, snapshot))
-    return counts if status.at is None else f"{counts}, read {rfc3339(status.at)}"
 
 
 def _counts(layer: Layer, snapshot: SiteSnapshot) -> Iterator[str]:
@@ -186,13 +190,6 @@ def _first_lines(lines: tuple[str, ...], indent: str) -> Iterator[str]:
         yield f"{indent}{line}"
     if len(lines) > MOST_LINES:
         yield f"{indent}and {len(lines) - MOST_LINES} more"
-
-
-def _cut_findings(findings: Iterable[Finding]) -> Iterator[str]:
-    counts = Counter((finding.severity, finding.check) for finding in findings)
-    yield f"and {counts.total()} more, whole with --json:"
-    yield from (f"  {count} {severity}  {check}" for (severity, check), count in counts.items())
-    yield ""
 
 
 def summary_line(findings: tuple[Finding, ...]) -> str:

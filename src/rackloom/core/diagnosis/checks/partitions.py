@@ -311,6 +311,15 @@ def _spread_finding(
     name, tenant = (logical, "") if record is None else (record.name, record.tenant)
     org = index.snapshot.tenants.get(tenant, tenant) or "ORGANISATION"
     fewest = min(domains, key=lambda domain: (len(domains[domain]), domain))
+    # It is spread since the second domain got its first machine. That is unknown if any first one is.
+    since = [[machine.held_since for machine in machines] for machines in domains.values()]
+    known = [[at for at in found if at is not None] for found in since]
+    firsts = sorted(min(found) for found in known if found)
+    evidence = []
+    for domain, machines in sorted(domains.items()):
+        count = f"{len(machines)} instance{'' if len(machines) == 1 else 's'}"
+        named = first_few([machine.id for machine in machines])
+        evidence.append(f"records: {count} in domain {domain}, on {named}")
     return fails(
         Check.LOGICAL_SPREAD,
         f"logical partition {name}",
@@ -318,20 +327,7 @@ def _spread_finding(
         f"rackloom admin logical-partition create --name {quote(f'{name}-{fewest}')} --tenant {quote(org)}"
         "  # one for each domain: rackloom admin instance update-nvlink-config moves its instances",
         severity=Severity.WARNING,
-        evidence=tuple(_domain_evidence(domain, machines) for domain, machines in sorted(domains.items())),
+        evidence=tuple(evidence),
         where=(at_logical(logical),),
-        since=_second_domain_since(domains),
+        since=firsts[1] if len(firsts) == len(domains) else None,
     )
-
-
-def _domain_evidence(domain: str, machines: list[MachineRecord]) -> str:
-    count = f"{len(machines)} instance{'' if len(machines) == 1 else 's'}"
-    return f"records: {count} in domain {domain}, on {first_few([machine.id for machine in machines])}"
-
-
-def _second_domain_since(domains: Mapping[str, list[MachineRecord]]) -> float | None:
-    """When the second domain got its first machine; None where that of some domain is not known."""
-    since = [[machine.held_since for machine in machines] for machines in domains.values()]
-    known = [[at for at in found if at is not None] for found in since]
-    firsts = sorted(min(found) for found in known if found)
-    return firsts[1] if len(firsts) == len(domains) else None
