@@ -123,12 +123,15 @@ class OpenNodes:
 
     def _advance(self) -> None:
         """Move the frontier to the next node that may serve."""
+        full, end = self._nodes.full, len(self._state)
         if self._next_possible is None:
             if self._skips_full:
-                self._skip_full_nodes()
+                # Full nodes are closed in one step, so that a device that comes back opens them.
+                start, found = self._frontier, full.find(NOT_FULL, self._frontier)
+                self._frontier = end if found < 0 else found
+                self._state[start : self._frontier] = bytes([_CLOSED]) * (self._frontier - start)
             return
         # A node that can never serve stays unseen, so that no change opens it.
-        full, end = self._nodes.full, len(self._state)
         number = self._next_possible(self._frontier)
         while self._skips_full and number < end and full[number]:
             after = full.find(NOT_FULL, number)
@@ -136,12 +139,6 @@ class OpenNodes:
             self._state[number:after] = bytes([_CLOSED]) * (after - number)
             number = self._next_possible(after) if after < end else end
         self._frontier = number
-
-    def _skip_full_nodes(self) -> None:
-        start = self._frontier
-        found = self._nodes.full.find(NOT_FULL, start)
-        self._frontier = len(self._state) if found < 0 else found
-        self._state[start : self._frontier] = bytes([_CLOSED]) * (self._frontier - start)
 
     def close_first(self) -> None:
         """The first open node cannot serve."""
@@ -289,8 +286,18 @@ class SpecView:
                 continue
             candidate = devices.candidates[position]
             limit = limits.get((number, device_kind), _NO_LIMITS)
-            if _is_left(candidate, limit, occupancy):
-                yield candidate, limit
+            if candidate.shareable:
+                if any(occupancy.taken(position, name) > room for name, room in limit.slack):
+                    continue
+                if limit.draws:
+                    # Whether it draws depends on who has a share of it already.
+                    raise _NeedsSearch
+            else:
+                # The bits of `dedicated` leave out devices of which only shares are held.
+                held = occupancy.holds(position)
+                if held or (limit.draws and not occupancy.counters(candidate.pool).suffice(limit.draws)):
+                    continue
+            yield candidate, limit
 
     def _mark(
         self, number: int, ask: RequestAlternative, devices: NodeDevices, position: int, device_kind: int
@@ -345,21 +352,6 @@ class SpecView:
             share = {} if isinstance(given, Cause) else given
             entries.append(DeviceAssignment(ask, candidate, share, bool(candidate.device.consumes_counters)))
         return FoundAnswer((ask,), tuple(entries), len(entries) + _STEPS_BESIDE)
-
-
-def _is_left(candidate: CandidateDevice, limit: _Limits, occupancy: NodeOccupancy) -> bool:
-    """Whether enough of a device is left that nobody holds whole. Raises _NeedsSearch."""
-    position = candidate.position
-    if not candidate.shareable:
-        if occupancy.holds(position):
-            return False
-        return not limit.draws or occupancy.counters(candidate.pool).suffice(limit.draws)
-    if any(occupancy.taken(position, name) > room for name, room in limit.slack):
-        return False
-    if limit.draws:
-        # Whether it draws depends on who has a share of it already.
-        raise _NeedsSearch
-    return True
 
 
 def _first_in_order(
