@@ -143,19 +143,22 @@ class PruningBounds:
             self._conditions.clear()
         key = (index, group, start)
         if key not in self._conditions:
-            symmetry, mark = self._symmetry, self._ledger.mark
-            devices = Counter(
-                (symmetry.shape[member], mark(self._problem.candidates[member]), member >= start)
-                for member in symmetry.members[group]
-            )
-            # A constraint that covers no later request no longer matters, whatever values it has.
-            values = tuple(
-                symmetry.ranks_of(group, number, constraint.values_so_far())
-                for number, constraint in enumerate(self._constraints)
-                if self._last[constraint] >= index and constraint.started
-            )
-            self._conditions[key] = symmetry.kind[group], frozenset(devices.items()), values
+            self._conditions[key] = self._condition(*key)
         return self._conditions[key]
+
+    def _condition(self, index: int, group: int, start: int) -> Hashable:
+        symmetry, mark = self._symmetry, self._ledger.mark
+        devices = Counter(
+            (symmetry.shape[member], mark(self._problem.candidates[member]), member >= start)
+            for member in symmetry.members[group]
+        )
+        # A constraint that covers no later request no longer matters, whatever values it has.
+        values = tuple(
+            symmetry.ranks_of(group, number, constraint.values_so_far())
+            for number, constraint in enumerate(self._constraints)
+            if self._last[constraint] >= index and constraint.started
+        )
+        return symmetry.kind[group], frozenset(devices.items()), values
 
 
 # The depth-first search itself.

@@ -286,18 +286,8 @@ class SpecView:
                 continue
             candidate = devices.candidates[position]
             limit = limits.get((number, device_kind), _NO_LIMITS)
-            if candidate.shareable:
-                if any(occupancy.taken(position, name) > room for name, room in limit.slack):
-                    continue
-                if limit.draws:
-                    # Whether it draws depends on who has a share of it already.
-                    raise _NeedsSearch
-            else:
-                # The bits of `dedicated` leave out devices of which only shares are held.
-                held = occupancy.holds(position)
-                if held or (limit.draws and not occupancy.counters(candidate.pool).suffice(limit.draws)):
-                    continue
-            yield candidate, limit
+            if _is_left(candidate, limit, occupancy):
+                yield candidate, limit
 
     def _mark(
         self, number: int, ask: RequestAlternative, devices: NodeDevices, position: int, device_kind: int
@@ -352,6 +342,22 @@ class SpecView:
             share = {} if isinstance(given, Cause) else given
             entries.append(DeviceAssignment(ask, candidate, share, bool(candidate.device.consumes_counters)))
         return FoundAnswer((ask,), tuple(entries), len(entries) + _STEPS_BESIDE)
+
+
+def _is_left(candidate: CandidateDevice, limit: _Limits, occupancy: NodeOccupancy) -> bool:
+    """Whether enough of a device is left that nobody holds whole. Raises _NeedsSearch."""
+    position = candidate.position
+    if not candidate.shareable:
+        # The device may have shares in use, which the bits of `dedicated` leave out.
+        if occupancy.holds(position):
+            return False
+        return not limit.draws or occupancy.counters(candidate.pool).suffice(limit.draws)
+    if any(occupancy.taken(position, name) > room for name, room in limit.slack):
+        return False
+    if limit.draws:
+        # Whether it draws depends on who has a share of it already.
+        raise _NeedsSearch
+    return True
 
 
 def _first_in_order(

@@ -48,12 +48,14 @@ class FieldValues(dict[str, Any]):
         domain, _, identifier = key.partition("/")
         if domain == self._driver and "/" not in identifier and identifier in self._raw:
             # A name written both ways has the value that was written last.
-            both = (key, identifier)
-            found = [value for name, value in self._raw.items() if name in both][-1]
+            found = self._raw[identifier] if found is None else self._written_last(key, identifier)
         if found is None:
             raise KeyError(key)
         value = self[key] = self._parse(found)
         return value
+
+    def _written_last(self, *names: str) -> Any:
+        return [value for name, value in self._raw.items() if name in names][-1]
 
     def has(self, key: str) -> bool:
         """Whether there is a value under `domain/identifier`."""
