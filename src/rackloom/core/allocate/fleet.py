@@ -255,7 +255,7 @@ class Fleet:
 
     def _plan(self, claims: Sequence[ResourceClaim]) -> list[Alternatives]:
         """The requests; none for claims that no node can work on: the search then says why."""
-        nothing = NodeDevices(Node(metadata=_NO_NAME), (), (), (), {})
+        nothing = NodeDevices(Node(metadata=ObjectMeta()), (), (), (), {})
         try:
             return self._problem(nothing, claims, InUse()).plan
         except AllocationStopped:
@@ -319,6 +319,7 @@ class Fleet:
                 answer = self._answer(view, number, claims, proceed)
                 if _passes_over(answer):
                     continue
+                # A fault is known already, so its search has nothing left to do.
                 if not isinstance(answer, FoundAnswer):
                     yield partial(_as_found, answer)
                     continue
@@ -343,9 +344,6 @@ class Fleet:
         except AllocationStopped as stop:
             return fault_of(devices.node, stop, answer.steps)
         return Allocation(node=devices.node.metadata.name, results=results, steps=answer.steps)
-
-
-_NO_NAME = ObjectMeta()
 
 
 def _as_found(answer: Outcome, below: Cost | None) -> Outcome:

@@ -317,20 +317,17 @@ def _check_shared_pods(
     names: Memo[GroupName, _PartRecords, _PartNames],
 ) -> Iterator[Finding]:
     """The findings about the NICs of pods with devices in several parts."""
-    snapshots = [part.snapshot for name, part in parts.items() if not names[name][1].pods.isdisjoint(shared)]
-    chains = [
-        found
-        for name, part in parts.items()
-        if not names[name][1].pods.isdisjoint(shared)
-        for found in part.chains
-    ]
+    concerned = [part for name, part in parts.items() if not names[name][1].pods.isdisjoint(shared)]
+    chains = sorted((found for part in concerned for found in part.chains), key=chain_order)
+    # A use stands in every part that publishes devices of its pool. It is the same object in all of them.
+    uses = {id(use): use for part in concerned for use in part.snapshot.uses}
     union = SiteSnapshot(
         at=0.0,
         layers=(),
-        devices=tuple(device for part in snapshots for device in part.devices),
-        uses=tuple({id(use): use for part in snapshots for use in part.uses}.values()),
+        devices=tuple(device for part in concerned for device in part.snapshot.devices),
+        uses=tuple(uses.values()),
     )
-    return check_pods(SnapshotIndex(union, tuple(sorted(chains, key=chain_order))), shared.__contains__)
+    return check_pods(SnapshotIndex(union, tuple(chains)), shared.__contains__)
 
 
 # Lookups over all parts.

@@ -82,8 +82,8 @@ _WIDTH = max(map(len, Severity)) + 2
 
 def render_findings(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host: str | None = None) -> str:
     """The text page; `host` is the host whose own files were read too."""
-    # Names come from tenants and clusters: a control character in one could steer the terminal.
     lines = _page_lines(snapshot, findings, host)
+    # Names come from tenants and clusters: a control character in one could steer the terminal.
     return "\n".join("".join(char if char.isprintable() else "?" for char in line) for line in lines)
 
 
@@ -161,13 +161,8 @@ def _finding_lines(alike: list[Finding]) -> Iterator[str]:
     if consequences:
         yield "  and therefore:"
         yield from _first_lines(tuple(consequences_by_check(consequences)), "    ")
-    yield from _fix_lines(unique(*(finding.fix for finding in alike)))
-    if first.runbook:
-        yield f"  runbook: rackloom doctor --runbook {first.runbook}"
-
-
-def _fix_lines(fixes: tuple[str, ...]) -> Iterator[str]:
-    """The first fix step by step, with what each step does; of the others the commands."""
+    # The first fix step by step, with what each step does. Of the others only the commands.
+    fixes = unique(*(finding.fix for finding in alike))
     for number, step in enumerate(repair_steps(fixes[0]), start=1):
         yield f"  {number}. {step.command}"
         yield f"     {step.effect}: {step.does}"
@@ -176,6 +171,8 @@ def _fix_lines(fixes: tuple[str, ...]) -> Iterator[str]:
     if len(fixes) > 1:
         yield "  for the others:"
         yield from _first_lines(fixes[1:], "    ")
+    if first.runbook:
+        yield f"  runbook: rackloom doctor --runbook {first.runbook}"
 
 
 def consequences_by_check(consequences: Iterable[str]) -> Iterator[str]:

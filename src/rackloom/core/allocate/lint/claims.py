@@ -72,22 +72,18 @@ def request_findings(ask: RequestSpec, context: LintContext, path: FieldPath) ->
         yield from derived_findings(
             derived.expression, met, context, (*path, "derivedAttributes", number, "expression")
         )
-    if context.given:
-        yield from _count_findings(ask, met, context, path) if clean else ()
-        yield from _idle_nic_findings(ask, met, context, path)
-
-
-def _count_findings(
-    ask: RequestSpec, met: Sequence[CandidateDevice], context: LintContext, path: FieldPath
-) -> Iterator[LintFinding]:
-    matching = {device.id for device in met}
-    most = max(
-        (sum(device.id in matching for device in kind.devices) for kind in context.hardware.kinds), default=0
-    )
-    if ask.allocation_mode == "ExactCount" and ask.count > most:
-        why = f"{ask.count} devices are asked for and no node has more than {most} that match"
-        fix = f"ask for {most} at most" if most else "ask for devices that a node has"
-        yield LintFinding(trap=LintRule.COUNT, path=(*path, "count"), why=why, fix=fix)
+    if not context.given:
+        return
+    # A broken selector matches nothing, which says nothing about how many devices there are.
+    if clean and ask.allocation_mode == "ExactCount":
+        matching = {device.id for device in met}
+        counts = (sum(device.id in matching for device in kind.devices) for kind in context.hardware.kinds)
+        most = max(counts, default=0)
+        if ask.count > most:
+            why = f"{ask.count} devices are asked for and no node has more than {most} that match"
+            fix = f"ask for {most} at most" if most else "ask for devices that a node has"
+            yield LintFinding(trap=LintRule.COUNT, path=(*path, "count"), why=why, fix=fix)
+    yield from _idle_nic_findings(ask, met, context, path)
 
 
 def _idle_nic_findings(

@@ -259,7 +259,14 @@ def _groups_with_room(
         for _ in range(min(len(affinity.gpus) // gpus, len(affinity.nics) // nics))
     ]
     if len(room) < units:
-        raise Refused(_too_few(hardware, asked, units, len(room), found))
+        needed = f"{_counted(gpus, 'GPU')} and {_counted(nics, 'NIC')}"
+        # What the groups have instead, each count once and the largest first.
+        most = sorted({(len(affinity.gpus), len(affinity.nics)) for affinity in found}, reverse=True)
+        has = " or ".join(f"{_counted(gpus, 'GPU')} and {_counted(nics, 'NIC')}" for gpus, nics in most)
+        kind, name = _GROUP_KINDS[asked.align], hardware.machine.name
+        if units == 1:
+            raise Refused(f"no {kind} of {name} has {needed} (each has {has})")
+        raise Refused(f"{name} has room for {len(room)} times {needed}, not {units} (a {kind} has {has})")
     return room[:units]
 
 
@@ -350,18 +357,6 @@ def _nothing_near(hardware: NodeType, align: Align) -> str:
     if align is Align.PCIE:
         return f"no NIC of {name} is known to be below one PCIe root with a GPU"
     return f"it is not known which NIC of {name} is near which GPU"
-
-
-def _too_few(
-    hardware: NodeType, asked: TemplateRequest, units: int, room: int, found: Sequence[AffinityGroup]
-) -> str:
-    needed = f"{_counted(asked.gpus // units, 'GPU')} and {_counted(asked.nics // units, 'NIC')}"
-    most = sorted({(len(affinity.gpus), len(affinity.nics)) for affinity in found}, reverse=True)
-    has = " or ".join(f"{_counted(gpus, 'GPU')} and {_counted(nics, 'NIC')}" for gpus, nics in most)
-    kind, name = _GROUP_KINDS[asked.align], hardware.machine.name
-    if units == 1:
-        return f"no {kind} of {name} has {needed} (each has {has})"
-    return f"{name} has room for {room} times {needed}, not {units} (a {kind} has {has})"
 
 
 def _counted(count: int, kind: str) -> str:

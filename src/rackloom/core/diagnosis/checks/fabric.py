@@ -330,15 +330,6 @@ def check_layers(index: SnapshotIndex) -> Iterator[Finding]:
 def check_fabric(index: SnapshotIndex) -> Iterator[Finding]:
     """All findings about GPUs, partitions and trays as their switch controllers show them."""
     yield from check_gpus(index)
-    yield from _sick_partitions(index)
-    unlisted = grouped(
-        (chain.machine.id, chain) for chain in index.chains if chain.machine and chain.fabric is None
-    )
-    for machine in index.snapshot.machines:
-        yield from _tray(machine, unlisted.get(machine.id, []), index)
-
-
-def _sick_partitions(index: SnapshotIndex) -> Iterator[Finding]:
     for partition in index.snapshot.partitions:
         if partition.healthy is False and index.is_fresh(partition.domain):
             yield fails(
@@ -352,6 +343,11 @@ def _sick_partitions(index: SnapshotIndex) -> Iterator[Finding]:
                 ),
                 where=(at_partition(partition.domain, partition.name),),
             )
+    unlisted = grouped(
+        (chain.machine.id, chain) for chain in index.chains if chain.machine and chain.fabric is None
+    )
+    for machine in index.snapshot.machines:
+        yield from _tray(machine, unlisted.get(machine.id, []), index)
 
 
 def _tray(machine: MachineRecord, unlisted: list[GpuChain], index: SnapshotIndex) -> Iterator[Finding]:

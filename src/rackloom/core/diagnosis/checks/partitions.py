@@ -134,28 +134,25 @@ def _shared_by_tenants(
         tenants.setdefault(owner, [])
     if len(tenants) < 2:
         return
-    named = [index.snapshot.tenants.get(tenant, tenant) for tenant in sorted(tenants)]
+    named: list[str] = []
+    evidence: list[str] = []
+    for tenant, members in sorted(tenants.items()):
+        name = index.snapshot.tenants.get(tenant, tenant)
+        named.append(name)
+        if members:
+            evidence.append(f"switch controller: partition {partition.id} holds {first_few(members)}")
+            evidence.append(f"records: these are tenant {name}'s")
+        else:
+            evidence.append(f"records: partition {partition.name} was made for tenant {name}")
     yield fails(
         Check.ISOLATION,
         f"partition {partition.name}",
         f"GPUs of tenants {' and '.join(named)} share memory in it",
         f"{_plan_command(partition.domain)} --to plan.json  # read it, then: rackloom admin apply plan.json",
         severity=Severity.CRITICAL,
-        evidence=tuple(_tenant_evidence(partition, tenants, index)),
+        evidence=tuple(evidence),
         where=_partition_places(partition, gpus),
     )
-
-
-def _tenant_evidence(
-    partition: PartitionRecord, tenants: Mapping[str, list[str]], index: SnapshotIndex
-) -> Iterator[str]:
-    for tenant, members in sorted(tenants.items()):
-        name = index.snapshot.tenants.get(tenant, tenant)
-        if members:
-            yield f"switch controller: partition {partition.id} holds {first_few(members)}"
-            yield f"records: these are tenant {name}'s"
-        else:
-            yield f"records: partition {partition.name} was made for tenant {name}"
 
 
 def _module_of(chain: GpuChain) -> int:
@@ -225,6 +222,7 @@ def misplaced_gpus(index: SnapshotIndex) -> tuple[MisplacedGpu, ...]:
         (chain.machine.id, _module_of(chain)): chain for chain in index.chains if chain.machine is not None
     }
     found = ((gpu, chains.get((gpu.machine, gpu.module_id))) for gpu in index.snapshot.instance_gpus)
+    # A status may be older than the fabric, so both are looked at.
     return tuple(
         [(gpu, chain) for gpu, chain in found if gpu.status != _READY or _is_elsewhere(gpu, chain, index)]
     )
