@@ -291,6 +291,8 @@ class _Term(NamedTuple):
 
 _Terms = list[list[_Term]]
 """Of each list, one must be met."""
+_Key = TypeVar("_Key", bound=Hashable)
+_Index = TypeVar("_Index", bound=_NodeIndex)
 
 
 class AttributeIndexes:
@@ -349,9 +351,13 @@ class AttributeIndexes:
                 return found
             before = tuple(earlier)
             for pins in program.pins:
-                indexes = [self._index(_IndexKey(before, pin.name)) for pin in pins]
-                either = zip(indexes, pins, strict=True)
-                found.append([_Term(index, partial(index.first, pin)) for index, pin in either])
+                either = []
+                for pin in pins:
+                    key = _IndexKey(before, pin.name)
+                    make = partial(AttributeIndex, self._passes(before).of, pin.name)
+                    index = self._kept(self._indexes, key, make)
+                    either.append(_Term(index, partial(index.first, pin)))
+                found.append(either)
             earlier.append(program.expression)
         # A request with selectors of its own is seldom asked again: it is not worth an index.
         if ask.selectors or not self._nodes.heeds_taints:
@@ -359,28 +365,22 @@ class AttributeIndexes:
         if self._tainted is None:
             self._tainted = self._nodes.index.tainted()
         if self._tainted:
-            taints = self._taint_index(tuple(earlier))
+            before = tuple(earlier)
+            taints = self._kept(self._taints, before, partial(TaintIndex, self._passes(before).of))
             found.append([_Term(taints, partial(taints.first, ask.tolerations))])
         return found
 
-    def _index(self, key: _IndexKey) -> AttributeIndex:
-        index = self._indexes.get(key)
+    def _kept(self, indexes: OrderedDict[_Key, _Index], key: _Key, make: Callable[[], _Index]) -> _Index:
+        """The index of a key. Of those that are kept, the one that was used longest ago goes first."""
+        index = indexes.get(key)
         if index is None:
-            index = self._indexes[key] = AttributeIndex(self._passes(key.earlier).of, key.name)
-            if len(self._indexes) > _INDEXES_KEPT:
-                self._indexes.popitem(last=False)
-                self._forget_unused()
-        self._indexes.move_to_end(key)
-        return index
-
-    def _taint_index(self, earlier: tuple[str, ...]) -> TaintIndex:
-        index = self._taints.get(earlier)
-        if index is None:
-            index = self._taints[earlier] = TaintIndex(self._passes(earlier).of)
-            if len(self._taints) > _INDEXES_KEPT:
-                self._taints.popitem(last=False)
-                self._forget_unused()
-        self._taints.move_to_end(earlier)
+            index = indexes[key] = make()
+            if len(indexes) > _INDEXES_KEPT:
+                indexes.popitem(last=False)
+                # Devices that selectors let through are kept as long as an index reads them.
+                used = {*self._taints, *(kept.earlier for kept in self._indexes)}
+                self._passing = {before: self._passing[before] for before in self._passing.keys() & used}
+        indexes.move_to_end(key)
         return index
 
     def _passes(self, earlier: tuple[str, ...]) -> PassingDevices:
@@ -388,10 +388,6 @@ class AttributeIndexes:
         if passing is None:
             passing = self._passing[earlier] = PassingDevices(self._written, self._selectors, earlier)
         return passing
-
-    def _forget_unused(self) -> None:
-        used = {*self._taints, *(key.earlier for key in self._indexes)}
-        self._passing = {earlier: found for earlier, found in self._passing.items() if earlier in used}
 
 
 def _first_in_all(terms: _Terms, start: int, reach: int) -> int:

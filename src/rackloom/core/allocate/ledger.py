@@ -99,15 +99,13 @@ class Constraint:
         if not ask.derived or self.attribute not in ask.derived:
             return self.published(candidate)
         values = self.derived(ask.derived[self.attribute], candidate)
-        if isinstance(values, EvaluationError):
+        if isinstance(values, EvaluationError | CompileError):
+            # An expression that does not compile fails alike on every device, so none is named.
+            runs = isinstance(values, EvaluationError)
+            fault = f"fails on device {candidate.id}" if runs else "does not compile"
             raise AllocationStopped(
-                f"claim {ask.claim_name}, request {ask.name}: the derived attribute {self.attribute} fails"
-                f" on device {candidate.id}: {values}"
-            )
-        if isinstance(values, CompileError):
-            raise AllocationStopped(
-                f"claim {ask.claim_name}, request {ask.name}: the derived attribute {self.attribute} does not"
-                f" compile: {values}"
+                f"claim {ask.claim_name}, request {ask.name}: the derived attribute {self.attribute} {fault}:"
+                f" {values}"
             )
         return values
 

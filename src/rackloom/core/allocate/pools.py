@@ -426,21 +426,17 @@ def _name_contradiction(
     twice = _first_repeated([counter_set.name for counter_set in sets])
     if twice is not None:
         return f"the counter set name {twice} appears twice"
+    # A counter that is not there would be drawn from without a limit.
     known = {counter_set.name: counter_set.counters for counter_set in sets}
-    return next(_unknown_counters((*here, *elsewhere), known), None)
-
-
-def _unknown_counters(
-    slices: Iterable[ResourceSlice], known: Mapping[str, Mapping[str, object]]
-) -> Iterator[str]:
-    for slice_ in slices:
+    for slice_ in (*here, *elsewhere):
         for device in slice_.spec.devices:
             for use in device.consumes_counters:
                 if use.counter_set not in known:
-                    yield f"device {device.name} draws from {use.counter_set}, not there"
+                    return f"device {device.name} draws from {use.counter_set}, not there"
                 for name in use.counters:
-                    if name not in known.get(use.counter_set, {}):
-                        yield f"device {device.name} draws from {use.counter_set}/{name}, not there"
+                    if name not in known[use.counter_set]:
+                        return f"device {device.name} draws from {use.counter_set}/{name}, not there"
+    return None
 
 
 def _first_repeated(names: Sequence[str]) -> str | None:

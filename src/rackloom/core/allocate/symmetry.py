@@ -40,8 +40,24 @@ class DeviceSymmetry:
         constraints: Sequence[Constraint],
     ) -> None:
         candidates = problem.candidates
-        self._sources = [sources_of(constraint, asks) for constraint in constraints]
-        links = [self._links_of(candidate, constraints) for candidate in candidates]
+        sources = [sources_of(constraint, asks) for constraint in constraints]
+        # Of each device, what each constraint may compare of it, with the number of the constraint.
+        compared = [
+            [
+                (number, values)
+                for number, constraint in enumerate(constraints)
+                for values in values_of(constraint, sources[number], candidate)
+            ]
+            for candidate in candidates
+        ]
+        links: list[list[Link]] = []
+        for candidate, found in zip(candidates, compared, strict=True):
+            uses = candidate.device.consumes_counters
+            sets: list[Link] = [("counters", candidate.pool.key, use.counter_set) for use in uses]
+            # Sorted, so that equal devices have their values in one order: ranks depend on it.
+            known = ((number, values) for number, values in found if values and values != FAILS)
+            tied = (("value", number, value) for number, values in known for value in sorted(values, key=str))
+            links.append([*sets, *tied])
         self.group: list[int] = _connected_groups(links)
         """Group of each device."""
         members: dict[int, list[int]] = {}
@@ -58,11 +74,8 @@ class DeviceSymmetry:
         # Requests often repeat. Those of one likeness treat every device the same, so one of them will do.
         distinct_asks = {ask.likeness: ask for ask in asks}.values()
         shapes = [
-            (
-                _treatment(problem, candidate, distinct_asks),
-                self._local(candidate, constraints, problem.ledger),
-            )
-            for candidate in candidates
+            (_treatment(problem, candidate, distinct_asks), self._local(candidate, found, problem.ledger))
+            for candidate, found in zip(candidates, compared, strict=True)
         ]
         self.shape: list[int] = numbered(shapes)
         """Shape of each device; equal only if the devices are alike up to the names of their group."""
@@ -86,28 +99,17 @@ class DeviceSymmetry:
         links = (("value", constraint, value) for value in values)
         return frozenset(self.ranks[group][link] for link in links if link in self.ranks[group])
 
-    def _links_of(self, candidate: CandidateDevice, constraints: Sequence[Constraint]) -> list[Link]:
-        sets: list[Link] = [
-            ("counters", candidate.pool.key, use.counter_set) for use in candidate.device.consumes_counters
-        ]
-        values: list[Link] = [
-            ("value", n, v)
-            for n, c in enumerate(constraints)
-            for found in values_of(c, self._sources[n], candidate)
-            for v in sorted(found or (), key=str)
-            if found != FAILS
-        ]
-        return sets + values
-
     def _local(
-        self, candidate: CandidateDevice, constraints: Sequence[Constraint], ledger: AllocationLedger
+        self,
+        candidate: CandidateDevice,
+        compared: Iterable[tuple[int, AttributeValues | None]],
+        ledger: AllocationLedger,
     ) -> Hashable:
         """Values and counters of a device in the names of its group, with what was left of the counters."""
         ranks = self.ranks[self.group[candidate.position]]
         values = tuple(
-            found if found is None or found == FAILS else frozenset(ranks[("value", n, v)] for v in found)
-            for n, c in enumerate(constraints)
-            for found in values_of(c, self._sources[n], candidate)
+            found if found is None or found == FAILS else frozenset(ranks["value", n, v] for v in found)
+            for n, found in compared
         )
         if not candidate.device.consumes_counters:
             return values
