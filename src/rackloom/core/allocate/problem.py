@@ -173,11 +173,23 @@ def allocation_result(
         # A list of requests that covers all of them is left out: none named means all.
         covers_all = all(ask.named_in(config.requests) for ask in chosen)
         configuration.append(msgspec.structs.replace(config, requests=()) if covers_all else config)
+    # The pod goes where all devices are reached: to the node, if any device is local to it or binds to it,
+    # else to any node that the slices of the devices ask for.
+    selectors: list[NodeSelector] = []
+    selector: NodeSelector | None = None
+    for entry in entries:
+        device, spec = entry.candidate.device, entry.candidate.source.spec
+        place = device if spec.per_device_node_selection else spec
+        if place.node_name is not None or device.binds_to_node:
+            selector = selector_of_node(node)
+            break
+        if place.node_selector is not None:
+            selectors.append(place.node_selector)
     return AllocationResult(
         devices=DeviceAllocationResult(
             results=tuple(_device_result(entry, new_id) for entry in entries), config=tuple(configuration)
         ),
-        node_selector=_node_selector(node, entries),
+        node_selector=selector or merged_selector(selectors),
     )
 
 
@@ -211,16 +223,3 @@ def _configuration(
     for own in claim.spec.devices.config:
         if not own.requests or any(ask.named_in(own.requests) for ask in chosen):
             yield DeviceAllocationConfiguration(source="FromClaim", requests=own.requests, opaque=own.opaque)
-
-
-def _node_selector(node: str, entries: Sequence[DeviceAssignment]) -> NodeSelector | None:
-    """The node, if any device is local to it or binds to it; else what the slices of the devices ask for."""
-    selectors: list[NodeSelector] = []
-    for entry in entries:
-        device, spec = entry.candidate.device, entry.candidate.source.spec
-        place = device if spec.per_device_node_selection else spec
-        if place.node_name is not None or device.binds_to_node:
-            return selector_of_node(node)
-        if place.node_selector is not None:
-            selectors.append(place.node_selector)
-    return merged_selector(selectors)

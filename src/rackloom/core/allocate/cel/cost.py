@@ -70,7 +70,9 @@ class _CostEstimator:
             case Const() | MessageNode():  # The checker leaves no message.
                 return ZERO
             case Ident():
-                return self.ident(node)
+                local = self.local(node.name)
+                self.paths[node.id] = (node.name,) if local is None else local.path
+                return ONE
             case Select():
                 return self.select(node)
             case Call():
@@ -121,11 +123,6 @@ class _CostEstimator:
         if path and path[0] == RESULT:
             path = None
         return CostOperand(node, self.type_of(node), path, self.size(node))
-
-    def ident(self, node: Ident) -> CostRange:
-        local = self.local(node.name)
-        self.paths[node.id] = (node.name,) if local is None else local.path
-        return ONE
 
     def select(self, node: Select) -> CostRange:
         cost = self.cost(node.operand)

@@ -272,21 +272,17 @@ def _values_to_try(root: CelNode) -> Iterator[LiteralValue]:
 
 
 def _truth_with_values(program: compiler.Program, of: dict[Read, LiteralValue]) -> bool | None:
-    attributes = {
-        f"{domain}/{name}": _wrapped(value)
-        for (kind, domain, name), value in of.items()
-        if kind == "attribute" and value is not None
-    }
+    attributes: dict[str, dict[str, object]] = {}
+    for (kind, domain, name), value in of.items():
+        if kind == "attribute" and value is not None:
+            # A bool is an int to Python, so it comes first.
+            field = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "string"
+            attributes[f"{domain}/{name}"] = {field: value}
     driver = next((str(value) for (kind, _, _), value in of.items() if kind == "driver"), "")
     try:
         return program.matches(environment.DeviceView.of(driver, attributes, {}))
     except errors.EvaluationError:
         return None
-
-
-def _wrapped(value: LiteralValue) -> dict[str, object]:
-    kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "string"
-    return {kind: value}
 
 
 # Rules for one selector.

@@ -16,7 +16,7 @@ In the order in which a ComputeDomain comes up:
 """
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 
 from rackloom.core.cluster import names
@@ -253,16 +253,28 @@ def _one_clique(domain: ComputeDomain, cluster: ClusterEvidence) -> Iterator[Fin
     }
     entered = {node: clique or NO_FABRIC for node, clique in sorted(daemons.items()) if clique is not None}
     for members, cliques in (("its pods", labels), ("the IMEX daemons of its pods", entered)):
-        if len(set(cliques.values())) > 1:
-            # The evidence shows both sides, because one may lag behind the other.
-            spans = domain.status.condition(names.SPANS_CLIQUES)
-            evidence = (
+        sides = grouped((clique, at_node(node)) for node, clique in cliques.items())
+        if len(sides) < 2:
+            continue
+        spans = domain.status.condition(names.SPANS_CLIQUES)
+        yield fails(
+            Check.ONE_CLIQUE,
+            subject,
+            f"{members} are in cliques {', '.join(sorted(sides))}: no memory is shared between these",
+            f"kubectl -n {domain.namespace} get pods -o wide  # create them anew with a required podAffinity"
+            f" to each other over {names.GPU_CLIQUE_LABEL}, or with the webhook, which adds it; where they"
+            " are meant to be apart, with a ComputeDomain for each clique",
+            # The evidence shows labels and daemons, because one may lag behind the other.
+            evidence=(
                 *(f"cluster: node {node} is in {labels.get(node, '-')}" for node in sorted(nodes)),
                 *(f"IMEX daemon on {node}: entered {clique}" for node, clique in entered.items()),
                 *((f"status: condition {names.SPANS_CLIQUES} is {spans.status}",) if spans else ()),
-            )
-            yield _several_cliques(domain, cluster, f"{members} are in cliques", cliques, evidence)
-            return
+            ),
+            where=_domain_places(domain, cluster),
+            sides=tuple(tuple(sides[clique]) for clique in sorted(sides)),
+            since=_condition_since(spans) if spans is not None and spans.status == "True" else None,
+        )
+        return
     unlabelled = sorted(nodes - labels.keys())
     if unlabelled:
         fix = f"kubectl get nodes -L {names.GPU_CLIQUE_LABEL}  # run rackloom node imex with --clique-label"
@@ -270,29 +282,6 @@ def _one_clique(domain: ComputeDomain, cluster: ClusterEvidence) -> Iterator[Fin
         yield unknown(Check.ONE_CLIQUE, subject, message, fix, where=tuple(map(at_node, unlabelled)))
     else:
         yield holds(Check.ONE_CLIQUE, subject, f"{len(nodes)} nodes in clique {next(iter(labels.values()))}")
-
-
-def _several_cliques(
-    domain: ComputeDomain,
-    cluster: ClusterEvidence,
-    members: str,
-    cliques: Mapping[str, str],
-    evidence: tuple[str, ...],
-) -> Finding:
-    spans = domain.status.condition(names.SPANS_CLIQUES)
-    nodes = grouped((clique, at_node(node)) for node, clique in cliques.items())
-    return fails(
-        Check.ONE_CLIQUE,
-        f"ComputeDomain {domain.key}",
-        f"{members} {', '.join(sorted(nodes))}: no memory is shared between these",
-        f"kubectl -n {domain.namespace} get pods -o wide  # create them anew with a required podAffinity"
-        f" to each other over {names.GPU_CLIQUE_LABEL}, or with the webhook, which adds it; where they are"
-        " meant to be apart, with a ComputeDomain for each clique",
-        evidence=evidence,
-        where=_domain_places(domain, cluster),
-        sides=tuple(tuple(nodes[clique]) for clique in sorted(nodes)),
-        since=_condition_since(spans) if spans is not None and spans.status == "True" else None,
-    )
 
 
 def _mesh(domain: ComputeDomain, cluster: ClusterEvidence) -> Iterator[Finding]:

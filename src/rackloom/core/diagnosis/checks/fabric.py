@@ -60,7 +60,16 @@ def check_controllers(index: SnapshotIndex) -> Iterator[Finding]:
     partitions = grouped((partition.domain, partition) for partition in index.snapshot.partitions)
     for domain in index.snapshot.domains:
         yield from _silent_domain(domain, held[domain.uuid])
-        yield from _paused_domain(domain)
+        if domain.paused:
+            yield fails(
+                Check.DOMAIN_PAUSED,
+                f"domain {domain.uuid}",
+                "it is paused: nothing that tenants ask for is done",
+                f"rackloom admin domain resume --domain {quote(domain.uuid)}",
+                severity=Severity.WARNING,
+                evidence=("records: paused by an operator",),
+                where=(at_domain(domain.uuid),),
+            )
         if index.is_fresh(domain.uuid):
             yield from _few_multicast_groups(domain, partitions[domain.uuid])
     yield from _contradicted_gpus(index)
@@ -115,19 +124,6 @@ def _silent_domain(domain: NvlinkDomainRecord, held: int) -> Iterator[Finding]:
             where=(at_domain(domain.uuid),),
             since=domain.unknown_since,
             instances=held,
-        )
-
-
-def _paused_domain(domain: NvlinkDomainRecord) -> Iterator[Finding]:
-    if domain.paused:
-        yield fails(
-            Check.DOMAIN_PAUSED,
-            f"domain {domain.uuid}",
-            "it is paused: nothing that tenants ask for is done",
-            f"rackloom admin domain resume --domain {quote(domain.uuid)}",
-            severity=Severity.WARNING,
-            evidence=("records: paused by an operator",),
-            where=(at_domain(domain.uuid),),
         )
 
 

@@ -20,7 +20,7 @@ import msgspec
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, fails, first_few, unique
 from rackloom.core.diagnosis.index import SnapshotIndex, at_gpu, at_machine, at_node, slot_part, tray_part
-from rackloom.core.diagnosis.snapshot import FabricGpuRecord, GpuChain, MachineRecord, MovedGpu, grouped
+from rackloom.core.diagnosis.snapshot import FabricGpuRecord, GpuChain, MachineRecord, grouped
 from rackloom.topology.join_key import SlotKey
 from rackloom.topology.part_names import PartName, place_numbers
 
@@ -48,26 +48,23 @@ def check_moved_trays(index: SnapshotIndex) -> Iterator[Finding]:
     left = grouped((gpu.machine, gpu) for gpu in index.snapshot.moved_gpus)
     machines = {(machine.chassis_serial, machine.slot): machine.id for machine in index.snapshot.machines}
     for machine in index.snapshot.machines:
-        if machine.instance is not None and index.is_fresh(machine.domain):
-            moved = list(_moved_away(machine, left[machine.id], listed))
-            if moved:
-                yield _moved_tray(machine, moved, machines, index)
-
-
-def _moved_away(
-    machine: MachineRecord, left: list[MovedGpu], listed: Mapping[int, list[FabricGpuRecord]]
-) -> Iterator[_MovedAway]:
-    """GPUs that the machine is recorded with, or was until they appeared in another machine's slot."""
-    recorded = {
-        key.fabric_guid.value: (key.place.value.module_id, machine.missing_since)
-        for key in machine.gpus
-        if key.fabric_guid is not None and key.place is not None
-    }
-    recorded |= {gpu.guid: (gpu.module_id, gpu.since) for gpu in left}
-    for guid, (module_id, since) in sorted(recorded.items(), key=lambda entry: entry[1][0]):
-        slots = {gpu.place: gpu for gpu in listed.get(guid, ())}
-        if slots and SlotKey(machine.chassis_serial, machine.slot, module_id) not in slots:
-            yield _MovedAway(module_id, next(iter(slots.values())), since)
+        if machine.instance is None or not index.is_fresh(machine.domain):
+            continue
+        # The GPUs that the machine is recorded with, or was until they appeared in another machine's slot.
+        recorded = {
+            key.fabric_guid.value: (key.place.value.module_id, machine.missing_since)
+            for key in machine.gpus
+            if key.fabric_guid is not None and key.place is not None
+        }
+        recorded |= {gpu.guid: (gpu.module_id, gpu.since) for gpu in left[machine.id]}
+        moved: list[_MovedAway] = []
+        for guid, (module_id, since) in sorted(recorded.items(), key=lambda entry: entry[1][0]):
+            slots = {gpu.place: gpu for gpu in listed.get(guid, ())}
+            # A GPU that is listed here as well is listed twice, which is no move.
+            if slots and SlotKey(machine.chassis_serial, machine.slot, module_id) not in slots:
+                moved.append(_MovedAway(module_id, next(iter(slots.values())), since))
+        if moved:
+            yield _moved_tray(machine, moved, machines, index)
 
 
 def _moved_tray(
