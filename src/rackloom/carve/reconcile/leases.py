@@ -84,6 +84,7 @@ def try_acquire_lease(
         return Lease(endpoint_id, holder, 1)
     if row.holder != holder and row.until > now:
         return None
+    # The epoch grows even if the holder stays: work under the old lease value must not go on.
     lease = {"holder": holder, "until": until, "epoch": row.epoch + 1}
     update_rows(conn, lease_table, {"endpoint_id": endpoint_id}, **lease)
     return Lease(endpoint_id, holder, row.epoch + 1)
@@ -171,6 +172,7 @@ def share_of_sole_replica(conn: sa.Connection, holder: str, now: float) -> tuple
     """
     held = leases_held_by(conn, holder, now)
     found = endpoints.all_endpoints(conn)
+    # A new endpoint needs a lease, and only `take_share` writes one.
     if any(endpoint.id not in held for endpoint in found):
         return None
     return tuple(HeldEndpoint(endpoint, held[endpoint.id]) for endpoint in found)
@@ -255,6 +257,7 @@ class LeaseGuard:
         """Move the deadline."""
         self._stop_timer()
         self._deadline = deadline
+        # A deadline that has passed cancels the task in the next turn of the event loop.
         if self._task is not None and deadline < math.inf:
             self._timer = asyncio.get_running_loop().call_later(
                 max(deadline - self._elapsed(), 0.0), self._task.cancel

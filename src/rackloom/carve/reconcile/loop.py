@@ -103,6 +103,7 @@ class ConcurrencySlots:
 
     def prioritize(self, key: Hashable, org: str) -> None:
         """`org` waits for `key` now: if it has no slot yet, it goes before those that are only due."""
+        # Without a turn the domain has a slot already, or does not wait.
         turn = self._turns.get(key)
         if turn is not None:
             self._due.pop(key, None)
@@ -327,6 +328,7 @@ class EndpointWorkers:
         tasks = {self._workers[key].task for key in keys}
         for task in tasks:
             task.cancel()
+        # All at once, so that one slow driver costs this time once, however many endpoints end.
         if tasks:
             await asyncio.wait(tasks, timeout=RENEW_SECONDS)
         gone = {key for key in keys if self._workers[key].task.done()}
@@ -454,6 +456,7 @@ class Reconciler:
     async def _follow_changes(self) -> None:
         """Wake the domains that other processes changed; all of them when changes may have been missed."""
         async for change in self.store.changes():
+            # None stands for lost notifications: any domain may have changed.
             domain, _, cause = (change or "").partition(" ")
             for loop in self.loops:
                 if change is None:

@@ -206,6 +206,7 @@ def record_unreadable(
     `began` is when the attempt began. A failure that is older than a reading, of a replica that was stopped
     meanwhile, makes nothing unknown. A reading is outdated at the age `valid_seconds`.
     """
+    # Another replica may have read the endpoint since this attempt began.
     read_at = latest.read_at(conn, endpoint_id)
     if began is not None and read_at is not None and read_at > began:
         return
@@ -270,6 +271,7 @@ def _check_still_wanted(conn: sa.Connection, domain: str, operation: PartitionOp
     owners = {
         partition.name: partition.logical_partition for partition in ownership.owned_partitions(conn, domain)
     }
+    # By the recorded name: the claim of this transaction has recorded that of a create.
     owner = owners.get(operation.name)
     assignments = intent.gpu_assignments(conn, domain)
     if owner is None or is_tray_partition(owner):

@@ -119,6 +119,7 @@ class CostModel:
 
     def __init__(self, candidates: Sequence[CandidateDevice], ledger: AllocationLedger) -> None:
         self.localities: list[DeviceLocality] = [locality_of(candidate) for candidate in candidates]
+        # Partitions of a GPU share one unit, its counter set: one of them in use makes it used.
         self._units = [units_of(candidate) for candidate in candidates]
         self.used: list[bool] = [ledger.ever_held(candidate.id) for candidate in candidates]
         """Whether a device was in use before, by position."""
@@ -209,6 +210,7 @@ class CostModel:
         key = (a.candidate.position, b.candidate.position)
         if key not in self._distances:
             first, second = (self.localities[position] for position in key)
+            # What is not published is not shared, so unknown places count as far apart.
             near = 1 if first.numa & second.numa else 2
             self._distances[key] = 0 if first.roots & second.roots else near
         return self._distances[key]
@@ -221,6 +223,7 @@ def _counter_room(
     for unit in units_of(candidate) if candidate.device.consumes_counters else ():
         name, left = str(unit[-1]), ledger.book(candidate).at_first
         counters = candidate.pool.counter_sets[name].counters.items()
+        # Shares of the whole, because counters have different units. One without a total has no share.
         parts = [
             left[name, counter] / total
             for counter, held in counters
@@ -240,6 +243,7 @@ class InterchangeableDevices:
         asks = tuple(chain.from_iterable(problem.plan))
         self._ledger = problem.ledger
         self._constraints = tuple(dict.fromkeys(chain.from_iterable(map(self._ledger.constraints, asks))))
+        # A common PCIe root ties devices, too: two GPUs are alike only if the NICs beside them are.
         ties = (*self._constraints, Constraint(PCIE_ROOT, (), distinct=False, lists=True))
         self._symmetry = DeviceSymmetry(problem, asks, ties)
         localities = ranking.localities
@@ -304,6 +308,7 @@ class BranchAndBound:
         self._problem = problem
         self._plan = problem.plan
         self._ledger = problem.ledger
+        # The first fit left its entries in the ledger.
         self._ledger.clear()
         self._proceed = proceed
         self._ranking = CostModel(problem.candidates, problem.ledger)
@@ -336,6 +341,7 @@ class BranchAndBound:
     @property
     def optimality(self) -> Optimality:
         """How good what was found is."""
+        # Nothing costs less than the limit, nor than the least bound of a branch that was left open.
         at_least = min([self._limit, *self._open])
         return Optimality(
             cost=self.cost,
@@ -501,7 +507,7 @@ def best_of_nodes(searches: Iterable[Callable[[Cost | None], Outcome]]) -> Outco
             found, least = outcome, added
     if found is None or found.optimality is None:
         return Refusal(node="", steps=0)
-    # The least bound of any node bounds them all. It is told in the terms of the node that was chosen.
+    # The least bound of any node bounds them all. It counts from the state of the node that was chosen.
     before = found.optimality.broken_before
     bound = _with_broken(min(at_least), before) if decided else None
     optimality = replace(found.optimality, proved=bound == found.optimality.cost, at_least=bound)

@@ -121,6 +121,7 @@ class CounterBook:
             for counter_set in pool.counter_sets.values()
             for name, counter in counter_set.counters.items()
         }
+        # Devices of other nodes draw from the same counters, and count as their driver publishes them now.
         for source in (*pool.slices, *pool.elsewhere):
             for device in source.spec.devices:
                 if device.consumes_counters and in_use(DeviceId(pool.driver, pool.name, device.name)):
@@ -130,6 +131,7 @@ class CounterBook:
 
     def short(self, device: Device) -> str | None:
         """Which counter is short for `device` and by how much; None when there is enough."""
+        # A pool that is overdrawn anywhere gives out nothing, so the first such counter is the reason.
         for key in self._overdrawn:
             return f"{'/'.join(key)} overdrawn by {in_binary_units(-self.left[key])}"
         for key, amount in counter_draws(device):
@@ -145,6 +147,7 @@ class CounterBook:
         """The counter that carries the fewest devices like this one, and how many; None if none does."""
         if self._overdrawn:
             return self._overdrawn[0], 0
+        # A device that draws nothing of a counter is not bounded by it.
         rooms = [(key, int(self.left[key] // amount)) for key, amount in counter_draws(device) if amount]
         return min(rooms, key=lambda room: room[1], default=None)
 

@@ -203,6 +203,7 @@ class SelectorCache:
         program = compiled(expression)
         if isinstance(program, errors.CompileError):
             return program
+        # Every selector fails on a malformed device, so there is no result to keep.
         if view.problem is not None:
             return _run_program(program, view)
         if program.fast is not None:

@@ -242,6 +242,7 @@ class Fleet:
             self.kept_bytes += size - holder.counted
             holder.counted = size
         view.grew = False
+        # The view in use stays, however large it is. Kinds of nodes go with the last view that uses them.
         while self.kept_bytes > self._most_bytes and len(self._views) > 1:
             _, oldest = self._views.popitem(last=False)
             self.kept_bytes -= oldest.counted
@@ -271,7 +272,7 @@ class Fleet:
             answer = view.without_search(devices, kind, occupancy)
             if answer is None:
                 answer = self._searched(number, claims, proceed)
-            # A fault of the attempt may be the caller's bound, which says nothing of the node.
+            # A fault of the attempt may be the caller's bound, and no property of the node.
             if not (isinstance(answer, Fault) and answer.scope is FaultScope.ATTEMPT):
                 view.remember(condition, answer)
         return answer
@@ -328,6 +329,7 @@ class Fleet:
         if not isinstance(answer, FoundAnswer):
             return answer
         devices = self._nodes.devices(number)
+        # The answer may have been found on another node of the same kind: only positions hold here.
         entries = tuple(
             replace(entry, candidate=devices.candidates[entry.candidate.position]) for entry in answer.entries
         )

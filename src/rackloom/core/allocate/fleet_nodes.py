@@ -84,6 +84,7 @@ class FleetNodes:
         """
         self.index.replace(before, after)
         slices = [slice_ for slice_ in (before, after) if slice_ is not None]
+        # The other slices of the pool matter, too: whether a pool is complete depends on all of them.
         names = {slice_.spec.node_name for slice_ in slices}
         for slice_ in slices:
             names |= {other.spec.node_name for other in self.index.pool(pool_key(slice_))}

@@ -124,6 +124,7 @@ class Constraint:
 
     def published(self, candidate: CandidateDevice) -> AttributeValues | None:
         """The values that the device publishes; None when it lacks the attribute."""
+        # None is an answer, too: the device lacks the attribute.
         if candidate not in self._known:
             found = candidate.attribute(self.attribute)
             self._known[candidate] = None if found is None else attribute_values(found, lists=self._lists)
@@ -137,6 +138,7 @@ class Constraint:
             # Upstream compares a first device with nothing, so that even a value of a type it cannot compare
             # passes; only with list attributes does it look at it.
             return bool(values) or not self._lists
+        # Distinct devices are compared pair by pair. Matching ones only with what all so far have in common.
         if self.distinct:
             return bool(values) and all(values.isdisjoint(earlier) for earlier in self._stack)
         return bool(self._stack[-1] & values)
@@ -204,6 +206,7 @@ class DeviceAssignment(msgspec.Struct, frozen=True, eq=False):
 def static_share(ask: RequestAlternative, device: Device, features: Features) -> Consumption | Cause:
     """What a device would give for `ask` if nobody held it, or why it never can."""
     given: Consumption | Cause = {}
+    # Without the feature every device is given whole, whatever its driver publishes of capacities.
     if features.consumable_capacity:
         given = consumption_of(ask.amounts, device)
     if isinstance(given, Cause):
@@ -304,6 +307,7 @@ class AllocationLedger:
         """Whether the device has the capacity that `ask` wants, as things stand."""
         if not self._features.consumable_capacity:
             return True
+        # Without taints and counters, unlike `suits`: this decides which devices mode All means.
         given = consumption_of(ask.amounts, candidate.device)
         taken = self._gone(candidate.id)
         return not isinstance(given, Cause) and capacity_shortage(candidate.device, taken, given) is None
@@ -326,6 +330,7 @@ class AllocationLedger:
 
     def _scarce(self, candidate: CandidateDevice, given: Consumption) -> Cause | None:
         """`short`, without a text for counters."""
+        # Searches come here at every step. Most devices have neither capacities nor counters.
         cause = capacity_shortage(candidate.device, self._gone(candidate.id), given) if given else None
         if cause is None and self._draws(candidate):
             groups = self.groups(candidate)
@@ -338,6 +343,7 @@ class AllocationLedger:
     def broken(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
         """Which constraint keeps the device from `ask` now."""
         for constraint in self.constraints(ask):
+            # Here an error is an account of one device. In a search it would stop the attempt.
             try:
                 values = constraint.values(ask, candidate)
             except AllocationStopped as stop:
@@ -424,6 +430,7 @@ class AllocationLedger:
         return self._book(candidate.pool.key)
 
     def _book(self, pool: PoolKey) -> CounterBook:
+        # Made when the first device draws: to charge what is in use reads all devices of the pool.
         if pool not in self._books:
             self._books[pool] = CounterBook(self._pools[pool], self.ever_held)
         return self._books[pool]
@@ -445,6 +452,7 @@ class AllocationLedger:
 
     def _gone(self, device: DeviceId) -> dict[str, Fraction]:
         """Capacity of a device that is taken, before or now."""
+        # A copy, because this allocation adds to it and takes away again.
         if device not in self._taken:
             self._taken[device] = {name: exact_value(used) for name, used in self.used_before(device).items()}
         return self._taken[device]

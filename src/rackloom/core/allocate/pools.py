@@ -77,6 +77,7 @@ def node_selector_matches(node: Node, selector: NodeSelector) -> bool:
 
 def _label_holds(labels: Mapping[str, str], need: NodeSelectorRequirement) -> bool:
     present, value = need.key in labels, labels.get(need.key)
+    # A malformed requirement is refused whatever labels the node has.
     match need.operator:
         case "In" | "NotIn" if not need.values:
             raise MalformedNodeSelector(f"{need.key}: operator {need.operator} needs values")
@@ -129,6 +130,7 @@ def merged_selector(selectors: Iterable[NodeSelector]) -> NodeSelector | None:
         for term in selector.node_selector_terms:
             _add_requirements(fields, term.match_fields)
             _add_requirements(labels, term.match_expressions)
+    # An empty term would match nothing, where no requirement at all means any node.
     if not fields and not labels:
         return None
     term = NodeSelectorTerm(match_expressions=tuple(labels), match_fields=tuple(fields))
@@ -137,6 +139,7 @@ def merged_selector(selectors: Iterable[NodeSelector]) -> NodeSelector | None:
 
 def _add_requirements(known: list[NodeSelectorRequirement], more: Iterable[NodeSelectorRequirement]) -> None:
     for need in more:
+        # Slices of one pool often repeat a requirement. The order of its values does not count.
         same = (need.key, need.operator, frozenset(need.values))
         if same not in [(had.key, had.operator, frozenset(had.values)) for had in known]:
             known.append(need)
@@ -218,6 +221,7 @@ class _SlicesBy:
         """Put a slice in place of another one; None: there was none, or there is none any more."""
         if before is not None:
             name = self._name_of(before)
+            # A new list, because callers may hold the old one.
             slices = list(self.of(name))
             at = slices.index(before)
             if after is not None and self._name_of(after) == name:
@@ -346,6 +350,7 @@ def _node_sees_slice(node: Node, slice_: ResourceSlice, features: Features) -> b
         return False
     if spec.node_name or spec.all_nodes or spec.node_selector is not None:
         return node_is_selected(node, spec)
+    # Devices select their nodes one by one: one that reaches the node is enough to see the slice.
     return bool(spec.per_device_node_selection) and any(
         node_is_selected(node, device) for device in spec.devices
     )
@@ -391,6 +396,7 @@ def _validated_pool(
     def holds_counters(slice_: ResourceSlice) -> bool:
         return features.partitionable_devices and bool(slice_.spec.shared_counters)
 
+    # By name: the search tries devices in this order, and servers list slices in any.
     here = sorted(
         (slice_ for slice_ in kept if not holds_counters(slice_)), key=lambda slice_: slice_.metadata.name
     )
@@ -440,6 +446,7 @@ def _name_contradiction(
 
 
 def _first_repeated(names: Sequence[str]) -> str | None:
+    # Nearly all pools have no repetition, and a set shows that at once.
     if len(set(names)) == len(names):
         return None
     earlier: set[str] = set()

@@ -108,6 +108,7 @@ class AllocationProblem:
         self.constraints = [constraints_of(claim, features, selectors) for claim in claims]
         self.eligibility = Eligibility(devices.node, features, selectors)
         self.ledger = AllocationLedger(self.pools, self.constraints, state, features)
+        # Mode All means a list of devices that is fixed before the search.
         self.everything = {
             ask: self._everything(ask) for ask in chain.from_iterable(self.plan) if ask.everything
         }

@@ -107,6 +107,7 @@ class OpenNodes:
 
     def first(self) -> int | None:
         """The first open node."""
+        # Nodes that opened again come before the frontier, and the lowest number goes first.
         heap, full = self._heap, self._nodes.full
         while heap:
             if not (self._skips_full and full[heap[0]]):
@@ -253,6 +254,7 @@ class SpecView:
         """What the node gives, where one pass over its devices shows it; None where a search must."""
         if kind in self.kinds.malformed or not self._first_asks or self._may_stop:
             return None
+        # Only the first request is looked at. If no alternative of it finds enough devices, the node refuses.
         try:
             for number, ask in enumerate(self._first_asks):
                 fitting = self._fitting(number, devices, kind, occupancy)
@@ -301,6 +303,7 @@ class SpecView:
                 self._limits[number, device_kind] = limits
         except AllocationStopped:
             mark = _FAILS
+        # New kinds are numbered as nodes are read. The marks grow by doubling, like a list.
         if device_kind >= len(marks):
             marks.extend(bytes(max(device_kind + 1 - len(marks), len(marks))))
         marks[device_kind] = mark
@@ -369,6 +372,7 @@ def _first_in_order(
     seen = 0
     for candidate, limit in fitting:
         seen += 1
+        # Devices of one pool that were taken already draw from the same counters.
         if limit.draws:
             before = drawn.setdefault(candidate.pool.key, [])
             if before and not occupancy.counters(candidate.pool).suffice(limit.draws, before):

@@ -45,7 +45,7 @@ class WrittenDevices:
             return None
         slices = self._nodes.index.near(self._nodes.nodes[number].metadata.name)
         if self._nodes.index.unbound() or any(each.spec.per_device_node_selection for each in slices):
-            # Slices that select their nodes: only gathering tells whether their devices reach this one.
+            # Slices that select their nodes: only gathering shows whether their devices reach this one.
             try:
                 devices = self._nodes.devices(number)
             except AllocationStopped:

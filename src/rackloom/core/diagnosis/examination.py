@@ -105,7 +105,7 @@ def _cause_of(
     for place in finding.where:
         for check in checks:
             cause = first_at.get((check, place))
-            # Silence explains silence. It explains a failure only if the catalogue says so.
+            # Silence explains silence. It explains a failure only if the catalogue allows it.
             if cause is not None and (
                 ordered[cause].state is CheckState.FAILS
                 or finding.state is CheckState.UNKNOWN

@@ -294,6 +294,7 @@ def partition_name(logical_partition: str) -> str:
 
 def name_flaw(name: str) -> str | None:
     """Why a controller would refuse `name`, or None."""
+    # Checked before the request, because the name is the only link between a switch and the records.
     if not name or not name.isascii() or not name.isprintable() or len(name) > MAX_NAME_LENGTH:
         return f"a partition name has 1 to {MAX_NAME_LENGTH} printable ASCII characters"
     if name == RESERVED_NAME:

@@ -177,6 +177,7 @@ def is_tray_partition(logical_partition: str) -> bool:
 def tray_partition_of(gpu: ObservedGpu) -> str | None:
     """The logical partition of the GPU's tray; None where its chassis has no usable serial."""
     serial = gpu.chassis_serial
+    # The serial becomes a part of the partition's name, and has to obey the rules of names.
     if not serial or len(serial) > MAX_CHASSIS_SERIAL or not (serial.isascii() and serial.isprintable()):
         return None
     return f"{_TRAY_PREFIX}{serial}-{gpu.slot}"
@@ -196,6 +197,7 @@ def with_tray_partitions(
     """
     if intent.default_partition is not DefaultPartitionPolicy.TRAY:
         return desired
+    # Partitions of trays that stand already, by the names in the records.
     tray_names = {owned.name for owned in intent.owned if is_tray_partition(owned.logical_partition)}
     inside = {
         guid
@@ -220,6 +222,7 @@ def with_tray_partitions(
         others = sum(not _is_site_partition(partition, recorded) for partition in observation.partitions)
         served = served[: max(0, limit - others - len(set(desired.partition_of.values())))]
     trays = {guid: tray for tray in served for guid in free[tray]}
+    # In the order of GUIDs again: a plan may depend on no other order.
     partition_of = dict(sorted({**desired.partition_of, **trays}.items()))
     return DesiredPartitions(partition_of, desired.contradictory)
 

@@ -159,6 +159,7 @@ NO_VALID_ANSWER = "the switch controller gave no valid answer"
 
 def _block_failed(failed: FailedOperations, observation: DomainObservation, blockers: BlockerSet) -> None:
     for operation, code in failed.items():
+        # No code means no answer: the operation may have been carried out all the same.
         kind = str(operation.__struct_config__.tag)
         # Tenants read this. The name of another owner's partition would show whose it is; a number does not.
         named = operation.name if isinstance(operation, CreatePartition) else operation.partition_id
@@ -179,6 +180,7 @@ def _is_certain(operation: PartitionOperation, given: PlanningInput) -> bool:
         return True
     if isinstance(operation, CreatePartition):
         return operation.logical_partition not in doubtful_partitions(given.intent, given.observation)
+    # An operation on a partition changes what all of its members share, so all of them have to be certain.
     members = {partition.id: partition.members for partition in given.observation.partitions}
     held = members[operation.partition_id]
     return bool(held) and held.isdisjoint(uncertain)
@@ -190,6 +192,7 @@ def _gpus_touched(
     members = {partition.id: partition.members for partition in observation.partitions}
     touched: frozenset[int] = frozenset()
     for operation in operations:
+        # A deletion names no GPU. It moves whatever is in the partition now.
         if isinstance(operation, DeletePartition):
             touched |= members.get(operation.partition_id, frozenset())
         else:

@@ -78,11 +78,13 @@ def _require_current(plan: PartitionPlan, intent: DomainIntent, observation: Dom
         )
     if observation.uncertain:
         _require_certain(plan, intent, observation)
+    # The time may differ. Everything else that the plan rests on has to be as it was.
     if plan.observation.facts != observation.facts:
         raise Refused("the fabric is no longer as the plan found it", nearest_fix=PLAN_AGAIN)
 
 
 def _require_certain(plan: PartitionPlan, intent: DomainIntent, observation: DomainObservation) -> None:
+    # Of a partition without members it is unknown whether an uncertain GPU is in it.
     certain = {
         partition.id
         for partition in observation.partitions
@@ -176,6 +178,7 @@ class _SafetyRules:
                 raise Refused(f"partition {target.name!r} would hold GPU {guid:#x}, not of its tenant")
 
     def _allow_together(self, target: ObservedPartition, after: DomainObservation) -> None:
+        # A tray is one host with one tenant, so its free GPUs may share memory with each other.
         if self.policy is not DefaultPartitionPolicy.TRAY:
             raise Refused("trays have partitions of their own only if that is the site's policy")
         if assigned := sorted(target.members & self.claims.keys()):
@@ -190,6 +193,7 @@ class _SafetyRules:
     def _allow_creation(self, operation: CreatePartition, after: DomainObservation) -> None:
         if flaw := name_flaw(operation.name):
             raise Refused(f"{operation.name!r} cannot name a partition: {flaw}")
+        # A name that is recorded for another owner would give that owner this partition.
         if self.owner_of.get(operation.name, operation.logical_partition) != operation.logical_partition:
             raise Refused(f"name {operation.name!r} is recorded for another logical partition")
         limit = after.limits.max_partitions
@@ -197,6 +201,7 @@ class _SafetyRules:
             raise Refused(f"the domain would have {len(after.partitions)} partitions of at most {limit}")
 
     def _owner(self, target: ObservedPartition) -> str:
+        # The site makes no location-based partition: one under a recorded name was made by another hand.
         if target.name not in self.owner_of or not target.guid_based:
             raise Refused(f"partition {target.name!r} is not one that the site made")
         return self.owner_of[target.name]
@@ -216,6 +221,7 @@ def apply_operation(observation: DomainObservation, operation: PartitionOperatio
     controller need not do.
     """
     present = observation.partitions
+    # A controller refuses a second partition of one name, and a GPU that is in another partition.
     if isinstance(operation, CreatePartition):
         _require_free(observation, operation.guids)
         if any(partition.name == operation.name for partition in present):

@@ -153,6 +153,7 @@ def _not_released(
     # An operation without an answer may reach the switch after this reading.
     if guid in facts.joining:
         return "an operation that joins the GPU may still be carried out"
+    # The partition of its tray is where a released GPU belongs.
     ours = [
         partition
         for partition in _partitions_of(guid, facts)
@@ -205,6 +206,7 @@ def _not_observed_since(since: float, guid: int | None, facts: DomainFacts) -> s
 
 def is_unknown(guids: Iterable[int | None], facts: DomainFacts) -> bool:
     """Whether it is unknown where any of the GPUs is: no reading is valid, or one contradicts itself."""
+    # Any controller of the domain may lead, so the doubt of one is enough.
     uncertain = facts.uncertain.union(*(reading.uncertain for reading in facts.others))
     return facts.observation is None or not uncertain.isdisjoint(guids)
 

@@ -230,7 +230,7 @@ class _CostEstimator:
             if estimate.size is not None:
                 size = estimate.size if size is None else size.union(estimate.size)
             if overload.id in ("index_list", "index_map"):
-                # The element of a container has its size, and a path of its own.
+                # The element of a container has the size that the container knows, and a longer path.
                 entries = self.entries(node.args[0])
                 step = "@items" if overload.id == "index_list" else "@values"
                 self.paths[node.id] = (*(self.path(node.args[0]) or ()), step)

@@ -311,7 +311,7 @@ class _PythonWriter:
         """Whether an argument has the type of a parameter, as Python; None where its class does not tell."""
         if param.kind in ("dyn", "any", "param"):
             return "True"
-        # A list tells nothing of what it holds, so it has to be one that may hold anything.
+        # The class of a list shows nothing of its items, so the parameter has to take lists of anything.
         if param.kind == "list" and param.params[0].kind not in ("dyn", "any", "param"):
             return None
         classes = _CLASSES.get(param.name, ())

@@ -74,7 +74,7 @@ def request_findings(ask: RequestSpec, context: LintContext, path: FieldPath) ->
         )
     if not context.given:
         return
-    # A broken selector matches nothing, which says nothing about how many devices there are.
+    # A broken selector matches nothing, however many devices there are.
     if clean and ask.allocation_mode == "ExactCount":
         matching = {device.id for device in met}
         counts = (sum(device.id in matching for device in kind.devices) for kind in context.hardware.kinds)

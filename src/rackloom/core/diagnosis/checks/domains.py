@@ -58,7 +58,7 @@ def check_pending(cluster: ClusterEvidence) -> Iterator[Finding]:
 def _pending_finding(subject: str, waiting: list[PendingPod]) -> Finding:
     pods = [pod for pod, _ in waiting]
     claims = [claim for _, pending in waiting for claim in pending.values()]
-    # Pods of one owner name their claims alike. Only of a single pod the claims have names of their own.
+    # Pods of one owner name their claims alike. A single pod is shown with the claims themselves.
     names, of_pods = [claim.name for claim in claims], ""
     if len(waiting) > 1:
         names = list(dict.fromkeys(key for _, pending in waiting for key in pending))

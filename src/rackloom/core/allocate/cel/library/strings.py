@@ -255,7 +255,7 @@ def _show_any(value: Any, _: int | None) -> str:
                 if not isinstance(key, bool | int | str):
                     raise EvaluationError(f"no formatting function for map key of type {type_name(key)}")
                 pairs.append((_show_literal(key), _show_literal(item)))
-            # Sorted by the text of the key: the order of a map says nothing in CEL.
+            # Sorted by the text of the key: a map has no order in CEL.
             pairs.sort(key=lambda pair: pair[0])
             return "{" + ", ".join(f"{key}:{item}" for key, item in pairs) + "}"
         case float():
