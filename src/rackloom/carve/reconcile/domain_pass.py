@@ -274,9 +274,36 @@ class DomainPass:
     async def run(self) -> bool:
         """Work until nothing is left to do; False when the controller did not answer, or refused."""
         began = self.clock()
+        failed: dict[PartitionOperation, str | None] = {}
         try:
-            return await self._run_rounds()
+            for _ in range(MAX_ROUNDS):
+                try:
+                    converged = await self._run_round(failed)
+                except LeaseLost as lost:
+                    log.info("domain.lease-lost", endpoint=self.endpoint.id, reason=lost.reason)
+                    return False
+                except ConflictingControllers as contradiction:
+                    # Have the other controllers of the domain read, once: the reading of one may only be too
+                    # old.
+                    conflict = contradiction.conflict
+                    if self._announced_conflict != conflict.domain:
+                        log.warning("domain.contradicted", domain=conflict.domain, reason=conflict.reason)
+                        self._announced_conflict = conflict.domain
+                        self.wake(conflict.domains)
+                    return False
+                except Refused as stale:
+                    # The intent changed between reading and acting: the next round plans from the new one.
+                    self.metrics.refused(self.domain or "")
+                    log.info("plan.refused", endpoint=self.endpoint.id, reason=stale.reason)
+                    continue
+                except FabricUnavailable:
+                    return False
+                if converged is not None:
+                    return converged
+            log.warning("domain.unsettled", endpoint=self.endpoint.id, rounds=MAX_ROUNDS)
+            return False
         finally:
+            self._failed_before = failed
             self.metrics.passed(self.endpoint.id, self.clock() - began)
 
     async def apply(self, plan: PartitionPlan) -> tuple[OperationOutcome, ...]:
@@ -295,39 +322,10 @@ class DomainPass:
             if not is_current:
                 raise Refused("the domain was worked on meanwhile", nearest_fix="plan again")
             outcomes = await self._execute(plan)
+        # The answers are due whatever the last reading shows: the operator's operations were requested.
         with suppress(ConflictingControllers, FabricUnavailable):
             await self._observe_or_record_loss()
         return outcomes
-
-    async def _run_rounds(self) -> bool:
-        failed: dict[PartitionOperation, str | None] = {}
-        try:
-            for _ in range(MAX_ROUNDS):
-                converged = await self._run_round_or_wait(failed)
-                if converged is not None:
-                    return converged
-        finally:
-            self._failed_before = failed
-        log.warning("domain.unsettled", endpoint=self.endpoint.id, rounds=MAX_ROUNDS)
-        return False
-
-    async def _run_round_or_wait(self, failed: dict[PartitionOperation, str | None]) -> bool | None:
-        """As `_run_round`; False also where the pass ends because something has to change first."""
-        try:
-            return await self._run_round(failed)
-        except LeaseLost as lost:
-            log.info("domain.lease-lost", endpoint=self.endpoint.id, reason=lost.reason)
-            return False
-        except ConflictingControllers as contradiction:
-            self._announce_conflict(contradiction.conflict)
-            return False
-        except Refused as stale:
-            # The intent changed between reading and acting: the next round plans from the new one.
-            self.metrics.refused(self.domain or "")
-            log.info("plan.refused", endpoint=self.endpoint.id, reason=stale.reason)
-            return None
-        except FabricUnavailable:
-            return False
 
     async def _run_round(self, failed: dict[PartitionOperation, str | None]) -> bool | None:
         """One observation, and the operations that follow from it.
@@ -340,12 +338,20 @@ class DomainPass:
         observation = await self._observe_or_record_loss()
         if self.hooks.read_only or not await self._leads(observation):
             return True
-        self._settle_unknown_outcomes(failed, observation)
+        # An operation without an answer was carried out after all: what other controllers showed is old now.
+        unknown = [operation for operation, code in failed.items() if code is None]
+        settled = [operation for operation in unknown if is_carried_out(operation, observation)]
+        for operation in settled:
+            del failed[operation]
+        if settled:
+            self.wake(frozenset({observation.domain}))
         plan = await self._plan(observation, failed)
         await self._record_blockers(plan)
         if not plan.operations:
             self._announced_changes = ()
             return not (failed or observation.uncertain)
+        # Another endpoint acted in the domain since the observation: the plan is void, and the next round
+        # observes again.
         async with self.turns.act(observation.domain, before) as is_current:
             outcomes = await self._execute(plan) if is_current else ()
         for operation, outcome in zip(plan.operations, outcomes, strict=False):
@@ -359,10 +365,33 @@ class DomainPass:
     async def _observe_or_record_loss(self) -> DomainObservation:
         began = self.clock()
         try:
-            observation = await self._observe()
-            conflict = await self._record(observation)
-        except FabricUnavailable as error:
-            await self._record_unknown(error, began)
+            with self.hooks.traces.span("observe", SpanSide.CLIENT) as span:
+                observation = await read_again_in_doubt(self.driver)
+                span.note(
+                    {
+                        "rackloom.domain": observation.domain,
+                        "rackloom.gpus": len(observation.gpus),
+                        "rackloom.partitions": len(observation.partitions),
+                        "rackloom.uncertain": len(observation.uncertain),
+                    }
+                )
+            try:
+                conflict = await self.store.run(
+                    self.hooks.record, self.endpoint.id, observation, self.clock()
+                )
+            except (Retry, Refused, Unknown, OSError):
+                raise
+            except Exception as error:
+                # The records cannot hold this reading, and nothing of it is recorded: it counts as none.
+                raise DriverFailed(error) from error
+        except FabricUnavailable as failure:
+            self._log_unforeseen(failure)
+            reason = str(failure)
+            self.metrics.unreachable(self.endpoint.id, reason)
+            log.warning("domain.unknown", endpoint=self.endpoint.id, reason=reason)
+            await self.store.run(
+                records.record_unreadable, self.endpoint.id, reason, self.clock(), began, self.valid_seconds
+            )
             raise
         self.domain, self._logged_failure = observation.domain, ""
         self.metrics.observed(self.endpoint.id, observation)
@@ -370,28 +399,6 @@ class DomainPass:
             raise ConflictingControllers(conflict)
         self._announced_conflict = None
         return observation
-
-    async def _observe(self) -> DomainObservation:
-        with self.hooks.traces.span("observe", SpanSide.CLIENT) as span:
-            observation = await read_again_in_doubt(self.driver)
-            span.note(
-                {
-                    "rackloom.domain": observation.domain,
-                    "rackloom.gpus": len(observation.gpus),
-                    "rackloom.partitions": len(observation.partitions),
-                    "rackloom.uncertain": len(observation.uncertain),
-                }
-            )
-            return observation
-
-    async def _record(self, observation: DomainObservation) -> ControllerConflict | None:
-        """Raises DriverFailed for a reading that the records can't hold: nothing of it is recorded."""
-        try:
-            return await self.store.run(self.hooks.record, self.endpoint.id, observation, self.clock())
-        except (Retry, Refused, Unknown, OSError):
-            raise
-        except Exception as error:
-            raise DriverFailed(error) from error
 
     async def _leads(self, observation: DomainObservation) -> bool:
         """Whether plans may be made from this reading: not from that of a standby, which lists no GPU."""
@@ -402,30 +409,24 @@ class DomainPass:
 
     async def _plan(self, observation: DomainObservation, failed: FailedOperations) -> PartitionPlan:
         intent = await self.store.read(records.load_intent, observation.domain)
-        plan = None if failed else self._repeated_plan(intent, observation)
+        plan: PartitionPlan | None = None
+        # Inputs that are the same but for the time give the same plan.
+        if not failed and self._last_plan is not None:
+            last_intent, last_plan = self._last_plan
+            same_time = replace(observation, observed_at=last_plan.observation.observed_at)
+            if (last_intent, last_plan.observation) == (intent, same_time):
+                plan = replace(last_plan, observation=observation)
         if plan is None:
             plan = make_plan(intent, observation, failed)
             # The check makes no choice of the planner again: it judges the plan by the intent alone.
             check_plan(plan, intent, observation)
             self._last_plan = None if failed else (intent, plan)
-        self._note_drift(plan)
-        return plan
-
-    def _repeated_plan(self, intent: DomainIntent, observation: DomainObservation) -> PartitionPlan | None:
-        """The last plan, for this observation, if its inputs were the same but for the time."""
-        if self._last_plan is None:
-            return None
-        last_intent, plan = self._last_plan
-        same_time = replace(observation, observed_at=plan.observation.observed_at)
-        if (last_intent, plan.observation) != (intent, same_time):
-            return None
-        return replace(plan, observation=observation)
-
-    def _note_drift(self, plan: PartitionPlan) -> None:
-        now = (plan.observation.domain, plan.intent_revision)
+        # Work for an intent that was met before is drift: somebody else changed the fabric.
+        now = (observation.domain, plan.intent_revision)
         if plan.operations and self._met_intent == now:
-            self.metrics.drifted(plan.observation.domain, len(plan.operations))
+            self.metrics.drifted(observation.domain, len(plan.operations))
         self._met_intent = None if plan.operations or plan.blocked else now
+        return plan
 
     async def _record_blockers(self, plan: PartitionPlan) -> None:
         blockers = (plan.observation.domain, plan.blocked)
@@ -462,7 +463,14 @@ class DomainPass:
                 if outcomes[-1].state == "unknown":
                     break
         finally:
-            self._announce_changes(plan, outcomes)
+            # Have the other controllers of the domain read: a status must hold in every valid reading. Only
+            # executed operations count, and each set of them once. Otherwise two controllers that refuse, or
+            # accept without effect, would wake each other without end.
+            results = zip(plan.operations, outcomes, strict=False)
+            done = tuple(operation for operation, outcome in results if outcome.state == "done")
+            if done and done != self._announced_changes:
+                self.wake(frozenset({plan.observation.domain}))
+                self._announced_changes = done
         self.metrics.applied(plan.observation.domain, self.clock() - began)
         return tuple(outcomes)
 
@@ -526,42 +534,3 @@ class DomainPass:
         if isinstance(failure, DriverFailed) and self._logged_failure != str(failure):
             self._logged_failure = str(failure)
             log.error("domain.pass-failed", endpoint=self.endpoint.id, exc_info=failure.__cause__)
-
-    async def _record_unknown(self, failure: FabricUnavailable, began: float) -> None:
-        self._log_unforeseen(failure)
-        reason = str(failure)
-        self.metrics.unreachable(self.endpoint.id, reason)
-        log.warning("domain.unknown", endpoint=self.endpoint.id, reason=reason)
-        await self.store.run(
-            records.record_unreadable, self.endpoint.id, reason, self.clock(), began, self.valid_seconds
-        )
-
-    def _settle_unknown_outcomes(
-        self, failed: dict[PartitionOperation, str | None], observation: DomainObservation
-    ) -> None:
-        """Take the operations out of `failed` that were carried out; have the other controllers read then."""
-        unknown = [operation for operation, code in failed.items() if code is None]
-        settled = [operation for operation in unknown if is_carried_out(operation, observation)]
-        for operation in settled:
-            del failed[operation]
-        if settled:
-            self.wake(frozenset({observation.domain}))
-
-    def _announce_changes(self, plan: PartitionPlan, outcomes: Collection[OperationOutcome]) -> None:
-        """Have the other controllers of the domain read: a status must hold in every valid reading.
-
-        Only executed operations count, and each set of them once. Otherwise two controllers that refuse, or
-        accept without effect, would wake each other without end.
-        """
-        results = zip(plan.operations, outcomes, strict=False)
-        done = tuple(operation for operation, outcome in results if outcome.state == "done")
-        if done and done != self._announced_changes:
-            self.wake(frozenset({plan.observation.domain}))
-            self._announced_changes = done
-
-    def _announce_conflict(self, conflict: ControllerConflict) -> None:
-        """Have the other controllers of the domain read, once: the reading of one may only be too old."""
-        if self._announced_conflict != conflict.domain:
-            log.warning("domain.contradicted", domain=conflict.domain, reason=conflict.reason)
-            self._announced_conflict = conflict.domain
-            self.wake(conflict.domains)

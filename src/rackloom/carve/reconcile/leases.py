@@ -84,6 +84,7 @@ def try_acquire_lease(
         return Lease(endpoint_id, holder, 1)
     if row.holder != holder and row.until > now:
         return None
+    # The epoch grows even if the holder stays: work under the old lease value must not go on.
     lease = {"holder": holder, "until": until, "epoch": row.epoch + 1}
     update_rows(conn, lease_table, {"endpoint_id": endpoint_id}, **lease)
     return Lease(endpoint_id, holder, row.epoch + 1)
@@ -121,6 +122,8 @@ def require_lease(conn: sa.Connection, lease: Lease, now: float) -> None:
     different replicas acquired before the domain was known: of their running leases, the one with the
     smallest endpoint id is valid.
     """
+    # The epoch counts beside the holder: this replica may have lost the lease and taken it again, while the
+    # work that asks here began before.
     row = conn.execute(_HOLDER, {"mine": lease.endpoint_id}).one_or_none()
     shadow = {"mine": lease.endpoint_id, "by": lease.holder, "now": now}
     if (
@@ -147,12 +150,14 @@ def take_share(conn: sa.Connection, holder: str, now: float, until: float) -> tu
     Renews its leases and takes free ones, up to its share. A lease beyond the share is left to run:
     `release_leases` it once no work runs under it, or two replicas would work on one domain.
     """
+    # Silent replicas go first, so that the share counts only those that are alive.
     conn.execute(sa.delete(replica).where(replica.c.until <= now))
     if not update_rows(conn, replica, {"holder": holder}, until=until):
         insert_row(conn, replica, holder=holder, until=until)
     mine = _share_of_endpoints(conn, endpoints.all_endpoints(conn), holder, now)
     held = leases_held_by(conn, holder, now)
     renew_leases(conn, holder, [endpoint.id for endpoint in mine if endpoint.id in held], until)
+    # A lease that another replica still has stays out of the share until it ends.
     return tuple(
         HeldEndpoint(endpoint, lease)
         for endpoint in mine
@@ -167,6 +172,7 @@ def share_of_sole_replica(conn: sa.Connection, holder: str, now: float) -> tuple
     """
     held = leases_held_by(conn, holder, now)
     found = endpoints.all_endpoints(conn)
+    # A new endpoint needs a lease, and only `take_share` writes one.
     if any(endpoint.id not in held for endpoint in found):
         return None
     return tuple(HeldEndpoint(endpoint, held[endpoint.id]) for endpoint in found)
@@ -203,7 +209,8 @@ def _share_of_endpoints(
     kept = sorted(domain for domain in domains if keeper[domain] == holder)
     free = sorted(domain for domain in domains if keeper[domain] is None)
     alive = conn.execute(sa.select(sa.func.count()).select_from(replica)).scalar_one()
-    # Rounded up, so that the shares of all replicas together cover all domains.
+    # Kept domains come first, so that none changes hands while there is room. Rounded up, so that the shares
+    # of all replicas together cover all domains.
     share = (kept + free)[: math.ceil(len(domains) / alive)]
     return [member for domain in share for member in domains[domain]]
 
@@ -242,6 +249,7 @@ class LeaseGuard:
     def protect(self, task: "asyncio.Task[None]") -> None:
         """Cancel `task` at the deadline."""
         self._task = task
+        # A timer that outlived its task would keep the whole loop in memory until the deadline.
         task.add_done_callback(lambda _: self._stop_timer())
         self.extend(self._deadline)
 
@@ -249,6 +257,7 @@ class LeaseGuard:
         """Move the deadline."""
         self._stop_timer()
         self._deadline = deadline
+        # A deadline that has passed cancels the task in the next turn of the event loop.
         if self._task is not None and deadline < math.inf:
             self._timer = asyncio.get_running_loop().call_later(
                 max(deadline - self._elapsed(), 0.0), self._task.cancel

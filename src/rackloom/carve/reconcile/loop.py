@@ -27,7 +27,6 @@ import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from functools import partial
 from zlib import crc32
 
 import msgspec
@@ -104,6 +103,7 @@ class ConcurrencySlots:
 
     def prioritize(self, key: Hashable, org: str) -> None:
         """`org` waits for `key` now: if it has no slot yet, it goes before those that are only due."""
+        # Without a turn the domain has a slot already, or does not wait.
         turn = self._turns.get(key)
         if turn is not None:
             self._due.pop(key, None)
@@ -112,24 +112,20 @@ class ConcurrencySlots:
     def release(self) -> None:
         """Pass a free slot to the next that waits."""
         while self._due or self._awaited.flows:
-            if self._pass_on():
+            # After some awaited domains in a row, one goes that is only due.
+            if self._due and (not self._awaited.flows or self._awaited_in_a_row >= MAX_AWAITED_IN_A_ROW):
+                self._awaited_in_a_row = 0
+                _, turn = self._due.popitem(last=False)
+            else:
+                org, turn = self._awaited.take()
+                if not turn.done():
+                    self._awaited.charge(org, 1.0)
+                    self._awaited_in_a_row += 1
+            # A turn that is done was served for another organisation, or its pass was cancelled.
+            if not turn.done():
+                turn.set_result(None)
                 return
         self._free += 1
-
-    def _pass_on(self) -> bool:
-        """Pass a slot to whose turn it is; False where that needs none any more."""
-        if self._due and (not self._awaited.flows or self._awaited_in_a_row >= MAX_AWAITED_IN_A_ROW):
-            self._awaited_in_a_row = 0
-            _, turn = self._due.popitem(last=False)
-        else:
-            org, turn = self._awaited.take()
-            if not turn.done():
-                self._awaited.charge(org, 1.0)
-                self._awaited_in_a_row += 1
-        if turn.done():
-            return False
-        turn.set_result(None)
-        return True
 
     async def _wait(self, key: Hashable, orgs: Collection[str]) -> None:
         if self._free:
@@ -208,7 +204,11 @@ class EndpointLoop:
     async def _work(self) -> None:
         retry, rest = FIRST_RETRY_SECONDS, self._first_rest()
         while True:
-            async with self._slot():
+            slot: AbstractAsyncContextManager[None] = nullcontext()
+            if self.slots is not None:
+                slot = self.slots.acquire(self, orgs=self._awaited_by)
+            async with slot:
+                # Cleared before the pass, not after it: a change during the pass has to start another one.
                 self.woken.clear()
                 self._awaited_by.clear()
                 converged = await self._pass()
@@ -224,29 +224,24 @@ class EndpointLoop:
         """A share of the interval that differs by endpoint, so that not all loops wake at the same time."""
         return self.interval * crc32(self.work.endpoint.id.encode()) / 2**32
 
-    def _slot(self) -> AbstractAsyncContextManager[None]:
-        return nullcontext() if self.slots is None else self.slots.acquire(self, orgs=self._awaited_by)
-
     async def _pass(self) -> bool:
         causes, endpoint = tuple(self._causes), {"rackloom.endpoint": self.work.endpoint.id}
+        converged = False
         with self.traces.span("reconcile", SpanSide.CONSUMER, causes=causes, attributes=endpoint) as span:
-            converged = await self._run_pass()
+            try:
+                converged = await self.work.run()
+            except (Retry, Unknown):
+                # The store has logged it. Readers see that no reading is recorded.
+                pass
+            except Exception:
+                # A defect in one domain's pass must not end the loop, nor that of any other domain.
+                log.exception("domain.pass-failed", endpoint=self.work.endpoint.id)
             span.note({"rackloom.converged": converged})
+        # Causes that arrived during the pass stay: only the next pass surely carries them out.
         if converged:
             for cause in causes:
                 del self._causes[cause]
         return converged
-
-    async def _run_pass(self) -> bool:
-        try:
-            return await self.work.run()
-        except (Retry, Unknown):
-            # The store has logged it. Readers see that no reading is recorded.
-            return False
-        except Exception:
-            # A defect in one domain's pass must not end the loop, nor that of any other domain.
-            log.exception("domain.pass-failed", endpoint=self.work.endpoint.id)
-            return False
 
     async def _wait(self, seconds: float) -> None:
         try:
@@ -280,14 +275,6 @@ class EndpointWorker(msgspec.Struct, frozen=True):
     loop: EndpointLoop
     task: "asyncio.Task[None]"
 
-    def is_for(self, held: HeldEndpoint | None) -> bool:
-        """Whether the loop runs, for the same lease and URL."""
-        return (
-            held is not None
-            and not self.task.done()
-            and (self.held.lease, self.held.endpoint.url) == (held.lease, held.endpoint.url)
-        )
-
 
 class EndpointWorkers:
     """All workers of this process, by endpoint. `loop_for` makes the loop of an endpoint."""
@@ -308,10 +295,18 @@ class EndpointWorkers:
         self, tasks: asyncio.TaskGroup, share: Mapping[str, HeldEndpoint], deadline: float
     ) -> Collection[str]:
         """Run the loops of `share` until `deadline`, and no others; returns the endpoints that left it."""
-        ended = {key for key, worker in self._workers.items() if not worker.is_for(share.get(key))}
-        for key in self._workers.keys() - ended:
-            self._workers[key].guard.extend(deadline)
+        ended = set()
+        for key, worker in self._workers.items():
+            # A loop goes on only under the same lease and URL. After a new lease, another replica may have
+            # acted in between, so the loop begins again.
+            held, now = worker.held, share.get(key)
+            same = now is not None and (held.lease, held.endpoint.url) == (now.lease, now.endpoint.url)
+            if same and not worker.task.done():
+                worker.guard.extend(deadline)
+            else:
+                ended.add(key)
         gone = await self._end(ended)
+        # A loop that lingers is still among the workers, so no second one begins beside it.
         for key in sorted(share.keys() - self._workers.keys()):
             self._begin(tasks, share[key], deadline)
         return gone - share.keys()
@@ -333,6 +328,7 @@ class EndpointWorkers:
         tasks = {self._workers[key].task for key in keys}
         for task in tasks:
             task.cancel()
+        # All at once, so that one slow driver costs this time once, however many endpoints end.
         if tasks:
             await asyncio.wait(tasks, timeout=RENEW_SECONDS)
         gone = {key for key in keys if self._workers[key].task.done()}
@@ -448,12 +444,19 @@ class Reconciler:
                         async with asyncio.timeout(RENEW_SECONDS):
                             await self._endpoints_changed.wait()
         finally:
+            # The loops have ended with their task group: another replica may begin at once.
             if self.store.is_shared:
-                await self._leave()
+                try:
+                    await self._lease_store.run(leases.leave_replicas, self.holder)
+                except (Retry, Unknown) as error:
+                    log.warning("leases.not-released", holder=self.holder, reason=error.reason)
+                except Exception:
+                    log.exception("leases.not-released", holder=self.holder)
 
     async def _follow_changes(self) -> None:
         """Wake the domains that other processes changed; all of them when changes may have been missed."""
         async for change in self.store.changes():
+            # None stands for lost notifications: any domain may have changed.
             domain, _, cause = (change or "").partition(" ")
             for loop in self.loops:
                 if change is None:
@@ -462,6 +465,7 @@ class Reconciler:
                     loop.wake(cause=cause or None)
 
     async def _follow_share(self, tasks: asyncio.TaskGroup) -> None:
+        # Counted from before the request: the lease cannot run out in the database before the work ends.
         deadline = self._elapsed() + self._lease_seconds
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -479,23 +483,21 @@ class Reconciler:
 
     async def _share(self) -> tuple[HeldEndpoint, ...]:
         now = self.clock()
+        # A process alone has leases without end, so it mostly reads them and writes nothing.
         if not self.store.is_shared:
             share = await self._lease_store.read(leases.share_of_sole_replica, self.holder, now)
             if share is not None:
                 return share
         return await self._lease_store.run(leases.take_share, self.holder, now, now + self._lease_seconds)
 
-    async def _leave(self) -> None:
-        try:
-            await self._lease_store.run(leases.leave_replicas, self.holder)
-        except (Retry, Unknown) as error:
-            log.warning("leases.not-released", holder=self.holder, reason=error.reason)
-        except Exception:
-            log.exception("leases.not-released", holder=self.holder)
-
     def _loop_for(self, held: HeldEndpoint, guard: LeaseGuard) -> EndpointLoop:
         driver = self.driver_for(held.endpoint)
-        wake = partial(self._wake_others, held.endpoint.id)
+
+        def wake_others(domains: frozenset[str]) -> None:
+            for loop in self.loops:
+                if loop.work.domain in domains and loop.work.endpoint.id != held.endpoint.id:
+                    loop.wake()
+
         work = DomainPass(
             held.endpoint,
             guard,
@@ -504,12 +506,7 @@ class Reconciler:
             self.clock,
             self._turns,
             self.hooks,
-            wake,
+            wake_others,
             valid_seconds(self.interval),
         )
         return EndpointLoop(work, self.interval, self.slots, self.hooks.traces)
-
-    def _wake_others(self, endpoint_id: str, domains: frozenset[str]) -> None:
-        for loop in self.loops:
-            if loop.work.domain in domains and loop.work.endpoint.id != endpoint_id:
-                loop.wake()

@@ -118,6 +118,7 @@ def is_unchanged_observation(
     serials = sorted({gpu.chassis_serial for gpu in reading.gpus})
     parameters = {"endpoint": endpoint_id, "domain": reading.domain, "serials": serials}
     row = conn.execute(_PREVIOUS_READING, parameters).one_or_none()
+    # The comparison of the facts comes last: it has to encode the whole reading.
     if row is None or row.is_work_pending or now - row.updated > FULL_UPDATE_SECONDS:
         return False
     return bool(row.facts == latest.encode_facts(reading))
@@ -175,6 +176,7 @@ def record_observation(
         return None
     latest.save_reading(conn, endpoint_id, observation)
     endpoints.set_endpoint_domain(conn, endpoint_id, observation.domain, now)
+    # What was requested before this reading began shows in it, or did not happen.
     ownership.close_interrupted_operations(conn, endpoint_id, observation.observed_at, now)
     ownership.confirm_operations(conn, endpoint_id, observation.observed_at)
     if state.is_shared:
@@ -185,6 +187,7 @@ def record_observation(
         sync.apply_observations(conn, [observation], now, previous_domains)
         return None
     conflict = sync.apply_if_consistent(conn, observation.domain, now, rivals)
+    # The endpoint left these domains, so their statuses no longer rest on it.
     for domain in previous_domains:
         sync.withdraw_reading(conn, domain, now)
     return conflict
@@ -203,6 +206,7 @@ def record_unreadable(
     `began` is when the attempt began. A failure that is older than a reading, of a replica that was stopped
     meanwhile, makes nothing unknown. A reading is outdated at the age `valid_seconds`.
     """
+    # Another replica may have read the endpoint since this attempt began.
     read_at = latest.read_at(conn, endpoint_id)
     if began is not None and read_at is not None and read_at > began:
         return
@@ -267,6 +271,7 @@ def _check_still_wanted(conn: sa.Connection, domain: str, operation: PartitionOp
     owners = {
         partition.name: partition.logical_partition for partition in ownership.owned_partitions(conn, domain)
     }
+    # By the recorded name: the claim of this transaction has recorded that of a create.
     owner = owners.get(operation.name)
     assignments = intent.gpu_assignments(conn, domain)
     if owner is None or is_tray_partition(owner):

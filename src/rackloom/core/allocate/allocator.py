@@ -70,6 +70,7 @@ def allocate(
     pass one SliceIndex and one SelectorCache, which keep what is the same from call to call.
     """
     index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
+    # A fault before the search, such as a request that no node could meet, has taken no steps.
     try:
         devices = devices_on_node(node, index, features)
         named = {klass.metadata.name: klass for klass in classes}
@@ -94,6 +95,7 @@ def solved(
     try:
         if not search.run():
             return refusal_of(problem, search.steps)
+        # Mode best starts from this answer, and keeps it if it finds none that costs less.
         found, best = search.answer, None
         if mode == "best":
             # Most searches are in mode exact: they do not load what ranks answers.
@@ -121,6 +123,7 @@ def fault_of(node: Node, stop: AllocationStopped, steps: int) -> Fault:
 
 def refusal_of(problem: AllocationProblem, steps: int) -> Refusal | Fault:
     """The refusal, or a fault of the node where one of its pools is invalid, as upstream reports it."""
+    # An incomplete pool is no fault: its driver is still writing, and a later attempt may find the devices.
     invalid = [pool for pool in problem.pools if pool.trouble is PoolProblem.INVALID]
     if not invalid:
         return Refusal(node=problem.node.metadata.name, steps=steps)
@@ -140,6 +143,7 @@ def results_of(
     new_id: Callable[[], str],
 ) -> tuple[AllocationResult, ...]:
     """One result per claim. Raises AllocationStopped where the node selector of one cannot be made."""
+    # The answer has the entries of all claims in one list. Each result gets those of its claim.
     try:
         return tuple(
             allocation_result(

@@ -9,29 +9,102 @@ other nodes it must visit, because what it finds there counts:
 - a selector that is checked earlier, of the class or of the request, fails on a device;
 - a device or a counter is malformed, or the devices of the node cannot be gathered.
 
-Devices that an earlier selector refuses do not count. `AttributeIndexes` joins the pins of a request: a node
-that a pin of each alternative rules out is skipped, or one whose taints a request without selectors of its
-own does not tolerate (`taint_index`).
+Devices that an earlier selector refuses do not count.
+
+A `TaintIndex` rules nodes out by the taints that a request tolerates. A device with a blocking taint that the
+request does not tolerate cannot serve. So a search need not come to a node where that holds for the first
+blocking taint of every device, as long as no selector fails there: a selector is checked before taints, and
+its error counts.
+
+`AttributeIndexes` joins the pins of a request: a node that a pin of each alternative rules out is skipped, or
+one whose taints a request without selectors of its own does not tolerate.
 
 An index reads nodes in order, and a block of nodes further than the node that it finds at most. For ranges it
 keeps the least and the greatest number of each node, and of each block.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from rackloom.core.allocate.cel import errors
 from rackloom.core.allocate.cel.pins import Pin, PinnedName, Scalar
-from rackloom.core.allocate.eligibility import SelectorCache, compiled
+from rackloom.core.allocate.eligibility import SelectorCache, compiled, first_blocking_taint
 from rackloom.core.allocate.fleet_nodes import FleetNodes
 from rackloom.core.allocate.inputs import Alternatives, RequestAlternative
-from rackloom.core.allocate.nodes_by_value import CHANGED_SHARE, NodesByValue, first_of
-from rackloom.core.allocate.objects import DeviceAttribute
-from rackloom.core.allocate.taint_index import TaintIndex
+from rackloom.core.allocate.objects import DeviceAttribute, DeviceToleration
 from rackloom.core.allocate.written_devices import DevicesByDriver, PassingDevices, WrittenDevices
+
+# Nodes in the order in which they are read.
+
+
+_Value = TypeVar("_Value", bound=Hashable)
+
+
+class NodesByValue(Generic[_Value]):
+    """Numbers of nodes by a value that their devices have, in ascending order.
+
+    Most values of a serial number or address are on one node alone, which is kept without a list.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[_Value, int | list[int]] = {}
+
+    def add(self, value: _Value, number: int) -> None:
+        """Note a value of a node. Numbers come in ascending order, each once for a value."""
+        others = self._found.get(value)
+        if others is None:
+            self._found[value] = number
+        elif isinstance(others, int):
+            self._found[value] = [others, number]
+        else:
+            others.append(number)
+
+    def first(self, value: _Value, start: int, end: int) -> int:
+        """The first node from `start` on with a value; `end` where there is none before."""
+        numbers = self._found.get(value, ())
+        if isinstance(numbers, int):
+            return numbers if start <= numbers < end else end
+        return min(_first_of(numbers, start, end), end)
+
+
+def _first_of(numbers: Sequence[int], start: int, end: int) -> int:
+    """The first of sorted numbers from `start` on; `end` where there is none."""
+    at = bisect_left(numbers, start)
+    return numbers[at] if at < len(numbers) else end
+
+
+_CHANGED_SHARE = 8
+"""One node in so many may have changed since an index read it."""
+
+
+class _NodeIndex:
+    """The nodes as far as an index read them, and those that are visited in any case."""
+
+    def __init__(self, passing: Callable[[int], DevicesByDriver | None]) -> None:
+        """`passing` gives the devices of a node that count; None where it must be visited in any case."""
+        self._passing = passing
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was read."""
+        self.read = self._changed = 0
+        """How many nodes were read, the first ones."""
+        self._always: list[int] = []
+        """Nodes that are visited in any case."""
+
+    def forget(self, number: int) -> None:
+        """The devices of a node changed: it is visited in any case. After many, all is read again."""
+        if number >= self.read:
+            return
+        self._changed += 1
+        if self._changed * _CHANGED_SHARE > self.read:
+            self.restart()
+        elif number not in self._always:
+            insort(self._always, number)
+
 
 # One attribute.
 
@@ -49,41 +122,26 @@ _BLOCK = 64
 _NumberRange = tuple[int, int]
 
 
-class AttributeIndex:
+class AttributeIndex(_NodeIndex):
     """The nodes by the value of one attribute, as far as they were read."""
 
     def __init__(self, passing: Callable[[int], DevicesByDriver | None], name: PinnedName) -> None:
-        """`passing` gives the devices of a node that count; None where it must be visited in any case."""
-        self._passing = passing
         self._name = name
-        self.restart()
+        super().__init__(passing)
 
     def restart(self) -> None:
         """Forget what was read."""
-        self.read = self._changed = 0
-        """How many nodes were read, the first ones."""
+        super().restart()
         self._with_value = NodesByValue[Scalar]()
-        self._odd: list[int] = []
-        """Nodes that are visited whatever the value."""
         self._ranges: list[_NumberRange | None] = []
         """Of each node, the least and the greatest number."""
         self._blocks: list[_NumberRange | None] = []
-
-    def forget(self, number: int) -> None:
-        """The devices of a node changed: it is visited whatever the value. After many, all is read again."""
-        if number >= self.read:
-            return
-        self._changed += 1
-        if self._changed * CHANGED_SHARE > self.read:
-            self.restart()
-        elif number not in self._odd:
-            insort(self._odd, number)
 
     def first(self, pin: Pin, start: int, reach: int) -> int:
         """The first node from `start` on that the pin does not rule out; `reach` where none comes before."""
         for number in range(self.read, reach):
             self._add(number)
-        found = min(reach, first_of(self._odd, start, reach))
+        found = min(reach, _first_of(self._always, start, reach))
         if pin.low is not None or pin.high is not None:
             return self._first_between(pin.low, pin.high, start, found)
         return min((self._with_value.first(value, start, found) for value in pin.values), default=found)
@@ -113,7 +171,7 @@ class AttributeIndex:
             known = self._blocks[-1] or between
             self._blocks[-1] = min(known[0], between[0]), max(known[1], between[1])
         if values is None:
-            self._odd.append(number)
+            self._always.append(number)
             return
         for value in values:
             self._with_value.add(value, number)
@@ -166,6 +224,57 @@ def _scalar(attribute: DeviceAttribute) -> Scalar | None:
     return attribute.string if attribute.bool_ is None else attribute.bool_
 
 
+# Taints.
+
+
+class TaintIndex(_NodeIndex):
+    """The nodes by the first blocking taint of their devices, as far as they were read."""
+
+    def restart(self) -> None:
+        """Forget what was read."""
+        super().restart()
+        self._tainted: list[int] = []
+        self._of_key = NodesByValue[str]()
+        self._of_value = NodesByValue[tuple[str, str]]()
+
+    def first(self, tolerations: Iterable[DeviceToleration], start: int, reach: int) -> int:
+        """The first node from `start` on that taints do not rule out; `reach` where none comes before."""
+        for number in range(self.read, reach):
+            self._add(number)
+        found = min(_first_of(self._always, start, reach), reach)
+        for toleration in tolerations:
+            # Each toleration only looks below the node that is found already.
+            if not toleration.key:
+                found = min(_first_of(self._tainted, start, found), found)
+            elif toleration.operator in ("", "Equal"):
+                found = self._of_value.first((toleration.key, toleration.value), start, found)
+            else:
+                found = self._of_key.first(toleration.key, start, found)
+        return found
+
+    def _add(self, number: int) -> None:
+        self.read = number + 1
+        groups = self._passing(number)
+        if groups is None:
+            self._always.append(number)
+            return
+        pairs: set[tuple[str, str]] = set()
+        for _, devices in groups:
+            for device in devices:
+                taint = first_blocking_taint(device)
+                # One device without a taint is enough: taints do not rule the node out.
+                if taint is None:
+                    self._always.append(number)
+                    return
+                pairs.add((taint.key, taint.value))
+        if pairs:
+            self._tainted.append(number)
+        for pair in pairs:
+            self._of_value.add(pair, number)
+        for key in {key for key, _ in pairs}:
+            self._of_key.add(key, number)
+
+
 # All attributes, and the requests that pin some.
 
 
@@ -182,6 +291,8 @@ class _Term(NamedTuple):
 
 _Terms = list[list[_Term]]
 """Of each list, one must be met."""
+_Key = TypeVar("_Key", bound=Hashable)
+_Index = TypeVar("_Index", bound=_NodeIndex)
 
 
 class AttributeIndexes:
@@ -240,42 +351,36 @@ class AttributeIndexes:
                 return found
             before = tuple(earlier)
             for pins in program.pins:
-                indexes = [self._index(_IndexKey(before, pin.name)) for pin in pins]
-                either = zip(indexes, pins, strict=True)
-                found.append([_Term(index, partial(index.first, pin)) for index, pin in either])
+                either = []
+                for pin in pins:
+                    key = _IndexKey(before, pin.name)
+                    make = partial(AttributeIndex, self._passes(before).of, pin.name)
+                    index = self._kept(self._indexes, key, make)
+                    either.append(_Term(index, partial(index.first, pin)))
+                found.append(either)
             earlier.append(program.expression)
         # A request with selectors of its own is seldom asked again: it is not worth an index.
-        if not ask.selectors and self._has_taints:
-            taints = self._taint_index(tuple(earlier))
+        if ask.selectors or not self._nodes.heeds_taints:
+            return found
+        if self._tainted is None:
+            self._tainted = self._nodes.index.tainted()
+        if self._tainted:
+            before = tuple(earlier)
+            taints = self._kept(self._taints, before, partial(TaintIndex, self._passes(before).of))
             found.append([_Term(taints, partial(taints.first, ask.tolerations))])
         return found
 
-    @property
-    def _has_taints(self) -> bool:
-        if not self._nodes.heeds_taints:
-            return False
-        if self._tainted is None:
-            self._tainted = self._nodes.index.tainted()
-        return self._tainted
-
-    def _index(self, key: _IndexKey) -> AttributeIndex:
-        index = self._indexes.get(key)
+    def _kept(self, indexes: OrderedDict[_Key, _Index], key: _Key, make: Callable[[], _Index]) -> _Index:
+        """The index of a key. Of those that are kept, the one that was used longest ago goes first."""
+        index = indexes.get(key)
         if index is None:
-            index = self._indexes[key] = AttributeIndex(self._passes(key.earlier).of, key.name)
-            if len(self._indexes) > _INDEXES_KEPT:
-                self._indexes.popitem(last=False)
-                self._forget_unused()
-        self._indexes.move_to_end(key)
-        return index
-
-    def _taint_index(self, earlier: tuple[str, ...]) -> TaintIndex:
-        index = self._taints.get(earlier)
-        if index is None:
-            index = self._taints[earlier] = TaintIndex(self._passes(earlier).of)
-            if len(self._taints) > _INDEXES_KEPT:
-                self._taints.popitem(last=False)
-                self._forget_unused()
-        self._taints.move_to_end(earlier)
+            index = indexes[key] = make()
+            if len(indexes) > _INDEXES_KEPT:
+                indexes.popitem(last=False)
+                # Devices that selectors let through are kept as long as an index reads them.
+                used = {*self._taints, *(kept.earlier for kept in self._indexes)}
+                self._passing = {before: self._passing[before] for before in self._passing.keys() & used}
+        indexes.move_to_end(key)
         return index
 
     def _passes(self, earlier: tuple[str, ...]) -> PassingDevices:
@@ -283,10 +388,6 @@ class AttributeIndexes:
         if passing is None:
             passing = self._passing[earlier] = PassingDevices(self._written, self._selectors, earlier)
         return passing
-
-    def _forget_unused(self) -> None:
-        used = {*self._taints, *(key.earlier for key in self._indexes)}
-        self._passing = {earlier: found for earlier, found in self._passing.items() if earlier in used}
 
 
 def _first_in_all(terms: _Terms, start: int, reach: int) -> int:

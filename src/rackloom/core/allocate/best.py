@@ -82,8 +82,16 @@ class DeviceLocality(msgspec.Struct, frozen=True):
 
 def locality_of(candidate: CandidateDevice) -> DeviceLocality:
     """The locality that the device's driver publishes."""
+    numa: AttributeValues = frozenset()
+    # A list names the device's own NUMA node first, then its neighbours (KEP-6072).
+    for name in (NUMA_NODE, NIC_NUMA_NODE):
+        found = candidate.attribute(name)
+        if found is not None:
+            own = frozenset([("int", found.ints[0])]) if found.ints else None
+            numa = own or attribute_values(found, lists=False)
+            break
     return DeviceLocality(
-        numa=_numa(candidate),
+        numa=numa,
         roots=_first_known(candidate, (PCIE_ROOT,)),
         cliques=_first_known(candidate, [f"{candidate.id.driver}/{name}" for name in _CLIQUE_ATTRIBUTES]),
     )
@@ -93,15 +101,6 @@ def units_of(candidate: CandidateDevice) -> tuple[AllocationUnit, ...]:
     """What comes into use with the device."""
     sets = {use.counter_set for use in candidate.device.consumes_counters}
     return tuple((*candidate.pool.key, "counters", name) for name in sorted(sets)) or ((*candidate.id,),)
-
-
-def _numa(candidate: CandidateDevice) -> AttributeValues:
-    """The device's own node: a list names that first, then its neighbours (KEP-6072)."""
-    for name in (NUMA_NODE, NIC_NUMA_NODE):
-        found = candidate.attribute(name)
-        if found is not None:
-            return frozenset([("int", found.ints[0])]) if found.ints else attribute_values(found, lists=False)
-    return frozenset()
 
 
 def _first_known(candidate: CandidateDevice, names: Iterable[str]) -> AttributeValues:
@@ -120,6 +119,7 @@ class CostModel:
 
     def __init__(self, candidates: Sequence[CandidateDevice], ledger: AllocationLedger) -> None:
         self.localities: list[DeviceLocality] = [locality_of(candidate) for candidate in candidates]
+        # Partitions of a GPU share one unit, its counter set: one of them in use makes it used.
         self._units = [units_of(candidate) for candidate in candidates]
         self.used: list[bool] = [ledger.ever_held(candidate.id) for candidate in candidates]
         """Whether a device was in use before, by position."""
@@ -141,29 +141,34 @@ class CostModel:
         """Groups of which a part was in use and a part free before."""
         self._reach = max(map(len, self._units), default=1)
         """Units that one device brings into use at most."""
-        self._memberships = self._memberships_by_kind()
+        self._memberships: dict[str, int] = {kind: 1 for kind, _ in self._members}
+        """How many groups of a kind one allocation unit is in at most."""
+        for groups in self._groups.values():
+            for kind, count in Counter(kind for kind, _ in groups).items():
+                self._memberships[kind] = max(self._memberships[kind], count)
         self._distances: dict[tuple[int, int], int] = {}
 
     def cost(self, alternatives: int, entries: Sequence[DeviceAssignment], more: int = 0) -> Cost:
         """The cost of an answer. With `more` devices still to come at most, what it will cost at least."""
+        # Admin access looks at a device and takes nothing of it.
         holding = [entry.candidate.position for entry in entries if not entry.ask.admin]
         units = {unit for position in holding for unit in self._units[position]}
-        pairs = [(a, b) for a, b in combinations(entries, 2) if a.ask.claim == b.ask.claim]
+        # Only devices of one claim work together. Those of one request may be apart, but should be linked.
+        apart = unlinked = 0
+        for a, b in combinations(entries, 2):
+            if a.ask.claim != b.ask.claim:
+                continue
+            if a.ask.request != b.ask.request:
+                apart += self._distance(a, b)
+            first, second = (self.localities[entry.candidate.position].cliques for entry in (a, b))
+            unlinked += bool(first and second) and first.isdisjoint(second)
         return Cost(
             alternatives=alternatives,
             broken=self._broken(units - self._before, more),
             room=sum(self._rooms.get(unit, 0) for unit in units),
-            apart=sum(self._distance(a, b) for a, b in pairs if a.ask.request != b.ask.request),
-            unlinked=sum(self._unlinked(a, b) for a, b in pairs),
+            apart=apart,
+            unlinked=unlinked,
         )
-
-    def _memberships_by_kind(self) -> dict[str, int]:
-        """How many groups of a kind one allocation unit is in at most."""
-        most: dict[str, int] = {kind: 1 for kind, _ in self._members}
-        for groups in self._groups.values():
-            for kind, count in Counter(kind for kind, _ in groups).items():
-                most[kind] = max(most[kind], count)
-        return most
 
     def _broken(self, taken: Iterable[AllocationUnit], more: int) -> int:
         """Groups that are and stay partly in use.
@@ -173,6 +178,7 @@ class CostModel:
         """
         now = Counter(group for unit in taken for group in self._groups[unit])
         if not more:
+            # A complete answer changes only the groups that it touches.
             changed = [
                 (self._free_of_started(group, count) > 0) - (self._free_of_started(group) > 0)
                 for group, count in now.items()
@@ -183,10 +189,17 @@ class CostModel:
             left = self._free_of_started(group, now[group])
             if left:
                 free[group[0]].append(left)
-        return sum(
-            len(lefts) - _most_completed(lefts, more * self._reach * self._memberships[kind])
-            for kind, lefts in free.items()
-        )
+        broken = 0
+        for kind, lefts in free.items():
+            broken += len(lefts)
+            # Every device may use up a free unit in each group that its units are in: at most this many.
+            room = more * self._reach * self._memberships[kind]
+            for left in sorted(lefts):
+                room -= left
+                if room < 0:
+                    break
+                broken -= 1
+        return broken
 
     def _free_of_started(self, group: LocalityGroup, count: int = 0) -> int:
         """The free units of a group of which `count` more are in use; 0 where none is in use at all."""
@@ -197,24 +210,10 @@ class CostModel:
         key = (a.candidate.position, b.candidate.position)
         if key not in self._distances:
             first, second = (self.localities[position] for position in key)
+            # What is not published is not shared, so unknown places count as far apart.
             near = 1 if first.numa & second.numa else 2
             self._distances[key] = 0 if first.roots & second.roots else near
         return self._distances[key]
-
-    def _unlinked(self, a: DeviceAssignment, b: DeviceAssignment) -> bool:
-        first, second = (self.localities[entry.candidate.position].cliques for entry in (a, b))
-        return bool(first and second) and first.isdisjoint(second)
-
-
-def _most_completed(lefts: list[int], room: int) -> int:
-    """How many groups `room` units can complete, the smallest first."""
-    done = 0
-    for left in sorted(lefts):
-        room -= left
-        if room < 0:
-            break
-        done += 1
-    return done
 
 
 def _counter_room(
@@ -224,6 +223,7 @@ def _counter_room(
     for unit in units_of(candidate) if candidate.device.consumes_counters else ():
         name, left = str(unit[-1]), ledger.book(candidate).at_first
         counters = candidate.pool.counter_sets[name].counters.items()
+        # Shares of the whole, because counters have different units. One without a total has no share.
         parts = [
             left[name, counter] / total
             for counter, held in counters
@@ -243,6 +243,7 @@ class InterchangeableDevices:
         asks = tuple(chain.from_iterable(problem.plan))
         self._ledger = problem.ledger
         self._constraints = tuple(dict.fromkeys(chain.from_iterable(map(self._ledger.constraints, asks))))
+        # A common PCIe root ties devices, too: two GPUs are alike only if the NICs beside them are.
         ties = (*self._constraints, Constraint(PCIE_ROOT, (), distinct=False, lists=True))
         self._symmetry = DeviceSymmetry(problem, asks, ties)
         localities = ranking.localities
@@ -264,26 +265,23 @@ class InterchangeableDevices:
             (self._shape[position], tuple(holders.get(position, ())), position in open_)
             for position in range(len(self._shape))
         ]
-        conditions = {
-            group: self._condition(group, fate) for group in {self._symmetry.group[p] for p in open_}
-        }
+        # The condition of a group: how its devices fare, and which of its values constraints still hold or
+        # have used.
+        conditions: dict[int, Hashable] = {}
+        for group in {self._symmetry.group[position] for position in open_}:
+            fates = Counter(fate[position] for position in self._symmetry.members[group])
+            ranks = tuple(
+                self._symmetry.ranks_of(group, number, constraint.values_so_far())
+                if constraint.started
+                else None
+                for number, constraint in enumerate(self._constraints)
+            )
+            conditions[group] = frozenset(fates.items()), ranks
         found: dict[Hashable, list[CandidateDevice]] = {}
         for device in allowed:
             condition = fate[device.position], conditions[self._symmetry.group[device.position]]
             found.setdefault(condition, []).append(device)
         return list(found.values())
-
-    def _condition(self, group: int, fate: Sequence[Hashable]) -> Hashable:
-        """How the devices of a group fare, and which of its values constraints still hold or have used."""
-        return (
-            frozenset(Counter(fate[position] for position in self._symmetry.members[group]).items()),
-            tuple(
-                self._symmetry.ranks_of(group, number, constraint.values_so_far())
-                if constraint.started
-                else None
-                for number, constraint in enumerate(self._constraints)
-            ),
-        )
 
 
 # Branch and bound.
@@ -310,12 +308,19 @@ class BranchAndBound:
         self._problem = problem
         self._plan = problem.plan
         self._ledger = problem.ledger
+        # The first fit left its entries in the ledger.
         self._ledger.clear()
         self._proceed = proceed
         self._ranking = CostModel(problem.candidates, problem.ledger)
         self._interchangeable = InterchangeableDevices(problem, self._ranking)
+        # A device on which a selector fails is no error here: it is just not chosen.
         self._serving = {
-            ask: [candidate for candidate in problem.candidates if self._could_serve(ask, candidate)]
+            ask: [
+                candidate
+                for candidate in problem.candidates
+                if problem.eligibility.verdict(ask, candidate) is None
+                and not isinstance(problem.ledger.suits(ask, candidate), Cause)
+            ]
             for ask in chain.from_iterable(self._plan)
         }
         self._chosen: list[RequestAlternative] = []
@@ -336,6 +341,7 @@ class BranchAndBound:
     @property
     def optimality(self) -> Optimality:
         """How good what was found is."""
+        # Nothing costs less than the limit, nor than the least bound of a branch that was left open.
         at_least = min([self._limit, *self._open])
         return Optimality(
             cost=self.cost,
@@ -343,11 +349,6 @@ class BranchAndBound:
             at_least=at_least,
             broken_before=self._ranking.broken_before,
         )
-
-    def _could_serve(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
-        """A device on which a selector fails is no error here: it is just not chosen."""
-        selected = self._problem.eligibility.verdict(ask, candidate) is None
-        return selected and not isinstance(self._ledger.suits(ask, candidate), Cause)
 
     def _cost(
         self, chosen: Sequence[RequestAlternative], entries: Sequence[DeviceAssignment], more: int = 0
@@ -367,6 +368,7 @@ class BranchAndBound:
         if index == len(self._plan):
             self._keep_if_better()
             return
+        # All bounds come first: a cut that happens below an alternative leaves the ones after it open.
         options = []
         for ask in self._plan[index]:
             self._chosen.append(ask)
@@ -403,13 +405,20 @@ class BranchAndBound:
         if left == 0:
             self._choose(index + 1)
             return
+        # Try one device of each class of copies, to learn which can be had and what each costs at least.
+        trials: list[tuple[Cost, list[CandidateDevice]]] = []
         with self._leaves_open([bound]):
-            trials = self._trials(ask, left, allowed)
+            for copies in self._interchangeable.classes(allowed):
+                if self._entered(ask, copies[0]):
+                    trials.append((self._bound(left - 1), copies))
+                    self._ledger.strike()
+        trials.sort(key=lambda trial: trial[0])
         for number, (least, copies) in enumerate(trials):
             # Trials are sorted by bound: none of the rest can be cheaper either.
             if least >= self._limit:
                 return
             self._ledger.enter(ask, copies[0])
+            # Classes that were tried before this one are left out, so that no set of devices comes twice.
             rest = [device for _, more in trials[number:] for device in more if device is not copies[0]]
             # What is left open, if the search is cut short below, costs as much as the next trial at least.
             with self._leaves_open(other for other, _ in trials[number + 1 : number + 2]):
@@ -424,17 +433,6 @@ class BranchAndBound:
         except _SearchCutShort:
             self._open.extend(bounds)
             raise
-
-    def _trials(
-        self, ask: RequestAlternative, left: int, allowed: Sequence[CandidateDevice]
-    ) -> list[tuple[Cost, list[CandidateDevice]]]:
-        """The devices that can be had, by class of copies, cheapest first."""
-        trials = []
-        for copies in self._interchangeable.classes(allowed):
-            if self._entered(ask, copies[0]):
-                trials.append((self._bound(left - 1), copies))
-                self._ledger.strike()
-        return sorted(trials, key=lambda trial: trial[0])
 
     def _entered(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
         self.trials += 1
@@ -496,9 +494,11 @@ def best_of_nodes(searches: Iterable[Callable[[Cost | None], Outcome]]) -> Outco
         if isinstance(outcome, Fault):
             if found is None:
                 return outcome
+            # An undecided node might have had a cheaper answer, so nothing is proved any more.
             decided = decided and not outcome.undecided
         if not isinstance(outcome, Allocation) or outcome.optimality is None:
             continue
+        # Compare what the answers change: groups that were broken before are no fault of an answer.
         before = outcome.optimality.broken_before
         added = _with_broken(outcome.optimality.cost, -before)
         if outcome.optimality.at_least is not None:
@@ -507,6 +507,7 @@ def best_of_nodes(searches: Iterable[Callable[[Cost | None], Outcome]]) -> Outco
             found, least = outcome, added
     if found is None or found.optimality is None:
         return Refusal(node="", steps=0)
+    # The least bound of any node bounds them all. It counts from the state of the node that was chosen.
     before = found.optimality.broken_before
     bound = _with_broken(min(at_least), before) if decided else None
     optimality = replace(found.optimality, proved=bound == found.optimality.cost, at_least=bound)

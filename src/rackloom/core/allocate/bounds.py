@@ -18,7 +18,7 @@ straight from a demand to the sink are filled first, and equal demands are added
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import chain, pairwise
 from typing import TypeVar
@@ -26,7 +26,7 @@ from typing import TypeVar
 import msgspec
 
 from rackloom.core.allocate.capacity import counter_draws
-from rackloom.core.allocate.eligibility import CandidateDevice, Eligibility
+from rackloom.core.allocate.eligibility import CandidateDevice
 from rackloom.core.allocate.inputs import RequestAlternative
 from rackloom.core.allocate.ledger import AttributeValues, Constraint
 from rackloom.core.allocate.outcome import Cause
@@ -54,50 +54,33 @@ def demands_met(
     # source -> demand -> supply -> (group ->) sink. All demands are met exactly if the flow fills every
     # edge that leaves the source.
     capacity: dict[Hashable, dict[Hashable, int]] = {"source": {}}
-    total = 0
-    for rows, need in _equal_demands_summed(demands):
+    wanted = 0
+    # Equal demands become one: requests often repeat, and what they get together can be shared out again.
+    equal = Counter((frozenset(rows.items()), need) for rows, need in demands)
+    for (row, need), times in equal.items():
         node = ("demand", len(capacity["source"]))
-        capacity["source"][node] = need
-        capacity[node] = {("supply", key): most for key, most in rows.items()}
-        total += need
+        capacity["source"][node] = need * times
+        capacity[node] = {("supply", key): most * times for key, most in row}
+        wanted += need * times
     for key, most in supply.items():
         group = groups.get(key)
         capacity[("supply", key)] = {"sink" if group is None else ("group", group): most}
     for group, most in group_supply.items():
         capacity[("group", group)] = {"sink": most}
-    return _max_flow(capacity, total) == total
-
-
-def _equal_demands_summed(
-    demands: Iterable[tuple[Mapping[K, int], int]],
-) -> Iterable[tuple[Mapping[K, int], int]]:
-    """Equal demands, added up: requests often repeat, and what they get together can be shared out again."""
-    times = Counter((frozenset(rows.items()), need) for rows, need in demands)
-    return [
-        ({supply: most * count for supply, most in rows}, need * count)
-        for (rows, need), count in times.items()
-    ]
-
-
-def _max_flow(capacity: dict[Hashable, dict[Hashable, int]], wanted: int) -> int:
-    """Ford and Fulkerson: find a path with room until there is none; the straight ones first."""
-    total = _push_direct_paths(capacity)
-    while total < wanted and (path := _augmenting_path(capacity)) is not None:
-        total += _push_along(capacity, path)
-    return total
-
-
-def _push_direct_paths(capacity: dict[Hashable, dict[Hashable, int]]) -> int:
-    """From each demand to its supplies and on to the sink, as far as there is room."""
-    total = 0
+    # Fill the straight paths first. They mostly suffice, and finding them needs no search.
+    met = 0
     for demand in list(capacity["source"]):
-        for supply in list(capacity[demand]):
-            onward = next(iter(capacity[supply]))
+        for place in list(capacity[demand]):
+            onward = next(iter(capacity[place]))
             end = [] if onward == "sink" else ["sink"]
-            total += _push_along(capacity, ["source", demand, supply, onward, *end])
+            met += _push_along(capacity, ["source", demand, place, onward, *end])
             if not capacity["source"][demand]:
                 break
-    return total
+    # Ford and Fulkerson: the flow is largest once no path has room. Such a path may take back what a
+    # straight one gave, so the order above loses nothing.
+    while met < wanted and (path := _augmenting_path(capacity)) is not None:
+        met += _push_along(capacity, path)
+    return met == wanted
 
 
 def _push_along(capacity: dict[Hashable, dict[Hashable, int]], path: Sequence[Hashable]) -> int:
@@ -163,24 +146,36 @@ class Relaxation:
         self._ledger = problem.ledger
         self._classes = [[problem.candidates[number] for number in alike] for alike in symmetry.classes()]
         self._constraints = constraints
-        self._values: dict[Constraint, list[list[AttributeValues]]] = {
-            constraint: self._values_by_class(constraint, asks) for constraint in constraints
-        }
+        self._values: dict[Constraint, list[list[AttributeValues]]] = {}
         """Of each class, what a constraint may compare: several, where some requests derive the attribute."""
-        self._sharing = {constraint: self._having(constraint) for constraint in constraints}
+        self._sharing: dict[Constraint, Counter[frozenset[int]]] = {}
+        """The sets of classes that have a value together, and how many values each has."""
+        for constraint in constraints:
+            sources = sources_of(constraint, asks)
+            having: dict[Hashable, set[int]] = {}
+            self._values[constraint] = []
+            # One member speaks for its class: interchangeable devices have equal values.
+            for number, members in enumerate(self._classes):
+                found = values_of(constraint, sources, members[0])
+                either = [values for values in found if values not in (None, FAILS)]
+                self._values[constraint].append(either)
+                for value in chain.from_iterable(values or [None] for values in either):
+                    having.setdefault(value, set()).add(number)
+            self._sharing[constraint] = Counter(map(frozenset, having.values()))
         self._draws = [_counters_drawn(members[0]) for members in self._classes]
-        serving = {ask: tuple(self._servers(ask, problem.eligibility)) for ask in asks}
+        # Requests that the same classes serve are of one kind: counts treat them alike.
+        serving = {
+            ask: tuple(
+                number
+                for number, (member, *_) in enumerate(self._classes)
+                if problem.eligibility.verdict(ask, member) is None
+                and self._ledger.free_before(member)
+                and not isinstance(self._ledger.suits(ask, member), Cause)
+            )
+            for ask in asks
+        }
         self._servers_of = list(dict.fromkeys(serving.values()))
         self._kind = {ask: self._servers_of.index(servers) for ask, servers in serving.items()}
-
-    def _values_by_class(
-        self, constraint: Constraint, asks: Sequence[RequestAlternative]
-    ) -> list[list[AttributeValues]]:
-        sources = sources_of(constraint, asks)
-        return [
-            [found for found in values_of(constraint, sources, members[0]) if found not in (None, FAILS)]
-            for members in self._classes
-        ]
 
     def possible(self, choices: Sequence[OpenRequest]) -> bool:
         """False where the choices surely cannot all be met."""
@@ -188,8 +183,9 @@ class Relaxation:
         # Cheapest and most telling counts first. Each leaves rules out and adds none: a branch that fails
         # one of them has no answer.
         demands = self._demands(map(self._key, choices), free, lambda _number: True)
-        if demands is None or not self._met(demands, free) or not self._drawn(demands):
+        if demands is None or not self._met(demands, free) or not self._counters_suffice(demands):
             return False
+        # N constraints over equal requests come to the same questions, so the answers are kept.
         kept: dict[Hashable, bool] = {}
         if not all(self._agrees(constraint, choices, free, kept) for constraint in self._constraints):
             return False
@@ -198,46 +194,32 @@ class Relaxation:
     def _key(self, options: OpenRequest) -> DemandKey:
         return tuple((self._kind[ask], need, start) for ask, need, start in options)
 
-    def _servers(self, ask: RequestAlternative, eligibility: Eligibility) -> Iterator[int]:
-        for number, members in enumerate(self._classes):
-            member = members[0]
-            selected = eligibility.verdict(ask, member) is None and self._ledger.free_before(member)
-            if selected and not isinstance(self._ledger.suits(ask, member), Cause):
-                yield number
-
     def _demands(
         self, keys: Iterable[DemandKey], free: Sequence[Sequence[CandidateDevice]], admits: ClassFilter
     ) -> list[DeviceDemand] | None:
         """The demands, equal ones added up; None where one cannot be met even alone."""
-        # Equal requests are one demand of several times the size: what they get can be shared out anyhow.
         demands = []
+        # Equal requests are one demand of several times the size: what they get can be shared out anyhow.
         for key, times in Counter(keys).items():
-            demand = self._demand(key, times, free, admits)
-            if demand is None:
+            rows: dict[int, int] = {}
+            needs = []
+            for kind, need, start in key:
+                row = {
+                    number: sum(member.position >= start for member in free[number])
+                    if start
+                    else len(free[number])
+                    for number in self._servers_of[kind]
+                    if admits(number)
+                }
+                # Alternatives share one demand: any class that serves one of them, and the least need.
+                if sum(row.values()) >= need:
+                    needs.append(need)
+                    rows |= {number: max(count, rows.get(number, 0)) for number, count in row.items()}
+            if not needs:
                 return None
-            demands.append(demand)
+            row = {number: count * times for number, count in rows.items()}
+            demands.append(DeviceDemand(row, min(needs) * times))
         return demands
-
-    def _demand(
-        self, key: DemandKey, times: int, free: Sequence[Sequence[CandidateDevice]], admits: ClassFilter
-    ) -> DeviceDemand | None:
-        rows: dict[int, int] = {}
-        needs = []
-        for kind, need, start in key:
-            row = {
-                number: sum(member.position >= start for member in free[number])
-                if start
-                else len(free[number])
-                for number in self._servers_of[kind]
-                if admits(number)
-            }
-            # Alternatives share one demand: any class that serves one of them, and the least need.
-            if sum(row.values()) >= need:
-                needs.append(need)
-                rows |= {number: max(count, rows.get(number, 0)) for number, count in row.items()}
-        if not needs:
-            return None
-        return DeviceDemand({number: count * times for number, count in rows.items()}, min(needs) * times)
 
     def _met(self, demands: Sequence[DeviceDemand], free: Sequence[Sequence[CandidateDevice]]) -> bool:
         """Whether all find devices if only use, selectors and the room of counter sets counted."""
@@ -247,35 +229,30 @@ class Relaxation:
         groups: dict[int, Hashable] = {}
         limits: dict[Hashable, int] = {}
         for number in wanted:
-            # A class gives as many devices as it has free, or as many as its scarcest counter carries.
-            supply[number] = _most_uses(free[number], most)
-            if (tightest := self._tightest(free[number])) is not None:
-                group, room = tightest
+            members = free[number]
+            supply[number] = _most_uses(members, most)
+            # Shares of a device draw only once, so counters bound only devices that are given whole.
+            if not members or members[0].shareable or not members[0].device.consumes_counters:
+                continue
+            tightest = self._ledger.book(members[0]).tightest(members[0].device)
+            # The scarcest counter set carries only so many of the class, and is shared with other classes.
+            if tightest is not None:
+                group, room = (members[0].pool.key, tightest[0]), tightest[1]
                 supply[number] = min(supply[number], room)
                 groups[number] = group
                 limits[group] = max(room, limits.get(group, 0))
         return demands_met([(demand.rows, demand.need) for demand in demands], supply, groups, limits)
 
-    def _tightest(self, members: Sequence[CandidateDevice]) -> tuple[Hashable, int] | None:
-        """Which counter bounds a class of devices, and how many of them it carries."""
-        if not members or members[0].shareable or not members[0].device.consumes_counters:
-            return None
-        tightest = self._ledger.book(members[0]).tightest(members[0].device)
-        return None if tightest is None else ((members[0].pool.key, tightest[0]), tightest[1])
-
-    def _drawn(self, demands: Sequence[DeviceDemand]) -> bool:
+    def _counters_suffice(self, demands: Sequence[DeviceDemand]) -> bool:
         """Whether a pool's counters of one name, added up over its sets, carry the least that is drawn."""
         drawn: dict[tuple[PoolKey, str], Fraction] = {}
         for demand in demands:
-            for name, amount in self._least(demand).items():
-                drawn[name] = drawn.get(name, Fraction(0)) + amount * demand.need
+            each = [self._draws[number] for number, count in demand.rows.items() if count]
+            # Only a counter that every class draws from is surely drawn, and only by the least amount.
+            for name in set(each[0]).intersection(*each) if each else ():
+                least = min(draws[name] for draws in each)
+                drawn[name] = drawn.get(name, Fraction(0)) + least * demand.need
         return all(amount <= self._ledger.left_of(pool, name) for (pool, name), amount in drawn.items())
-
-    def _least(self, demand: DeviceDemand) -> dict[tuple[PoolKey, str], Fraction]:
-        """What each device of a demand draws at least, whichever it is."""
-        each = [self._draws[number] for number, count in demand.rows.items() if count]
-        common = set(each[0]).intersection(*each) if each else set()
-        return {name: min(draws[name] for draws in each) for name in common}
 
     def _agrees(
         self,
@@ -298,11 +275,16 @@ class Relaxation:
             left = {value for number in allowed for of in values[number] for value in of}
             return need <= max(len(left), 1)
         keys = tuple(map(self._key, covered))
-        return any(
-            sum(_most_uses(free[number], need) for number in having) >= need
-            and self._kept(keys, having, free, kept)
-            for having in dict.fromkeys(having & allowed for having in self._sharing[constraint])
-        )
+        # All covered devices share one value, so one set of classes has to serve all of these requests.
+        for having in dict.fromkeys(having & allowed for having in self._sharing[constraint]):
+            if sum(_most_uses(free[number], need) for number in having) < need:
+                continue
+            if (keys, having) not in kept:
+                demands = self._demands(keys, free, having.__contains__)
+                kept[keys, having] = demands is not None and self._met(demands, free)
+            if kept[keys, having]:
+                return True
+        return False
 
     def _covered(self, constraint: Constraint, choices: Sequence[OpenRequest]) -> list[OpenRequest]:
         """The requests that a constraint covers with all their alternatives."""
@@ -311,19 +293,6 @@ class Relaxation:
             for options in choices
             if all(constraint in self._ledger.constraints(ask) for ask, _, _ in options)
         ]
-
-    def _kept(
-        self,
-        keys: tuple[DemandKey, ...],
-        having: frozenset[int],
-        free: Sequence[Sequence[CandidateDevice]],
-        known: dict[Hashable, bool],
-    ) -> bool:
-        """Whether the covered requests are met from the classes that have one value."""
-        if (keys, having) not in known:
-            demands = self._demands(keys, free, lambda number: number in having)
-            known[keys, having] = demands is not None and self._met(demands, free)
-        return known[keys, having]
 
     def _matched(self, choices: Sequence[OpenRequest], free: Sequence[Sequence[CandidateDevice]]) -> bool:
         """Whether there are values enough for constraints that ask for the same, each for a value of its own.
@@ -356,32 +325,17 @@ class Relaxation:
         most: int,
     ) -> int:
         """How many times, at most, requests of these keys find one value together."""
-        return sum(
-            values * min(self._times(key, count, having, free, most) for key, count in Counter(keys).items())
-            for having, values in self._sharing[constraint].items()
-        )
-
-    def _times(
-        self,
-        key: DemandKey,
-        count: int,
-        having: Set[int],
-        free: Sequence[Sequence[CandidateDevice]],
-        most: int,
-    ) -> int:
-        """How many times `count` requests of a key are met from the classes, counting devices alone."""
-        need = count * min(need for _, need, _ in key)
-        serving = having & set().union(*(self._servers_of[kind] for kind, _, _ in key))
-        room = sum(_most_uses(free[number], need * most) for number in serving)
-        return min(room // need if need else most, most)
-
-    def _having(self, constraint: Constraint) -> Counter[frozenset[int]]:
-        """The sets of classes that have a value together, and how many values each has."""
-        having: dict[Hashable, set[int]] = {}
-        for number, either in enumerate(self._values[constraint]):
-            for value in chain.from_iterable(values or [None] for values in either):
-                having.setdefault(value, set()).add(number)
-        return Counter(map(frozenset, having.values()))
+        places = 0
+        for having, values in self._sharing[constraint].items():
+            times = most
+            # The scarcest kind of request decides. Only devices are counted, not who else wants them.
+            for key, count in Counter(keys).items():
+                need = count * min(need for _, need, _ in key)
+                serving = having & set().union(*(self._servers_of[kind] for kind, _, _ in key))
+                room = sum(_most_uses(free[number], need * most) for number in serving)
+                times = min(times, room // need if need else most)
+            places += values * times
+        return places
 
 
 def _most_uses(devices: Sequence[CandidateDevice], most: int) -> int:

@@ -20,7 +20,6 @@ from fractions import Fraction
 from rackloom.core.allocate.inputs import DeviceId
 from rackloom.core.allocate.objects import (
     Amount,
-    CapacityRange,
     CapacityRequestPolicy,
     Device,
     DeviceCapacity,
@@ -42,6 +41,8 @@ def consumption_of(amounts: Mapping[str, Amount], device: Device) -> Consumption
     if unknown is not None:
         return Cause(CauseKind.CAPACITY, f"has no capacity {unknown}")
     taken = {name: _amount_taken(amounts.get(name), capacity) for name, capacity in device.capacity.items()}
+    # Rounding reaches a valid amount only if there is one: above the last valid value, or above the range,
+    # the amount stays as it was asked for.
     for name, amount in taken.items():
         policy = device.capacity[name].request_policy
         if policy is not None and not _policy_allows(exact_value(amount), policy):
@@ -64,14 +65,11 @@ def _amount_taken(asked: Amount | None, capacity: DeviceCapacity) -> Amount:
         return capacity.value if policy is None or policy.default is None else policy.default
     if policy is None:
         return asked
-    if policy.valid_range is not None:
-        return _rounded_into_range(asked, policy.valid_range)
-    fitting = (value for value in policy.valid_values or () if exact_value(value) >= exact_value(asked))
-    return next(fitting, asked)
-
-
-def _rounded_into_range(asked: Amount, allowed: CapacityRange) -> Amount:
-    low, wanted = exact_value(allowed.min), exact_value(asked)
+    wanted, allowed = exact_value(asked), policy.valid_range
+    if allowed is None:
+        # Valid values are listed in ascending order: the first that is large enough is the nearest.
+        return next((value for value in policy.valid_values or () if exact_value(value) >= wanted), asked)
+    low = exact_value(allowed.min)
     if wanted <= low:
         return allowed.min
     if not allowed.step or not exact_value(allowed.step):
@@ -82,16 +80,15 @@ def _rounded_into_range(asked: Amount, allowed: CapacityRange) -> Amount:
 
 
 def _policy_allows(amount: Fraction, policy: CapacityRequestPolicy) -> bool:
+    # The default is always valid, even outside the range.
     if policy.default is not None and amount == exact_value(policy.default):
         return True
-    if policy.valid_range is not None:
-        return _range_allows(amount, policy.valid_range)
-    return not policy.valid_values or amount in [exact_value(value) for value in policy.valid_values]
-
-
-def _range_allows(amount: Fraction, allowed: CapacityRange) -> bool:
+    allowed = policy.valid_range
+    if allowed is None:
+        return not policy.valid_values or amount in [exact_value(value) for value in policy.valid_values]
     if allowed.max is not None and amount > exact_value(allowed.max):
         return False
+    # Steps count from the minimum, not from zero.
     step = exact_value(allowed.step) if allowed.step else Fraction(0)
     return not step or (amount - exact_value(allowed.min)) % step == 0
 
@@ -124,6 +121,7 @@ class CounterBook:
             for counter_set in pool.counter_sets.values()
             for name, counter in counter_set.counters.items()
         }
+        # Devices of other nodes draw from the same counters, and count as their driver publishes them now.
         for source in (*pool.slices, *pool.elsewhere):
             for device in source.spec.devices:
                 if device.consumes_counters and in_use(DeviceId(pool.driver, pool.name, device.name)):
@@ -133,6 +131,7 @@ class CounterBook:
 
     def short(self, device: Device) -> str | None:
         """Which counter is short for `device` and by how much; None when there is enough."""
+        # A pool that is overdrawn anywhere gives out nothing, so the first such counter is the reason.
         for key in self._overdrawn:
             return f"{'/'.join(key)} overdrawn by {in_binary_units(-self.left[key])}"
         for key, amount in counter_draws(device):
@@ -148,6 +147,7 @@ class CounterBook:
         """The counter that carries the fewest devices like this one, and how many; None if none does."""
         if self._overdrawn:
             return self._overdrawn[0], 0
+        # A device that draws nothing of a counter is not bounded by it.
         rooms = [(key, int(self.left[key] // amount)) for key, amount in counter_draws(device) if amount]
         return min(rooms, key=lambda room: room[1], default=None)
 

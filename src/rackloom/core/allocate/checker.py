@@ -112,13 +112,12 @@ class AllocationChecker:
         for device in devices:
             if not self._matches(ask, device):
                 yield f"{name}: {device.id} does not match"
-            yield from self._taints(name, ask, device)
-        if ask.allocation_mode == "All":
-            yield from self._all(name, ask, devices)
-
-    def _all(self, name: str, ask: RequestSpec, devices: Sequence[CandidateDevice]) -> Iterator[str]:
+            for taint in device.device.taints if self._features.device_taints else ():
+                blocks = taint.effect in ("NoSchedule", "NoExecute")
+                if blocks and not any(_tolerates(toleration, taint) for toleration in ask.tolerations):
+                    yield f"{name}: {device.id} has the taint {taint.key}"
         chosen = {device.id for device in devices}
-        for device in self._devices.values():
+        for device in self._devices.values() if ask.allocation_mode == "All" else ():
             if device.id not in chosen and self._matches(ask, device):
                 yield f"{name}: wants all, {device.id} is missing"
 
@@ -130,25 +129,15 @@ class AllocationChecker:
         published = device.device
         if published.binding_conditions and not self._features.device_binding_and_status:
             return False
-        if not self._holds(ask, device):
-            return False
-        return not device.source.spec.per_device_node_selection or node_is_selected(self._node, published)
-
-    def _holds(self, ask: RequestSpec, device: CandidateDevice) -> bool:
-        """Whether what was left of the device before is enough for what is asked for by name."""
+        # What was left of the device before has to be enough for what is asked for by name.
         before = self._state.consumed.get(device.id, {})
-        capacity = device.device.capacity
-        return all(
-            name in capacity
-            and exact_value(amount) + exact_value(before.get(name, 0)) <= exact_value(capacity[name].value)
-            for name, amount in (ask.capacity.requests if ask.capacity else {}).items()
-        )
-
-    def _taints(self, name: str, ask: RequestSpec, device: CandidateDevice) -> Iterator[str]:
-        for taint in device.device.taints if self._features.device_taints else ():
-            blocks = taint.effect in ("NoSchedule", "NoExecute")
-            if blocks and not any(_tolerates(toleration, taint) for toleration in ask.tolerations):
-                yield f"{name}: {device.id} has the taint {taint.key}"
+        for name, amount in (ask.capacity.requests if ask.capacity else {}).items():
+            if name not in published.capacity:
+                return False
+            whole = exact_value(published.capacity[name].value)
+            if exact_value(amount) + exact_value(before.get(name, 0)) > whole:
+                return False
+        return not device.source.spec.per_device_node_selection or node_is_selected(self._node, published)
 
     def _constraint(
         self, claim: ResourceClaim, constraint: DeviceConstraint, given: Sequence[DeviceResult]
@@ -193,9 +182,12 @@ class AllocationChecker:
         for pool in self._pools:
             before = _counters_drawn(pool, self._held())
             after = _counters_drawn(pool, self._held() | given)
-            for key, total in _counter_totals(pool).items():
-                if after[key] > total and after[key] > before[key]:
-                    yield f"counter {pool.key}/{key} is overdrawn"
+            # What was overdrawn before is not the answer's fault, unless it draws even more.
+            for counter_set in pool.counter_sets.values():
+                for name, counter in counter_set.counters.items():
+                    key, total = (counter_set.name, name), exact_value(counter.value)
+                    if after[key] > total and after[key] > before[key]:
+                        yield f"counter {pool.key}/{key} is overdrawn"
 
     def _groups(self, results: Sequence[AllocationResult]) -> Iterator[str]:
         """The devices in use of each counter set go together. What went apart before is not the answer's."""
@@ -280,14 +272,6 @@ def _attribute_values(device: CandidateDevice, name: str, expression: str | None
     found = [(kind, value) for kind, values in enumerate(listed) for value in values or ()]
     found += [(kind, value) for kind, value in enumerate(single) if value is not None]
     return frozenset(found)
-
-
-def _counter_totals(pool: Pool) -> dict[tuple[str, str], Fraction]:
-    return {
-        (counter_set.name, name): exact_value(counter.value)
-        for counter_set in pool.counter_sets.values()
-        for name, counter in counter_set.counters.items()
-    }
 
 
 def _counters_drawn(pool: Pool, held: set[DeviceId]) -> Counter[tuple[str, str]]:

@@ -110,7 +110,9 @@ def _gpu_device(gpu: Gpu) -> Device:
         }
     )
     if gpu.driver_version is not None:
-        attributes["driverVersion"] = DeviceAttribute(version=_semver(gpu.driver_version))
+        # Driver versions are three numbers, with leading zeros that semantic versions forbid.
+        parts = (str(int(part)) if part.isdigit() else part for part in gpu.driver_version.split("."))
+        attributes["driverVersion"] = DeviceAttribute(version=".".join(parts))
     memory = {} if gpu.memory_mib is None else {"memory": DeviceCapacity(value=f"{gpu.memory_mib}Mi")}
     return Device(name=f"gpu-{gpu.index}", attributes=attributes, capacity=memory)
 
@@ -150,11 +152,6 @@ def _string_attributes(values: dict[str, str | None]) -> Attributes:
 def _pcie_root(path: PciePath | None) -> str | None:
     """The root complex where the machine itself shows it; Hyper-V functions, for one, have none."""
     return None if path is None or path.source is not Source.SYSFS else path.root
-
-
-def _semver(version: str) -> str:
-    """Driver versions are three numbers, with leading zeros that semantic versions forbid."""
-    return ".".join(str(int(part)) if part.isdigit() else part for part in version.split("."))
 
 
 # Typical devices of each driver, for checks without slices.
@@ -235,7 +232,13 @@ _VERSIONS = ("cudaComputeCapability", "driverVersion", "cudaDriverVersion")
 def typical_slices() -> tuple[ResourceSlice, ...]:
     """One node with a device of every kind."""
     nics = [_typical_device(name, of) for name, of in _TYPICAL_NICS.items()]
-    gpus = [_typical_gpu(name, of) for name, of in _TYPICAL_GPUS.items()]
+    # Every GPU has versions and memory. The values are made up, and nothing is compared with them.
+    versions = {version: DeviceAttribute(version="1.0.0") for version in _VERSIONS}
+    memory = {"memory": DeviceCapacity(value="80Gi")}
+    gpus = []
+    for name, of in _TYPICAL_GPUS.items():
+        published = {**_typical_device(name, of).attributes, **versions}
+        gpus.append(Device(name=name, attributes=published, capacity=memory))
     foreign = [Device(name="cpu-0")]
     drivers = ((GPU_DRIVER, gpus), (NIC_DRIVER, nics), (_OTHER_DRIVER, foreign))
     return tuple(local_slice(driver, "typical", devices) for driver, devices in drivers)
@@ -247,12 +250,6 @@ def attributes_always_published(driver: str) -> frozenset[str]:
     kinds = {GPU_DRIVER: _TYPICAL_GPUS, NIC_DRIVER: _TYPICAL_NICS}.get(driver, {})
     names = [{name if "/" in name else f"{driver}/{name}" for name in of} for of in kinds.values()]
     return frozenset(set.intersection(*names)) if names else frozenset()
-
-
-def _typical_gpu(name: str, attributes: dict[str, ScalarValue]) -> Device:
-    versions = {version: DeviceAttribute(version="1.0.0") for version in _VERSIONS}
-    published = {**_typical_device(name, attributes).attributes, **versions}
-    return Device(name=name, attributes=published, capacity={"memory": DeviceCapacity(value="80Gi")})
 
 
 def _typical_device(name: str, attributes: dict[str, ScalarValue]) -> Device:

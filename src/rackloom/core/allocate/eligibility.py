@@ -203,6 +203,7 @@ class SelectorCache:
         program = compiled(expression)
         if isinstance(program, errors.CompileError):
             return program
+        # Every selector fails on a malformed device, so there is no result to keep.
         if view.problem is not None:
             return _run_program(program, view)
         if program.fast is not None:
@@ -321,7 +322,15 @@ class Eligibility:
         if verdict is None:
             owner = f"claim {ask.claim_name}, request {ask.name}"
             verdict = self._selected(ask.selectors, candidate, owner, CauseKind.REQUEST_SELECTOR)
-        return self._reached(candidate) if verdict is None else verdict
+        if verdict is not None or not candidate.source.spec.per_device_node_selection:
+            return verdict
+        # Devices of this slice select their nodes one by one. A selector that cannot be read is an error that
+        # counts only if the search comes to the device.
+        try:
+            here = node_is_selected(self._node, device)
+        except MalformedNodeSelector as error:
+            return AllocationStopped(f"device {candidate.id}: {error}")
+        return None if here else Cause(CauseKind.OTHER_NODE, f"not reached from {self._node.metadata.name}")
 
     def _selected(
         self, selectors: Iterable[DeviceSelector], candidate: CandidateDevice, owner: str, kind: CauseKind
@@ -341,12 +350,3 @@ class Eligibility:
             if not result:
                 return Cause(kind, selector.cel.expression)
         return None
-
-    def _reached(self, candidate: CandidateDevice) -> Verdict:
-        if not candidate.source.spec.per_device_node_selection:
-            return None
-        try:
-            here = node_is_selected(self._node, candidate.device)
-        except MalformedNodeSelector as error:
-            return AllocationStopped(f"device {candidate.id}: {error}")
-        return None if here else Cause(CauseKind.OTHER_NODE, f"not reached from {self._node.metadata.name}")

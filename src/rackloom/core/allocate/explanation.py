@@ -13,7 +13,7 @@ where all requests can be met, or where the search was not decided.
 `render_explanation` prints the account for the command line and for events.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 import msgspec
@@ -21,7 +21,6 @@ import msgspec
 from rackloom.core.allocate.allocator import unbounded
 from rackloom.core.allocate.eligibility import CandidateDevice, SelectorCache
 from rackloom.core.allocate.inputs import Alternatives, Features, InUse, RequestAlternative
-from rackloom.core.allocate.ledger import Constraint
 from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.core.allocate.outcome import AllocationStopped, Cause, CauseKind
 from rackloom.core.allocate.pools import SliceIndex
@@ -129,11 +128,26 @@ def accounts_of(problem: AllocationProblem, conflict: Sequence[int]) -> Explanat
     accounts = {
         ask: [(device, _cause(problem, ask, device)) for device in problem.candidates] for ask in asks
     }
+    cuts = []
+    for claim, constraints in enumerate(problem.constraints):
+        for constraint in constraints:
+            covered = [ask for ask in asks if ask.claim == claim and ask.named_in(constraint.requests)]
+            # Of the devices that every other rule leaves, how many have which value.
+            counts: dict[tuple[str, object], dict[str, int]] = {}
+            for ask in covered:
+                for candidate, cause in accounts[ask]:
+                    for value in (constraint.values(ask, candidate) or ()) if cause is None else ():
+                        counts.setdefault(value, {request.name: 0 for request in covered})[ask.name] += 1
+            values = tuple(
+                ValueCount(value=str(value), devices=of)
+                for (_, value), of in sorted(counts.items(), key=lambda item: str(item[0]))
+            )
+            cuts.append(ConstraintAccount(constraint=str(constraint), values=values))
     plan = problem.plan
     return Explanation(
         node=problem.node.metadata.name,
         requests=tuple(_request_account(problem, ask, accounts[ask]) for ask in asks),
-        constraints=tuple(_constraint_accounts(problem, asks, accounts)),
+        constraints=tuple(cuts),
         unusable_pools=tuple(
             PoolAccount(pool="/".join(pool.key), trouble=pool.trouble, reason=pool.reason)
             for pool in problem.pools
@@ -174,35 +188,6 @@ def _request_account(
             for cause, devices in sorted(removed.items(), key=lambda item: order.index(item[0].kind))
         ),
         left=tuple(str(candidate.id) for candidate, cause in accounted if cause is None),
-    )
-
-
-def _constraint_accounts(
-    problem: AllocationProblem,
-    asks: Sequence[RequestAlternative],
-    accounts: dict[RequestAlternative, CausesByDevice],
-) -> Iterator[ConstraintAccount]:
-    for claim, constraints in enumerate(problem.constraints):
-        for constraint in constraints:
-            covered = [ask for ask in asks if ask.claim == claim and ask.named_in(constraint.requests)]
-            yield ConstraintAccount(
-                constraint=str(constraint), values=_by_value(constraint, covered, accounts)
-            )
-
-
-def _by_value(
-    constraint: Constraint,
-    covered: Sequence[RequestAlternative],
-    accounts: dict[RequestAlternative, CausesByDevice],
-) -> tuple[ValueCount, ...]:
-    counts: dict[tuple[str, object], dict[str, int]] = {}
-    for ask in covered:
-        for candidate, cause in accounts[ask]:
-            for value in (constraint.values(ask, candidate) or ()) if cause is None else ():
-                counts.setdefault(value, {request.name: 0 for request in covered})[ask.name] += 1
-    return tuple(
-        ValueCount(value=str(value), devices=of)
-        for (_, value), of in sorted(counts.items(), key=lambda item: str(item[0]))
     )
 
 
@@ -256,39 +241,26 @@ _SHOWN_VALUES = 8
 
 def render_explanation(explanation: Explanation) -> str:
     """The explanation as lines of text."""
-    return "\n".join(_lines(explanation))
-
-
-def _lines(explanation: Explanation) -> Iterator[str]:
-    yield f"node {explanation.node}"
+    lines = [f"node {explanation.node}"]
     if explanation.fault is not None:
-        yield f"  {explanation.fault}"
-    for pool in explanation.unusable_pools:
-        yield f"  pool {pool.pool} is {pool.trouble}: {pool.reason}"
+        lines.append(f"  {explanation.fault}")
+    pools = explanation.unusable_pools
+    lines += [f"  pool {pool.pool} is {pool.trouble}: {pool.reason}" for pool in pools]
     for account in explanation.requests:
-        yield from _request_lines(account)
+        wanted = "all devices" if account.wanted is None else account.wanted
+        left = f"{len(account.left)} of {account.devices} devices are left"
+        lines.append(f"  {account.claim}, request {account.request}: wants {wanted}, {left}")
+        for removed in account.removed:
+            detail = f": {removed.detail}" if removed.detail else ""
+            lines.append(f"    {len(removed.devices):>4} {_CAUSE_TEXTS[removed.cause]}{detail}")
     for cut in explanation.constraints:
-        yield from _constraint_lines(cut)
+        lines.append(f"  {cut.constraint}: {'' if cut.values else 'no device is left to compare'}".rstrip())
+        for count in cut.values[:_SHOWN_VALUES]:
+            devices = ", ".join(f"{request} {number}" for request, number in count.devices.items())
+            lines.append(f"    {count.value}: {devices}")
+        if len(cut.values) > _SHOWN_VALUES:
+            lines.append(f"    and {len(cut.values) - _SHOWN_VALUES} more values")
     if explanation.conflict:
         together = " with ".join(explanation.conflict)
-        yield f"  cannot be met{' together' if len(explanation.conflict) > 1 else ''}: {together}"
-
-
-def _request_lines(account: RequestAccount) -> Iterator[str]:
-    wanted = "all devices" if account.wanted is None else account.wanted
-    yield (
-        f"  {account.claim}, request {account.request}: wants {wanted},"
-        f" {len(account.left)} of {account.devices} devices are left"
-    )
-    for removed in account.removed:
-        detail = f": {removed.detail}" if removed.detail else ""
-        yield f"    {len(removed.devices):>4} {_CAUSE_TEXTS[removed.cause]}{detail}"
-
-
-def _constraint_lines(cut: ConstraintAccount) -> Iterator[str]:
-    yield f"  {cut.constraint}: {'' if cut.values else 'no device is left to compare'}".rstrip()
-    for count in cut.values[:_SHOWN_VALUES]:
-        devices = ", ".join(f"{request} {number}" for request, number in count.devices.items())
-        yield f"    {count.value}: {devices}"
-    if len(cut.values) > _SHOWN_VALUES:
-        yield f"    and {len(cut.values) - _SHOWN_VALUES} more values"
+        lines.append(f"  cannot be met{' together' if len(explanation.conflict) > 1 else ''}: {together}")
+    return "\n".join(lines)

@@ -41,7 +41,7 @@ from rackloom.core.allocate.attribute_index import AttributeIndexes
 from rackloom.core.allocate.eligibility import SelectorCache
 from rackloom.core.allocate.explanation import Explanation, accounts_of, conflict_of, fault_account
 from rackloom.core.allocate.fleet_nodes import FleetNodes
-from rackloom.core.allocate.inputs import Alternatives, DeviceId, Features, InUse
+from rackloom.core.allocate.inputs import DeviceId, Features, InUse
 from rackloom.core.allocate.node_kinds import DeviceReads, NodeKinds, reads_of
 from rackloom.core.allocate.objects import (
     AllocationResult,
@@ -132,36 +132,28 @@ class Fleet:
         over, like upstream; one of the attempt, or a search that `proceed` stopped, is the outcome.
         """
         view = self._view(claims)
+        outcome: Outcome = Refusal(node="", steps=0)
         if mode == "best":
             outcome = self._best(view, claims, among, proceed)
-        else:
-            outcome = self._first(view, claims, among, proceed)
-        if view.grew:
-            self._count(view)
-        return outcome
-
-    def _first(
-        self,
-        view: SpecView,
-        claims: Sequence[ResourceClaim],
-        among: Iterable[str] | None,
-        proceed: Callable[[], bool],
-    ) -> Outcome:
-        """The answer of the first node that does not refuse."""
-        if among is not None:
+        elif among is not None:
             for name in among:
                 number = self._nodes.number[name]
                 answer = self._answer(view, number, claims, proceed)
                 if not _passes_over(answer):
-                    return self._outcome(number, claims, answer)
-            return Refusal(node="", steps=0)
-        view.open.catch_up()
-        while (first := view.open.first()) is not None:
-            answer = self._answer(view, first, claims, proceed)
-            if not _passes_over(answer):
-                return self._outcome(first, claims, answer)
-            view.open.close_first()
-        return Refusal(node="", steps=0)
+                    outcome = self._outcome(number, claims, answer)
+                    break
+        else:
+            # A node that refused stays closed until something changes there: the next pod begins after it.
+            view.open.catch_up()
+            while (first := view.open.first()) is not None:
+                answer = self._answer(view, first, claims, proceed)
+                if not _passes_over(answer):
+                    outcome = self._outcome(first, claims, answer)
+                    break
+                view.open.close_first()
+        if view.grew:
+            self._count(view)
+        return outcome
 
     def answer_on(
         self, node: str, claims: Sequence[ResourceClaim], *, proceed: Callable[[], bool] = unbounded
@@ -227,7 +219,13 @@ class Fleet:
         if view is not None:
             self._views.move_to_end(key)
             return view
-        plan = self._plan(claims)
+        # A node without devices shows what the claims ask for. For claims that no node can work on there is
+        # no plan, and the search says why.
+        nothing = NodeDevices(Node(metadata=ObjectMeta()), (), (), (), {})
+        try:
+            plan = self._problem(nothing, claims, InUse()).plan
+        except AllocationStopped:
+            plan = []
         asks = [ask for alternatives in plan for ask in alternatives]
         reads = reads_of(asks, claims)
         kinds = self._kinds.setdefault(reads, NodeKinds(reads))
@@ -244,6 +242,7 @@ class Fleet:
             self.kept_bytes += size - holder.counted
             holder.counted = size
         view.grew = False
+        # The view in use stays, however large it is. Kinds of nodes go with the last view that uses them.
         while self.kept_bytes > self._most_bytes and len(self._views) > 1:
             _, oldest = self._views.popitem(last=False)
             self.kept_bytes -= oldest.counted
@@ -252,14 +251,6 @@ class Fleet:
             if not kinds.views:
                 self.kept_bytes -= kinds.counted
                 del self._kinds[kinds.reads]
-
-    def _plan(self, claims: Sequence[ResourceClaim]) -> list[Alternatives]:
-        """The requests; none for claims that no node can work on: the search then says why."""
-        nothing = NodeDevices(Node(metadata=_NO_NAME), (), (), (), {})
-        try:
-            return self._problem(nothing, claims, InUse()).plan
-        except AllocationStopped:
-            return []
 
     def _problem(
         self, devices: NodeDevices, claims: Sequence[ResourceClaim], state: InUse
@@ -281,6 +272,7 @@ class Fleet:
             answer = view.without_search(devices, kind, occupancy)
             if answer is None:
                 answer = self._searched(number, claims, proceed)
+            # A fault of the attempt may be the caller's bound, and no property of the node.
             if not (isinstance(answer, Fault) and answer.scope is FaultScope.ATTEMPT):
                 view.remember(condition, answer)
         return answer
@@ -319,11 +311,13 @@ class Fleet:
                 answer = self._answer(view, number, claims, proceed)
                 if _passes_over(answer):
                     continue
+                # A fault is known already, so its search has nothing left to do.
                 if not isinstance(answer, FoundAnswer):
                     yield partial(_as_found, answer)
                     continue
                 devices, occupancy = self._nodes.devices(number), self._nodes.occupancy(number)
                 kind = view.kinds.of(number, devices), localities.of(number, devices.candidates)
+                # Of nodes that differ only in names the first one counts: the others cost as much.
                 if (condition := (kind, occupancy.key())) not in seen:
                     seen.add(condition)
                     problem = self._problem(devices, claims, occupancy.as_in_use())
@@ -335,6 +329,7 @@ class Fleet:
         if not isinstance(answer, FoundAnswer):
             return answer
         devices = self._nodes.devices(number)
+        # The answer may have been found on another node of the same kind: only positions hold here.
         entries = tuple(
             replace(entry, candidate=devices.candidates[entry.candidate.position]) for entry in answer.entries
         )
@@ -343,9 +338,6 @@ class Fleet:
         except AllocationStopped as stop:
             return fault_of(devices.node, stop, answer.steps)
         return Allocation(node=devices.node.metadata.name, results=results, steps=answer.steps)
-
-
-_NO_NAME = ObjectMeta()
 
 
 def _as_found(answer: Outcome, below: Cost | None) -> Outcome:

@@ -19,7 +19,7 @@ from rackloom.core.allocate.inputs import DeviceId, Features
 from rackloom.core.allocate.objects import AllocationResult, Node, ObjectMeta, ResourceSlice
 from rackloom.core.allocate.occupancy import NodeOccupancy
 from rackloom.core.allocate.outcome import AllocationStopped
-from rackloom.core.allocate.pools import PoolKey, SliceIndex, pool_key
+from rackloom.core.allocate.pools import SliceIndex, pool_key
 from rackloom.core.allocate.problem import NodeDevices, devices_on_node
 
 FULL, NOT_FULL = 1, 0
@@ -84,6 +84,7 @@ class FleetNodes:
         """
         self.index.replace(before, after)
         slices = [slice_ for slice_ in (before, after) if slice_ is not None]
+        # The other slices of the pool matter, too: whether a pool is complete depends on all of them.
         names = {slice_.spec.node_name for slice_ in slices}
         for slice_ in slices:
             names |= {other.spec.node_name for other in self.index.pool(pool_key(slice_))}
@@ -149,7 +150,14 @@ class FleetNodes:
         pools = dict.fromkeys(
             (device.driver, device.pool) for result in results for device in result.devices.results
         )
-        for number in dict.fromkeys(number for pool in pools for number in self._reaching(pool)):
+        numbers: dict[int, None] = {}
+        for pool in pools:
+            names = {slice_.spec.node_name for slice_ in self.index.pool(pool)}
+            # A common pool may matter to any node. Only those count that a search came to: the others take
+            # over what is in use when one comes to them.
+            known = [self.number[name] for name in names if name in self.number]
+            numbers |= dict.fromkeys(known if all(names) else self._occupancy)
+        for number in numbers:
             try:
                 occupancy = self.occupancy(number)
             except AllocationStopped:
@@ -168,13 +176,6 @@ class FleetNodes:
             occupancy.add(results, shares=shares)
         else:
             occupancy.remove(results, shares=shares)
-
-    def _reaching(self, pool: PoolKey) -> Iterable[int]:
-        """The nodes that a pool may matter to; of a common pool those that a search came to."""
-        names = {slice_.spec.node_name for slice_ in self.index.pool(pool)}
-        if not all(names):
-            return list(self._occupancy)
-        return [self.number[name] for name in names if name in self.number]
 
 
 def _with_gone(devices: NodeDevices, before: NodeOccupancy) -> NodeDevices:

@@ -22,7 +22,6 @@ import msgspec
 from rackloom.core.allocate.objects import (
     Amount,
     DeviceClass,
-    DeviceRequest,
     DeviceResult,
     DeviceSelector,
     DeviceToleration,
@@ -167,57 +166,62 @@ def alternatives_of(
     claims: Sequence[ResourceClaim], classes: Mapping[str, DeviceClass], features: Features
 ) -> tuple[tuple[Alternatives, ...], ...]:
     """Per claim and request, its alternatives. Raises AllocationStopped for what no node could meet."""
-    return tuple(
-        tuple(
-            _alternatives(index, claim, request, classes, features) for request in claim.spec.devices.requests
-        )
-        for index, claim in enumerate(claims)
-    )
-
-
-def _alternatives(
-    claim: int,
-    owner: ResourceClaim,
-    request: DeviceRequest,
-    classes: Mapping[str, DeviceClass],
-    features: Features,
-) -> Alternatives:
-    where = f"claim {claim_title(owner)}, request {request.name}"
-    if request.first_available:
-        if not features.prioritized_list:
-            raise AllocationStopped(f"{where}: has alternatives, but the feature PrioritizedList is off")
-        return tuple(
-            _alternative(claim, owner, request.name, spec.name, spec, classes, features)
-            for spec in request.first_available
-        )
-    if request.exactly is None:
-        raise AllocationStopped(
-            f"{where}: neither exactly nor firstAvailable is set (unsupported request type?)"
-        )
-    return (_alternative(claim, owner, request.name, None, request.exactly, classes, features),)
+    found = []
+    for number, claim in enumerate(claims):
+        choices = []
+        for request in claim.spec.devices.requests:
+            where = f"claim {claim_title(claim)}, request {request.name}"
+            if request.first_available and not features.prioritized_list:
+                raise AllocationStopped(f"{where}: has alternatives, but the feature PrioritizedList is off")
+            wanted: Sequence[RequestSpec] = request.first_available
+            if not wanted and request.exactly is not None:
+                wanted = (request.exactly,)
+            # A newer API may have kinds of requests that this decoder drops.
+            if not wanted:
+                raise AllocationStopped(
+                    f"{where}: neither exactly nor firstAvailable is set (unsupported request type?)"
+                )
+            either = [_alternative(number, claim, request.name, spec, classes, features) for spec in wanted]
+            choices.append(tuple(either))
+        found.append(tuple(choices))
+    return tuple(found)
 
 
 def _alternative(
-    claim: int,
-    owner: ResourceClaim,
+    number: int,
+    claim: ResourceClaim,
     request: str,
-    alternative: str | None,
     wanted: RequestSpec,
     classes: Mapping[str, DeviceClass],
     features: Features,
 ) -> RequestAlternative:
+    """What is asked for, as the search reads it. Raises AllocationStopped for what no node could meet."""
+    alternative = None if isinstance(wanted, ExactDeviceRequest) else wanted.name
     name = request if alternative is None else f"{request}/{alternative}"
-    where = f"claim {claim_title(owner)}, request {name}"
+    where = f"claim {claim_title(claim)}, request {name}"
+    # What a feature that is off would decide cannot be left out: another device might be given then.
+    if wanted.capacity is not None and not features.consumable_capacity:
+        raise AllocationStopped(f"{where}: has capacity requests, but the feature ConsumableCapacity is off")
+    if any(selector.cel is None for selector in wanted.selectors):
+        raise AllocationStopped(f"{where}: a selector has no CEL expression (unsupported selector type?)")
     admin = wanted.admin_access if isinstance(wanted, ExactDeviceRequest) else None
-    _check_features(where, wanted, admin, features)
+    if admin is not None and not features.admin_access:
+        raise AllocationStopped(f"{where}: admin access is requested, but the feature AdminAccess is off")
+    if wanted.derived_attributes and not features.derived_attributes:
+        raise AllocationStopped(f"{where}: has derived attributes, but the feature DerivedAttributes is off")
     if wanted.allocation_mode not in ("ExactCount", "All"):
         raise AllocationStopped(f"{where}: unsupported allocation mode {wanted.allocation_mode or '(none)'}")
+    device_class = classes.get(wanted.device_class_name)
+    if not wanted.device_class_name:
+        raise AllocationStopped(f"{where}: no device class is named (unsupported request type?)")
+    if device_class is None:
+        raise AllocationStopped(f"{where}: there is no device class {wanted.device_class_name}")
     return RequestAlternative(
-        claim=claim,
-        claim_name=claim_title(owner),
+        claim=number,
+        claim_name=claim_title(claim),
         request=request,
         alternative=alternative,
-        device_class=_device_class(where, wanted.device_class_name, classes),
+        device_class=device_class,
         selectors=wanted.selectors,
         everything=wanted.allocation_mode == "All",
         count=wanted.count,
@@ -226,25 +230,6 @@ def _alternative(
         amounts=wanted.capacity.requests if wanted.capacity else {},
         derived={attribute.name: attribute.expression for attribute in wanted.derived_attributes},
     )
-
-
-def _check_features(where: str, wanted: RequestSpec, admin: bool | None, features: Features) -> None:
-    if wanted.capacity is not None and not features.consumable_capacity:
-        raise AllocationStopped(f"{where}: has capacity requests, but the feature ConsumableCapacity is off")
-    if any(selector.cel is None for selector in wanted.selectors):
-        raise AllocationStopped(f"{where}: a selector has no CEL expression (unsupported selector type?)")
-    if admin is not None and not features.admin_access:
-        raise AllocationStopped(f"{where}: admin access is requested, but the feature AdminAccess is off")
-    if wanted.derived_attributes and not features.derived_attributes:
-        raise AllocationStopped(f"{where}: has derived attributes, but the feature DerivedAttributes is off")
-
-
-def _device_class(where: str, name: str, classes: Mapping[str, DeviceClass]) -> DeviceClass:
-    if not name:
-        raise AllocationStopped(f"{where}: no device class is named (unsupported request type?)")
-    if name not in classes:
-        raise AllocationStopped(f"{where}: there is no device class {name}")
-    return classes[name]
 
 
 def claim_title(claim: ResourceClaim) -> str:

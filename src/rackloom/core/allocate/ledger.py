@@ -29,7 +29,7 @@ from rackloom.core.allocate.cel.errors import CompileError, EvaluationError
 from rackloom.core.allocate.compatibility import GroupBook
 from rackloom.core.allocate.eligibility import CandidateDevice, SelectorCache, blocking_taint
 from rackloom.core.allocate.inputs import DeviceId, Features, InUse, RequestAlternative, claim_title
-from rackloom.core.allocate.objects import Amount, Device, DeviceAttribute, DeviceConstraint, ResourceClaim
+from rackloom.core.allocate.objects import Amount, Device, DeviceAttribute, ResourceClaim
 from rackloom.core.allocate.outcome import AllocationStopped, Cause, CauseKind
 from rackloom.core.allocate.pools import Pool, PoolKey
 from rackloom.core.allocate.quantity import exact_value
@@ -43,6 +43,7 @@ AttributeValues = frozenset[tuple[str, Hashable]]
 
 def attribute_values(attribute: DeviceAttribute, *, lists: bool) -> AttributeValues:
     """Values of an attribute. Lists count only where list attributes are on; a scalar is a list of one."""
+    # Values keep their kind: the integer 1, the text "1" and the version 1 are three values.
     if lists:
         ints, strings = ("int", attribute.ints), ("string", attribute.strings)
         for kind, values in (ints, ("bool", attribute.bools), strings, ("version", attribute.versions)):
@@ -98,15 +99,13 @@ class Constraint:
         if not ask.derived or self.attribute not in ask.derived:
             return self.published(candidate)
         values = self.derived(ask.derived[self.attribute], candidate)
-        if isinstance(values, EvaluationError):
+        if isinstance(values, EvaluationError | CompileError):
+            # An expression that does not compile fails alike on every device, so none is named.
+            runs = isinstance(values, EvaluationError)
+            fault = f"fails on device {candidate.id}" if runs else "does not compile"
             raise AllocationStopped(
-                f"claim {ask.claim_name}, request {ask.name}: the derived attribute {self.attribute} fails"
-                f" on device {candidate.id}: {values}"
-            )
-        if isinstance(values, CompileError):
-            raise AllocationStopped(
-                f"claim {ask.claim_name}, request {ask.name}: the derived attribute {self.attribute} does not"
-                f" compile: {values}"
+                f"claim {ask.claim_name}, request {ask.name}: the derived attribute {self.attribute} {fault}:"
+                f" {values}"
             )
         return values
 
@@ -117,6 +116,7 @@ class Constraint:
         found = self._derived.get((expression, candidate))
         if found is None:
             attribute = self._selectors.derive(expression, candidate.view)
+            # An error is not kept here: the selectors remember it.
             if not isinstance(attribute, DeviceAttribute):
                 return attribute
             found = self._derived[expression, candidate] = attribute_values(attribute, lists=self._lists)
@@ -124,6 +124,7 @@ class Constraint:
 
     def published(self, candidate: CandidateDevice) -> AttributeValues | None:
         """The values that the device publishes; None when it lacks the attribute."""
+        # None is an answer, too: the device lacks the attribute.
         if candidate not in self._known:
             found = candidate.attribute(self.attribute)
             self._known[candidate] = None if found is None else attribute_values(found, lists=self._lists)
@@ -137,6 +138,7 @@ class Constraint:
             # Upstream compares a first device with nothing, so that even a value of a type it cannot compare
             # passes; only with list attributes does it look at it.
             return bool(values) or not self._lists
+        # Distinct devices are compared pair by pair. Matching ones only with what all so far have in common.
         if self.distinct:
             return bool(values) and all(values.isdisjoint(earlier) for earlier in self._stack)
         return bool(self._stack[-1] & values)
@@ -166,38 +168,26 @@ def constraints_of(
 ) -> tuple[Constraint, ...]:
     """The constraints of a claim. Raises AllocationStopped for one of an unknown kind."""
     known: defaultdict[str, dict[CandidateDevice, AttributeValues | None]] = defaultdict(dict)
-    return tuple(
-        _constraint(claim, number, constraint, features, known, selectors)
-        for number, constraint in enumerate(claim.spec.devices.constraints)
-    )
-
-
-def _constraint(
-    claim: ResourceClaim,
-    number: int,
-    device_constraint: DeviceConstraint,
-    features: Features,
-    known: Mapping[str, dict[CandidateDevice, AttributeValues | None]],
-    selectors: SelectorCache,
-) -> Constraint:
-    attribute = (
-        device_constraint.match_attribute
-        if device_constraint.match_attribute is not None
-        else device_constraint.distinct_attribute
-    )
-    if attribute is None:
-        raise AllocationStopped(
-            f"claim {claim_title(claim)}, constraint #{number}:"
-            f" empty constraint (unsupported constraint type?)"
+    found = []
+    for number, written in enumerate(claim.spec.devices.constraints):
+        distinct = written.match_attribute is None
+        attribute = written.distinct_attribute if distinct else written.match_attribute
+        # A newer API may have kinds of constraints that this decoder drops. To ignore one would break it.
+        if attribute is None:
+            raise AllocationStopped(
+                f"claim {claim_title(claim)}, constraint #{number}:"
+                f" empty constraint (unsupported constraint type?)"
+            )
+        constraint = Constraint(
+            attribute,
+            written.requests,
+            distinct=distinct,
+            lists=features.list_type_attributes,
+            known=known[attribute],
+            selectors=selectors,
         )
-    return Constraint(
-        attribute,
-        device_constraint.requests,
-        distinct=device_constraint.match_attribute is None,
-        lists=features.list_type_attributes,
-        known=known[attribute],
-        selectors=selectors,
-    )
+        found.append(constraint)
+    return tuple(found)
 
 
 # The ledger: all state that changes while devices are chosen.
@@ -216,6 +206,7 @@ class DeviceAssignment(msgspec.Struct, frozen=True, eq=False):
 def static_share(ask: RequestAlternative, device: Device, features: Features) -> Consumption | Cause:
     """What a device would give for `ask` if nobody held it, or why it never can."""
     given: Consumption | Cause = {}
+    # Without the feature every device is given whole, whatever its driver publishes of capacities.
     if features.consumable_capacity:
         given = consumption_of(ask.amounts, device)
     if isinstance(given, Cause):
@@ -277,17 +268,15 @@ class AllocationLedger:
 
     def _held_before(self, candidate: CandidateDevice) -> Cause | None:
         if candidate not in self._before:
-            self._before[candidate] = self._found_held(candidate)
+            device, state = candidate.id, self._state
+            # A device does not change between dedicated and shared while anybody holds it: a share of a
+            # device that one claim holds whole would break that claim's isolation.
+            held = device in state.dedicated
+            if not candidate.shareable:
+                held = held or device in state.shared or device in state.consumed
+            cause = Cause(CauseKind.IN_USE, ", ".join(state.holders.get(device, ()))) if held else None
+            self._before[candidate] = cause
         return self._before[candidate]
-
-    def _found_held(self, candidate: CandidateDevice) -> Cause | None:
-        device, state = candidate.id, self._state
-        # A device does not change between dedicated and shared while anybody holds it: a share of a device
-        # that one claim holds whole would break that claim's isolation.
-        held = device in state.dedicated
-        if not candidate.shareable:
-            held = held or device in state.shared or device in state.consumed
-        return Cause(CauseKind.IN_USE, ", ".join(state.holders.get(device, ()))) if held else None
 
     def held(self, candidate: CandidateDevice) -> bool:
         """Whether this allocation gave the whole device away."""
@@ -299,12 +288,14 @@ class AllocationLedger:
 
     def mark(self, candidate: CandidateDevice) -> Hashable:
         """What this allocation did to the device: equal for devices of one shape that were used alike."""
+        # The number of shares counts beside the capacity: only the first share is charged to counters.
         if candidate.shareable:
             return self._shares.get(candidate, 0), frozenset(self._gone(candidate.id).items())
         return frozenset(self._holders.get(candidate, ()))
 
     def suits(self, ask: RequestAlternative, candidate: CandidateDevice) -> Consumption | Cause:
         """What the device would give for `ask` if it were free, or why it never can: nothing here changes."""
+        # Requests of one likeness share their answers: a claim often repeats a request.
         known = self._static_of.get(ask)
         if known is None:
             known = self._static_of[ask] = self._static.setdefault(ask.likeness, {})
@@ -316,6 +307,7 @@ class AllocationLedger:
         """Whether the device has the capacity that `ask` wants, as things stand."""
         if not self._features.consumable_capacity:
             return True
+        # Without taints and counters, unlike `suits`: this decides which devices mode All means.
         given = consumption_of(ask.amounts, candidate.device)
         taken = self._gone(candidate.id)
         return not isinstance(given, Cause) and capacity_shortage(candidate.device, taken, given) is None
@@ -325,6 +317,7 @@ class AllocationLedger:
         given = self.suits(ask, candidate)
         if isinstance(given, Cause):
             return given
+        # The order of `enter`: capacity, then groups, then counters.
         cause = capacity_shortage(candidate.device, self._gone(candidate.id), given)
         if cause is None and self._draws(candidate):
             groups = self.groups(candidate)
@@ -337,6 +330,7 @@ class AllocationLedger:
 
     def _scarce(self, candidate: CandidateDevice, given: Consumption) -> Cause | None:
         """`short`, without a text for counters."""
+        # Searches come here at every step. Most devices have neither capacities nor counters.
         cause = capacity_shortage(candidate.device, self._gone(candidate.id), given) if given else None
         if cause is None and self._draws(candidate):
             groups = self.groups(candidate)
@@ -349,6 +343,7 @@ class AllocationLedger:
     def broken(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
         """Which constraint keeps the device from `ask` now."""
         for constraint in self.constraints(ask):
+            # Here an error is an account of one device. In a search it would stop the attempt.
             try:
                 values = constraint.values(ask, candidate)
             except AllocationStopped as stop:
@@ -372,6 +367,7 @@ class AllocationLedger:
         The cause does not say which counter is short, nor which constraint is broken: searches ask often and
         show nobody. Raises AllocationStopped where a derived attribute fails.
         """
+        # The answer that never changes comes first. A search comes to the same pair often, and it is kept.
         given = self.suits(ask, candidate)
         if isinstance(given, Cause):
             return given
@@ -392,7 +388,12 @@ class AllocationLedger:
             self.book(candidate).charge(candidate.device)
             if (groups := self.groups(candidate)) is not None:
                 groups.take(candidate.device)
-        self._hold(ask, candidate, given)
+        # A share takes capacity and leaves the rest to others. Any other device is held as a whole.
+        if candidate.shareable:
+            self._shares[candidate] = self._shares.get(candidate, 0) + 1
+            self._move(candidate, given, 1)
+        else:
+            self._holders.setdefault(candidate, []).append(ask.claim)
         self.entries.append(DeviceAssignment(ask, candidate, given, charged))
         self.version += 1
         return None
@@ -402,6 +403,7 @@ class AllocationLedger:
         entry = self.entries.pop()
         self.version += 1
         candidate = entry.candidate
+        # The stacks of constraints and groups end with this entry, because entries go in reverse order.
         for constraint in self.constraints(entry.ask):
             constraint.undo()
         if entry.charged:
@@ -428,6 +430,7 @@ class AllocationLedger:
         return self._book(candidate.pool.key)
 
     def _book(self, pool: PoolKey) -> CounterBook:
+        # Made when the first device draws: to charge what is in use reads all devices of the pool.
         if pool not in self._books:
             self._books[pool] = CounterBook(self._pools[pool], self.ever_held)
         return self._books[pool]
@@ -449,6 +452,7 @@ class AllocationLedger:
 
     def _gone(self, device: DeviceId) -> dict[str, Fraction]:
         """Capacity of a device that is taken, before or now."""
+        # A copy, because this allocation adds to it and takes away again.
         if device not in self._taken:
             self._taken[device] = {name: exact_value(used) for name, used in self.used_before(device).items()}
         return self._taken[device]
@@ -461,6 +465,7 @@ class AllocationLedger:
         """Whether giving the device charges its counters: the first share of it does."""
         if not candidate.device.consumes_counters:
             return False
+        # Upstream charges a shared device once, whoever comes first, also in an earlier allocation.
         return not (
             candidate.shareable and (self._shares.get(candidate, 0) or self.charged_before(candidate))
         )
@@ -473,13 +478,6 @@ class AllocationLedger:
         """Whether anybody held the device, or a share of it, before this allocation."""
         state = self._state
         return device in state.dedicated or device in state.shared or device in state.consumed
-
-    def _hold(self, ask: RequestAlternative, candidate: CandidateDevice, given: Consumption) -> None:
-        if candidate.shareable:
-            self._shares[candidate] = self._shares.get(candidate, 0) + 1
-            self._move(candidate, given, 1)
-        else:
-            self._holders.setdefault(candidate, []).append(ask.claim)
 
     def _move(self, candidate: CandidateDevice, given: Consumption, sign: int) -> None:
         book = self._gone(candidate.id)

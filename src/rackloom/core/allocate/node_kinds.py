@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rackloom.core.allocate.cel import errors
 from rackloom.core.allocate.eligibility import CandidateDevice, compiled, compiled_derived, is_quantity
 from rackloom.core.allocate.inputs import DeviceId, RequestAlternative
-from rackloom.core.allocate.objects import Device, DeviceAttribute, ResourceClaim
+from rackloom.core.allocate.objects import Device, ResourceClaim
 from rackloom.core.allocate.pools import MalformedNodeSelector, Pool, node_is_selected
 from rackloom.core.allocate.problem import NodeDevices
 
@@ -59,13 +59,17 @@ def reads_of(asks: Iterable[RequestAlternative], claims: Iterable[ResourceClaim]
                 _add_expression(names, compiled(selector.cel.expression))
         for expression in ask.derived.values():
             _add_expression(names, compiled_derived(expression))
-    compared = frozenset(
-        _qualified(constraint.match_attribute or constraint.distinct_attribute or "")
-        for claim in claims
-        for constraint in claim.spec.devices.constraints
-    )
+    compared = set()
+    for claim in claims:
+        for constraint in claim.spec.devices.constraints:
+            name = constraint.match_attribute or constraint.distinct_attribute or ""
+            domain, slash, identifier = name.partition("/")
+            compared.add((domain, identifier) if slash else ("", name))
     found = _frozen(names, amounts=amounts)
-    return found if found.attributes is None else found._replace(compared=compared - found.attributes)
+    # An attribute that a selector reads counts with its value anyway.
+    if found.attributes is None:
+        return found
+    return found._replace(compared=frozenset(compared) - found.attributes)
 
 
 def reads_of_expressions(expressions: Iterable[str]) -> DeviceReads:
@@ -89,24 +93,18 @@ def _frozen(names: _Names, *, amounts: bool) -> DeviceReads:
 
 
 def _add_expression(names: _Names, program: "Program | DerivedProgram | errors.CompileError") -> None:
-    if not isinstance(program, errors.CompileError):
-        for kind, domain, identifier in program.reads:
-            _add_read(names, kind, domain, identifier)
-
-
-def _qualified(name: str) -> QualifiedName:
-    domain, slash, identifier = name.partition("/")
-    return (domain, identifier) if slash else ("", name)
-
-
-def _add_read(names: _Names, kind: str, domain: str | None, identifier: str | None) -> None:
-    known = names.get(kind)
-    if known is None:
+    if isinstance(program, errors.CompileError):
         return
-    if domain is None or identifier is None:
-        names[kind] = None
-    else:
-        known.add((domain, identifier))
+    for kind, domain, identifier in program.reads:
+        known = names.get(kind)
+        # Any attribute is read already, or it is a field that counts for every claim.
+        if known is None:
+            continue
+        # A name that is computed may be any.
+        if domain is None or identifier is None:
+            names[kind] = None
+        else:
+            known.add((domain, identifier))
 
 
 # Kinds of devices and nodes.
@@ -158,7 +156,10 @@ class NodeKinds:
     def _kind(self, devices: NodeDevices) -> int:
         pools = {pool.key: at for at, pool in enumerate(devices.pools)}
         own = tuple(self._device(devices, device, pools[device.pool.key]) for device in devices.candidates)
-        node = own, tuple(_pool_content(devices, pool) for pool in devices.pools), self._equalities(devices)
+        content = tuple(_pool_content(devices, pool) for pool in devices.pools)
+        # Constraints compare devices of one node, so only which of them have equal values counts.
+        equal = tuple([_equal_values(devices.candidates, *name) for name in sorted(self.reads.compared)])
+        node = own, content, equal
         kind = self._nodes.setdefault(node, len(self._nodes))
         if kind == len(self.device_kinds):
             self.device_kinds.append(own)
@@ -167,36 +168,25 @@ class NodeKinds:
         return kind
 
     def _device(self, devices: NodeDevices, candidate: CandidateDevice, pool: int) -> int:
-        attributes, capacities = self._names_for(candidate.id.driver)
-        device = candidate.device
+        driver, device, reads = candidate.id.driver, candidate.device, self.reads
+        if driver not in self._names:
+            self._names[driver] = names_at(driver, reads.attributes), names_at(driver, reads.capacities)
+        attributes, capacities = self._names[driver]
+        # A share, an amount and a policy depend on capacities that no selector reads.
+        if (
+            candidate.shareable
+            or reads.amounts
+            or any(has.request_policy is not None for has in device.capacity.values())
+        ):
+            capacities = None
         content = (
-            candidate.id.driver,
+            driver,
             pool,
             chosen_values(device.attributes, attributes),
-            chosen_values(device.capacity, capacities if not self._looks_at_capacity(candidate) else None),
+            chosen_values(device.capacity, capacities),
             _rare_content(devices, candidate),
         )
         return self._devices.setdefault(content, len(self._devices))
-
-    def _equalities(self, devices: NodeDevices) -> Hashable:
-        """Which devices have equal values of what constraints compare."""
-        return tuple([_equal_values(devices.candidates, *name) for name in sorted(self.reads.compared)])
-
-    def _looks_at_capacity(self, candidate: CandidateDevice) -> bool:
-        return (
-            candidate.shareable
-            or self.reads.amounts
-            or any(has.request_policy is not None for has in candidate.device.capacity.values())
-        )
-
-    def _names_for(self, driver: str) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-        """The names under which a driver's devices have what is read; None: all."""
-        if driver not in self._names:
-            self._names[driver] = (
-                names_at(driver, self.reads.attributes),
-                names_at(driver, self.reads.capacities),
-            )
-        return self._names[driver]
 
 
 def names_at(driver: str, reads: frozenset[QualifiedName] | None) -> tuple[str, ...] | None:
@@ -224,21 +214,14 @@ def _equal_values(candidates: Iterable[CandidateDevice], domain: str, identifier
         if value is None:
             found.append(None)
             continue
-        single = _single(value)
-        if single is None:
+        given = [part for part in (value.string, value.int_, value.bool_) if part is not None]
+        others = (value.version, value.versions, value.strings, value.ints, value.bools)
+        # Versions and lists may be equal in part, so their contents count.
+        if len(given) != 1 or any(part is not None for part in others):
             return tuple(values)
+        single = type(given[0]), given[0]
         found.append(numbers.setdefault(single, len(numbers)))
     return tuple(found)
-
-
-def _single(attribute: DeviceAttribute) -> Hashable | None:
-    """The value with its type, where nothing else is set."""
-    parts = (attribute.string, attribute.int_, attribute.bool_)
-    given = [value for value in parts if value is not None]
-    others = (attribute.version, attribute.versions, attribute.strings, attribute.ints, attribute.bools)
-    if len(given) != 1 or any(value is not None for value in others):
-        return None
-    return type(given[0]), given[0]
 
 
 def _rare_content(devices: NodeDevices, candidate: CandidateDevice) -> Hashable:

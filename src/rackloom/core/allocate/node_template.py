@@ -57,40 +57,35 @@ def template_of_slices(slices: Iterable[ResourceSlice], node: str, group: str) -
     if not local:
         raise Refused(f"no slice is of the node {node}", nearest_fix="name a node whose drivers are at work")
     names: dict[str, str] = {}
-    return tuple(_template_slice(slice_, node, group, names) for slice_ in local)
-
-
-def _template_slice(slice_: ResourceSlice, node: str, group: str, names: dict[str, str]) -> ResourceSlice:
-    spec = slice_.spec
-    name = group if spec.pool.name == node else f"{group}-{spec.pool.name}"
-    pool = replace(spec.pool, name=name)
-    devices = tuple(_template_device(device, names) for device in spec.devices)
-    return ResourceSlice(
-        metadata=ObjectMeta(name=_slice_name(slice_, group)),
-        spec=replace(spec, pool=pool, node_name=group, devices=devices),
-    )
-
-
-def _slice_name(slice_: ResourceSlice, group: str) -> str:
-    """The API server's ending of the name, by which several slices of a driver differ, stays."""
-    return f"{group}-{slice_.spec.driver}-{slice_.metadata.name.rpartition('-')[2]}"
+    found = []
+    for slice_ in local:
+        spec = slice_.spec
+        devices = tuple(_template_device(device, names) for device in spec.devices)
+        name = group if spec.pool.name == node else f"{group}-{spec.pool.name}"
+        pool = replace(spec.pool, name=name)
+        # The API server's ending of the name stays: by it several slices of a driver differ.
+        ending = slice_.metadata.name.rpartition("-")[2]
+        template = ResourceSlice(
+            metadata=ObjectMeta(name=f"{group}-{spec.driver}-{ending}"),
+            spec=replace(spec, pool=pool, node_name=group, devices=devices),
+        )
+        found.append(template)
+    return tuple(found)
 
 
 def _template_device(device: Device, names: dict[str, str]) -> Device:
-    attributes = {name: _template_value(name, value, names) for name, value in device.attributes.items()}
+    """The device without what identifies it. `names` has the placeholder of each text so far."""
+    attributes = {}
+    for name, value in device.attributes.items():
+        plain = name.rpartition("/")[2]
+        is_of_module = plain.startswith("module") and plain.endswith(("UUID", "FabricGUID"))
+        # One text has one placeholder wherever it stands, so that constraints hold and fail as on the node.
+        if value.string is not None and (is_of_module or plain in _IDENTIFYING):
+            placeholder = names.setdefault(value.string, PLACEHOLDER.format(number=len(names)))
+            attributes[name] = DeviceAttribute(string=placeholder)
+        else:
+            attributes[name] = value
     return replace(device, attributes=attributes, taints=())
-
-
-def _template_value(name: str, value: DeviceAttribute, names: dict[str, str]) -> DeviceAttribute:
-    if value.string is None or not _identifies(name.rpartition("/")[2]):
-        return value
-    placeholder = names.setdefault(value.string, PLACEHOLDER.format(number=len(names)))
-    return DeviceAttribute(string=placeholder)
-
-
-def _identifies(name: str) -> bool:
-    is_of_module = name.startswith("module") and name.endswith(("UUID", "FabricGUID"))
-    return is_of_module or name in _IDENTIFYING
 
 
 # What Cluster Autoscaler's Cluster API provider makes of annotations.

@@ -114,7 +114,12 @@ class NodeOccupancy:
         for at, device in self._held(results):
             held = self.holds(at)
             if device.share_id is None or not shares:
-                self._give_back(at)
+                # The device is free once the last of those that hold it gave it back.
+                more = self._again.pop(at, 0)
+                if more > 1:
+                    self._again[at] = more - 1
+                if not more:
+                    self.dedicated &= ~(1 << at)
             elif at in self._shares:
                 self._return(at, device)
             if held and not self.holds(at):
@@ -174,17 +179,11 @@ class NodeOccupancy:
         elif candidate.pool.key in self._levels:
             self._levels[candidate.pool.key].move(draws_of(candidate.device), sign)
 
-    def _give_back(self, at: int) -> None:
-        more = self._again.pop(at, 0)
-        if more > 1:
-            self._again[at] = more - 1
-        if not more:
-            self.dedicated &= ~(1 << at)
-
     def _return(self, at: int, device_result: DeviceResult) -> None:
         self._shares[at] -= 1
         for name, amount in (device_result.consumed_capacity or {}).items():
             key = at, name
+            # A cluster may give back a capacity that was never noted as taken.
             if key not in self._takers:
                 continue
             self._taken[key] -= exact_value(amount)
@@ -193,6 +192,7 @@ class NodeOccupancy:
                 del self._taken[key], self._takers[key]
         if not self._shares[at]:
             del self._shares[at]
+            # The last share takes everything along, also capacity that no result named again.
             for key in [key for key in self._taken if key[0] == at]:
                 del self._taken[key], self._takers[key]
 

@@ -12,7 +12,6 @@ is made on a copy of the input and allocated. A named fix therefore works on tha
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -96,21 +95,17 @@ def _state_near(node: Node, slices: SliceIndex, state: InUse) -> InUse:
 def _single_changes(
     slices: SliceIndex, claims: tuple[ResourceClaim, ...], state: InUse
 ) -> Iterator[AllocationFix]:
-    for text, freed in _states_without_one_claim(state):
-        yield AllocationFix(text=text, claims=claims, state=freed)
+    for holder in dict.fromkeys(name for names in state.holders.values() for name in names):
+        kept = frozenset(device for device in state.dedicated if holder not in state.holders.get(device, ()))
+        # A claim that holds only shares is left out: what its shares took is not known apart.
+        if kept != state.dedicated:
+            text, freed = f"free the devices of claim {holder}", replace(state, dedicated=kept)
+            yield AllocationFix(text=text, claims=claims, state=freed)
     for edit in (_with_toleration(slices), _with_fewer_devices, _without_one_constraint, _without_selectors):
         for number, claim in enumerate(claims):
             for text, changed in edit(claim):
                 edited = (*claims[:number], changed, *claims[number + 1 :])
                 yield AllocationFix(text=f"{text} of claim {claim_title(claim)}", claims=edited, state=state)
-
-
-def _states_without_one_claim(state: InUse) -> Iterator[tuple[str, InUse]]:
-    """Without the devices of one claim."""
-    for holder in dict.fromkeys(name for names in state.holders.values() for name in names):
-        kept = frozenset(device for device in state.dedicated if holder not in state.holders.get(device, ()))
-        if kept != state.dedicated:
-            yield f"free the devices of claim {holder}", replace(state, dedicated=kept)
 
 
 ClaimEdit = Callable[[ResourceClaim], Iterator[tuple[str, ResourceClaim]]]
@@ -220,44 +215,35 @@ def allocate_each(
     for claim in each(waiting, "claims allocated"):
         outcome = fleet.place([claim], mode=mode, proceed=proceed)
         if isinstance(outcome, Allocation):
-            answers.append(_placed(claim, outcome))
-            holding.append(replace(claim, status=ResourceClaimStatus(allocation=outcome.results[0])))
+            given = outcome.results[0]
+            placed = PlacedClaim(
+                claim=claim_title(claim), node=outcome.node, allocation=given, optimality=outcome.optimality
+            )
+            answers.append(placed)
+            holding.append(replace(claim, status=ResourceClaimStatus(allocation=given)))
             continue
         reason = outcome.reason if isinstance(outcome, Fault) else "no node can serve it"
         state = in_use_by(holding, shares=features.consumable_capacity)
-        given: dict[str, Any] = {"claims": [claim], "state": state, "features": features, "proceed": proceed}
-        given |= {"classes": known, "slices": fleet.index, "selectors": fleet.selectors}
         accounts = tuple(
             fleet.explain_on(node.metadata.name, [claim], holders=state.holders, proceed=proceed)
             for node in nodes
         )
-        answers.append(_refused(nodes, claim, reason, accounts, given))
+        # The first node that a single change helps is enough: to try a change is to allocate.
+        nearest = None
+        for node in nodes:
+            fix = nearest_fix(
+                node,
+                known,
+                fleet.index,
+                [claim],
+                state=state,
+                features=features,
+                proceed=proceed,
+                selectors=fleet.selectors,
+            )
+            if fix is not None:
+                nearest = f"{fix.text} (then {node.metadata.name} can serve it)"
+                break
+        refused = RefusedClaim(claim=claim_title(claim), reason=reason, nodes=accounts, nearest_fix=nearest)
+        answers.append(refused)
     return tuple(answers)
-
-
-def _placed(claim: ResourceClaim, outcome: Allocation) -> PlacedClaim:
-    return PlacedClaim(
-        claim=claim_title(claim),
-        node=outcome.node,
-        allocation=outcome.results[0],
-        optimality=outcome.optimality,
-    )
-
-
-def _refused(
-    nodes: Sequence[Node],
-    claim: ResourceClaim,
-    reason: str,
-    accounts: tuple[Explanation, ...],
-    given: dict[str, Any],
-) -> RefusedClaim:
-    """The accounts of every node; `given` is what all questions about a fix share."""
-    fixes = ((node, nearest_fix(node, **given)) for node in nodes)
-    return RefusedClaim(
-        claim=claim_title(claim),
-        reason=reason,
-        nodes=accounts,
-        nearest_fix=next(
-            (f"{fix.text} (then {node.metadata.name} can serve it)" for node, fix in fixes if fix), None
-        ),
-    )

@@ -59,19 +59,25 @@ def node_is_selected(node: Node, by: Device | ResourceSliceSpec) -> bool:
 
 def node_selector_matches(node: Node, selector: NodeSelector) -> bool:
     """Whether any term of the selector matches the node. Raises MalformedNodeSelector."""
-    # All terms first: upstream refuses a malformed term even where another one matches.
-    matches = [_term_holds(node, term) for term in selector.node_selector_terms]
-    return any(matches)
-
-
-def _term_holds(node: Node, term: NodeSelectorTerm) -> bool:
-    labels = [_label_holds(node.metadata.labels, need) for need in term.match_expressions]
-    fields = [_field_holds(node.metadata.name, need) for need in term.match_fields]
-    return bool(labels or fields) and all(labels) and all(fields)
+    matches = False
+    # Read all terms: upstream refuses a malformed term even where another one matches. For the same reason
+    # each term is read to its end.
+    for term in selector.node_selector_terms:
+        holds = [_label_holds(node.metadata.labels, need) for need in term.match_expressions]
+        for need in term.match_fields:
+            if need.key != _NAME_FIELD or need.operator not in ("In", "NotIn") or len(need.values) != 1:
+                raise MalformedNodeSelector(
+                    f"{need.key}: match fields know {_NAME_FIELD} In or NotIn one name"
+                )
+            holds.append((need.values[0] == node.metadata.name) == (need.operator == "In"))
+        # A term without requirements matches nothing.
+        matches = matches or (bool(holds) and all(holds))
+    return matches
 
 
 def _label_holds(labels: Mapping[str, str], need: NodeSelectorRequirement) -> bool:
     present, value = need.key in labels, labels.get(need.key)
+    # A malformed requirement is refused whatever labels the node has.
     match need.operator:
         case "In" | "NotIn" if not need.values:
             raise MalformedNodeSelector(f"{need.key}: operator {need.operator} needs values")
@@ -86,18 +92,16 @@ def _label_holds(labels: Mapping[str, str], need: NodeSelectorRequirement) -> bo
         case "DoesNotExist":
             return not present
         case "Gt" | "Lt":
-            return _comparison_holds(need, value)
+            bound = _integer(need.values[0]) if len(need.values) == 1 else None
+            if bound is None:
+                raise MalformedNodeSelector(f"{need.key}: operator {need.operator} needs one whole number")
+            # A label that is missing or no number fails the comparison. Only the selector can be malformed.
+            actual = _integer(value or "")
+            if actual is None:
+                return False
+            return actual > bound if need.operator == "Gt" else actual < bound
         case other:
             raise MalformedNodeSelector(f"{need.key}: {other!r} is not a node selector operator")
-
-
-def _comparison_holds(need: NodeSelectorRequirement, value: str | None) -> bool:
-    if len(need.values) != 1 or _integer(need.values[0]) is None:
-        raise MalformedNodeSelector(f"{need.key}: operator {need.operator} needs one whole number")
-    bound, actual = _integer(need.values[0]), _integer(value or "")
-    if bound is None or actual is None:
-        return False
-    return actual > bound if need.operator == "Gt" else actual < bound
 
 
 def _integer(text: str) -> int | None:
@@ -105,12 +109,6 @@ def _integer(text: str) -> int | None:
         return int(text)
     except ValueError:
         return None
-
-
-def _field_holds(name: str, need: NodeSelectorRequirement) -> bool:
-    if need.key != _NAME_FIELD or need.operator not in ("In", "NotIn") or len(need.values) != 1:
-        raise MalformedNodeSelector(f"{need.key}: match fields know {_NAME_FIELD} In or NotIn one name")
-    return (need.values[0] == name) == (need.operator == "In")
 
 
 def selector_of_node(node: str) -> NodeSelector:
@@ -132,6 +130,7 @@ def merged_selector(selectors: Iterable[NodeSelector]) -> NodeSelector | None:
         for term in selector.node_selector_terms:
             _add_requirements(fields, term.match_fields)
             _add_requirements(labels, term.match_expressions)
+    # An empty term would match nothing, where no requirement at all means any node.
     if not fields and not labels:
         return None
     term = NodeSelectorTerm(match_expressions=tuple(labels), match_fields=tuple(fields))
@@ -140,6 +139,7 @@ def merged_selector(selectors: Iterable[NodeSelector]) -> NodeSelector | None:
 
 def _add_requirements(known: list[NodeSelectorRequirement], more: Iterable[NodeSelectorRequirement]) -> None:
     for need in more:
+        # Slices of one pool often repeat a requirement. The order of its values does not count.
         same = (need.key, need.operator, frozenset(need.values))
         if same not in [(had.key, had.operator, frozenset(had.values)) for had in known]:
             known.append(need)
@@ -221,6 +221,7 @@ class _SlicesBy:
         """Put a slice in place of another one; None: there was none, or there is none any more."""
         if before is not None:
             name = self._name_of(before)
+            # A new list, because callers may hold the old one.
             slices = list(self.of(name))
             at = slices.index(before)
             if after is not None and self._name_of(after) == name:
@@ -310,10 +311,18 @@ def gather_pools(node: Node, index: SliceIndex, features: Features) -> tuple[Poo
     """
     newest: dict[PoolKey, list[ResourceSlice]] = {}
     for slice_ in index.near(node.metadata.name):
-        if _node_sees_slice(node, slice_, features):
-            _keep_newest(newest, slice_)
+        if not _node_sees_slice(node, slice_, features):
+            continue
+        # A driver writes a new generation of its pool beside the old one: only the newest counts.
+        kept = newest.setdefault(pool_key(slice_), [])
+        newer = slice_.spec.pool.generation - kept[0].spec.pool.generation if kept else 0
+        if newer > 0:
+            kept.clear()
+        if newer >= 0:
+            kept.append(slice_)
     pools = (_complete_pool(key, newest[key], index.pool(key), features) for key in sorted(newest))
     found = [pool for pool in pools if pool is not None]
+    # The sort is stable, so pools keep the order of their keys on both sides.
     return tuple(
         sorted(found, key=lambda pool: any(device.binding_conditions for _, device in devices_of(pool)))
     )
@@ -333,6 +342,7 @@ def pool_key(slice_: ResourceSlice) -> PoolKey:
 
 def _node_sees_slice(node: Node, slice_: ResourceSlice, features: Features) -> bool:
     spec = slice_.spec
+    # A scheduler without a feature ignores slices that use it: it would break the rule that it cannot read.
     partitions = spec.per_device_node_selection is not None or bool(spec.shared_counters)
     if partitions and not features.partitionable_devices:
         return False
@@ -340,18 +350,10 @@ def _node_sees_slice(node: Node, slice_: ResourceSlice, features: Features) -> b
         return False
     if spec.node_name or spec.all_nodes or spec.node_selector is not None:
         return node_is_selected(node, spec)
+    # Devices select their nodes one by one: one that reaches the node is enough to see the slice.
     return bool(spec.per_device_node_selection) and any(
         node_is_selected(node, device) for device in spec.devices
     )
-
-
-def _keep_newest(newest: dict[PoolKey, list[ResourceSlice]], slice_: ResourceSlice) -> None:
-    kept = newest.setdefault(pool_key(slice_), [])
-    newer = slice_.spec.pool.generation - kept[0].spec.pool.generation if kept else 0
-    if newer > 0:
-        kept.clear()
-    if newer >= 0:
-        kept.append(slice_)
 
 
 def _complete_pool(
@@ -362,6 +364,7 @@ def _complete_pool(
     same = [slice_ for slice_ in everywhere if slice_.spec.pool.generation == generation]
     if len({slice_.spec.pool.resource_slice_count for slice_ in same}) > 1:
         return _unusable_pool(key, PoolProblem.INVALID, "its slices disagree on resourceSliceCount")
+    # The node sees the whole pool: no need to look at other nodes.
     if len(kept) == expected:
         return _validated_pool(key, kept, [], features)
     # A newer generation elsewhere replaced the pool. Its driver no longer means these slices.
@@ -376,6 +379,7 @@ def _complete_pool(
             return _unusable_pool(key, PoolProblem.INCOMPLETE, why)
     if len(same) != expected:
         return _unusable_pool(key, PoolProblem.INCOMPLETE, f"{len(same)} of {expected} slices are there")
+    # The rest of the pool is of other nodes. Its devices draw from the same counters.
     here = {slice_.metadata.name for slice_ in kept}
     return _validated_pool(
         key, kept, [slice_ for slice_ in same if slice_.metadata.name not in here], features
@@ -392,6 +396,7 @@ def _validated_pool(
     def holds_counters(slice_: ResourceSlice) -> bool:
         return features.partitionable_devices and bool(slice_.spec.shared_counters)
 
+    # By name: the search tries devices in this order, and servers list slices in any.
     here = sorted(
         (slice_ for slice_ in kept if not holds_counters(slice_)), key=lambda slice_: slice_.metadata.name
     )
@@ -427,24 +432,21 @@ def _name_contradiction(
     twice = _first_repeated([counter_set.name for counter_set in sets])
     if twice is not None:
         return f"the counter set name {twice} appears twice"
+    # A counter that is not there would be drawn from without a limit.
     known = {counter_set.name: counter_set.counters for counter_set in sets}
-    return next(_unknown_counters((*here, *elsewhere), known), None)
-
-
-def _unknown_counters(
-    slices: Iterable[ResourceSlice], known: Mapping[str, Mapping[str, object]]
-) -> Iterator[str]:
-    for slice_ in slices:
+    for slice_ in (*here, *elsewhere):
         for device in slice_.spec.devices:
             for use in device.consumes_counters:
                 if use.counter_set not in known:
-                    yield f"device {device.name} draws from {use.counter_set}, not there"
+                    return f"device {device.name} draws from {use.counter_set}, not there"
                 for name in use.counters:
-                    if name not in known.get(use.counter_set, {}):
-                        yield f"device {device.name} draws from {use.counter_set}/{name}, not there"
+                    if name not in known[use.counter_set]:
+                        return f"device {device.name} draws from {use.counter_set}/{name}, not there"
+    return None
 
 
 def _first_repeated(names: Sequence[str]) -> str | None:
+    # Nearly all pools have no repetition, and a set shows that at once.
     if len(set(names)) == len(names):
         return None
     earlier: set[str] = set()

@@ -108,12 +108,18 @@ class AllocationProblem:
         self.constraints = [constraints_of(claim, features, selectors) for claim in claims]
         self.eligibility = Eligibility(devices.node, features, selectors)
         self.ledger = AllocationLedger(self.pools, self.constraints, state, features)
+        # Mode All means a list of devices that is fixed before the search.
         self.everything = {
             ask: self._everything(ask) for ask in chain.from_iterable(self.plan) if ask.everything
         }
         # The lists of mode All must exist before sizes are known, because they count towards the limit.
         for claim, choices in zip(claims, self.choices, strict=True):
-            self._check_size(claim, choices)
+            least = sum(min(map(self.devices_needed, choice)) for choice in choices)
+            if least > MAX_RESULTS:
+                raise AllocationStopped(
+                    f"claim {claim_title(claim)}: asks for {least} devices or more, which exceeds the claim"
+                    f" limit of {MAX_RESULTS}"
+                )
 
     def devices_needed(self, ask: RequestAlternative) -> int:
         """How many devices the ask takes."""
@@ -142,14 +148,6 @@ class AllocationProblem:
         selectable = [candidate for candidate in self.candidates if self.eligibility.matches(ask, candidate)]
         return [candidate for candidate in selectable if self.ledger.has_capacity(ask, candidate)]
 
-    def _check_size(self, claim: ResourceClaim, choices: Sequence[Alternatives]) -> None:
-        least = sum(min(map(self.devices_needed, choice)) for choice in choices)
-        if least > MAX_RESULTS:
-            raise AllocationStopped(
-                f"claim {claim_title(claim)}: asks for {least} devices or more, which exceeds the claim limit"
-                f" of {MAX_RESULTS}"
-            )
-
 
 # The result, as the API writes it.
 
@@ -171,14 +169,28 @@ def allocation_result(
     new_id: Callable[[], str],
 ) -> AllocationResult:
     """What `claim` was given: `chosen` has one ask per request. Raises MalformedNodeSelector."""
+    configuration = []
+    for config in _configuration(claim, chosen):
+        # A list of requests that covers all of them is left out: none named means all.
+        covers_all = all(ask.named_in(config.requests) for ask in chosen)
+        configuration.append(msgspec.structs.replace(config, requests=()) if covers_all else config)
+    # The pod goes where all devices are reached: to the node, if any device is local to it or binds to it,
+    # else to any node that the slices of the devices ask for.
+    selectors: list[NodeSelector] = []
+    selector: NodeSelector | None = None
+    for entry in entries:
+        device, spec = entry.candidate.device, entry.candidate.source.spec
+        place = device if spec.per_device_node_selection else spec
+        if place.node_name is not None or device.binds_to_node:
+            selector = selector_of_node(node)
+            break
+        if place.node_selector is not None:
+            selectors.append(place.node_selector)
     return AllocationResult(
         devices=DeviceAllocationResult(
-            results=tuple(_device_result(entry, new_id) for entry in entries),
-            config=tuple(
-                _without_full_request_list(config, chosen) for config in _configuration(claim, chosen)
-            ),
+            results=tuple(_device_result(entry, new_id) for entry in entries), config=tuple(configuration)
         ),
-        node_selector=_node_selector(node, entries),
+        node_selector=selector or merged_selector(selectors),
     )
 
 
@@ -212,25 +224,3 @@ def _configuration(
     for own in claim.spec.devices.config:
         if not own.requests or any(ask.named_in(own.requests) for ask in chosen):
             yield DeviceAllocationConfiguration(source="FromClaim", requests=own.requests, opaque=own.opaque)
-
-
-def _without_full_request_list(
-    config: DeviceAllocationConfiguration, chosen: Sequence[RequestAlternative]
-) -> DeviceAllocationConfiguration:
-    """A list of requests that covers all of them is left out: none named means all."""
-    if not all(ask.named_in(config.requests) for ask in chosen):
-        return config
-    return DeviceAllocationConfiguration(source=config.source, opaque=config.opaque)
-
-
-def _node_selector(node: str, entries: Sequence[DeviceAssignment]) -> NodeSelector | None:
-    """The node, if any device is local to it or binds to it; else what the slices of the devices ask for."""
-    selectors: list[NodeSelector] = []
-    for entry in entries:
-        device, spec = entry.candidate.device, entry.candidate.source.spec
-        place = device if spec.per_device_node_selection else spec
-        if place.node_name is not None or device.binds_to_node:
-            return selector_of_node(node)
-        if place.node_selector is not None:
-            selectors.append(place.node_selector)
-    return merged_selector(selectors)

@@ -61,7 +61,10 @@ class Quantity:
 
         ValueError says what is wrong with it.
         """
-        return _parse(text if isinstance(text, str) else _number_text(text))
+        if not isinstance(text, str):
+            # 17 digits give every float back as it was.
+            text = str(text) if isinstance(text, int) else f"{text:.17g}"
+        return _parse(text)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Quantity) and self.compare(other) == 0
@@ -150,10 +153,6 @@ class Quantity:
         return f"{digits}{_EXPONENT_SUFFIX[scale]}"
 
 
-def _number_text(number: float) -> str:
-    return str(number) if isinstance(number, int) else f"{number:.17g}"
-
-
 @functools.lru_cache(maxsize=4096)
 def _parse(text: str) -> Quantity:
     match = _SHAPE.fullmatch(text)
@@ -196,16 +195,11 @@ def _magnitude(whole: str, fraction: str, base: int, exponent: int, style: str) 
     if digits and scale < _NANO:
         # Anything asked for is at least the smallest unit: round away from zero to nano.
         digits, scale = -(-digits // 10 ** (_NANO - scale)), _NANO
-    return _bounded(digits, scale, style)
-
-
-def _bounded(digits: int, scale: int, style: str) -> Quantity:
     amount = Quantity(digits, scale, style, unbounded=True)
-    if style != BINARY_SI:
-        return amount
-    if amount.compare(Quantity(_INT64_MAX)) > 0:
+    # Only binary suffixes saturate, and what is less than one cannot be printed with any of them.
+    if style == BINARY_SI and amount.compare(Quantity(_INT64_MAX)) > 0:
         return Quantity(_INT64_MAX, 0, style, unbounded=True)
-    if amount.compare(Quantity(1)) < 0 and digits:
+    if style == BINARY_SI and digits and amount.compare(Quantity(1)) < 0:
         return replace(amount, format=DECIMAL_SI)
     return amount
 

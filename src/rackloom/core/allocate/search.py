@@ -103,21 +103,21 @@ class PruningBounds:
 
     def _may_fail(self, choice: Alternatives) -> bool:
         """Whether an expression fails on some device, or mode All meets a constraint, an error too."""
-        return self._all_may_fail(choice) or any(
-            isinstance(self._problem.eligibility.verdict(ask, candidate), AllocationStopped)
-            or (ask.derived and self._cannot_derive(ask, candidate))
-            for ask in choice
-            for candidate in self._problem.candidates
-        )
-
-    def _cannot_derive(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
-        if self._problem.eligibility.verdict(ask, candidate) is not None:
-            return False
-        for constraint in self._ledger.constraints(ask):
-            try:
-                constraint.values(ask, candidate)
-            except AllocationStopped:
-                return True
+        if self._all_may_fail(choice):
+            return True
+        for ask in choice:
+            for candidate in self._problem.candidates:
+                verdict = self._problem.eligibility.verdict(ask, candidate)
+                if isinstance(verdict, AllocationStopped):
+                    return True
+                # Attributes are derived only of devices that the selectors let through.
+                if not ask.derived or verdict is not None:
+                    continue
+                try:
+                    for constraint in self._ledger.constraints(ask):
+                        constraint.values(ask, candidate)
+                except AllocationStopped:
+                    return True
         return False
 
     def _all_may_fail(self, choice: Alternatives) -> bool:
@@ -152,6 +152,7 @@ class PruningBounds:
             (symmetry.shape[member], mark(self._problem.candidates[member]), member >= start)
             for member in symmetry.members[group]
         )
+        # A constraint that covers no later request no longer matters, whatever values it has.
         values = tuple(
             symmetry.ranks_of(group, number, constraint.values_so_far())
             for number, constraint in enumerate(self._constraints)
@@ -255,6 +256,7 @@ class FirstFitSearch:
             if cause is None:
                 continue
             self._ledger.clear(before)
+            # Upstream reports a broken constraint as an error here. A device that is in use only refuses.
             if cause.kind in (CauseKind.CONSTRAINT, CauseKind.ATTRIBUTE_MISSING):
                 raise AllocationStopped(
                     f"claim {ask.claim_name}, request {ask.name}: asks for all devices, but {candidate.id}"
@@ -279,7 +281,12 @@ class FirstFitSearch:
         for candidate in self._problem.candidates[start:]:
             if walked and self._mark(index, candidate) in walked:
                 continue
-            if self._taken(ask, candidate):
+            # Use is checked first: no selector runs on a device that is in use.
+            if (
+                self._ledger.in_use(ask, candidate) is None
+                and self._problem.eligibility.matches(ask, candidate)
+                and self._ledger.enter(ask, candidate) is None
+            ):
                 yield self._pick(ask, index, picked + 1, candidate.position + 1)
                 self._ledger.strike()
                 walked.add(self._mark(index, candidate))
@@ -288,14 +295,6 @@ class FirstFitSearch:
     def _mark(self, index: int, candidate: CandidateDevice) -> Hashable:
         """What failed with a device fails with every device of the same mark."""
         return candidate if self._bounds is None else self._bounds.mark(index, candidate)
-
-    def _taken(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
-        """Enter the device if possible. Use is checked first: no selector runs on a device that is in use."""
-        return (
-            self._ledger.in_use(ask, candidate) is None
-            and self._problem.eligibility.matches(ask, candidate)
-            and self._ledger.enter(ask, candidate) is None
-        )
 
     def _failed(self, point: tuple[int, ...]) -> None:
         if self._bounds is not None:

@@ -107,6 +107,7 @@ class OpenNodes:
 
     def first(self) -> int | None:
         """The first open node."""
+        # Nodes that opened again come before the frontier, and the lowest number goes first.
         heap, full = self._heap, self._nodes.full
         while heap:
             if not (self._skips_full and full[heap[0]]):
@@ -123,12 +124,15 @@ class OpenNodes:
 
     def _advance(self) -> None:
         """Move the frontier to the next node that may serve."""
+        full, end = self._nodes.full, len(self._state)
         if self._next_possible is None:
             if self._skips_full:
-                self._skip_full_nodes()
+                # Full nodes are closed in one step, so that a device that comes back opens them.
+                start, found = self._frontier, full.find(NOT_FULL, self._frontier)
+                self._frontier = end if found < 0 else found
+                self._state[start : self._frontier] = bytes([_CLOSED]) * (self._frontier - start)
             return
         # A node that can never serve stays unseen, so that no change opens it.
-        full, end = self._nodes.full, len(self._state)
         number = self._next_possible(self._frontier)
         while self._skips_full and number < end and full[number]:
             after = full.find(NOT_FULL, number)
@@ -136,12 +140,6 @@ class OpenNodes:
             self._state[number:after] = bytes([_CLOSED]) * (after - number)
             number = self._next_possible(after) if after < end else end
         self._frontier = number
-
-    def _skip_full_nodes(self) -> None:
-        start = self._frontier
-        found = self._nodes.full.find(NOT_FULL, start)
-        self._frontier = len(self._state) if found < 0 else found
-        self._state[start : self._frontier] = bytes([_CLOSED]) * (self._frontier - start)
 
     def close_first(self) -> None:
         """The first open node cannot serve."""
@@ -256,6 +254,7 @@ class SpecView:
         """What the node gives, where one pass over its devices shows it; None where a search must."""
         if kind in self.kinds.malformed or not self._first_asks or self._may_stop:
             return None
+        # Only the first request is looked at. If no alternative of it finds enough devices, the node refuses.
         try:
             for number, ask in enumerate(self._first_asks):
                 fitting = self._fitting(number, devices, kind, occupancy)
@@ -304,6 +303,7 @@ class SpecView:
                 self._limits[number, device_kind] = limits
         except AllocationStopped:
             mark = _FAILS
+        # New kinds are numbered as nodes are read. The marks grow by doubling, like a list.
         if device_kind >= len(marks):
             marks.extend(bytes(max(device_kind + 1 - len(marks), len(marks))))
         marks[device_kind] = mark
@@ -351,6 +351,7 @@ def _is_left(candidate: CandidateDevice, limit: _Limits, occupancy: NodeOccupanc
     """Whether enough of a device is left that nobody holds whole. Raises _NeedsSearch."""
     position = candidate.position
     if not candidate.shareable:
+        # The device may have shares in use, which the bits of `dedicated` leave out.
         if occupancy.holds(position):
             return False
         return not limit.draws or occupancy.counters(candidate.pool).suffice(limit.draws)
@@ -371,6 +372,7 @@ def _first_in_order(
     seen = 0
     for candidate, limit in fitting:
         seen += 1
+        # Devices of one pool that were taken already draw from the same counters.
         if limit.draws:
             before = drawn.setdefault(candidate.pool.key, [])
             if before and not occupancy.counters(candidate.pool).suffice(limit.draws, before):

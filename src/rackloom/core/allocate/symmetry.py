@@ -17,7 +17,7 @@ on the others.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from rackloom.core.allocate.capacity import counter_draws
 from rackloom.core.allocate.eligibility import CandidateDevice
@@ -40,8 +40,24 @@ class DeviceSymmetry:
         constraints: Sequence[Constraint],
     ) -> None:
         candidates = problem.candidates
-        self._sources = [sources_of(constraint, asks) for constraint in constraints]
-        links = [self._links_of(candidate, constraints) for candidate in candidates]
+        sources = [sources_of(constraint, asks) for constraint in constraints]
+        # Of each device, what each constraint may compare of it, with the number of the constraint.
+        compared = [
+            [
+                (number, values)
+                for number, constraint in enumerate(constraints)
+                for values in values_of(constraint, sources[number], candidate)
+            ]
+            for candidate in candidates
+        ]
+        links: list[list[Link]] = []
+        for candidate, found in zip(candidates, compared, strict=True):
+            uses = candidate.device.consumes_counters
+            sets: list[Link] = [("counters", candidate.pool.key, use.counter_set) for use in uses]
+            # Sorted, so that equal devices have their values in one order: ranks depend on it.
+            known = ((number, values) for number, values in found if values and values != FAILS)
+            tied = (("value", number, value) for number, values in known for value in sorted(values, key=str))
+            links.append([*sets, *tied])
         self.group: list[int] = _connected_groups(links)
         """Group of each device."""
         members: dict[int, list[int]] = {}
@@ -50,16 +66,16 @@ class DeviceSymmetry:
         self.members = [members[group] for group in range(len(members))]
         # Ranks replace names: the second counter set of GPU 0 and that of GPU 5 are both number 1 in their
         # groups, so equal GPUs get equal shapes.
-        self.ranks: list[dict[Link, int]] = [_ranks_in_group(links, positions) for positions in self.members]
-        """Of each group, the rank of what ties it."""
+        self.ranks: list[dict[Link, int]] = []
+        """Of each group, the rank of what ties it, by first appearance."""
+        for positions in self.members:
+            ties = dict.fromkeys(tie for position in positions for tie in links[position])
+            self.ranks.append({tie: rank for rank, tie in enumerate(ties)})
         # Requests often repeat. Those of one likeness treat every device the same, so one of them will do.
         distinct_asks = {ask.likeness: ask for ask in asks}.values()
         shapes = [
-            (
-                _treatment(problem, candidate, distinct_asks),
-                self._local(candidate, constraints, problem.ledger),
-            )
-            for candidate in candidates
+            (_treatment(problem, candidate, distinct_asks), self._local(candidate, found, problem.ledger))
+            for candidate, found in zip(candidates, compared, strict=True)
         ]
         self.shape: list[int] = numbered(shapes)
         """Shape of each device; equal only if the devices are alike up to the names of their group."""
@@ -83,28 +99,17 @@ class DeviceSymmetry:
         links = (("value", constraint, value) for value in values)
         return frozenset(self.ranks[group][link] for link in links if link in self.ranks[group])
 
-    def _links_of(self, candidate: CandidateDevice, constraints: Sequence[Constraint]) -> list[Link]:
-        sets: list[Link] = [
-            ("counters", candidate.pool.key, use.counter_set) for use in candidate.device.consumes_counters
-        ]
-        values: list[Link] = [
-            ("value", n, v)
-            for n, c in enumerate(constraints)
-            for found in values_of(c, self._sources[n], candidate)
-            for v in sorted(found or (), key=str)
-            if found != FAILS
-        ]
-        return sets + values
-
     def _local(
-        self, candidate: CandidateDevice, constraints: Sequence[Constraint], ledger: AllocationLedger
+        self,
+        candidate: CandidateDevice,
+        compared: Iterable[tuple[int, AttributeValues | None]],
+        ledger: AllocationLedger,
     ) -> Hashable:
         """Values and counters of a device in the names of its group, with what was left of the counters."""
         ranks = self.ranks[self.group[candidate.position]]
         values = tuple(
-            found if found is None or found == FAILS else frozenset(ranks[("value", n, v)] for v in found)
-            for n, c in enumerate(constraints)
-            for found in values_of(c, self._sources[n], candidate)
+            found if found is None or found == FAILS else frozenset(ranks["value", n, v] for v in found)
+            for n, found in compared
         )
         if not candidate.device.consumes_counters:
             return values
@@ -114,23 +119,20 @@ class DeviceSymmetry:
             (ranks[("counters", candidate.pool.key, name)], counter, amount, left.get((name, counter)))
             for (name, counter), amount in counter_draws(candidate.device)
         )
-        return values, candidate.pool.key, drawn, _groups(candidate, ranks, ledger)
-
-
-def _groups(candidate: CandidateDevice, ranks: Mapping[Link, int], ledger: AllocationLedger) -> Hashable:
-    """The compatibility groups of a device on its counter sets, and what those in use have in common."""
-    book = ledger.groups(candidate)
-    if book is None:
-        return None
-    return frozenset(
-        (
-            ranks["counters", candidate.pool.key, use.counter_set],
-            frozenset(use.compatibility_groups),
-            # None says that those in use name no group, and False that there are none.
-            book.at_first.get(use.counter_set, False),
-        )
-        for use in candidate.device.consumes_counters
-    )
+        # So do their compatibility groups: a device has to have one in common with all of them.
+        book = ledger.groups(candidate)
+        groups = None
+        if book is not None:
+            groups = frozenset(
+                (
+                    ranks["counters", candidate.pool.key, use.counter_set],
+                    frozenset(use.compatibility_groups),
+                    # None says that those in use name no group, and False that there are none.
+                    book.at_first.get(use.counter_set, False),
+                )
+                for use in candidate.device.consumes_counters
+            )
+        return values, candidate.pool.key, drawn, groups
 
 
 ValueSources = tuple[str | None, ...]
@@ -167,17 +169,12 @@ def _connected_groups(links: Sequence[Sequence[Link]]) -> list[int]:
             position = parent[position]
         return position
 
+    # A root may be any member, so the numbers come from the order of the devices.
     first: dict[Link, int] = {}
     for position, ties in enumerate(links):
         for tie in ties:
             parent[root(position)] = root(first.setdefault(tie, position))
     return numbered([root(position) for position in range(len(links))])
-
-
-def _ranks_in_group(links: Sequence[Sequence[Link]], positions: Iterable[int]) -> dict[Link, int]:
-    """Each link of a group by its first appearance. The shape keeps kinds of links apart."""
-    ties = dict.fromkeys(tie for position in positions for tie in links[position])
-    return {tie: rank for rank, tie in enumerate(ties)}
 
 
 def numbered(values: Iterable[Hashable]) -> list[int]:
@@ -191,26 +188,27 @@ def _treatment(
 ) -> Hashable:
     """How the device fares with each ask, and what was taken of it before."""
     ledger = problem.ledger
-    served = tuple(request_outcome(problem, ask, candidate) for ask in asks)
+    # What each ask would get of the device if nobody held it: None, amounts, or a selector that fails.
+    served: list[Hashable] = []
+    for ask in asks:
+        verdict = problem.eligibility.verdict(ask, candidate)
+        if isinstance(verdict, AllocationStopped):
+            served.append("fails")
+            continue
+        suits = ledger.suits(ask, candidate)
+        if verdict is not None or isinstance(suits, Cause):
+            served.append(None)
+        else:
+            served.append(frozenset(suits.items()))
     if not candidate.shareable:
-        return ledger.free_before(candidate), served
+        return ledger.free_before(candidate), tuple(served)
+    # A device that can be shared also differs by the shares that earlier allocations took.
     capacity = frozenset((name, has.value) for name, has in candidate.device.capacity.items())
     used = frozenset(ledger.used_before(candidate.id).items())
     return (
         ledger.free_before(candidate),
-        served,
+        tuple(served),
         capacity,
         used,
         ledger.charged_before(candidate),
     )
-
-
-def request_outcome(
-    problem: AllocationProblem, ask: RequestAlternative, candidate: CandidateDevice
-) -> Hashable:
-    """What an ask would get of a device if nobody held it: None, amounts, or a selector that fails."""
-    verdict = problem.eligibility.verdict(ask, candidate)
-    if isinstance(verdict, AllocationStopped):
-        return "fails"
-    suits = problem.ledger.suits(ask, candidate)
-    return None if verdict is not None or isinstance(suits, Cause) else frozenset(suits.items())

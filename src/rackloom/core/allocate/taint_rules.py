@@ -16,11 +16,9 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import (
     ApiValue,
-    Device,
     DeviceTaint,
     ObjectMeta,
     ResourceSlice,
-    ResourceSliceSpec,
 )
 
 
@@ -79,18 +77,16 @@ def with_taint_rules(
     slices: Iterable[ResourceSlice], rules: Sequence[DeviceTaintRule]
 ) -> tuple[ResourceSlice, ...]:
     """The slices with the taints of the rules; one of which no device is selected stays the same object."""
-    found = tuple(slices)
-    return tuple(_with_rules(each, rules) for each in found) if rules else found
-
-
-def _with_rules(resource_slice: ResourceSlice, rules: Sequence[DeviceTaintRule]) -> ResourceSlice:
-    spec = resource_slice.spec
-    devices = tuple(_tainted(device, spec, rules) for device in spec.devices)
-    if all(after is before for after, before in zip(devices, spec.devices, strict=True)):
-        return resource_slice
-    return replace(resource_slice, spec=replace(spec, devices=devices))
-
-
-def _tainted(device: Device, spec: ResourceSliceSpec, rules: Sequence[DeviceTaintRule]) -> Device:
-    added = tuple(rule.spec.taint for rule in rules if rule.selects(spec.driver, spec.pool.name, device.name))
-    return replace(device, taints=(*device.taints, *added)) if added else device
+    found = list(slices)
+    for number, resource_slice in enumerate(found if rules else ()):
+        spec = resource_slice.spec
+        devices = list(spec.devices)
+        for at, device in enumerate(spec.devices):
+            selecting = (rule for rule in rules if rule.selects(spec.driver, spec.pool.name, device.name))
+            added = tuple(rule.spec.taint for rule in selecting)
+            if added:
+                devices[at] = replace(device, taints=(*device.taints, *added))
+        # The same object where nothing changed: whoever compares with the last reading sees no difference.
+        if any(after is not before for after, before in zip(devices, spec.devices, strict=True)):
+            found[number] = replace(resource_slice, spec=replace(spec, devices=tuple(devices)))
+    return tuple(found)

@@ -45,7 +45,14 @@ class WrittenDevices:
             return None
         slices = self._nodes.index.near(self._nodes.nodes[number].metadata.name)
         if self._nodes.index.unbound() or any(each.spec.per_device_node_selection for each in slices):
-            return self._gathered(number)
+            # Slices that select their nodes: only gathering shows whether their devices reach this one.
+            try:
+                devices = self._nodes.devices(number)
+            except AllocationStopped:
+                return None
+            if has_malformed(devices):
+                return None
+            return [(candidate.id.driver, (candidate.device,)) for candidate in devices.candidates]
         if self._state[number] == _UNREAD:
             self._state[number] = _READABLE if _is_readable(slices) else _UNREADABLE
             return self.of(number)
@@ -54,15 +61,6 @@ class WrittenDevices:
     def forget(self, number: int) -> None:
         """The devices of a node changed."""
         self._state[number] = _UNREAD
-
-    def _gathered(self, number: int) -> DevicesByDriver | None:
-        try:
-            devices = self._nodes.devices(number)
-        except AllocationStopped:
-            return None
-        if has_malformed(devices):
-            return None
-        return [(candidate.id.driver, (candidate.device,)) for candidate in devices.candidates]
 
 
 def _is_readable(slices: Sequence[ResourceSlice]) -> bool:

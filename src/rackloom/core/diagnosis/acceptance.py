@@ -10,7 +10,7 @@ that a buyer gets.
 The result also lists for each node whether it has NVLink and which NVLink domain it is in.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
 
 import msgspec
@@ -74,27 +74,23 @@ def acceptance(snapshot: SiteSnapshot) -> Acceptance:
     """Every test of the suite that is about NVLink, IMEX or ComputeDomains, and each node's domain."""
     index = SnapshotIndex(snapshot)
     findings = grouped((finding.check, finding) for finding in unfolded(index))
-    results = tuple(
-        AcceptanceResult(id_, name, *_without_simulated_pass(snapshot, decide(index, findings)))
-        for id_, name, decide in _TESTS
-    )
-    nodes = tuple(_node_nvlink(index))
-    return Acceptance(at=snapshot.at, simulated=bool(snapshot.simulated), results=results, nodes=nodes)
-
-
-def _without_simulated_pass(snapshot: SiteSnapshot, decision: Decision) -> Decision:
-    """A pass in a simulation proves nothing about the machines that a buyer gets."""
-    outcome, evidence = decision
-    if outcome is not AcceptanceOutcome.PASS or not snapshot.simulated:
-        return decision
-    return AcceptanceOutcome.NOT_RUN, (f"simulated: {', '.join(snapshot.simulated)}", *evidence)
-
-
-def _node_nvlink(index: SnapshotIndex) -> Iterator[NodeNvlink]:
-    for node in index.snapshot.nodes:
+    results = []
+    for id_, name, decide in _TESTS:
+        outcome, evidence = decide(index, findings)
+        # A pass in a simulation proves nothing about the machines that a buyer gets.
+        if outcome is AcceptanceOutcome.PASS and snapshot.simulated:
+            outcome = AcceptanceOutcome.NOT_RUN
+            evidence = (f"simulated: {', '.join(snapshot.simulated)}", *evidence)
+        results.append(AcceptanceResult(id_, name, outcome, evidence))
+    nodes = []
+    for node in snapshot.nodes:
+        # A node whose GPUs are in several domains is cabled or recorded wrongly: no domain is named then.
         domains = {chain.fabric.domain for chain in index.by_node.get(node.name, ()) if chain.fabric}
         domain = domains.pop() if len(domains) == 1 else None
-        yield NodeNvlink(node.name, domain is not None or node.clique is not None, domain)
+        nodes.append(NodeNvlink(node.name, domain is not None or node.clique is not None, domain))
+    return Acceptance(
+        at=snapshot.at, simulated=bool(snapshot.simulated), results=tuple(results), nodes=tuple(nodes)
+    )
 
 
 def _nvlink_partitioning(index: SnapshotIndex, findings: Findings) -> Decision:
@@ -192,19 +188,19 @@ def _same_nvlink(index: SnapshotIndex, findings: Findings) -> Decision:
         for chain in index.chains
         if chain.compute_domain is not None and chain.fabric is not None
     )
-    apart = tuple(
-        f"ComputeDomain {key}: {', '.join(sorted({_partition_text(*place) for place in places}))}"
-        for key, places in sorted(used.items())
-        if len(set(places)) > 1 or any(partition is None for _, partition in places)
-    )
+    apart = []
+    for key, places in sorted(used.items()):
+        # In no partition is as bad as in two: such a GPU reaches none of the others.
+        if len(set(places)) > 1 or any(partition is None for _, partition in places):
+            names = {
+                f"{'no partition' if partition is None else f'partition {partition}'} of domain {domain}"
+                for domain, partition in places
+            }
+            apart.append(f"ComputeDomain {key}: {', '.join(sorted(names))}")
     if apart:
-        return AcceptanceOutcome.FAIL, apart
+        return AcceptanceOutcome.FAIL, tuple(apart)
     proof = f"the GPUs of each of {len(used)} ComputeDomains are in one partition"
     return _decide_by_checks(index, Layer.FABRIC, bool(used), findings, (), proof)
-
-
-def _partition_text(domain: str, partition: int | None) -> str:
-    return f"{'no partition' if partition is None else f'partition {partition}'} of domain {domain}"
 
 
 def _decide_by_checks(

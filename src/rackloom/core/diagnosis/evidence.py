@@ -78,11 +78,13 @@ class ClusterEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _users(self) -> Mapping[str, list[PodRecord]]:
-        return grouped((uid, pod) for pod in self.pods for uid in self._domains_of_pod(pod))
-
-    def _domains_of_pod(self, pod: PodRecord) -> set[str]:
-        claims = (self.claim(pod.namespace, name) for name in pod.claims.values())
-        return {claim.domain for claim in claims if claim is not None}
+        users: dict[str, list[PodRecord]] = {}
+        for pod in self.pods:
+            # A pod with several claims of one ComputeDomain is one user of it.
+            claims = (self.claim(pod.namespace, name) for name in pod.claims.values())
+            for uid in {claim.domain for claim in claims if claim is not None}:
+                users.setdefault(uid, []).append(pod)
+        return users
 
 
 class CdiSetting(StrEnum):

@@ -100,35 +100,24 @@ def _cause_of(
     finding: Finding, ordered: list[Finding], first_at: Mapping[tuple[str, str], int]
 ) -> int | None:
     """The cause, as an index of `ordered`, whose check comes first in the catalogue."""
-    found = {
-        place: cause
-        for place in finding.where
-        if (cause := _cause_at(place, finding, ordered, first_at)) is not None
-    }
+    checks = _CAUSES.get(finding.check, ())
+    found: dict[str, int] = {}
+    for place in finding.where:
+        for check in checks:
+            cause = first_at.get((check, place))
+            # Silence explains silence. It explains a failure only if the catalogue allows it.
+            if cause is not None and (
+                ordered[cause].state is CheckState.FAILS
+                or finding.state is CheckState.UNKNOWN
+                or check in SILENCE_EXPLAINS_FAILURES
+            ):
+                found[place] = cause
+                break
     # Causes at all sides but one explain why the sides differ.
     unexplained = [side for side in finding.sides if not found.keys() >= set(side)]
     if len(unexplained) > 1:
         return None
-    checks = _CAUSES.get(finding.check, ())
     return min(found.values(), key=lambda cause: checks.index(ordered[cause].check), default=None)
-
-
-def _cause_at(
-    place: str, finding: Finding, ordered: list[Finding], first_at: Mapping[tuple[str, str], int]
-) -> int | None:
-    for check in _CAUSES.get(finding.check, ()):
-        cause = first_at.get((check, place))
-        if cause is not None and _explains(ordered[cause], finding):
-            return cause
-    return None
-
-
-def _explains(cause: Finding, effect: Finding) -> bool:
-    return (
-        cause.state is CheckState.FAILS
-        or effect.state is CheckState.UNKNOWN
-        or cause.check in SILENCE_EXPLAINS_FAILURES
-    )
 
 
 def _descendants(root: int, effects: Mapping[int | None, list[int]]) -> Iterator[int]:
@@ -184,21 +173,18 @@ def _device_places(finding: Finding) -> tuple[str, ...]:
 
 def _merged(cluster: Finding, host: Finding) -> Finding:
     """The worse of the two (the host's, where it overrules), under the cluster's subject."""
-    worse = cluster if worst_severity((cluster, host)) is cluster.severity else host
+    main = cluster if worst_severity((cluster, host)) is cluster.severity else host
+    # The host overrules the cluster if it saw that all devices hold whose state the cluster does not know.
+    devices = _device_places(cluster)
+    if cluster.state is CheckState.UNKNOWN and host.state is CheckState.HOLDS:
+        main = host if devices and set(devices) <= set(_device_places(host)) else main
     return msgspec.structs.replace(
-        host if _host_overrules(host, cluster) else worse,
+        main,
         subject=cluster.subject,
         evidence=unique(*cluster.evidence, *host.evidence),
         where=unique(*cluster.where, *host.where),
         since=cluster.since if host.since is None else host.since,
     )
-
-
-def _host_overrules(host: Finding, cluster: Finding) -> bool:
-    """Whether the host observed that all devices hold whose state the cluster does not know."""
-    devices = _device_places(cluster)
-    only_host_knows = cluster.state is CheckState.UNKNOWN and host.state is CheckState.HOLDS
-    return only_host_knows and bool(devices) and set(devices) <= set(_device_places(host))
 
 
 # All checks: those of each part of a site, then those across its parts.

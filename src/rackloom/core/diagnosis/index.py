@@ -12,7 +12,7 @@ use them. For people, `gpu_part`, `slot_part`, `tray_part` and `device_part` nam
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 
 import msgspec
@@ -146,19 +146,16 @@ class SnapshotIndex:
 
     def device_part(self, device: DeviceRecord) -> str:
         """The name of a GPU, or of a NIC that serves one. Another device has its tray's name and its own."""
-        gpus = self._gpus_of(device.node)
+        if device.node not in self._gpus_of_node:
+            near = self.chains_near((device.node,), ())
+            self._gpus_of_node |= {device.node: []} | grouped((c.device.node, c) for c in near if c.device)
+        gpus = self._gpus_of_node[device.node]
         for chain in gpus:
             if chain.device is not None and chain.device.device_id == device.device_id:
                 return str(self.gpu_part(chain))
         tray = self.gpu_part(gpus[0]).tray if gpus else PartName(device.node)
         nics = tray_nics(gpus, tray)
         return str(nics.get(device.device_id, f"{tray}/{device.name}"))
-
-    def _gpus_of(self, node: str) -> list[GpuChain]:
-        if node not in self._gpus_of_node:
-            near = self.chains_near((node,), ())
-            self._gpus_of_node |= {node: []} | grouped((c.device.node, c) for c in near if c.device)
-        return self._gpus_of_node[node]
 
     def at_tray(self, node: str) -> tuple[str, ...]:
         """How `Finding.where` names a node and, where it is known, its machine."""
@@ -168,19 +165,17 @@ class SnapshotIndex:
 
 def places_around(gpus: Iterable[GpuChain]) -> tuple[str, ...]:
     """Everything that a fault of these GPUs concerns, for `Finding.where`."""
-    return tuple(dict.fromkeys(place for chain in gpus for place in _places_of_chain(chain)))
-
-
-def _places_of_chain(chain: GpuChain) -> Iterator[str]:
-    if chain.device is not None:
-        yield at_device(chain.device)
-        yield at_node(chain.device.node)
-    if chain.machine is not None:
-        yield at_machine(chain.machine.id)
-    if chain.partition is not None:
-        yield at_partition(chain.partition.domain, chain.partition.name)
-    if chain.fabric is not None:
-        yield at_gpu(chain.fabric.domain, chain.fabric.guid)
+    places: list[str] = []
+    for chain in gpus:
+        if chain.device is not None:
+            places += (at_device(chain.device), at_node(chain.device.node))
+        if chain.machine is not None:
+            places.append(at_machine(chain.machine.id))
+        if chain.partition is not None:
+            places.append(at_partition(chain.partition.domain, chain.partition.name))
+        if chain.fabric is not None:
+            places.append(at_gpu(chain.fabric.domain, chain.fabric.guid))
+    return tuple(dict.fromkeys(places))
 
 
 def at_device(device: DeviceRecord) -> str:

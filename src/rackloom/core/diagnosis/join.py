@@ -209,16 +209,16 @@ class Rails:
     @cached_property
     def _gpus(self) -> Mapping[DeviceId, str]:
         """The GPU that each NIC serves."""
-        return {nic.device_id: served for served, nic in self._pairs()}
-
-    def _pairs(self) -> Iterator[tuple[str, DeviceRecord]]:
-        """GPU and NIC of each pair. What the NIC itself declares comes last, and so takes precedence."""
+        served_by = {}
         for gpu in self._devices:
             if gpu.kind == "gpu":
                 address = gpu.key.pci_address
-                yield from ((address.value if address else gpu.name, nic) for nic in self.of(gpu))
+                for nic in self.of(gpu):
+                    served_by[nic.device_id] = address.value if address else gpu.name
+        # What the NIC itself declares comes last, and so takes precedence.
         for (_, served), nics in self._naming.items():
-            yield from ((served or "", nic) for nic in nics)
+            served_by |= {nic.device_id: served or "" for nic in nics}
+        return served_by
 
 
 # Lookups by the names that each layer uses.

@@ -17,7 +17,7 @@ differs:
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
@@ -140,7 +140,9 @@ def examine_again(
     """
     homes = joined.shares.homes
     machine_homes = recompute_changed(
-        before.machine_homes, {"": _Field("", snapshot.machines, homes)}, _homes_of_machines
+        before.machine_homes,
+        {"": _Field("", snapshot.machines, homes)},
+        lambda found: {tray.id: found.homes["chassis", tray.chassis_serial] for tray in found.records},
     )
     pools = _NodePools(
         tuple([(name, ties.pools) for name, (_, ties) in joined.shares.kinds["node"][1].groups.items()]),
@@ -157,7 +159,10 @@ def examine_again(
         field: _Field(field, getattr(snapshot, field), decide[by]) for field, (by, _) in _PLACED.items()
     }
     placed = recompute_changed(before.placed, fields, _place)
-    records = dict(_records_of_parts(joined, [found for _, found in placed.values()]))
+    records = {
+        name: _PartRecords(share, tuple([found.get(name, ()) for _, found in placed.values()]))
+        for name, share in (*joined.joined.items(), (NOWHERE, _NO_SHARE))
+    }
     names = recompute_changed(before.names, records, _names_of)
     indexes = recompute_changed(before.indexes, dict(_part_inputs(snapshot, records, names)), _make_index)
     parts = {name: index for name, (_, index) in indexes.items()}
@@ -165,11 +170,14 @@ def examine_again(
 
     sees_cluster = site.can_see(Layer.CLUSTER)
     votes = recompute_changed(
-        before.votes, {name: (part,) for name, part in parts.items()} if sees_cluster else {}, _votes_of
+        before.votes,
+        {name: (part,) for name, part in parts.items()} if sees_cluster else {},
+        lambda found: cluster_votes(_unread(found[0])),
     )
     counted = {"": (snapshot.nodes, snapshot.pools)} if sees_cluster else {}
     drivers = recompute_changed(before.drivers, counted, lambda found: expected_drivers(*found))
-    shared = _pods_in_several(found.pods for _, found in names.values())
+    homes_of_pods = Counter(chain.from_iterable(found.pods for _, found in names.values()))
+    shared = frozenset(pod for pod, count in homes_of_pods.items() if count > 1)
     facts = SiteFacts(
         sees_cluster=sees_cluster,
         clusters=domain_of_clusters(found for _, found in votes.values()),
@@ -206,10 +214,6 @@ def examine_again(
     )
 
 
-def _homes_of_machines(found: _Field) -> Mapping[str, GroupName]:
-    return {machine.id: found.homes["chassis", machine.chassis_serial] for machine in found.records}
-
-
 def _homes_of_pools(found: _NodePools) -> PoolHomes:
     homes = grouped((pool, found.homes[node]) for node, pools in found.pools for pool in pools)
     return {pool: tuple(dict.fromkeys(parts)) for pool, parts in homes.items()}
@@ -229,15 +233,6 @@ _PLACED: Mapping[str, tuple[str, Callable[[Any, Mapping[Any, Any]], tuple[GroupN
     "uses": ("pools", lambda use, homes: homes.get((use.driver, use.pool), (NOWHERE,))),
 }
 """How the records of a field are placed: by which homes, and the parts of a record."""
-
-
-def _records_of_parts(
-    joined: JoinedShares, placed: Iterable[Mapping[GroupName, tuple[Any, ...]]]
-) -> Iterator[tuple[GroupName, _PartRecords]]:
-    found = tuple(placed)
-    for name, share in joined.joined.items():
-        yield name, _PartRecords(share, tuple([records.get(name, ()) for records in found]))
-    yield NOWHERE, _PartRecords(_NO_SHARE, tuple([records.get(NOWHERE, ()) for records in found]))
 
 
 _NO_SHARE = (SiteSnapshot(at=0.0, layers=()), ())
@@ -265,25 +260,20 @@ def _part_inputs(
     records: Mapping[GroupName, _PartRecords],
     names: Memo[GroupName, _PartRecords, _PartNames],
 ) -> Iterator[tuple[GroupName, _PartInputs]]:
-    domains = {domain.uuid: _judged_domain(domain) for domain in snapshot.domains}
+    domains = {}
+    # Checks of a part read of a domain whether its reading is fresh, and its policy. Times would make every
+    # part differ with every reading.
+    for domain in snapshot.domains:
+        silent = None if domain.unknown_since is None else 0.0
+        domains[domain.uuid] = NvlinkDomainRecord(
+            uuid=domain.uuid, unknown_since=silent, default_policy=domain.default_policy
+        )
+    tenants = snapshot.tenants
     for name, found in records.items():
         named = names[name][1]
-        yield (
-            name,
-            _PartInputs(
-                found,
-                tuple([domains[uuid] for uuid in sorted(named.domains) if uuid in domains]),
-                tuple(
-                    [(id_, snapshot.tenants[id_]) for id_ in sorted(named.tenants) if id_ in snapshot.tenants]
-                ),
-            ),
-        )
-
-
-def _judged_domain(domain: NvlinkDomainRecord) -> NvlinkDomainRecord:
-    """What checks of a part read of a domain: whether its reading is fresh, and its policy."""
-    silent = None if domain.unknown_since is None else 0.0
-    return NvlinkDomainRecord(uuid=domain.uuid, unknown_since=silent, default_policy=domain.default_policy)
+        own_domains = tuple([domains[uuid] for uuid in sorted(named.domains) if uuid in domains])
+        own_tenants = tuple([(id_, tenants[id_]) for id_ in sorted(named.tenants) if id_ in tenants])
+        yield name, _PartInputs(found, own_domains, own_tenants)
 
 
 def _make_index(found: _PartInputs) -> SnapshotIndex:
@@ -296,18 +286,9 @@ def _make_index(found: _PartInputs) -> SnapshotIndex:
 # The checks of each part.
 
 
-def _votes_of(found: tuple[SnapshotIndex]) -> ClusterVotes:
-    return cluster_votes(_unread(found[0]))
-
-
 def _unread(part: SnapshotIndex) -> SnapshotIndex:
     """The part without the lookups that were built: those of the checks would take much memory."""
     return SnapshotIndex(part.snapshot, part.chains)
-
-
-def _pods_in_several(parts: Iterable[frozenset[str]]) -> frozenset[str]:
-    counts = Counter(chain.from_iterable(parts))
-    return frozenset(pod for pod, count in counts.items() if count > 1)
 
 
 def _check_inputs(
@@ -336,20 +317,17 @@ def _check_shared_pods(
     names: Memo[GroupName, _PartRecords, _PartNames],
 ) -> Iterator[Finding]:
     """The findings about the NICs of pods with devices in several parts."""
-    snapshots = [part.snapshot for name, part in parts.items() if not names[name][1].pods.isdisjoint(shared)]
-    chains = [
-        found
-        for name, part in parts.items()
-        if not names[name][1].pods.isdisjoint(shared)
-        for found in part.chains
-    ]
+    concerned = [part for name, part in parts.items() if not names[name][1].pods.isdisjoint(shared)]
+    chains = sorted((found for part in concerned for found in part.chains), key=chain_order)
+    # A use stands in every part that publishes devices of its pool. It is the same object in all of them.
+    uses = {id(use): use for part in concerned for use in part.snapshot.uses}
     union = SiteSnapshot(
         at=0.0,
         layers=(),
-        devices=tuple(device for part in snapshots for device in part.devices),
-        uses=tuple({id(use): use for part in snapshots for use in part.uses}.values()),
+        devices=tuple(device for part in concerned for device in part.snapshot.devices),
+        uses=tuple(uses.values()),
     )
-    return check_pods(SnapshotIndex(union, tuple(sorted(chains, key=chain_order))), shared.__contains__)
+    return check_pods(SnapshotIndex(union, tuple(chains)), shared.__contains__)
 
 
 # Lookups over all parts.

@@ -19,7 +19,7 @@ import msgspec
 
 from rackloom.core.diagnosis.findings import Finding, Severity, first_few, unique
 from rackloom.core.diagnosis.repair_steps import repair_advice, repair_steps
-from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot, grouped
+from rackloom.core.diagnosis.snapshot import Layer, SiteSnapshot, grouped
 
 # Fix commands with the options of the examined site.
 
@@ -82,16 +82,23 @@ _WIDTH = max(map(len, Severity)) + 2
 
 def render_findings(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host: str | None = None) -> str:
     """The text page; `host` is the host whose own files were read too."""
-    # Names come from tenants and clusters: a control character in one could steer the terminal.
     lines = _page_lines(snapshot, findings, host)
+    # Names come from tenants and clusters: a control character in one could steer the terminal.
     return "\n".join("".join(char if char.isprintable() else "?" for char in line) for line in lines)
 
 
 def _page_lines(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host: str | None) -> Iterator[str]:
     yield "examined:"
     for layer in snapshot.layers:
+        if layer.unknown_since is not None:
+            state = f"unknown since {rfc3339(layer.unknown_since)}: {layer.problem}"
+        else:
+            read = "" if layer.at is None else f", read {rfc3339(layer.at)}"
+            state = f"{', '.join(_counts(layer.layer, snapshot))}{read}"
+            # What could not be read, beside what could.
+            state = f"{state}; {layer.problem}" if layer.problem else state
         mark = " (simulated)" if layer.layer in snapshot.simulated else ""
-        yield f"  {layer.layer}{mark}: {_layer_line(layer, snapshot)}"
+        yield f"  {layer.layer}{mark}: {state}"
     if host is not None:
         yield f"  host: {host}"
     if snapshot.simulated:
@@ -101,17 +108,15 @@ def _page_lines(snapshot: SiteSnapshot, findings: tuple[Finding, ...], host: str
         yield ""
         yield from _finding_lines(alike)
     yield ""
+    # Of the findings that are left out, the counts by check still show which kind of fault is everywhere.
     if len(groups) > MOST_FINDINGS:
-        yield from _cut_findings(finding for alike in groups[MOST_FINDINGS:] for finding in alike)
+        cut = Counter(
+            (finding.severity, finding.check) for alike in groups[MOST_FINDINGS:] for finding in alike
+        )
+        yield f"and {cut.total()} more, whole with --json:"
+        yield from (f"  {count} {severity}  {check}" for (severity, check), count in cut.items())
+        yield ""
     yield summary_line(findings)
-
-
-def _layer_line(status: LayerStatus, snapshot: SiteSnapshot) -> str:
-    if status.unknown_since is not None:
-        return f"unknown since {rfc3339(status.unknown_since)}: {status.problem}"
-    counts = ", ".join(_counts(status.layer, snapshot))
-    line = counts if status.at is None else f"{counts}, read {rfc3339(status.at)}"
-    return f"{line}; {status.problem}" if status.problem else line
 
 
 def _counts(layer: Layer, snapshot: SiteSnapshot) -> Iterator[str]:
@@ -158,13 +163,8 @@ def _finding_lines(alike: list[Finding]) -> Iterator[str]:
     if consequences:
         yield "  and therefore:"
         yield from _first_lines(tuple(consequences_by_check(consequences)), "    ")
-    yield from _fix_lines(unique(*(finding.fix for finding in alike)))
-    if first.runbook:
-        yield f"  runbook: rackloom doctor --runbook {first.runbook}"
-
-
-def _fix_lines(fixes: tuple[str, ...]) -> Iterator[str]:
-    """The first fix step by step, with what each step does; of the others the commands."""
+    # The first fix step by step, with what each step does. Of the others only the commands.
+    fixes = unique(*(finding.fix for finding in alike))
     for number, step in enumerate(repair_steps(fixes[0]), start=1):
         yield f"  {number}. {step.command}"
         yield f"     {step.effect}: {step.does}"
@@ -173,6 +173,8 @@ def _fix_lines(fixes: tuple[str, ...]) -> Iterator[str]:
     if len(fixes) > 1:
         yield "  for the others:"
         yield from _first_lines(fixes[1:], "    ")
+    if first.runbook:
+        yield f"  runbook: rackloom doctor --runbook {first.runbook}"
 
 
 def consequences_by_check(consequences: Iterable[str]) -> Iterator[str]:
@@ -187,13 +189,6 @@ def _first_lines(lines: tuple[str, ...], indent: str) -> Iterator[str]:
         yield f"{indent}{line}"
     if len(lines) > MOST_LINES:
         yield f"{indent}and {len(lines) - MOST_LINES} more"
-
-
-def _cut_findings(findings: Iterable[Finding]) -> Iterator[str]:
-    counts = Counter((finding.severity, finding.check) for finding in findings)
-    yield f"and {counts.total()} more, whole with --json:"
-    yield from (f"  {count} {severity}  {check}" for (severity, check), count in counts.items())
-    yield ""
 
 
 def summary_line(findings: tuple[Finding, ...]) -> str:

@@ -322,21 +322,21 @@ _WORDS = {"place": "PLACE", "subject": "SUBJECT", "message": "REASON"}
 @cache
 def runbooks() -> Mapping[str, Runbook]:
     """The runbook of every check, by its name and in the order of the catalogue."""
-    return {runbook_name(check): _runbook(check) for check in Check}
-
-
-def _runbook(check: Check) -> Runbook:
-    means, look, mend = _TEXTS[check]
-    return Runbook(
-        name=runbook_name(check),
-        check=check,
-        title=TITLES[check].format(**_WORDS),
-        means=means,
-        look=look,
-        mend=mend,
-        causes=tuple(cause for cause in Check if check in EXPLAINS.get(cause, ())),
-        consequences=tuple(effect for effect in Check if effect in EXPLAINS.get(check, ())),
-    )
+    found = {}
+    for check in Check:
+        means, look, mend = _TEXTS[check]
+        name = runbook_name(check)
+        found[name] = Runbook(
+            name=name,
+            check=check,
+            title=TITLES[check].format(**_WORDS),
+            means=means,
+            look=look,
+            mend=mend,
+            causes=tuple(cause for cause in Check if check in EXPLAINS.get(cause, ())),
+            consequences=tuple(effect for effect in Check if effect in EXPLAINS.get(check, ())),
+        )
+    return found
 
 
 def runbook_text(runbook: Runbook) -> str:

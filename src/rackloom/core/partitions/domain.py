@@ -130,6 +130,7 @@ class DomainObservation(msgspec.Struct, frozen=True, kw_only=True):
         have all of them.
         """
         limit, free = self.limits.max_multicast_groups, self.limits.free_multicast_groups
+        # More free groups than there are: one of the two numbers is wrong, and which one is unknown.
         if limit is None or free is None or free > limit:
             return None
         if free == 0 and sum(partition.multicast_groups for partition in self.partitions) < limit:
@@ -150,8 +151,10 @@ def contradicted_gpus(claims: Mapping[int, int], partitions: Collection[Observed
     }
     listings = Counter(guid for guids in members.values() for guid in guids)
     denied |= {guid for guid, times in listings.items() if times > 1}
+    # Both sides of a contradiction are concerned: the partition that the GPU names, and those that list it.
     concerned = {claims[guid] for guid in denied & claims.keys()}
     concerned |= {number for number, guids in members.items() if not denied.isdisjoint(guids)}
+    # One step is enough: a GPU that both lists place alike ties no further partition to these.
     listed = (members[number] for number in concerned & members.keys())
     naming = {guid for guid, number in claims.items() if number in concerned}
     return frozenset(naming).union(*listed)
@@ -238,6 +241,7 @@ PartitionOperation = RemoveGpus | DeletePartition | CreatePartition | AddGpus
 
 def is_carried_out(operation: PartitionOperation, observation: DomainObservation) -> bool:
     """Whether `observation` shows what `operation` asks for."""
+    # By name, not by id: the controller chooses the id of a create, so the request has none.
     members = {partition.name: partition.members for partition in observation.partitions}
     present = members.get(operation.name)
     match operation:
@@ -290,6 +294,7 @@ def partition_name(logical_partition: str) -> str:
 
 def name_flaw(name: str) -> str | None:
     """Why a controller would refuse `name`, or None."""
+    # Checked before the request, because the name is the only link between a switch and the records.
     if not name or not name.isascii() or not name.isprintable() or len(name) > MAX_NAME_LENGTH:
         return f"a partition name has 1 to {MAX_NAME_LENGTH} printable ASCII characters"
     if name == RESERVED_NAME:

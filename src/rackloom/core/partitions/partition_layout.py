@@ -52,6 +52,7 @@ class DesiredPartitions(msgspec.Struct, frozen=True):
 
 def read_desired_partitions(intent: DomainIntent) -> DesiredPartitions:
     """Sort the assignments of `intent` into those that can be served and those that cannot be."""
+    # Read all assignments first: one of the last may contradict one of the first.
     partitions: dict[int, set[str]] = defaultdict(set)
     tenants: dict[str, set[str]] = defaultdict(set)
     for assignment in intent.assignments:
@@ -59,6 +60,7 @@ def read_desired_partitions(intent: DomainIntent) -> DesiredPartitions:
         tenants[assignment.logical_partition].add(assignment.tenant)
     wanted: dict[int, str] = {}
     contradictory: dict[int, str] = {}
+    # The order of GUIDs, not of assignments: equal intents give equal plans.
     for guid in sorted(partitions):
         first, *others = sorted(partitions[guid])
         if others:
@@ -109,15 +111,26 @@ def read_layout(
     default: ObservedPartition | None = None
     by_logical: dict[str, list[ObservedPartition]] = defaultdict(list)
     for partition in sorted(observation.partitions, key=lambda partition: partition.id):
+        # By its fixed id, before any name: the site never made the default partition.
         if partition.id == DEFAULT_PARTITION_ID:
             default = partition
         elif _is_site_partition(partition, recorded):
             by_logical[recorded[partition.name]].append(partition)
-    ours = [
-        ours
-        for logical_partition, partitions in by_logical.items()
-        for ours in _site_partitions_of(logical_partition, partitions, desired)
-    ]
+    ours: list[SitePartition] = []
+    for logical_partition, partitions in by_logical.items():
+        wanted = [
+            frozenset(
+                guid for guid in partition.members if desired.partition_of.get(guid) == logical_partition
+            )
+            for partition in partitions
+        ]
+        # The partition with most of its GPUs stays the home, so that the fewest are moved. Of equals, it is
+        # the one with the lowest id: every pass has to come to the same home.
+        home = max(range(len(partitions)), key=lambda index: (len(wanted[index]), -index))
+        for index, partition in enumerate(partitions):
+            is_home = index == home
+            belonging = wanted[index] if is_home else frozenset()
+            ours.append(SitePartition(partition, logical_partition, is_home, belonging))
     held = frozenset(guid for partition in observation.partitions for guid in partition.members)
     return PartitionLayout(
         ours=tuple(sorted(ours, key=lambda our: our.partition.id)),
@@ -147,23 +160,6 @@ def _is_site_partition(partition: ObservedPartition, recorded: Collection[str]) 
     return partition.name in recorded and partition.guid_based
 
 
-def _site_partitions_of(
-    logical_partition: str, partitions: list[ObservedPartition], desired: DesiredPartitions
-) -> list[SitePartition]:
-    """The partitions of one logical partition. The one with most of its GPUs stays: the fewest are moved."""
-    wanted = [
-        frozenset(guid for guid in partition.members if desired.partition_of.get(guid) == logical_partition)
-        for partition in partitions
-    ]
-    home = max(range(len(partitions)), key=lambda index: (len(wanted[index]), -index))
-    return [
-        SitePartition(
-            partition, logical_partition, index == home, wanted[index] if index == home else frozenset()
-        )
-        for index, partition in enumerate(partitions)
-    ]
-
-
 # The `tray` policy for unassigned GPUs.
 
 
@@ -181,6 +177,7 @@ def is_tray_partition(logical_partition: str) -> bool:
 def tray_partition_of(gpu: ObservedGpu) -> str | None:
     """The logical partition of the GPU's tray; None where its chassis has no usable serial."""
     serial = gpu.chassis_serial
+    # The serial becomes a part of the partition's name, and has to obey the rules of names.
     if not serial or len(serial) > MAX_CHASSIS_SERIAL or not (serial.isascii() and serial.isprintable()):
         return None
     return f"{_TRAY_PREFIX}{serial}-{gpu.slot}"
@@ -200,6 +197,7 @@ def with_tray_partitions(
     """
     if intent.default_partition is not DefaultPartitionPolicy.TRAY:
         return desired
+    # Partitions of trays that stand already, by the names in the records.
     tray_names = {owned.name for owned in intent.owned if is_tray_partition(owned.logical_partition)}
     inside = {
         guid
@@ -207,30 +205,26 @@ def with_tray_partitions(
         if partition.name in tray_names
         for guid in partition.members
     }
-    foreign = foreign_partitions({owned.name for owned in intent.owned}, observation)
+    recorded = {owned.name for owned in intent.owned}
+    foreign = foreign_partitions(recorded, observation)
     movable = intent.managed - intent.drained - desired.assigned - foreign.keys()
     free: dict[str, list[int]] = defaultdict(list)
     for gpu in observation.gpus:
         tray = tray_partition_of(gpu)
+        # A GPU that lost NVLink inside its tray's partition stays: it is in the right place.
         works = gpu.health is not GpuHealth.NO_NVLINK or gpu.guid in inside
         if tray is not None and works and gpu.guid in movable:
             free[tray].append(gpu.guid)
-    served = sorted(free)[: _partitions_left_for_trays(desired, intent, observation)]
+    served = sorted(free)
+    # Tenants come before trays. A tray gets only a partition that they and foreign partitions leave over.
+    limit = observation.limits.max_partitions
+    if limit is not None:
+        others = sum(not _is_site_partition(partition, recorded) for partition in observation.partitions)
+        served = served[: max(0, limit - others - len(set(desired.partition_of.values())))]
     trays = {guid: tray for tray in served for guid in free[tray]}
+    # In the order of GUIDs again: a plan may depend on no other order.
     partition_of = dict(sorted({**desired.partition_of, **trays}.items()))
     return DesiredPartitions(partition_of, desired.contradictory)
-
-
-def _partitions_left_for_trays(
-    desired: DesiredPartitions, intent: DomainIntent, observation: DomainObservation
-) -> int | None:
-    """How many partitions tenants and foreign partitions leave to trays; None where there is no limit."""
-    limit = observation.limits.max_partitions
-    if limit is None:
-        return None
-    recorded = {owned.name for owned in intent.owned}
-    foreign = sum(not _is_site_partition(partition, recorded) for partition in observation.partitions)
-    return max(0, limit - foreign - len(set(desired.partition_of.values())))
 
 
 # Logical partitions that an observation is in doubt about.
@@ -248,6 +242,7 @@ def doubtful_partitions(intent: DomainIntent, observation: DomainObservation) ->
         for assignment in intent.assignments
         if assignment.guid in observation.uncertain
     }
+    # The policy does not matter here: where it makes no partition for a tray, no plan waits for one.
     free = observation.uncertain & intent.managed - intent.drained - assigned
     listed = (tray_partition_of(gpu) for gpu in observation.gpus if gpu.guid in free)
     return frozenset(wanting.union(tray for tray in listed if tray is not None))

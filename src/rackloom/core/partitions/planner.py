@@ -51,7 +51,6 @@ from rackloom.core.partitions.domain import (
 from rackloom.core.partitions.partition_layout import (
     DesiredPartitions,
     PartitionLayout,
-    SitePartition,
     doubtful_partitions,
     gpus_of_tray,
     is_tray_partition,
@@ -90,6 +89,7 @@ def make_plan(
             f"intent is for domain {intent.domain}, the observation of {observation.domain}",
             nearest_fix="read the intent of the domain that the controller names",
         )
+    # The tray policy comes first: to the rest of the planner, a tray is a logical partition like any other.
     desired = with_tray_partitions(read_desired_partitions(intent), intent, observation)
     given = PlanningInput(intent, observation, desired, read_layout(intent, observation, desired))
     blocked_gpus = find_blockers(given)
@@ -111,6 +111,7 @@ def make_plan(
         operations = [step for step in added if _is_certain(step, given)]
         waiting += [step for step in added if step not in operations]
     blockers.add(NO_CERTAIN_READING, _gpus_touched(waiting, observation) - observation.uncertain)
+    # A pause comes last, so that the report names all GPUs that the plan would have moved.
     if intent.paused is not None:
         paused = Blocker(f"the domain is paused: {intent.paused}", "resume the domain")
         blockers.add(paused, _gpus_touched(operations, observation))
@@ -158,6 +159,7 @@ NO_VALID_ANSWER = "the switch controller gave no valid answer"
 
 def _block_failed(failed: FailedOperations, observation: DomainObservation, blockers: BlockerSet) -> None:
     for operation, code in failed.items():
+        # No code means no answer: the operation may have been carried out all the same.
         kind = str(operation.__struct_config__.tag)
         # Tenants read this. The name of another owner's partition would show whose it is; a number does not.
         named = operation.name if isinstance(operation, CreatePartition) else operation.partition_id
@@ -178,6 +180,7 @@ def _is_certain(operation: PartitionOperation, given: PlanningInput) -> bool:
         return True
     if isinstance(operation, CreatePartition):
         return operation.logical_partition not in doubtful_partitions(given.intent, given.observation)
+    # An operation on a partition changes what all of its members share, so all of them have to be certain.
     members = {partition.id: partition.members for partition in given.observation.partitions}
     held = members[operation.partition_id]
     return bool(held) and held.isdisjoint(uncertain)
@@ -189,6 +192,7 @@ def _gpus_touched(
     members = {partition.id: partition.members for partition in observation.partitions}
     touched: frozenset[int] = frozenset()
     for operation in operations:
+        # A deletion names no GPU. It moves whatever is in the partition now.
         if isinstance(operation, DeletePartition):
             touched |= members.get(operation.partition_id, frozenset())
         else:
@@ -224,6 +228,7 @@ def find_blockers(given: PlanningInput) -> dict[int, Blocker]:
     found = {guid: Blocker(reason, fix) for guid, reason in desired.contradictory.items()}
     for guid, logical_partition in desired.partition_of.items():
         home = layout.home.get(logical_partition)
+        # One reason for each GPU, the one to mend first: no later check means anything before it.
         if guid not in intent.managed:
             found[guid] = NOT_MANAGED
         elif guid not in health:
@@ -231,6 +236,7 @@ def find_blockers(given: PlanningInput) -> dict[int, Blocker]:
         elif guid in layout.untouchable:
             partition = layout.untouchable[guid]
             found[guid] = _held_elsewhere(partition, ours=partition.name in recorded)
+        # A GPU that lost NVLink where it belongs stays there: nothing has to move.
         elif health[guid] is GpuHealth.NO_NVLINK and not (home and guid in home.wanted):
             found[guid] = NO_NVLINK
     return found
@@ -255,38 +261,28 @@ def _held_elsewhere(partition: ObservedPartition, *, ours: bool) -> Blocker:
 
 def plan_removals(given: PlanningInput, blockers: BlockerSet) -> list[PartitionOperation]:
     """Removals and deletions by partition id, the default partition (highest id) last."""
-    planned = [
-        _removal_from_site_partition(our, _touchable(our, given), given.desired, blockers)
-        for our in given.layout.ours
-    ]
-    if given.layout.default:
-        planned.append(_removal_from_default(given.layout.default, given, blockers))
-    return [operation for operation in planned if operation]
-
-
-def _touchable(ours: SitePartition, given: PlanningInput) -> frozenset[int]:
-    """The GPUs that may be taken out of a partition of the site."""
-    # A GPU that is gone for good (its tray was swapped) is on no machine any more. The site put its GUID into
-    # its own partition, and there it would keep other GPUs from joining permanently.
-    touchable = given.intent.managed | given.layout.absent
-    if is_tray_partition(ours.logical_partition):
+    intent, observation, desired, layout = given
+    planned: list[PartitionOperation | None] = []
+    for ours in layout.ours:
+        partition = ours.partition
+        # A GPU that is gone for good (its tray was swapped) is on no machine any more. The site put its GUID
+        # into its own partition, and there it would keep other GPUs from joining permanently.
+        touchable = intent.managed | layout.absent
         # A machine that was removed from the site leaves nothing behind that the site made for its tray.
-        touchable |= gpus_of_tray(ours.logical_partition, given.observation)
-    return touchable
-
-
-def _removal_from_site_partition(
-    ours: SitePartition, touchable: frozenset[int], desired: DesiredPartitions, blockers: BlockerSet
-) -> PartitionOperation | None:
-    partition = ours.partition
-    excess = partition.members - ours.wanted
-    _block_unmanaged(partition, excess - touchable, blockers)
-    leaving = (excess & touchable) - desired.contradictory.keys()
-    # An empty home partition that GPUs are about to join stays.
-    is_needed = ours.is_home and ours.logical_partition in desired.partition_of.values()
-    if leaving == partition.members and (leaving or not is_needed):
-        return DeletePartition(partition_id=partition.id, name=partition.name)
-    return _remove_gpus(partition, leaving)
+        if is_tray_partition(ours.logical_partition):
+            touchable |= gpus_of_tray(ours.logical_partition, observation)
+        excess = partition.members - ours.wanted
+        _block_unmanaged(partition, excess - touchable, blockers)
+        leaving = (excess & touchable) - desired.contradictory.keys()
+        # An empty home partition that GPUs are about to join stays.
+        is_needed = ours.is_home and ours.logical_partition in desired.partition_of.values()
+        if leaving == partition.members and (leaving or not is_needed):
+            planned.append(DeletePartition(partition_id=partition.id, name=partition.name))
+        else:
+            planned.append(_remove_gpus(partition, leaving))
+    if layout.default:
+        planned.append(_removal_from_default(layout.default, given, blockers))
+    return [operation for operation in planned if operation]
 
 
 def _removal_from_default(
@@ -300,6 +296,7 @@ def _removal_from_default(
     unmanaged = default.members - intent.managed
     if not unmanaged:
         return DeletePartition(partition_id=default.id, name=default.name)
+    # Strangers keep the partition in being. The site takes out its own GPUs all the same.
     _block_unmanaged(default, unmanaged, blockers)
     return _remove_gpus(default, default.members & intent.managed)
 
@@ -330,7 +327,18 @@ def plan_additions(
     planned: list[PartitionOperation] = []
     for logical_partition, guids in _gpus_to_add(given.desired, given.layout, blocked):
         home = given.layout.home.get(logical_partition)
-        step = _add_gpus(home, guids) if home else namer.create(logical_partition, guids)
+        step: PartitionOperation | Blocker
+        if home is None:
+            step = namer.create(logical_partition, guids)
+        elif foreign := len(home.partition.members - home.wanted):
+            # Their owner is not known: to join them could share memory between two tenants.
+            step = Blocker(
+                f"partition {home.partition.name!r} holds {foreign} GPUs that do not belong there and that "
+                "the site may not take out",
+                "take those GPUs out on the switch controller, or correct their assignment",
+            )
+        else:
+            step = AddGpus(partition_id=home.partition.id, name=home.partition.name, guids=guids)
         if isinstance(step, Blocker):
             blockers.add(step, frozenset(guids))
         else:
@@ -342,22 +350,11 @@ def _gpus_to_add(
     desired: DesiredPartitions, layout: PartitionLayout, blocked: frozenset[int]
 ) -> list[tuple[str, tuple[int, ...]]]:
     joining: dict[str, list[int]] = defaultdict(list)
+    # A GPU in any partition waits until an observation shows that it left.
     for guid, logical_partition in desired.partition_of.items():
         if guid not in layout.held and guid not in blocked:
             joining[logical_partition].append(guid)
     return sorted((name, tuple(guids)) for name, guids in joining.items())
-
-
-def _add_gpus(home: SitePartition, guids: tuple[int, ...]) -> AddGpus | Blocker:
-    partition = home.partition
-    if foreign := len(partition.members - home.wanted):
-        # Their owner is not known: to join them could share memory between two tenants.
-        return Blocker(
-            f"partition {partition.name!r} holds {foreign} GPUs that do not belong there and that the "
-            "site may not take out",
-            "take those GPUs out on the switch controller, or correct their assignment",
-        )
-    return AddGpus(partition_id=partition.id, name=partition.name, guids=guids)
 
 
 class _PartitionNamer:

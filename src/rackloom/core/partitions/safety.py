@@ -33,7 +33,6 @@ from rackloom.core.partitions.domain import (
     DeletePartition,
     DomainIntent,
     DomainObservation,
-    ObservedGpu,
     ObservedPartition,
     PartitionHealth,
     PartitionOperation,
@@ -50,6 +49,7 @@ PLAN_AGAIN = "plan again from the newest observation and intent"
 def check_plan(plan: PartitionPlan, intent: DomainIntent, observation: DomainObservation) -> None:
     """Raise Refused unless `plan` is current and safe; `observation` is the newest one of the domain."""
     _require_current(plan, intent, observation)
+    # Additions rest on an observation that shows the removals done: an answer alone is no proof.
     directions = {isinstance(operation, CreatePartition | AddGpus) for operation in plan.operations}
     if len(directions) > 1:
         raise Refused("the plan both removes and adds: additions wait until removals were seen done")
@@ -78,11 +78,13 @@ def _require_current(plan: PartitionPlan, intent: DomainIntent, observation: Dom
         )
     if observation.uncertain:
         _require_certain(plan, intent, observation)
+    # The time may differ. Everything else that the plan rests on has to be as it was.
     if plan.observation.facts != observation.facts:
         raise Refused("the fabric is no longer as the plan found it", nearest_fix=PLAN_AGAIN)
 
 
 def _require_certain(plan: PartitionPlan, intent: DomainIntent, observation: DomainObservation) -> None:
+    # Of a partition without members it is unknown whether an uncertain GPU is in it.
     certain = {
         partition.id
         for partition in observation.partitions
@@ -123,18 +125,27 @@ class _SafetyRules:
         leaving = target.members if isinstance(operation, DeletePartition) else frozenset(operation.guids)
         if target.id == DEFAULT_PARTITION_ID:
             self._require_managed(leaving)
-            if self.policy is DefaultPartitionPolicy.KEEP:
-                self._allow_out_of_kept_default(operation)
+            # Under the other policies, every GPU of the site may leave the default partition.
+            if self.policy is not DefaultPartitionPolicy.KEEP:
+                return
+            if isinstance(operation, DeletePartition):
+                raise Refused("the default partition is to be kept")
+            elsewhere = self.claims.keys() | self.drained
+            if unassigned := [guid for guid in operation.guids if guid not in elsewhere]:
+                raise Refused(f"GPU {unassigned[0]:#x} belongs in the default partition: nobody was given it")
             return
-        logical_partition = self._owner(target)
+        owner = self._owner(target)
         # A GUID that the controller does not list has no hardware: taking it out moves no GPU. What the site
         # made for the free GPUs of a tray goes when the site no longer knows the machine of that tray.
-        others = {gpu.guid for gpu in before.gpus if not _is_in_tray_of(gpu, logical_partition)}
+        others = {gpu.guid for gpu in before.gpus if owner != f"tray-{gpu.chassis_serial}-{gpu.slot}"}
         self._require_managed(leaving & others)
-        if self._has_another_partition(logical_partition, target, before):
-            return  # GPUs may leave a second partition of the same logical partition for its home.
+        # GPUs may leave a second partition of the same logical partition for its home.
+        for partition in before.partitions:
+            is_ours = partition.guid_based and self.owner_of.get(partition.name) == owner
+            if is_ours and partition.id != target.id:
+                return
         for guid in leaving:
-            if {lp for lp, _ in self.claims.get(guid, ())} == {logical_partition}:
+            if {lp for lp, _ in self.claims.get(guid, ())} == {owner}:
                 raise Refused(f"the plan takes GPU {guid:#x} out of {target.name!r}, where it is wanted")
 
     def allow_addition(self, operation: CreatePartition | AddGpus, after: DomainObservation) -> None:
@@ -144,7 +155,13 @@ class _SafetyRules:
             raise Refused(f"the plan joins GPU {drained[0]:#x}, whose tray is drained")
         target = _target_partition(after, operation)
         if target.id == DEFAULT_PARTITION_ID:
-            self._allow_into_default(target)
+            if self.policy is not DefaultPartitionPolicy.KEEP:
+                raise Refused("no GPU joins the default partition unless it is to be kept")
+            # Judge all members, not only those that join: a GPU that is there already shares memory, too.
+            if assigned := sorted(target.members & self.claims.keys()):
+                raise Refused(
+                    f"the default partition would hold GPU {assigned[0]:#x}, which a tenant was given"
+                )
             return
         if isinstance(operation, CreatePartition):
             self._allow_creation(operation, after)
@@ -161,12 +178,14 @@ class _SafetyRules:
                 raise Refused(f"partition {target.name!r} would hold GPU {guid:#x}, not of its tenant")
 
     def _allow_together(self, target: ObservedPartition, after: DomainObservation) -> None:
+        # A tray is one host with one tenant, so its free GPUs may share memory with each other.
         if self.policy is not DefaultPartitionPolicy.TRAY:
             raise Refused("trays have partitions of their own only if that is the site's policy")
         if assigned := sorted(target.members & self.claims.keys()):
             raise Refused(
                 f"partition {target.name!r} would hold GPU {assigned[0]:#x}, which a tenant was given"
             )
+        # The tray of an unlisted GPU is unknown, so the GPU may not be with others of a known tray.
         trays = {gpu.guid: (gpu.chassis_serial, gpu.slot) for gpu in after.gpus}
         if len({trays.get(guid) for guid in target.members}) > 1:
             raise Refused(f"partition {target.name!r} would hold GPUs of several trays")
@@ -174,45 +193,22 @@ class _SafetyRules:
     def _allow_creation(self, operation: CreatePartition, after: DomainObservation) -> None:
         if flaw := name_flaw(operation.name):
             raise Refused(f"{operation.name!r} cannot name a partition: {flaw}")
+        # A name that is recorded for another owner would give that owner this partition.
         if self.owner_of.get(operation.name, operation.logical_partition) != operation.logical_partition:
             raise Refused(f"name {operation.name!r} is recorded for another logical partition")
         limit = after.limits.max_partitions
         if limit is not None and len(after.partitions) > limit:
             raise Refused(f"the domain would have {len(after.partitions)} partitions of at most {limit}")
 
-    def _allow_out_of_kept_default(self, operation: RemoveGpus | DeletePartition) -> None:
-        if isinstance(operation, DeletePartition):
-            raise Refused("the default partition is to be kept")
-        if unassigned := [guid for guid in operation.guids if guid not in self.claims.keys() | self.drained]:
-            raise Refused(f"GPU {unassigned[0]:#x} belongs in the default partition: nobody was given it")
-
-    def _allow_into_default(self, target: ObservedPartition) -> None:
-        if self.policy is not DefaultPartitionPolicy.KEEP:
-            raise Refused("no GPU joins the default partition unless it is to be kept")
-        if assigned := sorted(target.members & self.claims.keys()):
-            raise Refused(f"the default partition would hold GPU {assigned[0]:#x}, which a tenant was given")
-
     def _owner(self, target: ObservedPartition) -> str:
+        # The site makes no location-based partition: one under a recorded name was made by another hand.
         if target.name not in self.owner_of or not target.guid_based:
             raise Refused(f"partition {target.name!r} is not one that the site made")
         return self.owner_of[target.name]
 
-    def _has_another_partition(
-        self, owner: str, target: ObservedPartition, before: DomainObservation
-    ) -> bool:
-        return any(
-            partition.id != target.id and partition.guid_based and self.owner_of.get(partition.name) == owner
-            for partition in before.partitions
-        )
-
     def _require_managed(self, guids: frozenset[int]) -> None:
         if unmanaged := sorted(guids - self.managed):
             raise Refused(f"the plan touches GPU {unmanaged[0]:#x}, which is on no machine of the site")
-
-
-def _is_in_tray_of(gpu: ObservedGpu, logical_partition: str) -> bool:
-    """Whether `logical_partition` is that of the tray in which the controller lists the GPU."""
-    return logical_partition == f"tray-{gpu.chassis_serial}-{gpu.slot}"
 
 
 # The model of a switch controller.
@@ -225,6 +221,7 @@ def apply_operation(observation: DomainObservation, operation: PartitionOperatio
     controller need not do.
     """
     present = observation.partitions
+    # A controller refuses a second partition of one name, and a GPU that is in another partition.
     if isinstance(operation, CreatePartition):
         _require_free(observation, operation.guids)
         if any(partition.name == operation.name for partition in present):

@@ -101,6 +101,7 @@ def _not_joined(gpu: DesiredGpu, facts: DomainFacts) -> str | None:
     holding = facts.holders.get(gpu.guid, ())
     if not holding:
         return _with_blocker("the GPU is in no partition yet", gpu.guid, facts)
+    # By the recorded name: a partition of another owner may hold all the right GPUs, and proves nothing.
     if len(holding) > 1 or facts.owned.get(holding[0].name) != gpu.logical_partition:
         return _with_blocker(f"the GPU is still in partition {_numbers(holding)}", gpu.guid, facts)
     if reason := _foreign_member(holding[0], gpu.tenant, facts):
@@ -121,6 +122,7 @@ def _not_isolated(gpu: DesiredGpu, facts: DomainFacts) -> str | None:
     if (reason := _not_observed_since(gpu.intent_at, gpu.guid, facts)) is not None:
         return reason
     holding, keeps = _partitions_of(gpu.guid, facts), facts.default_partition is DefaultPartitionPolicy.KEEP
+    # Two kinds of partition are no fault: one of the tray, and the default partition under KEEP.
     of_tray = [partition for partition in holding if _is_of_tray(partition, facts)]
     foreign = [
         partition
@@ -148,8 +150,10 @@ def _not_released(
         return None
     if (reason := _not_observed_since(since, guid, facts)) is not None:
         return reason
+    # An operation without an answer may reach the switch after this reading.
     if guid in facts.joining:
         return "an operation that joins the GPU may still be carried out"
+    # The partition of its tray is where a released GPU belongs.
     ours = [
         partition
         for partition in _partitions_of(guid, facts)
@@ -163,6 +167,7 @@ def _not_released(
         # A GUID-based partition keeps the names of GPUs that are away, also while a list omits it.
         missing = _first_of(sorted(facts.lost))
         return f"the switch controller lists neither the GPU nor partition {missing}, which may hold it"
+    # An empty list proves nothing about a GPU that is away.
     return None if facts.present else NO_GPUS_REASON
 
 
@@ -172,6 +177,7 @@ def why_not_drained(guid: int | None, since: float, facts: DomainFacts) -> str |
 
 
 def _not_drained(guid: int | None, since: float, facts: DomainFacts) -> str | None:
+    # A release ends with tenants' partitions. A drain also ends those that hold free GPUs.
     if (reason := _not_released(guid, None, since, facts)) is not None:
         return reason
     kept = [
@@ -200,6 +206,7 @@ def _not_observed_since(since: float, guid: int | None, facts: DomainFacts) -> s
 
 def is_unknown(guids: Iterable[int | None], facts: DomainFacts) -> bool:
     """Whether it is unknown where any of the GPUs is: no reading is valid, or one contradicts itself."""
+    # Any controller of the domain may lead, so the doubt of one is enough.
     uncertain = facts.uncertain.union(*(reading.uncertain for reading in facts.others))
     return facts.observation is None or not uncertain.isdisjoint(guids)
 

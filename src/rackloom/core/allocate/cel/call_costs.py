@@ -117,22 +117,19 @@ def device_size(path: DevicePath | None) -> CostRange | None:
     """The size of what a path leads to, by the limits of the API."""
     if not path or path[0] != "device":
         return None
-    here: SizeLimit | None = _DEVICE
+    here = _DEVICE
     for step in path[1:]:
-        here = _limit_below(here, step)
-        if here is None:
+        if step in ("@items", "@values"):
+            below = here.element
+        elif step == "@keys":
+            below = here.key
+        else:
+            # Only the names of a domain may be any: a device has no other field than these.
+            below = (here.fields or {}).get(step) or (here.element if here.any_field else None)
+        if below is None:
             return None
-    return CostRange(0, here.size) if here is not None else None
-
-
-def _limit_below(here: SizeLimit | None, step: str) -> SizeLimit | None:
-    if here is None:
-        return None
-    if step in ("@items", "@values"):
-        return here.element
-    if step == "@keys":
-        return here.key
-    return (here.fields or {}).get(step) or (here.element if here.any_field else None)
+        here = below
+    return CostRange(0, here.size)
 
 
 # The operands of a call, as ranges and as values.
@@ -283,10 +280,6 @@ def _building(size: CostRange) -> CostRange:
 
 def _text_size(of: Operands) -> CostRange:
     return of[0].full_size
-
-
-def _found_size(of: Operands) -> CostRange:
-    return CostRange(0, of[0].full_size.high)
 
 
 # Estimates and charges that upstream computes in two ways.
@@ -454,10 +447,6 @@ def _charge_validate(args: CallValues, result: Any) -> int:
 # The table.
 
 
-def _prefix(of: Operands) -> CallEstimate:
-    return CallEstimate(of[1].size.scaled(_STRING))
-
-
 _WALK = _by_sizes(_walk(_STRING), 1)
 _EDIT = _by_sizes(_walk(_STRING), 1, size=_text_size)
 _LIST_TYPES = ("int", "uint", "double", "bool", "google.protobuf.Duration", "google.protobuf.Timestamp")
@@ -471,8 +460,10 @@ CALL_COSTS: dict[str, CallCost] = {
     "bytes_to_string": _by_sizes(_walk(_STRING), 1, full=False, size=_resized(0.25, 1, 0)),
     "strings_quote": _by_sizes(_walk(_STRING), 1, full=False, size=_resized(1, 2, 2)),
     # Upstream estimates these by what is looked for, and charges for the text that is searched.
-    "starts_with_string": CallCost(_prefix, _WALK.charge),
-    "ends_with_string": CallCost(_prefix, _WALK.charge),
+    **dict.fromkeys(
+        ("starts_with_string", "ends_with_string"),
+        CallCost(lambda of: CallEstimate(of[1].size.scaled(_STRING)), _WALK.charge),
+    ),
     "in_list": _by_sizes(lambda item, items: _scaled(items, 1), 2, full=False),
     "matches_string": _by_sizes(_search, 2, full=False),
     "contains_string": _by_sizes(
@@ -517,7 +508,9 @@ CALL_COSTS: dict[str, CallCost] = {
     "replace": _by_sizes(_walk(2 * _STRING), 1, size=_replaced_size),
     "split": _by_sizes(_walk(2 * _STRING), 1, size=_split_size),
     "join": CallCost(_estimate_join, lambda args, result: _scaled(size_of_value(result), 2 * _STRING)),
-    **dict.fromkeys(("find", "findAll"), _by_sizes(_search, 2, size=_found_size)),
+    **dict.fromkeys(
+        ("find", "findAll"), _by_sizes(_search, 2, size=lambda of: CostRange(0, of[0].full_size.high))
+    ),
     **dict.fromkeys(("ip", "cidr", "isIP", "isCIDR", "quantity", "isQuantity", "semver", "isSemver"), _WALK),
     "ip.isCanonical": _by_sizes(_walk(2 * _STRING), 1),
     "containsIP": _address_search(whole_range=False, parsed=False),

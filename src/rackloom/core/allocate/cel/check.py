@@ -135,7 +135,16 @@ class _TypeChecker:
             case Const():
                 self.types[node.id] = _CONSTANTS[type(node.value)]
             case Ident():
-                self.types[node.id] = self.ident(node)
+                name = node.name.removeprefix(".")
+                found = next((scope[name] for scope in reversed(self.scopes) if name in scope), None)
+                if found is None:
+                    # No variable has the name, so it may be that of a type.
+                    named = self.environment.type_names.get(name)
+                    if named is None:
+                        raise self.undeclared(node, node.name)
+                    self.type_names.add(node.id)
+                    found = types.type_of(named)
+                self.types[node.id] = found
             case Select():
                 return self.select(node)
             case Call():
@@ -149,19 +158,6 @@ class _TypeChecker:
             case Fold():
                 return self.fold(node)
         return node
-
-    def lookup(self, name: str) -> CelType | None:
-        return next((scope[name] for scope in reversed(self.scopes) if name in scope), None)
-
-    def ident(self, node: Ident) -> CelType:
-        found = self.lookup(node.name.removeprefix("."))
-        if found is not None:
-            return found
-        named = self.environment.type_names.get(node.name.removeprefix("."))
-        if named is None:
-            raise self.undeclared(node, node.name)
-        self.type_names.add(node.id)
-        return types.type_of(named)
 
     def undeclared(self, node: CelNode, name: str) -> CompileError:
         return self.fail(
@@ -187,7 +183,12 @@ class _TypeChecker:
             case "map":
                 result = target.params[1]
             case "struct":
-                result = self.member(node_id, target, name)
+                found = self.environment.fields.get(name) if target == types.DEVICE else None
+                if found is None:
+                    known = ", ".join(self.environment.fields)
+                    hint = f"a device has {known}" if target == types.DEVICE else None
+                    raise self.fail(node_id, f"undefined field '{name}'", hint)
+                result = found
             case "param":
                 self.fits(types.DYN, target)
                 result = types.DYN
@@ -196,14 +197,6 @@ class _TypeChecker:
             case _:
                 raise self.fail(node_id, f"type '{target}' does not support field selection")
         return types.optional_of(result) if optional or types.is_optional(whole) else result
-
-    def member(self, node_id: int, target: CelType, name: str) -> CelType:
-        found = self.environment.fields.get(name) if target == types.DEVICE else None
-        if found is None:
-            known = ", ".join(self.environment.fields)
-            hint = f"a device has {known}" if target == types.DEVICE else None
-            raise self.fail(node_id, f"undefined field '{name}'", hint)
-        return found
 
     def call(self, node: Call) -> CelNode:
         if node.function == "_?._":
@@ -250,7 +243,9 @@ class _TypeChecker:
             elif not types.is_dyn(result) and found != result:
                 result = types.DYN
         if result is None:
-            raise self.no_overload(call, name, given)
+            shown = [str(substitute(self.bindings, type_, free_to_dyn=True)) for type_ in given]
+            signature = f"{shown[0]}.({', '.join(shown[1:])})" if call.target else f"({', '.join(shown)})"
+            raise self.fail(call.id, f"found no matching overload for '{name}' applied to '{signature}'")
         self.types[call.id] = result
         self.overloads[call.id] = tuple(chosen)
         return call
@@ -270,11 +265,6 @@ class _TypeChecker:
             return None
         self.bindings = bindings
         return substitute(bindings, result)
-
-    def no_overload(self, call: Call, name: str, given: list[CelType]) -> CompileError:
-        shown = [str(substitute(self.bindings, type_, free_to_dyn=True)) for type_ in given]
-        signature = f"{shown[0]}.({', '.join(shown[1:])})" if call.target else f"({', '.join(shown)})"
-        return self.fail(call.id, f"found no matching overload for '{name}' applied to '{signature}'")
 
     def joined(self, so_far: CelType | None, current: CelType) -> CelType:
         if so_far is None:
@@ -419,7 +409,11 @@ def constant_value(node: CelNode, checked: CheckedExpression) -> Any:
         case Ident() if node.id in checked.constants:
             return TypeName(checked.types[node.id].params[0].name)
         case ListNode():
-            return _constant_list(node, checked)
+            values = [constant_value(item, checked) for item in node.elements]
+            # An element with a question mark may be left out.
+            if node.optional or any(value is NOT_CONSTANT for value in values):
+                return NOT_CONSTANT
+            return values
         case MapNode():
             return _constant_map(node, checked)
         case Call(target=None, args=(arg,)) if node.function in CONVERSIONS:
@@ -438,11 +432,6 @@ def same_primitive(value: Any, member: Any) -> bool:
     if type(value) is bool or type(member) is bool:
         return value is member
     return is_primitive(value) and bool(value == member)
-
-
-def _constant_list(node: ListNode, checked: CheckedExpression) -> Any:
-    values = [constant_value(item, checked) for item in node.elements]
-    return NOT_CONSTANT if node.optional or any(value is NOT_CONSTANT for value in values) else values
 
 
 def _constant_map(node: MapNode, checked: CheckedExpression) -> Any:
@@ -498,17 +487,14 @@ def _validate_call(call: Call, checked: CheckedExpression) -> None:
         if isinstance(pattern, str):
             compiled_pattern(pattern)
     if call.function in _LITERALS and isinstance(operands[0], Const):
-        _time_literal(call.function, operands[0].value)
+        value = operands[0].value
+        if isinstance(value, str):
+            _LITERALS[call.function](value)
+        # Timestamps may also be seconds. Upstream refuses a number as duration, though it has the overload.
+        elif call.function == "duration":
+            raise EvaluationError("invalid duration argument")
     if call.function == "format" and isinstance(call.target, Const) and isinstance(call.args[0], ListNode):
         _validate_format(str(call.target.value), call.args[0], checked)
-
-
-def _time_literal(function: str, value: object) -> None:
-    """Timestamps may also be seconds; upstream refuses a number as duration, though it has the overload."""
-    if isinstance(value, str):
-        _LITERALS[function](value)
-    elif function == "duration":
-        raise EvaluationError("invalid duration argument")
 
 
 def _validate_format(template: str, args: ListNode, checked: CheckedExpression) -> None:

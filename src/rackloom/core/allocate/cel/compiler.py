@@ -85,56 +85,44 @@ class _ReadTracer:
         """The path that `node` is, unread so far; None for anything else, whose parts are then used."""
         match node:
             case Ident():
-                return self.named(node.name.removeprefix("."))
+                name = node.name.removeprefix(".")
+                return next((scope[name] for scope in reversed(self.scopes) if name in scope), None)
             case Select():
                 return self.step(node.operand, node.field)
             case Call(function="_[_]" | "_[?_]" | "_?._", args=(operand, key)):
-                return self.keyed(operand, key)
+                if isinstance(key, Const):
+                    return self.step(operand, key.value if isinstance(key.value, str) else None)
+                # A key that is computed may be any, and what it is computed from matters as well.
+                self.use(key)
+                return self.step(operand, None)
             case Call(function="@in", args=(Const(value=str(key)), container)):
                 path = self.step(container, key)
                 if path is not None:
                     self.paths.add(path)
                 return None
             case Fold() if node.is_bind:
-                return self.bound(node)
+                self.scopes.append({node.accu_var: self.follow(node.accu_init)})
+                result = self.follow(node.result)
+                self.scopes.pop()
+                return result
             case Fold():
-                self.folded(node)
+                # Variables of a loop stand for no path. What they run over is read as a whole.
+                self.use(node.iter_range)
+                self.use(node.accu_init)
+                self.scopes.append({node.accu_var: None, node.iter_var: None, node.iter_var2: None})
+                for part in (node.condition, node.step, node.result):
+                    self.use(part)
+                self.scopes.pop()
                 return None
         for child in children(node):
             self.use(child)
         return None
-
-    def named(self, name: str) -> ReadPath | None:
-        for scope in reversed(self.scopes):
-            if name in scope:
-                return scope[name]
-        return None
-
-    def keyed(self, operand: CelNode, key: CelNode) -> ReadPath | None:
-        if isinstance(key, Const):
-            return self.step(operand, key.value if isinstance(key.value, str) else None)
-        self.use(key)
-        return self.step(operand, None)
 
     def step(self, operand: CelNode, key: str | None) -> ReadPath | None:
         path = self.follow(operand)
         if path is None:
             return None
         return path if len(path) == _LEAF else (*path, key)
-
-    def bound(self, node: Fold) -> ReadPath | None:
-        self.scopes.append({node.accu_var: self.follow(node.accu_init)})
-        result = self.follow(node.result)
-        self.scopes.pop()
-        return result
-
-    def folded(self, node: Fold) -> None:
-        self.use(node.iter_range)
-        self.use(node.accu_init)
-        self.scopes.append({node.accu_var: None, node.iter_var: None, node.iter_var2: None})
-        for part in (node.condition, node.step, node.result):
-            self.use(part)
-        self.scopes.pop()
 
 
 def key_function(reads: frozenset[Read]) -> Callable[[DeviceView], Hashable]:
@@ -236,12 +224,16 @@ class Program:
             return EvaluationResult(None, EvaluationError(view.problem), None)
         frame = EvaluationFrame(view.variable, cost_limit)
         try:
-            value = _truth_value(self.run(frame))
+            value = self.run(frame)
         except CostExceeded as error:
             value = error
-        if isinstance(value, EvaluationError):
-            return EvaluationResult(None, value, frame.cost)
-        return EvaluationResult(value, None, frame.cost)
+        if value is True or value is False:
+            return EvaluationResult(value, None, frame.cost)
+        if not isinstance(value, EvaluationError):
+            kind = type_name(value)
+            why = f"type conversion error from {kind} to 'bool'"
+            value = EvaluationError(f"CEL result of type {kind} could not be converted to bool: {why}")
+        return EvaluationResult(None, value, frame.cost)
 
     def key(self, view: DeviceView) -> Hashable:
         """The values that `reads` names: devices with equal keys get equal answers."""
@@ -260,32 +252,26 @@ def compile_selector(
 
     The features matter to `environment="new"` only: stored expressions may use everything.
     """
+    names = environment_of(
+        environment, consumable_capacity=consumable_capacity, list_type_attributes=list_type_attributes
+    )
     try:
-        return _compile_uncached(
-            expression,
-            environment_of(
-                environment,
-                consumable_capacity=consumable_capacity,
-                list_type_attributes=list_type_attributes,
-            ),
-        )
+        checked = check_types(parse_expression(expression), names)
+        validate_literals(checked)
+        if types.unwrapped(checked.output) not in (types.BOOL, names.attribute):
+            raise CompileError(
+                f"must evaluate to bool or the unknown type, not {checked.output}", source=expression
+            )
+        run = exact_evaluator(checked, expression)
+        reads = reads_of(checked)
+        cost = max_cost(checked)
+        # Generated code counts no cost, and a pin refuses a device without running the rest. Both need an
+        # expression that stays below the limit on every device.
+        fast = fast_path(checked) if cost <= COST_LIMIT else None
+        pins = pins_of(checked.root) if cost <= COST_LIMIT else ()
+        return Program(expression, reads, str(checked.output), cost, run, fast, key_function(reads), pins)
     except RecursionError:
         raise CompileError("the expression is nested too deeply", source=expression) from None
-
-
-def _compile_uncached(expression: str, names: Any) -> Program:
-    checked = check_types(parse_expression(expression), names)
-    validate_literals(checked)
-    if types.unwrapped(checked.output) not in (types.BOOL, names.attribute):
-        raise CompileError(
-            f"must evaluate to bool or the unknown type, not {checked.output}", source=expression
-        )
-    run = exact_evaluator(checked, expression)
-    reads = reads_of(checked)
-    cost = max_cost(checked)
-    fast = fast_path(checked) if cost <= COST_LIMIT else None
-    pins = pins_of(checked.root) if cost <= COST_LIMIT else ()
-    return Program(expression, reads, str(checked.output), cost, run, fast, key_function(reads), pins)
 
 
 def exact_evaluator(checked: CheckedExpression, expression: str) -> Evaluator:
@@ -305,11 +291,3 @@ def exact_evaluator(checked: CheckedExpression, expression: str) -> Evaluator:
         except EvaluationError as error:
             raise CompileError(f"program instantiation failed: {error.message}", source=expression) from None
     return run
-
-
-def _truth_value(value: Any) -> bool | EvaluationError:
-    if value is True or value is False or isinstance(value, EvaluationError):
-        return value
-    kind = type_name(value)
-    why = f"type conversion error from {kind} to 'bool'"
-    return EvaluationError(f"CEL result of type {kind} could not be converted to bool: {why}")

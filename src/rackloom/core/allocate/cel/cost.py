@@ -70,7 +70,9 @@ class _CostEstimator:
             case Const() | MessageNode():  # The checker leaves no message.
                 return ZERO
             case Ident():
-                return self.ident(node)
+                local = self.local(node.name)
+                self.paths[node.id] = (node.name,) if local is None else local.path
+                return ONE
             case Select():
                 return self.select(node)
             case Call():
@@ -121,11 +123,6 @@ class _CostEstimator:
         if path and path[0] == RESULT:
             path = None
         return CostOperand(node, self.type_of(node), path, self.size(node))
-
-    def ident(self, node: Ident) -> CostRange:
-        local = self.local(node.name)
-        self.paths[node.id] = (node.name,) if local is None else local.path
-        return ONE
 
     def select(self, node: Select) -> CostRange:
         cost = self.cost(node.operand)
@@ -233,17 +230,16 @@ class _CostEstimator:
             if estimate.size is not None:
                 size = estimate.size if size is None else size.union(estimate.size)
             if overload.id in ("index_list", "index_map"):
-                size = self.indexed(node, overload.id == "index_list")
+                # The element of a container has the size that the container knows, and a longer path.
+                entries = self.entries(node.args[0])
+                step = "@items" if overload.id == "index_list" else "@values"
+                self.paths[node.id] = (*(self.path(node.args[0]) or ()), step)
+                size = entries.value if entries is not None else None
             if size is None:
                 size = self.size(node)
         if size is not None:
             self.sizes[node.id] = size
         return cost.plus(spent)
-
-    def indexed(self, node: Call, is_list: bool) -> CostRange | None:
-        entries = self.entries(node.args[0])
-        self.paths[node.id] = (*(self.path(node.args[0]) or ()), "@items" if is_list else "@values")
-        return entries.value if entries is not None else None
 
     def overload(
         self,
@@ -262,27 +258,22 @@ class _CostEstimator:
             case "logical_and" | "logical_or":
                 return CallEstimate(CostRange(costs[0].low, costs[0].plus(costs[1]).high))
             case "conditional":
-                return self.conditional(node, operands, costs)
+                # Either branch may run, so the range covers both.
+                self.merge_entries(node, node.args[1], node.args[2])
+                size = operands[1].size.union(operands[2].size)
+                return CallEstimate(costs[0].plus(costs[1].union(costs[2])), size)
             case "add_string" | "add_bytes" | "add_list":
-                return self.concatenation(node, overload.id, operands, spent)
+                # Upstream prices joined lists at one unit, and joined texts by their length.
+                self.merge_entries(node, node.args[0], node.args[1])
+                size = operands[0].size.plus(operands[1].size)
+                cost = ONE if overload.id == "add_list" else size.scaled(_STRING)
+                return CallEstimate(cost.plus(spent), size)
         return CallEstimate(ONE.plus(spent))
 
     def merge_entries(self, node: Call, left: CelNode, right: CelNode) -> None:
         """The result has the elements of either operand."""
         if (sizes := self.entries(left)) and (merged := sizes.union(self.entries(right))):
             self.entry_sizes[node.id] = merged
-
-    def conditional(self, node: Call, args: list[CostOperand], costs: list[CostRange]) -> CallEstimate:
-        self.merge_entries(node, node.args[1], node.args[2])
-        return CallEstimate(costs[0].plus(costs[1].union(costs[2])), args[1].size.union(args[2].size))
-
-    def concatenation(
-        self, node: Call, overload: str, args: list[CostOperand], spent: CostRange
-    ) -> CallEstimate:
-        size = args[0].size.plus(args[1].size)
-        self.merge_entries(node, node.args[0], node.args[1])
-        cost = ONE if overload == "add_list" else size.scaled(_STRING)
-        return CallEstimate(cost.plus(spent), size)
 
 
 def _literal_size(node: CelNode) -> CostRange | None:

@@ -70,7 +70,9 @@ def compile_derived(expression: str) -> DerivedProgram:
     try:
         checked = check_types(parse_expression(expression), environment())
         validate_literals(checked)
-        if not _may_be_attribute(checked.output):
+        output = types.unwrapped(checked.output)
+        item = types.unwrapped(checked.output.params[0]) if checked.output.name == "list" else output
+        if output not in _SCALARS and item not in _SCALARS:
             raise CompileError(
                 "must evaluate to a string, integer, boolean or semver, or to a list of one of these,"
                 f" not {checked.output}",
@@ -81,12 +83,6 @@ def compile_derived(expression: str) -> DerivedProgram:
         return DerivedProgram(expression, reads, max_cost(checked), run, key_function(reads))
     except RecursionError:
         raise CompileError("the expression is nested too deeply", source=expression) from None
-
-
-def _may_be_attribute(output: types.CelType) -> bool:
-    if types.unwrapped(output) in _SCALARS:
-        return True
-    return output.name == "list" and types.unwrapped(output.params[0]) in _SCALARS
 
 
 def _attribute_of(value: Any) -> DeviceAttribute:

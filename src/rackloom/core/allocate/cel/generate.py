@@ -214,12 +214,6 @@ class _PythonWriter:
         fields, domain = self.domain(node.operand, scope)
         return f"{fields}.has({f'{domain}/{node.field}'!r})"
 
-    def or_value(self, operand: CelNode, key: str, other: CelNode, scope: Scope) -> str:
-        fields, domain = self.domain(operand, scope)
-        if self.constant(other) is check.NOT_CONSTANT:
-            raise NotCompilable
-        return f"{fields}.value_or({f'{domain}/{key}'!r}, {self.value(other, scope)})"
-
     # Calls.
 
     def call(self, node: Call, scope: Scope) -> str:
@@ -256,7 +250,11 @@ class _PythonWriter:
                 "orValue",
                 (Call(function="_?._" | "_[?_]", args=(operand, Const(value=str(key)))), other),
             ):
-                return self.or_value(operand, key, other, scope)
+                fields, domain = self.domain(operand, scope)
+                # Only a constant may be computed where the value is there: it raises no error.
+                if self.constant(other) is check.NOT_CONSTANT:
+                    raise NotCompilable
+                return f"{fields}.value_or({f'{domain}/{key}'!r}, {self.value(other, scope)})"
             case (("_?._" | "_[?_]" | "or" | "orValue"), _):
                 raise NotCompilable
         if node.function in _ORDERS:
@@ -313,17 +311,16 @@ class _PythonWriter:
         """Whether an argument has the type of a parameter, as Python; None where its class does not tell."""
         if param.kind in ("dyn", "any", "param"):
             return "True"
-        if param.kind == "list" and not _holds_anything(param.params[0]):
+        # The class of a list shows nothing of its items, so the parameter has to take lists of anything.
+        if param.kind == "list" and param.params[0].kind not in ("dyn", "any", "param"):
             return None
         classes = _CLASSES.get(param.name, ())
         if value is not check.NOT_CONSTANT:
             return str(type(value) in classes)
         if len(classes) == 1:
-            return f"{arg}.__class__ is {self.class_name(classes[0])}"
+            kind = classes[0]
+            return f"{arg}.__class__ is {kind.__name__ if kind in (*_COMPARED, list) else self.name(kind)}"
         return f"{arg}.__class__ in {self.name(classes)}"
-
-    def class_name(self, kind: type) -> str:
-        return kind.__name__ if kind in (*_COMPARED, list) else self.name(kind)
 
     def compared(self, first: CelNode, second: CelNode, scope: Scope, operator: str, general: str) -> str:
         """Compare directly where one side is a literal and the other turns out to be of its class."""
@@ -384,7 +381,13 @@ class _PythonWriter:
         captured = sorted({name for name in scope.values() if isinstance(name, str)})
         accu, first, second = self.local(), self.local(), self.local()
         outer = {**scope, node.accu_var: accu}
-        start = self.accumulator_start(node, scope)
+        if not isinstance(node.accu_init, ListNode):
+            start = self.value(node.accu_init, scope)
+        elif node.accu_init.elements:
+            raise NotCompilable
+        else:
+            # A list is made anew each time, because it grows. A constant would be one list for all calls.
+            start = "[]"
         inner = {**outer, node.iter_var: first, **({node.iter_var2: second} if node.iter_var2 else {})}
         name = f"f{len(self.functions)}_{accu}"
         parameters = ", ".join(("view", "a", "c", "items", *captured))
@@ -414,14 +417,6 @@ class _PythonWriter:
             return f"names({fields}.identifiers({domain!r}))"
         return f"few({self.value(node.iter_range, scope)})"
 
-    def accumulator_start(self, node: Fold, scope: Scope) -> str:
-        """A list is made anew each time, because it grows."""
-        if isinstance(node.accu_init, ListNode):
-            if node.accu_init.elements:
-                raise NotCompilable
-            return "[]"
-        return self.value(node.accu_init, scope)
-
     def step(self, node: CelNode, fold: Fold, scope: Scope) -> list[str]:
         """Statements that bring the accumulator forward by one item."""
         accu = scope[fold.accu_var]
@@ -442,17 +437,7 @@ class _PythonWriter:
         return [f"{accu} = {self.value(node, scope)}"]
 
 
-def _holds_anything(element: CelType) -> bool:
-    """Whether a list parameter accepts lists whatever they hold."""
-    return element.kind in ("dyn", "any", "param")
-
-
-def _classes_by_name() -> dict[str, tuple[type, ...]]:
-    classes: dict[str, tuple[type, ...]] = {}
-    for kind, name in TYPE_NAMES.items():
-        classes[name] = (*classes.get(name, ()), kind)
-    return classes
-
-
-_CLASSES = _classes_by_name()
+_CLASSES = {
+    name: tuple(kind for kind, other in TYPE_NAMES.items() if other == name) for name in TYPE_NAMES.values()
+}
 """The classes of values that have each CEL type."""

@@ -61,8 +61,12 @@ def parse_expression(source: str) -> ParsedExpression:
             f"the expression is longer than {MAX_LENGTH} bytes", hint="split it into several selectors"
         )
     _refuse_escaped_names(source)
-    message = _fields(_serialised(source))
-    parsed = _fields(message[2][0])
+    try:
+        serialised: bytes = _parser().compile(source, disable_check=True).serialize()
+    except RuntimeError as error:
+        raise _syntax_error(str(error), source) from None
+    # The message holds the expression in field 2. Of that, field 2 is the root and field 3 has the positions.
+    parsed = _fields(_fields(serialised)[2][0])
     positions = functools.cache(lambda: dict(map(_position, _fields(parsed[3][0]).get(4, ()))))
     return expand_macros(ParsedExpression(source, _node(parsed[2][0]), positions))
 
@@ -84,14 +88,6 @@ def _refuse_escaped_names(source: str) -> None:
 @functools.cache
 def _parser() -> Any:
     return cel.NewEnv(extensions=[ext_bindings.ExtBindings(), ext_optional.ExtOptional()])
-
-
-def _serialised(source: str) -> bytes:
-    try:
-        serialised: bytes = _parser().compile(source, disable_check=True).serialize()
-    except RuntimeError as error:
-        raise _syntax_error(str(error), source) from None
-    return serialised
 
 
 def _syntax_error(text: str, source: str) -> CompileError:
@@ -216,23 +212,16 @@ def _list(node_id: int, fields: Wire) -> CelNode:
 def _struct(node_id: int, fields: Wire) -> CelNode:
     name = _text(fields, 1)
     entries = fields.get(2, ())
-    if name:
-        return MessageNode(node_id, name, tuple(map(_message_field, entries)))
-    return MapNode(node_id, tuple(map(_entry, entries)))
-
-
-def _message_field(data: bytes) -> MessageField:
-    fields = _fields(data)
-    return MessageField(
-        fields.get(1, [0])[0], _text(fields, 2), _node(fields[4][0]), bool(fields.get(5, [0])[0])
-    )
-
-
-def _entry(data: bytes) -> MapEntry:
-    fields = _fields(data)
-    return MapEntry(
-        fields.get(1, [0])[0], _node(fields[3][0]), _node(fields[4][0]), bool(fields.get(5, [0])[0])
-    )
+    # Messages and maps share one form: an entry of a message has a name (2), one of a map a key (3).
+    members: list[MessageField] = []
+    pairs: list[MapEntry] = []
+    for entry in map(_fields, entries):
+        entry_id, optional = entry.get(1, [0])[0], bool(entry.get(5, [0])[0])
+        if name:
+            members.append(MessageField(entry_id, _text(entry, 2), _node(entry[4][0]), optional))
+        else:
+            pairs.append(MapEntry(entry_id, _node(entry[3][0]), _node(entry[4][0]), optional))
+    return MessageNode(node_id, name, tuple(members)) if name else MapNode(node_id, tuple(pairs))
 
 
 def _fold(node_id: int, fields: Wire) -> CelNode:

@@ -48,10 +48,14 @@ class Regex:
     __slots__ = ("_compiled",)
 
     def __init__(self, pattern: str) -> None:
+        # What both refuse is left as it is. Only tokens that differ are looked for. Sets are one token each,
+        # because groups and quotes inside them are plain characters.
+        rewritten = _TOKEN.sub(_rewritten, pattern)
         try:
-            self._compiled = re2.compile(_as_re2(pattern), _OPTIONS)
+            self._compiled = re2.compile(rewritten, _OPTIONS)
         except re2.error as error:
-            raise ValueError(_go_message(error.args[0].decode())) from None
+            code, _, part = error.args[0].decode().partition(": ")
+            raise ValueError(f"{_GO_MESSAGES.get(code, code)}: `{part}`") from None
 
     def search(self, text: str) -> bool:
         """Whether the pattern matches anywhere."""
@@ -95,11 +99,6 @@ def _next_character(text: bytes, at: int) -> int:
     return at
 
 
-def _go_message(message: str) -> str:
-    code, _, part = message.partition(": ")
-    return f"{_GO_MESSAGES.get(code, code)}: `{part}`"
-
-
 # From Go's syntax to RE2's.
 
 
@@ -137,13 +136,6 @@ _COMPOUND_CLASSES = {
     "Lc": ("", r"\p{Lu}\p{Ll}\p{Lt}"),
 }
 """Classes that Go has and RE2 has not, as sign and content of a set."""
-
-
-def _as_re2(pattern: str) -> str:
-    """The pattern in RE2's syntax. What both refuse is left as it is."""
-    # Only tokens that differ are looked for. Sets are one token each, because groups and quotes inside them
-    # are plain characters.
-    return _TOKEN.sub(_rewritten, pattern)
 
 
 def _rewritten(token: re.Match[str]) -> str:

@@ -292,6 +292,8 @@ class Overload(msgspec.Struct, frozen=True, eq=False):
         return len(args) == len(self.params) and all(map(_value_has_type, self.params, args))
 
 
+_NAMESPACES = frozenset(("cel", "optional", "sets", "lists", "strings", "ip", "format"))
+"""Functions below one of these have no receiver: it is a part of their name."""
 NEW_MESSAGE = "new_message"
 """The overload id of what builds a message."""
 FUNCTIONS: dict[str, tuple[Overload, ...]] = {}
@@ -300,10 +302,19 @@ FUNCTIONS: dict[str, tuple[Overload, ...]] = {}
 
 def cel_function(overload_id: str, signature: str) -> Callable[[F], F]:
     """Declare the decorated function as the overload with this id and signature."""
+    head, result = signature.rsplit(" -> ", 1)
+    path, args = head[:-1].split("(", 1)
+    # `list<A>.size` has a receiver type before its name. Operators and namespaced functions have none.
+    owner, _, function = path.rpartition(".")
+    if path.startswith("_") or owner in _NAMESPACES:
+        owner, function = "", path
+    params = tuple(map(parse_type, [*([owner] if owner else []), *split_at_top_level(args)]))
+    of = parse_type(result)
+    variables = tuple(dict.fromkeys(_type_variables([*params, of])))
 
     def declare(impl: F) -> F:
-        overload = overload_from_signature(overload_id, signature, impl)
-        FUNCTIONS[overload.function] = (*FUNCTIONS.get(overload.function, ()), overload)
+        overload = Overload(overload_id, function, bool(owner), params, of, variables, impl)
+        FUNCTIONS[function] = (*FUNCTIONS.get(function, ()), overload)
         return impl
 
     return declare
@@ -313,17 +324,6 @@ def declare_functions(*overloads: tuple[str, str, Impl]) -> None:
     """Declare overloads by id, signature and implementation."""
     for overload_id, signature, impl in overloads:
         cel_function(overload_id, signature)(impl)
-
-
-def overload_from_signature(overload_id: str, signature: str, impl: Impl) -> Overload:
-    """An overload from its signature."""
-    head, result = signature.rsplit(" -> ", 1)
-    path, args = head[:-1].split("(", 1)
-    receiver, function = _split_receiver(path)
-    params = tuple(map(parse_type, [*receiver, *split_at_top_level(args)]))
-    of = parse_type(result)
-    variables = tuple(dict.fromkeys(_type_variables([*params, of])))
-    return Overload(overload_id, function, bool(receiver), params, of, variables, impl)
 
 
 def dispatch(candidates: tuple[Overload, ...], args: tuple[Any, ...]) -> Any:
@@ -356,18 +356,6 @@ def unavailable(*args: object) -> Any:
 def as_error(error: ValueError) -> EvaluationError:
     """A value error of a parser as the evaluation error it means here."""
     return EvaluationError(str(error))
-
-
-def _split_receiver(path: str) -> tuple[list[str], str]:
-    """Split `list<A>.size` into receiver type and name; a plain or namespaced function has no receiver."""
-    owner, dot, name = path.rpartition(".")
-    if (
-        not dot
-        or path.startswith("_")
-        or owner in ("cel", "optional", "sets", "lists", "strings", "ip", "format")
-    ):
-        return [], path
-    return [owner], name
 
 
 def _type_variables(types: Iterable[CelType]) -> Iterator[CelType]:

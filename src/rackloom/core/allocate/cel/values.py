@@ -37,7 +37,7 @@ from rackloom.core.allocate.quantity import Quantity
 
 _NUMBER = re.compile(r"[0-9]*")
 _IDENTIFIER = re.compile(r"[0-9A-Za-z-]+")
-_UINT64_MAX = 2**64 - 1
+INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 
 
 @functools.total_ordering
@@ -59,7 +59,12 @@ class SemanticVersion:
     @classmethod
     def normalise(cls, text: str) -> "SemanticVersion":
         """Read a version with a v prefix, missing minor or patch, or leading zeros, as `v1.02`."""
-        parts = [_without_zeros(part) for part in text.removeprefix("v").split(".", 2)]
+        parts = []
+        for part in text.removeprefix("v").split(".", 2):
+            # One zero stays where no other digit follows, as in `00-rc.1`.
+            bare = part.lstrip("0")
+            kept = bare if bare[:1].isdigit() and bare[:1].isascii() else "0" + bare
+            parts.append(part if len(part) < 2 else kept)
         if len(parts) < 3 and re.search("[+-]", parts[-1]):
             raise ValueError("short version cannot contain PreRelease/Build meta data")
         return _parse_version(".".join(parts + ["0"] * (3 - len(parts))))
@@ -93,13 +98,6 @@ class SemanticVersion:
         return core + before + ("+" + ".".join(self.build) if self.build else "")
 
 
-def _without_zeros(part: str) -> str:
-    if len(part) < 2:
-        return part
-    bare = part.lstrip("0")
-    return bare if bare[:1].isdigit() and bare[:1].isascii() else "0" + bare
-
-
 @functools.lru_cache(maxsize=4096)
 def _parse_version(text: str) -> SemanticVersion:
     if not text:
@@ -113,9 +111,17 @@ def _parse_version(text: str) -> SemanticVersion:
         _version_number(part, name)
         for part, name in zip((*parts[:2], patch), ("major", "minor", "patch"), strict=True)
     ]
-    prerelease = tuple(_prerelease_part(part) for part in before.split(".")) if dash else ()
-    metadata = tuple(_build_part(part) for part in build.split(".")) if plus else ()
-    return SemanticVersion(numbers[0], numbers[1], numbers[2], prerelease, metadata)
+    prerelease: list[int | str] = []
+    for part in before.split(".") if dash else ():
+        if not _IDENTIFIER.fullmatch(part):
+            raise ValueError(f"Invalid character(s) found in prerelease {part!r}")
+        # Identifiers of digits alone compare as numbers, all others as texts.
+        prerelease.append(_version_number(part, "prerelease") if _NUMBER.fullmatch(part) else part)
+    metadata = tuple(build.split(".")) if plus else ()
+    for part in metadata:
+        if not _IDENTIFIER.fullmatch(part):
+            raise ValueError(f"Invalid character(s) found in build meta data {part!r}")
+    return SemanticVersion(numbers[0], numbers[1], numbers[2], tuple(prerelease), metadata)
 
 
 def _version_number(part: str, name: str) -> int:
@@ -123,27 +129,12 @@ def _version_number(part: str, name: str) -> int:
         raise ValueError(f"Invalid character(s) found in {name} number {part!r}")
     if len(part) > 1 and part[0] == "0":
         raise ValueError(f"{name.capitalize()} number must not contain leading zeroes {part!r}")
-    if int(part) > _UINT64_MAX:
+    if int(part) > UINT64_MAX:
         raise ValueError(f"{name.capitalize()} number {part!r} is out of range")
     return int(part)
 
 
-def _prerelease_part(part: str) -> int | str:
-    if not _IDENTIFIER.fullmatch(part):
-        raise ValueError(f"Invalid character(s) found in prerelease {part!r}")
-    return _version_number(part, "prerelease") if _NUMBER.fullmatch(part) else part
-
-
-def _build_part(part: str) -> str:
-    if not _IDENTIFIER.fullmatch(part):
-        raise ValueError(f"Invalid character(s) found in build meta data {part!r}")
-    return part
-
-
 # Values, map keys, equality and 64-bit bounds.
-
-
-INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 
 
 class Uint(int):
@@ -256,7 +247,9 @@ def equal(first: Any, second: Any) -> bool:
             raise no_such_overload()
         return bool(first == second)
     if kind is OptionalValue:
-        return other is OptionalValue and _same_optional(first, second)
+        if other is not OptionalValue or first.present != second.present:
+            return False
+        return not first.present or equal(first.value, second.value)
     return kind is other and bool(first == second)
 
 
@@ -295,25 +288,14 @@ def _same_map(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> bool:
     return True
 
 
-def _same_optional(optional_value: OptionalValue, second: OptionalValue) -> bool:
-    return optional_value.present == second.present and (
-        not optional_value.present or equal(optional_value.value, second.value)
-    )
-
-
 def compare_numbers(first: Any, second: Any) -> int | None:
     """-1, 0, 1, or None where a NaN is involved. An integer meets a double as a double."""
     if type(first) is float or type(second) is float:
-        left, right = _as_double(first, second), _as_double(second, first)
+        left, right = float(first), float(second)
         if math.isnan(left) or math.isnan(right):
             return None
         return (left > right) - (left < right)
     return int(first > second) - int(first < second)
-
-
-def _as_double(value: Any, other: Any) -> float:
-    """`value` for a comparison with `other`; doubles outside the 64-bit range stay beyond every integer."""
-    return float(value)
 
 
 def in_int64(value: int) -> int:

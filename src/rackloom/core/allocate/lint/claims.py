@@ -72,22 +72,18 @@ def request_findings(ask: RequestSpec, context: LintContext, path: FieldPath) ->
         yield from derived_findings(
             derived.expression, met, context, (*path, "derivedAttributes", number, "expression")
         )
-    if context.given:
-        yield from _count_findings(ask, met, context, path) if clean else ()
-        yield from _idle_nic_findings(ask, met, context, path)
-
-
-def _count_findings(
-    ask: RequestSpec, met: Sequence[CandidateDevice], context: LintContext, path: FieldPath
-) -> Iterator[LintFinding]:
-    matching = {device.id for device in met}
-    most = max(
-        (sum(device.id in matching for device in kind.devices) for kind in context.hardware.kinds), default=0
-    )
-    if ask.allocation_mode == "ExactCount" and ask.count > most:
-        why = f"{ask.count} devices are asked for and no node has more than {most} that match"
-        fix = f"ask for {most} at most" if most else "ask for devices that a node has"
-        yield LintFinding(trap=LintRule.COUNT, path=(*path, "count"), why=why, fix=fix)
+    if not context.given:
+        return
+    # A broken selector matches nothing, however many devices there are.
+    if clean and ask.allocation_mode == "ExactCount":
+        matching = {device.id for device in met}
+        counts = (sum(device.id in matching for device in kind.devices) for kind in context.hardware.kinds)
+        most = max(counts, default=0)
+        if ask.count > most:
+            why = f"{ask.count} devices are asked for and no node has more than {most} that match"
+            fix = f"ask for {most} at most" if most else "ask for devices that a node has"
+            yield LintFinding(trap=LintRule.COUNT, path=(*path, "count"), why=why, fix=fix)
+    yield from _idle_nic_findings(ask, met, context, path)
 
 
 def _idle_nic_findings(
@@ -152,24 +148,20 @@ def _unpublished_findings(
     """A device without the attribute breaks the constraint: where all lack it, the claim is lost."""
     name = device_constraint.match_attribute or device_constraint.distinct_attribute or ""
     for request in _requests_covered(claim, device_constraint):
-        met = [
-            device
-            for ask, _ in request_specs(request)
-            if name not in [derived.name for derived in ask.derived_attributes]
-            for device in _matching_devices(ask, context)
-        ]
+        met: list[CandidateDevice] = []
+        for ask, _ in request_specs(request):
+            # A derived attribute counts, whatever the device publishes.
+            if name in [derived.name for derived in ask.derived_attributes]:
+                continue
+            # Values of typical devices are made up, so all of the class may be given.
+            of_class = context.of_class(ask.device_class_name)
+            met += context.passing(of_class, ask.selectors) if context.given else of_class
         if met and all(context.lacks(device, name) for device in met):
             whom = f"none of the devices that request {request.name} matches"
             why = f"{whom if context.given else 'no driver that is known'} publishes {name}"
             fix = "select by NUMA node or address instead: rackloom claim template"
             yield LintFinding(trap=LintRule.UNPUBLISHED, path=path, why=why, fix=fix)
             return
-
-
-def _matching_devices(ask: RequestSpec, context: LintContext) -> list[CandidateDevice]:
-    """The devices that an ask may be given; values of typical devices are made up, so all of its class."""
-    met = context.of_class(ask.device_class_name)
-    return context.passing(met, ask.selectors) if context.given else met
 
 
 def _one_value_findings(
@@ -251,10 +243,14 @@ def claim_findings(claim: ResourceClaim, context: LintContext) -> list[LintFindi
     broken = any("derivedAttributes" in finding.path for finding in found)
     if not broken and not any(finding.trap is LintRule.UNKNOWN_CLASS for finding in found):
         found += constraint_findings(claim, context)
-    if context.given and not found and _no_node_serves(claim, context):
-        why = "no node can serve the claim, even with nothing in use"
-        fix = "see rackloom claim explain for what takes each device away"
-        found.append(LintFinding(trap=LintRule.NO_NODE, path=("devices", "requests"), why=why, fix=fix))
+    if context.given and not found:
+        # On a profile, a fault may be a gap in the profile.
+        no = (Refusal, Fault) if context.hardware.observed else (Refusal,)
+        outcomes = allocation_outcomes([context.hardware], claim)
+        if all(isinstance(outcome, no) for outcome in outcomes):
+            why = "no node can serve the claim, even with nothing in use"
+            fix = "see rackloom claim explain for what takes each device away"
+            found.append(LintFinding(trap=LintRule.NO_NODE, path=("devices", "requests"), why=why, fix=fix))
     return found
 
 
@@ -264,9 +260,3 @@ def class_findings(device_class: DeviceClass, context: LintContext) -> Iterator[
         path = ("selectors", number, "cel", "expression")
         expression = selector.cel.expression if selector.cel else ""
         yield from selector_findings(expression, context.devices, context, path)
-
-
-def _no_node_serves(claim: ResourceClaim, context: LintContext) -> bool:
-    """Whether every node refuses the claim. On a profile, a fault may be a gap in the profile."""
-    no = (Refusal, Fault) if context.hardware.observed else (Refusal,)
-    return all(isinstance(outcome, no) for outcome in allocation_outcomes([context.hardware], claim))

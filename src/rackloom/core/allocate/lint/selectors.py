@@ -233,16 +233,19 @@ LiteralValue = str | int | bool | None
 def constant_truth(program: compiler.Program) -> bool | None:
     """The only truth value that a selector can have, errors aside; None where it has both or is unclear."""
     root = parse_expression(program.expression).root
-    if not _only_compares(root) or any(kind not in ("driver", "attribute") for kind, _, _ in program.reads):
-        return None
+    # Only comparisons can be judged by trying the values beside their literals.
+    for node in _all_nodes(root):
+        if isinstance(node, Fold) or (isinstance(node, Call) and node.function not in _COMPARING):
+            return None
     reads = sorted(program.reads, key=str)
-    if any(kind == "attribute" and (domain is None or name is None) for kind, domain, name in reads):
-        return None
+    for kind, domain, name in reads:
+        if kind not in ("driver", "attribute") or (kind == "attribute" and (domain is None or name is None)):
+            return None
     # True and 1 are equal in Python and not in CEL.
-    values = tuple({(type(value), value): value for value in _values_to_try(root)}.values())
-    combinations = list(
-        islice(product(*(_possible_values(read, values) for read in reads)), _MAX_COMBINATIONS + 1)
-    )
+    values = list({(type(value), value): value for value in _values_to_try(root)}.values())
+    texts = [value for value in values if isinstance(value, str)]
+    choices = [texts if kind == "driver" else values for kind, _, _ in reads]
+    combinations = list(islice(product(*choices), _MAX_COMBINATIONS + 1))
     if len(combinations) > _MAX_COMBINATIONS:
         return None
     truths = {
@@ -250,20 +253,6 @@ def constant_truth(program: compiler.Program) -> bool | None:
         for combination in combinations
     } - {None}
     return truths.pop() if len(truths) == 1 else None
-
-
-def literals_of(expression: str) -> Iterator[LiteralValue]:
-    """The literals of an expression that compiles, keys of attributes included."""
-    yield from (
-        node.value for node in _all_nodes(parse_expression(expression).root) if isinstance(node, Const)
-    )
-
-
-def _only_compares(root: CelNode) -> bool:
-    return all(
-        not isinstance(node, Fold) and (not isinstance(node, Call) or node.function in _COMPARING)
-        for node in _all_nodes(root)
-    )
 
 
 def _all_nodes(node: CelNode) -> Iterator[CelNode]:
@@ -282,28 +271,18 @@ def _values_to_try(root: CelNode) -> Iterator[LiteralValue]:
             yield from (value - 1, value, value + 1)
 
 
-def _possible_values(read: Read, values: tuple[LiteralValue, ...]) -> tuple[LiteralValue, ...]:
-    if read[0] == "driver":
-        return tuple(value for value in values if isinstance(value, str))
-    return values
-
-
 def _truth_with_values(program: compiler.Program, of: dict[Read, LiteralValue]) -> bool | None:
-    attributes = {
-        f"{domain}/{name}": _wrapped(value)
-        for (kind, domain, name), value in of.items()
-        if kind == "attribute" and value is not None
-    }
+    attributes: dict[str, dict[str, object]] = {}
+    for (kind, domain, name), value in of.items():
+        if kind == "attribute" and value is not None:
+            # A bool is an int to Python, so it comes first.
+            field = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "string"
+            attributes[f"{domain}/{name}"] = {field: value}
     driver = next((str(value) for (kind, _, _), value in of.items() if kind == "driver"), "")
     try:
         return program.matches(environment.DeviceView.of(driver, attributes, {}))
     except errors.EvaluationError:
         return None
-
-
-def _wrapped(value: LiteralValue) -> dict[str, object]:
-    kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "string"
-    return {kind: value}
 
 
 # Rules for one selector.
@@ -375,7 +354,14 @@ class _SelectorLint:
         if unchecked:
             yield from unchecked
             return
-        lacking = [name for name in attributes_read(self.program) if self._is_unpublished(name)]
+        # Without nodes, it is known of well-known domains only whether any device has an attribute.
+        lacking = [
+            name
+            for name in attributes_read(self.program)
+            if (self.context.given or name.partition("/")[0] in _KNOWN_DOMAINS)
+            and self.devices
+            and all(self.context.lacks(device, name) for device in self.devices)
+        ]
         yield from map(self._unpublished, lacking)
         if failing and not lacking:
             yield self._failing(failing)
@@ -397,12 +383,6 @@ class _SelectorLint:
                 if isinstance(self.program, compiler.Program)
                 else f"select them: device.driver == '{asked[0]}'",
             )
-
-    def _is_unpublished(self, name: str) -> bool:
-        """Whether no device has the attribute. Without nodes, that is known of well-known domains only."""
-        if not self.context.given and name.partition("/")[0] not in _KNOWN_DOMAINS:
-            return False
-        return bool(self.devices) and all(self.context.lacks(device, name) for device in self.devices)
 
     def _unpublished(self, name: str) -> LintFinding:
         asked = f"none of the {len(self.devices)} devices that are asked"
@@ -452,22 +432,21 @@ class _SelectorLint:
 
     def _foreign_ids(self) -> Iterator[LintFinding]:
         """PCI addresses and UUIDs that no device has."""
-        literals = {value for value in literals_of(self.program.expression) if isinstance(value, str)}
+        nodes = _all_nodes(parse_expression(self.program.expression).root)
+        literals = {node.value for node in nodes if isinstance(node, Const) and isinstance(node.value, str)}
         published = (device.device.attributes.values() for device in self.context.devices)
         known = {value.string for values in published for value in values}
         missing = sorted({text for text in literals if _ID.fullmatch(text)} - known)
         if missing:
-            respelt = [spelt for text in missing if (spelt := _driver_spelling(text)) in known]
+            # nvidia-smi prints eight digits of the PCI domain in upper case, drivers publish four in lower
+            # case.
+            split = (text.lower().partition(":") for text in missing)
+            spelt = (f"{domain[-4:]}:{rest}" for domain, _, rest in split)
+            respelt = [text for text in spelt if text in known]
             why = f"no device here has {', '.join(missing)}"
             ours = "make the claim for this machine: rackloom claim template"
             fix = f"write {', '.join(respelt)}" if respelt else ours
             yield LintFinding(trap=LintRule.FOREIGN_ID, path=self.path, why=why, fix=fix)
-
-
-def _driver_spelling(text: str) -> str:
-    """nvidia-smi prints eight digits of the PCI domain in upper case, drivers publish four in lower case."""
-    domain, _, rest = text.lower().partition(":")
-    return f"{domain[-4:]}:{rest}"
 
 
 def _device_list(devices: Sequence[CandidateDevice]) -> str:

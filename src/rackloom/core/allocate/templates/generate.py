@@ -29,7 +29,6 @@ from rackloom.core.allocate.inputs import DeviceId
 from rackloom.core.allocate.objects import (
     CelSelector,
     DeviceClaim,
-    DeviceClass,
     DeviceConstraint,
     DeviceRequest,
     DeviceSelector,
@@ -79,9 +78,16 @@ def selector_by_traits(
     wanted: Sequence[CandidateDevice], among: Sequence[CandidateDevice], traits: Sequence[str]
 ) -> ChosenSelector | None:
     """The fewest of `traits` that `wanted` share and that select just them; RDMA is kept in any case."""
-    shared = {name: value for name in traits if (value := _shared_value(wanted, name)) is not None}
+    shared: dict[str, Scalar] = {}
+    for name in traits:
+        # Values count with their type: 1 and True are equal in Python and not in CEL.
+        values = {(type(value), value) for value in (scalar_attribute(device, name) for device in wanted)}
+        value = values.pop()[1] if len(values) == 1 else None
+        if value is not None:
+            shared[name] = value
     if not _selects_exactly(shared, wanted, among):
         return None
+    # Leave out one trait after the other, the last first, for as long as the rest selects the same devices.
     for name in reversed(list(shared)):
         rest = {trait: value for trait, value in shared.items() if trait != name}
         if shared.get(RDMA) is True and name == RDMA:
@@ -104,11 +110,6 @@ def selector_by_ids(
         if _selects(expression, wanted, among):
             return ChosenSelector(expression, (name,))
     return None
-
-
-def _shared_value(devices: Sequence[CandidateDevice], name: str) -> Scalar | None:
-    values = {(type(value), value) for value in (scalar_attribute(device, name) for device in devices)}
-    return values.pop()[1] if len(values) == 1 else None
 
 
 def _selects_exactly(
@@ -167,7 +168,16 @@ class TemplateDraft:
         endings = [f"-{number}" for number in range(len(groups))] if asked.pairs else [""]
         self._names = [(f"gpu{ending}", f"nic{ending}") for ending in endings]
         requests = list(chain.from_iterable(map(self._device_requests, self._names, groups)))
-        self.template = _template(asked, requests, list(self._constraints()))
+        constraints: list[DeviceConstraint] = []
+        for names in self._names if self._matching else ():
+            both = f"one {self._matching}, which both drivers publish"
+            self.notes.setdefault(both, []).append(" with ".join(names))
+            constraints.append(DeviceConstraint(requests=names, match_attribute=self._matching))
+        devices = DeviceClaim(requests=tuple(requests), constraints=tuple(constraints))
+        self.template = ResourceClaimTemplate(
+            metadata=ObjectMeta(name=asked.title),
+            spec=ResourceClaimTemplateSpec(spec=ResourceClaimSpec(devices=devices)),
+        )
 
     def _device_requests(self, names: tuple[str, str], group: RequestPair) -> Iterator[DeviceRequest]:
         # A rail is a name, not a property: traits that single out a NIC here may match another one elsewhere.
@@ -199,10 +209,18 @@ class TemplateDraft:
             )
         self.notes.setdefault(self._note(kind, wanted, selector, group), []).append(name)
         cel = CelSelector(expression=selector.expression) if selector.expression else None
+        # The first class that all of the devices belong to. A class without selectors holds every device,
+        # and says nothing about these.
+        for klass in self._stock.classes:
+            tests = [part.cel.expression for part in klass.spec.selectors if part.cel]
+            if tests and all(_matches(test, device) for test in tests for device in wanted):
+                break
+        else:
+            raise Refused(f"no device class holds the devices of {wanted[0].id.driver}")
         return DeviceRequest(
             name=name,
             exactly=ExactDeviceRequest(
-                device_class_name=_device_class_of(self._stock.classes, wanted),
+                device_class_name=klass.metadata.name,
                 selectors=(DeviceSelector(cel=cel),) if cel else (),
                 allocation_mode="ExactCount",
                 count=count,
@@ -219,14 +237,6 @@ class TemplateDraft:
         if self._asked.unaligned and kind == "NIC":
             return f"{out_of}; not near the GPUs, as asked"
         return f"{out_of}; {group.affinity.title} (source: {group.affinity.source})"
-
-    def _constraints(self) -> Iterator[DeviceConstraint]:
-        if self._matching is None:
-            return
-        for names in self._names:
-            both = f"one {self._matching}, which both drivers publish"
-            self.notes.setdefault(both, []).append(" with ".join(names))
-            yield DeviceConstraint(requests=names, match_attribute=self._matching)
 
 
 def matching_attribute(hardware: NodeType, align: Align, found: Sequence[AffinityGroup]) -> str | None:
@@ -257,30 +267,11 @@ def _choose_selector(
     return by_traits or selector_by_ids(wanted, among, names)
 
 
-def _device_class_of(classes: Sequence[DeviceClass], wanted: Sequence[CandidateDevice]) -> str:
-    """The first class that all of the devices belong to."""
-    for klass in classes:
-        tests = [selector.cel.expression for selector in klass.spec.selectors if selector.cel]
-        if tests and all(_matches(test, device) for test in tests for device in wanted):
-            return klass.metadata.name
-    raise Refused(f"no device class holds the devices of {wanted[0].id.driver}")
-
-
 def _matches(expression: str, device: CandidateDevice) -> bool:
     try:
         return compiler.compile_selector(expression).matches(device.view)
     except (errors.CompileError, errors.EvaluationError):
         return False
-
-
-def _template(
-    asked: TemplateRequest, requests: Sequence[DeviceRequest], constraints: Sequence[DeviceConstraint]
-) -> ResourceClaimTemplate:
-    devices = DeviceClaim(requests=tuple(requests), constraints=tuple(constraints))
-    return ResourceClaimTemplate(
-        metadata=ObjectMeta(name=asked.title),
-        spec=ResourceClaimTemplateSpec(spec=ResourceClaimSpec(devices=devices)),
-    )
 
 
 # Verification by allocation.
@@ -307,33 +298,34 @@ def verify_template(
     """Refused unless nodes of `hardware` serve the template, and every node that does keeps the alignment."""
     claim = ResourceClaim(metadata=template.metadata, spec=template.spec.spec)
     serving: list[tuple[NodeType, DevicePair]] = []
+    rails: set[tuple[int, ...]] = set()
     for kind in stock.kinds:
-        pairs = _allocated_pairs(stock, kind, claim, required=kind is hardware)
-        if pairs is None:
+        outcome = stock.fleet.answer_on(kind.nodes[0].metadata.name, [claim])
+        # The kind that the template is for has to serve it. A fault of the attempt would stop every pod.
+        required = kind is hardware
+        if isinstance(outcome, Fault) and (required or outcome.scope is FaultScope.ATTEMPT):
+            raise Refused(f"the template fails on {outcome.node}: {outcome.reason}")
+        if isinstance(outcome, Refusal) and required:
+            raise Refused(f"{outcome.node} cannot serve the template")
+        if not isinstance(outcome, Allocation):
             continue
+        pairs = list(_device_pairs(kind, outcome))
         broken = next(_alignment_violations(kind, asked, pairs), None)
         if broken is not None:
             raise Refused(f"on {kind.nodes[0].metadata.name} the template would give {broken}")
-        serving.append((kind, _merged_pairs(pairs)))
-    if asked.align is Align.RAIL and len({_rail_positions(kind, nics) for kind, (_, nics) in serving}) > 1:
+        gpus = tuple(chain.from_iterable(gpus for gpus, _ in pairs))
+        nics = tuple(chain.from_iterable(nics for _, nics in pairs))
+        serving.append((kind, (gpus, nics)))
+        if asked.align is Align.RAIL:
+            order = nics_by_rail(kind)
+            rails.add(tuple(map(order.index, nics)))
+    if len(rails) > 1:
         raise Refused("nodes of different kinds would give different rails")
     return TemplateVerification(
         nodes=sum(len(kind.nodes) for kind, _ in serving),
         of=sum(len(kind.nodes) for kind in stock.kinds),
         devices=tuple(devices for _, devices in serving),
     )
-
-
-def _allocated_pairs(
-    stock: HardwareInventory, kind: NodeType, claim: ResourceClaim, *, required: bool
-) -> list[DevicePair] | None:
-    """The devices of each pair of requests on a node of the kind; None where it cannot serve the claim."""
-    outcome = stock.fleet.answer_on(kind.nodes[0].metadata.name, [claim])
-    if isinstance(outcome, Fault) and (required or outcome.scope is FaultScope.ATTEMPT):
-        raise Refused(f"the template fails on {outcome.node}: {outcome.reason}")
-    if isinstance(outcome, Refusal) and required:
-        raise Refused(f"{outcome.node} cannot serve the template")
-    return list(_device_pairs(kind, outcome)) if isinstance(outcome, Allocation) else None
 
 
 def _device_pairs(kind: NodeType, outcome: Allocation) -> Iterator[DevicePair]:
@@ -369,15 +361,6 @@ def _alignment_holds(asked: TemplateRequest, table: Sequence[Sequence[bool]]) ->
     if asked.align is Align.RAIL:
         return all(map(any, table)) and all(map(any, zip(*table, strict=True)))
     return all(map(all, table))
-
-
-def _merged_pairs(pairs: Sequence[DevicePair]) -> DevicePair:
-    return tuple(g for gpus, _ in pairs for g in gpus), tuple(n for _, nics in pairs for n in nics)
-
-
-def _rail_positions(kind: NodeType, nics: Sequence[int]) -> tuple[int, ...]:
-    order = nics_by_rail(kind)
-    return tuple(order.index(nic) for nic in nics)
 
 
 # Generation, and the nearest fix of a refusal.
@@ -419,20 +402,13 @@ def _attempt(asked: TemplateRequest, stock: HardwareInventory) -> GeneratedTempl
     reasons: list[Refused] = []
     for kind in stock.kinds:
         try:
-            return _attempt_for_node_type(asked, stock, kind)
+            draft = TemplateDraft(stock, kind, asked, request_pairs(kind, asked))
+            verified = verify_template(stock, kind, asked, draft.template)
+            notes = tuple(_template_notes(asked, stock, kind, draft, verified))
+            return GeneratedTemplate(draft.template, notes, verified)
         except Refused as refused:
             reasons.append(refused)
     raise reasons[0]
-
-
-def _attempt_for_node_type(
-    asked: TemplateRequest, stock: HardwareInventory, kind: NodeType
-) -> GeneratedTemplate:
-    draft = TemplateDraft(stock, kind, asked, request_pairs(kind, asked))
-    verified = verify_template(stock, kind, asked, draft.template)
-    return GeneratedTemplate(
-        draft.template, tuple(_template_notes(asked, stock, kind, draft, verified)), verified
-    )
 
 
 def _template_notes(

@@ -18,6 +18,7 @@ purpose: they exist on one machine only.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import msgspec
 
@@ -92,24 +93,21 @@ def with_profile_topology(observed: Machine, known: Machine) -> Machine:
     nic_at = {nic.pci_address or nic.rdma_device: nic for nic in known.nics}
     gpus = [(gpu, gpu_at.get(gpu.pci_address)) for gpu in observed.gpus]
     nics = [(nic, nic_at.get(nic.pci_address) or nic_at.get(nic.rdma_device)) for nic in observed.nics]
+    # Declared classes are by index, and indices differ between the two machines.
+    declared = {row.gpu: row.classes for row in reversed(known.declared_classes)}
+    rows = []
+    for gpu, of in gpus if declared else ():
+        if of is not None:
+            row = declared.get(of.index, ())
+            found = [row[nic.index] if nic and nic.index < len(row) else PathClass.UNKNOWN for _, nic in nics]
+            rows.append(ClassRow(gpu=gpu.index, classes=tuple(found)))
     return msgspec.structs.replace(
         observed,
         name=f"{observed.name} ({known.name})",
         gpus=tuple(msgspec.structs.replace(more, index=gpu.index) if more else gpu for gpu, more in gpus),
         nics=tuple(msgspec.structs.replace(more, index=nic.index) if more else nic for nic, more in nics),
-        declared_classes=tuple(
-            ClassRow(gpu=gpu.index, classes=tuple(_declared_class(known, of.index, nic) for _, nic in nics))
-            for gpu, of in gpus
-            if of is not None and known.declared_classes
-        ),
+        declared_classes=tuple(rows),
     )
-
-
-def _declared_class(known: Machine, gpu: int, nic: Nic | None) -> PathClass:
-    """The declared class of a pair."""
-    rows = [row.classes for row in known.declared_classes if row.gpu == gpu]
-    covered = nic is not None and rows and nic.index < len(rows[0])
-    return rows[0][nic.index] if nic is not None and covered else PathClass.UNKNOWN
 
 
 def _observed_gpu(index: int, device: CandidateDevice) -> Gpu:
@@ -141,25 +139,17 @@ def _with_exclusions(nics: Sequence[CandidateDevice]) -> list[tuple[CandidateDev
     A machine's data NICs are of one kind: next to eight EFA, two ConnectX-7 manage the NVLink switches (HGX
     B200); next to eight ConnectX-8, a BlueField is the management network (GB200).
     """
-    able = [nic for nic in nics if scalar_attribute(nic, RDMA)]
-    kinds = Counter(_model(nic) for nic in able)
+    models = [tuple(scalar_attribute(nic, name) for name in NIC_MODEL) for nic in nics]
+    able = [bool(scalar_attribute(nic, RDMA)) for nic in nics]
+    kinds = Counter(compress(models, able))
     most = max(kinds.values(), default=0)
-    return [
-        (nic, _exclusion_reason(kinds[_model(nic)] if scalar_attribute(nic, RDMA) else None, most))
-        for nic in nics
-    ]
-
-
-def _exclusion_reason(alike: int | None, most: int) -> str | None:
-    if alike is None:
-        return "not an RDMA device"
-    if alike < most:
-        return f"another kind of RDMA device than {most} others of the node"
-    return None
-
-
-def _model(device: CandidateDevice) -> tuple[object, ...]:
-    return tuple(scalar_attribute(device, name) for name in NIC_MODEL)
+    found: list[tuple[CandidateDevice, str | None]] = []
+    for nic, model, is_able in zip(nics, models, able, strict=True):
+        why = None if is_able else "not an RDMA device"
+        if is_able and kinds[model] < most:
+            why = f"another kind of RDMA device than {most} others of the node"
+        found.append((nic, why))
+    return found
 
 
 def _numa_fact(device: CandidateDevice, names: Sequence[str]) -> Fact[int] | None:
@@ -255,8 +245,22 @@ def inventory_of_slices(
     known = {node.metadata.name: node for node in nodes}
     alike: dict[bytes, list[Node]] = {}
     for node in (known.get(name) or _node_named(name) for name in sorted({*named, *known})):
-        alike.setdefault(_node_shape(_devices_of_node(node, index)), []).append(node)
-    kinds = [_node_type(group, index, machine) for group in alike.values()]
+        # Nodes are alike if their devices differ at most in what no template reads (UUIDs, IP addresses).
+        shapes = []
+        for device in _devices_of_node(node, index):
+            read = {name: value for name in DISTINGUISHING if (value := device.attribute(name)) is not None}
+            shapes.append((device.id.driver, msgspec.structs.replace(device.device, attributes=read)))
+        alike.setdefault(msgspec.json.encode(shapes, order="sorted"), []).append(node)
+    kinds = []
+    for group in alike.values():
+        devices = _devices_of_node(group[0], index)
+        gpus, nics = (
+            [device for device in devices if device.id.driver == driver]
+            for driver in (GPU_DRIVER, NIC_DRIVER)
+        )
+        observed = machine_from_slices(group[0].metadata.name, gpus, nics)
+        topology = with_profile_topology(observed, machine) if machine else observed
+        kinds.append(NodeType(topology, tuple(group), devices))
     kinds.sort(key=lambda kind: (-len(kind.nodes), kind.nodes[0].metadata.name))
     own = tuple({klass.metadata.name: klass for klass in (*device_classes(), *classes)}.values())
     with_profile = f" and the machine profile {machine.name}" if machine else ""
@@ -270,15 +274,6 @@ def fleet_of(kinds: Iterable[NodeType], classes: Iterable[DeviceClass], index: S
     return Fleet([kind.nodes[0] for kind in kinds], classes, index)
 
 
-def _node_type(nodes: Sequence[Node], index: SliceIndex, machine: Machine | None) -> NodeType:
-    devices = _devices_of_node(nodes[0], index)
-    gpus, nics = (
-        [device for device in devices if device.id.driver == driver] for driver in (GPU_DRIVER, NIC_DRIVER)
-    )
-    observed = machine_from_slices(nodes[0].metadata.name, gpus, nics)
-    return NodeType(with_profile_topology(observed, machine) if machine else observed, tuple(nodes), devices)
-
-
 def _devices_of_node(node: Node, index: SliceIndex) -> tuple[CandidateDevice, ...]:
     features = Features()
     return candidates_of(gather_pools(node, index, features), features)
@@ -287,15 +282,6 @@ def _devices_of_node(node: Node, index: SliceIndex) -> tuple[CandidateDevice, ..
 def _node_names(resource_slice: ResourceSlice) -> list[str]:
     names = [resource_slice.spec.node_name, *(device.node_name for device in resource_slice.spec.devices)]
     return [name for name in names if name]
-
-
-def _node_shape(devices: Sequence[CandidateDevice]) -> bytes:
-    """Equal for nodes whose devices differ in what no template reads (UUIDs, IP addresses) at most."""
-    shapes = []
-    for device in devices:
-        read = {name: value for name in DISTINGUISHING if (value := device.attribute(name)) is not None}
-        shapes.append((device.id.driver, msgspec.structs.replace(device.device, attributes=read)))
-    return msgspec.json.encode(shapes, order="sorted")
 
 
 def _node_named(name: str) -> Node:

@@ -136,6 +136,7 @@ def nics_by_rail(hardware: NodeType) -> tuple[int, ...]:
     nics = [hardware.machine.nics[index] for index in hardware.usable]
     for name in ("pci_address", "rdma_device", "if_name"):
         names = {nic.index: getattr(nic, name) for nic in nics}
+        # Names of different kinds cannot be compared, so one kind has to name all NICs.
         if all(names.values()):
             return tuple(sorted(names, key=lambda index: _natural_order(names[index])))
     return ()
@@ -258,7 +259,14 @@ def _groups_with_room(
         for _ in range(min(len(affinity.gpus) // gpus, len(affinity.nics) // nics))
     ]
     if len(room) < units:
-        raise Refused(_too_few(hardware, asked, units, len(room), found))
+        needed = f"{_counted(gpus, 'GPU')} and {_counted(nics, 'NIC')}"
+        # What the groups have instead, each count once and the largest first.
+        most = sorted({(len(affinity.gpus), len(affinity.nics)) for affinity in found}, reverse=True)
+        has = " or ".join(f"{_counted(gpus, 'GPU')} and {_counted(nics, 'NIC')}" for gpus, nics in most)
+        kind, name = _GROUP_KINDS[asked.align], hardware.machine.name
+        if units == 1:
+            raise Refused(f"no {kind} of {name} has {needed} (each has {has})")
+        raise Refused(f"{name} has room for {len(room)} times {needed}, not {units} (a {kind} has {has})")
     return room[:units]
 
 
@@ -288,35 +296,33 @@ def _pairs_on_rails(
     if asked.rails and max(asked.rails) >= len(order):
         fix = f"use --rail 0 to {len(order) - 1}"
         raise Refused(f"{hardware.machine.name} has {len(order)} rails", nearest_fix=fix)
-    wanted = [order[rail] for rail in asked.rails] if asked.rails else _cards_apart(hardware, order)
-    kept = [_group_with_nics(affinity, wanted) for affinity in found]
-    units = list(_pinned_pairs(asked, _groups_with_room(hardware, asked, asked.units, kept)))
-    units = list(_with_far_rails(hardware, units, wanted)) if asked.unaligned else units
-    yield from units if asked.pairs else [_joined_pair(units)]
-
-
-def _group_with_nics(affinity: AffinityGroup, nics: Sequence[int]) -> AffinityGroup:
-    """The group with those of `nics` that it has, in their order."""
-    return msgspec.structs.replace(affinity, nics=tuple(nic for nic in nics if nic in affinity.nics))
-
-
-def _cards_apart(hardware: NodeType, order: Sequence[int]) -> list[int]:
-    """First functions before second ones: the two ports of a card share its bandwidth."""
-    return sorted(order, key=lambda nic: (hardware.machine.nics[nic].pci_address or ".0").rpartition(".")[2])
-
-
-def _pinned_pairs(asked: TemplateRequest, room: Sequence[AffinityGroup]) -> Iterator[RequestPair]:
+    wanted = [order[rail] for rail in asked.rails]
+    if not wanted:
+        # First functions before second ones: the two ports of a card share its bandwidth.
+        addresses = {nic.index: nic.pci_address or ".0" for nic in hardware.machine.nics}
+        wanted = sorted(order, key=lambda nic: addresses[nic].rpartition(".")[2])
+    # Of each group only the wanted NICs count, in their order.
+    kept = [
+        msgspec.structs.replace(group, nics=tuple(nic for nic in wanted if nic in group.nics))
+        for group in found
+    ]
     gpus, nics = asked.gpus // asked.units, asked.nics // asked.units
+    units: list[RequestPair] = []
     used: dict[AffinityGroup, int] = {}
-    for affinity in room:
-        turn = used[affinity] = used.get(affinity, -1) + 1
-        yield RequestPair(
-            gpus,
-            nics,
-            affinity.gpus[turn * gpus : (turn + 1) * gpus],
-            affinity.nics[turn * nics : (turn + 1) * nics],
-            affinity,
-        )
+    # Each unit takes the next devices of its group, so that no device is pinned twice.
+    for group in _groups_with_room(hardware, asked, asked.units, kept):
+        turn = used[group] = used.get(group, -1) + 1
+        own_gpus = group.gpus[turn * gpus : (turn + 1) * gpus]
+        own_nics = group.nics[turn * nics : (turn + 1) * nics]
+        units.append(RequestPair(gpus, nics, own_gpus, own_nics, group))
+    if asked.unaligned:
+        units = list(_with_far_rails(hardware, units, wanted))
+    if asked.pairs:
+        yield from units
+        return
+    all_gpus = tuple(chain.from_iterable(unit.gpus for unit in units))
+    all_nics = tuple(chain.from_iterable(unit.nics for unit in units))
+    yield RequestPair(len(all_gpus), len(all_nics), all_gpus, all_nics, units[0].affinity)
 
 
 def _with_far_rails(
@@ -339,12 +345,6 @@ def _are_far(hardware: NodeType, align: Align, gpus: Sequence[int], nics: Sequen
     return not any(is_near(hardware.machine, align, gpu, nic) for gpu in gpus for nic in nics)
 
 
-def _joined_pair(units: Sequence[RequestPair]) -> RequestPair:
-    gpus = tuple(chain.from_iterable(unit.gpus for unit in units))
-    nics = tuple(chain.from_iterable(unit.nics for unit in units))
-    return RequestPair(len(gpus), len(nics), gpus, nics, units[0].affinity)
-
-
 def _nothing_near(hardware: NodeType, align: Align) -> str:
     name = hardware.machine.name
     for devices, kind in ((hardware.gpus, "GPUs"), (hardware.nics, "NICs")):
@@ -357,18 +357,6 @@ def _nothing_near(hardware: NodeType, align: Align) -> str:
     if align is Align.PCIE:
         return f"no NIC of {name} is known to be below one PCIe root with a GPU"
     return f"it is not known which NIC of {name} is near which GPU"
-
-
-def _too_few(
-    hardware: NodeType, asked: TemplateRequest, units: int, room: int, found: Sequence[AffinityGroup]
-) -> str:
-    needed = f"{_counted(asked.gpus // units, 'GPU')} and {_counted(asked.nics // units, 'NIC')}"
-    most = sorted({(len(affinity.gpus), len(affinity.nics)) for affinity in found}, reverse=True)
-    has = " or ".join(f"{_counted(gpus, 'GPU')} and {_counted(nics, 'NIC')}" for gpus, nics in most)
-    kind, name = _GROUP_KINDS[asked.align], hardware.machine.name
-    if units == 1:
-        return f"no {kind} of {name} has {needed} (each has {has})"
-    return f"{name} has room for {room} times {needed}, not {units} (a {kind} has {has})"
 
 
 def _counted(count: int, kind: str) -> str:

@@ -70,34 +70,27 @@ def _check_node(
 
 def _label_fix(node: NodeRecord, clusters: Mapping[str, str], gpus: tuple[GpuChain, ...]) -> str:
     """Set the implied label and stop the wrong writer; if nobody wrote the label, look at its plugins."""
-    right = _implied_clique(gpus, clusters)
+    # The implied clique is empty where the tray is in no partition, and None where it is not known.
+    right: str | None = ""
+    domain, partition = _partition_of(gpus[0])
+    if partition is not None:
+        uuids = [cluster for cluster, named in clusters.items() if named == domain]
+        right = f"{uuids[0]}.{partition}" if len(uuids) == 1 else None
     if node.clique is None or right in (None, node.clique):
         pods = f"kubectl get pods -A -o wide --field-selector spec.nodeName={node.name}"
         return f"{pods}  # are its plugins well: GPU Feature Discovery, or Rackloom's for GPUs and IMEX?"
     value = f"{GPU_CLIQUE_LABEL}={right} --overwrite" if right else f"{GPU_CLIQUE_LABEL}-"
-    return f"kubectl label node {node.name} {value}  # {_writer_advice(node)}"
-
-
-def _writer_advice(node: NodeRecord) -> str:
     writer = node.clique_writer or "GFD, or the IMEX plugin"
+    advice = f"and restart what writes it, or it is written again: {writer}"
     if _written_by_hand(node):
         leave = f"kubectl label node {node.name} {GPU_CLIQUE_LABEL}-"
-        return f"{writer} wrote it by hand: {leave} leaves it to its plugin again"
-    return f"and restart what writes it, or it is written again: {writer}"
+        advice = f"{writer} wrote it by hand: {leave} leaves it to its plugin again"
+    return f"kubectl label node {node.name} {value}  # {advice}"
 
 
 def _written_by_hand(node: NodeRecord) -> bool:
     """Whether a person wrote the label with kubectl. A plugin keeps writing other fields now and then."""
     return node.clique is not None and node.clique_writer.startswith("kubectl")
-
-
-def _implied_clique(gpus: tuple[GpuChain, ...], clusters: Mapping[str, str]) -> str | None:
-    """The clique of an undivided tray; empty where it is in no partition; None where it is not known."""
-    domain, partition = _partition_of(gpus[0])
-    if partition is None:
-        return ""
-    uuids = sorted(cluster for cluster, named in clusters.items() if named == domain)
-    return f"{uuids[0]}.{partition}" if len(uuids) == 1 else None
 
 
 def _label_mismatch(

@@ -69,7 +69,9 @@ class Relocation:
         if here is None:
             return ""
         # The pod runs here, so it tolerates the blocking taints of this node.
-        tolerated, need = frozenset(blocking_taints(here.taints)), self._need(pod)
+        tolerated = frozenset(blocking_taints(here.taints))
+        kinds = Counter((use.driver, self._kind(use)) for use in self._uses_of.get(pod, ()))
+        need = tuple(sorted(kinds.items()))
         free = self._index.free_devices[node] + self._released(pod, node)
         if _takes_pods(here, tolerated) and _covers(free, need):
             return f"other devices of {node}"
@@ -104,10 +106,6 @@ class Relocation:
             for device in held
             if device is not None and device.node == node and not blocking_taints(device.taints)
         )
-
-    def _need(self, pod: str) -> DeviceNeed:
-        kinds = ((use.driver, self._kind(use)) for use in self._uses_of.get(pod, ()))
-        return tuple(sorted(Counter(kinds).items()))
 
     def _kind(self, use: AllocatedDevice) -> str:
         device = self._index.device(use.device_id)
@@ -163,7 +161,8 @@ The XIDs are those of NVIDIA's catalogue. Its other actions need a person, so th
 
 def repair_command(device: DeviceRecord, use: AllocatedDevice | None, relocation: Relocation) -> str:
     """The fix of a device with a taint."""
-    if _is_of_rules_alone(device):
+    # Only DeviceTaintRules keep pods off it, and not its driver.
+    if device.rules and len(blocking_taints(device.taints)) == len(device.rules):
         show = " && ".join(f"kubectl describe devicetaintrule {rule}" for rule in device.rules)
         return f"{show}  # an administrator keeps work off it: delete the rule when the device may be used"
     if use is None or not use.pods:
@@ -174,11 +173,6 @@ def repair_command(device: DeviceRecord, use: AllocatedDevice | None, relocation
         moved = f"made anew, it gets {places[0]}; then see to the device: {_TAINT_ENDS}"
         return f"{delete_pods_command(use)}  # {moved}"
     return _repair_in_place(device, use, relocation)
-
-
-def _is_of_rules_alone(device: DeviceRecord) -> bool:
-    """Whether only DeviceTaintRules keep pods off a device, and not its driver."""
-    return bool(device.rules) and len(blocking_taints(device.taints)) == len(device.rules)
 
 
 def delete_pods_command(use: AllocatedDevice) -> str:
@@ -200,25 +194,19 @@ def _repair_in_place(device: DeviceRecord, use: AllocatedDevice, relocation: Rel
     begin = f"kubectl cordon {device.node} && {delete_pods_command(use)}"
     why = f"{no_place_reason(use, device.node, relocation)}: the job stands still until the device is well"
     afterwards = f"then kubectl uncordon {device.node}"
-    repair = _device_repair_command(device)
-    if not repair:
+    # A taint without effect requires no repair. A reboot also does what a reset would.
+    taints = {re.sub("^gpu.nvidia.com/|=?:.*", "", taint) for taint in blocking_taints(device.taints)}
+    address = device.key.pci_address
+    if taints & _REBOOTS:
+        repair = "systemctl reboot"
+    elif address is not None and taints & _RESETS:
+        repair = f"nvidia-smi --gpu-reset -i {address.value}"
+    else:
         return f"{begin}  # {why}; see to it, {afterwards}"
     on_node = (
         f"kubectl debug node/{device.node} -it --profile=sysadmin --image=busybox -- chroot /host {repair}"
     )
     return f"{begin} && {on_node}  # {why}, {afterwards}"
-
-
-def _device_repair_command(device: DeviceRecord) -> str:
-    """A command to run on its machine; empty where none is known."""
-    # A taint without effect requires no repair.
-    taints = {re.sub("^gpu.nvidia.com/|=?:.*", "", taint) for taint in blocking_taints(device.taints)}
-    if taints & _REBOOTS:
-        return "systemctl reboot"
-    address = device.key.pci_address
-    if address is not None and taints & _RESETS:
-        return f"nvidia-smi --gpu-reset -i {address.value}"
-    return ""
 
 
 # Nodes, slices and devices.
@@ -230,7 +218,19 @@ def check_nodes(index: SnapshotIndex, expected: Collection[str]) -> Iterator[Fin
     for node in index.snapshot.nodes:
         yield from _not_ready(node, index)
         missing = [driver for driver in expected if (driver, node.name) not in published]
-        yield from _missing_drivers(node, missing, index)
+        if node.clique is not None and missing:
+            yield fails(
+                Check.NODE_PUBLISHES,
+                f"node {node.name}",
+                f"{', '.join(missing)} publishes no devices of it, as it does of other nodes",
+                f"kubectl get pods -A -o wide --field-selector spec.nodeName={node.name}"
+                "  # is its plugin there?",
+                evidence=(
+                    f"cluster: node {node.name} is in clique {node.clique}",
+                    f"slices: none of {', '.join(missing)} for it",
+                ),
+                where=index.at_tray(node.name),
+            )
 
 
 def _not_ready(node: NodeRecord, index: SnapshotIndex) -> Iterator[Finding]:
@@ -251,21 +251,6 @@ def expected_drivers(nodes: Iterable[NodeRecord], pools: Iterable[PoolRecord]) -
     names = {node.name for node in nodes if node.clique is not None}
     counts = Counter(pool.driver for pool in pools if pool.node in names)
     return tuple(sorted(driver for driver, count in counts.items() if 2 * count > len(names)))
-
-
-def _missing_drivers(node: NodeRecord, missing: list[str], index: SnapshotIndex) -> Iterator[Finding]:
-    if node.clique is not None and missing:
-        yield fails(
-            Check.NODE_PUBLISHES,
-            f"node {node.name}",
-            f"{', '.join(missing)} publishes no devices of it, as it does of other nodes",
-            f"kubectl get pods -A -o wide --field-selector spec.nodeName={node.name}  # is its plugin there?",
-            evidence=(
-                f"cluster: node {node.name} is in clique {node.clique}",
-                f"slices: none of {', '.join(missing)} for it",
-            ),
-            where=index.at_tray(node.name),
-        )
 
 
 def check_gone_nodes(nodes: Iterable[NodeRecord], pools: Iterable[PoolRecord]) -> Iterator[Finding]:
@@ -349,24 +334,18 @@ def _tainted_device(
 
 def _missing_device(use: AllocatedDevice, relocation: Relocation) -> Finding:
     namespace, _, name = use.claim.partition("/")
+    # Recreate its pods where other devices are free. Elsewhere the device must come back first.
+    fix = f"kubectl -n {namespace} delete resourceclaim {name}"
+    if use.pods:
+        places = [relocation.place_for(pod, use.pool) for pod in use.pods]
+        lacking = f"{no_place_reason(use, use.pool, relocation)}: first bring {use.device} of {use.pool} back"
+        advice = f"made anew, it gets {places[0]}" if all(places) else lacking
+        fix = f"{delete_pods_command(use)}  # {advice}"
     return fails(
         Check.DEVICE_THERE,
         f"ResourceClaim {use.claim}",
         f"it was given {use.device} of {use.pool}, which {use.driver} no longer publishes",
-        _missing_device_fix(use, relocation) or f"kubectl -n {namespace} delete resourceclaim {name}",
+        fix,
         evidence=(f"claim: {use.driver}/{use.pool}/{use.device}", f"slices: no such device in {use.pool}"),
         where=(at_node(use.pool), *map(at_pod, use.pods)),
-    )
-
-
-def _missing_device_fix(use: AllocatedDevice, relocation: Relocation) -> str:
-    """Recreate its pods where other devices are free; else the device must come back first."""
-    if not use.pods:
-        return ""
-    places = [relocation.place_for(pod, use.pool) for pod in use.pods]
-    if all(places):
-        return f"{delete_pods_command(use)}  # made anew, it gets {places[0]}"
-    return (
-        f"{delete_pods_command(use)}  # {no_place_reason(use, use.pool, relocation)}"
-        f": first bring {use.device} of {use.pool} back"
     )

@@ -16,10 +16,9 @@ In the order in which a ComputeDomain comes up:
 """
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 
-from rackloom.core.allocate.taint_rules import WithheldDevice
 from rackloom.core.cluster import names
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.evidence import ClusterEvidence
@@ -43,75 +42,55 @@ PendingPod = tuple[PodRecord, dict[str, ClaimRecord]]
 
 def check_pending(cluster: ClusterEvidence) -> Iterator[Finding]:
     """One finding for each owner of pods whose claims are pending, and for each such pod without an owner."""
-    waiting = ((pod, _pending_claims(pod, cluster)) for pod in cluster.pods)
-    by_owner = grouped(
-        (pod.owner or _pod_subject(pod), (pod, pending)) for pod, pending in waiting if pending
-    )
+    by_owner: dict[str, list[PendingPod]] = {}
+    for pod in cluster.pods:
+        # A gated pod is held back on purpose: the scheduler has not considered it yet.
+        if pod.gated:
+            continue
+        claims = {key: cluster.claim(pod.namespace, name) for key, name in pod.claims.items()}
+        pending = {key: claim for key, claim in claims.items() if claim is not None and not claim.allocated}
+        if pending:
+            by_owner.setdefault(pod.owner or _pod_subject(pod), []).append((pod, pending))
     for subject, pods in by_owner.items():
         yield _pending_finding(subject, pods)
 
 
-def _pending_claims(pod: PodRecord, cluster: ClusterEvidence) -> dict[str, ClaimRecord]:
-    if pod.gated:
-        return {}  # held back on purpose: the scheduler has not considered the pod yet
-    claims = {key: cluster.claim(pod.namespace, name) for key, name in pod.claims.items()}
-    return {key: claim for key, claim in claims.items() if claim is not None and not claim.allocated}
-
-
 def _pending_finding(subject: str, waiting: list[PendingPod]) -> Finding:
     pods = [pod for pod, _ in waiting]
-    first, withheld = pods[0], _withheld(waiting)
+    claims = [claim for _, pending in waiting for claim in pending.values()]
+    # Pods of one owner name their claims alike. A single pod is shown with the claims themselves.
+    names, of_pods = [claim.name for claim in claims], ""
+    if len(waiting) > 1:
+        names = list(dict.fromkeys(key for _, pending in waiting for key in pending))
+        of_pods = f" of {len(waiting)} pods"
+    kind = "ResourceClaim" if len(names) == 1 else "ResourceClaims"
+    verb = "is" if len(names) == 1 and not of_pods else "are"
+    # Taint rules that withhold devices are a known cause. Otherwise only the allocator can explain it.
+    withheld = dict.fromkeys(device for claim in claims for device in claim.withheld)
+    by_rule = grouped((device.rule, f"{device.node}/{device.device}") for device in withheld)
+    own_words = f"the scheduler's own words: kubectl -n {pods[0].namespace} describe pod {pods[0].name}"
+    cause, fix = "no device is allocated", f"{_EXPLAIN_COMMANDS}  # {own_words}"
+    if by_rule:
+        cause = "; ".join(
+            f"DeviceTaintRule {rule} withholds {first_few(devices)}" for rule, devices in by_rule.items()
+        )
+        show = " && ".join(f"kubectl describe devicetaintrule {rule}" for rule in by_rule)
+        fix = f"{show}  # delete it when its devices may be used, or wait for others; {own_words}"
     return fails(
         Check.CLAIMS,
         subject,
-        _pending_message(waiting),
-        _pending_fix(first, withheld),
-        evidence=tuple(_pending_evidence(pod, pending) for pod, pending in waiting),
+        f"{kind} {first_few(names)}{of_pods} {verb} pending: {cause}",
+        fix,
+        evidence=tuple(
+            f"{_pod_subject(pod)}: {', '.join(claim.name for claim in pending.values())} not allocated"
+            for pod, pending in waiting
+        ),
         where=(
             *(at_pod(pod.key) for pod in pods),
             *dict.fromkeys(at_node(pod.node) for pod in pods if pod.node),
         ),
         since=min((pod.since for pod in pods if pod.since is not None), default=None),
     )
-
-
-def _pending_message(waiting: list[PendingPod]) -> str:
-    if len(waiting) == 1:
-        names = [claim.name for claim in waiting[0][1].values()]
-    else:
-        names = list(dict.fromkeys(key for _, pending in waiting for key in pending))
-    pods = "" if len(waiting) == 1 else f" of {len(waiting)} pods"
-    is_one = len(names) == 1 and not pods
-    claims = f"{'ResourceClaim' if len(names) == 1 else 'ResourceClaims'} {first_few(names)}{pods}"
-    return f"{claims} {'is' if is_one else 'are'} pending: {_pending_cause(_withheld(waiting))}"
-
-
-def _withheld(waiting: list[PendingPod]) -> list[WithheldDevice]:
-    """What DeviceTaintRules keep from the claims, each device once."""
-    claims = (claim for _, pending in waiting for claim in pending.values())
-    return list(dict.fromkeys(device for claim in claims for device in claim.withheld))
-
-
-def _pending_cause(withheld: list[WithheldDevice]) -> str:
-    by_rule = grouped((device.rule, f"{device.node}/{device.device}") for device in withheld)
-    if not by_rule:
-        return "no device is allocated"
-    kept = (f"DeviceTaintRule {rule} withholds {first_few(devices)}" for rule, devices in by_rule.items())
-    return "; ".join(kept)
-
-
-def _pending_fix(pod: PodRecord, withheld: list[WithheldDevice]) -> str:
-    own_words = f"the scheduler's own words: kubectl -n {pod.namespace} describe pod {pod.name}"
-    if not withheld:
-        return f"{_EXPLAIN_COMMANDS}  # {own_words}"
-    rules = dict.fromkeys(device.rule for device in withheld)
-    show = " && ".join(f"kubectl describe devicetaintrule {rule}" for rule in rules)
-    return f"{show}  # delete it when its devices may be used, or wait for others; {own_words}"
-
-
-def _pending_evidence(pod: PodRecord, pending: Mapping[str, ClaimRecord]) -> str:
-    claims = ", ".join(claim.name for claim in pending.values())
-    return f"{_pod_subject(pod)}: {claims} not allocated"
 
 
 # Templates, claims, conditions, cliques and meshes.
@@ -122,18 +101,13 @@ NO_FABRIC = "(no fabric)"
 
 def check_domains(cluster: ClusterEvidence) -> tuple[Finding, ...]:
     """All findings about ComputeDomains: those of pods, of pending claims, then of each ComputeDomain."""
-    pods = [
-        finding for pod in cluster.pods for finding in (*_templates(pod, cluster), *_claims(pod, cluster))
-    ]
-    pods += check_pending(cluster)
-    domains = [finding for domain in cluster.domains for finding in _check_domain(domain, cluster)]
-    return (*pods, *domains)
-
-
-def _check_domain(domain: ComputeDomain, cluster: ClusterEvidence) -> Iterator[Finding]:
-    yield _active(domain, cluster)
-    yield from _one_clique(domain, cluster)
-    yield from _mesh(domain, cluster)
+    found: list[Finding] = []
+    for pod in cluster.pods:
+        found += (*_templates(pod, cluster), *_claims(pod, cluster))
+    found += check_pending(cluster)
+    for domain in cluster.domains:
+        found += (_active(domain, cluster), *_one_clique(domain, cluster), *_mesh(domain, cluster))
+    return tuple(found)
 
 
 def _templates(pod: PodRecord, cluster: ClusterEvidence) -> Iterator[Finding]:
@@ -279,10 +253,28 @@ def _one_clique(domain: ComputeDomain, cluster: ClusterEvidence) -> Iterator[Fin
     }
     entered = {node: clique or NO_FABRIC for node, clique in sorted(daemons.items()) if clique is not None}
     for members, cliques in (("its pods", labels), ("the IMEX daemons of its pods", entered)):
-        if len(set(cliques.values())) > 1:
-            evidence = _clique_evidence(domain, nodes, labels, entered)
-            yield _several_cliques(domain, cluster, f"{members} are in cliques", cliques, evidence)
-            return
+        sides = grouped((clique, at_node(node)) for node, clique in cliques.items())
+        if len(sides) < 2:
+            continue
+        spans = domain.status.condition(names.SPANS_CLIQUES)
+        yield fails(
+            Check.ONE_CLIQUE,
+            subject,
+            f"{members} are in cliques {', '.join(sorted(sides))}: no memory is shared between these",
+            f"kubectl -n {domain.namespace} get pods -o wide  # create them anew with a required podAffinity"
+            f" to each other over {names.GPU_CLIQUE_LABEL}, or with the webhook, which adds it; where they"
+            " are meant to be apart, with a ComputeDomain for each clique",
+            # The evidence shows labels and daemons, because one may lag behind the other.
+            evidence=(
+                *(f"cluster: node {node} is in {labels.get(node, '-')}" for node in sorted(nodes)),
+                *(f"IMEX daemon on {node}: entered {clique}" for node, clique in entered.items()),
+                *((f"status: condition {names.SPANS_CLIQUES} is {spans.status}",) if spans else ()),
+            ),
+            where=_domain_places(domain, cluster),
+            sides=tuple(tuple(sides[clique]) for clique in sorted(sides)),
+            since=_condition_since(spans) if spans is not None and spans.status == "True" else None,
+        )
+        return
     unlabelled = sorted(nodes - labels.keys())
     if unlabelled:
         fix = f"kubectl get nodes -L {names.GPU_CLIQUE_LABEL}  # run rackloom node imex with --clique-label"
@@ -290,40 +282,6 @@ def _one_clique(domain: ComputeDomain, cluster: ClusterEvidence) -> Iterator[Fin
         yield unknown(Check.ONE_CLIQUE, subject, message, fix, where=tuple(map(at_node, unlabelled)))
     else:
         yield holds(Check.ONE_CLIQUE, subject, f"{len(nodes)} nodes in clique {next(iter(labels.values()))}")
-
-
-def _several_cliques(
-    domain: ComputeDomain,
-    cluster: ClusterEvidence,
-    members: str,
-    cliques: Mapping[str, str],
-    evidence: tuple[str, ...],
-) -> Finding:
-    spans = domain.status.condition(names.SPANS_CLIQUES)
-    nodes = grouped((clique, at_node(node)) for node, clique in cliques.items())
-    return fails(
-        Check.ONE_CLIQUE,
-        f"ComputeDomain {domain.key}",
-        f"{members} {', '.join(sorted(nodes))}: no memory is shared between these",
-        f"kubectl -n {domain.namespace} get pods -o wide  # create them anew with a required podAffinity"
-        f" to each other over {names.GPU_CLIQUE_LABEL}, or with the webhook, which adds it; where they are"
-        " meant to be apart, with a ComputeDomain for each clique",
-        evidence=evidence,
-        where=_domain_places(domain, cluster),
-        sides=tuple(tuple(nodes[clique]) for clique in sorted(nodes)),
-        since=_condition_since(spans) if spans is not None and spans.status == "True" else None,
-    )
-
-
-def _clique_evidence(
-    domain: ComputeDomain, nodes: set[str], labels: Mapping[str, str], entered: Mapping[str, str]
-) -> tuple[str, ...]:
-    """The clique of each node by its label, by its daemon, and what the ComputeDomain's status says."""
-    spans = domain.status.condition(names.SPANS_CLIQUES)
-    status = () if spans is None else (f"status: condition {names.SPANS_CLIQUES} is {spans.status}",)
-    cluster = (f"cluster: node {node} is in {labels.get(node, '-')}" for node in sorted(nodes))
-    daemons = (f"IMEX daemon on {node}: entered {clique}" for node, clique in entered.items())
-    return (*cluster, *daemons, *status)
 
 
 def _mesh(domain: ComputeDomain, cluster: ClusterEvidence) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ the switches that join them, not at each GPU.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from shlex import quote
 
 import msgspec
@@ -60,14 +60,30 @@ def check_controllers(index: SnapshotIndex) -> Iterator[Finding]:
     partitions = grouped((partition.domain, partition) for partition in index.snapshot.partitions)
     for domain in index.snapshot.domains:
         yield from _silent_domain(domain, held[domain.uuid])
-        yield from _paused_domain(domain)
+        if domain.paused:
+            yield fails(
+                Check.DOMAIN_PAUSED,
+                f"domain {domain.uuid}",
+                "it is paused: nothing that tenants ask for is done",
+                f"rackloom admin domain resume --domain {quote(domain.uuid)}",
+                severity=Severity.WARNING,
+                evidence=("records: paused by an operator",),
+                where=(at_domain(domain.uuid),),
+            )
         if index.is_fresh(domain.uuid):
             yield from _few_multicast_groups(domain, partitions[domain.uuid])
     yield from _contradicted_gpus(index)
     if index.can_see(Layer.FABRIC):
         for domain in index.snapshot.domains:
             yield from _away_controllers(domain, index.snapshot.at)
-        for uuid, machines in _without_controller(index).items():
+        # Of a controller that never answered, the chassis is known and the domain is not.
+        controlled = {serial for domain in index.snapshot.domains for serial in domain.chassis}
+        without = grouped(
+            (tray.domain, tray)
+            for tray in index.snapshot.machines
+            if tray.domain and tray.domain not in index.domains and tray.chassis_serial not in controlled
+        )
+        for uuid, machines in without.items():
             yield _no_controller_registered(uuid, machines)
 
 
@@ -92,10 +108,13 @@ def _contradicted_gpus(index: SnapshotIndex) -> Iterator[Finding]:
 
 def _silent_domain(domain: NvlinkDomainRecord, held: int) -> Iterator[Finding]:
     if domain.unknown_since is not None:
+        reason = domain.problem or "it cannot be read"
+        if domain.silent and not domain.disputed:
+            reason = f"no switch controller of it can be read: {domain.problem}"
         yield unknown(
             Check.CONTROLLER,
             f"domain {domain.uuid}",
-            _silence_reason(domain),
+            reason,
             f"{_SHOW_DOMAIN} {quote(domain.uuid)}"
             f"  # then see to the switch tray of {', '.join(domain.endpoints)}",
             evidence=(
@@ -105,25 +124,6 @@ def _silent_domain(domain: NvlinkDomainRecord, held: int) -> Iterator[Finding]:
             where=(at_domain(domain.uuid),),
             since=domain.unknown_since,
             instances=held,
-        )
-
-
-def _silence_reason(domain: NvlinkDomainRecord) -> str:
-    if domain.disputed or not domain.silent:
-        return domain.problem or "it cannot be read"
-    return f"no switch controller of it can be read: {domain.problem}"
-
-
-def _paused_domain(domain: NvlinkDomainRecord) -> Iterator[Finding]:
-    if domain.paused:
-        yield fails(
-            Check.DOMAIN_PAUSED,
-            f"domain {domain.uuid}",
-            "it is paused: nothing that tenants ask for is done",
-            f"rackloom admin domain resume --domain {quote(domain.uuid)}",
-            severity=Severity.WARNING,
-            evidence=("records: paused by an operator",),
-            where=(at_domain(domain.uuid),),
         )
 
 
@@ -185,19 +185,6 @@ def _controller_gone(
         ),
         where=() if alone else (at_domain(domain.uuid),),
         since=max(controller.since for controller in away),
-    )
-
-
-def _without_controller(index: SnapshotIndex) -> Mapping[str, list[MachineRecord]]:
-    """Machines by domain, for domains and chassis without a controller.
-
-    Of a controller that never answered, the chassis is known and the domain is not.
-    """
-    controlled = {serial for domain in index.snapshot.domains for serial in domain.chassis}
-    return grouped(
-        (machine.domain, machine)
-        for machine in index.snapshot.machines
-        if machine.domain and machine.domain not in index.domains and machine.chassis_serial not in controlled
     )
 
 
@@ -339,15 +326,6 @@ def check_layers(index: SnapshotIndex) -> Iterator[Finding]:
 def check_fabric(index: SnapshotIndex) -> Iterator[Finding]:
     """All findings about GPUs, partitions and trays as their switch controllers show them."""
     yield from check_gpus(index)
-    yield from _sick_partitions(index)
-    unlisted = grouped(
-        (chain.machine.id, chain) for chain in index.chains if chain.machine and chain.fabric is None
-    )
-    for machine in index.snapshot.machines:
-        yield from _tray(machine, unlisted.get(machine.id, []), index)
-
-
-def _sick_partitions(index: SnapshotIndex) -> Iterator[Finding]:
     for partition in index.snapshot.partitions:
         if partition.healthy is False and index.is_fresh(partition.domain):
             yield fails(
@@ -361,6 +339,11 @@ def _sick_partitions(index: SnapshotIndex) -> Iterator[Finding]:
                 ),
                 where=(at_partition(partition.domain, partition.name),),
             )
+    unlisted = grouped(
+        (chain.machine.id, chain) for chain in index.chains if chain.machine and chain.fabric is None
+    )
+    for machine in index.snapshot.machines:
+        yield from _tray(machine, unlisted.get(machine.id, []), index)
 
 
 def _tray(machine: MachineRecord, unlisted: list[GpuChain], index: SnapshotIndex) -> Iterator[Finding]:

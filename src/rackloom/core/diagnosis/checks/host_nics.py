@@ -127,28 +127,21 @@ def check_host_links(host: HostReading, machine: Machine, here: HostIdentity) ->
     """
     if not machine.gpus:
         return
-    links = [_link_of(host, nic) for nic in _serving_nics(_without_virtual_functions(host, machine))]
+    # Virtual functions are left out: their links follow those of the physical functions.
+    virtual = {function.address for function in host.pci if function.virtual_function}
+    nics = [
+        msgspec.structs.replace(nic, excluded="virtual function") if nic.pci_address in virtual else nic
+        for nic in machine.nics
+    ]
+    nearest = {cell.nic for cell in own_nics(msgspec.structs.replace(machine, nics=tuple(nics))).values()}
+    serving = [nics[index] for index in sorted(nearest)]
+    # Where the topology is hidden, no NIC is nearer than another: any RDMA NIC may serve a GPU.
+    if not serving:
+        serving = [nic for nic in nics if nic.rdma_device is not None and nic.excluded is None]
+    links = [_link_of(host, nic) for nic in serving]
     for link in links:
         fastest = max(sibling.gbps or 0 for sibling in links if sibling.layer == link.layer)
         yield _judge_link(link, fastest, here)
-
-
-def _without_virtual_functions(host: HostReading, machine: Machine) -> Machine:
-    """The machine without virtual functions: their links follow those of the physical functions."""
-    virtual = {function.address for function in host.pci if function.virtual_function}
-    nics = (
-        msgspec.structs.replace(nic, excluded="virtual function") if nic.pci_address in virtual else nic
-        for nic in machine.nics
-    )
-    return msgspec.structs.replace(machine, nics=tuple(nics))
-
-
-def _serving_nics(machine: Machine) -> list[Nic]:
-    """The nearest NICs of the GPUs; where the topology is hidden, all RDMA NICs that are not excluded."""
-    nearest = sorted({cell.nic for cell in own_nics(machine).values()})
-    if nearest:
-        return [machine.nics[index] for index in nearest]
-    return [nic for nic in machine.nics if nic.rdma_device is not None and nic.excluded is None]
 
 
 def _judge_link(link: _NicLink, fastest: int, here: HostIdentity) -> Finding:
@@ -230,28 +223,26 @@ def _far_from_nic(machine: Machine, cells: list[Cell], here: HostIdentity) -> Fi
     addresses = {cell.gpu: machine.gpus[cell.gpu].pci_address for cell in cells}
     host = here.name.rpartition(" ")[2]
     gpus = [here.parts.get(at or "", f"{host}/gpu-{gpu}") for gpu, at in addresses.items()]
+    evidence = []
+    for cell in cells:
+        gpu, nic = machine.gpus[cell.gpu], machine.nics[cell.nic]
+        near = f"its nearest NIC {_nic_name(nic)} at {numa_text(numa_of(nic))} ({cell.path_class})"
+        evidence.append(f"host: GPU {gpu.pci_address} is at {numa_text(numa_of(gpu))}, {near}")
+    # A NIC beside the GPUs that is left out may be the one that they lack.
+    homes = {numa_of(machine.gpus[cell.gpu]) for cell in cells} - {None}
+    for nic in machine.nics:
+        if nic.excluded is not None and numa_of(nic) in homes:
+            left_out = f"NIC {_nic_name(nic)} at {numa_text(numa_of(nic))} is left out: {nic.excluded}"
+            evidence.append(f"host: {left_out}")
     return fails(
         Check.NIC_ALIGNED,
         ", ".join(gpus),
         FAR_FROM_NIC,
         "rackloom topology discover  # on the host: is a nearer NIC missing or excluded?",
         severity=Severity.WARNING,
-        evidence=(*(_path_evidence(machine, cell) for cell in cells), *_excluded_nics(machine, cells)),
+        evidence=tuple(evidence),
         where=here.places(*addresses.values()),
     )
-
-
-def _path_evidence(machine: Machine, cell: Cell) -> str:
-    gpu, nic = machine.gpus[cell.gpu], machine.nics[cell.nic]
-    near = f"its nearest NIC {_nic_name(nic)} at {numa_text(numa_of(nic))} ({cell.path_class})"
-    return f"host: GPU {gpu.pci_address} is at {numa_text(numa_of(gpu))}, {near}"
-
-
-def _excluded_nics(machine: Machine, cells: list[Cell]) -> Iterator[str]:
-    homes = {numa_of(machine.gpus[cell.gpu]) for cell in cells} - {None}
-    for nic in machine.nics:
-        if nic.excluded is not None and numa_of(nic) in homes:
-            yield f"host: NIC {_nic_name(nic)} at {numa_text(numa_of(nic))} is left out: {nic.excluded}"
 
 
 def _nic_name(nic: Nic) -> str:

@@ -20,7 +20,7 @@ import msgspec
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import Finding, fails, first_few, unique
 from rackloom.core.diagnosis.index import SnapshotIndex, at_gpu, at_machine, at_node, slot_part, tray_part
-from rackloom.core.diagnosis.snapshot import FabricGpuRecord, GpuChain, MachineRecord, MovedGpu, grouped
+from rackloom.core.diagnosis.snapshot import FabricGpuRecord, GpuChain, MachineRecord, grouped
 from rackloom.topology.join_key import SlotKey
 from rackloom.topology.part_names import PartName, place_numbers
 
@@ -48,26 +48,23 @@ def check_moved_trays(index: SnapshotIndex) -> Iterator[Finding]:
     left = grouped((gpu.machine, gpu) for gpu in index.snapshot.moved_gpus)
     machines = {(machine.chassis_serial, machine.slot): machine.id for machine in index.snapshot.machines}
     for machine in index.snapshot.machines:
-        if machine.instance is not None and index.is_fresh(machine.domain):
-            moved = list(_moved_away(machine, left[machine.id], listed))
-            if moved:
-                yield _moved_tray(machine, moved, machines, index)
-
-
-def _moved_away(
-    machine: MachineRecord, left: list[MovedGpu], listed: Mapping[int, list[FabricGpuRecord]]
-) -> Iterator[_MovedAway]:
-    """GPUs that the machine is recorded with, or was until they appeared in another machine's slot."""
-    recorded = {
-        key.fabric_guid.value: (key.place.value.module_id, machine.missing_since)
-        for key in machine.gpus
-        if key.fabric_guid is not None and key.place is not None
-    }
-    recorded |= {gpu.guid: (gpu.module_id, gpu.since) for gpu in left}
-    for guid, (module_id, since) in sorted(recorded.items(), key=lambda entry: entry[1][0]):
-        slots = {gpu.place: gpu for gpu in listed.get(guid, ())}
-        if slots and SlotKey(machine.chassis_serial, machine.slot, module_id) not in slots:
-            yield _MovedAway(module_id, next(iter(slots.values())), since)
+        if machine.instance is None or not index.is_fresh(machine.domain):
+            continue
+        # The GPUs that the machine is recorded with, or was until they appeared in another machine's slot.
+        recorded = {
+            key.fabric_guid.value: (key.place.value.module_id, machine.missing_since)
+            for key in machine.gpus
+            if key.fabric_guid is not None and key.place is not None
+        }
+        recorded |= {gpu.guid: (gpu.module_id, gpu.since) for gpu in left[machine.id]}
+        moved: list[_MovedAway] = []
+        for guid, (module_id, since) in sorted(recorded.items(), key=lambda entry: entry[1][0]):
+            slots = {gpu.place: gpu for gpu in listed.get(guid, ())}
+            # A GPU that is listed here as well is listed twice, which is no move.
+            if slots and SlotKey(machine.chassis_serial, machine.slot, module_id) not in slots:
+                moved.append(_MovedAway(module_id, next(iter(slots.values())), since))
+        if moved:
+            yield _moved_tray(machine, moved, machines, index)
 
 
 def _moved_tray(
@@ -82,13 +79,22 @@ def _moved_tray(
     found = (machines.get((slot.chassis_serial, slot.slot)) for slot in slots)
     concerned = unique(machine.id, *(id_ for id_ in found if id_ is not None))
     nodes = (index.node_of_machine[id_] for id_ in concerned if id_ in index.node_of_machine)
+    # Of each GPU both sides: where the records had it, and where its controller lists it now.
+    evidence: list[str] = []
+    for gpu in moved[:MOST_GPUS_NAMED]:
+        place, guid = gpu.now.place, f"0x{gpu.now.guid:016x}"
+        part = f"{slot_part(place, index.racks)} ({place_numbers(place)})"
+        evidence += (
+            f"records: instance {machine.instance} had {guid} as {_recorded_part(machine, gpu)}",
+            f"switch controller of domain {gpu.now.domain}: {guid} is {part}",
+        )
     cordon = f"rackloom admin tray cordon {quote(machine.id)} --reason moved"
     return fails(
         Check.TRAY_PLACE,
         f"machine {machine.id}",
         f"{left} of instance {machine.instance}: now in {first_few(now)}, so its tray was moved",
         f"{cordon}  # then put the tray back, or have the instance released",
-        evidence=tuple(line for gpu in moved[:MOST_GPUS_NAMED] for line in _both_places(machine, gpu, index)),
+        evidence=tuple(evidence),
         where=(
             *map(at_machine, concerned),
             *map(at_node, nodes),
@@ -102,25 +108,19 @@ def _recorded_part(machine: MachineRecord, moved: _MovedAway) -> PartName:
     return msgspec.structs.replace(tray_part(machine), gpu=moved.module_id - 1)
 
 
-def _both_places(machine: MachineRecord, moved: _MovedAway, index: SnapshotIndex) -> Iterator[str]:
-    now, guid = moved.now.place, f"0x{moved.now.guid:016x}"
-    yield f"records: instance {machine.instance} had {guid} as {_recorded_part(machine, moved)}"
-    yield (
-        f"switch controller of domain {moved.now.domain}: {guid} is {slot_part(now, index.racks)}"
-        f" ({place_numbers(now)})"
-    )
-
-
 # Swapped trays: layers that name different GPUs in one slot.
 
 
 def check_swapped_trays(index: SnapshotIndex) -> Iterator[Finding]:
     """One finding per tray: a swap changes all of its GPUs at once."""
-    trays = grouped(
-        (_tray_of(chain.key.place.value), chain)
-        for chain in index.chains
-        if chain.conflicts and chain.key.place is not None and _is_fresh(chain, index)
-    )
+    trays: dict[TrayKey, list[GpuChain]] = {}
+    for chain in index.chains:
+        if not chain.conflicts or chain.key.place is None:
+            continue
+        # The readings of all domains that list the GPU have to be fresh: records are as old as these.
+        sources = [record for record in (chain.fabric, chain.machine) if record is not None]
+        if all(index.is_fresh(record.domain) for record in sources):
+            trays.setdefault(_tray_of(chain.key.place.value), []).append(chain)
     nodes = grouped(
         (_tray_of(device.key.place.value), device.node)
         for device in index.snapshot.devices
@@ -134,20 +134,22 @@ def _tray_of(place: SlotKey) -> TrayKey:
     return place.chassis_serial, place.slot
 
 
-def _is_fresh(chain: GpuChain, index: SnapshotIndex) -> bool:
-    """Whether the readings of all domains that list the GPU are fresh: records are as old as these."""
-    return all(
-        index.is_fresh(record.domain) for record in (chain.fabric, chain.machine) if record is not None
-    )
-
-
 def _swapped_tray(gpus: list[GpuChain], nodes: list[str], index: SnapshotIndex) -> Finding:
     machines = sorted({chain.machine.id for chain in gpus if chain.machine is not None})
+    # A node's plugins report what they read when they started. If no node reports the tray, the site's
+    # record is the side that is old.
+    if nodes:
+        plugins = "-l 'app.kubernetes.io/component in (node-gpu, node-imex)'"
+        ours = f"kubectl -n rackloom-system delete pod {plugins} --field-selector spec.nodeName={nodes[0]}"
+        fix = f"{ours}  # its plugins then read the GPUs anew"
+    else:
+        machine = machines[0] if machines else "MACHINE"
+        fix = f"rackloom admin machine nvlink-info populate {quote(machine)} --update-db"
     return fails(
         Check.IDENTITY,
         ", ".join(str(index.gpu_part(chain)) for chain in gpus),
         "layers name different GPUs in one place: the tray was swapped, and not all have heard of it",
-        _swap_fix(machines, nodes),
+        fix,
         evidence=tuple(line for chain in gpus for line in chain.conflicts),
         where=(
             *map(at_machine, machines),
@@ -155,12 +157,3 @@ def _swapped_tray(gpus: list[GpuChain], nodes: list[str], index: SnapshotIndex) 
             *(at_gpu(chain.fabric.domain, chain.fabric.guid) for chain in gpus if chain.fabric is not None),
         ),
     )
-
-
-def _swap_fix(machines: list[str], nodes: list[str]) -> str:
-    if nodes:
-        plugins = "-l 'app.kubernetes.io/component in (node-gpu, node-imex)'"
-        ours = f"kubectl -n rackloom-system delete pod {plugins} --field-selector spec.nodeName={nodes[0]}"
-        return f"{ours}  # its plugins then read the GPUs anew"
-    machine = machines[0] if machines else "MACHINE"
-    return f"rackloom admin machine nvlink-info populate {quote(machine)} --update-db"

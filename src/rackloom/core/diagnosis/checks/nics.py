@@ -35,7 +35,24 @@ def check_nics(index: SnapshotIndex) -> Iterator[Finding]:
     fastest = {node: max(found) for node, found in rates.items()}
     for nic in index.rails.nics:
         yield from _check_link(nic, fastest[nic.node], index)
-    yield from _far_gpus(index)
+    # GPUs of one processor have one reason to be far from every NIC, so they are one finding.
+    far = grouped(
+        ((chain.device.node, chain.device.numa), (chain.device, nic))
+        for chain in index.chains
+        if chain.device is not None and is_far(chain.device, chain.nics)
+        for nic in chain.nics
+    )
+    for (node, _), pairs in far.items():
+        devices = tuple(dict.fromkeys(device for pair in pairs for device in pair))
+        yield fails(
+            Check.NIC_ALIGNED,
+            ", ".join(dict.fromkeys(index.device_part(gpu) for gpu, _ in pairs)),
+            FAR_FROM_NIC,
+            "rackloom topology discover  # on the node: is a nearer NIC missing or excluded?",
+            severity=Severity.WARNING,
+            evidence=tuple(_location_evidence(device, index) for device in devices),
+            where=(*map(at_device, devices), *index.at_tray(node)),
+        )
 
 
 def link_problem(link: str | None, gbps: int | None, fastest: int) -> str:
@@ -78,32 +95,6 @@ def _check_link(nic: DeviceRecord, fastest: int, index: SnapshotIndex) -> Iterat
         yield fails(Check.NIC_LINK, subject, message, fix, severity=severity, evidence=evidence, where=where)
     elif is_link_unknown(nic.link):
         yield unknown(Check.NIC_LINK, subject, LINK_STATE_UNKNOWN, fix, evidence=evidence, where=where)
-
-
-def _far_gpus(index: SnapshotIndex) -> Iterator[Finding]:
-    """GPUs whose nearest NIC is at another processor; one finding for each processor."""
-    far = grouped(
-        ((chain.device.node, chain.device.numa), (chain.device, nic))
-        for chain in index.chains
-        if chain.device is not None and is_far(chain.device, chain.nics)
-        for nic in chain.nics
-    )
-    for (node, _), pairs in far.items():
-        yield _far_finding(node, pairs, index)
-
-
-def _far_finding(node: str, pairs: list[tuple[DeviceRecord, DeviceRecord]], index: SnapshotIndex) -> Finding:
-    devices = tuple(dict.fromkeys(device for pair in pairs for device in pair))
-    gpus = dict.fromkeys(index.device_part(gpu) for gpu, _ in pairs)
-    return fails(
-        Check.NIC_ALIGNED,
-        ", ".join(gpus),
-        FAR_FROM_NIC,
-        "rackloom topology discover  # on the node: is a nearer NIC missing or excluded?",
-        severity=Severity.WARNING,
-        evidence=tuple(_location_evidence(device, index) for device in devices),
-        where=(*map(at_device, devices), *index.at_tray(node)),
-    )
 
 
 def is_far(gpu: DeviceRecord, nics: Sequence[DeviceRecord]) -> bool:
@@ -155,24 +146,19 @@ def check_pods(index: SnapshotIndex, is_judged: Callable[[str], bool]) -> Iterat
         aligned = {nic for gpu in gpus for nic in own[gpu.device_id]}
         mismatched = [d for d in devices if d.device_id in rails and d.device_id not in aligned]
         ids = {device.device_id for device in devices}
-        if mismatched and any(ids.isdisjoint(own[gpu.device_id]) for gpu in gpus):
-            yield _mismatch_finding(pod, gpus, mismatched, index)
-
-
-def _mismatch_finding(
-    pod: str, gpus: list[DeviceRecord], nics: list[DeviceRecord], index: SnapshotIndex
-) -> Finding:
-    names = ", ".join(map(index.device_part, nics))
-    return fails(
-        Check.NIC_ALIGNED,
-        f"Pod {pod}",
-        f"it was given {names}, which serves none of its GPUs ({', '.join(map(index.device_part, gpus))})",
-        f"rackloom claim template --gpus {len(gpus)} --nics {len(gpus)} --align numa --pairs --cluster"
-        "  # a claim that ties each GPU to its NIC",
-        severity=Severity.WARNING,
-        evidence=tuple(_location_evidence(device, index) for device in (*gpus, *nics)),
-        where=(at_pod(pod), *(at_node(gpu.node) for gpu in gpus[:1])),
-    )
+        if not mismatched or not any(ids.isdisjoint(own[gpu.device_id]) for gpu in gpus):
+            continue
+        nic_names, gpu_names = (", ".join(map(index.device_part, part)) for part in (mismatched, gpus))
+        yield fails(
+            Check.NIC_ALIGNED,
+            f"Pod {pod}",
+            f"it was given {nic_names}, which serves none of its GPUs ({gpu_names})",
+            f"rackloom claim template --gpus {len(gpus)} --nics {len(gpus)} --align numa --pairs --cluster"
+            "  # a claim that ties each GPU to its NIC",
+            severity=Severity.WARNING,
+            evidence=tuple(_location_evidence(device, index) for device in (*gpus, *mismatched)),
+            where=(at_pod(pod), *(at_node(gpu.node) for gpu in gpus[:1])),
+        )
 
 
 # Measured transfers.

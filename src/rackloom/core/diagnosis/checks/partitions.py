@@ -134,28 +134,25 @@ def _shared_by_tenants(
         tenants.setdefault(owner, [])
     if len(tenants) < 2:
         return
-    named = [index.snapshot.tenants.get(tenant, tenant) for tenant in sorted(tenants)]
+    named: list[str] = []
+    evidence: list[str] = []
+    for tenant, members in sorted(tenants.items()):
+        name = index.snapshot.tenants.get(tenant, tenant)
+        named.append(name)
+        if members:
+            evidence.append(f"switch controller: partition {partition.id} holds {first_few(members)}")
+            evidence.append(f"records: these are tenant {name}'s")
+        else:
+            evidence.append(f"records: partition {partition.name} was made for tenant {name}")
     yield fails(
         Check.ISOLATION,
         f"partition {partition.name}",
         f"GPUs of tenants {' and '.join(named)} share memory in it",
         f"{_plan_command(partition.domain)} --to plan.json  # read it, then: rackloom admin apply plan.json",
         severity=Severity.CRITICAL,
-        evidence=tuple(_tenant_evidence(partition, tenants, index)),
+        evidence=tuple(evidence),
         where=_partition_places(partition, gpus),
     )
-
-
-def _tenant_evidence(
-    partition: PartitionRecord, tenants: Mapping[str, list[str]], index: SnapshotIndex
-) -> Iterator[str]:
-    for tenant, members in sorted(tenants.items()):
-        name = index.snapshot.tenants.get(tenant, tenant)
-        if members:
-            yield f"switch controller: partition {partition.id} holds {first_few(members)}"
-            yield f"records: these are tenant {name}'s"
-        else:
-            yield f"records: partition {partition.name} was made for tenant {name}"
 
 
 def _module_of(chain: GpuChain) -> int:
@@ -225,6 +222,7 @@ def misplaced_gpus(index: SnapshotIndex) -> tuple[MisplacedGpu, ...]:
         (chain.machine.id, _module_of(chain)): chain for chain in index.chains if chain.machine is not None
     }
     found = ((gpu, chains.get((gpu.machine, gpu.module_id))) for gpu in index.snapshot.instance_gpus)
+    # A status may be older than the fabric, so both are looked at.
     return tuple(
         [(gpu, chain) for gpu, chain in found if gpu.status != _READY or _is_elsewhere(gpu, chain, index)]
     )
@@ -311,6 +309,15 @@ def _spread_finding(
     name, tenant = (logical, "") if record is None else (record.name, record.tenant)
     org = index.snapshot.tenants.get(tenant, tenant) or "ORGANISATION"
     fewest = min(domains, key=lambda domain: (len(domains[domain]), domain))
+    # It is spread since the second domain got its first machine. That is unknown if any first one is.
+    since = [[machine.held_since for machine in machines] for machines in domains.values()]
+    known = [[at for at in found if at is not None] for found in since]
+    firsts = sorted(min(found) for found in known if found)
+    evidence = []
+    for domain, machines in sorted(domains.items()):
+        count = f"{len(machines)} instance{'' if len(machines) == 1 else 's'}"
+        named = first_few([machine.id for machine in machines])
+        evidence.append(f"records: {count} in domain {domain}, on {named}")
     return fails(
         Check.LOGICAL_SPREAD,
         f"logical partition {name}",
@@ -318,20 +325,7 @@ def _spread_finding(
         f"rackloom admin logical-partition create --name {quote(f'{name}-{fewest}')} --tenant {quote(org)}"
         "  # one for each domain: rackloom admin instance update-nvlink-config moves its instances",
         severity=Severity.WARNING,
-        evidence=tuple(_domain_evidence(domain, machines) for domain, machines in sorted(domains.items())),
+        evidence=tuple(evidence),
         where=(at_logical(logical),),
-        since=_second_domain_since(domains),
+        since=firsts[1] if len(firsts) == len(domains) else None,
     )
-
-
-def _domain_evidence(domain: str, machines: list[MachineRecord]) -> str:
-    count = f"{len(machines)} instance{'' if len(machines) == 1 else 's'}"
-    return f"records: {count} in domain {domain}, on {first_few([machine.id for machine in machines])}"
-
-
-def _second_domain_since(domains: Mapping[str, list[MachineRecord]]) -> float | None:
-    """When the second domain got its first machine; None where that of some domain is not known."""
-    since = [[machine.held_since for machine in machines] for machines in domains.values()]
-    known = [[at for at in found if at is not None] for found in since]
-    firsts = sorted(min(found) for found in known if found)
-    return firsts[1] if len(firsts) == len(domains) else None

@@ -121,21 +121,17 @@ def _in_zone(moment: dt.datetime, name: str) -> dt.datetime:
 
     try:
         if ":" in name:
-            return moment + _zone_offset(name)
+            parts = _OFFSET.fullmatch(name)
+            if parts is None:
+                raise EvaluationError(f"invalid time zone offset {name!r}")
+            sign, hours, minutes = parts.groups()
+            east = int(hours) * 60 + int(minutes)
+            return moment + dt.timedelta(minutes=-east if sign == "-" else east)
         return moment.astimezone(zoneinfo.ZoneInfo(name or "UTC"))
     except OverflowError:
         raise EvaluationError("timestamp overflow") from None
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         raise EvaluationError(f"unknown time zone {name}") from None
-
-
-def _zone_offset(name: str) -> dt.timedelta:
-    parts = _OFFSET.fullmatch(name)
-    if parts is None:
-        raise EvaluationError(f"invalid time zone offset {name!r}")
-    sign, hours, minutes = parts.groups()
-    east = int(hours) * 60 + int(minutes)
-    return dt.timedelta(minutes=-east if sign == "-" else east)
 
 
 _TIME_PARTS: dict[str, tuple[str, Callable[[dt.datetime, int], int]]] = {

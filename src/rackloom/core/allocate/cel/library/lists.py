@@ -39,10 +39,6 @@ def _less(first: Any, second: Any) -> bool:
         return False
 
 
-def _greater(first: Any, second: Any) -> bool:
-    return _less(second, first)
-
-
 def _sorted(items: list[Any]) -> bool:
     return not any(_less(second, first) for first, second in itertools.pairwise(items))
 
@@ -85,7 +81,7 @@ for _type in _ORDERED:
         (
             f"list_{_type}_max_{_type}",
             f"{_list}.max() -> {_type}",
-            _extreme("max", _greater),
+            _extreme("max", lambda first, second: _less(second, first)),
         ),
         (f"list_{_full}_sort", f"{_list}.sort() -> {_list}", lambda items: _order_by(items, items)),
         (

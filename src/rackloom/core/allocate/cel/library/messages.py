@@ -123,15 +123,15 @@ def _json(value: Any) -> Any:
         case list():
             return list(map(_json, value))
         case dict():
-            return {_json_key(key): _json(inner) for key, inner in value.items()}
+            fields = {}
+            for key, inner in value.items():
+                # JSON has texts for keys and nothing else.
+                if not isinstance(key, str):
+                    found = "bool" if isinstance(key, BoolKey) else TYPE_NAMES[type(key)]
+                    raise EvaluationError(f"type conversion error from {found} to 'string'")
+                fields[key] = _json(inner)
+            return fields
     raise EvaluationError(f"type conversion error from '{TYPE_NAMES[type(value)]}' to JSON")
-
-
-def _json_key(key: Any) -> str:
-    if not isinstance(key, str):
-        found = "bool" if isinstance(key, BoolKey) else TYPE_NAMES[type(key)]
-        raise EvaluationError(f"type conversion error from {found} to 'string'")
-    return key
 
 
 def _json_container(wanted: type) -> Callable[[str, Any], Any]:

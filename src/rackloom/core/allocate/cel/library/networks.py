@@ -9,7 +9,6 @@ their own type.
 import functools
 import ipaddress
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
@@ -187,8 +186,11 @@ def _parse_as(text: str, *, fragment: bool) -> ParsedUrl:
     whole, _, tail = text.partition("#") if fragment else (text, "", "")
     if _BAD_ESCAPE.search(tail):
         raise ValueError(f"invalid URL escape in {tail!r}")
-    scheme, rest = _split_scheme(whole)
-    rest, _, query = rest.partition("?")
+    found = _SCHEME.match(whole)
+    if found is None and whole.startswith(":"):
+        raise ValueError("missing protocol scheme")
+    scheme = "" if found is None else found[1].lower()
+    rest, _, query = whole[found.end() if found else 0 :].partition("?")
     if not rest.startswith("/"):
         if scheme or (fragment and not rest):
             return ParsedUrl(text, scheme, "", "", query)
@@ -199,16 +201,11 @@ def _parse_as(text: str, *, fragment: bool) -> ParsedUrl:
         host, rest = _parse_authority(authority), slash + path
     if _BAD_ESCAPE.search(rest):
         raise ValueError(f"invalid URL escape in {rest!r}")
-    return ParsedUrl(text, scheme, host, _escaped_path(rest), query)
-
-
-def _split_scheme(text: str) -> tuple[str, str]:
-    found = _SCHEME.match(text)
-    if found is not None:
-        return found[1].lower(), text[found.end() :]
-    if text.startswith(":"):
-        raise ValueError("missing protocol scheme")
-    return "", text
+    # A path that is properly escaped stays. In any other, everything is escaped that needs it.
+    if not _VALID_PATH.fullmatch(rest):
+        raw = unquote_to_bytes(rest)
+        rest = "".join(chr(byte) if byte in _PLAIN_IN_PATH else f"%{byte:02X}" for byte in raw)
+    return ParsedUrl(text, scheme, host, rest, query)
 
 
 def _parse_authority(authority: str) -> str:
@@ -225,24 +222,12 @@ def _parse_authority(authority: str) -> str:
     name, colon, port = host.partition(":")
     if colon and not _PORT.fullmatch(":" + port):
         raise ValueError(f"invalid port {':' + port!r} after host")
-    return _parse_host(name) + colon + port
-
-
-def _parse_host(name: str) -> str:
-    """A host name, unescaped; only bytes outside ASCII may be escaped in it."""
+    # Only bytes outside ASCII may be escaped in a host name.
     if _BAD_ESCAPE.search(name) or re.search(r"%[0-7]", name):
         raise ValueError(f"invalid URL escape in {name!r}")
     if not _HOST.fullmatch(re.sub("%..", "", name)):
         raise ValueError(f"invalid character in host name {name!r}")
-    return unquote_to_bytes(name).decode(errors="replace")
-
-
-def _escaped_path(path: str) -> str:
-    """The path if it is properly escaped already, otherwise with everything escaped that needs it."""
-    if _VALID_PATH.fullmatch(path):
-        return path
-    raw = unquote_to_bytes(path)
-    return "".join(chr(byte) if byte in _PLAIN_IN_PATH else f"%{byte:02X}" for byte in raw)
+    return unquote_to_bytes(name).decode(errors="replace") + colon + port
 
 
 @cel_function("string_to_url", "url(string) -> url")
@@ -277,18 +262,13 @@ def _get_port(parsed_url: ParsedUrl) -> str:
 @cel_function("url_get_query", "url.getQuery() -> map<string, list<string>>")
 def _get_query(parsed_url: ParsedUrl) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for key, value in _query_pairs(parsed_url.query):
-        found.setdefault(key, []).append(value)
-    return found
-
-
-def _query_pairs(query: str) -> Iterator[tuple[str, str]]:
-    """Key and value of each part of a query; parts that are malformed are left out."""
-    for part in query.split("&"):
+    for part in parsed_url.query.split("&"):
+        # Parts that are malformed are left out, as Go does.
         if not part or ";" in part or _BAD_ESCAPE.search(part):
             continue
         key, _, value = part.partition("=")
-        yield _unescaped(key), _unescaped(value)
+        found.setdefault(_unescaped(key), []).append(_unescaped(value))
+    return found
 
 
 def _unescaped(text: str) -> str:

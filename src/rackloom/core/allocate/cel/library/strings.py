@@ -250,12 +250,14 @@ def _show_any(value: Any, _: int | None) -> str:
         case list():
             return f"[{', '.join(map(_show_literal, value))}]"
         case dict():
-            return _show_map(value)
-    return _show_scalar(value)
-
-
-def _show_scalar(value: Any) -> str:
-    match value:
+            pairs = []
+            for key, item in zip(map_keys(value), value.values(), strict=True):
+                if not isinstance(key, bool | int | str):
+                    raise EvaluationError(f"no formatting function for map key of type {type_name(key)}")
+                pairs.append((_show_literal(key), _show_literal(item)))
+            # Sorted by the text of the key: a map has no order in CEL.
+            pairs.sort(key=lambda pair: pair[0])
+            return "{" + ", ".join(f"{key}:{item}" for key, item in pairs) + "}"
         case float():
             return show_double(value)
         case int():
@@ -267,15 +269,6 @@ def _show_scalar(value: Any) -> str:
         case Duration():
             return show_duration(value)
     return value.name if isinstance(value, TypeName) else ""
-
-
-def _show_map(value: dict[Any, Any]) -> str:
-    pairs = []
-    for key, item in zip(map_keys(value), value.values(), strict=True):
-        if not isinstance(key, bool | int | str):
-            raise EvaluationError(f"no formatting function for map key of type {type_name(key)}")
-        pairs.append((_show_literal(key), _show_literal(item)))
-    return "{" + ", ".join(f"{key}:{item}" for key, item in sorted(pairs, key=lambda pair: pair[0])) + "}"
 
 
 def _show_literal(value: Any) -> str:
