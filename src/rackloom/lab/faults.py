@@ -1,6 +1,6 @@
 """The fault catalogue: each fault of racks and of their network once, and how it is repaired.
 
-Steps of scenarios and the injector of random runs (`lab.carving.injector`) break things through these
+Steps of scenarios and the injector of random runs (tests/simulation) break things through these
 functions alone. Each kind has been seen on real racks: controllers that cannot be reached, restart or
 forget; changes that are refused, lost, late or repeated; lists that omit something; unhealthy GPUs and
 links; trays that are pulled, returned, swapped or exchanged; partitions that somebody makes, changes or

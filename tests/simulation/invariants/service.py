@@ -23,13 +23,14 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tests.simulation.carving.clients import RandomTenant
+
 from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,
     DefaultPartitionPolicy,
     DomainObservation,
     ObservedPartition,
 )
-from rackloom.lab.carving.clients import RandomTenant
 from rackloom.lab.invariants.fabric import changed_foreign, mixed_tenants, shared_gpus
 from rackloom.lab.invariants.ledger import (
     InvariantViolated,

@@ -31,6 +31,9 @@ from typing import Any, Never
 import msgspec
 import sqlalchemy as sa
 import structlog
+from tests.simulation.carving.clients import PROVIDER_ORG, RandomOperator, RandomTenant
+from tests.simulation.carving.injector import FAULT_WEIGHTS, FaultInjector
+from tests.simulation.invariants.service import ServiceInvariants, check_settled
 
 from rackloom.carve.api.auth import LOCAL_LIFETIME, LocalIssuer, Role
 from rackloom.carve.inventory.enrolment import seed_embedded_site
@@ -39,10 +42,7 @@ from rackloom.carve.store import schema
 from rackloom.carve.store.database import SqliteBackend, Store
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
 from rackloom.errors import Refused
-from rackloom.lab.carving.clients import PROVIDER_ORG, RandomOperator, RandomTenant
-from rackloom.lab.carving.injector import FAULT_WEIGHTS, FaultInjector
 from rackloom.lab.invariants.ledger import InvariantViolated, Ledger
-from rackloom.lab.invariants.service import ServiceInvariants, check_settled
 from rackloom.lab.switches.fabric import FabricSnapshot
 from rackloom.lab.virtual import event_loop
 from rackloom.lab.virtual.racks import ExecutedChange, SimRack, SimSite
@@ -126,7 +126,7 @@ class LoadRun:
     def __init__(self, seed: int, plan: LoadPlan) -> None:
         self.seed = seed
         self.plan = plan
-        self.rng = random.Random(seed)  # noqa: S311 (reproducible on purpose)
+        self.rng = random.Random(seed)
         self.trace: list[str] = []
         self.defects: list[BaseException] = []
         self.requests = 0
@@ -142,7 +142,7 @@ class LoadRun:
         several = self.rng.random() < TWO_REPLICA_RATE and plan.patience is None
         self.replicas = plan.replicas or (2 if several else 1)
         # Apart from the other draws, which thus stay as they were.
-        trays = random.Random(f"{seed} trays").random() < TRAY_POLICY_RATE  # noqa: S311
+        trays = random.Random(f"{seed} trays").random() < TRAY_POLICY_RATE
         drawn = DefaultPartitionPolicy.TRAY if trays else DefaultPartitionPolicy.NONE
         self._clocks_agree = "clock-ahead" not in plan.kinds
         """Else only S11 is judged: which of two records is newer, their times decide (docs/store.md)."""
@@ -264,7 +264,7 @@ class LoadRun:
         self.failed.set()
 
     def _fork(self) -> random.Random:
-        return random.Random(self.rng.getrandbits(64))  # noqa: S311
+        return random.Random(self.rng.getrandbits(64))
 
     async def _seed_records(self, backend: SqliteBackend) -> None:
         store = Store(backend)

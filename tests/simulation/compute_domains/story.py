@@ -19,6 +19,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from tests.simulation.compute_domains.cluster import (
+    GPUS_PER_TRAY,
+    JOB_NAMESPACE,
+    STOPPED_SECONDS,
+    ComputeDomainCluster,
+    Disruption,
+    StoryKind,
+    retry_until_answered,
+)
+from tests.simulation.compute_domains.machines import StoryTray
+from tests.simulation.invariants.leftovers import find_leftovers, find_stray_labels, leftovers_on_tray
+from tests.simulation.invariants.memory import JOB_LABEL
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.names import ImexIsolation
@@ -34,18 +46,6 @@ from rackloom.core.cluster.objects import (
 from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.snapshot import read_record
-from rackloom.lab.compute_domains.cluster import (
-    GPUS_PER_TRAY,
-    JOB_NAMESPACE,
-    STOPPED_SECONDS,
-    ComputeDomainCluster,
-    Disruption,
-    StoryKind,
-    retry_until_answered,
-)
-from rackloom.lab.compute_domains.machines import StoryTray
-from rackloom.lab.invariants.leftovers import find_leftovers, find_stray_labels, leftovers_on_tray
-from rackloom.lab.invariants.memory import JOB_LABEL
 from rackloom.lab.virtual import event_loop
 
 STORY_TIMEOUT = 600.0
@@ -78,7 +78,7 @@ def play_story(
     classes: Sequence[Object], kind: StoryKind, death: Disruption | None = None, at: int = 0
 ) -> StoryResult:
     """Play the story once. `classes` are the DeviceClasses of the installation."""
-    memory = Path("/dev/shm")  # noqa: S108 (a scratch directory of random name below it)
+    memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
         return event_loop.run_simulation(1, lambda: _play_in(Path(root), classes, kind, death, at))
 
