@@ -18,8 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-
-from rackloom.lab.invariants.ledger import (
+from tests.simulation.carving.racks import JudgedRack, JudgedSite
+from tests.simulation.carving.service import JudgedService
+from tests.simulation.invariants.ledger import (
     InvariantViolated,
     Json,
     Ledger,
@@ -28,10 +29,9 @@ from rackloom.lab.invariants.ledger import (
     LedgerVpc,
     OnAnswer,
     desired_partitions_of,
-    lost_object,
 )
-from rackloom.lab.virtual.racks import SimRack, SimSite
-from rackloom.lab.virtual.service import SimulatedService
+
+from rackloom.lab.invariants.acknowledged import lost_object
 
 OBJECT_NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
 MAX_PARTITIONS, MAX_VPCS = 4, 3
@@ -46,7 +46,7 @@ class RestClient:
     """One organisation's access to the REST API. Every answer is reported to `answered`."""
 
     def __init__(
-        self, org: str, token: str, plane: SimulatedService, ledger: Ledger, answered: OnAnswer
+        self, org: str, token: str, plane: JudgedService, ledger: Ledger, answered: OnAnswer
     ) -> None:
         self.org = org
         self.plane = plane
@@ -75,7 +75,7 @@ class RandomTenant(RestClient):
         self,
         org: str,
         token: str,
-        plane: SimulatedService,
+        plane: JudgedService,
         ledger: Ledger,
         rng: random.Random,
         answered: OnAnswer,
@@ -391,8 +391,8 @@ class RandomOperator(RestClient):
     def __init__(
         self,
         token: str,
-        world: SimSite,
-        plane: SimulatedService,
+        world: JudgedSite,
+        plane: JudgedService,
         ledger: Ledger,
         rng: random.Random,
         answered: OnAnswer,
@@ -437,7 +437,7 @@ class RandomOperator(RestClient):
     def _any_machine(self) -> str:
         return self.rng.choice(sorted(self.world.machines))
 
-    def _domain(self, rack: SimRack, step: str) -> str:
+    def _domain(self, rack: JudgedRack, step: str) -> str:
         # The UUID may change at any time.
         return f"nvlink-domain/{rack.fabric.domain}/{step}"
 

@@ -33,6 +33,9 @@ import sqlalchemy as sa
 import structlog
 from tests.simulation.carving.clients import PROVIDER_ORG, RandomOperator, RandomTenant
 from tests.simulation.carving.injector import FAULT_WEIGHTS, FaultInjector
+from tests.simulation.carving.racks import ExecutedChange, JudgedRack, JudgedSite
+from tests.simulation.carving.service import JudgedService
+from tests.simulation.invariants.ledger import InvariantViolated, Ledger
 from tests.simulation.invariants.service import ServiceInvariants, check_settled
 
 from rackloom.carve.api.auth import LOCAL_LIFETIME, LocalIssuer, Role
@@ -42,11 +45,9 @@ from rackloom.carve.store import schema
 from rackloom.carve.store.database import SqliteBackend, Store
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
 from rackloom.errors import Refused
-from rackloom.lab.invariants.ledger import InvariantViolated, Ledger
 from rackloom.lab.switches.fabric import FabricSnapshot
 from rackloom.lab.virtual import event_loop
-from rackloom.lab.virtual.racks import ExecutedChange, SimRack, SimSite
-from rackloom.lab.virtual.service import SERVICE_EPOCH, SimulatedService, rest_application
+from rackloom.lab.virtual.service import SERVICE_EPOCH, rest_application
 from rackloom.runtime.log_settings import structlog_configured
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile
@@ -131,7 +132,7 @@ class LoadRun:
         self.defects: list[BaseException] = []
         self.requests = 0
         self.points_in_act = 0
-        self.world = SimSite(
+        self.world = JudgedSite(
             _rack_profile(plan),
             plan.racks,
             self._fork(),
@@ -152,7 +153,7 @@ class LoadRun:
         """Set up, run, and return the result."""
         self.loop = asyncio.get_running_loop()
         backend, apps, issuer = _service_parts()
-        self.plane = SimulatedService(
+        self.plane = JudgedService(
             self.world, apps[: self.replicas], backend, self._fork(), self.plan.interval
         )
         self.invariants = ServiceInvariants(self.world, self.plane, self.ledger)
@@ -233,7 +234,7 @@ class LoadRun:
         for defect in self.defects:
             self._fail(defect)
 
-    def _executed(self, rack: SimRack, event: ExecutedChange) -> None:
+    def _executed(self, rack: JudgedRack, event: ExecutedChange) -> None:
         members = {partition.id: partition.guids for partition in event.after.partitions}
         self.note(f"fabric {rack.name} {event.rpc} {event.request.name} {event.code} {sorted(members)}")
         if self._clocks_agree:
@@ -241,7 +242,7 @@ class LoadRun:
         for defect in self.defects:
             self._fail(defect)
 
-    def _watcher(self, rack: SimRack) -> Callable[[FabricSnapshot], None]:
+    def _watcher(self, rack: JudgedRack) -> Callable[[FabricSnapshot], None]:
         def changed(_: FabricSnapshot) -> None:
             if self._clocks_agree:
                 self._guard(lambda: self.invariants.fabric_changed(rack))

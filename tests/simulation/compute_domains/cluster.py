@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation.compute_domains.machines import StoryTray, TrayMachines
+from tests.simulation.compute_domains.processes import ProcessTasks
 from tests.simulation.compute_domains.tray import write_kernel_files
 from tests.simulation.invariants.memory import ChannelInvariants, ImexMemberInvariants
 
@@ -59,7 +60,6 @@ from rackloom.lab.virtual.event_loop import loop_wall_time
 from rackloom.lab.virtual.process import (
     CrashPoints,
     Process,
-    ProcessTasks,
     RestartedProcess,
     with_crash_points,
 )

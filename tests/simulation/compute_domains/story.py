@@ -29,6 +29,7 @@ from tests.simulation.compute_domains.cluster import (
     retry_until_answered,
 )
 from tests.simulation.compute_domains.machines import StoryTray
+from tests.simulation.compute_domains.processes import files_as_crash_points
 from tests.simulation.invariants.leftovers import find_leftovers, find_stray_labels, leftovers_on_tray
 from tests.simulation.invariants.memory import JOB_LABEL
 
@@ -89,7 +90,7 @@ async def _play_in(
     cluster = ComputeDomainCluster(root, classes, kind, death=death, at=at)
     story = ComputeDomainStory(cluster)
     broken = cluster.channels.broken
-    with cluster.steps.of_files():
+    with files_as_crash_points(cluster.steps):
         try:
             await story.live()
         except StoryStuck as stuck:
