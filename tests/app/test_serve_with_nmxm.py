@@ -11,7 +11,7 @@ from tests.lab.switches.nmxm_server import NmxmServer
 from tests.waiting import PATIENCE, until, until_so
 
 from rackloom.app.config import load_config
-from rackloom.app.site.secrets import secret_provider
+from rackloom.app.site.parts import secret_provider
 from rackloom.app.site.service import site_service
 from rackloom.app.site.switches import Switches
 from rackloom.carve.fabric.controller import FabricUnavailable
