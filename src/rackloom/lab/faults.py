@@ -3,8 +3,8 @@
 Steps of scenarios and the injector of random runs (tests/simulation) break things through these
 functions alone. Each kind has been seen on real racks: controllers that cannot be reached, restart or
 forget; changes that are refused, lost, late or repeated; lists that omit something; unhealthy GPUs and
-links; trays that are pulled, returned, swapped or exchanged; partitions that somebody makes, changes or
-deletes on the switch; a second controller that contradicts the rack's own. Faults of the API server are
+links; trays that are pulled, returned, swapped or exchanged; partitions that another writer makes, changes
+or deletes on the switch; a second controller that contradicts the rack's own. Faults of the API server are
 in `lab.kube.faults`, those of a node's devices in `lab.nodes`.
 
 A switch is a `SimRack` in virtual time or an `NmxcServer` on a socket. Whatever changes a fabric does so

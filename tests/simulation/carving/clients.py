@@ -56,7 +56,7 @@ class RestClient:
         self._answered = answered
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any] | None:
-        """One request; None when the connection was lost."""
+        """One request. Returns None if the connection was lost."""
         raw = None if body is None else msgspec.json.encode(body)
         reply = await self.plane.call(method, f"/v2/org/{self.org}/nico/{path}", self._token, raw)
         status, content = reply or (0, b"")
@@ -193,7 +193,7 @@ class RandomTenant(RestClient):
             obj.state = "gone"
 
     async def _change(self, method: str, path: str, body: Any, target: LedgerObject | None) -> Any:
-        """Request a change; None when it was refused, or when the answer was lost and an audit was made."""
+        """Request a change. None if it was refused, or if the answer was lost and an audit was made."""
         if target is not None:
             target.in_doubt = True
         self._asked = self.plane.now()
@@ -452,7 +452,7 @@ class RandomOperator(RestClient):
         raise InvariantViolated(f"S10 {path()}: not possible in {OPERATOR_ATTEMPTS} attempts")
 
     async def _post(self, path: str) -> int | None:
-        """The status of the answer; None when the connection was lost."""
+        """The status of the answer, or None if the connection was lost."""
         reply = await self.ask("POST", path, {"reason": "simulated maintenance"})
         if reply and reply[0] in (400, 401, 403):
             raise InvariantViolated(f"S10 {path}: {reply[0]} {reply[1]}")

@@ -80,7 +80,7 @@ class JudgedRack(SimRack):
                 yield partition
 
     def machine_of(self, guid: int) -> str | None:
-        """The machine that a GPU is on; None for one that is not there."""
+        """The machine that a GPU is on, or None if it is absent."""
         gpu = self.fabric.gpus.get(guid)
         return None if gpu is None else machine_id_of(gpu.chassis_serial, gpu.slot)
 

@@ -56,7 +56,7 @@ TENANT_ORGS = ("red", "blue")
 TWO_REPLICA_RATE = 0.2
 """How often two processes share the records."""
 TRAY_POLICY_RATE = 0.2
-"""How often the site keeps free GPUs in partitions of their trays; else they are in none."""
+"""How often the site keeps free GPUs in partitions of their trays, instead of in none."""
 
 
 class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,24 +68,24 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     interval: float = 60.0
     """Seconds between two passes over a domain where nothing happens."""
     max_partitions: int | None = None
-    """How many partitions each domain holds; None: as many as real ones, or a few in every fifth domain."""
+    """Partitions that each domain holds. None: as many as a real one, or a few in every fifth domain."""
     seconds: float = 360.0
     think: float = 18.0
     """Mean seconds between two requests of one tenant."""
     operator: float | None = 50.0
-    """Mean seconds between two steps of the operator; None: nobody pauses, cordons or drains."""
+    """Mean seconds between two steps of the operator, or None without an operator."""
     replicas: int | None = None
-    """Processes that share the records; None: two in every fifth run, one in the others."""
+    """Processes that share the records. None: two in every fifth run, one in the others."""
     pause: float | None = 18.0
-    """Mean seconds between two faults on the whole site; None: no faults."""
+    """Mean seconds between two faults on the whole site, or None without faults."""
     kinds: Mapping[str, int] = msgspec.field(default_factory=lambda: dict(FAULT_WEIGHTS))
     """Kinds of fault with their relative frequencies."""
     free_gpus: DefaultPartitionPolicy | None = None
-    """The site's policy for free GPUs; None: drawn from the seed."""
+    """The site's policy for free GPUs. None: drawn from the seed."""
     dark_rack: bool = False
     """The first rack cannot be reached at all (L2: this must not delay the others)."""
     patience: float | None = None
-    """Seconds within which every request is served, where there are no faults."""
+    """Seconds within which every request is served, if there are no faults."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -389,7 +389,7 @@ class ScriptedRun(LoadRun):
 
 
 def run_script(death: int | None) -> RunResult:
-    """Play the script; None: without a death."""
+    """Play the script. None: without a death."""
     return play_run(ScriptedRun(death))
 
 

@@ -357,7 +357,7 @@ class ComputeDomainCluster:
 
 
 async def retry_until_answered(call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """The answer of a server that may be down; None where there is no such object."""
+    """The answer of a server that may be down, or None if there is no such object."""
     while True:
         try:
             return await call()

@@ -44,7 +44,7 @@ from rackloom.lab.invariants.fabric import changed_foreign, mixed_tenants, share
 from rackloom.lab.switches.fabric import FabricPartition, machine_id_of
 
 REQUEST_FLIGHT_SECONDS = 0.1
-"""Seconds. A request is no longer on its way after them, where no network is slow."""
+"""Seconds. A request is no longer on its way after them, if no network is slow."""
 
 
 class ServiceInvariants:
@@ -212,7 +212,7 @@ class ServiceInvariants:
             self._supported(rack, answer, recorded, desired, outcomes, devices)
 
     def _contradicted(self, answer: Json, controller: ConflictingController) -> None:
-        """Where controllers contradict each other, nothing is shown Ready and no change is requested."""
+        """While controllers contradict each other, nothing is shown Ready and no change is requested."""
         if controller.asked:
             raise InvariantViolated(
                 f"S6 {controller.url}, which another controller contradicts,"
@@ -398,7 +398,7 @@ def _check_fabric(world: JudgedSite, rack: JudgedRack, ledger: Ledger) -> None:
                 )
             continue
         found[world.lp_of_name.get(partition.name, partition.name)] = present
-    # Where more is requested than fits, any choice is right as long as the domain is full.
+    # If more is requested than fits, any choice is right as long as the domain is full.
     if _is_full(rack, wanted):
         room = _partition_capacity(rack)
         served = {name: guids for name, guids in wanted.items() if name in found}

@@ -111,7 +111,7 @@ def owner_keys(obj: Object, kind: ResourceKind) -> Iterator[ObjectKey]:
 
 
 def condition_status(obj: Object, type_: str) -> str:
-    """The status of a condition; Unknown where it is absent."""
+    """The status of a condition, or Unknown if it is absent."""
     conditions = (obj.get("status") or {}).get("conditions") or ()
     return next((str(found["status"]) for found in conditions if found["type"] == type_), "Unknown")
 
