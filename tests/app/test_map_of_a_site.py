@@ -7,9 +7,9 @@ import time
 import httpx2
 import pytest
 from tests import waiting
+from tests.app.embedded_site import embedded_site
 
 from rackloom.app.home import Home
-from rackloom.app.twin.site import embedded_site
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 
