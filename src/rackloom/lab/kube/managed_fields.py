@@ -276,7 +276,7 @@ class FieldWriter:
 
 @dataclass(frozen=True, slots=True)
 class OwnedFields:
-    """What one writer owns, and since when it has been so (RFC 3339)."""
+    """The fields that one writer owns, and since when (RFC 3339)."""
 
     writer: FieldWriter
     fields: Fields

@@ -58,7 +58,7 @@ class DeviceManager(Protocol):
         ...
 
     async def unprepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        """Unprepare what `prepare` prepared; the claims are as they were then.
+        """Unprepare the claims that `prepare` prepared, as they were then.
 
         Raises:
             Retry, Refused: something is still held. The caller asks again, and the pod stays until then.

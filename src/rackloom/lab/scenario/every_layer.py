@@ -28,7 +28,7 @@ async def clear(stage: Stage) -> str:
 
 @expectation()
 async def invariants(stage: Stage) -> str:
-    """S1, S2 and S4 held at every change of a fabric so far, and acknowledged instances exist (S10)."""
+    """S1, S2 and S4 held at every change of a fabric so far; what was acknowledged is there (S10)."""
     broken = list(stage.truth.invariants.broken)
     kept = list(stage.rest.kept())
     for made in kept:

@@ -105,7 +105,7 @@ async def switch_hides(stage: Stage, *, instance: Instance, lists: Ordinal = 1) 
 
 @action(needs="nmx-c", speeds=ONLY_VIRTUAL)
 async def network_bad(stage: Stage, *, how: faults.NetworkFault, rack: Rack = FIRST_RACK) -> str:
-    """The network spoils the next change that is requested of a rack, or all calls from now on."""
+    """What the network does to the next change that is asked of a rack, or from now on to all calls."""
     stage.site.spoil(stage.truth.number(rack), how)
     return f"the network before {rack}: {how}"
 

@@ -219,7 +219,7 @@ class JobController(Controller):
 
 
 def missing_pods(job: Object, pods: Iterable[Object]) -> list[Object]:
-    """The pods to make now; none once the Job has failed too often."""
+    """The pods to make now. None once the Job has failed too often."""
     pods = list(pods)
     spec = job["spec"]
     if spec.get("suspend") or _failed_pods(pods) > spec.get("backoffLimit", _BACKOFF_LIMIT):

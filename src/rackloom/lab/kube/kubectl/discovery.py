@@ -1,6 +1,6 @@
 """Discovery documents: the groups, versions and resources that the simulated server serves.
 
-The OpenAPI documents say that the server itself checks unknown fields, which is what kubectl asks for, and
+The OpenAPI documents say that the server itself checks unknown fields, which kubectl requires, and
 have the schemas of our custom resources for `kubectl explain`. Of other types they say that their fields are
 not described here. The group `policy/v1` has no resources here, but `kubectl drain` evicts only
 where the group of Eviction is served.
