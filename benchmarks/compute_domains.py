@@ -26,9 +26,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+# The trays are those of the simulation.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import structlog
 from compute_domains_plant import IMEX_READY, POD_START, Kubernetes, Tray
 from site_figures import load
+from tests.simulation.compute_domains.tray import write_kernel_files
 
 from rackloom.claim.cluster.domain_controller import DomainController
 from rackloom.claim.kube.events import EventRecorder
@@ -36,7 +40,6 @@ from rackloom.core.cluster import names
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings, ImexDaemonSettings
-from rackloom.lab.compute_domains.tray import write_kernel_files
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.virtual import event_loop

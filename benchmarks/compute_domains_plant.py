@@ -8,10 +8,17 @@ the plugin's requests, checkpoint, CDI files and waiting, and `ImexDaemon` with 
 
 import asyncio
 import random
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+# The trays are those of the simulation.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.simulation.compute_domains.tray import ImexTray as Machine
+from tests.simulation.compute_domains.tray import SimulatedImexProgram
 
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import DaemonIdentity
@@ -21,8 +28,6 @@ from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.core.domains.clique import ObjectRef
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
-from rackloom.lab.compute_domains.tray import ImexTray as Machine
-from rackloom.lab.compute_domains.tray import SimulatedImexProgram
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 

@@ -1,12 +1,17 @@
 """The plugin of gpu.nvidia.com on a node of 128 declared GPUs."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+# The kubelet is that of the tests.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import msgspec
 from node_kit import NODE_NAME, Counting, claim, claims_measured, cluster, host_below, row
 from site_figures import resident_mib
+from tests.claim.node.plugin_manager import plugin_manager_on
 
 from rackloom.claim.node.device_files import DriverFiles
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
@@ -14,7 +19,6 @@ from rackloom.claim.node.gpu.inventory import DeclaredGpu, DeclaredGpus, Declare
 from rackloom.claim.node.gpu.monitor import GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
 from rackloom.claim.node.run import run_plugin
-from rackloom.lab.nodes.plugin_manager import plugin_manager_on
 from rackloom.topology.machine import Machine
 
 DEVICES = 128

@@ -1,12 +1,17 @@
 """The plugin of compute-domain.nvidia.com: the channel of a ComputeDomain whose daemon is ready."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+# The kubelet is that of the tests.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from node_kit import NODE_NAME, claim, claims_measured, cluster, host_below, row
 from site_figures import resident_mib
+from tests.claim.node.plugin_manager import plugin_manager_on
 
 from rackloom.claim.node.device_files import ImexKernel
 from rackloom.claim.node.fabric import FabricMonitor, read_declared_fabric
@@ -18,7 +23,6 @@ from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE
 from rackloom.core.domains import device_configs
 from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, Readiness, clique_json
-from rackloom.lab.nodes.plugin_manager import plugin_manager_on
 
 PLUGIN = "imex"
 NAMESPACE = "rackloom-imex"

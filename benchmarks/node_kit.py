@@ -1,18 +1,22 @@
 """What the benchmarks of node plugins share: a node with an API server and a kubelet, claims, rows."""
 
+import sys
 import time
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Any
 
+# The kubelet is that of the tests.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from site_figures import load
+from tests.claim.node.plugin_manager import KubeletPluginManager
 
 from rackloom.claim.node.run import PluginDirectories, PluginHost
 from rackloom.core.cluster.objects import NODE, RESOURCE_CLAIM
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim
-from rackloom.lab.nodes.plugin_manager import KubeletPluginManager
 
 NODE_NAME = "bench"
 NAMESPACES = ("default", "rackloom-imex")

@@ -15,21 +15,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+# The kubelet is that of the tests.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from node_kit import NODE_NAME, claim, cluster, host_below, latency, row, timed
 from pyroute2 import IPRoute  # type: ignore[import-untyped]
 from site_figures import resident_mib
+from tests.claim.node.nri.nri_runtime import NriRuntime
+from tests.claim.node.plugin_manager import KubeletPluginManager, plugin_manager_on
 
 from rackloom.app.node.nic import NicOptions, nic_node
 from rackloom.app.node.process import NodeOptions
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
 from rackloom.claim.node.run import PluginHost
 from rackloom.lab.nodes.dra_manager import PodClaim
-from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, plugin_manager_on
 from rackloom.topology.nics import ExclusionPolicy
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tests.claim.node.nri.nri_runtime import NriRuntime
 
 NICS = 8
 PLUGIN = "nic"

@@ -4,8 +4,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.app.setting_names import setting_names
 
-from rackloom.app.config import load_config, setting_names
+from rackloom.app.config import load_config
 from rackloom.errors import Refused
 
 LEAST = """

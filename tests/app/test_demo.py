@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 
 import pytest
+from tests.app.embedded_site import embedded_site
 from tests.proxies import with_dead_proxies
 from tests.waiting import until
 
@@ -17,7 +18,6 @@ from rackloom.app.demo.story import DEGRADED, DemoReport, DemoStep, DemoStory, N
 from rackloom.app.demo.tenants import DemoTenant
 from rackloom.app.doctor import DoctorSources, diagnose
 from rackloom.app.home import Home
-from rackloom.app.twin.site import embedded_site
 from rackloom.app.twin.up import running_twin
 from rackloom.cli.main import app as main_app
 from rackloom.core.diagnosis.report import render_findings

@@ -11,6 +11,7 @@ import uvloop
 from tests.app.test_serve import Operator
 from tests.attacks import answers_others_in_a_crowd, cuts_endless_heads, grpc_is_bounded, http_is_bounded
 from tests.claim.cluster.admission.test_over_tls import issued, trusted
+from tests.lab.switches.nmxm_server import NmxmServer
 
 from rackloom.app.config import load_config
 from rackloom.app.controller import ControllerEndpoints, Leadership
@@ -25,7 +26,7 @@ from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSetting
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
-from rackloom.lab.switches.servers import NmxcServer, NmxmServer
+from rackloom.lab.switches.servers import NmxcServer
 from rackloom.serving.limits import (
     PROBES,
     SIMULATED_API_SERVER,

@@ -12,6 +12,7 @@ import msgspec
 import pynvml
 import pytest
 from tests.claim.node.gpu.test_gpu_nvml import Library
+from tests.claim.node.plugin_manager import PluginManagerTiming, plugin_manager_on
 from tests.ports import reserved_ports
 from tests.waiting import PATIENCE, until
 
@@ -25,7 +26,6 @@ from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.dra_manager import pod_claim
 from rackloom.lab.nodes.host_files import declared_inventory, host_files, write_sysroot
-from rackloom.lab.nodes.plugin_manager import PluginManagerTiming, plugin_manager_on
 from rackloom.topology import profiles
 
 PROFILE = "oci-bm.gpu.gb200-v3.4"

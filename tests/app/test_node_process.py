@@ -19,6 +19,7 @@ from grpc_health.v1 import (
     health_pb2_grpc,
 )
 from tests.attacks import grpc_is_bounded, http_is_bounded
+from tests.claim.node.plugin_manager import PluginManagerTiming, plugin_manager_on
 from tests.ports import reserved_ports
 from tests.waiting import PATIENCE, until
 
@@ -32,7 +33,6 @@ from rackloom.core.cluster.objects import NODE, RESOURCE_SLICE
 from rackloom.errors import Refused
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
-from rackloom.lab.nodes.plugin_manager import PluginManagerTiming, plugin_manager_on
 from rackloom.serving.limits import HEALTH, PROBES
 
 CLUSTER = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"

@@ -7,10 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx2
 import pytest
+from tests.lab.switches.nmxm_server import NmxmServer
 from tests.waiting import PATIENCE, until, until_so
 
 from rackloom.app.config import load_config
-from rackloom.app.site.secrets import secret_provider
+from rackloom.app.site.parts import secret_provider
 from rackloom.app.site.service import site_service
 from rackloom.app.site.switches import Switches
 from rackloom.carve.fabric.controller import FabricUnavailable
@@ -18,7 +19,7 @@ from rackloom.carve.inventory.endpoints import Endpoint
 from rackloom.errors import Refused
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
 from rackloom.lab.switches.faults import NmxmFault
-from rackloom.lab.switches.servers import NmxcServer, NmxcServerTls, NmxmServer
+from rackloom.lab.switches.servers import NmxcServer, NmxcServerTls
 from rackloom.topology import profiles
 from rackloom.topology.rack import build_site
 

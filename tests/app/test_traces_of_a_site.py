@@ -10,11 +10,12 @@ from typing import Any
 import httpx2
 import pytest
 from tests.app.collector import Collector, attributes, collecting
+from tests.app.embedded_site import embedded_site
 from tests.waiting import PATIENCE, until
 
 from rackloom.app.home import Home
 from rackloom.app.tracing import TraceSettings, open_traces
-from rackloom.app.twin.site import EmbeddedSite, embedded_site
+from rackloom.app.twin.site import EmbeddedSite
 from rackloom.errors import Refused
 from rackloom.runtime.traces import MAX_CAUSES, SpanSide
 

@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from tests.app.embedded_site import embedded_site
 from tests.browser.conftest import PATIENCE_MS
 
 from rackloom.app.home import Home
-from rackloom.app.twin.site import EmbeddedSite, embedded_site
+from rackloom.app.twin.site import EmbeddedSite
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 from anyio.from_thread import start_blocking_portal
 from inline_snapshot import snapshot
+from tests.app.embedded_site import embedded_site
 
 from rackloom.app.home import Home, default_home
-from rackloom.app.twin.site import embedded_site
 from rackloom.cli.doctor import doctor
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.errors import Refused

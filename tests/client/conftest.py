@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.app.embedded_site import embedded_site
 from tests.carve.api.conftest import api, served
 from tests.carve.conftest import database, portal, site_template, small_site
 
 from rackloom.app.home import Home
-from rackloom.app.twin.site import embedded_site
 
 __all__ = ["api", "database", "portal", "served", "site_template", "small_site"]
 

@@ -20,6 +20,7 @@ from unittest.mock import Mock
 from datamodel_code_generator.reference import FieldNameResolver
 
 from rackloom.carve.api.app import create_app
+from rackloom.client.call import wire_name
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/rackloom/client"
@@ -154,7 +155,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from rackloom.client import models
-from rackloom.client.call import Call, Many, PagedCall, path_of
+from rackloom.client.call import Call, Many, PagedCall, make_call, make_paged_call
 '''
 
 
@@ -196,7 +197,7 @@ def functions_of(path: str, method: str, operation: Any) -> Iterator[str]:
 def function(
     name: str, path: str, method: str, operation: Any, queries: list[Any], shape: Any, fixed: dict[str, Any]
 ) -> str:
-    """The text of one function."""
+    """The text of one function. Its arguments are those of the request: it passes `locals()` on."""
     is_paged = any(query["name"] == "pageNumber" for query in queries)
     queries = [query for query in queries if query["name"] not in PAGING]
     ids = [part[1:-1] for part in path.split("/") if part.startswith("{")]
@@ -209,20 +210,21 @@ def function(
         f"{snake(q['name'])}: {parameter_type(q['schema'])}" + ("" if q["required"] else " | None = None")
         for q in named
     ]
-    pairs = [f"{q['name']!r}: {snake(q['name'])}" for q in queries]
-    pairs += [f"{key!r}: {value!r}" for key, value in fixed.items()]
-    parts = ", ".join(snake(part[1:-1]) if part.startswith("{") else repr(part) for part in path.split("/"))
-    given = [f"operation={operation['operationId']!r}"]
-    given += [] if is_paged else [f"method={method!r}"]
-    given += [f"path=path_of({parts})"]
+    for query in queries:
+        assert wire_name(snake(query["name"])) == query["name"], f"{query['name']} is missing in WIRE_NAMES"
+        assert query["name"] not in (*ids, "body")
+    parts = [f"{{{snake(part[1:-1])}}}" if part.startswith("{") else part for part in path.split("/")]
+    given = [repr(operation["operationId"])] + ([] if is_paged else [repr(method)])
     kind, result = ("PagedCall", type_of(shape["items"])) if is_paged else ("Call", type_of(shape))
-    given += [f"{'item' if is_paged else 'answer'}={result}"]
-    given += [f"query={{{', '.join(pairs)}}}"] if pairs else []
-    given += ["body=body"] if body else []
+    given += [repr("/".join(parts)), result]
+    arguments = ["locals()"] if parameters else []
+    arguments += [repr({snake(key): value for key, value in fixed.items()})] if fixed else []
+    given += [" | ".join(arguments)] if arguments else []
+    make = "make_paged_call" if is_paged else "make_call"
     lines = [
         f"def {name}({', '.join(parameters)}) -> {kind}[{result}]:",
         f'    """{documentation(method, path, operation, fixed)}"""',
-        f"    return {kind}({', '.join(given)})",
+        f"    return {make}({', '.join(given)})",
     ]
     return "\n".join(lines)
 

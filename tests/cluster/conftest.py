@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from tests.claim.node.plugin_manager import KubeletPluginManager
 from tests.cluster.build import CONTROL_PLANE, MPI_OPERATOR, Tools, made
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.credentials import MASTERS
@@ -40,7 +41,6 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
 )
 from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
-from rackloom.lab.nodes.plugin_manager import KubeletPluginManager
 from rackloom.lab.nodes.pods import ContainerRuntime, DeviceManager, IdleContainers, NoDeviceManager
 
 ASKED_BY = "RACKLOOM_TEST_CLUSTER"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.claim.node.plugin_manager import KubeletPluginManager, plugin_manager_on
 
 from rackloom.app.node.gpu import GpuOptions, gpu_node
 from rackloom.app.node.nic import NicOptions, nic_node
@@ -16,7 +17,6 @@ from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
 from rackloom.claim.node.run import PluginDirectories
 from rackloom.lab.nodes.host_files import declared_inventory, host_files, write_sysroot
-from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, plugin_manager_on
 from rackloom.topology import profiles
 from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, ExclusionPolicy
 

@@ -6,12 +6,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.claim.node.plugin_manager import KubeletPluginManager, plugin_manager_on
+
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.plugin import PrepareState
 from rackloom.claim.node.run import PluginDirectories
 from rackloom.claim.node.storage import decode_checkpoint
 from rackloom.core.cluster.names import IMEX_DRIVER
-from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, plugin_manager_on
 
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 GPUS_PER_TRAY = 4

@@ -18,7 +18,7 @@ from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.cli import claim_plan
-from rackloom.cli.claim import HardwareParameters
+from rackloom.cli.claim_options import HardwareParameters
 from rackloom.cli.hardware import machine_of
 from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.allocate.objects import AllocationResult

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from tests.claim.node.plugin_manager import KubeletPluginManager, SocketDraManager
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.h100_nodes import MACHINE, Files, device_nodes, plug
@@ -33,7 +34,6 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     Object,
 )
-from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraManager
 
 pytestmark = pytest.mark.anyio
 RACKLOOM = Path(sys.executable).with_name("rackloom")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.claim.node.plugin_manager import KubeletPluginManager, SocketDraManager
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.h100_nodes import MACHINE, Files, device_nodes, plug_gpus, plug_kubelet
@@ -35,7 +36,6 @@ from rackloom.core.cluster.objects import (
     allocated_devices,
     pod_claim_names,
 )
-from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraManager
 
 pytestmark = pytest.mark.anyio
 COUNTED = "nvidia.com/gpu"

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.claim.node.plugin_manager import KubeletPluginManager, SocketDraManager
 from tests.cluster.conftest import AddNodes
 from tests.cluster.h100_nodes import ALONE, MACHINE, Files, plug_gpus, plug_kubelet
 from tests.waiting import until
@@ -25,7 +26,6 @@ from rackloom.core.cluster.objects import (
     Object,
 )
 from rackloom.lab.nodes.host_files import declared_inventory
-from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraManager
 
 pytestmark = pytest.mark.anyio
 FAILED = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}

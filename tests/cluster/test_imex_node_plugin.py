@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from tests.claim.node.plugin_manager import KubeletPluginManager, SocketDraManager, plugin_manager_on
 from tests.cluster.conftest import AddNodes
 from tests.cluster.custom import serve, withdraw
 from tests.waiting import until
@@ -28,7 +29,6 @@ from rackloom.core.cluster.objects import (
 )
 from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, Readiness, clique_json
 from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
-from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraManager, plugin_manager_on
 
 pytestmark = pytest.mark.anyio
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"

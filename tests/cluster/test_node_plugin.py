@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.claim.node.conftest import DRIVER, Toys
+from tests.claim.node.plugin_manager import KubeletPluginManager, SocketDraManager, plugin_manager_on
 from tests.cluster.conftest import AddNodes
 from tests.waiting import until
 
@@ -22,7 +23,6 @@ from rackloom.core.cluster.objects import (
     RESOURCE_CLAIM_TEMPLATE,
     Object,
 )
-from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraManager, plugin_manager_on
 
 pytestmark = pytest.mark.anyio
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.claim.node.plugin_manager import KubeletPluginManager, SocketDraManager
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.custom import MPI_JOB
 from tests.cluster.installed import applied
@@ -39,7 +40,6 @@ from rackloom.core.diagnosis.findings import CheckState, verdict
 from rackloom.core.domains.clique import Readiness
 from rackloom.lab.nodes.dra_manager import pod_claim
 from rackloom.lab.nodes.kubelets import SimulatedKubelets
-from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraManager
 from rackloom.prove.collectors.cluster import collect_cluster
 
 pytestmark = [

@@ -5,9 +5,9 @@ import re
 
 import pytest
 from docs.site.reference import commands, conditions, metrics, resources, rest, runbooks, settings
+from tests.app.setting_names import setting_names
 from tests.docs.markdown import PAGES, ROOT
 
-from rackloom.app.config import setting_names
 from rackloom.carve.api import access
 from rackloom.carve.api.app import ROUTES
 from rackloom.cli.main import app

@@ -497,6 +497,8 @@ def wrong_library(file: Path, folders: Sequence[Path]) -> str | None:
 
 async def _prepared(machine: Machine, kind: str) -> Given:
     """The whole way of a claim on this machine: published, allocated, prepared; kubelet and API simulated."""
+    from tests.claim.node.plugin_manager import plugin_manager_on
+
     from rackloom.app.node.gpu import GpuOptions, gpu_node
     from rackloom.app.node.process import NodeOptions
     from rackloom.claim.node.gpu.plugin import GPU_DRIVER
@@ -504,7 +506,6 @@ async def _prepared(machine: Machine, kind: str) -> Given:
     from rackloom.core.cluster.objects import NODE, RESOURCE_SLICE
     from rackloom.lab.kube.direct import DirectApi
     from rackloom.lab.kube.server import FakeKube
-    from rackloom.lab.nodes.plugin_manager import plugin_manager_on
 
     name = "this-machine"
     api = DirectApi(FakeKube(namespaces=("default",), seed=1), "checks")

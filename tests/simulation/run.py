@@ -11,11 +11,14 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import msgspec
+# Python puts only this folder on the path.
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from rackloom.lab.carving.run import LoadPlan, RunResult, count_crash_points, run_script, simulate
+import msgspec
+from tests.simulation.carving.run import LoadPlan, RunResult, count_crash_points, run_script, simulate
 
 say = partial(print, flush=True)
 YEAR = 365.25 * 86400

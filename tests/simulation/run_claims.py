@@ -17,11 +17,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+# Python puts only this folder on the path.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 import structlog
 import yaml
-
-from rackloom.lab.compute_domains.cluster import STOP_DISRUPTIONS, Disruption, StoryKind
-from rackloom.lab.compute_domains.story import StoryResult, play_story
+from tests.simulation.compute_domains.cluster import STOP_DISRUPTIONS, Disruption, StoryKind
+from tests.simulation.compute_domains.story import StoryResult, play_story
 
 say = partial(print, flush=True)
 CLASSES = Path(__file__).parents[2] / "deploy/kubernetes/base/device-classes.yaml"

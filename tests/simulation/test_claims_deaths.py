@@ -7,6 +7,8 @@ import os
 
 import msgspec
 import pytest
+from tests.simulation.compute_domains.cluster import STOP_DISRUPTIONS, Disruption, StoryKind
+from tests.simulation.compute_domains.story import play_story
 from tests.simulation.planted.claims import BUGS, known_first
 from tests.simulation.run_claims import classes, quiet
 
@@ -17,8 +19,6 @@ from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.plugin import PrepareState
 from rackloom.claim.node.prepare import ClaimPreparer
 from rackloom.claim.node.storage import Checkpoint
-from rackloom.lab.compute_domains.cluster import STOP_DISRUPTIONS, Disruption, StoryKind
-from rackloom.lab.compute_domains.story import play_story
 from rackloom.runtime.log_settings import structlog_configured
 
 EVERY = bool(os.environ.get("RACKLOOM_EVERY_DEATH"))

@@ -1,8 +1,7 @@
 """Runs in which processes stop for longer than a lease, and in which the disk of the records fails."""
 
 import pytest
-
-from rackloom.lab.carving.run import LoadPlan, simulate
+from tests.simulation.carving.run import LoadPlan, simulate
 
 STOPS = {"stop": 1, "stop-soon": 1, "stop-recorded": 1}
 DISK = {"disk-full": 1, "disk-error": 1}

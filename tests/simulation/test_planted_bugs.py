@@ -5,11 +5,10 @@ A simulation that finds nothing is worth what it can find. Each bug is a small c
 """
 
 import pytest
+from tests.simulation.carving.run import LoadPlan as SimPlan
+from tests.simulation.carving.run import simulate
 from tests.simulation.planted import answering, knowing, owning, passing, planning, sharing, speaking
 from tests.simulation.planted.plans import Bug
-
-from rackloom.lab.carving.run import LoadPlan as SimPlan
-from rackloom.lab.carving.run import simulate
 
 BUGS: dict[Bug, SimPlan] = {
     **speaking.BUGS,

@@ -7,14 +7,13 @@ import sys
 from functools import cache
 
 import pytest
-
-from rackloom.lab.carving.injector import CONFLICT_FAULT_WEIGHTS, FAULT_WEIGHTS
-from rackloom.lab.carving.run import LoadPlan, RunResult, count_crash_points, run_script, simulate
+from tests.simulation.carving.injector import CONFLICT_FAULT_WEIGHTS, FAULT_WEIGHTS
+from tests.simulation.carving.run import LoadPlan, RunResult, count_crash_points, run_script, simulate
 
 SHORT = LoadPlan(seconds=400)
 
 DIGEST = """
-from rackloom.lab.carving.run import LoadPlan, simulate
+from tests.simulation.carving.run import LoadPlan, simulate
 print(simulate(11, LoadPlan(seconds=200)).digest, simulate(11, LoadPlan(seconds=200, replicas=2)).digest)
 """
 

@@ -351,6 +351,7 @@ def test_importing_it_imports_nothing_of_a_site():
     assert loaded == {
         "rackloom",
         "rackloom.testing",
+        "rackloom.testing.failures",
         "rackloom.testing.sites",
         "rackloom.testing.temporary_home",
         "rackloom.pytest_plugin",

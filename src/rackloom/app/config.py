@@ -10,8 +10,7 @@ An environment variable overrides each setting: `RACKLOOM_` and the path with tw
 parts, as in `RACKLOOM_DATABASE__POSTGRESQL`. The environment wins over the file. Durations are written as
 `60s`, `10m`, `1h 30m` or `7d`.
 
-`load_config` raises one `Refused` that names the file and every wrong key. `setting_names` lists all
-settings; a test uses it to check that docs/operating.md documents each of them.
+`load_config` raises one `Refused` that names the file and every wrong key.
 """
 
 import re
@@ -558,26 +557,6 @@ def load_config(path: Path) -> Config:
         raise Refused(
             f"{path}: {message}", nearest_fix="see docs/operating.md, which names every setting"
         ) from None
-
-
-def setting_names() -> tuple[str, ...]:
-    """Every setting by its path, as `nvlink_config.enabled`."""
-    return tuple(_setting_paths(Config, ""))
-
-
-def _setting_paths(model: type[BaseModel], prefix: str) -> list[str]:
-    found: list[str] = []
-    for name, field in model.model_fields.items():
-        section = _section_of(field.annotation)
-        found += _setting_paths(section, f"{prefix}{name}.") if section else [f"{prefix}{name}"]
-    return found
-
-
-def _section_of(annotation: Any) -> type[Section] | None:
-    for candidate in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(candidate, type) and issubclass(candidate, Section):
-            return candidate
-    return None
 
 
 def _problem_text(problem: Any) -> str:

@@ -5,99 +5,34 @@ finds what the API server accepts and the hardware does not, with file and line.
 run the allocator. `node-group` describes nodes that do not exist yet to an autoscaler. The work is in
 `claim_template`, `claim_check`, `claim_plan` and `claim_node_group`, which are imported when a command runs:
 the CEL library takes longer to load than help may take to print.
-
-The hardware comes from a profile, from ResourceSlices, or from both: then the profile adds the topology
-that the slices leave out.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
+from rackloom.cli.claim_options import HardwareParameters, Slices, TemplateParameters
 from rackloom.cli.common import (
     OUTPUT,
     Files,
-    Flag,
-    KubeContext,
-    Kubectl,
     Output,
     emit,
     progress,
     with_common_flags,
 )
-from rackloom.cli.program import is_kubectl_plugin
-
-# Hardware.
-
-
-Slices = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class HardwareParameters:
-    """The hardware that a claim is for."""
-
-    profile: str | None = None
-    (
-        "A machine or rack of `rackloom topology list`: its devices as the drivers would publish them, and "
-        "the classes gpu.nvidia.com and dranet.net. For `template`, with slices: what is known of the "
-        "topology of the devices that they publish."
-    )
-    slices: Slices = None
-    "ResourceSlices of a cluster (`kubectl get resourceslices,deviceclasses -o yaml`)."
-    cluster: Flag = False
-    "Ask the cluster of the kubeconfig for its slices, classes and nodes, and for what claims hold there."
-    kubeconfig: Kubectl = None
-    context: KubeContext = None
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the slices are those of a live cluster."""
-        if self.cluster or self.kubeconfig is not None or self.context is not None:
-            return True
-        return is_kubectl_plugin() and self.profile is None and not self.slices
-
 
 # `rackloom claim template`.
 
 
-Rails = Annotated[list[int] | None, Parameter(negative="", consume_multiple=True)]
 TemplateFormat = Annotated[Literal["yaml", "json"], OUTPUT]
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class TemplateParameters:
-    """What a claim asks for."""
-
-    gpus: int
-    "GPUs of a claim."
-    nics: int
-    "NICs of a claim."
-    align: Literal["numa", "pcie", "rail"]
-    (
-        "What they have in common: one NUMA node, one PCIe switch or root, or the rail (the same NICs on "
-        "every node, each near a GPU)."
-    )
-    pairs: Flag = False
-    "A pair of requests (gpu-0/nic-0, ...) for each unit of the ratio of GPUs to NICs, aligned by itself."
-    unaligned: Flag = False
-    "NICs that are far from the GPUs instead: the other arm of a comparison."
-    rail: Rails = None
-    "The rails, as positions of the NICs on a node from 0. Without it: the first that fit."
-    name: str | None = None
-    "Name of the template."
 
 
 @with_common_flags
 def template(
     *,
     request: TemplateParameters,
-    hardware: HardwareParameters = HardwareParameters(),
+    hardware: HardwareParameters = HardwareParameters(),  # noqa: B008 (a frozen value)
     output: TemplateFormat = "yaml",
 ) -> None:
     """Print a ResourceClaimTemplate for GPUs and NICs that belong together on this hardware.
@@ -181,7 +116,7 @@ NodeCount = Annotated[int, Parameter(validator=Number(gte=1, lte=10_000))]
 def allocate_claims(
     file: Files,
     *,
-    hardware: HardwareParameters = HardwareParameters(),
+    hardware: HardwareParameters = HardwareParameters(),  # noqa: B008 (a frozen value)
     nodes: NodeCount = 1,
     mode: Literal["exact", "best"] = "exact",
     output: Output = "table",
@@ -219,7 +154,7 @@ def allocate_claims(
 def explain_claims(
     file: Files,
     *,
-    hardware: HardwareParameters = HardwareParameters(),
+    hardware: HardwareParameters = HardwareParameters(),  # noqa: B008 (a frozen value)
     nodes: NodeCount = 1,
     output: Output = "table",
 ) -> int:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import Parameter
 
-from rackloom.cli.claim import HardwareParameters, Slices
+from rackloom.cli.claim_options import HardwareParameters, Slices
 from rackloom.cli.common import note, with_common_flags
 from rackloom.errors import Misuse, Refused
 

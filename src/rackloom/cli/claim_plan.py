@@ -13,7 +13,7 @@ from time import monotonic
 import msgspec
 
 from rackloom.claim.manifests.read import Manifests, read_manifests
-from rackloom.cli.claim import HardwareParameters
+from rackloom.cli.claim_options import HardwareParameters
 from rackloom.cli.common import columns, with_progress
 from rackloom.cli.hardware import profile_slices, with_built_in_classes
 from rackloom.core.allocate.allocator import SearchMode

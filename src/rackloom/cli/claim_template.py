@@ -11,7 +11,7 @@ import yaml
 
 from rackloom.claim.manifests.cluster import read_cluster
 from rackloom.claim.manifests.read import Manifests, read_manifests
-from rackloom.cli.claim import HardwareParameters, TemplateParameters
+from rackloom.cli.claim_options import HardwareParameters, TemplateParameters
 from rackloom.cli.common import json_text
 from rackloom.cli.hardware import machine_of
 from rackloom.core.allocate.objects import ResourceClaimTemplate

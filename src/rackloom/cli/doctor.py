@@ -19,7 +19,7 @@ from rackloom.cli.common import (
     progress,
     with_common_flags,
 )
-from rackloom.cli.program import is_kubectl_plugin
+from rackloom.cli.kubectl_plugin import is_kubectl_plugin
 
 if TYPE_CHECKING:
     from rackloom.app.doctor import DoctorResult

@@ -16,7 +16,7 @@ from pathlib import Path
 from cyclopts import App
 
 from rackloom import __version__
-from rackloom.cli.program import is_kubectl_plugin
+from rackloom.cli.kubectl_plugin import is_kubectl_plugin
 from rackloom.errors import Misuse, Refused, Retry, Unknown
 
 app = App(

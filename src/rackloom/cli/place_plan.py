@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import manifests_of
 from rackloom.cli.common import Format, columns, emit, note, progress, with_progress
-from rackloom.cli.place import SiteParameters
+from rackloom.cli.place_options import SiteParameters
 from rackloom.cli.place_site import (
     TEMPLATE_KINDS,
     labels_of_served_pod_groups,

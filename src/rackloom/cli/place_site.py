@@ -16,7 +16,7 @@ from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import Manifests, manifests_of
 from rackloom.cli.common import note
 from rackloom.cli.hardware import profile_slices, with_built_in_classes
-from rackloom.cli.place import SiteParameters
+from rackloom.cli.place_options import SiteParameters
 from rackloom.core.allocate.driver_slices import device_classes
 from rackloom.core.allocate.objects import Node
 from rackloom.core.cluster.jobs import BUILT_IN_PRIORITIES, PriorityClass, PriorityClasses

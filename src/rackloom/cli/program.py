@@ -1,6 +1,5 @@
 """The console script: refuses Windows in one line, before it imports modules that Windows does not have."""
 
-import os
 import sys
 
 
@@ -9,14 +8,6 @@ def unsupported_system() -> str | None:
     if sys.platform == "win32":
         return "rackloom: runs on Linux and macOS; on Windows use the Windows Subsystem for Linux"
     return None
-
-
-def is_kubectl_plugin() -> bool:
-    """Whether this runs as `kubectl rackloom`, by the name of the file that kubectl starts for it.
-
-    Whoever names no hardware and no site there means the cluster of the kubeconfig.
-    """
-    return os.path.basename(sys.argv[0]).startswith("kubectl-")  # noqa: PTH119 (pathlib takes long to import)
 
 
 def main() -> None:

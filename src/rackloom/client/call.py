@@ -10,7 +10,7 @@ not sent: to the service null and a missing field mean the same.
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -23,7 +23,7 @@ QueryPairs = tuple[tuple[str, str | int | float | bool | None], ...]
 QueryValue = str | int | datetime | Sequence[str | int] | None
 
 
-class Model(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+class Model(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, rename="camel"):
     """An object of the service, or the body of a request."""
 
 
@@ -57,6 +57,42 @@ class PagedCall(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
             answer=list[self.item],  # type: ignore[name-defined]
             query={**self.query, **query},
         )
+
+
+def make_call(
+    operation: str, method: str, path: str, answer: type[T], given: Mapping[str, Any] = {}
+) -> Call[T]:
+    """The call of a function of `operations`; `given` are its arguments by name.
+
+    `{name}` in the path is an id. `body` is the body, and every other argument is a parameter of the query.
+    Raises ValueError as `path_of`.
+    """
+    filled, query = _fill_path(path, given)
+    body = query.pop("body", None)
+    return Call(operation=operation, method=method, path=filled, answer=answer, query=query, body=body)
+
+
+def make_paged_call(operation: str, path: str, item: type[T], given: Mapping[str, Any] = {}) -> PagedCall[T]:
+    """The call of a function whose answer is a list in pages, as `make_call`."""
+    filled, query = _fill_path(path, given)
+    return PagedCall(operation=operation, path=filled, item=item, query=query)
+
+
+def _fill_path(path: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The path with its ids, and the arguments that are no ids, by their names in the service."""
+    others = dict(given)
+    parts = [others.pop(part[1:-1]) if part.startswith("{") else part for part in path.split("/")]
+    return path_of(*parts), {wire_name(name): value for name, value in others.items()}
+
+
+WIRE_NAMES = {"is_nv_link_partition_enabled": "isNVLinkPartitionEnabled", "user_id": "userID"}
+"""Parameters whose names in the service are not those in Python in camel case."""
+
+
+def wire_name(name: str) -> str:
+    """The name of a parameter in the service: `site_id` is `siteId`."""
+    first, *others = name.split("_")
+    return WIRE_NAMES.get(name) or first + "".join(word.capitalize() for word in others)
 
 
 def path_of(*parts: str) -> str:

@@ -1,4 +1,4 @@
-"""Where a service is, for whom one speaks there, and with which token.
+"""The address of a service, the organisation, and the token.
 
 A token is a text, a file, or a function. File and function are asked before every request, so that a token
 which is renewed outside takes effect at once; the file may be a mounted secret. No token is part of a `repr`,

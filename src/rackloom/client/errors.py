@@ -50,7 +50,7 @@ class Conflict(RequestRefused):
 
 
 class NotDecided(Retry):
-    """Nothing was carried out: try again after `after` seconds. `status` is None where nobody answered."""
+    """Nothing was carried out: try again after `after` seconds. `status` is None if there was no answer."""
 
     def __init__(self, message: str, *, after: float, status: int | None = None) -> None:
         super().__init__(message, after=after)

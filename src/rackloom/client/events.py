@@ -38,7 +38,7 @@ class _Data(msgspec.Struct):
 
 
 def event_of(sent: httpx2.ServerSentEvent) -> Event | None:
-    """The event; None for a sign of life. Raises NotUnderstood for one of another service."""
+    """The event, or None for a sign of life. Raises NotUnderstood for one of another service."""
     if not sent.data:
         return None
     try:

@@ -137,7 +137,7 @@ class Exchange(msgspec.Struct, frozen=True):
         return headers | ({} if content is None else {"Content-Type": "application/json"})
 
     def _pause(self, outcome: Outcome, attempt: int, until: float) -> float | None:
-        """Seconds until the next attempt; None: there is none."""
+        """Seconds until the next attempt, or None if there is none."""
         if attempt >= self.policy.attempts:
             return None
         wanted = retry_after(outcome)
@@ -175,13 +175,13 @@ def not_decided(answer: httpx2.Response, policy: RetryPolicy) -> NotDecided:
 
 
 def retry_after(outcome: Outcome) -> float | None:
-    """Seconds that the service wants to be left alone; None: it does not say."""
+    """Seconds of `Retry-After`, or None without it."""
     text = outcome.headers.get("Retry-After", "") if isinstance(outcome, httpx2.Response) else ""
     return float(text) if text.isascii() and text.isdigit() else None
 
 
 def transport_text(error: httpx2.RequestError) -> str:
-    """What went wrong, in words: some errors have none of their own."""
+    """The reason in words. Some errors have no text."""
     return str(error) or type(error).__name__
 
 
@@ -217,7 +217,7 @@ _OF_PROXIES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 def problem_text(answer: httpx2.Response) -> str:
-    """What an error says; where it is none of the service's, its status and the beginning of its text."""
+    """The text of an error. If the service did not write it: its status and the beginning of its text."""
     problem = _own_problem(answer)
     return _foreign_text(answer) if problem is None else problem.message
 

@@ -13,18 +13,18 @@ from rackloom.client.call import Model
 class AdoptionOwner(Model, frozen=True, kw_only=True):
     """The owner of an adopted partition, by names. What does not exist of it is created."""
 
-    tenant_org: str = field(name="tenantOrg")
-    vpc_name: str = field(name="vpcName")
-    nv_link_logical_partition_name: str = field(name="nvLinkLogicalPartitionName")
+    tenant_org: str
+    vpc_name: str
+    nv_link_logical_partition_name: str
 
 
 class AllocationConstraint(Model, frozen=True, kw_only=True):
     """So many machines of a type."""
 
-    resource_type: Literal["InstanceType"] = field(name="resourceType")
-    resource_type_id: str = field(name="resourceTypeId")
-    constraint_type: Literal["Reserved"] = field(name="constraintType")
-    constraint_value: int = field(name="constraintValue")
+    resource_type: Literal["InstanceType"]
+    resource_type_id: str
+    constraint_type: Literal["Reserved"]
+    constraint_value: int
 
 
 class AllocationConstraintAnswer(Model, frozen=True, kw_only=True):
@@ -33,24 +33,24 @@ class AllocationConstraintAnswer(Model, frozen=True, kw_only=True):
     created: datetime
     updated: datetime
     id: str
-    allocation_id: str = field(name="allocationId")
-    resource_type: Literal["InstanceType"] = field(name="resourceType")
-    resource_type_id: str = field(name="resourceTypeId")
-    constraint_type: Literal["Reserved"] = field(name="constraintType")
-    constraint_value: int = field(name="constraintValue")
+    allocation_id: str
+    resource_type: Literal["InstanceType"]
+    resource_type_id: str
+    constraint_type: Literal["Reserved"]
+    constraint_value: int
 
 
 class AllocationConstraintUpdate(Model, frozen=True, kw_only=True):
     """Another number of machines."""
 
-    constraint_value: int = field(name="constraintValue")
+    constraint_value: int
 
 
 class AllocationCounts(Model, frozen=True, kw_only=True):
     """Machines by allocation."""
 
-    allocated_in_use: int = field(name="allocatedInUse")
-    allocated_not_in_use: int = field(name="allocatedNotInUse")
+    allocated_in_use: int
+    allocated_not_in_use: int
     unallocated: int
 
 
@@ -58,12 +58,10 @@ class AllocationCreate(Model, frozen=True, kw_only=True):
     """What a tenant may use of a site."""
 
     name: str
-    tenant_id: str = field(name="tenantId")
-    site_id: str = field(name="siteId")
+    tenant_id: str
+    site_id: str
     description: str | None = None
-    allocation_constraints: list[AllocationConstraint] | None = field(
-        name="allocationConstraints", default=None
-    )
+    allocation_constraints: list[AllocationConstraint] | None = None
 
 
 class AllocationStats(Model, frozen=True, kw_only=True):
@@ -73,8 +71,8 @@ class AllocationStats(Model, frozen=True, kw_only=True):
     total: int
     used: int
     unused: int
-    unused_usable: int = field(name="unusedUsable")
-    max_allocatable: int | None = field(name="maxAllocatable")
+    unused_usable: int
+    max_allocatable: int | None
 
 
 class AllocationUpdate(Model, frozen=True, kw_only=True):
@@ -89,44 +87,44 @@ class AuditEntry(Model, frozen=True, kw_only=True):
 
     id: str
     endpoint: str | None
-    query_params: str | None = field(name="queryParams")
+    query_params: str | None
     method: str | None
     body: str | None
-    status_code: int = field(name="statusCode")
-    status_message: str | None = field(name="statusMessage")
+    status_code: int
+    status_message: str | None
     client_ip: str | None = field(name="clientIP")
     user_id: str | None = field(name="userID")
     user: dict[str, Any] | None
-    org_name: str | None = field(name="orgName")
-    extra_data: dict[str, Any] = field(name="extraData")
+    org_name: str | None
+    extra_data: dict[str, Any]
     timestamp: datetime
-    duration_ms: int | None = field(name="durationMs")
-    api_version: str = field(name="apiVersion")
-    request_id: str | None = field(name="requestId")
-    operation_id: str = field(name="operationId")
+    duration_ms: int | None
+    api_version: str
+    request_id: str | None
+    operation_id: str
     roles: list[str]
-    object_kind: str | None = field(name="objectKind")
-    object_id: str | None = field(name="objectId")
-    object_name: str | None = field(name="objectName")
+    object_kind: str | None
+    object_id: str | None
+    object_name: str | None
     fields: list[str]
     requests: int
-    first_timestamp: datetime | None = field(name="firstTimestamp")
-    last_timestamp: datetime | None = field(name="lastTimestamp")
-    by_site_operator: bool = field(name="bySiteOperator")
+    first_timestamp: datetime | None
+    last_timestamp: datetime | None
+    by_site_operator: bool
     channel: str | None = None
-    tenant_org: str | None = field(name="tenantOrg", default=None)
-    rpc_status: str | None = field(name="rpcStatus", default=None)
+    tenant_org: str | None = None
+    rpc_status: str | None = None
     reason: str | None = None
 
 
 class AuditRetention(Model, frozen=True, kw_only=True):
     """Where the audit log begins, and what was removed before."""
 
-    oldest_entry_id: str | None = field(name="oldestEntryId")
-    oldest_timestamp: datetime | None = field(name="oldestTimestamp")
-    removed_entries: int = field(name="removedEntries")
-    removed_up_to: str | None = field(name="removedUpTo")
-    removed_until: datetime | None = field(name="removedUntil")
+    oldest_entry_id: str | None
+    oldest_timestamp: datetime | None
+    removed_entries: int
+    removed_up_to: str | None
+    removed_until: datetime | None
 
 
 class Because(Model, frozen=True, kw_only=True):
@@ -138,7 +136,7 @@ class Because(Model, frozen=True, kw_only=True):
 class BlockedGpu(Model, frozen=True, kw_only=True):
     """A GPU that is wanted somewhere, and what stands in the way; without a fix the site can do nothing."""
 
-    gpu_guid: str = field(name="gpuGuid")
+    gpu_guid: str
     reason: str
     fix: str | None
     since: datetime
@@ -150,7 +148,7 @@ class Capability(Model, frozen=True, kw_only=True):
     type: Literal["CPU", "Memory", "Storage", "Network", "GPU", "InfiniBand", "DPU"]
     name: str
     count: int | None = None
-    device_type: Literal["DPU", "NVLink"] | None = field(name="deviceType", default=None)
+    device_type: Literal["DPU", "NVLink"] | None = None
 
 
 class CautionAnswer(Model, frozen=True, kw_only=True):
@@ -164,12 +162,12 @@ class Drain(Model, frozen=True, kw_only=True):
     """The drain of a tray."""
 
     id: str
-    machine_id: str = field(name="machineId")
-    instance_id: str | None = field(name="instanceId")
+    machine_id: str
+    instance_id: str | None
     status: Literal["Draining", "Drained", "Ended"]
     message: str
     reason: str
-    asked_by: str = field(name="askedBy")
+    asked_by: str
     started: datetime
     drained: datetime | None
     ended: datetime | None
@@ -179,7 +177,7 @@ class FoundPartition(Model, frozen=True, kw_only=True):
     """A partition that was found on a switch, by its name."""
 
     reason: str
-    nv_link_domain_id: str = field(name="nvLinkDomainId")
+    nv_link_domain_id: str
     name: str
 
 
@@ -217,17 +215,17 @@ class InstanceStats(Model, frozen=True, kw_only=True):
 class InterfaceBody(Model, frozen=True, kw_only=True):
     """One GPU and the logical partition that it shall join."""
 
-    nv_link_logical_partition_id: str = field(name="nvLinkLogicalPartitionId")
-    device_instance: int = field(name="deviceInstance")
+    nv_link_logical_partition_id: str
+    device_instance: int
 
 
 class InterfaceSummary(Model, frozen=True, kw_only=True):
     """An NVLink interface in one line."""
 
     id: str
-    instance_id: str = field(name="instanceId")
-    nv_link_logical_partition_id: str = field(name="nvLinkLogicalPartitionId")
-    device_instance: int = field(name="deviceInstance")
+    instance_id: str
+    nv_link_logical_partition_id: str
+    device_instance: int
     status: Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]
 
 
@@ -240,7 +238,7 @@ class KeptInterface(Model, frozen=True, kw_only=True):
     created: datetime
     updated: datetime
     id: str
-    instance_id: str = field(name="instanceId")
+    instance_id: str
     status: Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]
 
 
@@ -248,16 +246,16 @@ class LogicalPartitionCreate(Model, frozen=True, kw_only=True):
     """A new NVLink logical partition."""
 
     name: str
-    site_id: str = field(name="siteId")
+    site_id: str
     description: str | None = None
 
 
 class LogicalPartitionPlan(Model, frozen=True, kw_only=True):
     """A logical partition that would be made; nothing was changed."""
 
-    dry_run: bool = field(name="dryRun")
+    dry_run: bool
     name: str
-    site_id: str = field(name="siteId")
+    site_id: str
 
 
 class LogicalPartitionUpdate(Model, frozen=True, kw_only=True):
@@ -270,7 +268,7 @@ class LogicalPartitionUpdate(Model, frozen=True, kw_only=True):
 class MachineAssociation(Model, frozen=True, kw_only=True):
     """Machines that shall be of an instance type."""
 
-    machine_ids: list[str] = field(name="machineIds")
+    machine_ids: list[str]
 
 
 class MachineAssociationAnswer(Model, frozen=True, kw_only=True):
@@ -278,8 +276,8 @@ class MachineAssociationAnswer(Model, frozen=True, kw_only=True):
 
     created: datetime
     updated: datetime
-    machine_id: str = field(name="machineId")
-    instance_type_id: str = field(name="instanceTypeId")
+    machine_id: str
+    instance_type_id: str
 
 
 class MachineCapability(Model, frozen=True, kw_only=True):
@@ -288,14 +286,14 @@ class MachineCapability(Model, frozen=True, kw_only=True):
     type: Literal["CPU", "Memory", "Storage", "Network", "GPU", "InfiniBand", "DPU"]
     name: str
     count: int | None = None
-    device_type: str | None = field(name="deviceType", default=None)
+    device_type: str | None = None
 
 
 class MachineReservation(Model, frozen=True, kw_only=True):
     """For which organisation a machine is kept, and until when."""
 
-    reservation_id: str = field(name="reservationId")
-    tenant_id: str = field(name="tenantId")
+    reservation_id: str
+    tenant_id: str
     org: str
     until: datetime
 
@@ -304,10 +302,10 @@ class MachineStats(Model, frozen=True, kw_only=True):
     """How many machines a site has, by status, health and allocation. Statuses of no machine are left out."""
 
     total: int
-    total_by_status: dict[str, int] = field(name="totalByStatus")
-    total_by_health: HealthCounts = field(name="totalByHealth")
-    total_by_status_and_health: dict[str, HealthCounts] = field(name="totalByStatusAndHealth")
-    total_by_allocation: AllocationCounts = field(name="totalByAllocation")
+    total_by_status: dict[str, int]
+    total_by_health: HealthCounts
+    total_by_status_and_health: dict[str, HealthCounts]
+    total_by_allocation: AllocationCounts
 
 
 class MachineStatusBreakdown(Model, frozen=True, kw_only=True):
@@ -316,7 +314,7 @@ class MachineStatusBreakdown(Model, frozen=True, kw_only=True):
     total: int
     initializing: int
     ready: int
-    in_use: int = field(name="inUse")
+    in_use: int
     error: int
     maintenance: int
     unknown: int
@@ -332,10 +330,10 @@ class MachineSummary(Model, frozen=True, kw_only=True):
 class MachineUpdate(Model, frozen=True, kw_only=True):
     """Exactly one change of a machine; `maintenanceMessage` goes with the begin of maintenance."""
 
-    instance_type_id: str | None = field(name="instanceTypeId", default=None)
-    clear_instance_type: bool | None = field(name="clearInstanceType", default=None)
-    set_maintenance_mode: bool | None = field(name="setMaintenanceMode", default=None)
-    maintenance_message: str | None = field(name="maintenanceMessage", default=None)
+    instance_type_id: str | None = None
+    clear_instance_type: bool | None = None
+    set_maintenance_mode: bool | None = None
+    maintenance_message: str | None = None
     labels: dict[str, str] | None = None
 
 
@@ -352,16 +350,16 @@ class Metadata(Model, frozen=True, kw_only=True):
     contracts: list[str]
     unserved: list[str]
     implementation: str
-    build_time: datetime = field(name="buildTime")
+    build_time: datetime
 
 
 class NVLinkGpu(Model, frozen=True, kw_only=True):
     """A GPU of a machine, as a switch controller named it."""
 
-    device_instance: int = field(name="deviceInstance")
-    module_id: int = field(name="moduleId")
-    slot_id: int = field(name="slotId")
-    tray_index: int = field(name="trayIndex")
+    device_instance: int
+    module_id: int
+    slot_id: int
+    tray_index: int
     guid: str | None
     source: str | None
     health: str
@@ -370,8 +368,8 @@ class NVLinkGpu(Model, frozen=True, kw_only=True):
 class NVLinkInfo(Model, frozen=True, kw_only=True):
     """Where a machine sits in the NVLink fabric."""
 
-    domain_uuid: str | None = field(name="domainUuid")
-    chassis_serial: str = field(name="chassisSerial")
+    domain_uuid: str | None
+    chassis_serial: str
     gpus: list[NVLinkGpu]
 
 
@@ -379,20 +377,20 @@ class NVLinkOperation(Model, frozen=True, kw_only=True):
     """Something that was asked of a switch controller, and what came of it."""
 
     id: int
-    nv_link_domain_id: str | None = field(name="nvLinkDomainId")
-    plan_id: str = field(name="planId")
+    nv_link_domain_id: str | None
+    plan_id: str
     kind: str
-    partition_name: str = field(name="partitionName")
-    asked_by: str = field(name="askedBy")
+    partition_name: str
+    asked_by: str
     reason: str
     detail: dict[str, Any]
     state: Literal["pending", "done", "refused", "unknown"]
     code: str | None
     message: str | None
-    observed_at: datetime = field(name="observedAt")
+    observed_at: datetime
     started: datetime
     finished: datetime | None
-    observed_after: datetime | None = field(name="observedAfter")
+    observed_after: datetime | None
 
 
 class ObjectStats(Model, frozen=True, kw_only=True):
@@ -430,15 +428,15 @@ Owner: TypeAlias = Annotated[
 class PartitionStats(Model, frozen=True, kw_only=True):
     """How many GPUs are, or shall be, in a logical partition, and of how many instances."""
 
-    total_gpus: int = field(name="totalGpus")
-    total_distinct_instances: int = field(name="totalDistinctInstances")
+    total_gpus: int
+    total_distinct_instances: int
 
 
 class PlannedInterface(Model, frozen=True, kw_only=True):
     """A GPU and the logical partition that it would join."""
 
-    nv_link_logical_partition_id: str = field(name="nvLinkLogicalPartitionId")
-    device_instance: int = field(name="deviceInstance")
+    nv_link_logical_partition_id: str
+    device_instance: int
 
 
 class Problem(Model, frozen=True, kw_only=True):
@@ -456,7 +454,7 @@ class ProviderMachineStats(Model, frozen=True, kw_only=True):
     initializing: int
     reset: int
     ready: int
-    in_use: int = field(name="inUse")
+    in_use: int
     decommissioned: int
     unknown: int
     error: int
@@ -472,8 +470,8 @@ QuotaKind: TypeAlias = Annotated[
 class ReservedMachine(Model, frozen=True, kw_only=True):
     """A tray of a reservation, and what keeps it from a new instance: `Ready` where nothing does."""
 
-    machine_id: str = field(name="machineId")
-    nv_link_domain_id: str | None = field(name="nvLinkDomainId")
+    machine_id: str
+    nv_link_domain_id: str | None
     rack: str
     state: str
 
@@ -489,8 +487,8 @@ class ServiceAccount(Model, frozen=True, kw_only=True):
     """Whether an org is provider and tenant in one."""
 
     enabled: bool
-    infrastructure_provider_id: str | None = field(name="infrastructureProviderId")
-    tenant_id: str | None = field(name="tenantId")
+    infrastructure_provider_id: str | None
+    tenant_id: str | None
 
 
 Side: TypeAlias = Annotated[
@@ -504,21 +502,21 @@ Side: TypeAlias = Annotated[
 class SiteCapabilities(Model, frozen=True, kw_only=True):
     """Capabilities to switch; one that is not named stays."""
 
-    native_networking: bool | None = field(name="nativeNetworking", default=None)
-    network_security_group: bool | None = field(name="networkSecurityGroup", default=None)
-    nv_link_partition: bool | None = field(name="nvLinkPartition", default=None)
+    native_networking: bool | None = None
+    network_security_group: bool | None = None
+    nv_link_partition: bool | None = None
     flow: bool | None = None
-    image_based_operating_system: bool | None = field(name="imageBasedOperatingSystem", default=None)
+    image_based_operating_system: bool | None = None
 
 
 class SiteCapabilitiesAnswer(Model, frozen=True, kw_only=True):
     """What a site can do."""
 
-    native_networking: bool = field(name="nativeNetworking")
-    network_security_group: bool = field(name="networkSecurityGroup")
-    nv_link_partition: bool = field(name="nvLinkPartition")
+    native_networking: bool
+    network_security_group: bool
+    nv_link_partition: bool
     flow: bool
-    image_based_operating_system: bool = field(name="imageBasedOperatingSystem")
+    image_based_operating_system: bool
 
 
 class SiteContact(Model, frozen=True, kw_only=True):
@@ -540,7 +538,7 @@ class SiteSummary(Model, frozen=True, kw_only=True):
 
     id: str
     name: str
-    infrastructure_provider_id: str = field(name="infrastructureProviderId")
+    infrastructure_provider_id: str
     status: str
 
 
@@ -552,14 +550,14 @@ class SiteUpdate(Model, frozen=True, kw_only=True):
     capabilities: SiteCapabilities | None = None
     location: SiteLocation | None = None
     contact: SiteContact | None = None
-    serial_console_hostname: str | None = field(name="serialConsoleHostname", default=None)
-    is_serial_console_enabled: bool | None = field(name="isSerialConsoleEnabled", default=None)
-    serial_console_idle_timeout: int | None = field(name="serialConsoleIdleTimeout", default=None)
-    serial_console_max_session_length: int | None = field(name="serialConsoleMaxSessionLength", default=None)
+    serial_console_hostname: str | None = None
+    is_serial_console_enabled: bool | None = None
+    serial_console_idle_timeout: int | None = None
+    serial_console_max_session_length: int | None = None
     is_serial_console_ssh_keys_enabled: bool | None = field(
         name="isSerialConsoleSSHKeysEnabled", default=None
     )
-    renew_registration_token: bool | None = field(name="renewRegistrationToken", default=None)
+    renew_registration_token: bool | None = None
 
 
 class StatusDetail(Model, frozen=True, kw_only=True):
@@ -605,7 +603,7 @@ class Summary(Model, frozen=True, kw_only=True):
 
     id: str
     name: str
-    site_id: str = field(name="siteId")
+    site_id: str
     status: str
 
 
@@ -622,7 +620,7 @@ class TenantAccountStats(Model, frozen=True, kw_only=True):
 class TenantCapabilities(Model, frozen=True, kw_only=True):
     """What a tenant may do beyond the usual."""
 
-    targeted_instance_creation: bool = field(name="targetedInstanceCreation")
+    targeted_instance_creation: bool
 
 
 class TenantStats(Model, frozen=True, kw_only=True):
@@ -631,7 +629,7 @@ class TenantStats(Model, frozen=True, kw_only=True):
     instance: InstanceStats
     vpc: ObjectStats
     subnet: ObjectStats
-    tenant_account: TenantAccountStats = field(name="tenantAccount")
+    tenant_account: TenantAccountStats
 
 
 class TenantTypeAllocation(Model, frozen=True, kw_only=True):
@@ -648,8 +646,8 @@ class TenantTypeStats(Model, frozen=True, kw_only=True):
     id: str
     name: str
     allocated: int
-    used_machine_stats: MachineStatusBreakdown = field(name="usedMachineStats")
-    max_allocatable: int = field(name="maxAllocatable")
+    used_machine_stats: MachineStatusBreakdown
+    max_allocatable: int
     allocations: list[TenantTypeAllocation]
 
 
@@ -658,16 +656,16 @@ class TenantTypes(Model, frozen=True, kw_only=True):
 
     id: str
     org: str
-    org_display_name: str = field(name="orgDisplayName")
-    instance_types: list[TenantTypeStats] = field(name="instanceTypes")
+    org_display_name: str
+    instance_types: list[TenantTypeStats]
 
 
 class TrayInForeignPartition(Model, frozen=True, kw_only=True):
     """A tray with GPUs in a partition that the site did not make."""
 
-    machine_id: str = field(name="machineId")
-    partition_id: int = field(name="partitionId")
-    partition_name: str = field(name="partitionName")
+    machine_id: str
+    partition_id: int
+    partition_name: str
 
 
 class TrayReservation(Model, frozen=True, kw_only=True):
@@ -676,18 +674,18 @@ class TrayReservation(Model, frozen=True, kw_only=True):
     created: datetime
     updated: datetime
     id: str
-    tenant_id: str = field(name="tenantId")
-    site_id: str = field(name="siteId")
-    instance_type_id: str = field(name="instanceTypeId")
+    tenant_id: str
+    site_id: str
+    instance_type_id: str
     status: Literal["Active", "Ended"]
     until: datetime
     trays: int
-    ready_trays: int = field(name="readyTrays")
-    in_use_trays: int = field(name="inUseTrays")
-    nv_link_domain_ids: list[str] = field(name="nvLinkDomainIds")
+    ready_trays: int
+    in_use_trays: int
+    nv_link_domain_ids: list[str]
     org: str | None
     reason: str | None
-    asked_by: str | None = field(name="askedBy")
+    asked_by: str | None
     machines: list[ReservedMachine] | None
 
 
@@ -695,14 +693,14 @@ class TrayReservationCreate(Model, frozen=True, kw_only=True):
     """Keep trays for a tenant: those with `machineIds`, or `count` of an instance type."""
 
     reason: str
-    tenant_id: str = field(name="tenantId")
+    tenant_id: str
     until: datetime
-    machine_ids: list[str] | None = field(name="machineIds", default=None)
-    instance_type_id: str | None = field(name="instanceTypeId", default=None)
+    machine_ids: list[str] | None = None
+    instance_type_id: str | None = None
     count: int | None = None
-    nv_link_domain_id: str | None = field(name="nvLinkDomainId", default=None)
+    nv_link_domain_id: str | None = None
     rack: str | None = None
-    topology_optimized: bool | None = field(name="topologyOptimized", default=None)
+    topology_optimized: bool | None = None
 
 
 class TrayReservationUpdate(Model, frozen=True, kw_only=True):
@@ -710,16 +708,16 @@ class TrayReservationUpdate(Model, frozen=True, kw_only=True):
 
     reason: str
     until: datetime | None = None
-    machine_ids: list[str] | None = field(name="machineIds", default=None)
+    machine_ids: list[str] | None = None
     count: int | None = None
 
 
 class TrayReservedForOthers(Model, frozen=True, kw_only=True):
     """A tray that is kept for an organisation."""
 
-    machine_id: str = field(name="machineId")
-    reservation_id: str = field(name="reservationId")
-    tenant_id: str = field(name="tenantId")
+    machine_id: str
+    reservation_id: str
+    tenant_id: str
     org: str
     until: datetime
 
@@ -727,16 +725,16 @@ class TrayReservedForOthers(Model, frozen=True, kw_only=True):
 class TrayWithUnlistedGpus(Model, frozen=True, kw_only=True):
     """A tray with GPUs that its controller does not list."""
 
-    machine_id: str = field(name="machineId")
-    device_instances: list[int] = field(name="deviceInstances")
+    machine_id: str
+    device_instances: list[int]
 
 
 class TypeCapacity(Model, frozen=True, kw_only=True):
     """Room for machines of one instance type."""
 
-    instance_type_id: str = field(name="instanceTypeId")
-    free_trays: int = field(name="freeTrays")
-    largest_batch: int = field(name="largestBatch")
+    instance_type_id: str
+    free_trays: int
+    largest_batch: int
 
 
 class TypeTenantAllocation(Model, frozen=True, kw_only=True):
@@ -756,37 +754,35 @@ class Vpc(Model, frozen=True, kw_only=True):
     name: str
     description: str | None
     org: str
-    site_id: str = field(name="siteId")
-    tenant_id: str = field(name="tenantId")
-    controller_vpc_id: str = field(name="controllerVpcId")
-    nv_link_logical_partition_id: str | None = field(name="nvLinkLogicalPartitionId")
-    nv_link_logical_partition_summary: Summary | None = field(name="nvLinkLogicalPartitionSummary")
+    site_id: str
+    tenant_id: str
+    controller_vpc_id: str
+    nv_link_logical_partition_id: str | None
+    nv_link_logical_partition_summary: Summary | None
     status: Literal["Pending", "Provisioning", "Configuring", "Ready", "Deleting", "Error"]
-    status_history: list[StatusDetail] = field(name="statusHistory")
+    status_history: list[StatusDetail]
 
 
 class VpcCreate(Model, frozen=True, kw_only=True):
     """A new VPC."""
 
     name: str
-    site_id: str = field(name="siteId")
+    site_id: str
     id: str | None = None
     description: str | None = None
     vni: int | None = None
     labels: dict[str, str] | None = None
-    network_virtualization_type: Literal["ETHERNET_VIRTUALIZER", "FNN", "FLAT"] | None = field(
-        name="networkVirtualizationType", default=None
-    )
-    nv_link_logical_partition_id: str | None = field(name="nvLinkLogicalPartitionId", default=None)
+    network_virtualization_type: Literal["ETHERNET_VIRTUALIZER", "FNN", "FLAT"] | None = None
+    nv_link_logical_partition_id: str | None = None
 
 
 class VpcPlan(Model, frozen=True, kw_only=True):
     """A VPC that would be made; nothing was changed."""
 
-    dry_run: bool = field(name="dryRun")
+    dry_run: bool
     name: str
-    site_id: str = field(name="siteId")
-    nv_link_logical_partition_id: str | None = field(name="nvLinkLogicalPartitionId")
+    site_id: str
+    nv_link_logical_partition_id: str | None
 
 
 class VpcUpdate(Model, frozen=True, kw_only=True):
@@ -795,15 +791,13 @@ class VpcUpdate(Model, frozen=True, kw_only=True):
     name: str | None = None
     description: str | None = None
     labels: dict[str, str] | None = None
-    nv_link_logical_partition_id: str | Literal[""] | None = field(
-        name="nvLinkLogicalPartitionId", default=None
-    )
+    nv_link_logical_partition_id: str | Literal[""] | None = None
 
 
 class VpcVirtualization(Model, frozen=True, kw_only=True):
     """The network virtualization that a VPC is to have; kept, and not acted on."""
 
-    network_virtualization_type: Literal["FNN"] = field(name="networkVirtualizationType")
+    network_virtualization_type: Literal["FNN"]
 
 
 class AccessRole(Model, frozen=True, kw_only=True):
@@ -811,7 +805,7 @@ class AccessRole(Model, frozen=True, kw_only=True):
 
     name: str
     side: Side
-    built_in: bool = field(name="builtIn")
+    built_in: bool
     description: str | None
     permissions: list[str]
     created: datetime | None
@@ -822,9 +816,9 @@ class Adoption(Model, frozen=True, kw_only=True):
     """A found partition, and the logical partition that it shall serve, or the owner."""
 
     reason: str
-    nv_link_domain_id: str = field(name="nvLinkDomainId")
+    nv_link_domain_id: str
     name: str
-    nv_link_logical_partition_id: str | None = field(name="nvLinkLogicalPartitionId", default=None)
+    nv_link_logical_partition_id: str | None = None
     owner: AdoptionOwner | None = None
 
 
@@ -836,41 +830,41 @@ class Allocation(Model, frozen=True, kw_only=True):
     id: str
     name: str
     description: str | None
-    infrastructure_provider_id: str = field(name="infrastructureProviderId")
-    tenant_id: str = field(name="tenantId")
-    site_id: str = field(name="siteId")
-    allocation_constraints: list[AllocationConstraintAnswer] = field(name="allocationConstraints")
+    infrastructure_provider_id: str
+    tenant_id: str
+    site_id: str
+    allocation_constraints: list[AllocationConstraintAnswer]
     status: Literal["Pending", "Registered", "Deleting", "Error"]
-    status_history: list[StatusDetail] = field(name="statusHistory")
+    status_history: list[StatusDetail]
 
 
 class InstanceBatchCreate(Model, frozen=True, kw_only=True):
     """Several instances at once: all or none."""
 
-    vpc_id: str = field(name="vpcId")
-    instance_type_id: str = field(name="instanceTypeId")
-    name_prefix: str = field(name="namePrefix")
+    vpc_id: str
+    instance_type_id: str
+    name_prefix: str
     count: int
     labels: dict[str, str] | None = None
     description: str | None = None
-    nv_link_interfaces: list[InterfaceBody] | None = field(name="nvLinkInterfaces", default=None)
-    allow_unhealthy_machine: bool | None = field(name="allowUnhealthyMachine", default=None)
-    require_same_domain: bool | None = field(name="requireSameDomain", default=None)
-    topology_optimized: bool | None = field(name="topologyOptimized", default=None)
+    nv_link_interfaces: list[InterfaceBody] | None = None
+    allow_unhealthy_machine: bool | None = None
+    require_same_domain: bool | None = None
+    topology_optimized: bool | None = None
 
 
 class InstanceCreate(Model, frozen=True, kw_only=True):
     """A new instance, of a type or on a chosen machine."""
 
-    vpc_id: str = field(name="vpcId")
+    vpc_id: str
     name: str
     labels: dict[str, str] | None = None
-    instance_type_id: str | None = field(name="instanceTypeId", default=None)
+    instance_type_id: str | None = None
     description: str | None = None
-    nv_link_interfaces: list[InterfaceBody] | None = field(name="nvLinkInterfaces", default=None)
-    allow_unhealthy_machine: bool | None = field(name="allowUnhealthyMachine", default=None)
-    require_same_domain: bool | None = field(name="requireSameDomain", default=None)
-    machine_id: str | None = field(name="machineId", default=None)
+    nv_link_interfaces: list[InterfaceBody] | None = None
+    allow_unhealthy_machine: bool | None = None
+    require_same_domain: bool | None = None
+    machine_id: str | None = None
 
 
 class InstanceType(Model, frozen=True, kw_only=True):
@@ -881,26 +875,24 @@ class InstanceType(Model, frozen=True, kw_only=True):
     id: str
     name: str
     description: str | None
-    site_id: str = field(name="siteId")
-    infrastructure_provider_id: str = field(name="infrastructureProviderId")
+    site_id: str
+    infrastructure_provider_id: str
     labels: dict[str, str]
-    machine_capabilities: list[Capability] = field(name="machineCapabilities")
+    machine_capabilities: list[Capability]
     status: Literal["Pending", "Registering", "Ready", "Deleting", "Error"]
-    status_history: list[StatusDetail] = field(name="statusHistory")
-    machine_instance_types: list[MachineAssociationAnswer] | None = field(
-        name="machineInstanceTypes", default=None
-    )
-    allocation_stats: AllocationStats | None = field(name="allocationStats", default=None)
+    status_history: list[StatusDetail]
+    machine_instance_types: list[MachineAssociationAnswer] | None = None
+    allocation_stats: AllocationStats | None = None
 
 
 class InstanceTypeCreate(Model, frozen=True, kw_only=True):
     """A new instance type."""
 
     name: str
-    site_id: str = field(name="siteId")
+    site_id: str
     description: str | None = None
     labels: dict[str, str] | None = None
-    machine_capabilities: list[MachineCapability] | None = field(name="machineCapabilities", default=None)
+    machine_capabilities: list[MachineCapability] | None = None
 
 
 class InstanceTypeUpdate(Model, frozen=True, kw_only=True):
@@ -909,7 +901,7 @@ class InstanceTypeUpdate(Model, frozen=True, kw_only=True):
     name: str | None = None
     description: str | None = None
     labels: dict[str, str] | None = None
-    machine_capabilities: list[MachineCapability] | None = field(name="machineCapabilities", default=None)
+    machine_capabilities: list[MachineCapability] | None = None
 
 
 class InstanceUpdate(Model, frozen=True, kw_only=True):
@@ -918,13 +910,13 @@ class InstanceUpdate(Model, frozen=True, kw_only=True):
     labels: dict[str, str] | None = None
     name: str | None = None
     description: str | None = None
-    nv_link_interfaces: list[InterfaceBody] | None = field(name="nvLinkInterfaces", default=None)
+    nv_link_interfaces: list[InterfaceBody] | None = None
 
 
 class MachineMetadata(Model, frozen=True, kw_only=True):
     """What is known of the hardware of a machine."""
 
-    nv_link_info: NVLinkInfo = field(name="nvLinkInfo")
+    nv_link_info: NVLinkInfo
     rack: str
 
 
@@ -932,31 +924,31 @@ class NVLinkDomain(Model, frozen=True, kw_only=True):
     """What is known of a domain, how much room it has, and what the caller has in it."""
 
     id: str
-    site_id: str | None = field(name="siteId")
+    site_id: str | None
     status: Literal["Observed", "Unknown"]
-    observed_at: datetime | None = field(name="observedAt")
-    observation_age_seconds: float | None = field(name="observationAgeSeconds")
-    unknown_since: datetime | None = field(name="unknownSince")
-    status_message: str | None = field(name="statusMessage")
-    is_paused: bool = field(name="isPaused")
-    pause_reason: str | None = field(name="pauseReason")
-    total_trays: int = field(name="totalTrays")
-    free_trays: int = field(name="freeTrays")
-    unhealthy_trays: int = field(name="unhealthyTrays")
-    foreign_trays: int = field(name="foreignTrays")
-    trays_in_foreign_partitions: list[TrayInForeignPartition] | None = field(name="traysInForeignPartitions")
-    unlisted_trays: int = field(name="unlistedTrays")
-    trays_with_unlisted_gpus: list[TrayWithUnlistedGpus] | None = field(name="traysWithUnlistedGpus")
-    trays_reserved_for_others: list[TrayReservedForOthers] | None = field(name="traysReservedForOthers")
-    own_reserved_trays: int = field(name="ownReservedTrays")
-    closed_trays: int = field(name="closedTrays")
-    largest_batch: int = field(name="largestBatch")
+    observed_at: datetime | None
+    observation_age_seconds: float | None
+    unknown_since: datetime | None
+    status_message: str | None
+    is_paused: bool
+    pause_reason: str | None
+    total_trays: int
+    free_trays: int
+    unhealthy_trays: int
+    foreign_trays: int
+    trays_in_foreign_partitions: list[TrayInForeignPartition] | None
+    unlisted_trays: int
+    trays_with_unlisted_gpus: list[TrayWithUnlistedGpus] | None
+    trays_reserved_for_others: list[TrayReservedForOthers] | None
+    own_reserved_trays: int
+    closed_trays: int
+    largest_batch: int
     fragmentation: float
-    blocked_gpus: list[BlockedGpu] | None = field(name="blockedGpus")
-    instance_types: list[TypeCapacity] = field(name="instanceTypes")
-    own_instances: int = field(name="ownInstances")
-    own_gpus: int = field(name="ownGpus")
-    own_logical_partitions: list[OwnPartition] = field(name="ownLogicalPartitions")
+    blocked_gpus: list[BlockedGpu] | None
+    instance_types: list[TypeCapacity]
+    own_instances: int
+    own_gpus: int
+    own_logical_partitions: list[OwnPartition]
 
 
 class NVLinkInterface(Model, frozen=True, kw_only=True):
@@ -965,17 +957,17 @@ class NVLinkInterface(Model, frozen=True, kw_only=True):
     created: datetime
     updated: datetime
     id: str
-    instance_id: str = field(name="instanceId")
-    nv_link_logical_partition_id: str = field(name="nvLinkLogicalPartitionId")
-    device_instance: int = field(name="deviceInstance")
+    instance_id: str
+    nv_link_logical_partition_id: str
+    device_instance: int
     status: Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]
-    site_id: str = field(name="siteId")
-    nv_link_domain_id: str | None = field(name="nvLinkDomainId")
-    gpu_guid: str | None = field(name="gpuGuid")
-    status_message: str | None = field(name="statusMessage")
+    site_id: str
+    nv_link_domain_id: str | None
+    gpu_guid: str | None
+    status_message: str | None
     site: SiteSummary | None = None
     instance: Summary | None = None
-    nv_link_logical_partition: Summary | None = field(name="nvLinkLogicalPartition", default=None)
+    nv_link_logical_partition: Summary | None = None
 
 
 class NVLinkLogicalPartition(Model, frozen=True, kw_only=True):
@@ -986,15 +978,15 @@ class NVLinkLogicalPartition(Model, frozen=True, kw_only=True):
     id: str
     name: str
     description: str | None
-    site_id: str = field(name="siteId")
-    tenant_id: str = field(name="tenantId")
-    nv_link_logical_partition_stats: PartitionStats | None = field(name="nvLinkLogicalPartitionStats")
+    site_id: str
+    tenant_id: str
+    nv_link_logical_partition_stats: PartitionStats | None
     status: Literal["Pending", "Provisioning", "Configuring", "Ready", "Deleting", "Error"]
-    status_history: list[StatusDetail] = field(name="statusHistory")
+    status_history: list[StatusDetail]
     site: SiteSummary | None = None
     tenant: Org | None = None
     vpcs: list[Summary] | None = None
-    nv_link_interfaces: list[InterfaceSummary] | None = field(name="nvLinkInterfaces", default=None)
+    nv_link_interfaces: list[InterfaceSummary] | None = None
 
 
 class NVLinkPartition(Model, frozen=True, kw_only=True):
@@ -1002,14 +994,14 @@ class NVLinkPartition(Model, frozen=True, kw_only=True):
 
     id: int
     name: str
-    nv_link_domain_id: str = field(name="nvLinkDomainId")
+    nv_link_domain_id: str
     owner: Owner
-    nv_link_logical_partition_id: str | None = field(name="nvLinkLogicalPartitionId")
-    gpu_guids: list[str] = field(name="gpuGuids")
+    nv_link_logical_partition_id: str | None
+    gpu_guids: list[str]
     health: str
-    is_guid_based: bool = field(name="isGuidBased")
-    multicast_groups: int = field(name="multicastGroups")
-    observed_at: datetime = field(name="observedAt")
+    is_guid_based: bool
+    multicast_groups: int
+    observed_at: datetime
 
 
 class OperatorStep(Model, frozen=True, kw_only=True):
@@ -1018,8 +1010,8 @@ class OperatorStep(Model, frozen=True, kw_only=True):
     id: int
     step: Step
     subject: str
-    nv_link_domain_id: str | None = field(name="nvLinkDomainId")
-    asked_by: str = field(name="askedBy")
+    nv_link_domain_id: str | None
+    asked_by: str
     reason: str
     created: datetime
 
@@ -1028,17 +1020,17 @@ class PlannedInstance(Model, frozen=True, kw_only=True):
     """An instance that would be made."""
 
     name: str
-    machine_id: str = field(name="machineId")
-    nv_link_domain_id: str | None = field(name="nvLinkDomainId")
-    nv_link_interfaces: list[PlannedInterface] = field(name="nvLinkInterfaces")
+    machine_id: str
+    nv_link_domain_id: str | None
+    nv_link_interfaces: list[PlannedInterface]
 
 
 class ProviderStats(Model, frozen=True, kw_only=True):
     """What a provider has."""
 
     machine: ProviderMachineStats
-    ip_block: ObjectStats = field(name="ipBlock")
-    tenant_account: TenantAccountStats = field(name="tenantAccount")
+    ip_block: ObjectStats
+    tenant_account: TenantAccountStats
 
 
 class Quota(Model, frozen=True, kw_only=True):
@@ -1080,13 +1072,13 @@ class Site(Model, frozen=True, kw_only=True):
     name: str
     description: str | None
     org: str
-    infrastructure_provider_id: str = field(name="infrastructureProviderId")
-    is_online: bool = field(name="isOnline")
+    infrastructure_provider_id: str
+    is_online: bool
     capabilities: SiteCapabilitiesAnswer
     status: Literal["Pending", "Registered", "Deleting", "Error"]
-    status_history: list[StatusDetail] = field(name="statusHistory")
-    machine_stats: MachineStats | None = field(name="machineStats", default=None)
-    gpu_stats: list[GpuStats] | None = field(name="gpuStats", default=None)
+    status_history: list[StatusDetail]
+    machine_stats: MachineStats | None = None
+    gpu_stats: list[GpuStats] | None = None
 
 
 class Tenant(Model, frozen=True, kw_only=True):
@@ -1105,7 +1097,7 @@ class TypeTenant(Model, frozen=True, kw_only=True):
     id: str
     name: str
     allocated: int
-    used_machine_stats: MachineStatusBreakdown = field(name="usedMachineStats")
+    used_machine_stats: MachineStatusBreakdown
     allocations: list[TypeTenantAllocation]
 
 
@@ -1117,16 +1109,16 @@ class Instance(Model, frozen=True, kw_only=True):
     id: str
     name: str
     description: str | None
-    tenant_id: str = field(name="tenantId")
-    infrastructure_provider_id: str = field(name="infrastructureProviderId")
-    site_id: str = field(name="siteId")
-    instance_type_id: str | None = field(name="instanceTypeId")
-    vpc_id: str = field(name="vpcId")
-    machine_id: str = field(name="machineId")
-    controller_instance_id: str = field(name="controllerInstanceId")
-    nv_link_interfaces: list[NVLinkInterface] = field(name="nvLinkInterfaces")
-    is_update_pending: bool = field(name="isUpdatePending")
-    placement_reason: str = field(name="placementReason")
+    tenant_id: str
+    infrastructure_provider_id: str
+    site_id: str
+    instance_type_id: str | None
+    vpc_id: str
+    machine_id: str
+    controller_instance_id: str
+    nv_link_interfaces: list[NVLinkInterface]
+    is_update_pending: bool
+    placement_reason: str
     status: Literal[
         "Pending",
         "Provisioning",
@@ -1138,18 +1130,18 @@ class Instance(Model, frozen=True, kw_only=True):
         "Terminating",
         "Error",
     ]
-    unknown_since: datetime | None = field(name="unknownSince")
-    status_history: list[StatusDetail] = field(name="statusHistory")
+    unknown_since: datetime | None
+    status_history: list[StatusDetail]
     warnings: list[CautionAnswer] | None = None
 
 
 class InstancePlan(Model, frozen=True, kw_only=True):
     """What a request would make; nothing was changed."""
 
-    dry_run: bool = field(name="dryRun")
-    plan_id: str = field(name="planId")
+    dry_run: bool
+    plan_id: str
     reason: str
-    nv_link_domain_ids: list[str | None] = field(name="nvLinkDomainIds")
+    nv_link_domain_ids: list[str | None]
     instances: list[PlannedInstance]
     warnings: list[CautionAnswer]
 
@@ -1160,23 +1152,23 @@ class Machine(Model, frozen=True, kw_only=True):
     created: datetime
     updated: datetime
     id: str
-    infrastructure_provider_id: str = field(name="infrastructureProviderId")
-    site_id: str = field(name="siteId")
-    instance_type_id: str | None = field(name="instanceTypeId")
-    instance_id: str | None = field(name="instanceId")
-    tenant_id: str | None = field(name="tenantId")
-    controller_machine_id: str = field(name="controllerMachineId")
-    hw_sku_device_type: Literal["gpu"] | None = field(name="hwSkuDeviceType")
-    serial_number: str | None = field(name="serialNumber")
-    machine_capabilities: list[Capability] = field(name="machineCapabilities")
-    maintenance_message: str | None = field(name="maintenanceMessage")
-    is_missing_on_site: bool = field(name="isMissingOnSite")
-    is_usable_by_tenant: bool = field(name="isUsableByTenant")
-    foreign_partition_ids: list[int] = field(name="foreignPartitionIds")
+    infrastructure_provider_id: str
+    site_id: str
+    instance_type_id: str | None
+    instance_id: str | None
+    tenant_id: str | None
+    controller_machine_id: str
+    hw_sku_device_type: Literal["gpu"] | None
+    serial_number: str | None
+    machine_capabilities: list[Capability]
+    maintenance_message: str | None
+    is_missing_on_site: bool
+    is_usable_by_tenant: bool
+    foreign_partition_ids: list[int]
     status: Literal[
         "Initializing", "Ready", "Reset", "Maintenance", "InUse", "Error", "Decommissioned", "Unknown"
     ]
-    status_history: list[StatusDetail] = field(name="statusHistory")
+    status_history: list[StatusDetail]
     labels: dict[str, str] | None
     reservation: MachineReservation | None = None
     metadata: MachineMetadata | None = None
@@ -1187,8 +1179,8 @@ class MachineTypeStats(Model, frozen=True, kw_only=True):
 
     id: str
     name: str
-    assigned_machine_stats: MachineStatusBreakdown = field(name="assignedMachineStats")
+    assigned_machine_stats: MachineStatusBreakdown
     allocated: int
-    max_allocatable: int = field(name="maxAllocatable")
-    used_machine_stats: MachineStatusBreakdown = field(name="usedMachineStats")
+    max_allocatable: int
+    used_machine_stats: MachineStatusBreakdown
     tenants: list[TypeTenant]

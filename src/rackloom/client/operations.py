@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Literal
 
 from rackloom.client import models
-from rackloom.client.call import Call, Many, PagedCall, path_of
+from rackloom.client.call import Call, Many, PagedCall, make_call, make_paged_call
 
 
 def get_metadata() -> Call[models.Metadata]:
@@ -12,7 +12,7 @@ def get_metadata() -> Call[models.Metadata]:
 
     GET /metadata
     """
-    return Call(operation="get-metadata", method="GET", path=path_of("metadata"), answer=models.Metadata)
+    return make_call("get-metadata", "GET", "metadata", models.Metadata)
 
 
 def get_current_tenant() -> Call[models.Tenant]:
@@ -20,9 +20,7 @@ def get_current_tenant() -> Call[models.Tenant]:
 
     GET /tenant/current
     """
-    return Call(
-        operation="get-current-tenant", method="GET", path=path_of("tenant", "current"), answer=models.Tenant
-    )
+    return make_call("get-current-tenant", "GET", "tenant/current", models.Tenant)
 
 
 def get_current_infrastructure_provider() -> Call[models.Org]:
@@ -30,11 +28,8 @@ def get_current_infrastructure_provider() -> Call[models.Org]:
 
     GET /infrastructure-provider/current
     """
-    return Call(
-        operation="get-current-infrastructure-provider",
-        method="GET",
-        path=path_of("infrastructure-provider", "current"),
-        answer=models.Org,
+    return make_call(
+        "get-current-infrastructure-provider", "GET", "infrastructure-provider/current", models.Org
     )
 
 
@@ -43,12 +38,7 @@ def get_current_service_account() -> Call[models.ServiceAccount]:
 
     GET /service-account/current
     """
-    return Call(
-        operation="get-current-service-account",
-        method="GET",
-        path=path_of("service-account", "current"),
-        answer=models.ServiceAccount,
-    )
+    return make_call("get-current-service-account", "GET", "service-account/current", models.ServiceAccount)
 
 
 def get_current_tenant_quota() -> Call[list[models.Quota]]:
@@ -56,12 +46,7 @@ def get_current_tenant_quota() -> Call[list[models.Quota]]:
 
     GET /tenant/current/quota
     """
-    return Call(
-        operation="get-current-tenant-quota",
-        method="GET",
-        path=path_of("tenant", "current", "quota"),
-        answer=list[models.Quota],
-    )
+    return make_call("get-current-tenant-quota", "GET", "tenant/current/quota", list[models.Quota])
 
 
 def get_tenant_quota(tenant_id: str) -> Call[list[models.Quota]]:
@@ -69,12 +54,7 @@ def get_tenant_quota(tenant_id: str) -> Call[list[models.Quota]]:
 
     GET /tenant/{tenantId}/quota
     """
-    return Call(
-        operation="get-tenant-quota",
-        method="GET",
-        path=path_of("tenant", tenant_id, "quota"),
-        answer=list[models.Quota],
-    )
+    return make_call("get-tenant-quota", "GET", "tenant/{tenant_id}/quota", list[models.Quota], locals())
 
 
 def update_tenant_quota(tenant_id: str, body: models.QuotaUpdate) -> Call[list[models.Quota]]:
@@ -82,13 +62,7 @@ def update_tenant_quota(tenant_id: str, body: models.QuotaUpdate) -> Call[list[m
 
     PATCH /tenant/{tenantId}/quota
     """
-    return Call(
-        operation="update-tenant-quota",
-        method="PATCH",
-        path=path_of("tenant", tenant_id, "quota"),
-        answer=list[models.Quota],
-        body=body,
-    )
+    return make_call("update-tenant-quota", "PATCH", "tenant/{tenant_id}/quota", list[models.Quota], locals())
 
 
 def get_all_site(
@@ -111,26 +85,7 @@ def get_all_site(
 
     GET /site
     """
-    return PagedCall(
-        operation="get-all-site",
-        path=path_of("site"),
-        item=models.Site,
-        query={
-            "includeRelation": include_relation,
-            "orderBy": order_by,
-            "infrastructureProviderId": infrastructure_provider_id,
-            "isNativeNetworkingEnabled": is_native_networking_enabled,
-            "isNetworkSecurityGroupEnabled": is_network_security_group_enabled,
-            "isNVLinkPartitionEnabled": is_nv_link_partition_enabled,
-            "isFlowEnabled": is_flow_enabled,
-            "isRackLevelAdministrationEnabled": is_rack_level_administration_enabled,
-            "tenantId": tenant_id,
-            "status": status,
-            "query": query,
-            "includeMachineStats": include_machine_stats,
-            "includeGpuStats": include_gpu_stats,
-        },
-    )
+    return make_paged_call("get-all-site", "site", models.Site, locals())
 
 
 def get_site(site_id: str, *, include_relation: Many[str] | None = None) -> Call[models.Site]:
@@ -138,13 +93,7 @@ def get_site(site_id: str, *, include_relation: Many[str] | None = None) -> Call
 
     GET /site/{siteId}
     """
-    return Call(
-        operation="get-site",
-        method="GET",
-        path=path_of("site", site_id),
-        answer=models.Site,
-        query={"includeRelation": include_relation},
-    )
+    return make_call("get-site", "GET", "site/{site_id}", models.Site, locals())
 
 
 def update_site(site_id: str, body: models.SiteUpdate) -> Call[models.Site]:
@@ -152,9 +101,7 @@ def update_site(site_id: str, body: models.SiteUpdate) -> Call[models.Site]:
 
     PATCH /site/{siteId}
     """
-    return Call(
-        operation="update-site", method="PATCH", path=path_of("site", site_id), answer=models.Site, body=body
-    )
+    return make_call("update-site", "PATCH", "site/{site_id}", models.Site, locals())
 
 
 def get_site_status_history(site_id: str, *, order_by: str | None = None) -> PagedCall[models.StatusDetail]:
@@ -162,11 +109,8 @@ def get_site_status_history(site_id: str, *, order_by: str | None = None) -> Pag
 
     GET /site/{siteId}/status-history
     """
-    return PagedCall(
-        operation="get-site-status-history",
-        path=path_of("site", site_id, "status-history"),
-        item=models.StatusDetail,
-        query={"orderBy": order_by},
+    return make_paged_call(
+        "get-site-status-history", "site/{site_id}/status-history", models.StatusDetail, locals()
     )
 
 
@@ -188,24 +132,7 @@ def get_all_instance_type(
 
     GET /instance/type
     """
-    return PagedCall(
-        operation="get-all-instance-type",
-        path=path_of("instance", "type"),
-        item=models.InstanceType,
-        query={
-            "includeRelation": include_relation,
-            "includeMachineAssignment": include_machine_assignment,
-            "includeMachineAssociation": include_machine_association,
-            "includeAllocationStats": include_allocation_stats,
-            "orderBy": order_by,
-            "siteId": site_id,
-            "infrastructureProviderId": infrastructure_provider_id,
-            "tenantId": tenant_id,
-            "status": status,
-            "query": query,
-            "excludeUnallocated": exclude_unallocated,
-        },
-    )
+    return make_paged_call("get-all-instance-type", "instance/type", models.InstanceType, locals())
 
 
 def create_instance_type(body: models.InstanceTypeCreate) -> Call[models.InstanceType]:
@@ -213,13 +140,7 @@ def create_instance_type(body: models.InstanceTypeCreate) -> Call[models.Instanc
 
     POST /instance/type
     """
-    return Call(
-        operation="create-instance-type",
-        method="POST",
-        path=path_of("instance", "type"),
-        answer=models.InstanceType,
-        body=body,
-    )
+    return make_call("create-instance-type", "POST", "instance/type", models.InstanceType, locals())
 
 
 def get_instance_type(
@@ -234,17 +155,8 @@ def get_instance_type(
 
     GET /instance/type/{instanceTypeId}
     """
-    return Call(
-        operation="get-instance-type",
-        method="GET",
-        path=path_of("instance", "type", instance_type_id),
-        answer=models.InstanceType,
-        query={
-            "includeRelation": include_relation,
-            "includeMachineAssignment": include_machine_assignment,
-            "includeMachineAssociation": include_machine_association,
-            "includeAllocationStats": include_allocation_stats,
-        },
+    return make_call(
+        "get-instance-type", "GET", "instance/type/{instance_type_id}", models.InstanceType, locals()
     )
 
 
@@ -253,12 +165,8 @@ def update_instance_type(instance_type_id: str, body: models.InstanceTypeUpdate)
 
     PATCH /instance/type/{instanceTypeId}
     """
-    return Call(
-        operation="update-instance-type",
-        method="PATCH",
-        path=path_of("instance", "type", instance_type_id),
-        answer=models.InstanceType,
-        body=body,
+    return make_call(
+        "update-instance-type", "PATCH", "instance/type/{instance_type_id}", models.InstanceType, locals()
     )
 
 
@@ -267,11 +175,8 @@ def delete_instance_type(instance_type_id: str) -> Call[models.Message]:
 
     DELETE /instance/type/{instanceTypeId}
     """
-    return Call(
-        operation="delete-instance-type",
-        method="DELETE",
-        path=path_of("instance", "type", instance_type_id),
-        answer=models.Message,
+    return make_call(
+        "delete-instance-type", "DELETE", "instance/type/{instance_type_id}", models.Message, locals()
     )
 
 
@@ -282,11 +187,11 @@ def get_instance_type_machine_association(
 
     GET /instance/type/{instanceTypeId}/machine
     """
-    return PagedCall(
-        operation="get-instance-type-machine-association",
-        path=path_of("instance", "type", instance_type_id, "machine"),
-        item=models.MachineAssociationAnswer,
-        query={"includeRelation": include_relation, "orderBy": order_by},
+    return make_paged_call(
+        "get-instance-type-machine-association",
+        "instance/type/{instance_type_id}/machine",
+        models.MachineAssociationAnswer,
+        locals(),
     )
 
 
@@ -297,12 +202,12 @@ def create_instance_type_machine_association(
 
     POST /instance/type/{instanceTypeId}/machine
     """
-    return Call(
-        operation="create-instance-type-machine-association",
-        method="POST",
-        path=path_of("instance", "type", instance_type_id, "machine"),
-        answer=list[models.MachineAssociationAnswer],
-        body=body,
+    return make_call(
+        "create-instance-type-machine-association",
+        "POST",
+        "instance/type/{instance_type_id}/machine",
+        list[models.MachineAssociationAnswer],
+        locals(),
     )
 
 
@@ -313,11 +218,12 @@ def delete_instance_type_machine_association(
 
     DELETE /instance/type/{instanceTypeId}/machine/{machineAssociationId}
     """
-    return Call(
-        operation="delete-instance-type-machine-association",
-        method="DELETE",
-        path=path_of("instance", "type", instance_type_id, "machine", machine_association_id),
-        answer=models.Message,
+    return make_call(
+        "delete-instance-type-machine-association",
+        "DELETE",
+        "instance/type/{instance_type_id}/machine/{machine_association_id}",
+        models.Message,
+        locals(),
     )
 
 
@@ -326,12 +232,7 @@ def get_current_tenant_stats() -> Call[models.TenantStats]:
 
     GET /tenant/current/stats
     """
-    return Call(
-        operation="get-current-tenant-stats",
-        method="GET",
-        path=path_of("tenant", "current", "stats"),
-        answer=models.TenantStats,
-    )
+    return make_call("get-current-tenant-stats", "GET", "tenant/current/stats", models.TenantStats)
 
 
 def get_current_infrastructure_provider_stats() -> Call[models.ProviderStats]:
@@ -339,11 +240,11 @@ def get_current_infrastructure_provider_stats() -> Call[models.ProviderStats]:
 
     GET /infrastructure-provider/current/stats
     """
-    return Call(
-        operation="get-current-infrastructure-provider-stats",
-        method="GET",
-        path=path_of("infrastructure-provider", "current", "stats"),
-        answer=models.ProviderStats,
+    return make_call(
+        "get-current-infrastructure-provider-stats",
+        "GET",
+        "infrastructure-provider/current/stats",
+        models.ProviderStats,
     )
 
 
@@ -352,12 +253,12 @@ def get_tenant_instance_type_stats(*, site_id: str | None = None) -> Call[list[m
 
     GET /tenant/instance-type/stats
     """
-    return Call(
-        operation="get-tenant-instance-type-stats",
-        method="GET",
-        path=path_of("tenant", "instance-type", "stats"),
-        answer=list[models.TenantTypes],
-        query={"siteId": site_id},
+    return make_call(
+        "get-tenant-instance-type-stats",
+        "GET",
+        "tenant/instance-type/stats",
+        list[models.TenantTypes],
+        locals(),
     )
 
 
@@ -366,12 +267,12 @@ def get_machine_instance_type_stats_summary(*, site_id: str | None = None) -> Ca
 
     GET /machine/instance-type/stats/summary
     """
-    return Call(
-        operation="get-machine-instance-type-stats-summary",
-        method="GET",
-        path=path_of("machine", "instance-type", "stats", "summary"),
-        answer=models.MachineSummary,
-        query={"siteId": site_id},
+    return make_call(
+        "get-machine-instance-type-stats-summary",
+        "GET",
+        "machine/instance-type/stats/summary",
+        models.MachineSummary,
+        locals(),
     )
 
 
@@ -380,12 +281,12 @@ def get_machine_instance_type_stats(*, site_id: str | None = None) -> Call[list[
 
     GET /machine/instance-type/stats
     """
-    return Call(
-        operation="get-machine-instance-type-stats",
-        method="GET",
-        path=path_of("machine", "instance-type", "stats"),
-        answer=list[models.MachineTypeStats],
-        query={"siteId": site_id},
+    return make_call(
+        "get-machine-instance-type-stats",
+        "GET",
+        "machine/instance-type/stats",
+        list[models.MachineTypeStats],
+        locals(),
     )
 
 
@@ -416,28 +317,7 @@ def get_all_machine(
 
     GET /machine
     """
-    return PagedCall(
-        operation="get-all-machine",
-        path=path_of("machine"),
-        item=models.Machine,
-        query={
-            "includeRelation": include_relation,
-            "includeMetadata": include_metadata,
-            "orderBy": order_by,
-            "siteId": site_id,
-            "id": id,
-            "instanceTypeId": instance_type_id,
-            "tenantId": tenant_id,
-            "hasInstanceType": has_instance_type,
-            "hasInstance": has_instance,
-            "isMissingOnSite": is_missing_on_site,
-            "status": status,
-            "capabilityType": capability_type,
-            "capabilityName": capability_name,
-            "hwSkuDeviceType": hw_sku_device_type,
-            "query": query,
-        },
-    )
+    return make_paged_call("get-all-machine", "machine", models.Machine, locals())
 
 
 def get_all_machine_capabilities(
@@ -451,12 +331,7 @@ def get_all_machine_capabilities(
 
     GET /machine-capability
     """
-    return PagedCall(
-        operation="get-all-machine-capabilities",
-        path=path_of("machine-capability"),
-        item=models.Capability,
-        query={"orderBy": order_by, "siteId": site_id, "type": type, "name": name},
-    )
+    return make_paged_call("get-all-machine-capabilities", "machine-capability", models.Capability, locals())
 
 
 def get_machine_gpu_stats(*, site_id: str | None = None) -> Call[list[models.GpuStats]]:
@@ -464,13 +339,7 @@ def get_machine_gpu_stats(*, site_id: str | None = None) -> Call[list[models.Gpu
 
     GET /machine/gpu/stats
     """
-    return Call(
-        operation="get-machine-gpu-stats",
-        method="GET",
-        path=path_of("machine", "gpu", "stats"),
-        answer=list[models.GpuStats],
-        query={"siteId": site_id},
-    )
+    return make_call("get-machine-gpu-stats", "GET", "machine/gpu/stats", list[models.GpuStats], locals())
 
 
 def get_machine(
@@ -480,13 +349,7 @@ def get_machine(
 
     GET /machine/{machineId}
     """
-    return Call(
-        operation="get-machine",
-        method="GET",
-        path=path_of("machine", machine_id),
-        answer=models.Machine,
-        query={"includeRelation": include_relation, "includeMetadata": include_metadata},
-    )
+    return make_call("get-machine", "GET", "machine/{machine_id}", models.Machine, locals())
 
 
 def update_machine(machine_id: str, body: models.MachineUpdate) -> Call[models.Machine]:
@@ -494,13 +357,7 @@ def update_machine(machine_id: str, body: models.MachineUpdate) -> Call[models.M
 
     PATCH /machine/{machineId}
     """
-    return Call(
-        operation="update-machine",
-        method="PATCH",
-        path=path_of("machine", machine_id),
-        answer=models.Machine,
-        body=body,
-    )
+    return make_call("update-machine", "PATCH", "machine/{machine_id}", models.Machine, locals())
 
 
 def delete_machine(machine_id: str) -> Call[models.Message]:
@@ -508,12 +365,7 @@ def delete_machine(machine_id: str) -> Call[models.Message]:
 
     DELETE /machine/{machineId}
     """
-    return Call(
-        operation="delete-machine",
-        method="DELETE",
-        path=path_of("machine", machine_id),
-        answer=models.Message,
-    )
+    return make_call("delete-machine", "DELETE", "machine/{machine_id}", models.Message, locals())
 
 
 def get_machine_status_history(
@@ -523,11 +375,8 @@ def get_machine_status_history(
 
     GET /machine/{machineId}/status-history
     """
-    return PagedCall(
-        operation="get-machine-status-history",
-        path=path_of("machine", machine_id, "status-history"),
-        item=models.StatusDetail,
-        query={"orderBy": order_by},
+    return make_paged_call(
+        "get-machine-status-history", "machine/{machine_id}/status-history", models.StatusDetail, locals()
     )
 
 
@@ -536,11 +385,8 @@ def get_machine_nvlink_info(machine_id: str) -> Call[models.NVLinkInfo]:
 
     GET /machine/{machineId}/nvlink-info
     """
-    return Call(
-        operation="get-machine-nvlink-info",
-        method="GET",
-        path=path_of("machine", machine_id, "nvlink-info"),
-        answer=models.NVLinkInfo,
+    return make_call(
+        "get-machine-nvlink-info", "GET", "machine/{machine_id}/nvlink-info", models.NVLinkInfo, locals()
     )
 
 
@@ -549,13 +395,7 @@ def cordon_machine(machine_id: str, body: models.Because) -> Call[models.Machine
 
     POST /machine/{machineId}/cordon
     """
-    return Call(
-        operation="cordon-machine",
-        method="POST",
-        path=path_of("machine", machine_id, "cordon"),
-        answer=models.Machine,
-        body=body,
-    )
+    return make_call("cordon-machine", "POST", "machine/{machine_id}/cordon", models.Machine, locals())
 
 
 def uncordon_machine(machine_id: str, body: models.Because) -> Call[models.Machine]:
@@ -563,13 +403,7 @@ def uncordon_machine(machine_id: str, body: models.Because) -> Call[models.Machi
 
     POST /machine/{machineId}/uncordon
     """
-    return Call(
-        operation="uncordon-machine",
-        method="POST",
-        path=path_of("machine", machine_id, "uncordon"),
-        answer=models.Machine,
-        body=body,
-    )
+    return make_call("uncordon-machine", "POST", "machine/{machine_id}/uncordon", models.Machine, locals())
 
 
 def force_delete_machine_instance(machine_id: str, body: models.Because) -> Call[models.Machine]:
@@ -577,12 +411,8 @@ def force_delete_machine_instance(machine_id: str, body: models.Because) -> Call
 
     POST /machine/{machineId}/force-delete
     """
-    return Call(
-        operation="force-delete-machine-instance",
-        method="POST",
-        path=path_of("machine", machine_id, "force-delete"),
-        answer=models.Machine,
-        body=body,
+    return make_call(
+        "force-delete-machine-instance", "POST", "machine/{machine_id}/force-delete", models.Machine, locals()
     )
 
 
@@ -591,13 +421,7 @@ def drain_machine(machine_id: str, body: models.Because) -> Call[models.Drain]:
 
     POST /machine/{machineId}/drain
     """
-    return Call(
-        operation="drain-machine",
-        method="POST",
-        path=path_of("machine", machine_id, "drain"),
-        answer=models.Drain,
-        body=body,
-    )
+    return make_call("drain-machine", "POST", "machine/{machine_id}/drain", models.Drain, locals())
 
 
 def end_machine_drain(machine_id: str, body: models.Because) -> Call[models.Machine]:
@@ -605,13 +429,7 @@ def end_machine_drain(machine_id: str, body: models.Because) -> Call[models.Mach
 
     POST /machine/{machineId}/drain/end
     """
-    return Call(
-        operation="end-machine-drain",
-        method="POST",
-        path=path_of("machine", machine_id, "drain", "end"),
-        answer=models.Machine,
-        body=body,
-    )
+    return make_call("end-machine-drain", "POST", "machine/{machine_id}/drain/end", models.Machine, locals())
 
 
 def get_all_nvlink_drain(
@@ -621,12 +439,7 @@ def get_all_nvlink_drain(
 
     GET /nvlink-drain
     """
-    return PagedCall(
-        operation="get-all-nvlink-drain",
-        path=path_of("nvlink-drain"),
-        item=models.Drain,
-        query={"orderBy": order_by, "machineId": machine_id, "isActive": is_active},
-    )
+    return make_paged_call("get-all-nvlink-drain", "nvlink-drain", models.Drain, locals())
 
 
 def get_all_nvlink_domain(
@@ -636,12 +449,7 @@ def get_all_nvlink_domain(
 
     GET /nvlink-domain
     """
-    return PagedCall(
-        operation="get-all-nvlink-domain",
-        path=path_of("nvlink-domain"),
-        item=models.NVLinkDomain,
-        query={"orderBy": order_by, "siteId": site_id},
-    )
+    return make_paged_call("get-all-nvlink-domain", "nvlink-domain", models.NVLinkDomain, locals())
 
 
 def get_nvlink_domain(nv_link_domain_id: str) -> Call[models.NVLinkDomain]:
@@ -649,11 +457,8 @@ def get_nvlink_domain(nv_link_domain_id: str) -> Call[models.NVLinkDomain]:
 
     GET /nvlink-domain/{nvLinkDomainId}
     """
-    return Call(
-        operation="get-nvlink-domain",
-        method="GET",
-        path=path_of("nvlink-domain", nv_link_domain_id),
-        answer=models.NVLinkDomain,
+    return make_call(
+        "get-nvlink-domain", "GET", "nvlink-domain/{nv_link_domain_id}", models.NVLinkDomain, locals()
     )
 
 
@@ -662,12 +467,12 @@ def pause_nvlink_domain(nv_link_domain_id: str, body: models.Because) -> Call[mo
 
     POST /nvlink-domain/{nvLinkDomainId}/pause
     """
-    return Call(
-        operation="pause-nvlink-domain",
-        method="POST",
-        path=path_of("nvlink-domain", nv_link_domain_id, "pause"),
-        answer=models.NVLinkDomain,
-        body=body,
+    return make_call(
+        "pause-nvlink-domain",
+        "POST",
+        "nvlink-domain/{nv_link_domain_id}/pause",
+        models.NVLinkDomain,
+        locals(),
     )
 
 
@@ -676,12 +481,12 @@ def resume_nvlink_domain(nv_link_domain_id: str, body: models.Because) -> Call[m
 
     POST /nvlink-domain/{nvLinkDomainId}/resume
     """
-    return Call(
-        operation="resume-nvlink-domain",
-        method="POST",
-        path=path_of("nvlink-domain", nv_link_domain_id, "resume"),
-        answer=models.NVLinkDomain,
-        body=body,
+    return make_call(
+        "resume-nvlink-domain",
+        "POST",
+        "nvlink-domain/{nv_link_domain_id}/resume",
+        models.NVLinkDomain,
+        locals(),
     )
 
 
@@ -696,17 +501,7 @@ def get_all_nvlink_partition(
 
     GET /nvlink-partition
     """
-    return PagedCall(
-        operation="get-all-nvlink-partition",
-        path=path_of("nvlink-partition"),
-        item=models.NVLinkPartition,
-        query={
-            "orderBy": order_by,
-            "nvLinkDomainId": nv_link_domain_id,
-            "owner": owner,
-            "nvLinkLogicalPartitionId": nv_link_logical_partition_id,
-        },
-    )
+    return make_paged_call("get-all-nvlink-partition", "nvlink-partition", models.NVLinkPartition, locals())
 
 
 def adopt_nvlink_partition(body: models.Adoption) -> Call[models.NVLinkPartition]:
@@ -714,12 +509,8 @@ def adopt_nvlink_partition(body: models.Adoption) -> Call[models.NVLinkPartition
 
     POST /nvlink-partition/adopt
     """
-    return Call(
-        operation="adopt-nvlink-partition",
-        method="POST",
-        path=path_of("nvlink-partition", "adopt"),
-        answer=models.NVLinkPartition,
-        body=body,
+    return make_call(
+        "adopt-nvlink-partition", "POST", "nvlink-partition/adopt", models.NVLinkPartition, locals()
     )
 
 
@@ -728,12 +519,8 @@ def release_nvlink_partition(body: models.FoundPartition) -> Call[models.NVLinkP
 
     POST /nvlink-partition/release
     """
-    return Call(
-        operation="release-nvlink-partition",
-        method="POST",
-        path=path_of("nvlink-partition", "release"),
-        answer=models.NVLinkPartition,
-        body=body,
+    return make_call(
+        "release-nvlink-partition", "POST", "nvlink-partition/release", models.NVLinkPartition, locals()
     )
 
 
@@ -747,12 +534,7 @@ def get_all_nvlink_operation(
 
     GET /nvlink-operation
     """
-    return PagedCall(
-        operation="get-all-nvlink-operation",
-        path=path_of("nvlink-operation"),
-        item=models.NVLinkOperation,
-        query={"orderBy": order_by, "nvLinkDomainId": nv_link_domain_id, "state": state},
-    )
+    return make_paged_call("get-all-nvlink-operation", "nvlink-operation", models.NVLinkOperation, locals())
 
 
 def get_all_operator_step(
@@ -762,12 +544,7 @@ def get_all_operator_step(
 
     GET /operator-step
     """
-    return PagedCall(
-        operation="get-all-operator-step",
-        path=path_of("operator-step"),
-        item=models.OperatorStep,
-        query={"orderBy": order_by, "nvLinkDomainId": nv_link_domain_id},
-    )
+    return make_paged_call("get-all-operator-step", "operator-step", models.OperatorStep, locals())
 
 
 def get_all_audit_entry(
@@ -791,27 +568,7 @@ def get_all_audit_entry(
 
     GET /audit
     """
-    return PagedCall(
-        operation="get-all-audit-entry",
-        path=path_of("audit"),
-        item=models.AuditEntry,
-        query={
-            "orderBy": order_by,
-            "failedOnly": failed_only,
-            "since": since,
-            "until": until,
-            "before": before,
-            "after": after,
-            "userID": user_id,
-            "objectKind": object_kind,
-            "objectId": object_id,
-            "operationId": operation_id,
-            "method": method,
-            "statusCode": status_code,
-            "channel": channel,
-            "orgName": org_name,
-        },
-    )
+    return make_paged_call("get-all-audit-entry", "audit", models.AuditEntry, locals())
 
 
 def get_audit_retention() -> Call[models.AuditRetention]:
@@ -819,12 +576,7 @@ def get_audit_retention() -> Call[models.AuditRetention]:
 
     GET /audit/retention
     """
-    return Call(
-        operation="get-audit-retention",
-        method="GET",
-        path=path_of("audit", "retention"),
-        answer=models.AuditRetention,
-    )
+    return make_call("get-audit-retention", "GET", "audit/retention", models.AuditRetention)
 
 
 def get_audit_entry(audit_entry_id: str) -> Call[models.AuditEntry]:
@@ -832,12 +584,7 @@ def get_audit_entry(audit_entry_id: str) -> Call[models.AuditEntry]:
 
     GET /audit/{auditEntryId}
     """
-    return Call(
-        operation="get-audit-entry",
-        method="GET",
-        path=path_of("audit", audit_entry_id),
-        answer=models.AuditEntry,
-    )
+    return make_call("get-audit-entry", "GET", "audit/{audit_entry_id}", models.AuditEntry, locals())
 
 
 def get_all_allocation(
@@ -859,25 +606,7 @@ def get_all_allocation(
 
     GET /allocation
     """
-    return PagedCall(
-        operation="get-all-allocation",
-        path=path_of("allocation"),
-        item=models.Allocation,
-        query={
-            "includeRelation": include_relation,
-            "orderBy": order_by,
-            "infrastructureProviderId": infrastructure_provider_id,
-            "siteId": site_id,
-            "tenantId": tenant_id,
-            "id": id,
-            "resourceType": resource_type,
-            "resourceTypeId": resource_type_id,
-            "constraintType": constraint_type,
-            "constraintValue": constraint_value,
-            "status": status,
-            "query": query,
-        },
-    )
+    return make_paged_call("get-all-allocation", "allocation", models.Allocation, locals())
 
 
 def create_allocation(body: models.AllocationCreate) -> Call[models.Allocation]:
@@ -885,13 +614,7 @@ def create_allocation(body: models.AllocationCreate) -> Call[models.Allocation]:
 
     POST /allocation
     """
-    return Call(
-        operation="create-allocation",
-        method="POST",
-        path=path_of("allocation"),
-        answer=models.Allocation,
-        body=body,
-    )
+    return make_call("create-allocation", "POST", "allocation", models.Allocation, locals())
 
 
 def get_allocation(
@@ -905,17 +628,7 @@ def get_allocation(
 
     GET /allocation/{allocationId}
     """
-    return Call(
-        operation="get-allocation",
-        method="GET",
-        path=path_of("allocation", allocation_id),
-        answer=models.Allocation,
-        query={
-            "includeRelation": include_relation,
-            "infrastructureProviderId": infrastructure_provider_id,
-            "tenantId": tenant_id,
-        },
-    )
+    return make_call("get-allocation", "GET", "allocation/{allocation_id}", models.Allocation, locals())
 
 
 def update_allocation(allocation_id: str, body: models.AllocationUpdate) -> Call[models.Allocation]:
@@ -923,13 +636,7 @@ def update_allocation(allocation_id: str, body: models.AllocationUpdate) -> Call
 
     PATCH /allocation/{allocationId}
     """
-    return Call(
-        operation="update-allocation",
-        method="PATCH",
-        path=path_of("allocation", allocation_id),
-        answer=models.Allocation,
-        body=body,
-    )
+    return make_call("update-allocation", "PATCH", "allocation/{allocation_id}", models.Allocation, locals())
 
 
 def delete_allocation(allocation_id: str) -> Call[models.Message]:
@@ -937,12 +644,7 @@ def delete_allocation(allocation_id: str) -> Call[models.Message]:
 
     DELETE /allocation/{allocationId}
     """
-    return Call(
-        operation="delete-allocation",
-        method="DELETE",
-        path=path_of("allocation", allocation_id),
-        answer=models.Message,
-    )
+    return make_call("delete-allocation", "DELETE", "allocation/{allocation_id}", models.Message, locals())
 
 
 def update_allocation_constraint(
@@ -952,12 +654,12 @@ def update_allocation_constraint(
 
     PATCH /allocation/{allocationId}/constraint/{allocationConstraintId}
     """
-    return Call(
-        operation="update-allocation-constraint",
-        method="PATCH",
-        path=path_of("allocation", allocation_id, "constraint", allocation_constraint_id),
-        answer=models.AllocationConstraintAnswer,
-        body=body,
+    return make_call(
+        "update-allocation-constraint",
+        "PATCH",
+        "allocation/{allocation_id}/constraint/{allocation_constraint_id}",
+        models.AllocationConstraintAnswer,
+        locals(),
     )
 
 
@@ -973,18 +675,7 @@ def get_all_tray_reservation(
 
     GET /tray-reservation
     """
-    return PagedCall(
-        operation="get-all-tray-reservation",
-        path=path_of("tray-reservation"),
-        item=models.TrayReservation,
-        query={
-            "orderBy": order_by,
-            "siteId": site_id,
-            "tenantId": tenant_id,
-            "instanceTypeId": instance_type_id,
-            "isActive": is_active,
-        },
-    )
+    return make_paged_call("get-all-tray-reservation", "tray-reservation", models.TrayReservation, locals())
 
 
 def create_tray_reservation(body: models.TrayReservationCreate) -> Call[models.TrayReservation]:
@@ -992,13 +683,7 @@ def create_tray_reservation(body: models.TrayReservationCreate) -> Call[models.T
 
     POST /tray-reservation
     """
-    return Call(
-        operation="create-tray-reservation",
-        method="POST",
-        path=path_of("tray-reservation"),
-        answer=models.TrayReservation,
-        body=body,
-    )
+    return make_call("create-tray-reservation", "POST", "tray-reservation", models.TrayReservation, locals())
 
 
 def get_tray_reservation(tray_reservation_id: str) -> Call[models.TrayReservation]:
@@ -1006,11 +691,12 @@ def get_tray_reservation(tray_reservation_id: str) -> Call[models.TrayReservatio
 
     GET /tray-reservation/{trayReservationId}
     """
-    return Call(
-        operation="get-tray-reservation",
-        method="GET",
-        path=path_of("tray-reservation", tray_reservation_id),
-        answer=models.TrayReservation,
+    return make_call(
+        "get-tray-reservation",
+        "GET",
+        "tray-reservation/{tray_reservation_id}",
+        models.TrayReservation,
+        locals(),
     )
 
 
@@ -1021,12 +707,12 @@ def update_tray_reservation(
 
     PATCH /tray-reservation/{trayReservationId}
     """
-    return Call(
-        operation="update-tray-reservation",
-        method="PATCH",
-        path=path_of("tray-reservation", tray_reservation_id),
-        answer=models.TrayReservation,
-        body=body,
+    return make_call(
+        "update-tray-reservation",
+        "PATCH",
+        "tray-reservation/{tray_reservation_id}",
+        models.TrayReservation,
+        locals(),
     )
 
 
@@ -1035,11 +721,12 @@ def delete_tray_reservation(tray_reservation_id: str) -> Call[models.Message]:
 
     DELETE /tray-reservation/{trayReservationId}
     """
-    return Call(
-        operation="delete-tray-reservation",
-        method="DELETE",
-        path=path_of("tray-reservation", tray_reservation_id),
-        answer=models.Message,
+    return make_call(
+        "delete-tray-reservation",
+        "DELETE",
+        "tray-reservation/{tray_reservation_id}",
+        models.Message,
+        locals(),
     )
 
 
@@ -1058,20 +745,11 @@ def get_all_nvlink_logical_partition(
 
     GET /nvlink-logical-partition
     """
-    return PagedCall(
-        operation="get-all-nvlink-logical-partition",
-        path=path_of("nvlink-logical-partition"),
-        item=models.NVLinkLogicalPartition,
-        query={
-            "includeRelation": include_relation,
-            "includeInterfaces": include_interfaces,
-            "includeVpcs": include_vpcs,
-            "includeStats": include_stats,
-            "orderBy": order_by,
-            "siteId": site_id,
-            "status": status,
-            "query": query,
-        },
+    return make_paged_call(
+        "get-all-nvlink-logical-partition",
+        "nvlink-logical-partition",
+        models.NVLinkLogicalPartition,
+        locals(),
     )
 
 
@@ -1082,12 +760,12 @@ def create_nvlink_logical_partition(
 
     POST /nvlink-logical-partition
     """
-    return Call(
-        operation="create-nvlink-logical-partition",
-        method="POST",
-        path=path_of("nvlink-logical-partition"),
-        answer=models.NVLinkLogicalPartition,
-        body=body,
+    return make_call(
+        "create-nvlink-logical-partition",
+        "POST",
+        "nvlink-logical-partition",
+        models.NVLinkLogicalPartition,
+        locals(),
     )
 
 
@@ -1098,13 +776,12 @@ def create_nvlink_logical_partition_dry_run(
 
     POST /nvlink-logical-partition?dryRun=true
     """
-    return Call(
-        operation="create-nvlink-logical-partition",
-        method="POST",
-        path=path_of("nvlink-logical-partition"),
-        answer=models.LogicalPartitionPlan,
-        query={"dryRun": True},
-        body=body,
+    return make_call(
+        "create-nvlink-logical-partition",
+        "POST",
+        "nvlink-logical-partition",
+        models.LogicalPartitionPlan,
+        locals() | {"dry_run": True},
     )
 
 
@@ -1120,17 +797,12 @@ def get_nvlink_logical_partition(
 
     GET /nvlink-logical-partition/{nvLinkLogicalPartitionId}
     """
-    return Call(
-        operation="get-nvlink-logical-partition",
-        method="GET",
-        path=path_of("nvlink-logical-partition", nv_link_logical_partition_id),
-        answer=models.NVLinkLogicalPartition,
-        query={
-            "includeRelation": include_relation,
-            "includeInterfaces": include_interfaces,
-            "includeVpcs": include_vpcs,
-            "includeStats": include_stats,
-        },
+    return make_call(
+        "get-nvlink-logical-partition",
+        "GET",
+        "nvlink-logical-partition/{nv_link_logical_partition_id}",
+        models.NVLinkLogicalPartition,
+        locals(),
     )
 
 
@@ -1141,12 +813,12 @@ def update_nvlink_logical_partition(
 
     PATCH /nvlink-logical-partition/{nvLinkLogicalPartitionId}
     """
-    return Call(
-        operation="update-nvlink-logical-partition",
-        method="PATCH",
-        path=path_of("nvlink-logical-partition", nv_link_logical_partition_id),
-        answer=models.NVLinkLogicalPartition,
-        body=body,
+    return make_call(
+        "update-nvlink-logical-partition",
+        "PATCH",
+        "nvlink-logical-partition/{nv_link_logical_partition_id}",
+        models.NVLinkLogicalPartition,
+        locals(),
     )
 
 
@@ -1155,11 +827,12 @@ def delete_nvlink_logical_partition(nv_link_logical_partition_id: str) -> Call[m
 
     DELETE /nvlink-logical-partition/{nvLinkLogicalPartitionId}
     """
-    return Call(
-        operation="delete-nvlink-logical-partition",
-        method="DELETE",
-        path=path_of("nvlink-logical-partition", nv_link_logical_partition_id),
-        answer=models.Message,
+    return make_call(
+        "delete-nvlink-logical-partition",
+        "DELETE",
+        "nvlink-logical-partition/{nv_link_logical_partition_id}",
+        models.Message,
+        locals(),
     )
 
 
@@ -1170,11 +843,11 @@ def get_nvlink_logical_partition_status_history(
 
     GET /nvlink-logical-partition/{nvLinkLogicalPartitionId}/status-history
     """
-    return PagedCall(
-        operation="get-nvlink-logical-partition-status-history",
-        path=path_of("nvlink-logical-partition", nv_link_logical_partition_id, "status-history"),
-        item=models.StatusDetail,
-        query={"orderBy": order_by},
+    return make_paged_call(
+        "get-nvlink-logical-partition-status-history",
+        "nvlink-logical-partition/{nv_link_logical_partition_id}/status-history",
+        models.StatusDetail,
+        locals(),
     )
 
 
@@ -1192,20 +865,7 @@ def get_all_nvlink_interface(
 
     GET /nvlink-interface
     """
-    return PagedCall(
-        operation="get-all-nvlink-interface",
-        path=path_of("nvlink-interface"),
-        item=models.NVLinkInterface,
-        query={
-            "includeRelation": include_relation,
-            "orderBy": order_by,
-            "nvLinkLogicalPartitionId": nv_link_logical_partition_id,
-            "nvLinkDomainId": nv_link_domain_id,
-            "status": status,
-            "siteId": site_id,
-            "instanceId": instance_id,
-        },
-    )
+    return make_paged_call("get-all-nvlink-interface", "nvlink-interface", models.NVLinkInterface, locals())
 
 
 def get_all_instance_nvlink_interface(
@@ -1221,17 +881,11 @@ def get_all_instance_nvlink_interface(
 
     GET /instance/{instanceId}/nvlink-interface
     """
-    return PagedCall(
-        operation="get-all-instance-nvlink-interface",
-        path=path_of("instance", instance_id, "nvlink-interface"),
-        item=models.NVLinkInterface,
-        query={
-            "includeRelation": include_relation,
-            "orderBy": order_by,
-            "nvLinkLogicalPartitionId": nv_link_logical_partition_id,
-            "nvLinkDomainId": nv_link_domain_id,
-            "status": status,
-        },
+    return make_paged_call(
+        "get-all-instance-nvlink-interface",
+        "instance/{instance_id}/nvlink-interface",
+        models.NVLinkInterface,
+        locals(),
     )
 
 
@@ -1249,20 +903,7 @@ def get_all_subnet(
 
     GET /subnet
     """
-    return PagedCall(
-        operation="get-all-subnet",
-        path=path_of("subnet"),
-        item=models.Summary,
-        query={
-            "includeRelation": include_relation,
-            "orderBy": order_by,
-            "siteId": site_id,
-            "vpcId": vpc_id,
-            "status": status,
-            "query": query,
-            "includeUsageStats": include_usage_stats,
-        },
-    )
+    return make_paged_call("get-all-subnet", "subnet", models.Summary, locals())
 
 
 def get_all_vpc_prefix(
@@ -1279,20 +920,7 @@ def get_all_vpc_prefix(
 
     GET /vpc-prefix
     """
-    return PagedCall(
-        operation="get-all-vpc-prefix",
-        path=path_of("vpc-prefix"),
-        item=models.Summary,
-        query={
-            "includeRelation": include_relation,
-            "orderBy": order_by,
-            "siteId": site_id,
-            "vpcId": vpc_id,
-            "status": status,
-            "query": query,
-            "includeUsageStats": include_usage_stats,
-        },
-    )
+    return make_paged_call("get-all-vpc-prefix", "vpc-prefix", models.Summary, locals())
 
 
 def get_all_vpc(
@@ -1311,21 +939,7 @@ def get_all_vpc(
 
     GET /vpc
     """
-    return PagedCall(
-        operation="get-all-vpc",
-        path=path_of("vpc"),
-        item=models.Vpc,
-        query={
-            "includeRelation": include_relation,
-            "orderBy": order_by,
-            "siteId": site_id,
-            "name": name,
-            "status": status,
-            "networkSecurityGroupId": network_security_group_id,
-            "query": query,
-            "nvLinkLogicalPartitionId": nv_link_logical_partition_id,
-        },
-    )
+    return make_paged_call("get-all-vpc", "vpc", models.Vpc, locals())
 
 
 def create_vpc(body: models.VpcCreate) -> Call[models.Vpc]:
@@ -1333,7 +947,7 @@ def create_vpc(body: models.VpcCreate) -> Call[models.Vpc]:
 
     POST /vpc
     """
-    return Call(operation="create-vpc", method="POST", path=path_of("vpc"), answer=models.Vpc, body=body)
+    return make_call("create-vpc", "POST", "vpc", models.Vpc, locals())
 
 
 def create_vpc_dry_run(body: models.VpcCreate) -> Call[models.VpcPlan]:
@@ -1341,14 +955,7 @@ def create_vpc_dry_run(body: models.VpcCreate) -> Call[models.VpcPlan]:
 
     POST /vpc?dryRun=true
     """
-    return Call(
-        operation="create-vpc",
-        method="POST",
-        path=path_of("vpc"),
-        answer=models.VpcPlan,
-        query={"dryRun": True},
-        body=body,
-    )
+    return make_call("create-vpc", "POST", "vpc", models.VpcPlan, locals() | {"dry_run": True})
 
 
 def get_vpc(vpc_id: str, *, include_relation: Many[str] | None = None) -> Call[models.Vpc]:
@@ -1356,13 +963,7 @@ def get_vpc(vpc_id: str, *, include_relation: Many[str] | None = None) -> Call[m
 
     GET /vpc/{vpcId}
     """
-    return Call(
-        operation="get-vpc",
-        method="GET",
-        path=path_of("vpc", vpc_id),
-        answer=models.Vpc,
-        query={"includeRelation": include_relation},
-    )
+    return make_call("get-vpc", "GET", "vpc/{vpc_id}", models.Vpc, locals())
 
 
 def update_vpc(vpc_id: str, body: models.VpcUpdate) -> Call[models.Vpc]:
@@ -1370,9 +971,7 @@ def update_vpc(vpc_id: str, body: models.VpcUpdate) -> Call[models.Vpc]:
 
     PATCH /vpc/{vpcId}
     """
-    return Call(
-        operation="update-vpc", method="PATCH", path=path_of("vpc", vpc_id), answer=models.Vpc, body=body
-    )
+    return make_call("update-vpc", "PATCH", "vpc/{vpc_id}", models.Vpc, locals())
 
 
 def delete_vpc(vpc_id: str) -> Call[models.Message]:
@@ -1380,7 +979,7 @@ def delete_vpc(vpc_id: str) -> Call[models.Message]:
 
     DELETE /vpc/{vpcId}
     """
-    return Call(operation="delete-vpc", method="DELETE", path=path_of("vpc", vpc_id), answer=models.Message)
+    return make_call("delete-vpc", "DELETE", "vpc/{vpc_id}", models.Message, locals())
 
 
 def update_vpc_virtualization(vpc_id: str, body: models.VpcVirtualization) -> Call[models.Vpc]:
@@ -1388,12 +987,8 @@ def update_vpc_virtualization(vpc_id: str, body: models.VpcVirtualization) -> Ca
 
     PATCH /vpc/{vpcId}/virtualization
     """
-    return Call(
-        operation="update-vpc-virtualization",
-        method="PATCH",
-        path=path_of("vpc", vpc_id, "virtualization"),
-        answer=models.Vpc,
-        body=body,
+    return make_call(
+        "update-vpc-virtualization", "PATCH", "vpc/{vpc_id}/virtualization", models.Vpc, locals()
     )
 
 
@@ -1402,11 +997,8 @@ def get_vpc_status_history(vpc_id: str, *, order_by: str | None = None) -> Paged
 
     GET /vpc/{vpcId}/status-history
     """
-    return PagedCall(
-        operation="get-vpc-status-history",
-        path=path_of("vpc", vpc_id, "status-history"),
-        item=models.StatusDetail,
-        query={"orderBy": order_by},
+    return make_paged_call(
+        "get-vpc-status-history", "vpc/{vpc_id}/status-history", models.StatusDetail, locals()
     )
 
 
@@ -1445,26 +1037,7 @@ def get_all_instance(
 
     GET /instance
     """
-    return PagedCall(
-        operation="get-all-instance",
-        path=path_of("instance"),
-        item=models.Instance,
-        query={
-            "includeRelation": include_relation,
-            "orderBy": order_by,
-            "infrastructureProviderId": infrastructure_provider_id,
-            "siteId": site_id,
-            "vpcId": vpc_id,
-            "instanceTypeId": instance_type_id,
-            "operatingSystemId": operating_system_id,
-            "networkSecurityGroupId": network_security_group_id,
-            "machineId": machine_id,
-            "name": name,
-            "status": status,
-            "ipAddress": ip_address,
-            "query": query,
-        },
-    )
+    return make_paged_call("get-all-instance", "instance", models.Instance, locals())
 
 
 def create_instance(body: models.InstanceCreate, *, if_plan: str | None = None) -> Call[models.Instance]:
@@ -1472,14 +1045,7 @@ def create_instance(body: models.InstanceCreate, *, if_plan: str | None = None) 
 
     POST /instance
     """
-    return Call(
-        operation="create-instance",
-        method="POST",
-        path=path_of("instance"),
-        answer=models.Instance,
-        query={"ifPlan": if_plan},
-        body=body,
-    )
+    return make_call("create-instance", "POST", "instance", models.Instance, locals())
 
 
 def create_instance_dry_run(
@@ -1489,14 +1055,7 @@ def create_instance_dry_run(
 
     POST /instance?dryRun=true
     """
-    return Call(
-        operation="create-instance",
-        method="POST",
-        path=path_of("instance"),
-        answer=models.InstancePlan,
-        query={"ifPlan": if_plan, "dryRun": True},
-        body=body,
-    )
+    return make_call("create-instance", "POST", "instance", models.InstancePlan, locals() | {"dry_run": True})
 
 
 def batch_create_instance(
@@ -1506,14 +1065,7 @@ def batch_create_instance(
 
     POST /instance/batch
     """
-    return Call(
-        operation="batch-create-instance",
-        method="POST",
-        path=path_of("instance", "batch"),
-        answer=list[models.Instance],
-        query={"ifPlan": if_plan},
-        body=body,
-    )
+    return make_call("batch-create-instance", "POST", "instance/batch", list[models.Instance], locals())
 
 
 def batch_create_instance_dry_run(
@@ -1523,13 +1075,8 @@ def batch_create_instance_dry_run(
 
     POST /instance/batch?dryRun=true
     """
-    return Call(
-        operation="batch-create-instance",
-        method="POST",
-        path=path_of("instance", "batch"),
-        answer=models.InstancePlan,
-        query={"ifPlan": if_plan, "dryRun": True},
-        body=body,
+    return make_call(
+        "batch-create-instance", "POST", "instance/batch", models.InstancePlan, locals() | {"dry_run": True}
     )
 
 
@@ -1538,13 +1085,7 @@ def get_instance(instance_id: str, *, include_relation: Many[str] | None = None)
 
     GET /instance/{instanceId}
     """
-    return Call(
-        operation="get-instance",
-        method="GET",
-        path=path_of("instance", instance_id),
-        answer=models.Instance,
-        query={"includeRelation": include_relation},
-    )
+    return make_call("get-instance", "GET", "instance/{instance_id}", models.Instance, locals())
 
 
 def update_instance(instance_id: str, body: models.InstanceUpdate) -> Call[models.Instance]:
@@ -1552,13 +1093,7 @@ def update_instance(instance_id: str, body: models.InstanceUpdate) -> Call[model
 
     PATCH /instance/{instanceId}
     """
-    return Call(
-        operation="update-instance",
-        method="PATCH",
-        path=path_of("instance", instance_id),
-        answer=models.Instance,
-        body=body,
-    )
+    return make_call("update-instance", "PATCH", "instance/{instance_id}", models.Instance, locals())
 
 
 def delete_instance(instance_id: str) -> Call[models.Message]:
@@ -1566,12 +1101,7 @@ def delete_instance(instance_id: str) -> Call[models.Message]:
 
     DELETE /instance/{instanceId}
     """
-    return Call(
-        operation="delete-instance",
-        method="DELETE",
-        path=path_of("instance", instance_id),
-        answer=models.Message,
-    )
+    return make_call("delete-instance", "DELETE", "instance/{instance_id}", models.Message, locals())
 
 
 def get_instance_status_history(
@@ -1581,11 +1111,8 @@ def get_instance_status_history(
 
     GET /instance/{instanceId}/status-history
     """
-    return PagedCall(
-        operation="get-instance-status-history",
-        path=path_of("instance", instance_id, "status-history"),
-        item=models.StatusDetail,
-        query={"orderBy": order_by},
+    return make_paged_call(
+        "get-instance-status-history", "instance/{instance_id}/status-history", models.StatusDetail, locals()
     )
 
 
@@ -1600,11 +1127,8 @@ def get_all_interface(
 
     GET /instance/{instanceId}/interface
     """
-    return PagedCall(
-        operation="get-all-interface",
-        path=path_of("instance", instance_id, "interface"),
-        item=models.KeptInterface,
-        query={"includeRelation": include_relation, "orderBy": order_by, "status": status},
+    return make_paged_call(
+        "get-all-interface", "instance/{instance_id}/interface", models.KeptInterface, locals()
     )
 
 
@@ -1619,11 +1143,11 @@ def get_all_instance_infiniband_interface(
 
     GET /instance/{instanceId}/infiniband-interface
     """
-    return PagedCall(
-        operation="get-all-instance-infiniband-interface",
-        path=path_of("instance", instance_id, "infiniband-interface"),
-        item=models.KeptInterface,
-        query={"includeRelation": include_relation, "orderBy": order_by, "status": status},
+    return make_paged_call(
+        "get-all-instance-infiniband-interface",
+        "instance/{instance_id}/infiniband-interface",
+        models.KeptInterface,
+        locals(),
     )
 
 
@@ -1632,7 +1156,7 @@ def get_all_role() -> Call[list[models.AccessRole]]:
 
     GET /role
     """
-    return Call(operation="get-all-role", method="GET", path=path_of("role"), answer=list[models.AccessRole])
+    return make_call("get-all-role", "GET", "role", list[models.AccessRole])
 
 
 def create_role(body: models.RoleCreate) -> Call[models.AccessRole]:
@@ -1640,9 +1164,7 @@ def create_role(body: models.RoleCreate) -> Call[models.AccessRole]:
 
     POST /role
     """
-    return Call(
-        operation="create-role", method="POST", path=path_of("role"), answer=models.AccessRole, body=body
-    )
+    return make_call("create-role", "POST", "role", models.AccessRole, locals())
 
 
 def update_role(role_name: str, body: models.RoleUpdate) -> Call[models.AccessRole]:
@@ -1650,13 +1172,7 @@ def update_role(role_name: str, body: models.RoleUpdate) -> Call[models.AccessRo
 
     PATCH /role/{roleName}
     """
-    return Call(
-        operation="update-role",
-        method="PATCH",
-        path=path_of("role", role_name),
-        answer=models.AccessRole,
-        body=body,
-    )
+    return make_call("update-role", "PATCH", "role/{role_name}", models.AccessRole, locals())
 
 
 def delete_role(role_name: str) -> Call[models.Message]:
@@ -1664,6 +1180,4 @@ def delete_role(role_name: str) -> Call[models.Message]:
 
     DELETE /role/{roleName}
     """
-    return Call(
-        operation="delete-role", method="DELETE", path=path_of("role", role_name), answer=models.Message
-    )
+    return make_call("delete-role", "DELETE", "role/{role_name}", models.Message, locals())

@@ -28,7 +28,7 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
 
     items: list[T]
     total: int | None
-    """How many items the list had when the page was made; None where the service does not say."""
+    """How many items the list had when the page was made, or None if the service does not report it."""
 
 
 class _Position(msgspec.Struct, frozen=True):

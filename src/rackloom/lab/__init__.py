@@ -12,8 +12,9 @@ themselves.
 - `imex`: stand-ins for nvidia-imex and nvidia-imex-ctl, as programs, over loopback sockets, and in
   memory.
 - `faults`: the fault catalogue: each fault of racks once, for random runs and for scenarios.
-- `invariants`: the promises S1 to S10 and L1 to L5 of the design, checked against ground truth.
-- `carving`: random tenants, an operator and injected faults on the site service.
-- `compute_domains`: the life of ComputeDomains and gangs with one disruption at every crash point.
+- `invariants`: the promises S1, S2 and S4 of the design, checked against ground truth.
 - `scenario`: incidents as files. `scenarios/` holds those that ship.
+
+Simulations that only tests run are in `tests/simulation`: random load and faults on the site service, and
+the life of ComputeDomains with one disruption at every crash point.
 """

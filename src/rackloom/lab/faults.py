@@ -1,10 +1,10 @@
 """The fault catalogue: each fault of racks and of their network once, and how it is repaired.
 
-Steps of scenarios and the injector of random runs (`lab.carving.injector`) break things through these
+Steps of scenarios and the injector of random runs (tests/simulation) break things through these
 functions alone. Each kind has been seen on real racks: controllers that cannot be reached, restart or
 forget; changes that are refused, lost, late or repeated; lists that omit something; unhealthy GPUs and
-links; trays that are pulled, returned, swapped or exchanged; partitions that somebody makes, changes or
-deletes on the switch; a second controller that contradicts the rack's own. Faults of the API server are
+links; trays that are pulled, returned, swapped or exchanged; partitions that another writer makes, changes
+or deletes on the switch; a second controller that contradicts the rack's own. Faults of the API server are
 in `lab.kube.faults`, those of a node's devices in `lab.nodes`.
 
 A switch is a `SimRack` in virtual time or an `NmxcServer` on a socket. Whatever changes a fabric does so
@@ -26,8 +26,7 @@ from rackloom.lab.switches.fabric import FabricGpu, FabricPartition, SimulatedFa
 from rackloom.lab.switches.faults import NmxcFaults
 from rackloom.lab.switches.servers import NmxcServer
 from rackloom.lab.virtual.network import CallFate, SimNetwork
-from rackloom.lab.virtual.racks import ConflictingController, SimRack
-from rackloom.lab.virtual.service import SimulatedService
+from rackloom.lab.virtual.racks import SimRack
 
 SwitchControl = SimRack | NmxcServer
 """The controller of one NVLink domain, and the fabric behind it as it truly is."""
@@ -68,18 +67,6 @@ def spoil_network(network: SimNetwork, how: NetworkFault) -> None:
         network.next_mutations.append(CALL_FATES[how])
     for name, value in _NETWORK_STATES.get(how, {}).items():
         setattr(network, name, value)
-
-
-@asynccontextmanager
-async def network_fault(rack: SimRack, **fields: Any) -> AsyncIterator[None]:
-    """Set fields of a controller's network (`SimNetwork`)."""
-    network = rack.network
-    for name, value in fields.items():
-        setattr(network, name, value)
-    yield
-    # Back to the healthy value, not to the previous one, which an overlapping fault may have set.
-    for name in fields:
-        setattr(network, name, getattr(SimNetwork, name))
 
 
 @asynccontextmanager
@@ -143,43 +130,6 @@ async def frozen(switch: SwitchControl) -> AsyncIterator[None]:
     switch.faults.thaw()
 
 
-def write_between_lists(switch: SwitchControl, write: Callable[[SimulatedFabric], None]) -> None:
-    """Somebody else changes partitions after the next list of GPUs, before that of partitions is read."""
-
-    def act() -> None:
-        with another_writer(switch) as fabric:
-            write(fabric)
-
-    switch.faults.act_after_next("GetGpuInfoList", act)
-
-
-@asynccontextmanager
-async def partition_between_lists(rack: SimRack, guids: Collection[int]) -> AsyncIterator[None]:
-    """Somebody makes a partition between the two lists of a reading, and deletes it later."""
-    made: list[FabricPartition] = []
-    is_over = False
-
-    def act() -> None:
-        if not is_over:
-            made.append(put_partition(rack, guids))
-
-    rack.faults.act_after_next("GetGpuInfoList", act)
-    yield
-    is_over = True
-    for partition in made:
-        delete_partition(rack, partition)
-
-
-@asynccontextmanager
-async def conflicting_controller(
-    plane: SimulatedService, controller: ConflictingController
-) -> AsyncIterator[None]:
-    """An operator registers a second controller that contradicts the rack's own, and removes it later."""
-    await plane.register(controller)
-    yield
-    await plane.remove(controller)
-
-
 # Partitions that somebody makes, changes or deletes on the switch.
 
 
@@ -203,14 +153,6 @@ def replace_members(switch: SwitchControl, partition: FabricPartition) -> None:
     """Somebody writes the member list of a partition back as it once was (NMX-M: PUT)."""
     with another_writer(switch) as fabric:
         fabric.replace(partition.id, partition.guids)
-
-
-@asynccontextmanager
-async def foreign_partition(rack: SimRack, guids: Collection[int]) -> AsyncIterator[None]:
-    """Somebody makes a partition on the switch, and deletes it later."""
-    made = put_partition(rack, guids)
-    yield
-    delete_partition(rack, made)
 
 
 # Trays, GPUs and links.
@@ -239,14 +181,6 @@ def heal_fabric(switch: SwitchControl) -> None:
     set_links(switch, GpuHealth.HEALTHY, PartitionHealth.HEALTHY)
 
 
-@asynccontextmanager
-async def unhealthy_gpu(rack: SimRack, guid: int, health: GpuHealth) -> AsyncIterator[None]:
-    """A GPU degrades and recovers."""
-    set_health(rack, guid, health)
-    yield
-    set_health(rack, guid, GpuHealth.HEALTHY)
-
-
 def pull_tray(switch: SwitchControl, gpus: Collection[FabricGpu]) -> None:
     """The tray with these GPUs is taken out."""
     if gpus:
@@ -262,17 +196,6 @@ def return_tray(
         gpus = [msgspec.structs.replace(gpu, guid=new_guid()) for gpu in gpus]
     with another_writer(switch) as fabric:
         fabric.insert_gpus(gpus)
-
-
-@asynccontextmanager
-async def tray_pulled(
-    rack: SimRack, host_id: int | None, new_guid: Callable[[], int] | None = None
-) -> AsyncIterator[None]:
-    """A tray is pulled and returned; with `new_guid`, another one takes its slot."""
-    gpus = [gpu for gpu in rack.fabric.gpus.values() if gpu.host_id == host_id]
-    pull_tray(rack, gpus)
-    yield
-    return_tray(rack, gpus, new_guid)
 
 
 def exchange_trays(switch: SwitchControl, gpus: Iterable[FabricGpu], others: Iterable[FabricGpu]) -> None:

@@ -16,15 +16,8 @@ context, also after an exception or when the process that started it is killed.
 Importing this module imports nothing of a site.
 """
 
-from rackloom.testing.sites import (
-    AsyncSite,
-    Site,
-    SiteFailed,
-    StepNotObserved,
-    TimedOut,
-    start_site,
-    start_site_async,
-)
+from rackloom.testing.failures import SiteFailed, StepNotObserved, TimedOut
+from rackloom.testing.sites import AsyncSite, Site, start_site, start_site_async
 
 __all__ = [
     "AsyncSite",

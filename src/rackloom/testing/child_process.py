@@ -21,6 +21,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from rackloom.testing.failures import SiteFailed
+
 if TYPE_CHECKING:
     from rackloom.app.twin.control_client import ControlClient
     from rackloom.app.twin.control_messages import SiteReport
@@ -43,7 +45,6 @@ def site_in_child(
     """
     from rackloom.app.twin.control_client import ControlClient, wait_for_site
     from rackloom.errors import Refused
-    from rackloom.testing.sites import SiteFailed
 
     chosen = {"home": str(home), "temporary": is_temporary, "racks": racks, "profile": profile, "seed": seed}
     with tempfile.TemporaryFile() as output:
@@ -67,7 +68,6 @@ def site_in_child(
 
 def _failure(child: "subprocess.Popen[bytes]", output: IO[bytes], reason: str) -> Exception:
     from rackloom.errors import Refused
-    from rackloom.testing.sites import SiteFailed
 
     text = _tail(output)
     if child.poll() == _REFUSED:

@@ -16,6 +16,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rackloom.testing.failures import SiteFailed
+
 if TYPE_CHECKING:
     from rackloom.app.twin.control_client import ControlClient
     from rackloom.app.twin.control_messages import SiteReport
@@ -33,7 +35,6 @@ def site_in_thread(
     from rackloom.app.twin.control_client import ControlClient, wait_for_site
     from rackloom.app.twin.up import UpOptions
     from rackloom.errors import Refused
-    from rackloom.testing.sites import SiteFailed
 
     with log_beside_host() as log:
         options = UpOptions(port=0, racks=racks, profile=profile, seed=seed, log=log, own_process=False)

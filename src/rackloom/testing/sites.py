@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rackloom.testing.failures import StepNotObserved, TimedOut
 from rackloom.testing.temporary_home import temporary_home
 
 if TYPE_CHECKING:
@@ -31,18 +32,6 @@ DEFAULT_WITHIN = 60.0
 """Seconds in which something is expected."""
 START_SECONDS = 300.0
 """How long a start may take: seconds on a quiet machine, minutes on one that is overloaded."""
-
-
-class SiteFailed(RuntimeError):
-    """A site did not start, or ended by itself; the text says why and shows the end of its output."""
-
-
-class StepNotObserved(AssertionError):
-    """A step was played and did not come about; the text says what was observed instead."""
-
-
-class TimedOut(AssertionError):
-    """What was waited for did not come about in time."""
 
 
 class Site:

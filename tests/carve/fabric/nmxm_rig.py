@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.lab.switches.nmxm_server import NmxmServer
+
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
 from rackloom.carve.fabric.nmxm.protocol import NmxmLogin
 from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, CreatePartition, DeletePartition
 from rackloom.lab.switches.fabric import SimulatedFabric
-from rackloom.lab.switches.servers import NmxmServer
 
 DEFAULT = DeletePartition(partition_id=DEFAULT_PARTITION_ID, name="Default Partition")
 

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 from tests.carve.fabric.nmxm_rig import DEFAULT, create, run
+from tests.lab.switches.nmxm_server import NmxmServer
 
 from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
 from rackloom.core.partitions.domain import AddGpus, CreatePartition, DeletePartition, RemoveGpus
 from rackloom.lab.switches.fabric import FabricPartition, FabricSnapshot, SimulatedFabric
 from rackloom.lab.switches.faults import NmxmFault
-from rackloom.lab.switches.servers import NmxmServer
 
 
 def test_a_change_is_confirmed_once_the_lists_show_it(fabric: SimulatedFabric) -> None:

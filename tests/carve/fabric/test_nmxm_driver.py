@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 from tests.carve.fabric.nmxm_rig import DEFAULT, Time, create, login, run
+from tests.lab.switches.nmxm_server import NmxmServer
 
 from rackloom.carve.fabric.controller import FabricDriver, FabricRefused, FabricUnavailable
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
@@ -20,7 +21,7 @@ from rackloom.core.partitions.domain import (
 )
 from rackloom.lab.switches.fabric import FabricGpu, FabricPartition, SimulatedFabric
 from rackloom.lab.switches.faults import NmxmFault
-from rackloom.lab.switches.servers import NmxcServer, NmxmServer
+from rackloom.lab.switches.servers import NmxcServer
 
 
 def same_but_for_what_nmx_m_does_not_tell(seen: DomainObservation) -> DomainObservation:

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.carve.fabric.nmxm_rig import run
+from tests.lab.switches.nmxm_server import NmxmServer
 
 from rackloom.carve.fabric.controller import FabricUnavailable
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
@@ -14,7 +15,6 @@ from rackloom.core.partitions.domain import (
 )
 from rackloom.lab.switches.fabric import FabricPartition, SimulatedFabric
 from rackloom.lab.switches.faults import NmxmFault
-from rackloom.lab.switches.servers import NmxmServer
 
 
 @pytest.mark.slow

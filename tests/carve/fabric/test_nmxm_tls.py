@@ -5,13 +5,13 @@ import ssl
 from pathlib import Path
 
 import pytest
+from tests.lab.switches.nmxm_server import NmxmServer
 
 from rackloom.carve.fabric.controller import FabricUnavailable, TlsMaterial
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
 from rackloom.carve.fabric.nmxm.protocol import NmxmLogin, client_tls_context
 from rackloom.errors import Refused
 from rackloom.lab.switches.fabric import SimulatedFabric
-from rackloom.lab.switches.servers import NmxmServer
 
 
 async def login() -> NmxmLogin:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from tests.carve.reconcile.served_rack import make_fabric, served_rack
+from tests.simulation.faults import write_between_lists
 
 from rackloom.carve.reconcile import loop
 from rackloom.core.partitions.domain import UNCERTAIN_REASON
-from rackloom.lab.faults import put_partition, write_between_lists
+from rackloom.lab.faults import put_partition
 from rackloom.lab.switches.servers import NmxcServer
 
 

@@ -10,7 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.store import journal, postgres
-from rackloom.carve.store.database import Store, migrate_to_head
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.migrate import migrate_to_head
 from rackloom.carve.store.schema import domain_revision, metadata, operator_step
 from rackloom.errors import Refused, Retry, Unknown
 

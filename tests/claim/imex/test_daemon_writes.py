@@ -5,6 +5,7 @@ import dataclasses
 import random
 
 import pytest
+from tests.simulation.compute_domains.tray import SimulatedImexProgram
 from tests.waiting import until
 
 from rackloom.claim.imex.daemon import ImexDaemon
@@ -13,7 +14,6 @@ from rackloom.claim.kube.api import NotFound
 from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN_CLIQUE, POD
 from rackloom.core.domains.clique import ObjectRef, Readiness, read_clique
-from rackloom.lab.compute_domains.tray import SimulatedImexProgram
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.server import FakeKube

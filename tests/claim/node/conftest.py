@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.claim.node import cdi_library
 from tests.claim.node.cdi_library import ReadSpecs
+from tests.claim.node.plugin_manager import KubeletPluginManager, PluginManagerTiming, plugin_manager_on
 
 from rackloom.claim.node.plugin import (
     AllocatedClaim,
@@ -29,7 +30,6 @@ from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim
 from rackloom.lab.nodes.kubelets import LEASE_NAMESPACE
-from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, PluginManagerTiming, plugin_manager_on
 
 DRIVER = "toy.example.com"
 NODE_NAME = "node-a"

@@ -8,6 +8,7 @@ import stat
 import msgspec
 import pytest
 from tests.claim.node.conftest import HURRY
+from tests.claim.node.plugin_manager import NotPrepared
 from tests.waiting import until, until_so
 
 from rackloom.claim.kube.api import KubeError
@@ -17,7 +18,6 @@ from rackloom.claim.node.run import PluginProcess, registrar_path, run_plugin
 from rackloom.claim.node.tasks import beside
 from rackloom.core.cluster.objects import POD, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.errors import Refused, Retry
-from rackloom.lab.nodes.plugin_manager import NotPrepared
 from rackloom.lab.virtual.event_loop import run_simulation as virtual
 
 

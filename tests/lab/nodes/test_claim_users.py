@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.claim.node.plugin_manager import (
+    KubeletPluginManager,
+    NotPrepared,
+    PreparedDevice,
+    SocketDraManager,
+)
 
 from rackloom.core.cluster.objects import Object
 from rackloom.errors import Retry
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.dra_manager import ClaimInfoCache, PodClaim
-from rackloom.lab.nodes.plugin_manager import (
-    KubeletPluginManager,
-    NotPrepared,
-    PreparedDevice,
-    SocketDraManager,
-)
 
 DRIVER = "gpu.test"
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.claim.node.plugin_manager import NotPrepared, PluginManagerTiming, plugin_manager_on
 
 from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.run import Registrar, serve_on_socket
@@ -13,7 +14,6 @@ from rackloom.core.cluster.objects import RESOURCE_SLICE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.dra_manager import PodClaim
-from rackloom.lab.nodes.plugin_manager import NotPrepared, PluginManagerTiming, plugin_manager_on
 
 DRIVER = "toy.example.com"
 HURRY = PluginManagerTiming(scan=0.01, call=5.0, wipe=0.3)

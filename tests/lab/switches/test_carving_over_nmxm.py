@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lab.switches.nmxm_server import NmxmServer
 
 from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
@@ -22,7 +23,6 @@ from rackloom.core.partitions.planner import make_plan
 from rackloom.core.partitions.safety import check_plan
 from rackloom.lab.switches.fabric import FabricGpu, FabricSnapshot, SimulatedFabric
 from rackloom.lab.switches.faults import NmxmFault
-from rackloom.lab.switches.servers import NmxmServer
 
 DOMAIN = "00000000-0000-4000-8000-00000000d001"
 GUIDS = tuple(0xDB48_8CB1_7978_4800 + number for number in range(8))

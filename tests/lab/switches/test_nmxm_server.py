@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 
 import httpx2
 import pytest
+from tests.lab.switches.nmxm_server import NmxmServer
 
 from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID
 from rackloom.lab.switches.fabric import FabricGpu, FabricPartition, SimulatedFabric
 from rackloom.lab.switches.faults import NmxmFault
 from rackloom.lab.switches.nmxm import gpu_entity_id
-from rackloom.lab.switches.servers import NmxmServer
 
 GUIDS = (11, 12, 13, 14)
 MEMBERS = [gpu_entity_id(guid) for guid in GUIDS]

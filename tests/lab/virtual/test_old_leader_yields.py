@@ -3,9 +3,10 @@
 import asyncio
 import random
 
+from tests.simulation.carving.racks import ExecutedChange, JudgedRack
+
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
-from rackloom.lab.virtual.racks import ExecutedChange, SimRack
 from rackloom.topology import profiles
 from rackloom.topology.rack import build_site
 
@@ -14,7 +15,7 @@ def test_what_is_asked_of_one_that_yielded_is_told_again() -> None:
     async def main() -> None:
         site = build_site(profiles.load_rack("gb200-nvl72"), 1, SeededNames("old"))
         (fabric,) = fabrics_of(site, "old")
-        rack = SimRack(site.domains[0], fabric, random.Random(1))
+        rack = JudgedRack(site.domains[0], fabric, random.Random(1))
         changes: list[ExecutedChange] = []
         rack.watchers.append(lambda _, event: changes.append(event))
         await rack.move()

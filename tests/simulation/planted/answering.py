@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.simulation.carving.run import LoadPlan as SimPlan
 from tests.simulation.planted.plans import CALM, Bug
 
 from rackloom.carve.api import interfaces as rest_interfaces
 from rackloom.carve.store.database import Store
 from rackloom.carve.tenancy import instances, interfaces, logical_partitions
-from rackloom.lab.carving.run import LoadPlan as SimPlan
 
 
 def empty_list_ignored(patch: pytest.MonkeyPatch) -> None:

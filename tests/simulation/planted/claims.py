@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.simulation.compute_domains import machines
+from tests.simulation.compute_domains.cluster import Disruption, StoryKind
 
 from rackloom.claim.cluster.domain_caches import OrphanSweeper
 from rackloom.claim.imex.daemon import DaemonReporter
@@ -20,8 +22,6 @@ from rackloom.claim.node.imex.labels import ComputeDomainLabel
 from rackloom.core.domains import clique, membership
 from rackloom.core.domains import clique as entries
 from rackloom.core.gangs import reconcile
-from rackloom.lab.compute_domains import machines
-from rackloom.lab.compute_domains.cluster import Disruption, StoryKind
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 import sqlalchemy as sa
+from tests.simulation.carving.run import LoadPlan as SimPlan
 from tests.simulation.planted.plans import CALM, LYING, TWICE, Bug, only
 
 from rackloom.carve.inventory import sync
@@ -13,7 +14,6 @@ from rackloom.carve.reconcile import records
 from rackloom.carve.store.prepared import find_row
 from rackloom.carve.store.schema import endpoint
 from rackloom.carve.tenancy import interfaces, status
-from rackloom.lab.carving.run import LoadPlan as SimPlan
 
 
 def stale_synced(patch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.simulation.carving.run import LoadPlan as SimPlan
 from tests.simulation.planted.plans import CALM, Bug, only
 
 from rackloom.carve.partitions import intent, ownership
 from rackloom.carve.reconcile import records
 from rackloom.carve.store import schema
 from rackloom.carve.tenancy import logical_partitions, status
-from rackloom.lab.carving.run import LoadPlan as SimPlan
 
 
 def released_machine_leaves_its_gpus(patch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.simulation.carving.run import LoadPlan as SimPlan
 from tests.simulation.planted.plans import BUSY, CALM, DARK, PROMPT, WATCHFUL, Bug
 
 from rackloom.carve.partitions import intent
 from rackloom.carve.reconcile import domain_pass, loop
-from rackloom.lab.carving.run import LoadPlan as SimPlan
 
 
 def one_domain_is_skipped(patch: pytest.MonkeyPatch) -> None:

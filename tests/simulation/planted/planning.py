@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 import sqlalchemy as sa
+from tests.simulation.carving.run import LoadPlan as SimPlan
 from tests.simulation.planted.plans import CALM, CRAMPED, Bug, only
 
 from rackloom.carve.partitions import intent
@@ -19,7 +20,6 @@ from rackloom.core.partitions.domain import (
     OwnedPartition,
     PartitionPlan,
 )
-from rackloom.lab.carving.run import LoadPlan as SimPlan
 
 
 def additions_before_removals(patch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-
-from rackloom.lab.carving.injector import CONFLICT_FAULT_WEIGHTS, FAULT_WEIGHTS
-from rackloom.lab.carving.run import LoadPlan as SimPlan
+from tests.simulation.carving.injector import CONFLICT_FAULT_WEIGHTS, FAULT_WEIGHTS
+from tests.simulation.carving.run import LoadPlan as SimPlan
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 """Changes production code."""

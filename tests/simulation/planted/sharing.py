@@ -7,10 +7,10 @@ where a process stops between the record of an operation and its request.
 
 import msgspec
 import pytest
+from tests.simulation.carving.run import LoadPlan as SimPlan
 from tests.simulation.planted.plans import Bug
 
 from rackloom.carve.reconcile import leases
-from rackloom.lab.carving.run import LoadPlan as SimPlan
 
 STOPPING = SimPlan(seconds=600, think=3, pause=30, kinds={"stop-recorded": 1}, replicas=2, operator=None)
 APART = msgspec.structs.replace(STOPPING, kinds={"clock-ahead": 1})

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
+from tests.simulation.carving.run import LoadPlan as SimPlan
 from tests.simulation.planted.plans import CALM, Bug, only
 
 from rackloom.carve.fabric.nmxc import driver, protocol
 from rackloom.core.partitions.domain import AddGpus, CreatePartition, DeletePartition
-from rackloom.lab.carving.run import LoadPlan as SimPlan
 
 
 def return_code_ignored(patch: pytest.MonkeyPatch) -> None:

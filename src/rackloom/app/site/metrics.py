@@ -117,6 +117,9 @@ class SiteMetrics(ReconcileMetrics):
         def gauge(name: str, about: str, *labels: str) -> Gauge:
             return Gauge(name, about, labels, registry=registry)
 
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(f"{ours}{name}", about, labels, registry=registry)
+
         self.iteration = milliseconds("iteration_latency", "Time of one pass over a domain")
         self.apply = milliseconds("nvlink_config_apply_latency", "Time to carry out one plan")
         self.machine_updates = gauge(
@@ -143,42 +146,30 @@ class SiteMetrics(ReconcileMetrics):
         self.key_age = gauge(
             f"{ours}issuer_keys_age_seconds", "Time since the signing keys of an issuer were read", "issuer"
         )
-        self.drift = Counter(
-            f"{ours}drift_operations",
-            "Operations that undid a change which was not ours",
-            ("nvlink_domain_uuid",),
-            registry=registry,
+        self.drift = counter(
+            "drift_operations", "Operations that undid a change which was not ours", "nvlink_domain_uuid"
         )
-        self.refusals = Counter(
-            f"{ours}refused_plans", "Plans that no longer held when they were checked", registry=registry
-        )
-        self.refused_requests = Counter(
-            f"{ours}refused_requests",
-            "REST requests answered with 429, by the class of their caller",
-            ("caller",),
-            registry=registry,
+        self.refusals = counter("refused_plans", "Plans that no longer held when they were checked")
+        self.refused_requests = counter(
+            "refused_requests", "REST requests answered with 429, by the class of their caller", "caller"
         )
         for kind in CallerClass:
             self.refused_requests.labels(kind)
-        self.unauthenticated = Counter(
-            f"{ours}unauthenticated_requests",
+        self.unauthenticated = counter(
+            "unauthenticated_requests",
             "REST requests without a valid token of their organisation, by what was wrong",
-            ("why",),
-            registry=registry,
+            "why",
         )
         for why in UNAUTHENTICATED_REASONS:
             self.unauthenticated.labels(why)
-        self.audited_refusals = Counter(
-            f"{ours}refused_by_result",
+        self.audited_refusals = counter(
+            "refused_by_result",
             "Requests of known callers that were refused, by interface and result",
-            ("channel", "result"),
-            registry=registry,
+            "channel",
+            "result",
         )
-        self.ended = Counter(
-            f"{ours}connections_ended",
-            "Connections that a limit refused or closed",
-            ("listener", "why"),
-            registry=registry,
+        self.ended = counter(
+            "connections_ended", "Connections that a limit refused or closed", "listener", "why"
         )
 
     def watch_issuer(self, issuer: str, key_age: Callable[[], float]) -> None:

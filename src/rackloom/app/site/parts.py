@@ -16,6 +16,7 @@ NMX-C endpoint keeps it, so that a site can move from one protocol to the other 
 
 import asyncio
 import errno
+import os
 import sqlite3
 import time
 import uuid
@@ -29,11 +30,11 @@ import sqlalchemy as sa
 import structlog
 from alembic.util import CommandError
 
-from rackloom.app.config import Config, NvlinkConfig
+from rackloom.app.config import Config, NvlinkConfig, SecretsConfig, VaultConfig
 from rackloom.app.process import elapsed_seconds
 from rackloom.app.site.issuers import IssuerVerifier
 from rackloom.app.site.metrics import MetricsEndpoints, SiteMetrics
-from rackloom.app.site.secrets import SecretProvider, secret_provider
+from rackloom.app.site.secrets import EnvironmentSecrets, FileSecrets, SecretProvider
 from rackloom.app.site.switches import Switches
 from rackloom.carve.fabric.controller import (
     ControllerKind,
@@ -230,6 +231,33 @@ def _check_interval(seconds: float) -> None:
             " contradict one another would never be seen to",
             nearest_fix=f"read domains at least every {READING_VALID_SECONDS / 2:g} s",
         )
+
+
+def secret_provider(config: SecretsConfig) -> SecretProvider:
+    """The provider of this site. A client library is imported only where it is used."""
+    if config.provider == "file" and config.directory is not None:
+        return FileSecrets(config.directory)
+    if config.kubernetes is not None and config.provider == "kubernetes":
+        from rackloom.app.site.secret_stores import KubernetesSecrets
+
+        there = config.kubernetes
+        return KubernetesSecrets(there.url, there.namespace, there.service_account)
+    if config.vault is not None and config.provider == "vault":
+        return _vault_provider(config.vault)
+    return EnvironmentSecrets(os.environ)
+
+
+def _vault_provider(config: VaultConfig) -> SecretProvider:
+    from rackloom.app.site import secret_stores
+
+    login = (
+        secret_stores.login_with_token(config.token_file)
+        if config.token_file is not None
+        else secret_stores.login_with_service_account(
+            config.kubernetes_role or "", config.service_account_token
+        )
+    )
+    return secret_stores.VaultSecrets(config.url, config.mount, login, config.ca)
 
 
 async def _open_store(config: Config) -> Store:

@@ -6,8 +6,8 @@ path whose words could lead elsewhere (`..`) is refused.
 
 Providers: files `<directory>/<path>/<field>`, which is also how Kubernetes mounts a Secret; environment
 variables such as `RACKLOOM_SECRET_NMXM_DEFAULT_AUTH__PASSWORD`; Kubernetes Secrets; Vault. A file that
-everybody can read is refused. The environment is read only. `secret_provider` returns the one that the
-configuration names, and imports the client library of the last two only where it is used.
+everybody can read is refused. The environment is read only. Kubernetes Secrets and Vault, which need client
+libraries, are in `secret_stores`.
 
 Providers raise `Retry` where the store cannot be reached, and `Refused` where it denies access.
 """
@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-from rackloom.app.config import SecretsConfig, VaultConfig
 from rackloom.errors import Refused
 from rackloom.runtime.durable_files import PARTIAL, write_durably
 
@@ -206,33 +205,3 @@ def _field_content(file: Path) -> Secret:
                 f"{file} can be read by everybody", nearest_fix=f"chmod o-rwx {file}, and replace the secret"
             )
         return secret_of(opened.read().removesuffix(b"\n"), str(file))
-
-
-# The provider of the configuration.
-
-
-def secret_provider(config: SecretsConfig) -> SecretProvider:
-    """The provider of this site. A client library is imported only where it is used."""
-    if config.provider == "file" and config.directory is not None:
-        return FileSecrets(config.directory)
-    if config.kubernetes is not None and config.provider == "kubernetes":
-        from rackloom.app.site.secret_stores import KubernetesSecrets
-
-        there = config.kubernetes
-        return KubernetesSecrets(there.url, there.namespace, there.service_account)
-    if config.vault is not None and config.provider == "vault":
-        return _vault_provider(config.vault)
-    return EnvironmentSecrets(os.environ)
-
-
-def _vault_provider(config: VaultConfig) -> SecretProvider:
-    from rackloom.app.site import secret_stores
-
-    login = (
-        secret_stores.login_with_token(config.token_file)
-        if config.token_file is not None
-        else secret_stores.login_with_service_account(
-            config.kubernetes_role or "", config.service_account_token
-        )
-    )
-    return secret_stores.VaultSecrets(config.url, config.mount, login, config.ca)

@@ -205,16 +205,6 @@ class EmbeddedSite(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def embedded_site(
-    home: Home, *, port: int, racks: int, profile: str, traces: Traces = NO_TRACES
-) -> AsyncIterator[EmbeddedSite]:
-    """A site that answers while the context is entered. Refused before any file is written."""
-    opened = open_embedded_home(home, racks=racks, profile=profile)
-    async with opened as (store, twin), embedded_service(home, store, twin, port, traces) as running:
-        yield running
-
-
-@asynccontextmanager
 async def open_embedded_home(
     home: Home, *, racks: int, profile: str, seed: str | None = None, log: LogSetup = log_to_file
 ) -> AsyncIterator[tuple[Store, TwinSite]]:

@@ -37,24 +37,12 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 from sqlalchemy.pool import StaticPool
 
 from rackloom.carve.store.failures import StoreUnavailable, log_store_failure, sqlite_fault
 from rackloom.carve.store.group_commit import CommitGroup, Outcome, PendingTransaction, TransactionQueue
+from rackloom.carve.store.migrate import migrate_to_head
 from rackloom.errors import Refused, Retry
-
-# Migrations.
-
-
-def migrate_to_head(conn: sa.Connection) -> None:
-    """Run every migration that `conn`'s database has not seen. The caller owns the transaction."""
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.attributes["connection"] = conn
-    command.upgrade(config, "head")
-
 
 # Exclusive use of the home directory.
 

@@ -48,10 +48,10 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncTransaction, create_async_engine
 
-from rackloom.carve.store.database import migrate_to_head
 from rackloom.carve.store.failures import StoreFault, StoreUnavailable, postgres_fault
 from rackloom.carve.store.group_commit import CommitGroup, Outcome, PendingTransaction, TransactionQueue
 from rackloom.carve.store.journal import CAUSE_CHANNEL, INTENT_CHANNEL
+from rackloom.carve.store.migrate import migrate_to_head
 from rackloom.carve.store.postgres_hosts import PostgresServers
 from rackloom.carve.store.prepared import PreparedCommand
 from rackloom.errors import Retry, Unknown

@@ -1,7 +1,7 @@
 """The database schema: every table of the site.
 
 One table definition serves the record functions, the store and the migrations. The migrations are
-Alembic revisions in `migrations/` beside this file; `database.migrate_to_head` runs them.
+Alembic revisions in `migrations/` beside this file; `migrate.migrate_to_head` runs them.
 
 Fabric GUIDs are unsigned 64-bit numbers. SQLite and PostgreSQL integers cannot hold them, so they are
 stored as decimal text, which is also the form that REST shows. Times are seconds since the epoch, as

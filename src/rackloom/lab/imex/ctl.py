@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def command_address(config: Path) -> tuple[str, int]:
-    """Where the daemon of a configuration file is asked."""
+    """The command address of the daemon of a configuration file."""
     settings = read_imex_options(config, imex_host_from_environment())
     return settings.host.address(settings.command_ip) or "127.0.0.1", settings.command_port
 

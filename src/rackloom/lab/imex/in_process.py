@@ -195,7 +195,7 @@ def _connection(connected: bool) -> ImexConnection:
 
 
 def _trusted_authority(settings: ImexOptions) -> bytes:
-    """The authority that it trusts; empty without authentication."""
+    """The authority that it trusts. Empty without authentication."""
     file = settings.options.get("IMEX_SERVER_CERT_AUTH") if settings.authenticated else None
     return Path(file).read_bytes() if file else b""
 

@@ -368,7 +368,7 @@ def _connection_row(host: str, status: str, seconds: int = 0, reconnects: int = 
 
 
 def open_log(options: dict[str, str]) -> TextIO:
-    """The log file; where it cannot be opened, or none is named, standard error, with a warning."""
+    """The log file. If none is named, or it cannot be opened: standard error, with a warning."""
     name = options.get("LOG_FILE_NAME", "")
     try:
         return Path(name or "/nowhere/log").open("a", buffering=1)

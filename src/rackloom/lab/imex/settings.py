@@ -61,7 +61,7 @@ class ImexHost:
         return f"{self.network}.{named.split('.', 2)[2]}" if named and self.network else named
 
     def resolve(self, host: str) -> str | None:
-        """A node's address now; None for a name that does not resolve (an unused member slot)."""
+        """A node's address now, or None if its name does not resolve (an unused member slot)."""
         if is_ip_address(host):
             return self.address(host)
         if self.hosts is not None:
@@ -90,10 +90,10 @@ class ImexOptions:
     bind_ip: str
     port: int
     command_ip: str
-    """Where nvidia-imex-ctl asks; empty: at every address."""
+    """The address of the command service. Empty: every address."""
     command_port: int
     command_socket: str
-    """A Unix socket where it may ask as well; empty: none."""
+    """A Unix socket of the command service. Empty: no socket."""
     nodes_file: str
     nodes: tuple[str, ...]
     options: dict[str, str]
@@ -138,11 +138,11 @@ class ImexOptions:
         return _is_interface_address(address)
 
     def server_tls(self) -> ssl.SSLContext | None:
-        """The context for peers that connect; None without authentication."""
+        """The context for peers that connect, or None without authentication."""
         return self._tls("SERVER", ssl.PROTOCOL_TLS_SERVER) if self.authenticated else None
 
     def client_tls(self) -> ssl.SSLContext | None:
-        """The context for connecting to peers; None without authentication."""
+        """The context for connecting to peers, or None without authentication."""
         return self._tls("CLIENT", ssl.PROTOCOL_TLS_CLIENT) if self.authenticated else None
 
     def _tls(self, side: str, protocol: int) -> ssl.SSLContext:

@@ -39,7 +39,7 @@ class ApiCall:
 
     @property
     def is_write(self) -> bool:
-        """Whether it asks for a change."""
+        """Whether it requests a change."""
         return self.verb not in ("get", "list", "watch")
 
 
@@ -70,7 +70,7 @@ class RequestFault:
         return all(wanted in (ANY_CALL, found) for wanted, found in pairs)
 
     def error(self) -> KubeError:
-        """What the client gets."""
+        """The error that the client gets."""
         message = "connection reset by peer" if self.code == 0 else f"injected: {self.reason}"
         reason = "Unreachable" if self.code == 0 else self.reason
         return KubeError(self.code, reason, message, retry_after=self.retry_after)
@@ -161,7 +161,7 @@ class StaleReads:
         self._caught_up.set()
 
     def view(self, user: str, asked: str) -> StaleView | None:
-        """The stale view for a user and a requested version; None: the newest state."""
+        """The stale view for a user and a requested version, or None for the newest state."""
         view = self._view
         if view is None or user not in self._users or not asked or int(asked) > view.version:
             return None

@@ -63,7 +63,7 @@ _CONTAINER_SUBRESOURCES = {
     "attach": "have no input and output",
     "portforward": "listen on no port",
 }
-"""What kubectl asks of running containers, and why there is none of it."""
+"""Requests of kubectl to running containers, and the reason why none is served."""
 
 
 def _of_simulated_container(pod: str, subresource: str) -> KubeError:
@@ -314,7 +314,7 @@ _SPARE_CALLS = 700
 
 
 def read_body(content: bytes, content_type: str) -> Any:
-    """The value; None where there is none. Raises `KubeError` (413, 415) and `Rejected` (400)."""
+    """The value, or None if there is none. Raises `KubeError` (413, 415) and `Rejected` (400)."""
     if len(content) > MAX_BODY_BYTES:
         raise refusals.too_large(f"Request entity too large: limit is {MAX_BODY_BYTES}")
     if not content:

@@ -35,7 +35,7 @@ FieldPath = tuple[str, ...]
 Fields = frozenset[FieldPath]
 
 ABSENT: Any = object()
-"""What `find` answers where a path leads nowhere."""
+"""The answer of `find` if a path leads nowhere."""
 
 _UNOWNED_METADATA = (
     "name",
@@ -276,7 +276,7 @@ class FieldWriter:
 
 @dataclass(frozen=True, slots=True)
 class OwnedFields:
-    """What one writer owns, and since when it has been so (RFC 3339)."""
+    """The fields that one writer owns, and since when (RFC 3339)."""
 
     writer: FieldWriter
     fields: Fields
@@ -383,7 +383,7 @@ def _owners_after_update(
 
 
 def _owner_of(owners: FieldOwners, writer: FieldWriter, now: str) -> OwnedFields:
-    """The entry of a writer; an empty one where it owns nothing yet."""
+    """The entry of a writer, which is empty if it owns nothing yet."""
     found = (owner for owner in owners if owner.writer.same_owner(writer))
     return next(found, OwnedFields(writer, frozenset(), now))
 

@@ -29,7 +29,7 @@ class _Operation(msgspec.Struct, frozen=True):
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """What a merge patch makes of `target`: null removes, an object merges, anything else replaces."""
+    """The result of a merge patch on `target`: null removes, an object merges, anything else replaces."""
     if not isinstance(patch, Mapping):
         return patch
     merged = dict(target) if isinstance(target, Mapping) else {}
@@ -42,7 +42,7 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def json_patch(target: Any, operations: Sequence[Mapping[str, Any]]) -> Any:
-    """What the operations make of `target`.
+    """The result of the operations on `target`.
 
     Raises:
         Rejected: (400) they are no operations; (422) one does not apply, or they copy too much.

@@ -190,7 +190,7 @@ def check_field_selector(kind: ResourceKind, fields: str, known: Collection[str]
 
 @lru_cache(maxsize=10_000)
 def required_trait(labels: str, fields: str) -> Trait | None:
-    """What every object of a selection has, if there is such: its name, its node, or the value of a label."""
+    """The trait that every object of a selection has, if any: its name, its node, or the value of a label."""
     wanted = {
         found["key"]: found["value"]
         for term in _selector_terms(fields)

@@ -131,7 +131,7 @@ class FakeKube:
         return self.schemas[kind]
 
     def key(self, kind: ResourceKind, namespace: str | None, name: str) -> ObjectKey:
-        """Under what an object of a request is stored."""
+        """The key under which an object of a request is stored."""
         self.schema(kind)
         if kind.namespaced and not namespace:
             raise refusals.bad_request("an empty namespace may not be set when a resource name is provided")

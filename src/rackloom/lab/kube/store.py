@@ -50,7 +50,7 @@ class Trait:
     of_label: bool = False
 
     def of(self, obj: Object) -> str | None:
-        """What the object has there; None where it lacks the label."""
+        """The value that the object has there, or None if it lacks the label."""
         if self.of_label:
             found: str | None = (obj["metadata"].get("labels") or {}).get(self.path)
             return found
@@ -322,7 +322,7 @@ class ObjectStore(History):
         return stored
 
     def drop(self, kind: ResourceKind, key: ObjectKey) -> Object:
-        """Remove an object; what watches see of it carries the version of its removal."""
+        """Remove an object. Watches see it with the version of its removal."""
         before = self._objects[kind][key]
         gone, left = _with_version(before, self.version + 1), _index_places(before)
         self.version += 1

@@ -72,7 +72,7 @@ def clique_of_gpu(gpu: GpuFabric) -> str:
 
 
 def clique_label(gpus: tuple[TrayGpu, ...]) -> str | None:
-    """The clique label that GPU Feature Discovery writes; None unless all GPUs report the same clique."""
+    """The clique label of GPU Feature Discovery, or None unless all GPUs report the same clique."""
     cliques = {clique_of_gpu(gpu.fabric) for gpu in gpus}
     return (cliques.pop() or None) if len(cliques) == 1 else None
 

@@ -2,7 +2,8 @@
 
 `SimulatedNode` is what every simulated node has. The disk outlives a boot; plugins end with it and read
 again what they wrote. `lab.nodes.trays` adds GPUs, NICs and labels for the trays of a site, where
-thousands of nodes share one process; `lab.compute_domains.tray` adds processes that die and restart.
+thousands of nodes share one process; the ComputeDomain stories of the tests (`tests/simulation`) add
+processes that die and restart.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence

@@ -58,7 +58,7 @@ class DeviceManager(Protocol):
         ...
 
     async def unprepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        """Unprepare what `prepare` prepared; the claims are as they were then.
+        """Unprepare the claims that `prepare` prepared, as they were then.
 
         Raises:
             Retry, Refused: something is still held. The caller asks again, and the pod stays until then.
@@ -464,7 +464,7 @@ class PodWorker:
             await self._until_answered(partial(delete, uid=meta["uid"], grace_seconds=0))
 
     async def _until_answered(self, call: Callable[[], Awaitable[T]]) -> T | None:
-        """The answer of the API server, asked until it answers; None where there is no such object.
+        """The answer of the API server, or None if there is no such object. Repeats until it answers.
 
         Raises:
             Conflict: the object is not the one that was meant, or was changed since.

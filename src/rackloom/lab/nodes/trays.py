@@ -203,7 +203,7 @@ _NODE_LABELS = {SIMULATED_LABEL: "true", "nvidia.com/gpu.present": "true"}
 
 
 class NodeRegistration(msgspec.Struct, frozen=True):
-    """What the Nodes are registered with, besides what all simulated ones have."""
+    """The registration of the Nodes, besides that of all simulated ones."""
 
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     taints: tuple[Mapping[str, str], ...] = ()

@@ -1,4 +1,4 @@
-"""What users do to the cluster of a scenario, and what breaks on its nodes.
+"""Actions of users on the cluster of a scenario, and faults of its nodes.
 
 Users create the objects of a manifest and delete objects. Trays lose power, start again or reboot; GPUs
 fall off the bus or report Xid errors; NIC links go down; another writer or a late GPU Feature Discovery

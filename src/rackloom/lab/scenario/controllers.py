@@ -253,7 +253,7 @@ class ControllerReplicas:
 
     @property
     def leader(self) -> str | None:
-        """Who leads, by its name in the Lease; None while nobody does."""
+        """The leader's name in the Lease, or None if there is no leader."""
         return next((replica.identity for replica in self._all if replica.leads), None)
 
     async def run(self) -> None:
@@ -263,14 +263,14 @@ class ControllerReplicas:
                 tasks.create_task(replica.controllers.run())
 
     async def kill_leader(self, down: float) -> str | None:
-        """Kill the leader, which keeps the Lease; it stands again after `down` s. None: nobody leads."""
+        """Kill the leader, which keeps the Lease and stands again after `down` s. None if nothing leads."""
         leader = self._leading()
         if leader is not None:
             await leader.controllers.kill(down)
         return None if leader is None else leader.identity
 
     def cut_off_leader(self) -> str | None:
-        """The leader no longer reaches the API server; None where nobody leads."""
+        """The leader no longer reaches the API server. None if there is no leader."""
         leader = self._leading()
         if leader is not None:
             leader.link.cut()

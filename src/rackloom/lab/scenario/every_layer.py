@@ -1,6 +1,6 @@
 """Steps that concern every layer of a site, and what must hold at the end of each scenario."""
 
-from rackloom.lab.invariants.ledger import lost_object
+from rackloom.lab.invariants.acknowledged import lost_object
 from rackloom.lab.scenario.cluster_actions import heal_nodes
 from rackloom.lab.scenario.control_plane import heal_api_server, heal_controllers, require_one_leader
 from rackloom.lab.scenario.model import action, expectation, require

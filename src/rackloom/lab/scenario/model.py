@@ -35,7 +35,7 @@ ONLY_VIRTUAL: frozenset[Speed] = frozenset({"virtual"})
 
 
 class NotObserved(Exception):
-    """A step did not come about; the text says what was observed instead."""
+    """A step did not come about. The text has the observation."""
 
 
 def require(holds: object, observed: str) -> str:

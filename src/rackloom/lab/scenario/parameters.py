@@ -45,7 +45,7 @@ class FileSoFar(msgspec.Struct, kw_only=True):
 
 
 Problems = Iterator[tuple[str, str]]
-"""What cannot be, and what to write instead."""
+"""The impossible part, and the text to write instead."""
 Check = Callable[[Any, str, FileSoFar], Problems]
 
 

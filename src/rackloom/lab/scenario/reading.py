@@ -151,7 +151,7 @@ def read_step(table: Any, where: str) -> Step:
 
 
 class ScenarioProblem(msgspec.Struct, frozen=True):
-    """What is wrong with a step (0: with the whole), and what would make it right."""
+    """The error of a step (0: of the whole), and its fix."""
 
     step: int
     reason: str
@@ -233,7 +233,7 @@ _NEEDS = {
         "a step about the leader, or leave out candidates = 2",
     ),
 }
-"""What is wrong where a step lacks what it needs, and the fix."""
+"""The error of a step that lacks a needed part, and the fix."""
 
 
 def _check_needs(kind: StepKind, scenario: Scenario) -> Iterator[tuple[str, str]]:
@@ -280,7 +280,7 @@ def error_reason(error: msgspec.ValidationError) -> str:
 
 
 def error_fix(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> str:
-    """What the key takes whose value is wrong; where keys are wrong, which there are."""
+    """The values that the wrong key takes, or the keys that there are if a key is wrong."""
     found = _ERROR_PATH.search(str(error))
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     if found and found[1] in fields:

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 class RestAnswer(msgspec.Struct, frozen=True):
-    """What REST answered; `body` is None where there was none."""
+    """An answer of REST. `body` is None if it had none."""
 
     status: int
     body: Any
@@ -33,7 +33,7 @@ class RestSite(Protocol):
     async def rest(
         self, tenant: str | None, method: str, path: str, body: Json | None = None
     ) -> RestAnswer | None:
-        """One request of a tenant or (None) the operator; None: the connection was lost."""
+        """One request of a tenant or (None) the operator. Returns None if the connection was lost."""
 
 
 class MadeObject(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ class ScenarioRestClient:
         return str((await self.must(tenant, "GET", path))[0]["id"])
 
     async def shown(self, made: MadeObject, path: str = "instance") -> Json | None:
-        """What REST shows of an object now; None: there is none."""
+        """The object as REST shows it now, or None if there is none."""
         path = f"{path}/{made.id}"
         answer = await self.ask(made.tenant, "GET", path)
         if answer.status == NOT_FOUND:

@@ -261,7 +261,7 @@ async def _findings(stage: Stage) -> list[Finding]:
 
 
 def _reports_check(check: str, found: Finding) -> bool:
-    """Whether the check fails, by itself or as what follows from another."""
+    """Whether the check fails, as a cause or as an effect of another."""
     return check == found.check or any(text.startswith(f"{check}: ") for text in found.consequences)
 
 

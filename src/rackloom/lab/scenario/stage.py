@@ -52,7 +52,7 @@ class SiteControl(ABC):
     switches: Sequence[SwitchControl]
     """One for each domain, in their order."""
     api: KubeApi | None = None
-    """The cluster's API server as a user asks it; None: there is no cluster."""
+    """The API server as a user reaches it, or None if there is no cluster."""
     ended = 0
     """Lives of the service that have ended."""
 
@@ -116,7 +116,7 @@ class ClusterControl(msgspec.Struct, frozen=True, kw_only=True):
     imex: ImexNetwork
     """Where the IMEX daemons truly are."""
     controllers: ControllerProcess
-    """Rackloom's; where several are elected, the first of them."""
+    """Rackloom's controllers. If several are elected, the first of them."""
     candidates: ControllerReplicas | None
     """Those who are elected; None: there is one, without an election."""
     clock: ControllersClock
@@ -201,7 +201,7 @@ class Truth:
         return fabric, _gpus_in(fabric, machine_id_of(tray.chassis_serial, tray.slot))
 
     def clique(self, node: str) -> str | None:
-        """What the label of a node must be, read off the true fabric; None: there must be none."""
+        """The label that a node must have, from the true fabric, or None if it must have none."""
         fabric, gpus = self.gpus_of(node)
         # GPU Feature Discovery labels a node only where all its GPUs report the same partition.
         held = {fabric.partition_of(gpu.guid) for gpu in gpus}
@@ -292,7 +292,7 @@ class Stage:
         self._first = {}
 
     def previous(self, key: object) -> Any:
-        """What an earlier step recorded last; None: nothing was."""
+        """The newest record of an earlier step, or None if there is none."""
         return self._previous.get(key)
 
     def record(self, key: object, value: object) -> None:

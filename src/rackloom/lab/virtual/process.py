@@ -3,8 +3,7 @@
 A `Process` owns asyncio tasks. `kill` cancels them, and `check` raises `Killed` wherever dead code
 would still touch the world, so nothing that a dead process does has an effect. `stop` and `resume` are
 SIGSTOP and SIGCONT: a stopped process keeps its memory and connections, and its timers fire late. The
-current process travels in a context variable; `ProcessTasks` is a task factory that finds tasks which
-outlive their process.
+current process travels in a context variable.
 
 `RestartedProcess` starts the process again whenever it ends, as kubelet restarts a container. On
 cancellation it asks the process to end and kills it after the termination grace period.
@@ -20,18 +19,16 @@ takes.
 import asyncio
 import contextvars
 import math
-import os
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar, cast
-from unittest.mock import patch
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.core.cluster.objects import LEASE
 from rackloom.lab.kube.faults import RequestFault
-from rackloom.lab.virtual.event_loop import SimLoop, SimTask
+from rackloom.lab.virtual.event_loop import SimLoop
 
 T = TypeVar("T")
 _CURRENT: ContextVar["Process | None"] = ContextVar("life", default=None)
@@ -151,39 +148,6 @@ def _is_stopped(context: contextvars.Context) -> bool:
     return life is not None and life.is_stopped
 
 
-def _task_name(task: "asyncio.Task[Any]") -> str:
-    return str(getattr(task.get_coro(), "__qualname__", task.get_name()))
-
-
-class ProcessTasks:
-    """The tasks of all processes, and of their tasks. `make` is a task factory of the event loop."""
-
-    def __init__(self) -> None:
-        self._of: dict[Process, set[asyncio.Task[Any]]] = {}
-
-    def make(
-        self,
-        loop: SimLoop,
-        work: Coroutine[Any, Any, T] | Generator[Any, None, T],
-        context: contextvars.Context | None = None,
-    ) -> "asyncio.Task[T]":
-        """A task of the process whose code makes it."""
-        task = SimTask(work, loop=loop, context=context)
-        life = current_process()
-        if life is not None:
-            mine = self._of.setdefault(life, set())
-            mine.add(task)
-            task.add_done_callback(mine.discard)
-        return task
-
-    def of_the_dead(self) -> Iterator[str]:
-        """What processes still do that have ended, named."""
-        for life, tasks in self._of.items():
-            if not life.is_alive:
-                for task in tasks:
-                    yield f"{life.name} has ended, and {_task_name(task)} goes on"
-
-
 @contextmanager
 def _as_process(life: Process) -> Iterator[None]:
     token = _CURRENT.set(life)
@@ -283,18 +247,6 @@ class CrashPoints:
         life.check()
         self.take(life.tray)
         life.checkpoint()
-
-    @contextmanager
-    def of_files(self) -> Iterator[None]:
-        """Take a step wherever a process makes something durable; the sync itself is left out."""
-
-        def synced(_handle: int) -> None:
-            life = current_process()
-            if life is not None:
-                self.take_as(life)
-
-        with patch.object(os, "fsync", synced):
-            yield
 
 
 def with_crash_points(api: KubeApi, life: Process, steps: CrashPoints) -> KubeApi:

@@ -9,50 +9,40 @@ first pass over its domains, and only then answers requests. A request goes to a
 is lost when that process dies before the answer.
 
 `CrashingBackend` is the store as one process reaches it: a crash point lies before and after every
-write. Between them other tasks run. `RecordsDisk` makes transactions fail at their end, as a full disk and
-I/O errors do: SQLite undoes them, and the process gets `StoreUnavailable`. With several replicas `ChangeFeed`
-delivers changed domains to the others, as PostgreSQL's LISTEN and NOTIFY do.
-
-`RecordingDriver` notes when each reading of a controller began and ended. The invariants use these
-notes to decide which statuses are supported by an observation.
+write. Between them other tasks run. With several replicas `ChangeFeed` delivers changed domains to the
+others, as PostgreSQL's LISTEN and NOTIFY do.
 
 `SimulatedServiceOverNmxm` is the same service with one NMX-M in front of all racks.
 """
 
 import asyncio
 import random
-import sqlite3
 import uuid
-from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import cached_property
 from typing import Any
 
 import httpx2
-import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.api.app import create_app
 from rackloom.carve.api.auth import LocalIssuer
 from rackloom.carve.api.routing import ApiDeps
-from rackloom.carve.fabric.controller import NMX_M_PATH, FabricDriver, FabricUnavailable
+from rackloom.carve.fabric.controller import NMX_M_PATH, FabricDriver
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
 from rackloom.carve.fabric.nmxm.protocol import NmxmLogin
-from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.endpoints import Endpoint
-from rackloom.carve.reconcile.domain_pass import REREAD_SECONDS
 from rackloom.carve.reconcile.loop import SOLE_REPLICA, Reconciler
 from rackloom.carve.store.database import DatabaseBackend, Store
 from rackloom.carve.store.failures import StoreUnavailable
-from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
-from rackloom.carve.store.schema import domain_revision, operation
-from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
+from rackloom.carve.store.journal import MonotonicSiteClock, newest_recorded_time
+from rackloom.carve.store.schema import domain_revision
 from rackloom.core.partitions.reading_age import valid_seconds
 from rackloom.lab.switches.nmxm import NmxmService
 from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, NmxmTransport, SimController
 from rackloom.lab.virtual.process import Process, RestartedProcess, T
-from rackloom.lab.virtual.racks import ConflictingController, SimRack, SimSite
+from rackloom.lab.virtual.racks import SimSite
 
 SERVICE_EPOCH = 1_800_000_000.0
 """Wall clock at virtual time 0."""
@@ -60,88 +50,6 @@ SERVICE_EPOCH = 1_800_000_000.0
 
 RESTART_SECONDS = 5.0
 """Seconds from the death of a process to the start of the next one."""
-WRITE_DELAY = 1e-3
-"""Seconds: a reading that has just ended may not be in the records yet."""
-
-
-class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt to read a domain ended."""
-
-    observation: DomainObservation | None
-    """None: it failed. The state is unknown unless the attempt is repeated at once."""
-    begun: float
-    ended: float
-    life: Process
-    """The process that made the attempt."""
-
-    def was_written_down(self, now: float) -> bool:
-        """Whether its process had the time to write it down, and the records took it."""
-        until = now if self.life.ended_at is None else min(now, self.life.ended_at)
-        # A reading that failed is repeated before it is written down.
-        delay = WRITE_DELAY if self.observation is not None else WRITE_DELAY + REREAD_SECONDS
-        failed = [at for at in self.life.failed_writes if at >= self.ended]
-        if failed and self.life.running_seconds(self.ended, failed[0]) <= delay:
-            return False
-        return self.life.running_seconds(self.ended, until) > delay
-
-
-class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that a process began to request of a controller, and the reading that it rests on."""
-
-    read: ReadOutcome
-    requested_at: float
-
-
-class RecordingDriver:
-    """The driver, with its readings recorded for the invariants."""
-
-    def __init__(
-        self,
-        driver: FabricDriver,
-        world: SimSite,
-        outcomes: list[ReadOutcome],
-        life: Process,
-        requested: Callable[["ChangeRequest"], None],
-    ) -> None:
-        self._driver = driver
-        self._world = world
-        self._outcomes = outcomes
-        self._life = life
-        self._requested = requested
-        self._newest: ReadOutcome | None = None
-        """The newest complete reading of this driver, from which changes are planned."""
-
-    async def observe(self) -> DomainObservation:
-        """Read, and note the outcome."""
-        begun = _now()
-        try:
-            observation = await self._driver.observe()
-        except FabricUnavailable:
-            self._note(None, begun)
-            raise
-        self._note(observation, begun)
-        return observation
-
-    async def execute(self, operation: PartitionOperation) -> int:
-        """Carry out, and note what a new partition is for, and on which reading the change rests."""
-        self._world.asked(operation)
-        if self._newest is not None:
-            self._requested(ChangeRequest(read=self._newest, requested_at=_now()))
-        return await self._driver.execute(operation)
-
-    def notifications(self) -> AsyncIterator[None]:
-        """As they come."""
-        return self._driver.notifications()
-
-    async def close(self) -> None:
-        """Close."""
-        await self._driver.close()
-
-    def _note(self, observation: DomainObservation | None, begun: float) -> None:
-        outcome = ReadOutcome(observation=observation, begun=begun, ended=_now(), life=self._life)
-        self._outcomes.append(outcome)
-        if observation is not None:
-            self._newest = outcome
 
 
 class ServiceReplica(RestartedProcess):
@@ -180,22 +88,11 @@ class SimulatedService:
         ]
         self.interval = interval
         self.skew = 0.0
-        self.outcomes: dict[str, list[ReadOutcome]] = {rack.url: [] for rack in world.racks}
-        self.requests: dict[str, list[ChangeRequest]] = defaultdict(list)
-        """By URL: changes that were requested of a controller, oldest first."""
-        self.on_request: Callable[[str], None] = lambda url: None
-        """Called with the URL of the controller when a change is requested."""
-        self.conflicting: dict[str, ConflictingController] = {}
-        """By URL: controllers that are registered beside the one of a rack, and contradict it."""
         self.is_open = asyncio.Event()
         """Whether any process answers."""
-        self.disk = RecordsDisk()
         self.started: list[Process] = []
         """Every process of every replica so far."""
         self.next_fuse: int | None = None
-        self.longest_silence = 2 * interval + 120.0
-        """Seconds. A claim that rests on an older reading is a claim about the past: two timers, and the
-        longest that a pass over a slow controller takes."""
         self._records = records
         self._feed = ChangeFeed(records) if len(apps) > 1 else None
         self._rng = rng
@@ -204,11 +101,6 @@ class SimulatedService:
     def living(self) -> list[Process]:
         """The processes that run now."""
         return [replica.life for replica in self.replicas if replica.life.is_alive]
-
-    @property
-    def points(self) -> int:
-        """Crash points that were passed so far."""
-        return sum(life.points for life in self.started)
 
     def kill(self, restart_s: float) -> None:
         """Kill every process; each replica starts a new one after so many seconds."""
@@ -270,38 +162,13 @@ class SimulatedService:
         # An answer that was computed but not delivered before the death is lost, too.
         return None if not life.is_alive or request.cancelled() else request.result()
 
-    def outcomes_of(self, rack: SimRack) -> list[ReadOutcome]:
-        """Every attempt to read a rack, oldest first."""
-        return self.outcomes[rack.url]
-
-    async def register(self, controller: ConflictingController) -> None:
-        """An operator adds a controller."""
-        self.conflicting[controller.url] = controller
-        self.outcomes[controller.url] = []
-        await self._records_change(
-            endpoints.register_endpoint, controller.url, [controller.serial], self.wall(), self.ids
-        )
-
-    async def remove(self, controller: ConflictingController) -> None:
-        """An operator takes it away again."""
-        order = OperatorOrder("an operator", "it contradicts", self.wall())
-        await self._records_change(endpoints.delete_chassis_endpoint, controller.serial, order)
-        del self.conflicting[controller.url]
-
-    async def _records_change(self, change: Callable[..., object], *arguments: object) -> None:
-        await Store(self._records).run(change, *arguments)
-
-    def conflict_of(self, rack: SimRack) -> ConflictingController | None:
-        """The controller that contradicts that of `rack` now."""
-        return next((second for second in self.conflicting.values() if second.concerns(rack)), None)
-
     async def _start(self, replica: ServiceReplica, life: Process) -> None:
         """Start the service as production does, and wait for its first pass over all domains.
 
         Raises StoreUnavailable where the records fail: such a process ends, and is started again.
         """
         rng = random.Random(self._rng.getrandbits(64))  # noqa: S311
-        store = Store(CrashingBackend(self._records, life, rng, self.disk, self._feed))
+        store = Store(self._backend(life, rng))
         site_clock = MonotonicSiteClock(self.wall, _now, await store.read(newest_recorded_time))
 
         def clock() -> float:
@@ -330,21 +197,15 @@ class SimulatedService:
         if running.done():
             await running
 
-    def _driver(self, life: Process, clock: Callable[[], float], endpoint: Endpoint) -> RecordingDriver:
+    def _backend(self, life: Process, rng: random.Random) -> DatabaseBackend:
+        return CrashingBackend(self._records, life, rng, self._feed)
+
+    def _driver(self, life: Process, clock: Callable[[], float], endpoint: Endpoint) -> FabricDriver:
         channel: Any = self._switch_at(endpoint.url).connect(life.checkpoint)
-        driver = NmxcDriver(endpoint.url, clock=clock, connect=lambda _url, _tls: channel)
-        return self._recording(driver, endpoint.url, life)
-
-    def _recording(self, driver: FabricDriver, url: str, life: Process) -> RecordingDriver:
-        def requested(change: ChangeRequest) -> None:
-            self.requests[url].append(change)
-            self.on_request(url)
-
-        return RecordingDriver(driver, self.world, self.outcomes.setdefault(url, []), life, requested)
+        return NmxcDriver(endpoint.url, clock=clock, connect=lambda _url, _tls: channel)
 
     def _switch_at(self, url: str) -> SimController:
-        controller = self.conflicting.get(url)
-        return self.world.rack_at(url).switch_at(url) if controller is None else controller.switch
+        return self.world.rack_at(url).switch_at(url)
 
 
 def rest_application(records: Store, issuer: LocalIssuer) -> Any:
@@ -406,39 +267,6 @@ class ChangeFeed:
             self._listeners.remove(mine)
 
 
-class RecordsDisk:
-    """The disk of the records, and what is wrong with it."""
-
-    def __init__(self) -> None:
-        self.is_full = False
-        """Every write fails, and reads do not."""
-        self.failing = 0
-        """So many of the next transactions fail with an I/O error."""
-        self.failures = 0
-        """Transactions that failed so far."""
-
-    def spoil(self, work: Callable[[sa.Connection], T], *, write: bool) -> Callable[[sa.Connection], T]:
-        """`work`, or `work` that fails at its end, when all its statements were executed."""
-        if self.failing:
-            self.failing -= 1
-            return self._failing(work, "disk I/O error", sqlite3.SQLITE_IOERR)
-        if self.is_full and write:
-            return self._failing(work, "database or disk is full", sqlite3.SQLITE_FULL)
-        return work
-
-    def _failing(
-        self, work: Callable[[sa.Connection], T], text: str, code: int
-    ) -> Callable[[sa.Connection], T]:
-        def fail(conn: sa.Connection) -> T:
-            work(conn)
-            self.failures += 1
-            error = sqlite3.OperationalError(text)
-            error.sqlite_errorcode = code
-            raise error
-
-        return fail
-
-
 class CrashingBackend:
     """The records as one process reaches them: other tasks run meanwhile, and the process may end there.
 
@@ -451,38 +279,28 @@ class CrashingBackend:
         records: DatabaseBackend,
         life: Process,
         rng: random.Random,
-        disk: RecordsDisk,
         feed: ChangeFeed | None = None,
     ) -> None:
         self.is_shared = feed is not None
         self._records = records
         self._life = life
         self._rng = rng
-        self._disk = disk
         self._feed = feed
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool, org: str = "") -> T:
         """As the real one, with a point of death on both sides of every write."""
         await self._elsewhere()
         self._die_here(write)
-        waits_for_record = write and self._life.stops_after_record
-        before = await self._newest_operation() if waits_for_record else None
-        try:
-            result = await self._records.transact(self._disk.spoil(work, write=write), write=write, org=org)
-        except StoreUnavailable:
-            if write:
-                self._life.failed_writes.append(_now())
-            raise
+        result = await self._commit(work, write=write, org=org)
+        await self._elsewhere()
+        return result
+
+    async def _commit(self, work: Callable[[sa.Connection], T], *, write: bool, org: str) -> T:
+        result = await self._records.transact(work, write=write, org=org)
         if write and self._feed is not None:
             # Notified before the crash point, as PostgreSQL delivers at commit even if the writer dies.
             await self._feed.post()
         self._die_here(write)
-        if waits_for_record and await self._newest_operation() != before:
-            self._life.stops_after_record = False
-            self._life.stopper()
-            # It stops here, and not only when it waits for the controller.
-            await asyncio.sleep(0)
-        await self._elsewhere()
         return result
 
     async def survey(self, work: Callable[[sa.Connection], T]) -> T:
@@ -501,10 +319,6 @@ class CrashingBackend:
             self._life.checkpoint()
         else:
             self._life.check()
-
-    async def _newest_operation(self) -> int | None:
-        newest = sa.select(sa.func.max(operation.c.id))
-        return await self._records.transact(lambda conn: conn.execute(newest).scalar_one(), write=False)
 
     async def _elsewhere(self) -> None:
         for _ in range(self._rng.randrange(3)):
@@ -540,12 +354,11 @@ class SimulatedServiceOverNmxm(SimulatedService):
             fabrics, username=_LOGIN.username, password=_LOGIN.password, seconds=NMXM_OPERATION_SECONDS
         )
 
-    def _driver(self, life: Process, clock: Callable[[], float], endpoint: Endpoint) -> RecordingDriver:
+    def _driver(self, life: Process, clock: Callable[[], float], endpoint: Endpoint) -> FabricDriver:
         base, _, domain = endpoint.url.partition("?domain=")
         network = self.world.rack_at(endpoint.url).network
         wire = NmxmTransport(self._nmxm, network, life.checkpoint)
-        driver = NmxmDriver(base, _static_login, clock=clock, domain=domain, transport=wire)
-        return self._recording(driver, endpoint.url, life)
+        return NmxmDriver(base, _static_login, clock=clock, domain=domain, transport=wire)
 
 
 async def _static_login() -> NmxmLogin:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from tests.claim.node.gpu.conftest import launcher_pod
+from tests.claim.node.plugin_manager import NotPrepared
 from tests.waiting import until, until_so
 
 from rackloom.claim.node.gpu import plugin
 from rackloom.claim.node.gpu.inventory import MigDevice
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
 from rackloom.core.cluster.objects import RESOURCE_SLICE
-from rackloom.lab.nodes.plugin_manager import NotPrepared
 
 pytestmark = pytest.mark.slow
 

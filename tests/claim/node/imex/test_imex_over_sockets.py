@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.claim.node.plugin_manager import NotPrepared
 from tests.waiting import until_so
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.names import ImexIsolation, ImexMode
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE
-from rackloom.lab.nodes.plugin_manager import NotPrepared
 
 CHANNELS = "/dev/nvidia-caps-imex-channels"
 

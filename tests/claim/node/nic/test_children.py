@@ -6,12 +6,12 @@ import socket
 import pytest
 from tests.claim.node.nic.nic_kit import needs_root, require_kind
 from tests.claim.node.nic.nic_node import POD, NicNode
+from tests.claim.node.plugin_manager import NotPrepared
 
 from rackloom.claim.node.nic.links import attach_child, read_links, read_settings, remove_child
 from rackloom.claim.node.nic.netlink import Rtnetlink
 from rackloom.core.domains.network_config import decode_network_config
 from rackloom.core.nics.attachment import LinkSettings, child_identity, pod_settings
-from rackloom.lab.nodes.plugin_manager import NotPrepared
 
 pytestmark = needs_root
 KINDS = ("ipvlan", "macvlan")

@@ -7,10 +7,10 @@ from tests.claim.node.nic.metadata_server import failing, serving
 from tests.claim.node.nic.nic_kit import needs_root
 from tests.claim.node.nic.nic_node import POD, NicNode
 from tests.claim.node.nri.nri_runtime import NriRuntime
+from tests.claim.node.plugin_manager import NotPrepared
 from tests.waiting import until, until_so
 
 from rackloom.claim.node.nic import metadata
-from rackloom.lab.nodes.plugin_manager import NotPrepared
 
 pytestmark = needs_root
 

@@ -12,6 +12,7 @@ from tests.claim.node.nic.dhcp_server import ACK, DISCOVER, MAC, NAK, RELEASE, R
 from tests.claim.node.nic.nic_kit import needs_root
 from tests.claim.node.nic.nic_node import DRIVER, POD, NicNode
 from tests.claim.node.nri.nri_runtime import NriRuntime
+from tests.claim.node.plugin_manager import NotPrepared
 from tests.waiting import until, until_seen, until_so
 
 from rackloom.claim.node.nic import attach as lending
@@ -24,7 +25,6 @@ from rackloom.core.allocate.objects import Device
 from rackloom.core.cluster.objects import RESOURCE_CLAIM
 from rackloom.core.nics import lease
 from rackloom.core.nics.attachment import AttachedLink, Attachment, PreparedNic
-from rackloom.lab.nodes.plugin_manager import NotPrepared
 
 pytestmark = needs_root
 ADDRESS = "10.9.0.77"

@@ -14,6 +14,7 @@ from tests.claim.node.conftest import NODE_NAME
 from tests.claim.node.nic.nic_kit import held, needs_root, own_host
 from tests.claim.node.nic.nic_node import NOTHING_LEFT_OUT, POD, NicNode
 from tests.claim.node.nri.nri_runtime import NriRuntime
+from tests.claim.node.plugin_manager import NotPrepared
 from tests.fuzz import tries
 
 from rackloom.app.node.nic import NicOptions, nic_parts
@@ -29,7 +30,6 @@ from rackloom.core.domains.network_config import LINK_SCOPE
 from rackloom.core.nics.attachment import PreparedNic
 from rackloom.core.nics.devices import host_nics
 from rackloom.errors import Refused, Retry
-from rackloom.lab.nodes.plugin_manager import NotPrepared
 from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, ClusterNetwork
 
 pytestmark = needs_root

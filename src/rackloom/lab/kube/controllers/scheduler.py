@@ -258,7 +258,7 @@ T = TypeVar("T")
 
 
 def _readable(obj: Any, kind: type[T]) -> T | None:
-    """The value; None for what the allocator cannot read, which counts as if it were not there."""
+    """The value. None if the allocator cannot read it: it then counts as absent."""
     try:
         return msgspec.convert(obj, kind)
     except msgspec.ValidationError as error:

@@ -111,7 +111,7 @@ def owner_keys(obj: Object, kind: ResourceKind) -> Iterator[ObjectKey]:
 
 
 def condition_status(obj: Object, type_: str) -> str:
-    """The status of a condition; Unknown where it is absent."""
+    """The status of a condition, or Unknown if it is absent."""
     conditions = (obj.get("status") or {}).get("conditions") or ()
     return next((str(found["status"]) for found in conditions if found["type"] == type_), "Unknown")
 
@@ -219,7 +219,7 @@ class JobController(Controller):
 
 
 def missing_pods(job: Object, pods: Iterable[Object]) -> list[Object]:
-    """The pods to make now; none once the Job has failed too often."""
+    """The pods to make now. None once the Job has failed too often."""
     pods = list(pods)
     spec = job["spec"]
     if spec.get("suspend") or _failed_pods(pods) > spec.get("backoffLimit", _BACKOFF_LIMIT):

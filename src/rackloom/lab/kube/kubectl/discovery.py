@@ -1,6 +1,6 @@
 """Discovery documents: the groups, versions and resources that the simulated server serves.
 
-The OpenAPI documents say that the server itself checks unknown fields, which is what kubectl asks for, and
+The OpenAPI documents say that the server itself checks unknown fields, which kubectl requires, and
 have the schemas of our custom resources for `kubectl explain`. Of other types they say that their fields are
 not described here. The group `policy/v1` has no resources here, but `kubectl drain` evicts only
 where the group of Eviction is served.
@@ -51,7 +51,7 @@ _FIELD_VALIDATION = {"name": "fieldValidation", "in": "query", "schema": {"type"
 
 
 def discovery_document(path: str, schemas: Mapping[ResourceKind, TypeSchema]) -> Object | None:
-    """The document at a path; None where there is none."""
+    """The document at a path, or None if there is none."""
     parts = tuple(part for part in path.split("/") if part)
     match parts:
         case ("version",):
@@ -126,7 +126,7 @@ def _version_path(kind: ResourceKind) -> str:
 
 
 def _openapi_document(version: str, schemas: Iterable[ResourceKind]) -> Object:
-    """What kubectl reads of one version."""
+    """The document of one version that kubectl reads."""
     kinds = [kind for kind in schemas if _version_path(kind) == version]
     return {
         "openapi": "3.0.0",

@@ -169,7 +169,7 @@ def _pod_status(pod: Object, now: float) -> str:
 
 
 def _why_not_running(state: Object) -> str:
-    """Why a container in this state does not run; "" where it runs."""
+    """The reason why a container in this state does not run, or "" if it runs."""
     if reason := value_at(state, "waiting", "reason") or value_at(state, "terminated", "reason"):
         return str(reason)
     ended = state.get("terminated")

@@ -1,4 +1,4 @@
-"""What kubectl writes and other clients do not: strategic merge patches and protobuf bodies.
+"""Writes that only kubectl makes: strategic merge patches and protobuf bodies.
 
 A strategic merge patch is a merge patch in which lists may merge by a key of their elements.
 `MERGE_KEYS` holds the patch strategies of the OpenAPI document of Kubernetes 1.36: those of server-side

@@ -12,7 +12,7 @@ last acknowledged on each machine, which racks are paused, and until when a mach
 `InvariantViolated` is raised for a broken promise; its text begins with the promise's name.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -127,14 +127,6 @@ def desired_partitions_of(answer: Json) -> dict[int, str]:
         for interface in answer["nvLinkInterfaces"]
         if interface["status"] != "Deleting"
     }
-
-
-def lost_object(name: str, machine: str = "", shown: Json | None = None) -> Iterator[str]:
-    """S10: an acknowledged object is there, an instance on the machine on which it was acknowledged."""
-    if shown is None:
-        yield f"{name} was acknowledged, and is gone"
-    elif shown["machineId"] != machine:
-        yield f"{name} moved from {machine} to {shown['machineId']}"
 
 
 class InvariantViolated(AssertionError):

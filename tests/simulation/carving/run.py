@@ -31,6 +31,12 @@ from typing import Any, Never
 import msgspec
 import sqlalchemy as sa
 import structlog
+from tests.simulation.carving.clients import PROVIDER_ORG, RandomOperator, RandomTenant
+from tests.simulation.carving.injector import FAULT_WEIGHTS, FaultInjector
+from tests.simulation.carving.racks import ExecutedChange, JudgedRack, JudgedSite
+from tests.simulation.carving.service import JudgedService
+from tests.simulation.invariants.ledger import InvariantViolated, Ledger
+from tests.simulation.invariants.service import ServiceInvariants, check_settled
 
 from rackloom.carve.api.auth import LOCAL_LIFETIME, LocalIssuer, Role
 from rackloom.carve.inventory.enrolment import seed_embedded_site
@@ -39,14 +45,9 @@ from rackloom.carve.store import schema
 from rackloom.carve.store.database import SqliteBackend, Store
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
 from rackloom.errors import Refused
-from rackloom.lab.carving.clients import PROVIDER_ORG, RandomOperator, RandomTenant
-from rackloom.lab.carving.injector import FAULT_WEIGHTS, FaultInjector
-from rackloom.lab.invariants.ledger import InvariantViolated, Ledger
-from rackloom.lab.invariants.service import ServiceInvariants, check_settled
 from rackloom.lab.switches.fabric import FabricSnapshot
 from rackloom.lab.virtual import event_loop
-from rackloom.lab.virtual.racks import ExecutedChange, SimRack, SimSite
-from rackloom.lab.virtual.service import SERVICE_EPOCH, SimulatedService, rest_application
+from rackloom.lab.virtual.service import SERVICE_EPOCH, rest_application
 from rackloom.runtime.log_settings import structlog_configured
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile
@@ -55,7 +56,7 @@ TENANT_ORGS = ("red", "blue")
 TWO_REPLICA_RATE = 0.2
 """How often two processes share the records."""
 TRAY_POLICY_RATE = 0.2
-"""How often the site keeps free GPUs in partitions of their trays; else they are in none."""
+"""How often the site keeps free GPUs in partitions of their trays, instead of in none."""
 
 
 class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,24 +68,24 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     interval: float = 60.0
     """Seconds between two passes over a domain where nothing happens."""
     max_partitions: int | None = None
-    """How many partitions each domain holds; None: as many as real ones, or a few in every fifth domain."""
+    """Partitions that each domain holds. None: as many as a real one, or a few in every fifth domain."""
     seconds: float = 360.0
     think: float = 18.0
     """Mean seconds between two requests of one tenant."""
     operator: float | None = 50.0
-    """Mean seconds between two steps of the operator; None: nobody pauses, cordons or drains."""
+    """Mean seconds between two steps of the operator, or None without an operator."""
     replicas: int | None = None
-    """Processes that share the records; None: two in every fifth run, one in the others."""
+    """Processes that share the records. None: two in every fifth run, one in the others."""
     pause: float | None = 18.0
-    """Mean seconds between two faults on the whole site; None: no faults."""
+    """Mean seconds between two faults on the whole site, or None without faults."""
     kinds: Mapping[str, int] = msgspec.field(default_factory=lambda: dict(FAULT_WEIGHTS))
     """Kinds of fault with their relative frequencies."""
     free_gpus: DefaultPartitionPolicy | None = None
-    """The site's policy for free GPUs; None: drawn from the seed."""
+    """The site's policy for free GPUs. None: drawn from the seed."""
     dark_rack: bool = False
     """The first rack cannot be reached at all (L2: this must not delay the others)."""
     patience: float | None = None
-    """Seconds within which every request is served, where there are no faults."""
+    """Seconds within which every request is served, if there are no faults."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,12 +127,12 @@ class LoadRun:
     def __init__(self, seed: int, plan: LoadPlan) -> None:
         self.seed = seed
         self.plan = plan
-        self.rng = random.Random(seed)  # noqa: S311 (reproducible on purpose)
+        self.rng = random.Random(seed)
         self.trace: list[str] = []
         self.defects: list[BaseException] = []
         self.requests = 0
         self.points_in_act = 0
-        self.world = SimSite(
+        self.world = JudgedSite(
             _rack_profile(plan),
             plan.racks,
             self._fork(),
@@ -142,7 +143,7 @@ class LoadRun:
         several = self.rng.random() < TWO_REPLICA_RATE and plan.patience is None
         self.replicas = plan.replicas or (2 if several else 1)
         # Apart from the other draws, which thus stay as they were.
-        trays = random.Random(f"{seed} trays").random() < TRAY_POLICY_RATE  # noqa: S311
+        trays = random.Random(f"{seed} trays").random() < TRAY_POLICY_RATE
         drawn = DefaultPartitionPolicy.TRAY if trays else DefaultPartitionPolicy.NONE
         self._clocks_agree = "clock-ahead" not in plan.kinds
         """Else only S11 is judged: which of two records is newer, their times decide (docs/store.md)."""
@@ -152,7 +153,7 @@ class LoadRun:
         """Set up, run, and return the result."""
         self.loop = asyncio.get_running_loop()
         backend, apps, issuer = _service_parts()
-        self.plane = SimulatedService(
+        self.plane = JudgedService(
             self.world, apps[: self.replicas], backend, self._fork(), self.plan.interval
         )
         self.invariants = ServiceInvariants(self.world, self.plane, self.ledger)
@@ -233,7 +234,7 @@ class LoadRun:
         for defect in self.defects:
             self._fail(defect)
 
-    def _executed(self, rack: SimRack, event: ExecutedChange) -> None:
+    def _executed(self, rack: JudgedRack, event: ExecutedChange) -> None:
         members = {partition.id: partition.guids for partition in event.after.partitions}
         self.note(f"fabric {rack.name} {event.rpc} {event.request.name} {event.code} {sorted(members)}")
         if self._clocks_agree:
@@ -241,7 +242,7 @@ class LoadRun:
         for defect in self.defects:
             self._fail(defect)
 
-    def _watcher(self, rack: SimRack) -> Callable[[FabricSnapshot], None]:
+    def _watcher(self, rack: JudgedRack) -> Callable[[FabricSnapshot], None]:
         def changed(_: FabricSnapshot) -> None:
             if self._clocks_agree:
                 self._guard(lambda: self.invariants.fabric_changed(rack))
@@ -264,7 +265,7 @@ class LoadRun:
         self.failed.set()
 
     def _fork(self) -> random.Random:
-        return random.Random(self.rng.getrandbits(64))  # noqa: S311
+        return random.Random(self.rng.getrandbits(64))
 
     async def _seed_records(self, backend: SqliteBackend) -> None:
         store = Store(backend)
@@ -388,7 +389,7 @@ class ScriptedRun(LoadRun):
 
 
 def run_script(death: int | None) -> RunResult:
-    """Play the script; None: without a death."""
+    """Play the script. None: without a death."""
     return play_run(ScriptedRun(death))
 
 

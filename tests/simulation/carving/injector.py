@@ -17,29 +17,26 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from rackloom.core.partitions.domain import GpuHealth
-from rackloom.lab.faults import (
-    CALL_FATES,
-    conflicting_controller,
-    foreign_partition,
-    frozen,
-    heal_fabric,
-    network_fault,
-    partition_between_lists,
-    set_domain,
-    tray_pulled,
-    unhealthy_gpu,
-    unreachable,
-)
-from rackloom.lab.virtual.network import MUTATIONS, CallFate
-from rackloom.lab.virtual.process import Process
-from rackloom.lab.virtual.racks import (
-    SimRack,
-    SimSite,
+from tests.simulation.carving.racks import (
+    JudgedRack,
+    JudgedSite,
     controller_of_other_domain,
     controller_without_tray,
 )
-from rackloom.lab.virtual.service import SimulatedService
+from tests.simulation.carving.service import JudgedService
+from tests.simulation.faults import (
+    conflicting_controller,
+    foreign_partition,
+    network_fault,
+    partition_between_lists,
+    tray_pulled,
+    unhealthy_gpu,
+)
+
+from rackloom.core.partitions.domain import GpuHealth
+from rackloom.lab.faults import CALL_FATES, frozen, heal_fabric, set_domain, unreachable
+from rackloom.lab.virtual.network import MUTATIONS, CallFate
+from rackloom.lab.virtual.process import Process
 
 STOP_SECONDS = (25.0, 60.0)
 """How long a process is stopped: longer than a lease, which is 20 s in these runs."""
@@ -56,8 +53,8 @@ class FaultInjector:
 
     def __init__(
         self,
-        world: SimSite,
-        plane: SimulatedService,
+        world: JudgedSite,
+        plane: JudgedService,
         rng: random.Random,
         kinds: Mapping[str, int],
         trace: TraceLine,
@@ -77,7 +74,7 @@ class FaultInjector:
             kind = self.rng.choices(list(self.kinds), list(self.kinds.values()))[0]
             self.strike(kind, self.rng.choice(self.world.racks))
 
-    def strike(self, kind: str, rack: SimRack) -> None:
+    def strike(self, kind: str, rack: JudgedRack) -> None:
         """Begin one fault on one rack."""
         self.counts[kind] += 1
         self._trace(f"fault {rack.name} {kind}")
@@ -85,7 +82,7 @@ class FaultInjector:
         self._running.append(task)
         task.add_done_callback(self._running.remove)
 
-    async def _last(self, kind: str, rack: SimRack) -> None:
+    async def _last(self, kind: str, rack: JudgedRack) -> None:
         _, begin, lasts = _KINDS[kind]
         fault = begin(self, rack)
         if fault is None:
@@ -112,56 +109,56 @@ class FaultInjector:
         # A notification that was lost before this moment is made up for within an interval.
         await asyncio.sleep(self.plane.interval)
 
-    def _foreign_partition(self, rack: SimRack) -> LastingFault:
+    def _foreign_partition(self, rack: JudgedRack) -> LastingFault:
         guids = sorted(rack.fabric.gpus)
         return foreign_partition(rack, self.rng.sample(guids, min(self.rng.randint(1, 3), len(guids))))
 
-    def _partition_between_lists(self, rack: SimRack) -> LastingFault:
+    def _partition_between_lists(self, rack: JudgedRack) -> LastingFault:
         guids = sorted(rack.fabric.gpus)
         return partition_between_lists(rack, self.rng.sample(guids, min(self.rng.randint(1, 3), len(guids))))
 
-    def _unhealthy_gpu(self, rack: SimRack) -> LastingFault:
+    def _unhealthy_gpu(self, rack: JudgedRack) -> LastingFault:
         guid = self.rng.choice(sorted(rack.fabric.gpus))
         health = self.rng.choice((GpuHealth.DEGRADED, GpuHealth.NO_NVLINK, GpuHealth.DEGRADED_BANDWIDTH))
         return unhealthy_gpu(rack, guid, health)
 
-    def _host(self, rack: SimRack) -> int | None:
+    def _host(self, rack: JudgedRack) -> int | None:
         hosts = sorted({gpu.host_id for gpu in rack.fabric.gpus.values()})
         return self.rng.choice(hosts) if hosts else None
 
     def _new_guid(self) -> int:
         return self.rng.getrandbits(63) | 1 << 63
 
-    def _same_domain(self, rack: SimRack) -> LastingFault | None:
+    def _same_domain(self, rack: JudgedRack) -> LastingFault | None:
         if self.plane.conflict_of(rack) is not None:
             return None
         return conflicting_controller(self.plane, controller_without_tray(rack, self.rng))
 
-    def _same_hardware(self, rack: SimRack) -> LastingFault | None:
+    def _same_hardware(self, rack: JudgedRack) -> LastingFault | None:
         others = [other.fabric.domain for other in self.world.racks if other is not rack]
         domain = self.rng.choice([self.plane.ids(), *others])
         if self.plane.conflict_of(rack) is not None:
             return None
         return conflicting_controller(self.plane, controller_of_other_domain(rack, domain, self.rng))
 
-    def _refuse(self, rack: SimRack) -> None:
+    def _refuse(self, rack: JudgedRack) -> None:
         rpc = self.rng.choice([*sorted(MUTATIONS), "GetGpuInfoList", "GetPartitionInfoList", "Hello"])
         rack.faults.refuse_next(rpc, "NOT_READY")
 
-    def _omit_header(self, rack: SimRack) -> None:
+    def _omit_header(self, rack: JudgedRack) -> None:
         rack.faults.omit_header_of_next(self.rng.choice([*sorted(MUTATIONS), "GetPartitionInfoList"]))
 
-    def _omit_id(self, rack: SimRack) -> None:
+    def _omit_id(self, rack: JudgedRack) -> None:
         rack.faults.omit_id_of_next("CreatePartition", carried_out=self.rng.random() < 0.5)
 
-    def _hide_partition(self, rack: SimRack) -> None:
+    def _hide_partition(self, rack: JudgedRack) -> None:
         rack.faults.hide_partition(self.rng.choice([*sorted(rack.fabric.partitions), 1]), 1)
 
-    def _set_clock(self, _: SimRack) -> None:
+    def _set_clock(self, _: JudgedRack) -> None:
         self.plane.skew += self.rng.choice((-1, 1)) * self.rng.choice((0.5, 30.0, 600.0))
 
     @asynccontextmanager
-    async def _clock_ahead(self, _: SimRack) -> AsyncIterator[None]:
+    async def _clock_ahead(self, _: JudgedRack) -> AsyncIterator[None]:
         """The clock of one process is ahead: it takes the leases of the others too early."""
         replica = self.rng.choice(self.plane.replicas)
         replica.clock_lead = CLOCK_LEAD
@@ -169,32 +166,32 @@ class FaultInjector:
         replica.clock_lead = 0.0
 
     @asynccontextmanager
-    async def _full_disk(self, _: SimRack) -> AsyncIterator[None]:
+    async def _full_disk(self, _: JudgedRack) -> AsyncIterator[None]:
         self.plane.disk.is_full = True
         yield
         self.plane.disk.is_full = False
 
-    def _failing_disk(self, _: SimRack) -> None:
+    def _failing_disk(self, _: JudgedRack) -> None:
         self.plane.disk.failing += self.rng.randint(1, 4)
 
-    def _kill(self, _: SimRack) -> None:
+    def _kill(self, _: JudgedRack) -> None:
         if process := self._any_process():
             process.kill()
 
-    def _kill_soon(self, _: SimRack) -> None:
+    def _kill_soon(self, _: JudgedRack) -> None:
         if process := self._any_process():
             process.fuse = process.points + self.rng.randint(1, 12)
 
-    def _stop(self, _: SimRack) -> LastingFault | None:
+    def _stop(self, _: JudgedRack) -> LastingFault | None:
         process = self._any_process()
         return None if process is None else _stopped(process)
 
-    def _stop_soon(self, _: SimRack) -> None:
+    def _stop_soon(self, _: JudgedRack) -> None:
         if process := self._any_process():
             process.stopper = lambda: self._stop_now(process)
             process.stop_fuse = process.points + self.rng.randint(1, 12)
 
-    def _stop_recorded(self, _: SimRack) -> None:
+    def _stop_recorded(self, _: JudgedRack) -> None:
         if process := self._any_process():
             process.stopper = lambda: self._stop_now(process)
             process.stops_after_record = True
@@ -213,7 +210,7 @@ class FaultInjector:
 
 
 @asynccontextmanager
-async def _new_domain_uuid(rack: SimRack, domain: str) -> AsyncIterator[None]:
+async def _new_domain_uuid(rack: JudgedRack, domain: str) -> AsyncIterator[None]:
     """The controller restarts and comes back under another domain UUID."""
     rack.disturb()
     async with unreachable(rack):
@@ -240,12 +237,12 @@ def _next_mutation(fate: str) -> "_Begin":
     return lambda run, rack: rack.network.next_mutations.append(CALL_FATES[fate])
 
 
-def _apply_late(run: FaultInjector, rack: SimRack) -> None:
+def _apply_late(run: FaultInjector, rack: JudgedRack) -> None:
     # The driver's deadline is 10 s: it has given up by then.
     rack.network.next_mutations.append(CallFate(there=run.rng.uniform(10.5, 25)))
 
 
-_Begin = Callable[[FaultInjector, SimRack], LastingFault | None]
+_Begin = Callable[[FaultInjector, JudgedRack], LastingFault | None]
 _KINDS: Mapping[str, tuple[int, _Begin, float | tuple[float, float]]] = {
     "unreachable": (4, lambda run, rack: unreachable(rack), 40),
     "restart": (3, lambda run, rack: unreachable(rack), (1, 8)),

@@ -18,8 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-
-from rackloom.lab.invariants.ledger import (
+from tests.simulation.carving.racks import JudgedRack, JudgedSite
+from tests.simulation.carving.service import JudgedService
+from tests.simulation.invariants.ledger import (
     InvariantViolated,
     Json,
     Ledger,
@@ -28,10 +29,9 @@ from rackloom.lab.invariants.ledger import (
     LedgerVpc,
     OnAnswer,
     desired_partitions_of,
-    lost_object,
 )
-from rackloom.lab.virtual.racks import SimRack, SimSite
-from rackloom.lab.virtual.service import SimulatedService
+
+from rackloom.lab.invariants.acknowledged import lost_object
 
 OBJECT_NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
 MAX_PARTITIONS, MAX_VPCS = 4, 3
@@ -46,7 +46,7 @@ class RestClient:
     """One organisation's access to the REST API. Every answer is reported to `answered`."""
 
     def __init__(
-        self, org: str, token: str, plane: SimulatedService, ledger: Ledger, answered: OnAnswer
+        self, org: str, token: str, plane: JudgedService, ledger: Ledger, answered: OnAnswer
     ) -> None:
         self.org = org
         self.plane = plane
@@ -56,7 +56,7 @@ class RestClient:
         self._answered = answered
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any] | None:
-        """One request; None when the connection was lost."""
+        """One request. Returns None if the connection was lost."""
         raw = None if body is None else msgspec.json.encode(body)
         reply = await self.plane.call(method, f"/v2/org/{self.org}/nico/{path}", self._token, raw)
         status, content = reply or (0, b"")
@@ -75,7 +75,7 @@ class RandomTenant(RestClient):
         self,
         org: str,
         token: str,
-        plane: SimulatedService,
+        plane: JudgedService,
         ledger: Ledger,
         rng: random.Random,
         answered: OnAnswer,
@@ -193,7 +193,7 @@ class RandomTenant(RestClient):
             obj.state = "gone"
 
     async def _change(self, method: str, path: str, body: Any, target: LedgerObject | None) -> Any:
-        """Request a change; None when it was refused, or when the answer was lost and an audit was made."""
+        """Request a change. None if it was refused, or if the answer was lost and an audit was made."""
         if target is not None:
             target.in_doubt = True
         self._asked = self.plane.now()
@@ -391,8 +391,8 @@ class RandomOperator(RestClient):
     def __init__(
         self,
         token: str,
-        world: SimSite,
-        plane: SimulatedService,
+        world: JudgedSite,
+        plane: JudgedService,
         ledger: Ledger,
         rng: random.Random,
         answered: OnAnswer,
@@ -437,7 +437,7 @@ class RandomOperator(RestClient):
     def _any_machine(self) -> str:
         return self.rng.choice(sorted(self.world.machines))
 
-    def _domain(self, rack: SimRack, step: str) -> str:
+    def _domain(self, rack: JudgedRack, step: str) -> str:
         # The UUID may change at any time.
         return f"nvlink-domain/{rack.fabric.domain}/{step}"
 
@@ -452,7 +452,7 @@ class RandomOperator(RestClient):
         raise InvariantViolated(f"S10 {path()}: not possible in {OPERATOR_ATTEMPTS} attempts")
 
     async def _post(self, path: str) -> int | None:
-        """The status of the answer; None when the connection was lost."""
+        """The status of the answer, or None if the connection was lost."""
         reply = await self.ask("POST", path, {"reason": "simulated maintenance"})
         if reply and reply[0] in (400, 401, 403):
             raise InvariantViolated(f"S10 {path}: {reply[0]} {reply[1]}")

@@ -23,39 +23,40 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rackloom.core.partitions.domain import (
-    DEFAULT_PARTITION_ID,
-    DefaultPartitionPolicy,
-    DomainObservation,
-    ObservedPartition,
-)
-from rackloom.lab.carving.clients import RandomTenant
-from rackloom.lab.invariants.fabric import changed_foreign, mixed_tenants, shared_gpus
-from rackloom.lab.invariants.ledger import (
+from tests.simulation.carving.clients import RandomTenant
+from tests.simulation.carving.racks import ConflictingController, ExecutedChange, JudgedRack, JudgedSite
+from tests.simulation.carving.service import WRITE_DELAY, JudgedService, ReadOutcome
+from tests.simulation.invariants.ledger import (
     InvariantViolated,
     Json,
     Ledger,
     LedgerInstance,
     desired_partitions_of,
 )
+
+from rackloom.core.partitions.domain import (
+    DEFAULT_PARTITION_ID,
+    DefaultPartitionPolicy,
+    DomainObservation,
+    ObservedPartition,
+)
+from rackloom.lab.invariants.fabric import changed_foreign, mixed_tenants, shared_gpus
 from rackloom.lab.switches.fabric import FabricPartition, machine_id_of
-from rackloom.lab.virtual.racks import ConflictingController, ExecutedChange, SimRack, SimSite
-from rackloom.lab.virtual.service import WRITE_DELAY, ReadOutcome, SimulatedService
 
 REQUEST_FLIGHT_SECONDS = 0.1
-"""Seconds. A request is no longer on its way after them, where no network is slow."""
+"""Seconds. A request is no longer on its way after them, if no network is slow."""
 
 
 class ServiceInvariants:
     """Checks one run. Each method raises `InvariantViolated`."""
 
-    def __init__(self, world: SimSite, plane: SimulatedService, ledger: Ledger) -> None:
+    def __init__(self, world: JudgedSite, plane: JudgedService, ledger: Ledger) -> None:
         self.world = world
         self.plane = plane
         self.ledger = ledger
         self.checks = 0
 
-    def fabric_changed(self, rack: SimRack) -> None:
+    def fabric_changed(self, rack: JudgedRack) -> None:
         """S1 and S2, whoever made the change."""
         # S1 holds for every partition. S2 holds only for ours: other writers may mix tenants.
         snapshot = rack.fabric.snapshot()
@@ -65,7 +66,7 @@ class ServiceInvariants:
                 self._one_tenant(rack, partition)
         self.checks += 1
 
-    def executed(self, rack: SimRack, event: ExecutedChange) -> None:
+    def executed(self, rack: JudgedRack, event: ExecutedChange) -> None:
         """S4, S5, S6 and S9 on a change that the service requested."""
         if event.read_at > self.ledger.paused.get(rack.name, math.inf) and event.expected:
             raise InvariantViolated(f"S5 {rack.name}: {event.rpc} was asked for, though the domain is paused")
@@ -117,7 +118,7 @@ class ServiceInvariants:
         for rack in self.world.racks:
             self.fabric_changed(rack)
 
-    def _one_tenant(self, rack: SimRack, partition: FabricPartition) -> None:
+    def _one_tenant(self, rack: JudgedRack, partition: FabricPartition) -> None:
         if self.world.is_of_tray(partition.name):
             self._one_tray(rack, partition)
         owner = self.ledger.owner_of(self.world.lp_of_name.get(partition.name, ""))
@@ -132,17 +133,17 @@ class ServiceInvariants:
         """Whether a machine that is being released may belong to another tenant whose answer was lost."""
         return holder.state == "leaving" and owner in self.ledger.unanswered
 
-    def _one_tray(self, rack: SimRack, partition: FabricPartition) -> None:
+    def _one_tray(self, rack: JudgedRack, partition: FabricPartition) -> None:
         machines = {machine for guid in partition.guids if (machine := rack.machine_of(guid))}
         if len(machines) > 1:
             raise InvariantViolated(
                 f"S2 {rack.name}: partition {partition.name} of free GPUs spans {sorted(machines)}"
             )
 
-    def _holder(self, rack: SimRack, guid: int) -> LedgerInstance | None:
+    def _holder(self, rack: JudgedRack, guid: int) -> LedgerInstance | None:
         return self.ledger.on_machine(rack.machine_of(guid) or "")
 
-    def _refusal(self, rack: SimRack, event: ExecutedChange) -> None:
+    def _refusal(self, rack: JudgedRack, event: ExecutedChange) -> None:
         if not (event.undisturbed and event.expected):
             return
         if event.code == "RESOURCE_EXHAUSTED":
@@ -156,7 +157,7 @@ class ServiceInvariants:
             f"S6 {rack.name}: {event.rpc} was refused with {event.code}, though nothing had changed"
         )
 
-    def _removal(self, rack: SimRack, event: ExecutedChange) -> None:
+    def _removal(self, rack: JudgedRack, event: ExecutedChange) -> None:
         number = event.request.partition_id.partition_id
         target = next(partition for partition in event.before.partitions if partition.id == number)
         left = {
@@ -169,7 +170,7 @@ class ServiceInvariants:
     def _is_foreign(self, partition: FabricPartition) -> bool:
         return partition.id != DEFAULT_PARTITION_ID and partition.name not in self.world.lp_of_name
 
-    def _may_leave(self, rack: SimRack, guid: int, target: FabricPartition, event: ExecutedChange) -> None:
+    def _may_leave(self, rack: JudgedRack, guid: int, target: FabricPartition, event: ExecutedChange) -> None:
         gpu = rack.fabric.gpus.get(guid)
         if gpu is None or not event.expected:
             return
@@ -211,7 +212,7 @@ class ServiceInvariants:
             self._supported(rack, answer, recorded, desired, outcomes, devices)
 
     def _contradicted(self, answer: Json, controller: ConflictingController) -> None:
-        """Where controllers contradict each other, nothing is shown Ready and no change is requested."""
+        """While controllers contradict each other, nothing is shown Ready and no change is requested."""
         if controller.asked:
             raise InvariantViolated(
                 f"S6 {controller.url}, which another controller contradicts,"
@@ -233,7 +234,7 @@ class ServiceInvariants:
 
     def _supported(
         self,
-        rack: SimRack,
+        rack: JudgedRack,
         answer: Json,
         recorded: LedgerInstance | None,
         desired: dict[int, str],
@@ -307,7 +308,7 @@ class ServiceInvariants:
         return None
 
 
-def _require_none(promise: str, rack: SimRack, violations: Iterable[str]) -> None:
+def _require_none(promise: str, rack: JudgedRack, violations: Iterable[str]) -> None:
     for text in violations:
         raise InvariantViolated(f"{promise} {rack.name}: {text}")
 
@@ -342,7 +343,7 @@ def _readings_behind(outcomes: list[ReadOutcome], now: float) -> list[ReadOutcom
 
 
 async def check_settled(
-    world: SimSite, plane: SimulatedService, ledger: Ledger, tenants: Sequence[RandomTenant]
+    world: JudgedSite, plane: JudgedService, ledger: Ledger, tenants: Sequence[RandomTenant]
 ) -> None:
     """Raise `InvariantViolated` unless all requests that fit are served and nothing else is left."""
     full = {rack.name for rack in world.racks if _is_full(rack, _desired_partitions(rack, ledger))}
@@ -352,12 +353,14 @@ async def check_settled(
         await _check_answers(tenant, world, full)
 
 
-def _partition_capacity(rack: SimRack) -> int:
+def _partition_capacity(rack: JudgedRack) -> int:
     """Partitions that tenants can have there; the default one stays where it holds unmanaged GPUs."""
     return rack.fabric.limits.max_partitions - (DEFAULT_PARTITION_ID in rack.fabric.partitions)
 
 
-def _free_tray_partitions(world: SimSite, rack: SimRack, wanted: dict[str, set[int]]) -> dict[str, set[int]]:
+def _free_tray_partitions(
+    world: JudgedSite, rack: JudgedRack, wanted: dict[str, set[int]]
+) -> dict[str, set[int]]:
     """The tray partitions that the site's policy requires, by name, as far as the domain has room."""
     if world.free_gpus is not DefaultPartitionPolicy.TRAY:
         return {}
@@ -370,11 +373,11 @@ def _free_tray_partitions(world: SimSite, rack: SimRack, wanted: dict[str, set[i
     return {name: free[name] for name in sorted(free)[:room]}
 
 
-def _is_full(rack: SimRack, wanted: dict[str, set[int]]) -> bool:
+def _is_full(rack: JudgedRack, wanted: dict[str, set[int]]) -> bool:
     return len(wanted) > _partition_capacity(rack)
 
 
-def _desired_partitions(rack: SimRack, ledger: Ledger) -> dict[str, set[int]]:
+def _desired_partitions(rack: JudgedRack, ledger: Ledger) -> dict[str, set[int]]:
     wanted: dict[str, set[int]] = {}
     for gpu in rack.fabric.gpus.values():
         holder = ledger.on_machine(rack.machine_of(gpu.guid) or "")
@@ -383,7 +386,7 @@ def _desired_partitions(rack: SimRack, ledger: Ledger) -> dict[str, set[int]]:
     return wanted
 
 
-def _check_fabric(world: SimSite, rack: SimRack, ledger: Ledger) -> None:
+def _check_fabric(world: JudgedSite, rack: JudgedRack, ledger: Ledger) -> None:
     wanted = _desired_partitions(rack, ledger)
     found: dict[str, set[int]] = {}
     for partition in rack.fabric.partitions.values():
@@ -395,7 +398,7 @@ def _check_fabric(world: SimSite, rack: SimRack, ledger: Ledger) -> None:
                 )
             continue
         found[world.lp_of_name.get(partition.name, partition.name)] = present
-    # Where more is requested than fits, any choice is right as long as the domain is full.
+    # If more is requested than fits, any choice is right as long as the domain is full.
     if _is_full(rack, wanted):
         room = _partition_capacity(rack)
         served = {name: guids for name, guids in wanted.items() if name in found}
@@ -412,7 +415,7 @@ def _check_fabric(world: SimSite, rack: SimRack, ledger: Ledger) -> None:
         )
 
 
-async def _check_answers(tenant: RandomTenant, world: SimSite, full: set[str]) -> None:
+async def _check_answers(tenant: RandomTenant, world: JudgedSite, full: set[str]) -> None:
     for obj in await tenant.must("GET", "instance?pageSize=100"):
         why = obj["statusHistory"][0]["message"]
         if obj["status"] != "Ready" and not (

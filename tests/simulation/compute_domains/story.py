@@ -19,6 +19,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from tests.simulation.compute_domains.cluster import (
+    GPUS_PER_TRAY,
+    JOB_NAMESPACE,
+    STOPPED_SECONDS,
+    ComputeDomainCluster,
+    Disruption,
+    StoryKind,
+    retry_until_answered,
+)
+from tests.simulation.compute_domains.machines import StoryTray
+from tests.simulation.compute_domains.processes import files_as_crash_points
+from tests.simulation.invariants.leftovers import find_leftovers, find_stray_labels, leftovers_on_tray
+from tests.simulation.invariants.memory import JOB_LABEL
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.names import ImexIsolation
@@ -34,18 +47,6 @@ from rackloom.core.cluster.objects import (
 from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.snapshot import read_record
-from rackloom.lab.compute_domains.cluster import (
-    GPUS_PER_TRAY,
-    JOB_NAMESPACE,
-    STOPPED_SECONDS,
-    ComputeDomainCluster,
-    Disruption,
-    StoryKind,
-    retry_until_answered,
-)
-from rackloom.lab.compute_domains.machines import StoryTray
-from rackloom.lab.invariants.leftovers import find_leftovers, find_stray_labels, leftovers_on_tray
-from rackloom.lab.invariants.memory import JOB_LABEL
 from rackloom.lab.virtual import event_loop
 
 STORY_TIMEOUT = 600.0
@@ -78,7 +79,7 @@ def play_story(
     classes: Sequence[Object], kind: StoryKind, death: Disruption | None = None, at: int = 0
 ) -> StoryResult:
     """Play the story once. `classes` are the DeviceClasses of the installation."""
-    memory = Path("/dev/shm")  # noqa: S108 (a scratch directory of random name below it)
+    memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
         return event_loop.run_simulation(1, lambda: _play_in(Path(root), classes, kind, death, at))
 
@@ -89,7 +90,7 @@ async def _play_in(
     cluster = ComputeDomainCluster(root, classes, kind, death=death, at=at)
     story = ComputeDomainStory(cluster)
     broken = cluster.channels.broken
-    with cluster.steps.of_files():
+    with files_as_crash_points(cluster.steps):
         try:
             await story.live()
         except StoryStuck as stuck:

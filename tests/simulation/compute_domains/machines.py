@@ -21,6 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.simulation.compute_domains.tray import ImexTray, SimulatedImexProgram
+from tests.simulation.invariants.memory import JOB_LABEL, ChannelInvariants
+
 from rackloom.claim.imex.config import ImexFiles
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import DaemonIdentity
@@ -43,8 +46,6 @@ from rackloom.core.domains.clique import ObjectRef
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.gangs.snapshot import reserving_plans
 from rackloom.errors import Retry
-from rackloom.lab.compute_domains.tray import ImexTray, SimulatedImexProgram
-from rackloom.lab.invariants.memory import JOB_LABEL, ChannelInvariants
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.dra_manager import DraManager
@@ -151,7 +152,7 @@ class StoryTray(ImexTray):
         async def serve(life: Process) -> None:
             imex: Any = SimulatedImexProgram(IMEX_READY, partial(self._note_ready, identity))
             api = with_crash_points(DirectApi(self._kube, "daemon"), life, self._steps)
-            rng = random.Random(self._steps.taken)  # noqa: S311 (reproducible on purpose)
+            rng = random.Random(self._steps.taken)
             reporting = asyncio.create_task(_report_once_ready(imex, ready))
             try:
                 home = self.domains / identity.compute_domain

@@ -21,6 +21,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from tests.simulation.compute_domains.machines import StoryTray, TrayMachines
+from tests.simulation.compute_domains.processes import ProcessTasks
+from tests.simulation.compute_domains.tray import write_kernel_files
+from tests.simulation.invariants.memory import ChannelInvariants, ImexMemberInvariants
+
 from rackloom.claim.cluster.domain_controller import DomainController
 from rackloom.claim.cluster.gang_controller import GangController
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
@@ -43,9 +48,6 @@ from rackloom.core.domains.settings import (
     ImexDaemonSettings,
 )
 from rackloom.core.gangs.spec import GangSettings
-from rackloom.lab.compute_domains.machines import StoryTray, TrayMachines
-from rackloom.lab.compute_domains.tray import write_kernel_files
-from rackloom.lab.invariants.memory import ChannelInvariants, ImexMemberInvariants
 from rackloom.lab.kube.controllers.claims import ResourceClaimController
 from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
 from rackloom.lab.kube.controllers.workloads import DaemonSetController, NodeLifecycleController
@@ -58,7 +60,6 @@ from rackloom.lab.virtual.event_loop import loop_wall_time
 from rackloom.lab.virtual.process import (
     CrashPoints,
     Process,
-    ProcessTasks,
     RestartedProcess,
     with_crash_points,
 )
@@ -166,7 +167,7 @@ class ComputeDomainCluster:
         self._death, self._at = death, at
         self._classes = classes
         api = DirectApi(self.kube, "kubelet")
-        rng = random.Random(1)  # noqa: S311 (reproducible on purpose)
+        rng = random.Random(1)
         self._kubelets = SimulatedKubelets(
             api,
             loop_wall_time,
@@ -192,7 +193,7 @@ class ComputeDomainCluster:
         """Start everything."""
         for klass in self._classes:
             await self.user.create(DEVICE_CLASS, klass)
-        rng = random.Random(1)  # noqa: S311 (reproducible on purpose)
+        rng = random.Random(1)
         kubernetes = (
             DaemonSetController(self.kube, rng),
             ResourceClaimController(self.kube, rng),
@@ -221,7 +222,7 @@ class ComputeDomainCluster:
         api = with_crash_points(DirectApi(self.kube, "controller"), life, self.steps)
         self._terms += 1
         identity = f"{life.name}-{self._terms}"
-        rng = random.Random(identity)  # noqa: S311 (reproducible on purpose)
+        rng = random.Random(identity)
         election = LeaderElection(
             api, DEFAULT_NAMESPACE, "rackloom-controller", identity, wall=loop_wall_time, rng=rng
         )
@@ -356,7 +357,7 @@ class ComputeDomainCluster:
 
 
 async def retry_until_answered(call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """The answer of a server that may be down; None where there is no such object."""
+    """The answer of a server that may be down, or None if there is no such object."""
     while True:
         try:
             return await call()

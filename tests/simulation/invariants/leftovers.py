@@ -7,6 +7,8 @@ prepared claim or file of a ComputeDomain outlives it.
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests.simulation.compute_domains.tray import ImexTray
+
 from rackloom.claim.node.plugin import PrepareState
 from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import (
@@ -24,7 +26,6 @@ from rackloom.core.cluster.objects import (
     Object,
 )
 from rackloom.core.gangs.snapshot import reserving_plans
-from rackloom.lab.compute_domains.tray import ImexTray
 from rackloom.lab.kube.store import ObjectStore
 
 TraysOn = Mapping[str, ImexTray]

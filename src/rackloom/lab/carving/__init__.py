@@ -1,1 +1,0 @@
-"""The site service under random load and random faults in virtual time."""
