@@ -228,7 +228,7 @@ def _log_apart_from_host() -> Callable[[], None]:
     def set_back() -> None:
         logger.setLevel(level)
         logger.propagate = propagate
-        # A host that has configured structlog meanwhile keeps what it chose.
+        # A host that has configured structlog keeps what it chose.
         if structlog.get_config()["processors"] is made:
             structlog.reset_defaults()
 
@@ -298,7 +298,7 @@ def keep_files_private() -> None:
 
 
 def allow_open_files(needed: int) -> None:
-    """Let this process have so many files open. Raises Refused if it may not."""
+    """Let this process have this number of files open. Raises Refused if it may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     limits = [sys.maxsize if limit == unlimited else limit for limit in (soft, hard)]

@@ -22,7 +22,7 @@ from rackloom.core.cluster.jobs import Job, owner_of_job
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import NodeGpus
 from rackloom.core.cluster.objects import NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE, ResourceKind
-from rackloom.core.cluster.pods import pod_owner
+from rackloom.core.cluster.pods import is_bound_pod, pod_owner
 from rackloom.core.cluster.reader import ClusterReader, read_state
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState
 from rackloom.core.cluster.trays import PlacementSite, placement_site
@@ -103,7 +103,7 @@ def check_cluster(seed: int, odds: Odds) -> None:
     for name in cluster.facts:
         left = use.left(name)
         if left is not None:
-            pods = sum(pod["spec"]["nodeName"] == name for pod in state.bound_pods)
+            pods = sum(pod["spec"]["nodeName"] == name for pod in filter(is_bound_pod, state.pods))
             assert left["pods"] == (110 - pods) * 1000, name
     # Slurm: the blocks are the cliques.
     blocks: dict[str, set[str]] = defaultdict(set)
@@ -264,7 +264,7 @@ def test_a_cluster_is_followed_object_by_object() -> None:
         assert found.pods == anew.pods, seed
         assert (found.claims, found.holders) == (anew.claims, anew.holders), seed
         assert Counter(found.holds) == Counter(anew.holds), seed
-        known += sum(hold.priority != HIGHEST_PRIORITY for hold in found.claim_holds)
+        known += sum(hold.priority != HIGHEST_PRIORITY for hold in found.holds)
         assert Counter(found.unreadable) == Counter(anew.unreadable), seed
     assert known > 25, "claims whose pods are known"
 

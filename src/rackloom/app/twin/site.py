@@ -89,7 +89,7 @@ class TwinSite(SimulatedRacks, frozen=True, kw_only=True):
 
 
 def simulated_site(racks: int, profile_name: str, seed: str = "") -> RackSite:
-    """The site of so many racks. Refused when there is no such profile, or they make no whole domains."""
+    """The site of a number of racks. Refused when there is no such profile, or they make no whole domains."""
     if racks > MOST_RACKS:
         raise Refused(f"{racks} racks are too many for one process", nearest_fix=f"use up to {MOST_RACKS}")
     return build_site(profiles.load_rack(profile_name), racks, SeededNames(seed))

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from rackloom.core.allocate.objects import Amount, convert_object
-from rackloom.core.cluster.objects import JsonMapping, PatchOperation, add_operation
+from rackloom.core.cluster.objects import JsonMapping, PatchOperation, add_operation, has_pod_ended
 from rackloom.errors import Refused
 
 # Labels, a condition and a scheduling gate that admission writes on pods.
@@ -463,6 +463,11 @@ def narrow_nodes(
         elif not term.is_empty:
             # An empty term selects no node, and must stay empty.
             yield add_operation(f"{path}/nodeSelectorTerms/{number}/{field}", [requirement])
+
+
+def is_bound_pod(pod: JsonMapping) -> bool:
+    """Whether it is on a node and has not ended."""
+    return bool((pod.get("spec") or {}).get("nodeName")) and not has_pod_ended(pod)
 
 
 # Owners.

@@ -41,16 +41,11 @@ from rackloom.core.cluster.objects import (
     JsonMapping,
     ResourceKind,
     allocated_devices,
+    is_resource_claimed,
 )
-from rackloom.core.cluster.pods import PodObject, check_shape
-from rackloom.core.cluster.state import (
-    ClusterState,
-    TrayHold,
-    Unreadable,
-    counted_gpus,
-    is_bound_pod,
-    pod_hold,
-)
+from rackloom.core.cluster.pods import PodObject, check_shape, is_bound_pod, pod_owner
+from rackloom.core.cluster.scheduling import requested_devices
+from rackloom.core.cluster.state import ClusterState, TrayHold, Unreadable
 from rackloom.errors import Refused
 
 V = TypeVar("V")
@@ -92,6 +87,7 @@ class ClusterReader:
             RESOURCE_CLAIM: _Followed(self._read_claim, self._forget_claim),
         }
         self._last = ClusterState(labels=labels)
+        self._last_claim_holds: tuple[TrayHold, ...] = ()
         self._has_changed_holds = False
         # Kinds of which an object came, changed or went since the last state.
         self._changed: set[ResourceKind] = set()
@@ -117,7 +113,7 @@ class ClusterReader:
 
     def take(self, kind: ResourceKind, obj: JsonMapping) -> None:
         """Read an object that is new or has changed."""
-        self._take(self._kinds[kind], *_identity(obj), kind, obj)
+        self._take(kind, *_identity(obj), obj)
 
     def drop(self, kind: ResourceKind, obj: JsonMapping) -> None:
         """Forget an object that is gone."""
@@ -135,7 +131,7 @@ class ClusterReader:
                     key = (key, place)
                 order[key] = None
                 if version is None or followed.versions.get(key) != version:
-                    self._take(followed, key, version, kind, obj)
+                    self._take(kind, key, version, obj)
             for key in followed.versions.keys() - order.keys():
                 self._drop(followed, key, kind)
             # Holds and trays come in the order of the list, whatever changed before.
@@ -145,14 +141,8 @@ class ClusterReader:
                 _reorder(self._pod_holds, order)
         return self.state()
 
-    def _take(
-        self,
-        followed: _Followed,
-        key: ObjectKey,
-        version: str | None,
-        kind: ResourceKind,
-        obj: JsonMapping,
-    ) -> None:
+    def _take(self, kind: ResourceKind, key: ObjectKey, version: str | None, obj: JsonMapping) -> None:
+        followed = self._kinds[kind]
         before = followed.objects.pop(key, None)
         if before is not None:
             followed.forget(key, before)
@@ -196,7 +186,7 @@ class ClusterReader:
 
     def _forget_node(self, _: ObjectKey, node: JsonMapping) -> None:
         name = node["metadata"]["name"]
-        # A node that is made anew under its name may come before the old one goes.
+        # A new node may come under the name before the old one goes.
         if self._nodes.get(name) is node:
             del self._nodes[name], self._gpus[name]
 
@@ -245,16 +235,18 @@ class ClusterReader:
             last = replace(last, nodes=tuple(nodes.objects.values()), gpus=self._gpus.copy())
         if POD in self._changed:
             last = replace(last, pods=tuple(pods.objects.values()))
-        if self._has_changed_holds:
-            last = replace(last, pod_holds=tuple(self._pod_holds.values()))
         if self._changed_claims:
             self._settle_claims()
             last = replace(
                 last,
                 claims=tuple(claims.objects.values()),
                 holders=tuple(map(self._holders.__getitem__, claims.objects)),
-                claim_holds=tuple(chain.from_iterable(map(self._claim_holds.__getitem__, claims.objects))),
             )
+            by_claim = map(self._claim_holds.__getitem__, claims.objects)
+            self._last_claim_holds = tuple(chain.from_iterable(by_claim))
+            self._has_changed_holds = True
+        if self._has_changed_holds:
+            last = replace(last, holds=(*self._pod_holds.values(), *self._last_claim_holds))
         if self._changed:
             unreadable = (followed.unreadable.values() for followed in (slices, nodes, pods, claims))
             last = replace(last, unreadable=tuple(chain.from_iterable(unreadable)))
@@ -302,9 +294,8 @@ class ClusterReader:
                     using = by_name.get(user)
                 if using is not None:
                     break
-            holder = unknown_holder(claim)
-            if using is not None:
-                holder = replace(pod_hold(using, self._labels, 0), tray="")
+            known = None if using is None else replace(pod_hold(using, self._labels, 0), tray="")
+            holder = known or unknown_holder(claim)
             self._holders[key] = holder
             self._claim_holds[key] = tuple(
                 claim_holds(claim, holder, self._published, self._labels.gpu_driver)
@@ -344,6 +335,29 @@ def find_fault(
 
 def _unreadable(kind: ResourceKind, obj: JsonMapping, error: Exception) -> Unreadable:
     return Unreadable(_title(kind, obj), error.reason if isinstance(error, Refused) else str(error))
+
+
+# Holds of pods. A pod holds the GPUs that it requests in effect from its node, from when it is bound until it
+# has ended. If the scheduler's own claim serves them (KEP-5004), the claim holds them instead.
+
+
+def counted_gpus(pod: JsonMapping, labels: SchedulerLabels) -> int:
+    """The GPUs that a pod has by counting them. Raises ValueError for an unreadable amount."""
+    gpus = requested_devices(pod.get("spec") or {}, labels.gpu)
+    return 0 if gpus and is_resource_claimed(pod, labels.gpu) else gpus
+
+
+def pod_hold(pod: JsonMapping, labels: SchedulerLabels, gpus: int) -> TrayHold:
+    """A hold of the job of a pod on the pod's node."""
+    spec, metadata = pod.get("spec") or {}, pod.get("metadata") or {}
+    marks = (metadata.get("annotations") or {}, metadata.get("labels") or {})
+    return TrayHold(
+        owner=pod_owner(pod, labels.gang).text,
+        tray=spec.get("nodeName") or "",
+        gpus=gpus,
+        priority=spec.get("priority") or 0,
+        movable=next((m[labels.movable] for m in marks if labels.movable in m), "") == "true",
+    )
 
 
 # Names of objects, which may have any shape.

@@ -2,21 +2,16 @@
 
 `core.cluster.reader` makes a state. Placement, gangs, Kueue's check and the command line take it, so that no
 two of them can read one cluster differently.
-
-A pod holds the GPUs that it requests in effect from its node, from when it is bound until it has ended. If
-the scheduler's own claim serves them (KEP-5004), the claim holds them instead. `core.cluster.claims` has the
-rules for claims.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import NodeGpus, PublishedDevices
-from rackloom.core.cluster.objects import JsonMapping, has_pod_ended, is_resource_claimed
-from rackloom.core.cluster.pods import object_namespace, pod_owner
-from rackloom.core.cluster.scheduling import requested_devices
+from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.pods import object_namespace
 
 HIGHEST_PRIORITY = 2**31 - 1
 """No priority (an int32) is above it, so nothing may preempt a hold that has it."""
@@ -66,48 +61,11 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Mapping[str, NodeGpus] = {}
     """By node."""
     published: PublishedDevices = {}
-    pod_holds: tuple[TrayHold, ...] = ()
-    claim_holds: tuple[TrayHold, ...] = ()
+    holds: tuple[TrayHold, ...] = ()
+    """Of pods, then of claims."""
     holders: tuple[TrayHold, ...] = ()
     """The holder of each claim in `claims`, as a hold on no tray."""
     unreadable: tuple[Unreadable, ...] = ()
-
-    @property
-    def holds(self) -> tuple[TrayHold, ...]:
-        """All holds: of pods, then of claims."""
-        return self.pod_holds + self.claim_holds
-
-    @property
-    def bound_pods(self) -> Iterator[JsonMapping]:
-        """Pods that are on a node and have not ended."""
-        return (pod for pod in self.pods if is_bound_pod(pod))
-
-
-# Holds of pods.
-
-
-def is_bound_pod(pod: JsonMapping) -> bool:
-    """Whether it is on a node and has not ended."""
-    return bool((pod.get("spec") or {}).get("nodeName")) and not has_pod_ended(pod)
-
-
-def counted_gpus(pod: JsonMapping, labels: SchedulerLabels) -> int:
-    """The GPUs that a pod has by counting them. Raises ValueError for an unreadable amount."""
-    gpus = requested_devices(pod.get("spec") or {}, labels.gpu)
-    return 0 if gpus and is_resource_claimed(pod, labels.gpu) else gpus
-
-
-def pod_hold(pod: JsonMapping, labels: SchedulerLabels, gpus: int) -> TrayHold:
-    """A hold of the job of a pod on the pod's node."""
-    spec, metadata = pod.get("spec") or {}, pod.get("metadata") or {}
-    marks = (metadata.get("annotations") or {}, metadata.get("labels") or {})
-    return TrayHold(
-        owner=pod_owner(pod, labels.gang).text,
-        tray=spec.get("nodeName") or "",
-        gpus=gpus,
-        priority=spec.get("priority") or 0,
-        movable=next((m[labels.movable] for m in marks if labels.movable in m), "") == "true",
-    )
 
 
 def owners_of_claims(state: ClusterState) -> dict[str, str]:

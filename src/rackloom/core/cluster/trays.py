@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.core.cluster.jobs import Job, owner_of_job
 from rackloom.core.cluster.nodes import closed_reasons, node_clique
-from rackloom.core.cluster.pods import Toleration, pod_owner
+from rackloom.core.cluster.pods import Toleration, is_bound_pod, pod_owner
 from rackloom.core.cluster.scheduling import (
     NodeRule,
     PodIdentity,
@@ -163,7 +163,11 @@ AvoidedTrays = Mapping[str, Mapping[str, str]]
 
 def trays_avoided_by(job: Job, state: ClusterState) -> AvoidedTrays:
     """Nodes where those of a group and pods of other jobs are never together, and whose these are."""
-    labels, domains, bound = state.labels, TopologyDomains(state.nodes), list(state.bound_pods)
+    labels, domains, bound = (
+        state.labels,
+        TopologyDomains(state.nodes),
+        list(filter(is_bound_pod, state.pods)),
+    )
     with_terms = [pod for pod in bound if required_terms(pod["spec"], "podAntiAffinity")]
     own = owner_of_job(job, labels.gang)
     by_identity: list[tuple[PodIdentity, dict[str, str]]] = []

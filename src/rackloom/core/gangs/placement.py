@@ -51,10 +51,13 @@ from rackloom.core.gangs.trays import (
     site_with_rooms,
     spare_room,
 )
-from rackloom.core.place.gang_fixes import plan_gang
+from rackloom.core.place.gang_fixes import gang_refusal
+from rackloom.core.place.gang_planner import try_gang
 from rackloom.core.place.job_moves import replace_member
 from rackloom.core.place.node_resources import NodeUse, scarcity, with_node_resources
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, MemberAssignment, PlacementTerms
+from rackloom.core.place.search.site_view import capacity_for
+from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 # From the pods of a gang to the request.
@@ -305,6 +308,15 @@ def answer_placement(
     if are_free and is_still_requested(placement_request(snapshot), record.gang, record.plan):
         return PlacementAnswer(checked=record.plan)
     return PlacementAnswer(actions=(withdraw_plan(record),))
+
+
+def plan_gang(site: PlacementSite, gang: Gang) -> GangPlan:
+    """A tray for every member. Raises Refused with the shortage and the nearest fix."""
+    capacity, budget = capacity_for(site, gang), SearchBudget()
+    plan = try_gang(capacity, gang, budget)
+    if plan is None:
+        raise gang_refusal(capacity, gang, budget)
+    return plan
 
 
 def place_gang(snapshot: GangSnapshot, settings: GangSettings, counts: TrayCountCache) -> ObjectWrite:

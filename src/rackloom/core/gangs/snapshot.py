@@ -393,12 +393,12 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return TrayUse(self.plan, frozenset(pods))
 
     def lost(self, after: float) -> tuple[str, ...]:
-        """Trays of members that are gone, or not ready for so many seconds."""
+        """Trays of members that are gone, or not ready for some seconds."""
         trays = () if self.plan is None else self.plan.trays
         return tuple(name for name in trays if self.is_lost(name, after))
 
     def is_lost(self, tray: str, after: float) -> bool:
-        """Whether a node is gone, or not ready for so many seconds."""
+        """Whether a node is gone, or not ready for some seconds."""
         return tray not in self.nodes or self.nodes[tray].is_lost(self.now, after)
 
     def declared_spec(self) -> GangSpec:

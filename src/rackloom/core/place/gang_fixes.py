@@ -64,13 +64,18 @@ def plan_gang(site: PlacementSite | SiteView, gang: Gang) -> GangPlan:
     """
     capacity, budget = capacity_for(site, gang), SearchBudget()
     plan = try_gang(capacity, gang, budget)
-    if plan is not None:
-        return plan
+    if plan is None:
+        raise gang_refusal(capacity, gang, budget)
+    return plan
+
+
+def gang_refusal(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> Refused:
+    """Why a gang does not fit, and the nearest fix. `budget`: of the search for the gang."""
     # Fixes may only use what the search for the gang itself has left of the budget.
     if (advice := partition_advice(capacity.view, gang)) is None:
         fix = next(find_fixes(capacity, gang, budget), None)
         advice = None if fix is None else fix.text
-    raise Refused(describe_shortage(capacity, gang), nearest_fix=advice)
+    return Refused(describe_shortage(capacity, gang), nearest_fix=advice)
 
 
 # Why a gang does not fit, in one sentence.
@@ -409,7 +414,7 @@ def minimal_subset(items: Sequence[T], is_enough: Callable[[Sequence[T]], bool])
     for item in items:
         if is_enough([item]):
             return [item]
-    # Dear items free most, so few of them are enough, and the second pass has few to try.
+    # Dear items free most, and a few of them are enough, and the second pass has few to try.
     chosen: list[T] = []
     for item in reversed(items):
         chosen.append(item)

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from rackloom.core.allocate.pools import MalformedNodeSelector
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.pods import Toleration, pod_owner
+from rackloom.core.cluster.pods import Toleration, is_bound_pod, pod_owner
+from rackloom.core.cluster.reader import pod_hold
 from rackloom.core.cluster.scheduling import (
     PodIdentity,
     TopologyDomains,
@@ -31,7 +32,7 @@ from rackloom.core.cluster.scheduling import (
     selector_keys,
     unmet_requirements,
 )
-from rackloom.core.cluster.state import ClusterState, TrayHold, is_bound_pod, pod_hold
+from rackloom.core.cluster.state import ClusterState, TrayHold
 from rackloom.core.cluster.workload_kinds import value_at
 
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.quantity import in_binary_units
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.pods import pod_owner
+from rackloom.core.cluster.pods import is_bound_pod, pod_owner
 from rackloom.core.cluster.scheduling import (
     CPU_RESOURCE,
     MEMORY_RESOURCE,
@@ -48,7 +48,7 @@ class NodeUse:
         self._renamed = renamed
         self._nodes = {node["metadata"]["name"]: node for node in state.nodes}
         self._pods: dict[str, list[JsonMapping]] = {}
-        for pod in state.bound_pods:
+        for pod in filter(is_bound_pod, state.pods):
             self._pods.setdefault(pod["spec"]["nodeName"], []).append(pod)
         self._planned: dict[str, list[tuple[str, Thousandths]]] = {}
         self._left: dict[str, Thousandths] = {}
