@@ -492,7 +492,7 @@ class SiteView:
                 holds = tuple([hold for hold in holds if hold not in gone])
             now[name] = CliqueTrays(trays_now, (*holds, *begun.get(name, ())))
         cliques = {**self.cliques, **now}
-        # The owners are indexed again when so many cliques changed that looking at them one by one costs more.
+        # The owners are indexed again if so many cliques changed that looking at each of them costs more.
         owners, since = self._owners, self._since_indexed.union(now)
         if len(since) * _MAX_CHANGED > len(cliques):
             owners, since = _OwnerIndex(cliques), frozenset()
