@@ -80,6 +80,10 @@ def check_hardware_and_partitions(
 ) -> None:
     """As `check_interfaces`, whatever the default of the VPC: an instance may be older than the default."""
     _check_devices(wanted, gpus)
+    _check_logical_partitions(conn, vpc, wanted)
+
+
+def _check_logical_partitions(conn: sa.Connection, vpc: sa.Row[Any], wanted: Sequence[InterfaceSpec]) -> None:
     ids = {spec.logical_partition_id for spec in wanted}
     rows = conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(ids))).all()
     # Another tenant's partition is answered like one that does not exist, so that ids disclose nothing.

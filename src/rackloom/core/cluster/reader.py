@@ -117,8 +117,7 @@ class ClusterReader:
 
     def drop(self, kind: ResourceKind, obj: JsonMapping) -> None:
         """Forget an object that is gone."""
-        key, _ = _identity(obj)
-        self._drop(self._kinds[kind], key, kind)
+        self._drop(self._kinds[kind], _identity(obj)[0], kind)
 
     def read(self, lists: Mapping[ResourceKind, Iterable[JsonMapping]]) -> ClusterState:
         """The facts of whole lists. Objects of a version that was read before are not read again."""

@@ -130,13 +130,13 @@ def anti_affinity_peers(
     kinds = _equal_pods([pod for pod in pods if is_bound_pod(pod)], labels)
     names = frozenset(node["metadata"]["name"] for node in everywhere)
     domains, found = TopologyDomains(everywhere), dict[str, AntiAffinityPeers]()
-    for one, other in combinations_with_replacement(kinds, 2):
-        if not (one.identity.apart or other.identity.apart):
+    for first, other in combinations_with_replacement(kinds, 2):
+        if not (first.identity.apart or other.identity.apart):
             continue
         # The topology keys of the terms that keep the two kinds of pods apart.
-        by = set(one.identity.barred_by(other.identity))
+        by = set(first.identity.barred_by(other.identity))
         # Anti-affinity is symmetric: it binds both, whichever pod has the term.
-        for mine, theirs in ((one, other), (other, one)) if by else ():
+        for mine, theirs in ((first, other), (other, first)) if by else ():
             around = {
                 owner: frozenset(near for node in set(nodes) for near in domains.around(node, by))
                 for owner, nodes in theirs.nodes.items()
