@@ -115,7 +115,23 @@ class _Maker:
         }
         for _ in range(self.rng.randint(0, 2 * len(nodes))):
             self.pod(self.rng.choice(nodes), free)
+        for slice_ in tuple(self.found.slices):
+            self.publish_oddly(slice_["spec"])
         return self.found
+
+    def publish_oddly(self, spec: Object) -> None:
+        """Void slices beside the newest ones, and GPUs of drivers that publish no type."""
+        if self.more.random() < self.odds.unusual:
+            for device in spec["devices"]:
+                if device["attributes"]["type"] == {"string": "gpu"}:
+                    del device["attributes"]["type"]
+        if self.more.random() < self.odds.unusual:
+            gone = {
+                "name": "gpu-9",
+                "attributes": {"type": {"string": "gpu"}, "uuid": {"string": "GPU-gone"}},
+            }
+            old = {**spec, "pool": {**spec["pool"], "generation": 0}, "devices": [gone]}
+            self.found.slices.append({"metadata": self.meta(f"{spec['nodeName']}-void"), "spec": old})
 
     # Nodes.
 

@@ -1,7 +1,8 @@
 """Every reader of a cluster states the same facts, and they are the facts of the cluster.
 
-The readers are `rackloom place`, the gang controller, Kueue's check, the topology of Slurm, and the snapshot
-of the doctor and the rack map. `random_clusters` makes the clusters and knows their facts.
+The readers are `rackloom place`, the gang controller, Kueue's check, the topology of Slurm, the snapshot of
+the doctor and the rack map, and the autoscaler's template of a node. `random_clusters` makes the clusters and
+knows their facts.
 """
 
 import asyncio
@@ -17,6 +18,8 @@ from tests.core.cluster.random_clusters import DRIVER, PLAIN, Cluster, Odds, ran
 
 from rackloom.app.snapshot.cluster import read_cluster
 from rackloom.claim.kube.api import ObjectList
+from rackloom.core.allocate.node_template import template_of_slices, whole_gpus
+from rackloom.core.allocate.objects import ResourceSlice, convert_object
 from rackloom.core.cluster import reader
 from rackloom.core.cluster.jobs import Job, owner_of_job
 from rackloom.core.cluster.names import SchedulerLabels
@@ -152,6 +155,11 @@ def check_snapshot(seed: int, odds: Odds) -> None:
         assert blocking == facts.taints, (seed, node)
     gpus = Counter(device.node for device in found.devices if device.kind == "gpu")
     assert all(gpus[name] == facts.by_claim for name, facts in cluster.facts.items()), seed
+    # The autoscaler's view of a new node like each of these. Its command refuses files that cannot be read.
+    slices = [] if cluster.unreadable else [convert_object(obj, ResourceSlice) for obj in cluster.slices]
+    for name in {slice_.spec.node_name for slice_ in slices} - {None}:
+        template = template_of_slices(slices, name, "group")
+        assert whole_gpus(template, DRIVER) == cluster.facts[name].by_claim, seed
     by_claims = Counter(
         device["pool"]
         for claim in cluster.claims
@@ -264,6 +272,14 @@ def test_a_cluster_is_followed_object_by_object() -> None:
         assert found.pods == anew.pods, seed
         assert (found.claims, found.holders) == (anew.claims, anew.holders), seed
         assert Counter(found.holds) == Counter(anew.holds), seed
+        for (kind, _), obj in there.items():
+            follower.drop(kind, obj)
+        nothing = follower.state()
+        assert nothing == ClusterState(labels=LABELS)
+        # Nor does it keep anything of objects that are gone.
+        kept = {name: value for name, value in vars(follower).items() if isinstance(value, dict)}
+        del kept["_kinds"]
+        assert not any(kept.values()), kept
         known += sum(hold.priority != HIGHEST_PRIORITY for hold in found.holds)
         assert Counter(found.unreadable) == Counter(anew.unreadable), seed
     assert known > 25, "claims whose pods are known"

@@ -162,7 +162,8 @@ def _attributes(device: Json) -> Attributes:
 
 
 def _kind(driver: str, attributes: Attributes) -> str:
-    kind = str(attributes.get("type", ""))
+    # As `is_whole_gpu` has it: a GPU driver may publish no type.
+    kind = str(attributes.get("type", "gpu" if driver == names.GPU_DRIVER else ""))
     if driver in (names.GPU_DRIVER, names.IMEX_DRIVER):
         return "channel" if kind == names.ISOLATED_CHANNEL_TYPE else kind
     return "nic" if "rdma" in attributes or "ifName" in attributes else "other"

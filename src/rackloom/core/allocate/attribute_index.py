@@ -84,7 +84,7 @@ class _NodeIndex:
     """The nodes as far as an index read them, and those that are visited in any case."""
 
     def __init__(self, passing: Callable[[int], DevicesByDriver | None]) -> None:
-        """`passing` gives the devices of a node that count; None where it must be visited in any case."""
+        """`passing` gives the devices of a node that count, or None if the node is visited in any case."""
         self._passing = passing
         self.restart()
 

@@ -86,3 +86,8 @@ def _uuid_text(key: GpuKey) -> str | None:
 def _guid_text(key: GpuKey) -> str | None:
     """As switch controllers and nvidia-smi print it."""
     return None if key.fabric_guid is None else f"0x{key.fabric_guid.value:016x}"
+
+
+def is_whole_gpu(kind: str | None) -> bool:
+    """Whether a device of the GPU driver is a GPU, and not a part of one, by its attribute `type`."""
+    return kind in (None, "gpu")

@@ -220,7 +220,7 @@ class Fleet:
             self._views.move_to_end(key)
             return view
         # A node without devices shows what the claims ask for. For claims that no node can work on there is
-        # no plan, and the search says why.
+        # no plan, and the search gives the reason.
         nothing = NodeDevices(Node(metadata=ObjectMeta()), (), (), (), {})
         try:
             plan = self._problem(nothing, claims, InUse()).plan

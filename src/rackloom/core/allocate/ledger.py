@@ -269,7 +269,7 @@ class AllocationLedger:
     def _held_before(self, candidate: CandidateDevice) -> Cause | None:
         if candidate not in self._before:
             device, state = candidate.id, self._state
-            # A device does not change between dedicated and shared while anybody holds it: a share of a
+            # A device does not change between dedicated and shared while a claim holds it: a share of a
             # device that one claim holds whole would break that claim's isolation.
             held = device in state.dedicated
             if not candidate.shareable:

@@ -21,6 +21,7 @@ from rackloom.core.allocate.attributes import (
     CLIQUE,
     FABRIC_GUID,
     GPU_UUID,
+    is_whole_gpu,
 )
 from rackloom.core.allocate.driver_slices import local_slice
 from rackloom.core.allocate.objects import (
@@ -53,7 +54,15 @@ def template_of_slices(slices: Iterable[ResourceSlice], node: str, group: str) -
 
     Devices that are not local to the node are left out: a new node brings none.
     """
-    local = [slice_ for slice_ in slices if slice_.spec.node_name == node]
+    # A driver replaces a pool slice by slice, so void slices of an older generation may be there.
+    listed, newest = tuple(slices), dict[tuple[str, str], int]()
+    for of in (slice_.spec for slice_ in listed):
+        newest[of.driver, of.pool.name] = max(newest.get((of.driver, of.pool.name), 0), of.pool.generation)
+    local = [
+        slice_
+        for slice_ in listed
+        if (of := slice_.spec).node_name == node and of.pool.generation == newest[of.driver, of.pool.name]
+    ]
     if not local:
         raise Refused(f"no slice is of the node {node}", nearest_fix="name a node whose drivers are at work")
     names: dict[str, str] = {}
@@ -113,7 +122,7 @@ def whole_gpus(slices: Iterable[ResourceSlice], driver: str) -> int:
         if slice_.spec.driver == driver
         for device in slice_.spec.devices
     )
-    return sum(kind is not None and kind.string == "gpu" for kind in kinds)
+    return sum(is_whole_gpu(None if kind is None else kind.string) for kind in kinds)
 
 
 def capacity_annotations(

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from rackloom.core.allocate.attributes import is_whole_gpu
 from rackloom.core.allocate.objects import Amount
 from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import JsonMapping
@@ -167,11 +168,6 @@ def published_devices(slices: Iterable[JsonMapping], driver: str = names.GPU_DRI
 def gpus_by_node(published: PublishedDevices) -> Counter[str]:
     """Whole GPUs by node."""
     return Counter(device.node for device in published.values() if device.is_whole)
-
-
-def is_whole_gpu(kind: str | None) -> bool:
-    """Whether a device of the GPU driver is a GPU, and not a part of one, by its attribute `type`."""
-    return kind in (None, "gpu")
 
 
 def node_clique(node: JsonMapping, label: str) -> str | None:

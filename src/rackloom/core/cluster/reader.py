@@ -3,7 +3,7 @@
 `ClusterReader` is the only way from Kubernetes objects to facts about trays. It follows a cluster, and a
 change costs the objects that it touches:
 
-1. Each object is read by itself, when it is new or has another version. One that cannot be read (a field of
+1. Each object is read alone, when it is new or has another version. One that cannot be read (a field of
    another type, an amount that is no quantity) is named in `unreadable` and left out. No value is guessed for
    it, and the rest is read on.
 2. Some facts come from several objects. A node has the GPUs that are published on it. A claim holds the GPUs
@@ -48,6 +48,7 @@ from rackloom.core.cluster.scheduling import requested_devices
 from rackloom.core.cluster.state import ClusterState, TrayHold, Unreadable
 from rackloom.errors import Refused
 
+K = TypeVar("K")
 V = TypeVar("V")
 ObjectKey = str | tuple[object, ...]
 """The UID. An object of a file has none: its namespace, name and place in the list."""
@@ -133,10 +134,10 @@ class ClusterReader:
                     self._take(kind, key, version, obj)
             for key in followed.versions.keys() - order.keys():
                 self._drop(followed, key, kind)
-            # Holds and trays come in the order of the list, whatever changed before.
+            # Holds and trays come in the order of the list, not of the changes.
             _reorder(followed.objects, order)
             _reorder(followed.unreadable, order)
-            if kind is POD:
+            if kind == POD:
                 _reorder(self._pod_holds, order)
         return self.state()
 
@@ -164,7 +165,7 @@ class ClusterReader:
         if before is not None:
             followed.forget(key, before)
 
-    # What one object says, and the facts of others that it changes.
+    # The facts of one object, and those of others that it changes.
 
     def _read_slice(self, key: ObjectKey, slice_: JsonMapping) -> None:
         if slice_["spec"]["driver"] == self._labels.gpu_driver:
@@ -216,9 +217,9 @@ class ClusterReader:
 
     def _forget_claim(self, key: ObjectKey, claim: JsonMapping) -> None:
         for user in claim_users(claim):
-            self._claims_of_user[user].discard(key)
+            _unlink(self._claims_of_user, user, key)
         for device in allocated_devices(claim):
-            self._claims_of_pool[device["pool"]].discard(key)
+            _unlink(self._claims_of_pool, device["pool"], key)
         self._changed_claims.add(key)
 
     # The facts of several objects.
@@ -259,7 +260,10 @@ class ClusterReader:
         for pool in self._changed_pools:
             # A pool counts in its newest generation, so one slice decides over the others.
             before = self._devices.pop(pool, {})
-            after = published_devices(self._pools[pool].values(), self._labels.gpu_driver)
+            slices = self._pools.get(pool) or {}
+            after = published_devices(slices.values(), self._labels.gpu_driver)
+            if not slices:
+                self._pools.pop(pool, None)
             for key in before:
                 del self._published[key]
             self._published |= after
@@ -271,9 +275,12 @@ class ClusterReader:
             # A claim names devices, and holds the GPUs that these are.
             self._changed_claims |= self._claims_of_pool.get(pool, set())
         self._changed_pools.clear()
-        # A node that names no GPUs has those that are published on it.
-        for name in changed_nodes & self._nodes.keys():
-            self._gpus[name] = node_gpus(self._nodes[name], self._labels.gpu, self._counts[name])
+        for name in changed_nodes:
+            # A node that names no GPUs has those that are published on it.
+            if name in self._nodes:
+                self._gpus[name] = node_gpus(self._nodes[name], self._labels.gpu, self._counts[name])
+            if not self._counts[name]:
+                del self._counts[name]
 
     def _settle_claims(self) -> None:
         claims, pods = self._kinds[RESOURCE_CLAIM].objects, self._kinds[POD].objects
@@ -315,25 +322,24 @@ def read_state(
     )
 
 
-def find_fault(
-    kind: ResourceKind,
-    obj: JsonMapping,
-    labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
-) -> Unreadable | None:
+def find_fault(kind: ResourceKind, obj: JsonMapping) -> Unreadable | None:
     """Why `ClusterReader` leaves out an object of one of its kinds; None: it can be read."""
     try:
         check_shape(obj, _SHAPES[kind], "its shape")
         if kind == NODE:
-            node_gpus(obj, labels.gpu, 0)
+            node_gpus(obj, SchedulerLabels().gpu, 0)
         elif kind == POD:
-            counted_gpus(obj, labels)
+            counted_gpus(obj, SchedulerLabels())
     except (Refused, ValueError) as error:
         return _unreadable(kind, obj, error)
     return None
 
 
 def _unreadable(kind: ResourceKind, obj: JsonMapping, error: Exception) -> Unreadable:
-    return Unreadable(_title(kind, obj), error.reason if isinstance(error, Refused) else str(error))
+    meta = _metadata(obj)
+    within = f"{meta['namespace']}/" if meta.get("namespace") else ""
+    title = f"{kind.kind} {within}{meta.get('name', '(unnamed)')}"
+    return Unreadable(title, error.reason if isinstance(error, Refused) else str(error))
 
 
 # Holds of pods. A pod holds the GPUs that it requests in effect from its node, from when it is bound until it
@@ -381,10 +387,12 @@ def _names_of_user(pod: JsonMapping) -> tuple[ClaimUser, ClaimUser]:
     return meta.get("uid") or "", (meta.get("namespace") or "default", meta.get("name") or "")
 
 
-def _title(kind: ResourceKind, obj: JsonMapping) -> str:
-    meta = _metadata(obj)
-    name = meta.get("name", "(unnamed)")
-    return f"{kind.kind} {meta['namespace']}/{name}" if meta.get("namespace") else f"{kind.kind} {name}"
+def _unlink(index: dict[K, set[ObjectKey]], value: K, key: ObjectKey) -> None:
+    """Takes a key out of an index. Values come and go while the process runs, so none stays empty."""
+    keys = index.get(value, set())
+    keys.discard(key)
+    if not keys:
+        index.pop(value, None)
 
 
 def _reorder(values: dict[ObjectKey, V], order: Iterable[ObjectKey]) -> None:

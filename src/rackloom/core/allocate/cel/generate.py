@@ -386,7 +386,7 @@ class _PythonWriter:
         elif node.accu_init.elements:
             raise NotCompilable
         else:
-            # A list is made anew each time, because it grows. A constant would be one list for all calls.
+            # Each call makes a new list, because it grows. A constant would be one list for all calls.
             start = "[]"
         inner = {**outer, node.iter_var: first, **({node.iter_var2: second} if node.iter_var2 else {})}
         name = f"f{len(self.functions)}_{accu}"
