@@ -52,12 +52,10 @@ from rackloom.core.gangs.trays import (
     spare_room,
 )
 from rackloom.core.place.gang_fixes import gang_refusal
-from rackloom.core.place.gang_planner import try_gang
+from rackloom.core.place.gang_planner import plan_or_refuse
 from rackloom.core.place.job_moves import replace_member
 from rackloom.core.place.node_resources import NodeUse, scarcity, with_node_resources
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, MemberAssignment, PlacementTerms
-from rackloom.core.place.search.site_view import capacity_for
-from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 
 # From the pods of a gang to the request.
@@ -310,15 +308,6 @@ def answer_placement(
     return PlacementAnswer(actions=(withdraw_plan(record),))
 
 
-def plan_gang(site: PlacementSite, gang: Gang) -> GangPlan:
-    """A tray for every member. Raises Refused with the shortage and the nearest fix."""
-    capacity, budget = capacity_for(site, gang), SearchBudget()
-    plan = try_gang(capacity, gang, budget)
-    if plan is None:
-        raise gang_refusal(capacity, gang, budget)
-    return plan
-
-
 def place_gang(snapshot: GangSnapshot, settings: GangSettings, counts: TrayCountCache) -> ObjectWrite:
     """Plan a gang whose members all exist. Raises Refused."""
     assert snapshot.record is not None  # noqa: S101 (only recorded gangs ask)
@@ -335,15 +324,15 @@ def place_gang(snapshot: GangSnapshot, settings: GangSettings, counts: TrayCount
 
     def search(searched: PlacementSite, asked: Gang) -> GangPlan:
         # The trays have to carry the members by CPU, memory and the like too.
-        if resources.use is None:
-            return plan_gang(searched, asked)
-        return plan_gang(*with_node_resources(searched, asked, resources.requests, resources.use))
+        if resources.use is not None:
+            searched, asked = with_node_resources(searched, asked, resources.requests, resources.use)
+        return plan_or_refuse(searched, asked, gang_refusal)
 
     plan = plan_within_spare_limit(allowed, gang, partial(search, site))
     try:
         plan = seat_helpers(plan, gang, site, resources)
     except Refused as refused:
-        # The first plan leaves no tray for a helper. So search once more on a site where the trays that are
+        # The first plan leaves no tray for a helper. So search again on a site where the trays that are
         # closed to helpers, or have too little for one beside another member, are closed to all. If that
         # finds nothing either, the first refusal is the one that helps.
         try:

@@ -4,7 +4,7 @@
 - A job on a site: `gang_requests` (job to gang), `claim_capacity` (the claims that a tray can serve),
   `node_resources` (how many members it carries by CPU and memory), `mobility` (where running jobs may go),
   `kueue_topology` (what a job asks of Kueue).
-- Planning: `gang_planner` (one gang, with `search`), `gang_fixes` (or why it does not fit, what would help),
+- Planning: `gang_planner` (one gang, with `search`), `gang_fixes` (why it does not fit, and what would help),
   `batch` (several gangs), `job_moves` (drain, defragment, replace a tray), `site_planner`
   (several jobs on a site: what `rackloom place` answers).
 - Results: `plan_notes` (warnings), `pod_templates` and `rendering` (manifests for other schedulers),

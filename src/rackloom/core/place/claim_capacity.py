@@ -48,7 +48,7 @@ def with_claim_capacity(site: PlacementSite, devices: DraDevices, kinds: ClaimsB
         for node, results in _allocations_by_node(devices, owned).items():
             if (owner, node) not in held:
                 staying.setdefault(node, []).extend(results)
-    # Fill every tray twice, or once where nobody would be gone.
+    # Fill every tray twice, or once if no holder would be gone.
     rooms: dict[str, dict[str, ClaimCapacity]] = {}
     for kind, claims in kinds.items():
         empty = now = _fill_fleet(kind, _fleet_with(devices, staying), claims, everything)

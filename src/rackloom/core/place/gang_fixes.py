@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import list_names
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray
-from rackloom.core.place.gang_planner import gang_fits, try_gang
+from rackloom.core.place.gang_planner import gang_fits, plan_or_refuse
 from rackloom.core.place.job_moves import (
     JobMove,
     MovableUnit,
@@ -62,11 +62,7 @@ def plan_gang(site: PlacementSite | SiteView, gang: Gang) -> GangPlan:
 
     Keep the `SiteView` between plans: rebuilding it costs more than the plan.
     """
-    capacity, budget = capacity_for(site, gang), SearchBudget()
-    plan = try_gang(capacity, gang, budget)
-    if plan is None:
-        raise gang_refusal(capacity, gang, budget)
-    return plan
+    return plan_or_refuse(site, gang, gang_refusal)
 
 
 def gang_refusal(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> Refused:

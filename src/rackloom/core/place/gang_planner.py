@@ -2,15 +2,15 @@
 
 `try_gang` runs the search and builds the plan: members in the order of the gang, helpers beside the first
 member of their share, spare trays, the price in free regions, and the reason. It returns None if the gang
-does not fit; `plan_gang` in `gang_fixes` refuses such a gang with the reason and the nearest fix. `gang_fits`
-only asks whether a plan exists. `plan_in_cliques` builds the plan for given cliques.
+does not fit. `plan_or_refuse` refuses such a gang, as `gang_fixes` explains it. `gang_fits` only shows
+whether a plan exists. `plan_in_cliques` builds the plan for given cliques.
 
 `with_plan_reserved` is the site once a plan holds its trays. Trays with claimed devices are held whole,
 because the allocator was not asked what is left on them.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -47,6 +47,17 @@ def try_gang(
     request = CliqueRequest(colocation_groups(gang), gang.spares, apart)
     chosen = choose_cliques(trial, request, budget)
     return None if chosen is None else _gang_plan(gang, trial, chosen)
+
+
+def plan_or_refuse(
+    site: PlacementSite | SiteView, gang: Gang, refusal: Callable[[SiteCapacity, Gang, SearchBudget], Refused]
+) -> GangPlan:
+    """The plan. Raises what `refusal` makes of a gang that does not fit, and of the budget that is left."""
+    capacity, budget = capacity_for(site, gang), SearchBudget()
+    plan = try_gang(capacity, gang, budget)
+    if plan is None:
+        raise refusal(capacity, gang, budget)
+    return plan
 
 
 def gang_fits(capacity: SiteCapacity, gang: Gang, budget: SearchBudget) -> bool:

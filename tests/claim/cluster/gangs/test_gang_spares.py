@@ -39,13 +39,13 @@ def test_where_no_spares_may_be_kept_the_fix_is_to_ask_for_none():
 
 
 def test_no_search_is_made_for_more_spares_than_there_is_room_for(monkeypatch):
-    honest, sought = placement.plan_gang, []
+    honest, sought = placement.plan_or_refuse, []
 
-    def counted(site, gang):
+    def counted(site, gang, refusal):
         sought.append(gang.spares)
-        return honest(site, gang)
+        return honest(site, gang, refusal)
 
-    monkeypatch.setattr(placement, "plan_gang", counted)
+    monkeypatch.setattr(placement, "plan_or_refuse", counted)
 
     async def story():
         site = await at_work(racks=1, trays=12, max_spares=2)

@@ -14,14 +14,14 @@ from rackloom.lab.kube.faults import RequestFault
 
 @pytest.mark.slow
 def test_a_gang_on_which_the_planner_fails_keeps_no_other_waiting(monkeypatch):
-    honest = placement.plan_gang
+    honest = placement.plan_or_refuse
 
-    def failing(site, gang):
+    def failing(site, gang, refusal):
         if gang.name == "team/cursed":
             raise ZeroDivisionError
-        return honest(site, gang)
+        return honest(site, gang, refusal)
 
-    monkeypatch.setattr(placement, "plan_gang", failing)
+    monkeypatch.setattr(placement, "plan_or_refuse", failing)
 
     async def story():
         site = await at_work(racks=1, trays=4)
@@ -132,11 +132,11 @@ def test_a_refusal_names_no_job_of_another_namespace():
 
 def test_a_search_does_not_keep_the_loop(monkeypatch):
     """The loop renews the lease of the leader; an hour of virtual time would not show what it waits for."""
-    asked, search = [], placement.plan_gang
+    asked, search = [], placement.plan_or_refuse
 
-    def noted(where, gang):
+    def noted(where, gang, refusal):
         asked.append(threading.get_ident())
-        return search(where, gang)
+        return search(where, gang, refusal)
 
     async def story():
         site = await at_work(racks=1, trays=2)
@@ -144,7 +144,7 @@ def test_a_search_does_not_keep_the_loop(monkeypatch):
         await planned(site, "big")
         await site.end()
 
-    monkeypatch.setattr(placement, "plan_gang", noted)
+    monkeypatch.setattr(placement, "plan_or_refuse", noted)
     asyncio.run(story())
     assert asked
     assert threading.get_ident() not in asked

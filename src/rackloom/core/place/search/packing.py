@@ -60,15 +60,6 @@ PackingAssignment = tuple[ItemCliques | None, ...]
 """By item; None: not placed."""
 
 
-def packing_score(
-    cliques: Sequence[PackingClique], items: Sequence[PackingItem], assignment: PackingAssignment
-) -> int:
-    """The worth of what is placed, less the cliques that are opened for it."""
-    worth = sum(item.worth for item, where in zip(items, assignment, strict=True) if where is not None)
-    opened = {clique for where in assignment if where is not None for clique in where}
-    return worth - sum(not cliques[clique].in_use for clique in opened)
-
-
 def pack(cliques: Sequence[PackingClique], items: Sequence[PackingItem]) -> PackingAssignment:
     """The optimum where the case is small, else a good packing."""
     # Small sites are solved exactly, unless many unlike gangs make too many states.
