@@ -21,13 +21,18 @@ import gc
 import heapq
 import json
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 from site_figures import load as machine_load
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.core.place.packing_score import packing_score
 
 from rackloom.core.cluster.state import TrayHold
 from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
@@ -40,7 +45,6 @@ from rackloom.core.place.search.packing import (
     PackingItem,
     best_fit_decreasing,
     pack,
-    packing_score,
 )
 from rackloom.core.place.search.site_view import SiteView
 from rackloom.core.place.search.tray_assignment import SearchBudget

@@ -21,6 +21,7 @@ from rackloom.lab.faults import (
     set_health,
 )
 from rackloom.lab.switches.fabric import FabricPartition, SimulatedFabric
+from rackloom.lab.switches.faults import NmxcFault
 from rackloom.lab.virtual.network import SimNetwork
 from rackloom.lab.virtual.racks import SimRack
 
@@ -44,7 +45,7 @@ def write_between_lists(switch: SwitchControl, write: Callable[[SimulatedFabric]
         with another_writer(switch) as fabric:
             write(fabric)
 
-    switch.faults.act_after_next("GetGpuInfoList", act)
+    switch.faults.next("GetGpuInfoList", NmxcFault(afterwards=act))
 
 
 @asynccontextmanager
@@ -57,7 +58,7 @@ async def partition_between_lists(rack: SimRack, guids: Collection[int]) -> Asyn
         if not is_over:
             made.append(put_partition(rack, guids))
 
-    rack.faults.act_after_next("GetGpuInfoList", act)
+    rack.faults.next("GetGpuInfoList", NmxcFault(afterwards=act))
     yield
     is_over = True
     for partition in made:

@@ -54,7 +54,7 @@ async def serve_http(
 ) -> AsyncIterator[int]:
     """Serve an ASGI application at `host:port` while the context is entered; gives the port.
 
-    For TLS, either files, or a context whose certificate its owner may change. `ended` gets the
+    For TLS, files, or a context. The owner of a context may change the certificate. `ended` gets the
     reason for each connection that a limit closes.
     """
     try:

@@ -25,6 +25,7 @@ from rackloom.core.partitions.domain import (
     RemoveGpus,
 )
 from rackloom.lab.switches.fabric import FabricPartition, FabricRefusal, SimulatedFabric
+from rackloom.lab.switches.faults import NmxcFault
 from rackloom.lab.switches.servers import NmxcServer
 
 DEFAULT = DeletePartition(partition_id=DEFAULT_PARTITION_ID, name="Default Partition")
@@ -291,7 +292,7 @@ def test_a_slow_controller_is_not_waited_for_forever(rig: Any, monkeypatch: pyte
 
     async def scenario() -> None:
         async with rig() as (server, driver):
-            server.faults.delay_next("GetGpuInfoList", 0.3)
+            server.faults.next("GetGpuInfoList", NmxcFault(delay=0.3))
             with pytest.raises(FabricUnavailable, match="DEADLINE_EXCEEDED"):
                 await driver.observe()
 
@@ -326,7 +327,7 @@ def test_a_change_between_the_lists_makes_both_partitions_uncertain_and_no_other
     async def scenario() -> None:
         async with rig() as (server, driver):
             move = FabricPartition(id=6, name="p6", guids=(b, c, d))
-            server.faults.act_after_next("GetGpuInfoList", lambda: fabric.put(move))
+            server.faults.next("GetGpuInfoList", NmxcFault(afterwards=lambda: fabric.put(move)))
             assert (await driver.observe()).uncertain == {a, b, c, d}
             assert (await driver.observe()).uncertain == frozenset()
 
@@ -415,7 +416,7 @@ def test_drivers_do_not_wait_for_one_another(fabric: SimulatedFabric) -> None:
     async def scenario() -> None:
         async with NmxcServer(fabric) as server:
             drivers = [NmxcDriver(server.url, clock=lambda: 0.0) for _ in range(3)]
-            server.faults.delay_next("Hello", 3600.0)
+            server.faults.next("Hello", NmxcFault(delay=3600.0))
             done: list[int] = []
 
             async def look(number: int) -> None:

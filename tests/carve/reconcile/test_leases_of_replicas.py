@@ -7,6 +7,7 @@ import pytest
 
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.endpoints import register_endpoint
+from rackloom.lab.switches.faults import NmxcFault
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,7 @@ def test_a_killed_replica_is_replaced_and_nothing_is_done_twice(racks, eventuall
             await eventually(lambda: heir.domains() and victim.domains())
             mine = next(server for server in site.servers if server.fabric.domain in victim.domains())
             # It dies while the controller is at work on what it asked for.
-            mine.faults.delay_next("CreatePartition", 0.3)
+            mine.faults.next("CreatePartition", NmxcFault(delay=0.3))
             await site.order(heir.store, 36)
             await eventually(lambda: any(replica == "victim" for replica, _, _ in site.asked))
             await victim.kill()

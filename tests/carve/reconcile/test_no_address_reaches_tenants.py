@@ -22,6 +22,7 @@ from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, PartitionHealt
 from rackloom.errors import Retry
 from rackloom.lab.faults import another_writer, put_partition
 from rackloom.lab.switches.fabric import FabricGpu, FabricPartition
+from rackloom.lab.switches.faults import NmxcFault
 from rackloom.lab.switches.servers import NmxcServer
 
 PLANTED = "[Errno 111] Connect call failed ('10.255.7.9', 9370); last error: ipv4:10.255.7.9:9370"
@@ -44,7 +45,7 @@ class Case:
 
     def fail(self, rpc: str, status: grpc.StatusCode) -> None:
         for _ in range(FOR_EVER):
-            self.switch.faults.fail_next(rpc, status, PLANTED)
+            self.switch.faults.next(rpc, NmxcFault(status=(status, PLANTED)))
 
     def wake(self) -> None:
         self.site.reconciler.wake(frozenset({DOMAIN}))

@@ -20,6 +20,7 @@ from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store import schema
 from rackloom.carve.store.database import Store
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
+from rackloom.lab.switches.faults import NmxcFault
 from rackloom.lab.switches.servers import NmxcServer
 from rackloom.topology import profiles
 from rackloom.topology.rack import build_site
@@ -75,7 +76,7 @@ def test_two_endpoints_of_one_domain_never_act_at_the_same_time(monkeypatch):
         async with AsyncExitStack() as stack:
             store, servers = await seeded(stack, controllers=2)
             for server in servers:
-                server.faults.delay_next("DeletePartition", 0.2)
+                server.faults.next("DeletePartition", NmxcFault(delay=0.2))
             reconciler = Reconciler(store, lambda endpoint: Watched(endpoint.url, clock=time.time), time.time)
             running = asyncio.create_task(reconciler.run())
             await reconciler.first_passes()

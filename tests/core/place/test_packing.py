@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.place.packing_score import packing_score
 from tests.core.place.place_sites import held, site
 
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray
@@ -19,7 +20,6 @@ from rackloom.core.place.search.packing import (
     best_fit_decreasing,
     improved,
     pack,
-    packing_score,
 )
 
 cliques_of_4x6 = st.lists(st.builds(PackingClique, st.integers(0, 6), st.booleans()), min_size=1, max_size=4)

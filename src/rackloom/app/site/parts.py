@@ -234,7 +234,7 @@ def _check_interval(seconds: float) -> None:
 
 
 def secret_provider(config: SecretsConfig) -> SecretProvider:
-    """The provider of this site. A client library is imported only where it is used."""
+    """The provider of this site. A client library is imported only if it is used."""
     if config.provider == "file" and config.directory is not None:
         return FileSecrets(config.directory)
     if config.kubernetes is not None and config.provider == "kubernetes":

@@ -421,7 +421,7 @@ class DomainPass:
             # The check makes no choice of the planner again: it judges the plan by the intent alone.
             check_plan(plan, intent, observation)
             self._last_plan = None if failed else (intent, plan)
-        # Work for an intent that was met before is drift: somebody else changed the fabric.
+        # Work for an intent that was met before is drift: another program changed the fabric.
         now = (observation.domain, plan.intent_revision)
         if plan.operations and self._met_intent == now:
             self.metrics.drifted(observation.domain, len(plan.operations))

@@ -123,7 +123,7 @@ def require_lease(conn: sa.Connection, lease: Lease, now: float) -> None:
     smallest endpoint id is valid.
     """
     # The epoch counts beside the holder: this replica may have lost the lease and taken it again, while the
-    # work that asks here began before.
+    # work that comes here began before.
     row = conn.execute(_HOLDER, {"mine": lease.endpoint_id}).one_or_none()
     shadow = {"mine": lease.endpoint_id, "by": lease.holder, "now": now}
     if (

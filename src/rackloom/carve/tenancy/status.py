@@ -297,7 +297,7 @@ def _write_instance_status(
     holding: HeldInstance, reasons: list[str], facts: DomainFacts, changes: StatusChanges
 ) -> None:
     row, unknown = holding.instance, is_unknown(holding.gpus.values(), facts)
-    # Unknown only where Ready was claimed before; what was never Ready is still on its way there.
+    # Unknown only if Ready was claimed before. An instance that was never Ready is still on its way there.
     if holding.drain is not None:
         status = Status.REPAIRING
     elif not reasons:

@@ -231,7 +231,7 @@ class GangPlacer:
         objects = objects_by_gang(plans, listed.pods, listed.nodes)
         # Every plan counts as soon as it is written: the next gang of this pass must not take its trays.
         records = {record.key: record for record in map(read_record, plans)}
-        # A gang that cannot be read gets a refusal that says why, and asks again.
+        # A gang that cannot be read gets a refusal with the reason, and comes again.
         snapshots = []
         for key in sorted(self._waiting):
             try:

@@ -89,7 +89,7 @@ class _ClaimStatus(ApiStruct, frozen=True):
 
 
 class ClaimShape(ApiStruct, frozen=True):
-    """A ResourceClaim, as far as it says who holds what."""
+    """A ResourceClaim, as far as its holder and its devices go."""
 
     metadata: PodMetadata
     status: _ClaimStatus | None = None

@@ -401,7 +401,7 @@ _TYPE_WORDS = {
 
 
 def check_shape(value: JsonMapping, shape: type[msgspec.Struct], title: str, at: str = "") -> None:
-    """Raises Refused, with `title` and the path from `at`, where something that is read has another shape."""
+    """Raises Refused, with `title` and the path from `at`, if a field that is read has another shape."""
     try:
         convert_object(value, shape)
     except msgspec.ValidationError as error:

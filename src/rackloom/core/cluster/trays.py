@@ -49,7 +49,7 @@ class PlacementTray(msgspec.Struct, frozen=True, kw_only=True):
     clique: str | None
     """None: the node has no clique (no NVLink fabric, or GPUs in two partitions)."""
     host: str | None = None
-    """Its value of `SchedulerLabels.host`, which node affinity reads, where that is not its name."""
+    """Its value of `SchedulerLabels.host`, which node affinity reads; None if it is the name."""
     gpus: int
     """GPUs that it offers when nothing is in use."""
     shut: str | None = None
@@ -57,11 +57,11 @@ class PlacementTray(msgspec.Struct, frozen=True, kw_only=True):
     is_unfit: bool = False
     """It is shut because it is not what the job asks for: servicing the tray would not help."""
     closed: Mapping[str, str] = {}
-    """By `PlacementTerms.where`: why members with it may not go there, where others may."""
+    """By `PlacementTerms.where`: why members with it may not go there, while others may."""
     rooms: Mapping[str, ClaimCapacity] = {}
     """By `GangGroup.devices`; a kind that is missing cannot be served."""
     scarce: Mapping[str, str] = {}
-    """By `GangGroup.devices`: what is left of CPU, memory and the like, where a member asks for more."""
+    """By `GangGroup.devices`: what is left of CPU, memory and the like, if a member needs more."""
 
     @property
     def sharing(self) -> str:
@@ -176,7 +176,7 @@ def trays_avoided_by(job: Job, state: ClusterState) -> AvoidedTrays:
         identity = group.identity
         avoided = next((nodes for known, nodes in by_identity if known == identity), None)
         if avoided is None:
-            # Pods without a term keep off nobody by themselves: they matter only for a group that has one.
+            # Pods without a term keep no group off: they matter only for a group that has one.
             avoided = {
                 node: f"kept apart from {owner.text}"
                 for pod in (bound if identity.apart else with_terms)

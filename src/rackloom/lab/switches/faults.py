@@ -84,10 +84,6 @@ class NmxcFaults(CallFaults[NmxcFault]):
         """Answer the next call of `rpc` with a return code, e.g. `NOT_READY`."""
         self.next(rpc, NmxcFault(refuse=code))
 
-    def delay_next(self, rpc: str, seconds: float) -> None:
-        """Let the next call of `rpc` wait."""
-        self.next(rpc, NmxcFault(delay=seconds))
-
     def drop_reply_of_next(self, rpc: str) -> None:
         """Carry out the next call of `rpc`, and break the connection before it is answered."""
         self.next(rpc, NmxcFault(drop_reply=True))
@@ -99,14 +95,6 @@ class NmxcFaults(CallFaults[NmxcFault]):
     def omit_id_of_next(self, rpc: str, *, carried_out: bool = False) -> None:
         """Answer the next call of `rpc` with success and without an id, whether or not it was carried out."""
         self.next(rpc, NmxcFault(no_id=True, no_effect=not carried_out))
-
-    def fail_next(self, rpc: str, status: grpc.StatusCode, details: str) -> None:
-        """Fail the next call of `rpc` with a gRPC status."""
-        self.next(rpc, NmxcFault(status=(status, details)))
-
-    def act_after_next(self, rpc: str, act: Callable[[], None]) -> None:
-        """Call `act` after the next answer to `rpc`: another writer, while a client reads list after list."""
-        self.next(rpc, NmxcFault(afterwards=act))
 
     def freeze(self) -> None:
         """Answer nothing and send nothing until `thaw`; connections stay open."""
