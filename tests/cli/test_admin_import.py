@@ -21,6 +21,7 @@ from rackloom.cli import admin_import
 from rackloom.cli.admin import app, connect
 from rackloom.core.takeover.records import AdoptPartition, SiteReading, TakeoverPlan
 from rackloom.errors import Refused, Retry
+from rackloom.runtime.log_settings import structlog_configured
 
 pytestmark = pytest.mark.slow
 PAGE = "docs/migrate-from-nico.md"
@@ -70,14 +71,14 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, authority):
-    structlog.configure(
-        processors=[structlog.processors.JSONRenderer()],
-        wrapper_class=structlog.BoundLogger,
-        logger_factory=structlog.ReturnLoggerFactory(),
-    )
     theirs = ground_class()(tmp_path_factory.mktemp("nico"), authority)
     mine = ground_class()(tmp_path_factory.mktemp("site"), authority)
     with (
+        structlog_configured(
+            processors=[structlog.processors.JSONRenderer()],
+            wrapper_class=structlog.BoundLogger,
+            logger_factory=structlog.ReturnLoggerFactory(),
+        ),
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(mine.racks(2)) as switches,
         portal.wrap_async_context_manager(site_service(load_config(read_only(theirs.config(**KEEP))))) as old,
@@ -90,7 +91,6 @@ def world(tmp_path_factory, authority):
         for switch in switches:
             site.register(switch)
         yield World(nico, site, switches)
-    structlog.reset_defaults()
 
 
 class Operator:

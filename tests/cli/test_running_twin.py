@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import structlog
 from tests.waiting import PATIENCE
 
 from rackloom.claim.kube.client import connect
@@ -47,6 +48,9 @@ def rackloom(capsys):
 
 @pytest.fixture(scope="module")
 def site():
+    # `rackloom serve` in an earlier test of this process may have configured structlog. The site leaves such
+    # settings of its host alone, and its warnings would stand in the output of the commands.
+    structlog.reset_defaults()
     with start_site(seed="7", in_process=True) as running:
         yield running
 
