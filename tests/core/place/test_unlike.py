@@ -9,7 +9,7 @@ from tests.core.place.place_sites import faults, held, site
 
 from rackloom.core.cluster.state import TrayHold
 from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
-from rackloom.core.place import gang_fixes
+from rackloom.core.place import gang_planner
 from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.gang_planner import try_gang
 from rackloom.core.place.placement_values import REGION_SIZES, Gang, GangGroup, GangPlan
@@ -189,7 +189,7 @@ def test_all_searches_for_one_gang_share_an_effort(monkeypatch: pytest.MonkeyPat
         return found
 
     monkeypatch.setattr(tray_assignment, "solve_and_count", counted)
-    monkeypatch.setattr(gang_fixes, "SearchBudget", lambda: SearchBudget(1000))
+    monkeypatch.setattr(gang_planner, "SearchBudget", lambda: SearchBudget(1000))
     trays = tuple(
         PlacementTray(name=f"n{clique}-{at}", clique=f"c{clique}", gpus=4, rooms=rooms_of(at, clique))
         for clique in range(12)
