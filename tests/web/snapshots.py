@@ -3,6 +3,7 @@
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import Condition
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.snapshot import (
@@ -26,7 +27,6 @@ from rackloom.core.domains.compute_domain import (
     ComputeDomain,
     ComputeDomainNode,
     ComputeDomainStatus,
-    Condition,
 )
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
 from rackloom.web.model import MapGpu, SiteMap, SiteReading, rack_id

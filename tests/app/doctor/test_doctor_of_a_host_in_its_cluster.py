@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from tests.app.doctor.hosts import examine_host, laid_out
 
+from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.names import GPU_DRIVER
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import CheckState, Severity
@@ -16,7 +17,7 @@ from rackloom.core.diagnosis.snapshot import (
     NodeRecord,
     SiteSnapshot,
 )
-from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainStatus, Condition
+from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainStatus
 from rackloom.topology.affinity import own_nics
 from rackloom.topology.join_key import Fact, GpuKey, Source
 from rackloom.topology.machine import numa_of

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackloom.core.cluster.metadata import Condition
 from rackloom.core.domains.clique import Readiness, clean_line, is_ip_address
 from rackloom.core.domains.compute_domain import (
     AllocationMode,
     ComputeDomainNode,
     ComputeDomainStatus,
-    Condition,
     compute_domain_status_json,
     read_compute_domain,
     read_compute_domain_status,

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from rackloom.claim.cluster.controller_runtime import execute_write
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected, list_taint_rules
+from rackloom.core.cluster.metadata import OwnerReference
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -34,7 +35,6 @@ from rackloom.core.cluster.objects import (
     ObjectWrite,
     ResourceKind,
 )
-from rackloom.core.cluster.pods import OwnerReference
 from rackloom.core.cluster.reader import ClusterReader
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas

@@ -1,6 +1,7 @@
 """The only reader of Kubernetes objects: facts of pods, nodes, claims and owners, and trays from them.
 
-- `objects`: kinds, times, conditions and writes as values. `names`: the names of drivers and schedulers.
+- `objects`: kinds, times and writes as values. `metadata`: the facts that any object has. `names`: the names
+  of drivers and schedulers.
 - `pods`: the one declaration of a pod, and its owner. `scheduling`: what a pod asks of its node.
 - `nodes`: open or closed and why, GPUs by each way to get them, the clique.
 - `workload_kinds` and `jobs`: the pods that an object of any kind will have, and which belong together.

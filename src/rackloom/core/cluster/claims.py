@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import OwnerReference
 from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
 from rackloom.core.cluster.objects import JsonMapping, allocated_devices
-from rackloom.core.cluster.pods import ApiStruct, OwnerReference, PodMetadata, qualified_name
+from rackloom.core.cluster.pods import ApiStruct, PodMetadata, qualified_name
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, TrayHold
 
 ClaimUser = str | tuple[str, str]

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from rackloom.core.allocate.objects import Amount, convert_object
+from rackloom.core.cluster.metadata import OwnerReference
 from rackloom.core.cluster.objects import JsonMapping, PatchOperation, add_operation, has_pod_ended
 from rackloom.errors import Refused
 
@@ -284,16 +285,6 @@ class PodSpec(ApiStruct, frozen=True, kw_only=True):
     priority: Int32 | None = None
     priority_class_name: str | None = None
     preemption_policy: Literal["Never", "PreemptLowerPriority"] | None = None
-
-
-class OwnerReference(ApiStruct, frozen=True, kw_only=True):
-    """An owner reference."""
-
-    kind: str = ""
-    api_version: str = ""
-    name: str = ""
-    uid: str = ""
-    controller: bool | None = None
 
 
 class PodMetadata(ApiStruct, frozen=True, kw_only=True):

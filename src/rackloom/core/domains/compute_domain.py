@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
+from rackloom.core.cluster.metadata import Condition
 from rackloom.core.domains.clique import JsonObject, Readiness
 from rackloom.errors import Refused
 
@@ -36,18 +37,6 @@ class ComputeDomainNode(msgspec.Struct, frozen=True, kw_only=True, rename="camel
     clique_id: str = msgspec.field(name="cliqueID")
     index: int = NO_INDEX
     status: Readiness = Readiness.NOT_READY
-
-
-class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A condition in the usual form of Kubernetes; `status` is True, False or Unknown."""
-
-    type: str
-    status: str
-    reason: str
-    message: str = ""
-    observed_generation: int = 0
-    last_transition_time: str = ""
-    """RFC 3339; empty until it is written."""
 
 
 class ComputeDomainStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.names import SPANS_CLIQUES, ImexIsolation, ImexMode
 from rackloom.core.cluster.objects import RESOURCE_CLAIM_TEMPLATE, EventNotice
 from rackloom.core.domains import owned
@@ -27,7 +28,6 @@ from rackloom.core.domains.compute_domain import (
     ComputeDomain,
     ComputeDomainNode,
     ComputeDomainStatus,
-    Condition,
 )
 from rackloom.core.domains.owned import (
     RequiredObject,

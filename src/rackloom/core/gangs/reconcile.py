@@ -31,8 +31,8 @@ from collections.abc import Collection
 
 import msgspec
 
+from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.objects import EventNotice, ObjectWrite, epoch_seconds, list_names, metav1_time
-from rackloom.core.domains.compute_domain import Condition
 from rackloom.core.gangs import slots, terms
 from rackloom.core.gangs.slots import (
     assign_slots,

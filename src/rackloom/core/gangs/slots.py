@@ -33,6 +33,7 @@ from collections import Counter
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.cluster.metadata import OwnerReference
 from rackloom.core.cluster.objects import (
     POD,
     DeleteObject,
@@ -43,7 +44,7 @@ from rackloom.core.cluster.objects import (
     epoch_seconds,
     metav1_time,
 )
-from rackloom.core.cluster.pods import OwnerReference, narrow_nodes
+from rackloom.core.cluster.pods import narrow_nodes
 from rackloom.core.gangs.snapshot import AWAITING_LAST_PODS, PLACED, GangRecord, GangSnapshot
 from rackloom.core.gangs.spec import (
     GANG_GATE,

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.objects import (
     GANG_PLAN,
     NODE,
@@ -38,7 +39,6 @@ from rackloom.core.cluster.objects import (
 from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.cluster.state import ClusterState, TrayHold
 from rackloom.core.cluster.trays import PlacementSite
-from rackloom.core.domains.compute_domain import Condition
 from rackloom.core.domains.quota import SpareQuotas
 from rackloom.core.gangs.spec import (
     GANG_FINALIZER,

@@ -30,6 +30,7 @@ from operator import attrgetter
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import OwnerReference
 from rackloom.core.cluster.objects import (
     JOB,
     Object,
@@ -38,7 +39,7 @@ from rackloom.core.cluster.objects import (
     has_condition,
     has_pod_ended,
 )
-from rackloom.core.cluster.pods import GANG_LABEL, TEMPLATE_GATE, OwnerReference, PodObject, decode_object
+from rackloom.core.cluster.pods import GANG_LABEL, TEMPLATE_GATE, PodObject, decode_object
 from rackloom.core.cluster.pods import SIZE_ANNOTATION as SIZE_ANNOTATION
 from rackloom.core.cluster.scheduling import requested_devices
 from rackloom.core.cluster.workload_kinds import other_manager

@@ -9,9 +9,9 @@ from tests.claim.cluster.gangs.gang_site import TEAM, GangSite, Job, run
 from tests.claim.cluster.gangs.gang_stories import bound_job, over, until_dead_and_again, watch_bindings
 
 from rackloom.claim.kube.api import NotFound
+from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.objects import JOB, POD
 from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.domains.compute_domain import Condition
 from rackloom.core.gangs import spec
 from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.reconcile import reconcile_gang

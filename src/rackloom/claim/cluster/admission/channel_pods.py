@@ -18,6 +18,7 @@ import msgspec
 
 from rackloom.claim.cluster.admission.reviews import AdmissionMode, AdmissionVerdict, RuleOutcome, verdict_on
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import OwnerReference
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, ImexIsolation, isolation_of, shared_claim_name
 from rackloom.core.cluster.objects import Object, PatchOperation, add_entries, add_operation
 from rackloom.core.cluster.pods import (
@@ -27,7 +28,6 @@ from rackloom.core.cluster.pods import (
     WATCHED_LABEL,
     WATCHED_VALUE,
     NodeAffinity,
-    OwnerReference,
     PodAffinity,
     PodObject,
     PodSpec,

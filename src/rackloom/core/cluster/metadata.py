@@ -1,0 +1,142 @@
+"""The facts that every Kubernetes object has: identity, labels, owners, deletion, conditions.
+
+Outside `core.cluster`, an object is a handle: it is passed on, and these functions answer questions about it.
+So each question has one answer, and a later format changes one place.
+
+An object of the API server has a name, a UID and a version. An object of a file may lack each of them, and an
+absent text is "". A list or a map may be absent or null, which means empty.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from rackloom.core.cluster.objects import JsonMapping, ResourceKind, epoch_seconds, object_title
+
+
+class OwnerReference(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An owner reference."""
+
+    kind: str = ""
+    api_version: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A condition in the usual form of Kubernetes; `status` is True, False or Unknown."""
+
+    type: str
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    observed_generation: int = 0
+    last_transition_time: str = ""
+    """RFC 3339; empty until it is written."""
+
+
+def name_of(obj: JsonMapping) -> str:
+    """The name of an object."""
+    return str(_metadata(obj).get("name") or "")
+
+
+def namespace_of(obj: JsonMapping) -> str | None:
+    """The namespace of an object; None for one of the whole cluster."""
+    return _metadata(obj).get("namespace") or None
+
+
+def full_name(obj: JsonMapping) -> str:
+    """`namespace/name`; the name alone for an object of the whole cluster."""
+    namespace = namespace_of(obj)
+    return f"{namespace}/{name_of(obj)}" if namespace else name_of(obj)
+
+
+def title_of(kind: ResourceKind, obj: JsonMapping) -> str:
+    """`Kind namespace/name`, for messages."""
+    return object_title(kind, namespace_of(obj), name_of(obj))
+
+
+def uid_of(obj: JsonMapping) -> str:
+    """The UID of an object. No other object ever has it, also none of the same name."""
+    return str(_metadata(obj).get("uid") or "")
+
+
+def version_of(obj: JsonMapping) -> str:
+    """The `resourceVersion`: another value means another state."""
+    return str(_metadata(obj).get("resourceVersion") or "")
+
+
+def generation_of(obj: JsonMapping) -> int:
+    """The generation: the API server counts it up when the spec changes."""
+    return int(_metadata(obj).get("generation") or 0)
+
+
+def identity_of(obj: JsonMapping, *fields: str) -> dict[str, str]:
+    """Those of these fields of the metadata that it has. A write names an object or its version by them."""
+    metadata = _metadata(obj)
+    return {field: metadata[field] for field in fields if field in metadata}
+
+
+def labels_of(obj: JsonMapping) -> Mapping[str, str]:
+    """The labels of an object."""
+    return _metadata(obj).get("labels") or {}
+
+
+def annotations_of(obj: JsonMapping) -> Mapping[str, str]:
+    """The annotations of an object."""
+    return _metadata(obj).get("annotations") or {}
+
+
+def finalizers_of(obj: JsonMapping) -> Sequence[str]:
+    """The finalizers of an object. It stays until all of them are gone."""
+    return _metadata(obj).get("finalizers") or ()
+
+
+def owners_of(obj: JsonMapping) -> tuple[OwnerReference, ...]:
+    """The owners of an object."""
+    written = _metadata(obj).get("ownerReferences")
+    return msgspec.convert(written, tuple[OwnerReference, ...]) if written else ()
+
+
+def controller_of(obj: JsonMapping) -> OwnerReference | None:
+    """The owner that made an object; None if a person made it."""
+    return next((owner for owner in owners_of(obj) if owner.controller), None)
+
+
+def created_at(obj: JsonMapping) -> float | None:
+    """When an object was created, in seconds since 1970; None for an object of a file."""
+    return epoch_seconds(_metadata(obj).get("creationTimestamp") or "")
+
+
+def is_being_deleted(obj: JsonMapping) -> bool:
+    """Whether the deletion of an object was requested. It is there until its finalizers are gone."""
+    return bool(_metadata(obj).get("deletionTimestamp"))
+
+
+def deletion_time(obj: JsonMapping) -> float | None:
+    """When an object that is being deleted should be gone, in seconds since 1970; None if it is not."""
+    return epoch_seconds(_metadata(obj).get("deletionTimestamp") or "")
+
+
+def field_managers(obj: JsonMapping, label: str | None = None) -> Iterator[str]:
+    """The programs that wrote fields of an object, or one label of it."""
+    for entry in _metadata(obj).get("managedFields") or ():
+        fields = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
+        if label is None or f"f:{label}" in (fields.get("f:labels") or {}):
+            yield entry.get("manager") or ""
+
+
+def conditions_of(obj: JsonMapping) -> tuple[Condition, ...]:
+    """The conditions of an object."""
+    written = (obj.get("status") or {}).get("conditions")
+    return msgspec.convert(written, tuple[Condition, ...]) if written else ()
+
+
+def condition_of(obj: JsonMapping, type_: str) -> Condition | None:
+    """The condition of a type."""
+    return next((condition for condition in conditions_of(obj) if condition.type == type_), None)
+
+
+def _metadata(obj: JsonMapping) -> JsonMapping:
+    return obj.get("metadata") or {}
