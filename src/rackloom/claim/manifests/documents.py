@@ -7,8 +7,10 @@ starts like JSON and is none (a trailing comma, several objects) is read as YAML
 Lists (`kind: List`, PodList) are unfolded into their objects. A directory is read as `kubectl -f` reads it.
 """
 
+import codecs
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from json import JSONDecoder
 from pathlib import Path
 from typing import Any
@@ -28,17 +30,16 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A text, as messages name it."""
+    """The content of a file or an answer, and its name in messages."""
 
     file: str
-    text: str
+    content: bytes
     is_json: bool
 
     def line(self, document: int, path: FieldPath) -> int:
         """The line (from 1) of a field of a document, or of the nearest field around it that is there."""
-        if self.is_json:
-            return _line_in_json(self.text, path)
-        return line_of_field(self.text, document, path)
+        text = self.content.decode()
+        return _line_in_json(text, path) if self.is_json else line_of_field(text, document, path)
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,12 +65,11 @@ def read_documents(path: Path) -> list[Document]:
     if path.is_dir():
         return [document for file in _manifests_in(path) for document in read_documents(file)]
     try:
-        text = path.read_text(encoding="utf-8")
+        return parse_documents(path.read_bytes(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(
             f"{path} cannot be read: {file_error_text(error)}", nearest_fix="name a YAML or JSON file"
         ) from error
-    return parse_documents(text, str(path))
 
 
 def _manifests_in(folder: Path) -> list[Path]:
@@ -86,17 +86,19 @@ def _manifests_in(folder: Path) -> list[Path]:
     return found
 
 
-def parse_documents(text: str, file: str) -> list[Document]:
-    """The objects of a text, called `file` in messages. Refused with file and line."""
-    if text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
-        try:
-            value = decode_json(text.lstrip("\ufeff"), file, max_bytes=4 * len(text))
-        except Undecodable:
-            # YAML reads more, and names the line of what is wrong.
-            pass
-        else:
-            return list(_list_items(Document(value=value, source=Source(file, text, is_json=True), number=0)))
-    source = Source(file, text, is_json=False)
+def parse_documents(content: bytes | str, file: str) -> list[Document]:
+    """The objects of a content, called `file` in messages. Refused with file and line.
+
+    Raises UnicodeDecodeError if it is no text in UTF-8.
+    """
+    content = content.encode() if isinstance(content, str) else content
+    if content.lstrip(codecs.BOM_UTF8 + b" \t\r\n").startswith((b"{", b"[")):
+        # YAML reads more than JSON, and names the line of an error.
+        with suppress(Undecodable):
+            value = decode_json(content.removeprefix(codecs.BOM_UTF8), file, max_bytes=len(content))
+            source = Source(file, content, is_json=True)
+            return list(_list_items(Document(value=value, source=source, number=0)))
+    source, text = Source(file, content, is_json=False), content.decode()
     try:
         return [
             document
