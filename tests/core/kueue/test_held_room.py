@@ -8,20 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackloom.core.cluster.kueue_objects import as_admitted, read_workload
 from rackloom.core.cluster.objects import Object
 from rackloom.core.kueue.workloads import (
     CONTROLLER_NAME,
     PLAN_ANNOTATION,
-    AdmissionCheckState,
     PlannedPodSet,
     Verdict,
     active_condition,
-    as_admitted,
     check_state_json,
-    domains_of_assignment,
     held_seats,
     read_planned,
-    read_workload,
 )
 
 
@@ -63,7 +60,8 @@ def test_a_workload_that_is_deleted_or_inactive_has_no_quota() -> None:
 def test_a_workload_starts_with_the_counts_and_flavors_of_its_reservation() -> None:
     assigned = {"name": "main", "count": 3, "flavors": {"nvidia.com/gpu": "trays", "cpu": "trays"}}
     read = read_workload(workload(admission={"podSetAssignments": [assigned]}))
-    flavor = {"nodeLabels": {"kind": "tray"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    rules = {"nodeLabels": {"kind": "tray"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    flavor = {"metadata": {"name": "trays"}, "spec": rules}
     (pod_set,) = as_admitted(read, {"trays": flavor})["spec"]["podSets"]
     assert pod_set["count"] == 3
     assert pod_set["template"]["spec"]["nodeSelector"] == {"zone": "a", "kind": "tray"}
@@ -83,60 +81,58 @@ def test_the_domains_that_kueue_has_chosen_are_read() -> None:
         {"domainCount": 1, "valuesPerLevel": [{"universal": "c2"}, {"individual": {"roots": ["x"]}}]},
     ]
     assignment = {"name": "main", "topologyAssignment": {"levels": ["clique", "host"], "slices": parts}}
-    assert domains_of_assignment(assignment) == [
+    (placed,) = read_workload(workload(admission={"podSetAssignments": [assignment]})).pod_sets
+    assert placed.domains == [
         {"clique": "c1", "host": "node-1.local"},
         {"clique": "c1", "host": "node-2.local"},
         {"clique": "c2", "host": "x"},
     ]
-    assert domains_of_assignment({"name": "main"}) is None
+    (anywhere,) = read_workload(workload(admission={"podSetAssignments": [{"name": "main"}]})).pod_sets
+    assert anywhere.domains == []
 
 
 # Held room.
 
 
-def ready(planned: PlannedPodSet) -> AdmissionCheckState:
+def recorded(planned: PlannedPodSet) -> Object:
     annotation = msgspec.json.encode(planned).decode()
-    return AdmissionCheckState(
-        name="c",
-        state="Ready",
-        pod_set_updates=({"name": "main", "annotations": {PLAN_ANNOTATION: annotation}},),
-    )
+    return {"name": "main", "annotations": {PLAN_ANNOTATION: annotation}}
 
 
-def pods_on(check: AdmissionCheckState, *nodes: str | None, phase: str = "Running") -> list[Object]:
-    annotations = check.pod_set_updates[0]["annotations"]
+def pods_on(update: Object, *nodes: str | None, phase: str = "Running") -> list[Object]:
+    annotations = update["annotations"]
     return [
         {"metadata": {"annotations": annotations}, "spec": {"nodeName": node}, "status": {"phase": phase}}
         for node in nodes
     ]
 
 
-def held(check: AdmissionCheckState, pods: list[Object]) -> dict[str, int]:
-    return {hold.tray: hold.gpus for hold in held_seats(read_workload(workload()), check, pods)}
+def held(update: Object, pods: list[Object]) -> dict[str, int]:
+    return {hold.tray: hold.gpus for hold in held_seats("team/train", [update], pods)}
 
 
 def test_all_is_held_until_pods_are_bound() -> None:
-    check = ready(PlannedPodSet(gpus=2, trays={"a": 2, "b": 1}))
-    assert held(check, []) == {"a": 4, "b": 2}
-    assert held(check, pods_on(check, None, None)) == {"a": 4, "b": 2}
+    update = recorded(PlannedPodSet(gpus=2, trays={"a": 2, "b": 1}))
+    assert held(update, []) == {"a": 4, "b": 2}
+    assert held(update, pods_on(update, None, None)) == {"a": 4, "b": 2}
 
 
 def test_a_bound_pod_gives_its_own_seat_back_and_one_elsewhere_another() -> None:
-    check = ready(PlannedPodSet(gpus=2, trays={"a": 2, "b": 1}))
-    assert held(check, pods_on(check, "a")) == {"a": 2, "b": 2}
-    assert held(check, pods_on(check, "z")) == {"a": 4}
-    assert held(check, pods_on(check, "z", "z", "b")) == {}
+    update = recorded(PlannedPodSet(gpus=2, trays={"a": 2, "b": 1}))
+    assert held(update, pods_on(update, "a")) == {"a": 2, "b": 2}
+    assert held(update, pods_on(update, "z")) == {"a": 4}
+    assert held(update, pods_on(update, "z", "z", "b")) == {}
 
 
 def test_a_pod_that_succeeded_needs_no_room_and_one_that_failed_comes_again() -> None:
-    check = ready(PlannedPodSet(gpus=4, trays={"a": 1}))
-    assert held(check, pods_on(check, "a", phase="Succeeded")) == {}
-    assert held(check, pods_on(check, "a", phase="Failed")) == {"a": 4}
+    update = recorded(PlannedPodSet(gpus=4, trays={"a": 1}))
+    assert held(update, pods_on(update, "a", phase="Succeeded")) == {}
+    assert held(update, pods_on(update, "a", phase="Failed")) == {"a": 4}
 
 
 def test_claims_and_spares_hold_trays_whole() -> None:
-    check = ready(PlannedPodSet(gpus=0, whole=True, channel=True, trays={"a": 1}, spares=("s",)))
-    holds = {hold.tray: hold for hold in held_seats(read_workload(workload()), check, [])}
+    update = recorded(PlannedPodSet(gpus=0, whole=True, channel=True, trays={"a": 1}, spares=("s",)))
+    holds = {hold.tray: hold for hold in held_seats("team/train", [update], [])}
     assert holds["a"].is_whole
     assert holds["a"].channel
     assert holds["s"].is_whole
@@ -154,8 +150,8 @@ def test_an_annotation_that_cannot_be_read_is_no_plan(text: str | None) -> None:
 def test_what_is_bound_and_what_is_held_are_all_members(trays: dict[str, int], nodes: list[str]) -> None:
     members = sum(trays.values())
     nodes = nodes[:members]
-    check = ready(PlannedPodSet(gpus=1, trays=trays))
-    left = held(check, pods_on(check, *nodes))
+    update = recorded(PlannedPodSet(gpus=1, trays=trays))
+    left = held(update, pods_on(update, *nodes))
     assert sum(left.values()) + len(nodes) == members
     assert not Counter(left) - Counter(trays)
 

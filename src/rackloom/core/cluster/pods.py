@@ -456,6 +456,11 @@ def narrow_nodes(
             yield add_operation(f"{path}/nodeSelectorTerms/{number}/{field}", [requirement])
 
 
+def node_of(pod: JsonMapping) -> str:
+    """The node of a pod, or empty until it is bound."""
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
 def is_bound_pod(pod: JsonMapping) -> bool:
     """Whether it is on a node and has not ended."""
     return bool((pod.get("spec") or {}).get("nodeName")) and not has_pod_ended(pod)
