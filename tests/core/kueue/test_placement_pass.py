@@ -16,7 +16,7 @@ from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangRecord
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.gangs.trays import PromisedSpares, spare_room
 from rackloom.core.kueue.checks import KueueCluster, PlacementPass
-from rackloom.core.kueue.workloads import Verdict, held_seats, planned_spares
+from rackloom.core.kueue.plans import Verdict, held_seats, planned_spares
 from rackloom.core.place.placement_values import GangPlan
 
 CLIQUE, CHECK, GPU = "nvidia.com/gpu.clique", "c", "nvidia.com/gpu"

@@ -66,7 +66,7 @@ from rackloom.core.gangs.spec import (
     read_owner_job,
 )
 from rackloom.core.gangs.trays import TrayCountCache, running_site
-from rackloom.core.kueue.workloads import held_plans
+from rackloom.core.kueue.plans import held_plans
 from rackloom.core.place.node_resources import NodeUse
 from rackloom.core.place.placement_values import GangPlan
 from rackloom.errors import Refused

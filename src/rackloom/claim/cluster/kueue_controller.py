@@ -44,7 +44,7 @@ from rackloom.core.cluster.objects import (
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kueue.checks import KueueCluster, PlacementPass
-from rackloom.core.kueue.workloads import CONTROLLER_NAME, Verdict, active_condition, check_state_json
+from rackloom.core.kueue.plans import CONTROLLER_NAME, Verdict, active_condition, check_state_json
 
 log = structlog.get_logger(__name__)
 

@@ -49,7 +49,7 @@ from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.snapshot import ClusterLists, GangKey, read_record
 from rackloom.core.gangs.spec import GangSettings, read_gang_spec
 from rackloom.core.gangs.trays import PromisedSpares, claim_templates_of, spare_room
-from rackloom.core.kueue.workloads import (
+from rackloom.core.kueue.plans import (
     Verdict,
     held_plans,
     held_seats,
