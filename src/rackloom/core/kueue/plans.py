@@ -12,6 +12,7 @@ two values of one key.
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -96,12 +97,8 @@ def held_seats(owner: str, updates: Iterable[Object], pods: Iterable[Object]) ->
         annotation, node = annotations_of(pod).get(PLAN_ANNOTATION), node_of(pod)
         if annotation is not None and node and pod_phase(pod) != "Failed":
             bound[annotation][node] += 1
-    for update in updates:
-        annotation = (update.get("annotations") or {}).get(PLAN_ANNOTATION)
-        planned = read_planned(annotation)
-        if planned is None:
-            continue
-        for tray, members in _remaining(planned.trays, bound[str(annotation)]).items():
+    for annotation, planned in recorded_plans(updates):
+        for tray, members in _remaining(planned.trays, bound[annotation]).items():
             yield TrayHold(
                 owner=owner,
                 tray=tray,
@@ -154,18 +151,16 @@ def ready_checks(
 
 def planned_spares(updates: Iterable[Object]) -> int:
     """The spare trays of a plan."""
-    annotations = ((update.get("annotations") or {}).get(PLAN_ANNOTATION) for update in updates)
-    return sum(len(planned.spares) for planned in map(read_planned, annotations) if planned is not None)
+    return sum(len(planned.spares) for _, planned in recorded_plans(updates))
 
 
-def read_planned(annotation: str | None) -> PlannedPodSet | None:
-    """The plan of a pod set, or None if there is none that can be read."""
-    if annotation is None:
-        return None
-    try:
-        return decode_json(annotation, PLAN_ANNOTATION, PlannedPodSet)
-    except Undecodable:
-        return None
+def recorded_plans(updates: Iterable[Object]) -> Iterator[tuple[str, PlannedPodSet]]:
+    """The annotation and the plan of each pod set. An annotation that cannot be read is no plan."""
+    for update in updates:
+        annotation = (update.get("annotations") or {}).get(PLAN_ANNOTATION)
+        if annotation is not None:
+            with suppress(Undecodable):
+                yield annotation, decode_json(annotation, PLAN_ANNOTATION, PlannedPodSet)
 
 
 def _remaining(planned: Mapping[str, int], bound: Counter[str]) -> dict[str, int]:
