@@ -93,6 +93,7 @@ class KueueWorkload(msgspec.Struct, frozen=True, kw_only=True):
     def requested(self, resource: str) -> int:
         """The amount of a resource that its containers request. An amount that is no plain number is 0."""
         found = 0
+        # These are the counts that the Workload requests. A reservation may have fewer.
         for pod_set in (self.obj.get("spec") or {}).get("podSets") or ():
             for container in ((pod_set.get("template") or {}).get("spec") or {}).get("containers") or ():
                 amount = str(((container.get("resources") or {}).get("requests") or {}).get(resource, ""))
