@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackloom.core.cluster.gang_objects import GangKey
 from rackloom.core.cluster.objects import CreateObject, Object
 from rackloom.core.domains.compute_domain import read_compute_domain
 from rackloom.core.domains.quota import QUEUE_LABEL, domain_quota, spare_quotas
 from rackloom.core.domains.settings import QuotaMode
-from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangRecord
-from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.gangs.trays import PromisedSpares, spare_room
+from rackloom.core.gangs.placement import PromisedSpares, spare_room
+from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSettings
 from rackloom.core.kueue.checks import KueueCluster, PlacementPass
 from rackloom.core.kueue.workloads import KueueWorkload, Verdict, held_seats, planned_spares, read_workload
 from rackloom.core.place.placement_values import GangPlan

@@ -23,6 +23,10 @@ class OwnerReference(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     uid: str = ""
     controller: bool | None = None
 
+    def is_of(self, kind: ResourceKind) -> bool:
+        """Whether the owner is of this kind and API version."""
+        return (self.api_version, self.kind) == (kind.api_version, kind.kind)
+
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A condition in the usual form of Kubernetes; `status` is True, False or Unknown."""

@@ -165,6 +165,24 @@ def published_devices(slices: Iterable[JsonMapping], driver: str = names.GPU_DRI
     return {key: device for devices in found.values() for key, device in devices.items()}
 
 
+class SliceContents(msgspec.Struct, frozen=True):
+    """The devices of a slice, whatever their driver."""
+
+    node: str
+    """Empty if the devices are of no single node."""
+    pool: tuple[str, str]
+    """Driver and name."""
+    devices: tuple[str, ...]
+
+
+def slice_contents(slice_: JsonMapping) -> SliceContents:
+    """The node, the pool and the devices of a slice."""
+    spec = slice_["spec"]
+    names_of_devices = (device["name"] for device in spec.get("devices") or ())
+    pool = (spec["driver"], spec["pool"]["name"])
+    return SliceContents(spec.get("nodeName") or "", pool, tuple(names_of_devices))
+
+
 def gpus_by_node(published: PublishedDevices) -> Counter[str]:
     """Whole GPUs by node."""
     return Counter(device.node for device in published.values() if device.is_whole)
@@ -199,4 +217,11 @@ def closed_reasons(node: JsonMapping, tolerations: tuple[Toleration, ...] | None
     elif ready != "True" or any(taint in _UNREADY_TAINTS for taint in taints):
         yield "not ready"
     if tolerations is not None:
-        yield from (f"taint {taint}" for taint in taints if taint not in (_CORDON_TAINT, *_UNREADY_TAINTS))
+        yield from closing_taints(node, tolerations)
+
+
+def closing_taints(node: JsonMapping, tolerations: tuple[Toleration, ...]) -> Iterator[str]:
+    """The taints that close a node, in words, but for those that repeat a state that has a word."""
+    for taint in blocking_taints(node, tolerations):
+        if taint not in (_CORDON_TAINT, *_UNREADY_TAINTS):
+            yield f"taint {taint}"

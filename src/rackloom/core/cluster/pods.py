@@ -5,7 +5,7 @@ list as a missing field or as null, so lists default to None. The three served v
 resource.k8s.io differ in a claim's requests only, and those are not read here.
 
 The scheduling gate in this module holds a pod whose claim template does not exist yet. The gate of
-gangs is in `core.gangs.spec`.
+gangs is in `core.cluster.gang_objects`.
 """
 
 import hashlib
@@ -459,6 +459,13 @@ def narrow_nodes(
 def is_bound_pod(pod: JsonMapping) -> bool:
     """Whether it is on a node and has not ended."""
     return bool((pod.get("spec") or {}).get("nodeName")) and not has_pod_ended(pod)
+
+
+def claim_templates_of(pod: JsonMapping) -> Iterator[str]:
+    """The claim templates that a pod, or the template of pods, names."""
+    for claim in pod["spec"].get("resourceClaims") or ():
+        if claim.get("resourceClaimTemplateName"):
+            yield claim["resourceClaimTemplateName"]
 
 
 # Owners.

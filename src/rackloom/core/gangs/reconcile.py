@@ -31,9 +31,11 @@ from collections.abc import Collection
 
 import msgspec
 
+from rackloom.core.cluster.gang_objects import GangMember, GangSpec
 from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.objects import EventNotice, ObjectWrite, epoch_seconds, list_names, metav1_time
-from rackloom.core.gangs import slots, terms
+from rackloom.core.gangs import slots
+from rackloom.core.gangs.requests import check_terms
 from rackloom.core.gangs.slots import (
     assign_slots,
     delete_member,
@@ -50,6 +52,7 @@ from rackloom.core.gangs.snapshot import (
     PLACED,
     RESERVED,
     GangRecord,
+    GangSettings,
     GangSnapshot,
     close_record,
     create_record,
@@ -58,7 +61,6 @@ from rackloom.core.gangs.snapshot import (
     reserve_tray,
     withdraw_plan,
 )
-from rackloom.core.gangs.spec import GangMember, GangSettings, GangSpec
 from rackloom.core.place.placement_values import GangPlan
 from rackloom.errors import Refused
 
@@ -440,7 +442,7 @@ def _why_not_planned(snapshot: GangSnapshot, settings: GangSettings) -> Conditio
             fix = "delete all pods of the gang, and have them made anew"
             why = f"{_shorten(loose)} were not held until the gang was placed: {fix}"
             return gang_condition(PLACED, "False", "NotHeld", why)
-        terms.check_terms(snapshot.living, settings.clique_label, is_together=declared.segment is None)
+        check_terms(snapshot.living, settings.clique_label, is_together=declared.segment is None)
     except Refused as refused:
         return gang_condition(PLACED, "False", "InvalidGang", str(refused))
     return waiting_for_members(snapshot, declared) or waiting_for_others(snapshot)

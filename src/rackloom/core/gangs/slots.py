@@ -33,6 +33,15 @@ from collections import Counter
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.cluster.gang_objects import (
+    GANG_GATE,
+    GANG_TAINT,
+    RELEASED_ANNOTATION,
+    TRAY_ANNOTATION,
+    GangMember,
+    GangSpec,
+)
+from rackloom.core.cluster.gang_owners import LONGEST_JOB_BACKOFF, MPI_JOB, FinishedMPIJob, OwnerJob
 from rackloom.core.cluster.metadata import OwnerReference
 from rackloom.core.cluster.objects import (
     POD,
@@ -45,21 +54,7 @@ from rackloom.core.cluster.objects import (
     metav1_time,
 )
 from rackloom.core.cluster.pods import narrow_nodes
-from rackloom.core.gangs.snapshot import AWAITING_LAST_PODS, PLACED, GangRecord, GangSnapshot
-from rackloom.core.gangs.spec import (
-    GANG_GATE,
-    GANG_TAINT,
-    LONGEST_JOB_BACKOFF,
-    MPI_JOB,
-    RELEASED_ANNOTATION,
-    TRAY_ANNOTATION,
-    FinishedMPIJob,
-    GangMember,
-    GangSettings,
-    GangSpec,
-    OwnerJob,
-    is_owner_of_kind,
-)
+from rackloom.core.gangs.snapshot import AWAITING_LAST_PODS, PLACED, GangRecord, GangSettings, GangSnapshot
 from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment
 from rackloom.errors import Refused
 
@@ -236,7 +231,7 @@ def may_have_unused_trays(snapshot: GangSnapshot, plan: GangPlan) -> bool:
     gang = snapshot.record.gang
     is_one_job = gang is not None and len(gang.groups) == 1 and _common_job(snapshot) is not None
     owners = (member.owner for member in snapshot.members)
-    is_mpi = any(owner is not None and is_owner_of_kind(owner, MPI_JOB) for owner in owners)
+    is_mpi = any(owner is not None and owner.is_of(MPI_JOB) for owner in owners)
     return is_one_job or _are_bare(snapshot) or is_mpi
 
 
@@ -434,7 +429,7 @@ def pin_and_ungate(member: GangMember, tray: str, uid: str, now: float) -> Patch
             {TRAY_ANNOTATION: tray, RELEASED_ANNOTATION: metav1_time(now)},
         ),
         add_operation("/spec/tolerations", [toleration])
-        if member.tolerations is None
+        if member.pod.spec.tolerations is None
         else add_operation("/spec/tolerations/-", toleration),
         *narrow_nodes(
             member.pod.spec, "matchFields", {"key": "metadata.name", "operator": "In", "values": [tray]}

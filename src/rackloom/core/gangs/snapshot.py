@@ -23,36 +23,94 @@ time. A plan that was withdrawn removes its taints by itself and does not compet
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 
-from rackloom.core.cluster.metadata import Condition
-from rackloom.core.cluster.objects import (
-    GANG_PLAN,
-    NODE,
-    CreateObject,
-    DeleteObject,
-    Object,
-    PatchObject,
-    not_ready_since,
+from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import (
+    GANG_FINALIZER,
+    GANG_TAINT,
+    GangKey,
+    GangMember,
+    GangSpec,
+    NodeTaint,
+    TrayNode,
+    gang_key_of,
+    read_gang_spec,
+    read_member,
+    read_tray_node,
+    reserving_plans,
 )
-from rackloom.core.cluster.pods import GANG_LABEL
+from rackloom.core.cluster.gang_owners import OwnerWorkloads
+from rackloom.core.cluster.metadata import (
+    Condition,
+    conditions_of,
+    finalizers_of,
+    name_of,
+    namespace_of,
+    uid_of,
+    version_of,
+)
+from rackloom.core.cluster.objects import GANG_PLAN, NODE, CreateObject, DeleteObject, Object, PatchObject
 from rackloom.core.cluster.state import ClusterState, TrayHold
 from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.domains.quota import SpareQuotas
-from rackloom.core.gangs.spec import (
-    GANG_FINALIZER,
-    GANG_TAINT,
-    SIZE_ANNOTATION,
-    GangMember,
-    GangSpec,
-    OwnerWorkloads,
-    read_gang_spec,
-    read_member,
-)
+from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.place.node_resources import NodeUse
 from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.errors import Refused
+
+# What an operator sets for the gang controller.
+
+
+class GangSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds."""
+
+    settle: float = 2.0
+    """Between the reservation of the last tray and the check of all trays: kube-scheduler may still bind a
+    pod that it decided on before it saw the taint."""
+    lost_after: float = 300.0
+    """A tray that is not ready for so long is lost: its members are deleted and move to another tray. The
+    node controller evicts pods after the same time."""
+    bind_after: float = 120.0
+    """A pod that was ungated and is unschedulable for so long is moved or recreated. A plan of which no pod
+    was ungated is withdrawn when pods are missing for so long. For the last pods of a Job, its longest
+    back-off is added."""
+    again: float = 15.0
+    """Between two attempts to place a gang that does not fit, since pods of others end without an event here.
+    Also the shortest time between two reads of the owners of its pods."""
+    max_spares: int = 8
+    """Spare trays that all gangs of a namespace may keep together. No ResourceQuota counts them, since no pod
+    runs on them."""
+    clique_label: str = names.GPU_CLIQUE_LABEL
+    """The node label whose value names the NVLink clique."""
+
+
+class BesideKueue(msgspec.Struct, frozen=True, kw_only=True):
+    """What of Kueue's objects bears on gangs."""
+
+    has_plans: bool = False
+    """Workloads have plans, whose trays no gang takes."""
+    quota: QuotaMode = QuotaMode.NONE
+    """Which ComputeDomains need quota: a gang keeps no more spare trays than those that it uses have."""
+
+
+WITHOUT_KUEUE = BesideKueue()
+
+
+def checked_gang_settings(settings: GangSettings) -> GangSettings:
+    """The settings, unchanged. Raises Refused for values without a sense."""
+    for name in ("settle", "lost_after", "bind_after", "again"):
+        if not 0 < getattr(settings, name) < float("inf"):
+            raise Refused(f"{name} is {getattr(settings, name)}", nearest_fix="use seconds above 0")
+    if settings.max_spares < 0:
+        raise Refused(f"max_spares is {settings.max_spares}", nearest_fix="use 0 for none")
+    if not settings.clique_label:
+        raise Refused("clique_label is empty", nearest_fix=f"use {names.GPU_CLIQUE_LABEL}")
+    return settings
+
 
 # The GangPlan.
 
@@ -61,18 +119,6 @@ PLACED, RESERVED, BOUND = "Placed", "Reserved", "Bound"
 """Types of the conditions of a GangPlan."""
 AWAITING_LAST_PODS = ("Unknown", "WaitingForMembers")
 """Status and reason of Placed while all pods have ended and slots are kept for those that the Job owes."""
-
-
-class GangKey(msgspec.Struct, frozen=True, order=True):
-    """A gang. Its pods are in one namespace and carry its name."""
-
-    namespace: str
-    name: str
-
-    @property
-    def full_name(self) -> str:
-        """`namespace/name`: for messages, and the name of the gang in placement requests."""
-        return f"{self.namespace}/{self.name}"
 
 
 class GangRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,32 +145,48 @@ class GangRecord(msgspec.Struct, frozen=True, kw_only=True):
         return next((condition for condition in self.conditions if condition.type == type_), None)
 
 
+class _TrayClique(msgspec.Struct, frozen=True):
+    name: str
+    clique: str
+
+
+class _RecordSpec(msgspec.Struct, frozen=True):
+    gang: Any = None
+    plan: Any = None
+    trays: tuple[_TrayClique, ...] | None = None
+
+
+class _RecordMetadata(msgspec.Struct, frozen=True):
+    created: str = msgspec.field(default="", name="creationTimestamp")
+
+
+class _RecordObject(msgspec.Struct, frozen=True):
+    """A GangPlan as it is stored. A person may have changed gang and plan, so they are read by themselves."""
+
+    metadata: _RecordMetadata
+    spec: _RecordSpec | None = None
+
+
 def read_record(obj: Object) -> GangRecord:
     """Read a GangPlan; the API server has checked it against the schema."""
-    meta, spec = obj["metadata"], obj.get("spec") or {}
-    conditions = (obj.get("status") or {}).get("conditions") or ()
-    gang, plan = _read_gang_and_plan(spec)
+    stored = msgspec.convert(obj, _RecordObject)
+    spec = stored.spec or _RecordSpec()
+    gang, plan = None, None
+    # Gang and plan are valid only together: if a person removed a part, the rest counts as no plan.
+    if spec.gang and (spec.plan or {}).get("seats"):
+        with suppress(msgspec.ValidationError):
+            gang, plan = msgspec.convert((spec.gang, spec.plan), tuple[Gang, GangPlan])
     return GangRecord(
-        key=GangKey(meta["namespace"], meta["name"]),
-        uid=meta["uid"],
-        resource_version=meta["resourceVersion"],
-        created=meta.get("creationTimestamp", ""),
-        finalizers=tuple(meta.get("finalizers") or ()),
+        key=GangKey(namespace_of(obj) or "", name_of(obj)),
+        uid=uid_of(obj),
+        resource_version=version_of(obj),
+        created=stored.metadata.created,
+        finalizers=tuple(finalizers_of(obj)),
         gang=gang,
         plan=plan,
-        cliques={tray["name"]: tray["clique"] for tray in spec.get("trays") or ()},
-        conditions=tuple(msgspec.convert(condition, Condition) for condition in conditions),
+        cliques={tray.name: tray.clique for tray in spec.trays or ()},
+        conditions=conditions_of(obj),
     )
-
-
-def _read_gang_and_plan(spec: Object) -> tuple[Gang, GangPlan] | tuple[None, None]:
-    """Gang and plan are valid only together: if a person removed a part, the rest counts as no plan."""
-    if not spec.get("gang") or not (spec.get("plan") or {}).get("seats"):
-        return None, None
-    try:
-        return msgspec.convert(spec["gang"], Gang), msgspec.convert(spec["plan"], GangPlan)
-    except msgspec.ValidationError:
-        return None, None
 
 
 def create_record(key: GangKey) -> CreateObject:
@@ -190,46 +252,7 @@ def _patch_record(record: GangRecord, patch: Object) -> PatchObject:
     return PatchObject(kind=GANG_PLAN, namespace=record.key.namespace, name=record.key.name, patch=patch)
 
 
-# Nodes as a gang sees them: whether they are ready, and for which plans they are reserved.
-
-
-class NodeTaint(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """A taint of a node."""
-
-    key: str
-    effect: str
-    value: str = ""
-    time_added: str | None = None
-
-
-class TrayNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that is a gang's tray, or was."""
-
-    name: str
-    resource_version: str
-    taints: tuple[NodeTaint, ...] = ()
-    not_ready_since: float | None = None
-    """Seconds since the epoch; None while it is ready."""
-
-    @property
-    def holders(self) -> tuple[str, ...]:
-        """UIDs of the GangPlans for which it is reserved: at most one, unless a person added one."""
-        return tuple(taint.value for taint in self.taints if taint.key == GANG_TAINT)
-
-    def is_lost(self, now: float, after: float) -> bool:
-        """Whether it has not been ready for `after` seconds."""
-        return self.not_ready_since is not None and now - self.not_ready_since >= after
-
-
-def read_tray_node(obj: Object) -> TrayNode:
-    """Read a node."""
-    meta = obj["metadata"]
-    return TrayNode(
-        name=meta["name"],
-        resource_version=meta["resourceVersion"],
-        taints=msgspec.convert((obj.get("spec") or {}).get("taints") or (), tuple[NodeTaint, ...]),
-        not_ready_since=not_ready_since(obj),
-    )
+# Reservations: the taint of a plan on a node.
 
 
 def reserve_tray(node: TrayNode, uid: str) -> PatchObject:
@@ -436,9 +459,9 @@ def objects_by_gang(
     plans: Iterable[Object], pods: Iterable[Object], nodes: Iterable[Object]
 ) -> dict[GangKey, GangObjects]:
     """The objects of every gang, from lists of the whole cluster."""
-    plans_by_uid = {plan["metadata"]["uid"]: plan for plan in plans}
+    plans_by_uid = {uid_of(plan): plan for plan in plans}
     plan_of = {read_record(plan).key: plan for plan in plans_by_uid.values()}
-    nodes_by_name = {node["metadata"]["name"]: node for node in nodes}
+    nodes_by_name = {name_of(node): node for node in nodes}
     pods_of: dict[GangKey, list[Object]] = defaultdict(list)
     reserved: dict[str, list[Object]] = defaultdict(list)
     for pod in pods:
@@ -457,20 +480,6 @@ def objects_by_gang(
         )
         for key in plan_of.keys() | pods_of.keys()
     }
-
-
-def gang_key_of(obj: Object) -> GangKey | None:
-    """The gang of a pod."""
-    meta = obj["metadata"]
-    name = (meta.get("labels") or {}).get(GANG_LABEL)
-    has_size = SIZE_ANNOTATION in (meta.get("annotations") or {})
-    return GangKey(meta["namespace"], name) if name and has_size else None
-
-
-def reserving_plans(node: Object) -> tuple[str, ...]:
-    """UIDs of the plans whose taint a node carries."""
-    taints = (node.get("spec") or {}).get("taints") or ()
-    return tuple(taint.get("value", "") for taint in taints if taint["key"] == GANG_TAINT)
 
 
 def take_snapshot(objects: GangObjects, key: GangKey, now: float) -> GangSnapshot:
@@ -499,6 +508,6 @@ def _competing_plans(
         competitor = read_record(objects.plans[uid]) if uid in objects.plans else None
         # A plan that was withdrawn takes its taints off by itself.
         if competitor is not None and competitor.plan is not None:
-            reserved = {node["metadata"]["name"] for node in objects.reserved.get(uid, ())}
+            reserved = set(map(name_of, objects.reserved.get(uid, ())))
             is_whole = reserved >= set(competitor.reserved)
             yield CompetingPlan(uid=uid, created=competitor.created, is_whole=is_whole)

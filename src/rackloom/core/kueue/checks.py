@@ -32,19 +32,19 @@ from rackloom.core.allocate.objects import (
     readable,
 )
 from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
+from rackloom.core.cluster.gang_objects import GangKey, read_gang_spec
 from rackloom.core.cluster.jobs import Job, PriorityClasses, channel_templates, read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, Object, allocated_devices, list_names
-from rackloom.core.cluster.pods import GANG_LABEL
+from rackloom.core.cluster.pods import GANG_LABEL, claim_templates_of
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.state import TrayHold, owners_of_claims
 from rackloom.core.cluster.trays import DraDevices, placement_site
 from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
-from rackloom.core.gangs.snapshot import ClusterLists, GangKey, read_record
-from rackloom.core.gangs.spec import GangSettings, read_gang_spec
-from rackloom.core.gangs.trays import PromisedSpares, claim_templates_of, spare_room
+from rackloom.core.gangs.placement import PromisedSpares, spare_room
+from rackloom.core.gangs.snapshot import ClusterLists, GangSettings, read_record
 from rackloom.core.kueue.workloads import (
     READY,
     REJECTED,
