@@ -44,7 +44,7 @@ def record_of(seats, *, spares=(), cliques=None):
         key=KEY,
         uid="u",
         resource_version="1",
-        created="",
+        created=0.0,
         finalizers=(),
         gang=Gang(name="team/big", groups=groups),
         plan=plan,

@@ -42,7 +42,7 @@ def decided(trays, *members):
         key=KEY,
         uid="u",
         resource_version="1",
-        created="",
+        created=0.0,
         finalizers=(),
         gang=Gang(name="team/big", groups=(GangGroup(name="member", members=3, gpus=4),), exclusive=True),
         plan=plan,

@@ -91,3 +91,25 @@ def test_a_tray_is_open_to_a_member_just_where_the_scheduler_takes_it(there, hel
         }
         assert takes == (set() if tray.shut else {tray.name})
         by_name[tray.name]["spec"]["taints"].remove(reserved)
+
+
+def test_a_node_is_closed_by_its_state_once_and_by_each_other_taint():
+    cordon = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    unready = {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}
+    team = {"key": "team", "value": "a", "effect": "NoSchedule"}
+    there = (
+        node("n1", unschedulable=True, taints=[cordon]),
+        node("n2", ready="False", taints=[unready, team]),
+        node("n3", unschedulable=True, taints=[cordon, team]),
+    )
+    tolerant = pod(gpus=4, tolerations=[{"key": cordon["key"], "operator": "Exists"}])
+    for held in (pod(gpus=4), tolerant):
+        site = read_site(ClusterLists(nodes=there), [], GangSettings())
+        terms = group_terms({"member": [read_member(held)]}).values()
+        found = site_for_terms(site, terms, {obj["metadata"]["name"]: obj for obj in there})
+        reasons = {tray.name: tray.shut for tray in found.trays}
+        assert reasons == {
+            "n1": "cordoned",
+            "n2": "not ready; taint team=a",
+            "n3": "cordoned; taint team=a",
+        }

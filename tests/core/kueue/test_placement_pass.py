@@ -315,7 +315,7 @@ def test_promised_spares_count_for_the_quota_of_their_compute_domain() -> None:
     elsewhere = [PromisedSpares(theirs, 1, frozenset({"theirs"}))]
     assert spare_room(key, ours, cluster, 9, elsewhere).trays == 1
     plan = GangPlan(gang="team/other", seats=(), cliques=(), spares=("a",), price=(), reason="")
-    record = GangRecord(key=theirs, uid="", resource_version="", created="", finalizers=(), plan=plan)
+    record = GangRecord(key=theirs, uid="", resource_version="", created=0.0, finalizers=(), plan=plan)
     placed = msgspec.structs.replace(cluster, records=(record,))
     assert spare_room(key, set(), placed, 9, elsewhere).trays == 8, "once: its plan or its promise"
 

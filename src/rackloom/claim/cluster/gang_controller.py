@@ -39,7 +39,6 @@ from rackloom.core.cluster.objects import (
     ObjectWrite,
     PatchObject,
     ResourceKind,
-    epoch_seconds,
     index_by_uid,
 )
 from rackloom.core.cluster.pods import GANG_LABEL
@@ -296,7 +295,7 @@ class GangController:
         record = snapshot.record
         ungates = any(isinstance(action, PatchObject) and action.kind == POD for action in decision.actions)
         if ungates and not snapshot.ungated and record is not None and not is_reduced(record):
-            self._metrics.ungated(snapshot.now - (epoch_seconds(record.created) or snapshot.now))
+            self._metrics.ungated(snapshot.now - (record.created or snapshot.now))
         delays = (decision.recheck_after, await self._publish(key, decision))
         return min((delay for delay in delays if delay is not None), default=None)
 

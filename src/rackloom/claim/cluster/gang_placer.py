@@ -328,7 +328,7 @@ class GangPlacer:
         self._acted(answer.actions)
 
 
-def _placement_order(snapshot: GangSnapshot) -> tuple[int, str, GangKey]:
+def _placement_order(snapshot: GangSnapshot) -> tuple[int, float, GangKey]:
     """By priority, then by age."""
-    priority = max((member.priority for member in snapshot.living), default=0)
-    return -priority, "" if snapshot.record is None else snapshot.record.created, snapshot.key
+    priority = max((member.pod.spec.priority or 0 for member in snapshot.living), default=0)
+    return -priority, 0.0 if snapshot.record is None else snapshot.record.created, snapshot.key

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.allocate.objects import ResourceClaimSpec
+from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim, ResourceClaimSpec
 from rackloom.core.cluster import names
 from rackloom.core.cluster.metadata import OwnerReference
 from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
@@ -106,9 +106,10 @@ class ClaimRequest(msgspec.Struct, frozen=True):
                 demand += GpuDemand(whole=True) if is_all else GpuDemand(int(wanted.get("count", 1)))
         return demand
 
-    def read(self) -> ResourceClaimSpec:
-        """The spec as the allocator takes it. Raises msgspec.ValidationError."""
-        return msgspec.convert(self.spec, ResourceClaimSpec)
+    def claim(self, name: str) -> ResourceClaim:
+        """The claim as the allocator takes it. Raises msgspec.ValidationError."""
+        spec = msgspec.convert(self.spec, ResourceClaimSpec)
+        return ResourceClaim(metadata=ObjectMeta(name=name), spec=spec)
 
     def _wanted(self) -> Iterator[JsonMapping]:
         """Of several alternatives, the first."""
@@ -121,14 +122,10 @@ def _takes_device(wanted: JsonMapping) -> bool:
     return wanted.get("deviceClassName") not in _CHANNEL_CLASSES and not wanted.get("adminAccess")
 
 
-def request_of_claim(claim: JsonMapping) -> ClaimRequest:
-    """The requests of a ResourceClaim."""
-    return ClaimRequest(claim["spec"])
-
-
-def request_of_template(template: JsonMapping) -> ClaimRequest:
-    """The requests of the claims of a ResourceClaimTemplate."""
-    return ClaimRequest(template["spec"]["spec"])
+def claim_request(obj: JsonMapping) -> ClaimRequest:
+    """The requests of a ResourceClaim, or of the claims that a ResourceClaimTemplate makes."""
+    spec = obj["spec"]
+    return ClaimRequest(spec.get("spec", spec))
 
 
 # Shapes of objects of the allocator. Its values refuse fields that are newer than this program, and the

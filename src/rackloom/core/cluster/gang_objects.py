@@ -55,7 +55,6 @@ from rackloom.core.cluster.scheduling import (
     PodIdentity,
     Thousandths,
     bound_pod_identity,
-    is_supported_term,
     pod_identity,
     read_node_rule,
     requested_devices,
@@ -133,10 +132,6 @@ class GangSpec(msgspec.Struct, frozen=True, kw_only=True):
     segment: int | None = None
     spares: int = 0
 
-    def has(self, group: str) -> bool:
-        """Whether there is such a group."""
-        return any(name == group for name, _ in self.sizes)
-
 
 def read_gang_spec(annotations: Mapping[str, str]) -> GangSpec:
     """Read the annotations of a pod. Raises Refused, with what to write instead."""
@@ -211,10 +206,6 @@ class PodConstraints(msgspec.Struct, frozen=True):
     ports: frozenset[tuple[str, int]]
     """Host ports by protocol; a node has each once."""
 
-    def bars(self, other: "PodConstraints") -> bool:
-        """Whether the two are never on one tray."""
-        return any(True for _ in self.barred_by(other))
-
     def barred_by(self, other: "PodConstraints") -> Iterator[str]:
         """The topology key of each reason why they are not; "" for the node itself."""
         if not self.ports.isdisjoint(other.ports):
@@ -222,73 +213,18 @@ class PodConstraints(msgspec.Struct, frozen=True):
         yield from self.identity.barred_by(other.identity)
 
 
-class AffinityTerm(msgspec.Struct, frozen=True):
-    """A required term of affinity or anti-affinity."""
-
-    key: str | None
-    selector: JsonMapping
-    namespaces: tuple[str, ...]
-    by_namespace_selector: bool
-    is_supported: bool
-    """It is by host, with labelSelector and namespaces alone."""
-
-
-class SpreadTerm(msgspec.Struct, frozen=True):
-    """A spread constraint that keeps a pod unscheduled while it does not hold."""
-
-    key: str | None
-    skew: int | None
-    selector: JsonMapping | None
-
-
-class MemberRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules of a pod for its node, and for the pods beside it."""
-
-    nodes: NodeRequirements
-    constraints: PodConstraints
-    """Without its spread."""
-    near: tuple[AffinityTerm, ...]
-    apart: tuple[AffinityTerm, ...]
-    spread: tuple[SpreadTerm, ...]
-
-
-def read_rules(pod: JsonMapping) -> MemberRules:
-    """Read the rules of a pod. Raises msgspec.ValidationError for a field of another type."""
+def node_requirements(pod: JsonMapping) -> NodeRequirements:
+    """The rules of a pod for its node. Raises msgspec.ValidationError for a field of another type."""
     spec = pod["spec"]
-    near, apart = (
-        tuple(
-            AffinityTerm(
-                key=term.get("topologyKey"),
-                selector=term.get("labelSelector") or {},
-                namespaces=tuple(term.get("namespaces") or ()),
-                by_namespace_selector=bool(term.get("namespaceSelector")),
-                is_supported=is_supported_term(term, HOST_KEY),
-            )
-            for term in required_terms(spec, kind)
-        )
-        for kind in ("podAffinity", "podAntiAffinity")
-    )
-    # A toleration of a reservation, or of a node condition, does not say which nodes the pod is for.
+    # A toleration of a reservation, or of a node condition, does not show which nodes the pod is for.
     tolerations = msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...])
     kept = (
         toleration
         for toleration in tolerations
         if not toleration.key.startswith(_CONDITION_TAINT_PREFIX) and toleration.key != GANG_TAINT
     )
-    rule = _require_labels(read_node_rule(spec), sorted({str(term.key) for term in near}))
-    return MemberRules(
-        nodes=NodeRequirements(rule, tuple(dict.fromkeys(kept))),
-        constraints=_constraints(pod, pod_identity(pod, HOST_KEY)),
-        near=near,
-        apart=apart,
-        spread=tuple(
-            SpreadTerm(
-                constraint.get("topologyKey"), constraint.get("maxSkew"), constraint.get("labelSelector")
-            )
-            for constraint in spec.get("topologySpreadConstraints") or ()
-            if constraint.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule"
-        ),
-    )
+    near = {str(term.get("topologyKey")) for term in required_terms(spec, "podAffinity")}
+    return NodeRequirements(_require_labels(read_node_rule(spec), sorted(near)), tuple(dict.fromkeys(kept)))
 
 
 def constraints_of_bound(pods: Iterable[JsonMapping], *, all_pods: bool) -> list[tuple[str, PodConstraints]]:
@@ -316,9 +252,8 @@ def _require_labels(rule: NodeRule, keys: Sequence[str]) -> NodeRule:
         return rule
     has = tuple(NodeSelectorRequirement(key=key, operator="Exists") for key in keys)
     if rule.affinity is None:
-        return replace(
-            rule, affinity=NodeSelector(node_selector_terms=(NodeSelectorTerm(match_expressions=has),))
-        )
+        only = NodeSelectorTerm(match_expressions=has)
+        return replace(rule, affinity=NodeSelector(node_selector_terms=(only,)))
     terms = tuple(
         # An empty term selects no node, and must stay empty.
         replace(term, match_expressions=(*term.match_expressions, *has))
@@ -344,7 +279,6 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     namespace: str
     ended: bool
     is_being_deleted: bool
-    succeeded: bool = False
     unbound_message: str = ""
     """What kube-scheduler reports about a pod that it did not bind."""
     is_unschedulable: bool = False
@@ -369,15 +303,15 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Of the pod."""
         return self.pod.annotations
 
-    @property
-    def priority(self) -> int:
-        """Of the pod."""
-        return self.pod.spec.priority or 0
+    @cached_property
+    def node_rules(self) -> NodeRequirements:
+        """Its rules for its node, and its pin once it was ungated."""
+        return node_requirements(self.obj)
 
     @cached_property
-    def rules(self) -> MemberRules:
-        """Its scheduling rules."""
-        return read_rules(self.obj)
+    def constraints(self) -> PodConstraints:
+        """Its rules for the pods on its tray, without its spread."""
+        return _constraints(self.obj, pod_identity(self.obj, HOST_KEY))
 
     @property
     def requests(self) -> Thousandths:
@@ -430,7 +364,7 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def is_done(self) -> bool:
         """It succeeded by itself. A pod that is being deleted may succeed too, and is still replaced."""
-        return self.succeeded and not self.is_being_deleted
+        return self.pod.status.phase == "Succeeded" and not self.is_being_deleted
 
     @property
     def job(self) -> OwnerReference | None:
@@ -466,7 +400,6 @@ def read_member(obj: Object) -> GangMember:
         namespace=obj["metadata"]["namespace"],
         ended=has_pod_ended(obj),
         is_being_deleted=is_being_deleted(obj),
-        succeeded=status.get("phase") == "Succeeded",
         unbound_message=unbound.get("message") or unbound.get("reason") or "",
         is_unschedulable=unbound.get("reason") == "Unschedulable",
         gpus=gpus,

@@ -19,7 +19,7 @@ from operator import attrgetter
 import msgspec
 
 from rackloom.core.cluster.gang_objects import GangMember, gang_group_of
-from rackloom.core.cluster.metadata import controller_of, is_being_deleted, uid_of
+from rackloom.core.cluster.metadata import conditions_of, controller_of, is_being_deleted, uid_of
 from rackloom.core.cluster.objects import Object, ResourceKind, has_condition
 from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.cluster.workload_kinds import other_manager
@@ -158,10 +158,8 @@ def _over_since(job: Object) -> str | None:
     if is_being_deleted(job):
         return None
     final = ("Complete",) if controller_of(job) else ("Complete", "Failed")
-    for condition in (job.get("status") or {}).get("conditions") or ():
-        if condition["type"] in final and condition["status"] == "True":
-            return condition.get("lastTransitionTime")  # type: ignore[no-any-return]
-    return None
+    over = (condition for condition in conditions_of(job) if condition.type in final)
+    return next((entry.last_transition_time or None for entry in over if entry.status == "True"), None)
 
 
 def _replicas_by_group(mpi_job: Object) -> dict[tuple[str, str], int]:

@@ -165,22 +165,11 @@ def published_devices(slices: Iterable[JsonMapping], driver: str = names.GPU_DRI
     return {key: device for devices in found.values() for key, device in devices.items()}
 
 
-class SliceContents(msgspec.Struct, frozen=True):
-    """The devices of a slice, whatever their driver."""
-
-    node: str
-    """Empty if the devices are of no single node."""
-    pool: tuple[str, str]
-    """Driver and name."""
-    devices: tuple[str, ...]
-
-
-def slice_contents(slice_: JsonMapping) -> SliceContents:
-    """The node, the pool and the devices of a slice."""
+def slice_devices(slice_: JsonMapping) -> tuple[str, tuple[str, str], list[str]]:
+    """The node of a slice ("" if it is of several), its driver and pool, and the names of its devices."""
     spec = slice_["spec"]
-    names_of_devices = (device["name"] for device in spec.get("devices") or ())
-    pool = (spec["driver"], spec["pool"]["name"])
-    return SliceContents(spec.get("nodeName") or "", pool, tuple(names_of_devices))
+    devices = [device["name"] for device in spec.get("devices") or ()]
+    return spec.get("nodeName") or "", (spec["driver"], spec["pool"]["name"]), devices
 
 
 def gpus_by_node(published: PublishedDevices) -> Counter[str]:

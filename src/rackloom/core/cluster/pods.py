@@ -286,6 +286,22 @@ class PodSpec(ApiStruct, frozen=True, kw_only=True):
     priority_class_name: str | None = None
     preemption_policy: Literal["Never", "PreemptLowerPriority"] | None = None
 
+    @property
+    def near(self) -> tuple[PodAffinityTerm, ...]:
+        """The required terms of its affinity to pods."""
+        return ((self.affinity and self.affinity.pod_affinity) or PodAffinity()).required or ()
+
+    @property
+    def apart(self) -> tuple[PodAffinityTerm, ...]:
+        """The required terms of its anti-affinity."""
+        return ((self.affinity and self.affinity.pod_anti_affinity) or PodAffinity()).required or ()
+
+    @property
+    def hard_spread(self) -> tuple[TopologySpread, ...]:
+        """The spread constraints that keep it unscheduled while they do not hold."""
+        spread = self.topology_spread_constraints or ()
+        return tuple(entry for entry in spread if entry.when_unsatisfiable != "ScheduleAnyway")
+
 
 class PodMetadata(ApiStruct, frozen=True, kw_only=True):
     """Of a pod, or of any object."""

@@ -31,19 +31,17 @@ from itertools import combinations, product
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim
+from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.cluster import names
-from rackloom.core.cluster.claims import ClaimRequest, GpuDemand, request_of_claim, request_of_template
+from rackloom.core.cluster.claims import ClaimRequest, GpuDemand, claim_request
 from rackloom.core.cluster.gang_objects import (
     HOST_KEY,
-    AffinityTerm,
     GangMember,
-    MemberRules,
     NodeRequirements,
     PodConstraints,
 )
 from rackloom.core.cluster.metadata import name_of, namespace_of
-from rackloom.core.cluster.pods import CHANNEL_LABEL, GANG_LABEL
+from rackloom.core.cluster.pods import CHANNEL_LABEL, GANG_LABEL, LabelSelector, PodAffinityTerm, PodSpec
 from rackloom.core.cluster.scheduling import AntiAffinityTerm, selector_matches
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.gangs.slots import remaining_spec
@@ -64,13 +62,9 @@ ClaimSpecs = Mapping[tuple[str, str], ClaimRequest]
 
 def claim_specs(cluster: ClusterLists, namespace: str) -> ClaimSpecs:
     """All claims and claim templates that a pod of the namespace can name."""
-    readers = (
-        ("claim", cluster.claims, request_of_claim),
-        ("claim template", cluster.templates, request_of_template),
-    )
     return {
-        (kind, name_of(obj)): request_of(obj)
-        for kind, objects, request_of in readers
+        (kind, name_of(obj)): claim_request(obj)
+        for kind, objects in (("claim", cluster.claims), ("claim template", cluster.templates))
         for obj in objects
         if namespace_of(obj) == namespace
     }
@@ -122,10 +116,9 @@ def group_claims(group: Iterable[GangMember], specs: ClaimSpecs) -> GroupClaims 
 
 def _read_claim(name: str, request: ClaimRequest) -> ResourceClaim:
     try:
-        spec = request.read()
+        return request.claim(name)
     except msgspec.ValidationError as error:
         raise Refused(f"what {name} claims cannot be read: {error}", nearest_fix=_READ_FIX) from error
-    return ResourceClaim(metadata=ObjectMeta(name=name), spec=spec)
 
 
 def claim_gpus(kinds: Mapping[str, MemberClaims]) -> bool:
@@ -202,58 +195,68 @@ _OWN_LABELS = (GANG_LABEL, CHANNEL_LABEL, "batch.kubernetes.io/job-name", "job-n
 """Labels whose value only pods of one gang have: those of the gang, its ComputeDomain and its Job."""
 
 
-def check_supported(members: Sequence[GangMember], clique_label: str, *, is_together: bool) -> None:
-    """Raise Refused, with what to change, for a rule that the placement cannot keep.
+def check_terms(members: Sequence[GangMember], clique_label: str, *, is_together: bool) -> None:
+    """Raise Refused, with what to change, for rules that cannot be kept, or that differ in a group.
 
     `is_together`: the whole gang is in one clique.
     """
     known: list[object] = []
     for member in members:
-        rules = member.rules
+        spec = member.pod.spec
         # Most pods of a job have the same rules, so each set of rules is checked once.
-        if (checked := (rules.near, rules.apart, rules.spread)) in known:
+        if (rules := (spec.near, spec.apart, spec.hard_spread)) in known:
             continue
-        known.append(checked)
-        near = _unsupported_affinity(rules, clique_label if is_together else None, members)
-        for why, fix in (*near, *_unsupported_rules(rules)):
+        known.append(rules)
+        near = _unsupported_affinity(spec, clique_label if is_together else None, members)
+        for why, fix in (*near, *_unsupported_rules(spec)):
             raise Refused(f"pod {member.name} requires {why}, which gangs are not placed by", nearest_fix=fix)
+    for group in dict.fromkeys(member.group for member in members):
+        _shared_requirements([member for member in members if member.group == group])
 
 
 def _unsupported_affinity(
-    rules: MemberRules, clique_label: str | None, members: Sequence[GangMember]
+    spec: PodSpec, clique_label: str | None, members: Sequence[GangMember]
 ) -> Iterator[tuple[str, str]]:
     """`clique_label` is None for a gang in segments: the search decides which members share a clique."""
-    for term in rules.near:
+    for term in spec.near:
+        key = term.topology_key
         if clique_label is None:
             fix = "take the term out: members of a segment share a clique without it"
-            yield f"podAffinity by {term.key}", fix
-        elif term.key != clique_label:
-            yield f"podAffinity by {term.key}", "take the term out, or prefer it instead"
+            yield f"podAffinity by {key}", fix
+        elif key != clique_label:
+            yield f"podAffinity by {key}", "take the term out, or prefer it instead"
         elif not _selects_gang_only(term, members):
             fix = f"take the term out, as a gang is in one clique without it, or select by label {GANG_LABEL}"
-            yield f"podAffinity by {term.key} to pods that are not of the gang alone", fix
+            yield f"podAffinity by {key} to pods that are not of the gang alone", fix
 
 
-def _selects_gang_only(term: AffinityTerm, members: Sequence[GangMember]) -> bool:
+def _selects_gang_only(term: PodAffinityTerm, members: Sequence[GangMember]) -> bool:
     """Whether it selects members and no other pods: the position of those is unknown to the search."""
-    labels = members[0].pod.labels
-    named = term.selector.get("matchLabels") or {}
+    labels, selector = members[0].pod.labels, term.label_selector or LabelSelector()
+    named = selector.match_labels or {}
     owned = any(key in named and named[key] == labels.get(key) for key in _OWN_LABELS)
-    inside = not term.by_namespace_selector and set(term.namespaces) <= {members[0].namespace}
-    return owned and inside and any(selector_matches(term.selector, member.pod.labels) for member in members)
+    inside = not _by_namespace(term) and set(term.namespaces or ()) <= {members[0].namespace}
+    written = msgspec.to_builtins(selector)
+    return owned and inside and any(selector_matches(written, member.pod.labels) for member in members)
 
 
-def _unsupported_rules(rules: MemberRules) -> Iterator[tuple[str, str]]:
-    for term in rules.apart:
-        if term.key != HOST_KEY:
-            yield f"podAntiAffinity by {term.key}", f"use topologyKey {HOST_KEY}, or prefer the term instead"
-        elif not term.is_supported:
+def _unsupported_rules(spec: PodSpec) -> Iterator[tuple[str, str]]:
+    for term in spec.apart:
+        if term.topology_key != HOST_KEY:
+            fix = f"use topologyKey {HOST_KEY}, or prefer the term instead"
+            yield f"podAntiAffinity by {term.topology_key}", fix
+        elif _by_namespace(term) or term.match_label_keys or term.mismatch_label_keys:
             fix = "use labelSelector and namespaces alone"
             yield "podAntiAffinity with namespaceSelector, matchLabelKeys or mismatchLabelKeys", fix
-    for spread in rules.spread:
-        if spread.key != HOST_KEY or spread.skew != 1:
+    for spread in spec.hard_spread:
+        if spread.topology_key != HOST_KEY or spread.max_skew != 1:
             fix = f"use ScheduleAnyway, or {HOST_KEY} with maxSkew 1: one member on a tray"
-            yield f"topologySpreadConstraints by {spread.key} with maxSkew {spread.skew}", fix
+            yield f"topologySpreadConstraints by {spread.topology_key} with maxSkew {spread.max_skew}", fix
+
+
+def _by_namespace(term: PodAffinityTerm) -> bool:
+    """An empty namespaceSelector selects all namespaces, which `PodIdentity` knows."""
+    return term.namespace_selector not in (None, LabelSelector())
 
 
 # The terms of each group.
@@ -276,7 +279,7 @@ def group_terms(groups: Mapping[str, Sequence[GangMember]]) -> dict[str, Placeme
         for other, theirs in classes.items():
             pairs = combinations(mine, 2) if name == other else product(mine, theirs)
             is_too_many = len(mine) * len(theirs) > _MOST_PAIRS
-            if is_too_many or any(pod.bars(another) for pod, another in pairs):
+            if is_too_many or any(True for pod, another in pairs for _ in pod.barred_by(another)):
                 apart.append(other)
         # Without terms the search stays on its counting path.
         terms = PlacementTerms(where=where, likeness=name if apart else "", apart=tuple(apart))
@@ -286,21 +289,14 @@ def group_terms(groups: Mapping[str, Sequence[GangMember]]) -> dict[str, Placeme
 
 def pod_terms(member: GangMember) -> PlacementTerms:
     """The node rules of one pod, including its pin once it was ungated."""
-    return PlacementTerms(where=member.rules.nodes.text)
-
-
-def check_terms(members: Sequence[GangMember], clique_label: str, *, is_together: bool) -> None:
-    """Raise Refused for rules that cannot be kept, and where members of a group differ."""
-    check_supported(members, clique_label, is_together=is_together)
-    for group in dict.fromkeys(member.group for member in members):
-        _shared_requirements([member for member in members if member.group == group])
+    return PlacementTerms(where=member.node_rules.text)
 
 
 def _shared_requirements(group: Sequence[GangMember]) -> NodeRequirements:
     """The node rules of all members of a group. Raises Refused where they differ or make no sense."""
-    where = group[0].rules.nodes if group else NodeRequirements()
+    where = group[0].node_rules if group else NodeRequirements()
     for member in group[1:]:
-        if member.rules.nodes != where:
+        if member.node_rules != where:
             reason = f"{group[0].name} and {member.name} of one group may not go to the same nodes"
             raise Refused(f"{reason} (nodeSelector, node affinity, tolerations)", nearest_fix=SPLIT_GROUP_FIX)
     return where
@@ -308,10 +304,10 @@ def _shared_requirements(group: Sequence[GangMember]) -> NodeRequirements:
 
 def _member_constraints(member: GangMember) -> PodConstraints:
     """The constraints of a member. A spread with maxSkew 1 becomes anti-affinity: one member per node."""
-    constraints = member.rules.constraints
+    constraints = member.constraints
     spread = (
-        AntiAffinityTerm(selector=term.selector, namespaces=(), everywhere=False)
-        for term in member.rules.spread
+        AntiAffinityTerm(selector=msgspec.to_builtins(term.label_selector), namespaces=(), everywhere=False)
+        for term in member.pod.spec.hard_spread
     )
     identity = replace(constraints.identity, apart=(*constraints.identity.apart, *spread))
     return replace(constraints, identity=identity)
@@ -365,7 +361,7 @@ def placement_request(snapshot: GangSnapshot) -> PlacementRequest:
     gang = Gang(
         name=snapshot.key.full_name,
         groups=tuple(groups),
-        priority=max((member.priority for member in snapshot.living), default=0),
+        priority=max((member.pod.spec.priority or 0 for member in snapshot.living), default=0),
         segment=declared.segment,
         spares=declared.spares,
         exclusive=True,

@@ -47,6 +47,7 @@ from rackloom.core.cluster.gang_owners import OwnerWorkloads
 from rackloom.core.cluster.metadata import (
     Condition,
     conditions_of,
+    created_at,
     finalizers_of,
     name_of,
     namespace_of,
@@ -127,7 +128,8 @@ class GangRecord(msgspec.Struct, frozen=True, kw_only=True):
     key: GangKey
     uid: str
     resource_version: str
-    created: str
+    created: float
+    """Seconds since the epoch."""
     finalizers: tuple[str, ...]
     gang: Gang | None = None
     plan: GangPlan | None = None
@@ -156,21 +158,15 @@ class _RecordSpec(msgspec.Struct, frozen=True):
     trays: tuple[_TrayClique, ...] | None = None
 
 
-class _RecordMetadata(msgspec.Struct, frozen=True):
-    created: str = msgspec.field(default="", name="creationTimestamp")
-
-
 class _RecordObject(msgspec.Struct, frozen=True):
     """A GangPlan as it is stored. A person may have changed gang and plan, so they are read by themselves."""
 
-    metadata: _RecordMetadata
     spec: _RecordSpec | None = None
 
 
 def read_record(obj: Object) -> GangRecord:
     """Read a GangPlan; the API server has checked it against the schema."""
-    stored = msgspec.convert(obj, _RecordObject)
-    spec = stored.spec or _RecordSpec()
+    spec = msgspec.convert(obj, _RecordObject).spec or _RecordSpec()
     gang, plan = None, None
     # Gang and plan are valid only together: if a person removed a part, the rest counts as no plan.
     if spec.gang and (spec.plan or {}).get("seats"):
@@ -180,7 +176,7 @@ def read_record(obj: Object) -> GangRecord:
         key=GangKey(namespace_of(obj) or "", name_of(obj)),
         uid=uid_of(obj),
         resource_version=version_of(obj),
-        created=stored.metadata.created,
+        created=created_at(obj) or 0.0,
         finalizers=tuple(finalizers_of(obj)),
         gang=gang,
         plan=plan,
@@ -288,7 +284,7 @@ class CompetingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Another plan whose taint is on a tray of this one."""
 
     uid: str
-    created: str
+    created: float
     is_whole: bool
     """All of its trays are reserved for it."""
 
@@ -431,7 +427,7 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
             fix = "give all pods of the gang the same rackloom.dev/gang-* annotations"
             raise Refused("its pods disagree about the gang", nearest_fix=fix)
         (declared,) = declarations
-        outside = next((member for member in self.living if not declared.has(member.group)), None)
+        outside = next((member for member in self.living if member.group not in dict(declared.sizes)), None)
         if outside is not None:
             groups = " or ".join(name for name, _ in declared.sizes)
             fix = f"set its label rackloom.dev/gang-group to {groups}"

@@ -43,7 +43,7 @@ from rackloom.core.cluster.gang_objects import (
     gang_key_of,
 )
 from rackloom.core.cluster.metadata import labels_of, name_of, uid_of, version_of
-from rackloom.core.cluster.nodes import closing_taints, slice_contents
+from rackloom.core.cluster.nodes import closing_taints, slice_devices
 from rackloom.core.cluster.objects import Object, allocated_devices
 from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL, Toleration
 from rackloom.core.cluster.scheduling import TopologyDomains, selector_keys, unmet_requirements
@@ -147,7 +147,7 @@ def without_conflicting_trays(
 
     `nodes` are all nodes of the cluster: a pod on any of them may exclude members from its clique or zone.
     """
-    mine = [member.rules.constraints for member in members]
+    mine = [member.constraints for member in members]
     # A pod without anti-affinity bears on members only if one of them keeps away from pods.
     are_selective = any(pod.identity.apart or pod.ports for pod in mine)
     theirs = constraints_of_bound(pods, all_pods=are_selective)
@@ -314,17 +314,17 @@ class _NodeDevices:
         self._taken: dict[str, list[Object]] = defaultdict(list)
         node_of: dict[tuple[str, str, str], str] = {}
         for slice_ in objects.slices:
-            contents = slice_contents(slice_)
-            if contents.node:
-                self._pools[contents.pool].append(slice_)
-                self._pools_on[contents.node][contents.pool] = None
-                node_of |= {(*contents.pool, device): contents.node for device in contents.devices}
+            node, pool, names = slice_devices(slice_)
+            if node:
+                self._pools[pool].append(slice_)
+                self._pools_on[node][pool] = None
+                node_of |= {(*pool, device): node for device in names}
         for claim, holder in zip(objects.state.claims, objects.state.holders, strict=True):
             for result in allocated_devices(claim):
-                node = node_of.get((result["driver"], result["pool"], result["device"]))
-                if node is not None and (holder.owner, node) not in without:
+                tray = node_of.get((result["driver"], result["pool"], result["device"]))
+                if tray is not None and (holder.owner, tray) not in without:
                     device = {key: result[key] for key in _RESULT_FIELDS if key in result}
-                    self._taken[node].append(device)
+                    self._taken[tray].append(device)
 
     def inputs(self, counts: TrayCountCache) -> dict[str, TrayInputs]:
         """The inputs of the count of each tray."""

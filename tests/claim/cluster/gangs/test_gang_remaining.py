@@ -37,7 +37,7 @@ def job(completions, **how):
 
 
 def view_of(members, owners=None, **how):
-    record = GangRecord(key=KEY, uid="u", resource_version="1", created=T0, finalizers=())
+    record = GangRecord(key=KEY, uid="u", resource_version="1", created=0.0, finalizers=())
     return GangSnapshot(key=KEY, now=1000.0, record=record, members=tuple(members), owners=owners, **how)
 
 

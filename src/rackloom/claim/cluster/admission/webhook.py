@@ -164,7 +164,7 @@ def hold_gang_pod(pod: PodObject) -> tuple[PodObject, AdmissionVerdict]:
 def _check_gang_pod(pod: PodObject) -> None:
     check_gang_name(pod.labels[GANG_LABEL])
     declared, group = read_gang_spec(pod.annotations), gang_group_of(pod.labels)
-    if not declared.has(group):
+    if group not in dict(declared.sizes):
         groups = " or ".join(name for name, _ in declared.sizes)
         raise Refused(
             f"its group is {group!r}, and {SIZE_ANNOTATION} has none of that name",
