@@ -67,7 +67,7 @@ def is_imex_channel(driver: str, device: str) -> bool:
     return (driver, device) == (names.IMEX_DRIVER, names.CHANNEL_DEVICE)
 
 
-# What a claim asks for.
+# The requests of a claim.
 
 
 _CHANNEL_CLASSES = (names.CHANNEL_CLASS, names.ISOLATED_CHANNEL_CLASS)

@@ -8,8 +8,8 @@ small gang may therefore keep only a few, and a larger one at most as many as it
 declaration is refused with an example.
 
 A `GangMember` is one pod: its gates, the tray for which it was ungated, whether it ended, and its rank
-within its group (the completion or replica index that its controller wrote). Its `MemberRules` are the
-scheduling rules of the pod. They are decoded once, when a decision first needs them.
+within its group (the completion or replica index that its controller wrote). Its rules for nodes and for
+other pods are decoded once, when a decision first needs them.
 
 A node is reserved for a gang by a NoSchedule taint, whose value is the UID of the GangPlan (`TrayNode`).
 Jobs and MPIJobs, which own the pods, are in `core.cluster.gang_owners`.
@@ -113,7 +113,7 @@ def gang_key_of(pod: JsonMapping) -> GangKey | None:
     return GangKey(pod["metadata"]["namespace"], name)
 
 
-# What one pod declares about its gang.
+# The declaration of a pod about its gang.
 
 
 _GANG_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -125,7 +125,7 @@ SIZE_EXAMPLE = f"write annotation {SIZE_ANNOTATION} as 18, or as launcher=1,work
 
 
 class GangSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod declares about its gang; all pods of a gang declare the same."""
+    """The declaration of a pod about its gang. All pods of a gang declare the same."""
 
     sizes: tuple[tuple[str, int], ...]
     """Groups in the order in which they were written, with the number of members."""
@@ -280,7 +280,7 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ended: bool
     is_being_deleted: bool
     unbound_message: str = ""
-    """What kube-scheduler reports about a pod that it did not bind."""
+    """The report of kube-scheduler about a pod that it did not bind."""
     is_unschedulable: bool = False
     """kube-scheduler found no node for it. It does not try, and reports nothing, while a gate is left."""
     gpus: int = 0
@@ -342,7 +342,7 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def tray(self) -> str | None:
-        """The tray for which it was ungated; None while it is gated, or if it never was."""
+        """The tray for which it was ungated, or None while it is gated, or if it never was."""
         return None if self.gate is not None else self.annotations.get(TRAY_ANNOTATION)
 
     @property
@@ -358,7 +358,7 @@ class GangMember(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_bare(self) -> bool:
-        """Nobody owns it."""
+        """It has no owner."""
         return not self.pod.metadata.owner_references
 
     @property
@@ -426,7 +426,7 @@ class TrayNode(msgspec.Struct, frozen=True, kw_only=True):
     resource_version: str
     taints: tuple[NodeTaint, ...] = ()
     not_ready_since: float | None = None
-    """Seconds since the epoch; None while it is ready."""
+    """Seconds since the epoch, or None while it is ready."""
 
     @property
     def holders(self) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ class OwnerJob(msgspec.Struct, frozen=True, kw_only=True):
     created: str = ""
     """RFC 3339, in whole seconds of UTC; so is the next."""
     over_since: str | None = None
-    """When it ended for good; None while it creates pods, and where it may be recreated."""
+    """When it ended for good. None while it creates pods, or if it may be recreated."""
 
     @property
     def is_still(self) -> bool:
@@ -70,10 +70,6 @@ class OwnerJob(msgspec.Struct, frozen=True, kw_only=True):
     def at_once(self) -> int:
         """The number of pods that it starts with."""
         return min(self.completions, self.parallelism)
-
-    def makes_all_of(self, size: int) -> bool:
-        """Whether it may own all pods of a gang of this size."""
-        return self.at_once >= size
 
     def over(self, members: Iterable[GangMember]) -> int:
         """How many of its completions need no pod any more; `members` are its pods.
@@ -120,7 +116,7 @@ _DEFAULT_REPLICAS = {"Launcher": 1}
 
 
 def read_owner_job(job: Object) -> OwnerJob | None:
-    """Read a Job; None for one without completions, where it is the pods that know when they are done."""
+    """Read a Job. One without completions gives None: its pods decide when they are done."""
     spec, status = job.get("spec") or {}, job.get("status") or {}
     completions = spec.get("completions")
     if completions is None:
@@ -140,7 +136,7 @@ def read_owner_job(job: Object) -> OwnerJob | None:
 
 
 def read_finished_mpi_job(mpi_job: Object) -> FinishedMPIJob | None:
-    """Read an MPIJob; None for one that may still make pods, or that another than the operator manages.
+    """Read an MPIJob that makes no more pods. None for others, and for jobs that another controller manages.
 
     The operator makes none once the job has a terminal condition and its completion time, which it sets when
     the launcher succeeded or is not tried again (mpi-operator, `syncHandler`). An evicted worker sets the
@@ -154,7 +150,7 @@ def read_finished_mpi_job(mpi_job: Object) -> FinishedMPIJob | None:
 
 
 def _over_since(job: Object) -> str | None:
-    """Its owner (JobSet) may recreate a Job that failed, and anybody may recreate one that is deleted."""
+    """Its owner (JobSet) may recreate a Job that failed, and any user may recreate one that is deleted."""
     if is_being_deleted(job):
         return None
     final = ("Complete",) if controller_of(job) else ("Complete", "Failed")
@@ -173,7 +169,7 @@ def _replicas_by_group(mpi_job: Object) -> dict[tuple[str, str], int]:
 
 
 def _closed_indexes(*texts: str | None) -> tuple[range, ...]:
-    """Parse `1,3-5,7`, as a Job writes indexes; empty where it cannot be read, which proves nothing."""
+    """Parse `1,3-5,7`, as a Job writes indexes. An unreadable text gives no index, which proves nothing."""
     parts = []
     for part in (part for text in texts if text for part in text.split(",")):
         first, dash, last = part.partition("-")

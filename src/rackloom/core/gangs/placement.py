@@ -65,7 +65,7 @@ class SpareRoom(msgspec.Struct, frozen=True):
 
     trays: int
     limit: str = "its namespace"
-    """What limits them, in words."""
+    """The limit, in words."""
 
 
 class PromisedSpares(msgspec.Struct, frozen=True):
@@ -155,7 +155,7 @@ class MemberResources(msgspec.Struct, frozen=True, kw_only=True):
     """None: not counted."""
 
     def why_short(self, tray: str, groups: Iterable[str]) -> str:
-        """What a tray has too little of for one member of each entry of `groups`; empty where it has enough.
+        """The resources of which a tray has too little for one member of each entry of `groups`, in words.
 
         What others request there counts, and what the gang itself has there does not.
         """
@@ -357,7 +357,7 @@ def _move_helpers(
 ) -> ObjectWrite | None:
     """Move the helpers of these groups alone to another tray of the gang.
 
-    None where other members are among the groups, or where the helpers may go to no other tray.
+    None if other members are among the groups, or if the helpers may go to no other tray.
     """
     gang, plan = _placed(record)
     if not all(group.is_helper for group in gang.groups if group.name in late):
@@ -371,7 +371,7 @@ def _move_helpers(
 
 
 def _placed(record: GangRecord) -> tuple[Gang, GangPlan]:
-    """What is recorded of a gang that is repaired."""
+    """The gang and the plan that are recorded of a gang that is repaired."""
     assert record.gang is not None  # noqa: S101 (only placed gangs are repaired)
     assert record.plan is not None  # noqa: S101
     return record.gang, record.plan
@@ -406,7 +406,7 @@ def _move_tray(record: GangRecord, site: PlacementSite, resources: MemberResourc
 def _why_no_room(
     site: PlacementSite, snapshot: GangSnapshot, name: str, resources: MemberResources
 ) -> str | None:
-    """What keeps members of the gang off one of its trays; None where nothing does."""
+    """The reason why members of the gang cannot use one of its trays, or None if they can."""
     tray = next((tray for tray in site.trays if tray.name == name), None)
     if tray is None:
         return "its node is gone"

@@ -75,7 +75,7 @@ def gang_condition(type_: str, status: str, reason: str, message: str) -> Condit
 
 
 def waiting_for_members(snapshot: GangSnapshot, declared: GangSpec) -> Condition | None:
-    """That members are still to come; None when all exist."""
+    """The condition that members are still to come, or None when all exist."""
     present = Counter(member.group for member in snapshot.gated)
     missing = [f"{name} {present[name]} of {size}" for name, size in declared.sizes if present[name] < size]
     if not missing:
@@ -141,7 +141,7 @@ class GangDecision(msgspec.Struct, frozen=True, kw_only=True):
 
     actions: tuple[ObjectWrite, ...] = ()
     conditions: tuple[Condition, ...] | None = None
-    """None where the recorded ones hold."""
+    """None if the recorded ones hold."""
     notices: tuple[EventNotice, ...] = ()
     needs_placement: bool = False
     recheck_after: float | None = None
@@ -406,7 +406,7 @@ def _reconcile_unplanned(snapshot: GangSnapshot, settings: GangSettings) -> Gang
 
 
 def _why_not_planned(snapshot: GangSnapshot, settings: GangSettings) -> Condition | None:
-    """What keeps a gang from being planned; None where nothing does."""
+    """The condition that states why a gang cannot be planned, or None if it can."""
     try:
         declared = slots.remaining_spec(snapshot)
         # Pods that kube-scheduler places by itself, or that an earlier plan pinned, cannot be planned anew.

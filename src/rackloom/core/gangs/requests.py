@@ -85,9 +85,9 @@ class GroupClaims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_claims(group: Iterable[GangMember], specs: ClaimSpecs) -> GroupClaims | None:
-    """What the members of a group claim; None where they claim nothing, so that any tray serves them.
+    """The claims of each member of a group. None if they claim nothing, so that any tray serves them.
 
-    Raises Refused where they differ, where two name one claim, or for a claim that cannot be read.
+    Raises Refused if they differ, if two name one claim, or for a claim that cannot be read.
     """
     members = tuple(group)
     # The devices of a claim are on one node, so all pods that share it would have to go there.
@@ -165,7 +165,7 @@ def whole_tray_gpus(
     is chosen in this order: its trays have at least `gpus`; it has enough trays; they are of equal size;
     they are small. A larger tray elsewhere therefore never keeps a gang from a clique where it fits. Trays
     `taken` by others are left out where enough remain. Nodes without a clique (no NVLink fabric) have no
-    channels, and count only where no open tray has a clique.
+    channels, and count only if no open tray has a clique.
     """
     opened = [tray for tray in trays if tray.shut is None]
     candidates = [tray for tray in opened if tray.clique is not None] or opened or trays
@@ -267,7 +267,7 @@ _MOST_PAIRS = 1 << 16
 
 
 def group_terms(groups: Mapping[str, Sequence[GangMember]]) -> dict[str, PlacementTerms | None]:
-    """The terms of each group; None without any. Raises Refused where members of a group differ."""
+    """The terms of each group, or None for a group without terms. Raises Refused if its members differ."""
     by_group = {name: [_member_constraints(member) for member in members] for name, members in groups.items()}
     read = set(label_keys(pod for pods in by_group.values() for pod in pods))
     classes = {name: two_of_each_class(pods, read) for name, pods in by_group.items()}
@@ -293,10 +293,14 @@ def pod_terms(member: GangMember) -> PlacementTerms:
 
 
 def _shared_requirements(group: Sequence[GangMember]) -> NodeRequirements:
-    """The node rules of all members of a group. Raises Refused where they differ or make no sense."""
+    """The node rules of all members of a group. Raises Refused if they differ or make no sense."""
     where = group[0].node_rules if group else NodeRequirements()
+    first = group[0].pod.spec if group else PodSpec()
+    alike = (first.node_selector, first.affinity, first.tolerations)
+    # Most pods of a group are written alike. Only the rules of the others are read and compared.
     for member in group[1:]:
-        if member.node_rules != where:
+        spec = member.pod.spec
+        if (spec.node_selector, spec.affinity, spec.tolerations) != alike and member.node_rules != where:
             reason = f"{group[0].name} and {member.name} of one group may not go to the same nodes"
             raise Refused(f"{reason} (nodeSelector, node affinity, tolerations)", nearest_fix=SPLIT_GROUP_FIX)
     return where
@@ -331,6 +335,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
 def placement_request(snapshot: GangSnapshot) -> PlacementRequest:
     """The request of a gang, from its pods. Its trays are reserved whole (`exclusive`). Raises Refused."""
     declared = remaining_spec(snapshot)
+    # Each group: its rules for trays, the GPUs of a member, and the claims of a member.
     specs = claim_specs(snapshot.cluster, snapshot.key.namespace)
     members = {name: _group_members(snapshot, name) for name, _ in declared.sizes}
     terms = group_terms(members)
@@ -352,6 +357,7 @@ def placement_request(snapshot: GangSnapshot) -> PlacementRequest:
         together = min(declared.segment, together)
     most = max((demand.gpus for demand in demands.values()), default=0)
     whole_gpus = whole_tray_gpus(usable, together, most, taken) if together else 0
+    # A member of a whole tray counts all GPUs of the tray, so the search puts no second member there.
     groups = []
     for name, size in declared.sizes:
         claimed, demand = claims[name], demands[name]

@@ -110,7 +110,7 @@ def lacks_members(snapshot: GangSnapshot) -> bool:
 
 
 def _usable_spec(snapshot: GangSnapshot) -> GangSpec | None:
-    """What the living pods declare; None where no pod lives, or where they declare nothing usable."""
+    """The declaration of the living pods. None if no pod lives, or if it is not usable."""
     try:
         return snapshot.declared_spec() if snapshot.living else None
     except Refused:
@@ -143,7 +143,7 @@ def owners_asked_at(snapshot: GangSnapshot, settings: GangSettings) -> float:
 
 
 def _job_progress(snapshot: GangSnapshot) -> list[_JobProgress]:
-    """The Jobs that own the pods; empty where one of them proves nothing, or a pod has another owner."""
+    """The Jobs that own the pods. None of them if one proves nothing, or if a pod has another owner."""
     pods: dict[str, list[GangMember]] = {}
     for member in snapshot.members:
         pods.setdefault("" if member.job is None else member.job.uid, []).append(member)
@@ -199,7 +199,7 @@ def awaits_last_pods(snapshot: GangSnapshot) -> bool:
     if snapshot.living or gang is None or job is None or job.is_still:
         return False
     size, over = _gang_size(gang), job.over(snapshot.members)
-    return 0 < job.completions - over <= size and over > 0 and job.makes_all_of(size)
+    return 0 < job.completions - over <= size and over > 0 and job.at_once >= size
 
 
 def last_pods_awaited_until(snapshot: GangSnapshot, settings: GangSettings) -> float:
@@ -257,7 +257,7 @@ def without_unused_trays(snapshot: GangSnapshot, record: GangRecord) -> GangPlan
     sizes = {group.name: group.members for group in record.gang.groups}
     # Slots that were taken out before count as released already.
     releasable = Counter({group: slots[group] + over[group] - sizes[group] for group in slots})
-    # Release whole unused trays, first those where a member ended: nobody waits for them.
+    # Release whole unused trays, first those on which a member ended: no pod waits for them.
     used, ended = _used_trays(snapshot), {member.tray for member in snapshot.members if member.ended}
     released = set()
     for tray in sorted(plan.trays, key=lambda name: name not in ended):

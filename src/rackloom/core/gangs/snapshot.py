@@ -1,8 +1,8 @@
 """The objects of one gang: its GangPlan, the nodes reserved for it, and the snapshot that a decision uses.
 
 A GangPlan (`rackloom.dev/v1alpha1`) is the one object in which a gang and its plan are recorded. Gang and
-plan are written together, in one patch that carries the resourceVersion, so it fails if anybody changed the
-object since it was read. A GangPlan without a readable plan counts as not placed. Its finalizer stays while
+plan are written together, in one patch that carries the resourceVersion, so it fails if the object has
+changed since it was read. A GangPlan without a readable plan counts as not placed. Its finalizer stays while
 trays may be reserved, so the record that names them outlives them.
 
 A tray is reserved by a NoSchedule taint whose value is the UID of the GangPlan. The list of taints is
@@ -159,7 +159,7 @@ class _RecordSpec(msgspec.Struct, frozen=True):
 
 
 class _RecordObject(msgspec.Struct, frozen=True):
-    """A GangPlan as it is stored. A person may have changed gang and plan, so they are read by themselves."""
+    """A GangPlan as it is stored. A person may have changed gang and plan, so they are read apart."""
 
     spec: _RecordSpec | None = None
 
@@ -193,7 +193,7 @@ def create_record(key: GangKey) -> CreateObject:
 
 
 def record_plan(record: GangRecord, gang: Gang, plan: GangPlan, site: PlacementSite) -> PatchObject:
-    """Record a plan: one write, which fails if anybody has changed the record since it was read."""
+    """Record a plan: one write, which fails if the record has changed since it was read."""
     reserved = set(_reserved_trays(plan))
     cliques = [
         {"name": tray.name, "clique": tray.clique}
@@ -351,11 +351,11 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     checked: GangPlan | None = None
     """The plan whose trays were found empty of others after they were reserved."""
     owners: OwnerWorkloads | None = None
-    """The owners of the members; None where nobody asked."""
+    """The owners of the members. None if they were not read."""
     owner_check: OwnerCheck | None = None
-    """None where the owners were not asked since the controller started."""
+    """None if the owners were not read since the controller started."""
     refusal: str = ""
-    """Why the placement search refused last; empty if it did not, or was not asked."""
+    """The last refusal of the placement search. Empty if it did not refuse, or did not run."""
     cluster: ClusterLists = ClusterLists()
     """The rest of the cluster; filled in for the placement search only."""
 
@@ -378,7 +378,7 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def living(self) -> tuple[GangMember, ...]:
-        """Members that have not ended; those whose deletion is under way still hold their devices."""
+        """Members that have not ended. Members that are being deleted still hold their devices."""
         return tuple(member for member in self.members if not member.ended)
 
     @property
@@ -455,6 +455,7 @@ def objects_by_gang(
     plans: Iterable[Object], pods: Iterable[Object], nodes: Iterable[Object]
 ) -> dict[GangKey, GangObjects]:
     """The objects of every gang, from lists of the whole cluster."""
+    # A gang is known by its GangPlan, by its pods, or by both: one outlives the other at each end.
     plans_by_uid = {uid_of(plan): plan for plan in plans}
     plan_of = {read_record(plan).key: plan for plan in plans_by_uid.values()}
     nodes_by_name = {name_of(node): node for node in nodes}

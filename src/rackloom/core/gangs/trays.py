@@ -74,6 +74,7 @@ def running_site(state: ClusterState) -> PlacementSite:
     each group reads them by its terms.
     """
     site = placement_site(state, tolerations=None)
+    # The search fills trays in this order. A hold on a node without GPUs is of no interest to it.
     ordered = sorted(
         (tray for tray in site.trays if tray.gpus), key=lambda tray: (tray.clique or "", tray.name)
     )
@@ -86,6 +87,7 @@ def with_reservations(
 ) -> PlacementSite:
     """The trays that GangPlans reserve are held too, whole, and what `plans` of workloads hold."""
     size = {tray.name: tray.gpus for tray in running.trays}
+    # A reserved tray is held whole, also while the pods of its gang are still to come.
     reserved = (
         TrayHold(owner=record.key.full_name, tray=tray, gpus=size.get(tray, 0))
         for record in records
@@ -96,7 +98,7 @@ def with_reservations(
 
 
 # The trays that are closed to members, and why. Each reason of a refusal is written here, or in
-# `core.cluster.nodes` (`closed_reasons`) if it holds for the pods of everybody.
+# `core.cluster.nodes` (`closed_reasons`) if it holds for all pods.
 
 
 _TOLERATES_RESERVATIONS = Toleration(key=GANG_TAINT, operator="Exists")
@@ -153,6 +155,7 @@ def without_conflicting_trays(
     theirs = constraints_of_bound(pods, all_pods=are_selective)
     # Members of one class conflict with the same pods, so two of each class stand for all.
     classes = two_of_each_class(mine, set(label_keys([*mine, *(pod for _, pod in theirs)])))
+    # A term by zone or clique keeps members off all nodes around the pod, not only off its node.
     domains = TopologyDomains(nodes)
     barred = {
         tray
@@ -392,6 +395,7 @@ def site_for_members(
     others = (pod for pod in cluster.pods if gang_key_of(pod) != snapshot.key)
     nodes = {name_of(node): node for node in cluster.nodes}
     site = with_reservations(cluster.running, cluster.records, _plans_of_others(snapshot))
+    # A node may offer another number of GPUs by limits than by claims (`NodeGpus`).
     counted, gpus = any(member.gpus for member in snapshot.living), cluster.state.gpus
     site = site.with_trays(
         lambda tray: replace(tray, gpus=gpus[tray.name].usable(counted=counted, claimed=claimed))
