@@ -21,6 +21,7 @@ import yaml
 from rackloom.app.demo.story import Evidence, NotObserved, example_directory, wait_until
 from rackloom.app.snapshot.cluster import ORG_LABEL
 from rackloom.app.twin.up import RunningTwin
+from rackloom.core.cluster.gang_objects import GANG_TAINT
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
 from rackloom.core.cluster.nodes import gpus_by_node, published_devices
 from rackloom.core.cluster.objects import (
@@ -39,7 +40,6 @@ from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.trays import placement_site
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.report import summary_line
-from rackloom.core.gangs.spec import GANG_TAINT
 from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
 from rackloom.errors import Refused

@@ -9,11 +9,12 @@ A part of a GPU keeps others off the whole of it. A claim that counts GPUs holds
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.allocate.objects import ResourceClaim, readable
+from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim, ResourceClaimSpec, readable
 from rackloom.core.cluster import names
 from rackloom.core.cluster.metadata import OwnerReference, identity_of
 from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
@@ -79,6 +80,67 @@ def claims_to_allocate(
 def is_imex_channel(driver: str, device: str) -> bool:
     """Whether a device is the IMEX channel of its node, whose name is that of the pool."""
     return (driver, device) == (names.IMEX_DRIVER, names.CHANNEL_DEVICE)
+
+
+# The requests of a claim.
+
+
+_CHANNEL_CLASSES = (names.CHANNEL_CLASS, names.ISOLATED_CHANNEL_CLASS)
+
+
+class GpuDemand(msgspec.Struct, frozen=True):
+    """The demand of a pod, or of one claim."""
+
+    gpus: int = 0
+    whole: bool = False
+    """A dedicated tray: all of its GPUs, or its IMEX channel, of which a node has one (`channel-0`)."""
+
+    def __add__(self, other: "GpuDemand") -> "GpuDemand":
+        return GpuDemand(self.gpus + other.gpus, self.whole or other.whole)
+
+
+class ClaimRequest(msgspec.Struct, frozen=True):
+    """The requests of a ResourceClaim, or of the claims that a template makes."""
+
+    spec: JsonMapping
+
+    @property
+    def takes_devices(self) -> bool:
+        """Channels count with the tray, and requests with adminAccess take no device."""
+        return any(map(_takes_device, self._wanted()))
+
+    @property
+    def demand(self) -> GpuDemand:
+        """The GPUs by the class `gpu.nvidia.com`, and a tray by the class of channels."""
+        demand = GpuDemand()
+        for wanted in self._wanted():
+            if wanted.get("deviceClassName") == names.CHANNEL_CLASS:
+                demand += GpuDemand(whole=True)
+            elif wanted.get("deviceClassName") == names.GPU_DRIVER and _takes_device(wanted):
+                is_all = wanted.get("allocationMode") == "All"
+                demand += GpuDemand(whole=True) if is_all else GpuDemand(int(wanted.get("count", 1)))
+        return demand
+
+    def claim(self, name: str) -> ResourceClaim:
+        """The claim as the allocator takes it. Raises msgspec.ValidationError."""
+        spec = msgspec.convert(self.spec, ResourceClaimSpec)
+        return ResourceClaim(metadata=ObjectMeta(name=name), spec=spec)
+
+    def _wanted(self) -> Iterator[JsonMapping]:
+        """Of several alternatives, the first."""
+        for request in (self.spec.get("devices") or {}).get("requests") or ():
+            alternatives: Sequence[JsonMapping] = request.get("firstAvailable") or ({},)
+            yield request.get("exactly") or alternatives[0]
+
+
+def _takes_device(wanted: JsonMapping) -> bool:
+    return wanted.get("deviceClassName") not in _CHANNEL_CLASSES and not wanted.get("adminAccess")
+
+
+def claim_request(obj: JsonMapping) -> ClaimRequest:
+    """The requests of a ResourceClaim, or of the claims that a ResourceClaimTemplate makes."""
+    spec = obj["spec"]
+    return ClaimRequest(spec.get("spec", spec))
 
 
 # Shapes of objects of the allocator. Its values refuse fields that are newer than this program, and the

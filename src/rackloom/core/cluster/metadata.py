@@ -24,6 +24,10 @@ class OwnerReference(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     uid: str = ""
     controller: bool | None = None
 
+    def is_of(self, kind: ResourceKind) -> bool:
+        """Whether the owner is of this kind and API version."""
+        return (self.api_version, self.kind) == (kind.api_version, kind.kind)
+
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A condition in the usual form of Kubernetes; `status` is True, False or Unknown."""
@@ -43,7 +47,7 @@ def name_of(obj: JsonMapping) -> str:
 
 
 def namespace_of(obj: JsonMapping) -> str | None:
-    """The namespace of an object; None for one of the whole cluster."""
+    """The namespace of an object, or None for one of the whole cluster."""
     return _metadata(obj).get("namespace") or None
 
 
@@ -101,12 +105,12 @@ def owners_of(obj: JsonMapping) -> tuple[OwnerReference, ...]:
 
 
 def controller_of(obj: JsonMapping) -> OwnerReference | None:
-    """The owner that made an object; None if a person made it."""
+    """The owner that made an object, or None if a person made it."""
     return next((owner for owner in owners_of(obj) if owner.controller), None)
 
 
 def created_at(obj: JsonMapping) -> float | None:
-    """When an object was created, in seconds since 1970; None for an object of a file."""
+    """When an object was created, in seconds since 1970. An object of a file gives None."""
     return epoch_seconds(_metadata(obj).get("creationTimestamp") or "")
 
 
@@ -116,7 +120,7 @@ def is_being_deleted(obj: JsonMapping) -> bool:
 
 
 def deletion_time(obj: JsonMapping) -> float | None:
-    """When an object that is being deleted should be gone, in seconds since 1970; None if it is not."""
+    """When an object that is being deleted should be gone, in seconds since 1970, or None if it is not."""
     return epoch_seconds(_metadata(obj).get("deletionTimestamp") or "")
 
 

@@ -165,6 +165,13 @@ def published_devices(slices: Iterable[JsonMapping], driver: str = names.GPU_DRI
     return {key: device for devices in found.values() for key, device in devices.items()}
 
 
+def slice_devices(slice_: JsonMapping) -> tuple[str, tuple[str, str], list[str]]:
+    """The node of a slice ("" if it is of several), its driver and pool, and the names of its devices."""
+    spec = slice_["spec"]
+    devices = [device["name"] for device in spec.get("devices") or ()]
+    return spec.get("nodeName") or "", (spec["driver"], spec["pool"]["name"]), devices
+
+
 def gpus_by_node(published: PublishedDevices) -> Counter[str]:
     """Whole GPUs by node."""
     return Counter(device.node for device in published.values() if device.is_whole)
@@ -205,4 +212,11 @@ def closed_reasons(node: JsonMapping, tolerations: tuple[Toleration, ...] | None
     elif ready != "True" or any(taint in _UNREADY_TAINTS for taint in taints):
         yield "not ready"
     if tolerations is not None:
-        yield from (f"taint {taint}" for taint in taints if taint not in (_CORDON_TAINT, *_UNREADY_TAINTS))
+        yield from closing_taints(node, tolerations)
+
+
+def closing_taints(node: JsonMapping, tolerations: tuple[Toleration, ...]) -> Iterator[str]:
+    """The taints that close a node, in words, but for those that repeat a state that has a word."""
+    for taint in blocking_taints(node, tolerations):
+        if taint not in (_CORDON_TAINT, *_UNREADY_TAINTS):
+            yield f"taint {taint}"

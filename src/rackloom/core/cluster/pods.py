@@ -5,7 +5,7 @@ list as a missing field or as null, so lists default to None. The three served v
 resource.k8s.io differ in a claim's requests only, and those are not read here.
 
 The scheduling gate in this module holds a pod whose claim template does not exist yet. The gate of
-gangs is in `core.gangs.spec`.
+gangs is in `core.cluster.gang_objects`.
 """
 
 import hashlib
@@ -286,6 +286,22 @@ class PodSpec(ApiStruct, frozen=True, kw_only=True):
     priority_class_name: str | None = None
     preemption_policy: Literal["Never", "PreemptLowerPriority"] | None = None
 
+    @property
+    def near(self) -> tuple[PodAffinityTerm, ...]:
+        """The required terms of its affinity to pods."""
+        return ((self.affinity and self.affinity.pod_affinity) or PodAffinity()).required or ()
+
+    @property
+    def apart(self) -> tuple[PodAffinityTerm, ...]:
+        """The required terms of its anti-affinity."""
+        return ((self.affinity and self.affinity.pod_anti_affinity) or PodAffinity()).required or ()
+
+    @property
+    def hard_spread(self) -> tuple[TopologySpread, ...]:
+        """The spread constraints that keep it unscheduled while they do not hold."""
+        spread = self.topology_spread_constraints or ()
+        return tuple(entry for entry in spread if entry.when_unsatisfiable != "ScheduleAnyway")
+
 
 class PodMetadata(ApiStruct, frozen=True, kw_only=True):
     """Of a pod, or of any object."""
@@ -464,6 +480,13 @@ def node_of(pod: JsonMapping) -> str:
 def is_bound_pod(pod: JsonMapping) -> bool:
     """Whether it is on a node and has not ended."""
     return bool(node_of(pod)) and not has_pod_ended(pod)
+
+
+def claim_templates_of(pod: JsonMapping) -> Iterator[str]:
+    """The claim templates that a pod, or the template of pods, names."""
+    for claim in pod["spec"].get("resourceClaims") or ():
+        if claim.get("resourceClaimTemplateName"):
+            yield claim["resourceClaimTemplateName"]
 
 
 # Owners.
