@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import OwnerReference
+from rackloom.core.cluster.metadata import OwnerReference, name_of
 from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
 from rackloom.core.cluster.objects import JsonMapping, allocated_devices
-from rackloom.core.cluster.pods import ApiStruct, PodMetadata, qualified_name
+from rackloom.core.cluster.pods import ApiStruct, PodMetadata, object_namespace, qualified_name
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, TrayHold
 
 ClaimUser = str | tuple[str, str]
@@ -37,10 +37,9 @@ def claim_users(claim: JsonMapping) -> Iterator[ClaimUser]:
 
 def unknown_holder(claim: JsonMapping) -> TrayHold:
     """A user that is not among the pods. The space in its name keeps it apart from every gang."""
-    meta = claim.get("metadata") or {}
     reserved = (claim.get("status") or {}).get("reservedFor") or ()
     user = next((f"pod {reference['name']}" for reference in reserved if reference.get("name")), None)
-    owner = qualified_name(meta, user or f"claim {meta.get('name')}")
+    owner = qualified_name(object_namespace(claim), user or f"claim {name_of(claim)}")
     return TrayHold(owner=owner, tray="", gpus=0, priority=HIGHEST_PRIORITY)
 
 

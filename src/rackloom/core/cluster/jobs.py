@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.cluster.metadata import title_in_file
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping, list_names
 from rackloom.core.cluster.pods import (
@@ -28,8 +29,8 @@ from rackloom.core.cluster.pods import (
     Owner,
     PodObject,
     check_shape,
+    node_of,
     object_namespace,
-    object_title,
     pod_owner,
     qualified_name,
 )
@@ -49,6 +50,7 @@ from rackloom.core.cluster.workload_kinds import (
     is_for_devices,
     is_guess,
     is_job,
+    object_name,
     read_groups,
     value_at,
 )
@@ -99,17 +101,15 @@ def read_jobs(objects: Sequence[dict[str, Any]], labels: SchedulerLabels) -> lis
     """
     for obj in objects:
         if is_job(obj) or obj.get("kind") in ("Pod", "ComputeDomain"):
-            check_shape(obj, PodObject if obj["kind"] == "Pod" else AnyObject, object_title(obj))
+            check_shape(obj, PodObject if obj["kind"] == "Pod" else AnyObject, title_in_file(obj))
     jobs, channels = [], channel_templates(objects)
     for obj in objects:
         if is_job(obj):
-            with _refuse_malformed(object_title(obj)):
+            with _refuse_malformed(title_in_file(obj)):
                 job = _read_job(obj, channels, labels)
             if is_for_devices(job.kind) or any(group.need.takes_devices for group in job.groups):
                 jobs.append(job)
-    pods = [
-        obj for obj in objects if obj.get("kind") == "Pod" and not (obj.get("spec") or {}).get("nodeName")
-    ]
+    pods = [obj for obj in objects if obj.get("kind") == "Pod" and not node_of(obj)]
     with _refuse_malformed("a Pod"):
         return [*jobs, *_gangs_of_pods(pods, channels, labels)]
 
@@ -122,7 +122,7 @@ def owner_of_job(job: "Job", gang_label: str) -> Owner:
     kind = "training job" if job.kind in _TRAINING_JOBS else job.kind
     if str(first.get("apiVersion")).startswith(VOLCANO):
         kind = "VolcanoJob"
-    return Owner(object_namespace(first.get("metadata") or {}), kind, job.name.rpartition("/")[2])
+    return Owner(object_namespace(first), kind, job.name.rpartition("/")[2])
 
 
 @contextmanager
@@ -138,9 +138,9 @@ def _refuse_malformed(what: str) -> Iterator[None]:
 
 
 def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels: SchedulerLabels) -> Job:
-    kind, metadata = value["kind"], value.get("metadata") or {}
-    name = checked_name(metadata, kind)
-    title, namespace = f"{kind} {name or '(unnamed)'}", object_namespace(metadata)
+    kind, namespace = value["kind"], object_namespace(value)
+    name = checked_name(object_name(value), kind)
+    title = f"{kind} {name or '(unnamed)'}"
     groups: list[JobGroup] = []
     for group in read_groups(value):
         template = _pod_template(value, group, title)
@@ -167,7 +167,7 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
     if not groups and is_for_devices(kind):
         raise Refused(f"{title} has no replicas", nearest_fix="add its replica specs")
     return Job(
-        name=qualified_name(metadata, name),
+        name=qualified_name(namespace, name),
         kind=kind,
         groups=tuple(groups),
         objects=(value,),
@@ -175,7 +175,7 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
     )
 
 
-def _pod_template(value: JsonMapping, group: PodGroup, title: str) -> JsonMapping:
+def _pod_template(value: JsonMapping, group: PodGroup | JobGroup, title: str) -> JsonMapping:
     """The pod template of a group, with its spec under that name. Refused where there is none."""
     template, at = value_at(value, group.template), _dotted_path(group.template)
     if group.spec_key != "spec" and isinstance(template, Mapping):
@@ -186,18 +186,25 @@ def _pod_template(value: JsonMapping, group: PodGroup, title: str) -> JsonMappin
     return template
 
 
+def pods_of_group(job: Job, group: JobGroup) -> Iterator[JsonMapping]:
+    """The pods of a group of a job of pods. For any other job, the template of the group."""
+    if group.template:
+        yield _pod_template(job.objects[0], group, job.name)
+        return
+    yield from (pod for pod in job.objects if group.name in ("pod", object_name(pod)))
+
+
 def _gangs_of_pods(
     pods: Sequence[dict[str, Any]], channels: Collection[TemplateName], labels: SchedulerLabels
 ) -> Iterator[Job]:
     """Pods that share a gang label, a job, or the channel of a ComputeDomain are one job."""
     gangs: dict[str, list[tuple[dict[str, Any], JobGroup]]] = {}
     for pod in pods:
-        need, metadata = read_pod_requirements(pod, labels), pod.get("metadata") or {}
-        own, namespace = checked_name(metadata, "Pod"), object_namespace(metadata)
+        need, namespace = read_pod_requirements(pod, labels), object_namespace(pod)
         domain = next((name for name in need.templates if (namespace, name) in channels), None)
-        name = qualified_name(metadata, domain or pod_owner(pod, labels.gang).name)
+        name = qualified_name(namespace, domain or pod_owner(pod, labels.gang).name)
         group = JobGroup(
-            name=own,
+            name=checked_name(object_name(pod), "Pod"),
             members=1,
             template=(),
             need=need,
@@ -220,7 +227,7 @@ def _gangs_of_pods(
 def channel_templates(objects: Sequence[JsonMapping]) -> set[TemplateName]:
     """The claim templates that ComputeDomains create: each pod gets an IMEX channel, whatever its node."""
     return {
-        (object_namespace(obj.get("metadata") or {}), name)
+        (object_namespace(obj), name)
         for obj in objects
         if obj.get("kind") == "ComputeDomain"
         and isinstance(name := value_at(obj, ("spec", "channel", "resourceClaimTemplate", "name")), str)

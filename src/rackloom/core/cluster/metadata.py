@@ -57,6 +57,14 @@ def title_of(kind: ResourceKind, obj: JsonMapping) -> str:
     return object_title(kind, namespace_of(obj), name_of(obj))
 
 
+def title_in_file(obj: JsonMapping) -> str:
+    """`Kind name` of an object of a file, whatever its shape. It may have only a generateName."""
+    metadata = obj.get("metadata")
+    names = [metadata.get(key) for key in ("name", "generateName")] if isinstance(metadata, Mapping) else []
+    name = next((name for name in names if isinstance(name, str) and name), "(unnamed)")
+    return f"{obj.get('kind')} {name}"
+
+
 def uid_of(obj: JsonMapping) -> str:
     """The UID of an object. No other object ever has it, also none of the same name."""
     return str(_metadata(obj).get("uid") or "")

@@ -179,6 +179,11 @@ def node_clique(node: JsonMapping, label: str) -> str | None:
     return None if clique is not None and clique.startswith(names.NO_CLUSTER) else clique
 
 
+def taint_keys(node: JsonMapping) -> Iterator[str]:
+    """The keys of the taints of a node."""
+    yield from (taint["key"] for taint in (node.get("spec") or {}).get("taints") or ())
+
+
 def ready_status(node: JsonMapping) -> str | None:
     """The status of its Ready condition, or None if it has none."""
     conditions = (node.get("status") or {}).get("conditions") or ()

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from rackloom.core.allocate.objects import Amount, convert_object
-from rackloom.core.cluster.metadata import OwnerReference
+from rackloom.core.cluster.metadata import OwnerReference, namespace_of
 from rackloom.core.cluster.objects import JsonMapping, PatchOperation, add_operation, has_pod_ended
 from rackloom.errors import Refused
 
@@ -404,14 +404,6 @@ def check_shape(value: JsonMapping, shape: type[msgspec.Struct], title: str, at:
         ) from error
 
 
-def object_title(value: Mapping[str, Any]) -> str:
-    """Kind and name of an object in whatever shape."""
-    metadata = value.get("metadata")
-    names = [metadata.get(key) for key in ("name", "generateName")] if isinstance(metadata, Mapping) else []
-    name = next((name for name in names if isinstance(name, str) and name), "(unnamed)")
-    return f"{value.get('kind')} {name}"
-
-
 def _type_error_text(what: str) -> str:
     """Expected `array`, got `object`: expected a list, got a map."""
     for kind, words in _TYPE_WORDS.items():
@@ -456,9 +448,14 @@ def narrow_nodes(
             yield add_operation(f"{path}/nodeSelectorTerms/{number}/{field}", [requirement])
 
 
+def node_of(pod: JsonMapping) -> str:
+    """The node of a pod; "" until it is bound."""
+    return (pod.get("spec") or {}).get("nodeName") or ""
+
+
 def is_bound_pod(pod: JsonMapping) -> bool:
     """Whether it is on a node and has not ended."""
-    return bool((pod.get("spec") or {}).get("nodeName")) and not has_pod_ended(pod)
+    return bool(node_of(pod)) and not has_pod_ended(pod)
 
 
 # Owners.
@@ -496,13 +493,13 @@ class Owner(msgspec.Struct, frozen=True):
         """
         if not self.kind:
             return f"{self.namespace}/{self.name}"
-        return qualified_name({"namespace": self.namespace}, f"{self.kind} {self.name}")
+        return qualified_name(self.namespace, f"{self.kind} {self.name}")
 
 
 def pod_owner(pod: JsonMapping, gang_label: str) -> Owner:
     """The job that a pod belongs to: the gang, else the job of its labels, its controller, or itself."""
     metadata = pod.get("metadata") or {}
-    namespace, labels = object_namespace(metadata), metadata.get("labels") or {}
+    namespace, labels = object_namespace(pod), metadata.get("labels") or {}
     # The order of these sources matters: a pod of a gang also has a controller, which may make other pods.
     if labels.get(gang_label):
         # Without its size, a pod is no member of a gang, and only named like one.
@@ -517,12 +514,11 @@ def pod_owner(pod: JsonMapping, gang_label: str) -> Owner:
     return Owner(namespace, "pod", str(metadata.get("name") or metadata.get("generateName") or ""))
 
 
-def object_namespace(metadata: JsonMapping) -> str:
-    """The namespace; the one that kubectl takes where none is written."""
-    return metadata.get("namespace") or "default"
+def object_namespace(obj: JsonMapping) -> str:
+    """The namespace of an object. kubectl takes the default namespace if none is written."""
+    return namespace_of(obj) or "default"
 
 
-def qualified_name(metadata: JsonMapping, name: str) -> str:
+def qualified_name(namespace: str, name: str) -> str:
     """The name by which a job is known to the planner; the default namespace is not named."""
-    namespace = object_namespace(metadata)
     return name if namespace == "default" else f"{namespace}/{name}"

@@ -23,6 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster.claims import ClaimShape, ClaimUser, claim_holds, claim_users, unknown_holder
+from rackloom.core.cluster.metadata import annotations_of, labels_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import (
     NodeGpus,
@@ -43,7 +44,7 @@ from rackloom.core.cluster.objects import (
     allocated_devices,
     is_resource_claimed,
 )
-from rackloom.core.cluster.pods import PodObject, check_shape, is_bound_pod, pod_owner
+from rackloom.core.cluster.pods import PodObject, check_shape, is_bound_pod, node_of, pod_owner
 from rackloom.core.cluster.scheduling import requested_devices
 from rackloom.core.cluster.state import ClusterState, TrayHold, Unreadable
 from rackloom.errors import Refused
@@ -348,19 +349,18 @@ def _unreadable(kind: ResourceKind, obj: JsonMapping, error: Exception) -> Unrea
 
 def counted_gpus(pod: JsonMapping, labels: SchedulerLabels) -> int:
     """The GPUs that a pod has by counting them. Raises ValueError for an unreadable amount."""
-    gpus = requested_devices(pod.get("spec") or {}, labels.gpu)
+    gpus = requested_devices(pod, labels.gpu)
     return 0 if gpus and is_resource_claimed(pod, labels.gpu) else gpus
 
 
 def pod_hold(pod: JsonMapping, labels: SchedulerLabels, gpus: int) -> TrayHold:
     """A hold of the job of a pod on the pod's node."""
-    spec, metadata = pod.get("spec") or {}, pod.get("metadata") or {}
-    marks = (metadata.get("annotations") or {}, metadata.get("labels") or {})
+    marks = (annotations_of(pod), labels_of(pod))
     return TrayHold(
         owner=pod_owner(pod, labels.gang).text,
-        tray=spec.get("nodeName") or "",
+        tray=node_of(pod),
         gpus=gpus,
-        priority=spec.get("priority") or 0,
+        priority=(pod.get("spec") or {}).get("priority") or 0,
         movable=next((m[labels.movable] for m in marks if labels.movable in m), "") == "true",
     )
 

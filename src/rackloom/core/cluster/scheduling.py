@@ -42,9 +42,10 @@ import msgspec
 from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta, convert_object
 from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
 from rackloom.core.allocate.quantity import Quantity
+from rackloom.core.cluster.metadata import labels_of, name_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.pods import PodObject, Toleration
+from rackloom.core.cluster.pods import PodObject, Toleration, object_namespace
 from rackloom.errors import Refused
 
 # Amounts of resources.
@@ -72,8 +73,9 @@ def _remembered(written: str, amounts: Callable[[], ResourceAmounts]) -> Thousan
     return _amounts[written]
 
 
-def effective_requests(spec: JsonMapping) -> Thousandths:
-    """The request of a pod, or of a template, by its spec. Raises ValueError for an unreadable amount."""
+def effective_requests(pod: JsonMapping) -> Thousandths:
+    """The request of a pod, or of a template. Raises ValueError for an unreadable amount."""
+    spec = pod.get("spec") or {}
     parts = [
         [(part.get("resources"), part.get("restartPolicy")) for part in spec.get(kind) or ()]
         for kind in ("initContainers", "containers")
@@ -83,7 +85,7 @@ def effective_requests(spec: JsonMapping) -> Thousandths:
 
 
 def pod_requests(spec: JsonMapping) -> ResourceAmounts:
-    """The same as exact amounts. Raises ValueError for an unreadable amount."""
+    """The same of a spec, as exact amounts. Raises ValueError for an unreadable amount."""
     most, lasting = NO_AMOUNTS, NO_AMOUNTS
     for container in spec.get("initContainers") or ():
         here = lasting + _container_requests(container)
@@ -95,19 +97,19 @@ def pod_requests(spec: JsonMapping) -> ResourceAmounts:
     return whole + _parse_amounts(spec.get("overhead") or {}) + ResourceAmounts({PODS_RESOURCE: 1})
 
 
-def requested_devices(spec: JsonMapping, resource: str) -> int:
+def requested_devices(pod: JsonMapping, resource: str) -> int:
     """How many devices of an extended resource a pod requests, such as GPUs by `nvidia.com/gpu`.
 
     Raises ValueError for an unreadable amount, and for a part of a device.
     """
-    return effective_requests(spec).get(resource, 0) // 1000
+    return effective_requests(pod).get(resource, 0) // 1000
 
 
-def requests_beside_devices(spec: JsonMapping, gpu_resource: str) -> Thousandths:
+def requests_beside_devices(pod: JsonMapping, gpu_resource: str) -> Thousandths:
     """What a pod requests of its node beside devices: CPU, memory, the pod itself. Raises ValueError."""
     return {
         name: amount
-        for name, amount in effective_requests(spec).items()
+        for name, amount in effective_requests(pod).items()
         if amount and name != gpu_resource and not name.startswith(CLASS_RESOURCE)
     }
 
@@ -117,15 +119,18 @@ def allocatable_of_node(node: JsonMapping) -> ResourceAmounts:
 
     It has nothing of a resource that it does not name.
     """
+    return _parse_amounts(written_amounts(node))
+
+
+def written_amounts(node: JsonMapping) -> Mapping[str, Any]:
+    """The same as the node writes them."""
     status = node.get("status") or {}
-    return _parse_amounts(status.get("allocatable") or status.get("capacity") or {})
+    return status.get("allocatable") or status.get("capacity") or {}
 
 
 def node_amounts(node: JsonMapping) -> Thousandths:
     """The same in the units of requests. Raises ValueError."""
-    status = node.get("status") or {}
-    written = repr((status.get("allocatable"), status.get("capacity")))
-    return _remembered(written, lambda: allocatable_of_node(node))
+    return _remembered(repr(written_amounts(node)), lambda: allocatable_of_node(node))
 
 
 def in_thousandths(amounts: Mapping[str, Fraction | int]) -> Thousandths:
@@ -174,8 +179,9 @@ class NodeRule(msgspec.Struct, frozen=True):
     """Terms of which one must hold; None: no affinity is required."""
 
 
-def read_node_rule(spec: JsonMapping) -> NodeRule:
-    """The rule of a pod spec. Raises msgspec.ValidationError for what is not shaped like core/v1."""
+def read_node_rule(pod: JsonMapping) -> NodeRule:
+    """The rule of a pod, or of a template. Raises msgspec.ValidationError if core/v1 has another shape."""
+    spec = pod.get("spec") or {}
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED_DURING_SCHEDULING)
     return NodeRule(
         labels=msgspec.convert(spec.get("nodeSelector") or {}, dict[str, str]),
@@ -196,21 +202,24 @@ def check_node_rule(rule: NodeRule) -> None:
 
 def unmet_requirements(rule: NodeRule, node: JsonMapping) -> Iterator[str]:
     """The parts of the rule that a node (an object) does not meet, in words. Raises MalformedNodeSelector."""
-    labels = node["metadata"].get("labels") or {}
+    labels = labels_of(node)
     yield from (f"not {key}={value}" for key, value in rule.labels.items() if labels.get(key) != value)
-    if rule.affinity is not None:
-        meta = ObjectMeta(name=node["metadata"].get("name", ""), labels=labels)
-        if not node_selector_matches(Node(metadata=meta), rule.affinity):
-            text = _node_selector_text(rule.affinity)
-            yield f"not {text}" if text else "its node affinity has no term"
+    if rule.affinity is not None and not node_selector_matches(allocator_node(node), rule.affinity):
+        text = _node_selector_text(rule.affinity)
+        yield f"not {text}" if text else "its node affinity has no term"
+
+
+def allocator_node(node: JsonMapping) -> Node:
+    """A node as the allocator takes it: its name and its labels."""
+    return Node(metadata=ObjectMeta(name=name_of(node), labels=labels_of(node)))
 
 
 def is_node_selected(spec: JsonMapping, node: JsonMapping) -> bool:
-    """Whether a node is what a pod spec's nodeSelector and required node affinity ask for.
+    """Whether a node meets the nodeSelector and the required node affinity of a pod spec.
 
     Raises MalformedNodeSelector for terms that cannot be read.
     """
-    return not any(unmet_requirements(read_node_rule(spec), node))
+    return not any(unmet_requirements(read_node_rule({"spec": spec}), node))
 
 
 def _node_selector_text(selector: NodeSelector) -> str:
@@ -266,10 +275,10 @@ class PodIdentity(msgspec.Struct, frozen=True, kw_only=True):
         yield from (term.by for term in other.apart if term.selects(other.namespace, self))
 
 
-def anti_affinity_terms(spec: JsonMapping, host: str) -> tuple[AntiAffinityTerm, ...]:
-    """The supported terms of a pod spec; `host`: the label key of the hostname."""
+def anti_affinity_terms(pod: JsonMapping, host: str) -> tuple[AntiAffinityTerm, ...]:
+    """The supported terms of a pod, or of a template. `host` is the label key of the hostname."""
     return tuple(
-        _read_term(term) for term in required_terms(spec, "podAntiAffinity") if is_supported_term(term, host)
+        _read_term(term) for term in required_terms(pod, "podAntiAffinity") if is_supported_term(term, host)
     )
 
 
@@ -295,18 +304,16 @@ def is_supported_term(term: JsonMapping, host: str) -> bool:
     )
 
 
-def required_terms(spec: JsonMapping, kind: str) -> Sequence[JsonMapping]:
-    """Those of `podAffinity` or `podAntiAffinity`."""
-    return ((spec.get("affinity") or {}).get(kind) or {}).get(REQUIRED_DURING_SCHEDULING) or ()
+def required_terms(pod: JsonMapping, kind: str) -> Sequence[JsonMapping]:
+    """The `podAffinity` or the `podAntiAffinity` of a pod, or of a template."""
+    affinity = (pod.get("spec") or {}).get("affinity") or {}
+    return (affinity.get(kind) or {}).get(REQUIRED_DURING_SCHEDULING) or ()
 
 
 def pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
     """A pod object, or a template in a namespace of its own metadata."""
-    metadata = pod.get("metadata") or {}
     return PodIdentity(
-        namespace=metadata.get("namespace") or "default",
-        labels=metadata.get("labels") or {},
-        apart=anti_affinity_terms(pod.get("spec") or {}, host),
+        namespace=object_namespace(pod), labels=labels_of(pod), apart=anti_affinity_terms(pod, host)
     )
 
 
@@ -316,7 +323,7 @@ def bound_pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
     The API server has added what `matchLabelKeys` name to the selectors. A namespaceSelector is taken to
     select all namespaces.
     """
-    terms = required_terms(pod.get("spec") or {}, "podAntiAffinity")
+    terms = required_terms(pod, "podAntiAffinity")
     return msgspec.structs.replace(
         pod_identity(pod, host), apart=tuple(_read_required_term(term, host) for term in terms)
     )
@@ -332,7 +339,7 @@ class TopologyDomains:
 
     def __init__(self, nodes: Iterable[JsonMapping]) -> None:
         """`nodes`: node objects."""
-        self._labels = {node["metadata"]["name"]: node["metadata"].get("labels") or {} for node in nodes}
+        self._labels = {name_of(node): labels_of(node) for node in nodes}
         self._sharing: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def around(self, node: str, by: Iterable[str]) -> Iterator[str]:
@@ -441,12 +448,11 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
 
     Raises msgspec.ValidationError for a field of another type than core/v1 has it.
     """
-    spec = template.get("spec") or {}
-    rule = read_node_rule(spec)
+    rule = read_node_rule(template)
     check_node_rule(rule)
     pod = convert_object(template, PodObject)
     try:
-        gpus, beside = requested_devices(spec, labels.gpu), requests_beside_devices(spec, labels.gpu)
+        gpus, beside = requested_devices(template, labels.gpu), requests_beside_devices(template, labels.gpu)
     except ValueError as error:
         raise Refused(f"its containers: {error}", nearest_fix="correct it") from error
     return PodRequirements(
@@ -454,13 +460,30 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
         templates=tuple(filter(None, (claim.resource_claim_template_name for claim in pod.claims))),
         claims=tuple(filter(None, (claim.resource_claim_name for claim in pod.claims))),
         rule=rule,
-        apart=anti_affinity_terms(spec, labels.host),
+        apart=anti_affinity_terms(template, labels.host),
         tolerations=pod.spec.tolerations or (),
         priority=pod.spec.priority or 0,
         priority_class=pod.spec.priority_class_name or "",
         preempts=pod.spec.preemption_policy != PREEMPT_NEVER,
         requests=beside,
     )
+
+
+def tolerations_of(pod: JsonMapping) -> tuple[Toleration, ...]:
+    """The tolerations of a pod, or of a template. Raises msgspec.ValidationError if one cannot be read."""
+    return convert_object(pod, PodObject).spec.tolerations or ()
+
+
+def host_ports(pod: JsonMapping) -> Iterator[int]:
+    """The ports of its node that a pod takes.
+
+    In the host's network, the API server gives a pod the host port of each container port.
+    """
+    spec = pod.get("spec") or {}
+    for container in spec.get("containers") or ():
+        for port in container.get("ports") or ():
+            if found := port.get("hostPort") or (spec.get("hostNetwork") and port.get("containerPort")):
+                yield found
 
 
 def blocking_taints(node: JsonMapping, tolerations: tuple[Toleration, ...]) -> Iterator[str]:

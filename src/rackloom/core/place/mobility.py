@@ -12,16 +12,16 @@ members are not counted against it: they are free once it leaves.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import combinations_with_replacement
 
 import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.pools import MalformedNodeSelector
+from rackloom.core.cluster.metadata import name_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.pods import Toleration, is_bound_pod, pod_owner
+from rackloom.core.cluster.pods import Toleration, is_bound_pod, node_of, pod_owner
 from rackloom.core.cluster.reader import pod_hold
 from rackloom.core.cluster.scheduling import (
     PodIdentity,
@@ -30,10 +30,10 @@ from rackloom.core.cluster.scheduling import (
     bound_pod_identity,
     read_node_rule,
     selector_keys,
+    tolerations_of,
     unmet_requirements,
 )
 from rackloom.core.cluster.state import ClusterState, TrayHold
-from rackloom.core.cluster.workload_kinds import value_at
 
 
 def restrict_moves(state: ClusterState) -> tuple[TrayHold, ...]:
@@ -43,18 +43,13 @@ def restrict_moves(state: ClusterState) -> tuple[TrayHold, ...]:
     """
     holds, nodes, pods, labels = state.holds, state.nodes, state.pods, state.labels
     movable = {hold.owner for hold in holds if hold.movable}
-    by_rules: dict[bytes, frozenset[str] | None] = {}
-    """Pods of a job are mostly equal, so each set of rules is compared with the nodes once."""
+    by_rules: dict[bytes, frozenset[str]] = {}
     forbidden: dict[str, frozenset[str] | None] = {}
     for pod in pods:
         owner = pod_owner(pod, labels.gang).text
         if owner in movable:
-            spec = pod.get("spec") or {}
-            affinity = value_at(spec, ("affinity", "nodeAffinity"))
-            key = msgspec.json.encode((spec.get("nodeSelector"), affinity, spec.get("tolerations")))
-            if key not in by_rules:
-                by_rules[key] = _forbidden_nodes(spec, nodes)
-            forbidden[owner] = _union_if_known(forbidden.get(owner, frozenset()), by_rules[key])
+            more = _forbidden_nodes(pod, nodes, by_rules)
+            forbidden[owner] = _union_if_known(forbidden.get(owner, frozenset()), more)
     peers = anti_affinity_peers(holds, nodes, pods, labels)
 
     def restricted(hold: TrayHold) -> TrayHold:
@@ -71,29 +66,29 @@ def _union_if_known(nodes: frozenset[str] | None, more: frozenset[str] | None) -
     return None if nodes is None or more is None else nodes | more
 
 
-def _forbidden_nodes(spec: JsonMapping, nodes: Iterable[JsonMapping]) -> frozenset[str] | None:
-    """The nodes that a pod may not use; None where its rules are malformed."""
+def _forbidden_nodes(
+    pod: JsonMapping, nodes: Iterable[JsonMapping], by_rules: dict[bytes, frozenset[str]]
+) -> frozenset[str] | None:
+    """The nodes that a pod may not use, or None if its rules are malformed."""
     try:
-        rule = read_node_rule(spec)
-        tolerations = msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...])
-        return frozenset(
-            node["metadata"]["name"]
-            for node in nodes
-            if any(unmet_requirements(rule, node)) or any(blocking_taints(node, tolerations))
-        )
+        rule, tolerations = read_node_rule(pod), tolerations_of(pod)
+        # Pods of a job are mostly equal, so each set of rules is compared with the nodes once.
+        key = msgspec.json.encode((rule, tolerations))
+        if key not in by_rules:
+            by_rules[key] = frozenset(
+                name_of(node)
+                for node in nodes
+                if any(unmet_requirements(rule, node)) or any(blocking_taints(node, tolerations))
+            )
     except (msgspec.ValidationError, MalformedNodeSelector):
         return None
+    return by_rules[key]
 
 
 def tolerations_of_movable(state: ClusterState) -> tuple[Toleration, ...]:
     """What any movable pod tolerates: a node that none of them tolerates takes no moved job."""
-    found: dict[Toleration, None] = {}
-    for pod in state.pods:
-        if pod_hold(pod, state.labels, 0).movable:
-            with suppress(msgspec.ValidationError):
-                spec = pod.get("spec") or {}
-                found |= dict.fromkeys(msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...]))
-    return tuple(found)
+    movable = (pod for pod in state.pods if pod_hold(pod, state.labels, 0).movable)
+    return tuple(dict.fromkeys(toleration for pod in movable for toleration in tolerations_of(pod)))
 
 
 class AntiAffinityPeers(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +123,7 @@ def anti_affinity_peers(
         return {}
     everywhere = list(nodes)
     kinds = _equal_pods([pod for pod in pods if is_bound_pod(pod)], labels)
-    names = frozenset(node["metadata"]["name"] for node in everywhere)
+    names = frozenset(map(name_of, everywhere))
     domains, found = TopologyDomains(everywhere), dict[str, AntiAffinityPeers]()
     for first, other in combinations_with_replacement(kinds, 2):
         if not (first.identity.apart or other.identity.apart):
@@ -167,5 +162,5 @@ def _equal_pods(pods: Sequence[JsonMapping], labels: SchedulerLabels) -> Iterabl
         bare = replace(identity, labels={key: value for key, value in identity.labels.items() if key in read})
         key = msgspec.json.encode(bare, order="deterministic")
         equal = found.setdefault(key, _EqualPods(bare, defaultdict(list)))
-        equal.nodes[pod_owner(pod, labels.gang).text].append(pod["spec"]["nodeName"])
+        equal.nodes[pod_owner(pod, labels.gang).text].append(node_of(pod))
     return found.values()

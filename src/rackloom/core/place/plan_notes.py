@@ -16,11 +16,13 @@ from collections import Counter
 from collections.abc import Iterator
 from math import comb
 
-from rackloom.core.cluster.jobs import Job, JobGroup
+from rackloom.core.cluster.jobs import Job, JobGroup, pods_of_group
+from rackloom.core.cluster.metadata import annotations_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.pods import PodObject, decode_object, node_of
 from rackloom.core.cluster.scheduling import (
-    REQUIRED_DURING_SCHEDULING,
+    host_ports,
     is_supported_term,
     label_selector_text,
     required_terms,
@@ -35,8 +37,6 @@ from rackloom.core.cluster.workload_kinds import (
     value_at,
 )
 from rackloom.core.place.placement_values import Gang, GangPlan
-
-_REQUIRED_POD_AFFINITY = ("affinity", "podAffinity", REQUIRED_DURING_SCHEDULING)
 
 
 def plan_notes(
@@ -89,8 +89,8 @@ def _mpi_job_notes(job: Job) -> Iterator[str]:
 
 def _requires_clique_affinity(job: Job, labels: SchedulerLabels) -> Iterator[bool]:
     for group in job.groups:
-        rules = value_at(job.objects[0], (*group.template, group.spec_key, *_REQUIRED_POD_AFFINITY)) or ()
-        yield any(rule.get("topologyKey") == labels.clique for rule in rules)
+        for pod in pods_of_group(job, group):
+            yield any(rule.get("topologyKey") == labels.clique for rule in required_terms(pod, "podAffinity"))
 
 
 # The cost of a segment size.
@@ -139,28 +139,19 @@ def unsupported_constraints(job: Job, plan: GangPlan, labels: SchedulerLabels) -
 
 
 def _template_notes(job: Job, group: JobGroup, labels: SchedulerLabels) -> Iterator[str]:
-    for spec in _pod_specs(job, group):
-        yield from _affinity_notes(job, group, spec, labels)
-        yield from _anti_affinity_notes(group, spec, labels)
-        yield from _other_notes(group, spec)
-    for owner in (job.objects[0], value_at(job.objects[0], group.template)):
+    pods = list(pods_of_group(job, group))
+    for pod in pods:
+        yield from _affinity_notes(job, group, pod, labels)
+        yield from _anti_affinity_notes(group, pod, labels)
+        yield from _other_notes(group, pod)
+    for owner in (job.objects[0], *pods):
         for key in _EXCLUSIVE_TOPOLOGY:
-            if value_at(owner, ("metadata", "annotations", key)):
+            if annotations_of(owner).get(key):
                 yield f"{key} is not honoured: other jobs may be where it goes"
 
 
-def _pod_specs(job: Job, group: JobGroup) -> Iterator[JsonMapping]:
-    """The pod specs of a group: that of its template, or one of each pod."""
-    if group.template:
-        yield value_at(job.objects[0], (*group.template, group.spec_key)) or {}
-        return
-    for obj in job.objects:
-        if group.name in ("pod", object_name(obj.get("metadata") or {})):
-            yield obj.get("spec") or {}
-
-
-def _affinity_notes(job: Job, group: JobGroup, spec: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
-    for term in required_terms(spec, "podAffinity"):
+def _affinity_notes(job: Job, group: JobGroup, pod: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
+    for term in required_terms(pod, "podAffinity"):
         key, selector = term.get("topologyKey"), term.get("labelSelector")
         what = f"required pod affinity of {group.name} by {key} is not honoured"
         if key != labels.clique:
@@ -182,7 +173,7 @@ def _selects_only_job(
     `rack-worker` is of the job `rack`; pods `rack-0` and `rack-1` are called after `rack`.
     """
     own = {*group.controller_labels, labels.gang, labels.job}
-    names = [job.name.rpartition("/")[2], *(object_name(obj.get("metadata") or {}) for obj in job.objects)]
+    names = [job.name.rpartition("/")[2], *map(object_name, job.objects)]
     return any(
         key in own or value.startswith(name) or (job.kind == "Pod" and name.startswith(value))
         for key, value in selector_values(selector)
@@ -190,33 +181,24 @@ def _selects_only_job(
     )
 
 
-def _anti_affinity_notes(group: JobGroup, spec: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
-    for term in required_terms(spec, "podAntiAffinity"):
+def _anti_affinity_notes(group: JobGroup, pod: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
+    for term in required_terms(pod, "podAntiAffinity"):
         if not is_supported_term(term, labels.host):
             what = f"required pod anti-affinity of {group.name} by {term.get('topologyKey')} is not honoured"
             yield f"{what}: only {labels.host} is, with the labels and namespaces of pods"
 
 
-def _other_notes(group: JobGroup, spec: JsonMapping) -> Iterator[str]:
-    for constraint in spec.get("topologySpreadConstraints") or ():
-        if constraint.get("whenUnsatisfiable") != "ScheduleAnyway":
-            key, skew = constraint.get("topologyKey"), constraint.get("maxSkew")
+def _other_notes(group: JobGroup, pod: JsonMapping) -> Iterator[str]:
+    for spread in decode_object(pod, PodObject).spec.topology_spread_constraints or ():
+        if spread.when_unsatisfiable != "ScheduleAnyway":
             yield (
-                f"topologySpreadConstraints of {group.name} by {key} (maxSkew {skew}) are not honoured:"
-                " members are not spread"
+                f"topologySpreadConstraints of {group.name} by {spread.topology_key}"
+                f" (maxSkew {spread.max_skew}) are not honoured: members are not spread"
             )
-    for port in sorted(set(_host_ports(spec))):
+    for port in sorted(set(host_ports(pod))):
         yield f"hostPort {port} of {group.name} is not honoured: two members may be on one tray"
-    if group.template and spec.get("nodeName"):
-        yield f"nodeName {spec['nodeName']} of {group.name} is not honoured: a tray is chosen for it"
-
-
-def _host_ports(spec: JsonMapping) -> Iterator[int]:
-    """In the host's network, the API server gives a pod the host port of each container port."""
-    for container in spec.get("containers") or ():
-        for port in container.get("ports") or ():
-            if found := port.get("hostPort") or (spec.get("hostNetwork") and port.get("containerPort")):
-                yield found
+    if group.template and node_of(pod):
+        yield f"nodeName {node_of(pod)} of {group.name} is not honoured: a tray is chosen for it"
 
 
 def _helper_notes(job: Job, plan: GangPlan) -> Iterator[str]:
