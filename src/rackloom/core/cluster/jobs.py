@@ -175,7 +175,7 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
     )
 
 
-def _pod_template(value: JsonMapping, group: PodGroup | JobGroup, title: str) -> JsonMapping:
+def _pod_template(value: JsonMapping, group: PodGroup, title: str) -> JsonMapping:
     """The pod template of a group, with its spec under that name. Refused where there is none."""
     template, at = value_at(value, group.template), _dotted_path(group.template)
     if group.spec_key != "spec" and isinstance(template, Mapping):
@@ -186,12 +186,14 @@ def _pod_template(value: JsonMapping, group: PodGroup | JobGroup, title: str) ->
     return template
 
 
-def pods_of_group(job: Job, group: JobGroup) -> Iterator[JsonMapping]:
-    """The pods of a group of a job of pods. For any other job, the template of the group."""
+def pod_specs_of(job: Job, group: JobGroup) -> Iterator[JsonMapping]:
+    """The pod specs of a group: that of its template, or one of each pod."""
     if group.template:
-        yield _pod_template(job.objects[0], group, job.name)
+        yield value_at(job.objects[0], (*group.template, group.spec_key)) or {}
         return
-    yield from (pod for pod in job.objects if group.name in ("pod", object_name(pod)))
+    for obj in job.objects:
+        if group.name in ("pod", object_name(obj)):
+            yield obj.get("spec") or {}
 
 
 def _gangs_of_pods(

@@ -52,8 +52,11 @@ def channel_label(template: str) -> str:
     return f"sha256-{hashlib.sha256(template.encode()).hexdigest()[:48]}"
 
 
-class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The base of all shapes. The API server writes an empty list as a missing field, or as null."""
+class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
+    """The base of all shapes. The API server writes an empty list as a missing field, or as null.
+
+    JSON has no cycles, so the garbage collector does not visit them: a site has many.
+    """
 
 
 class OpaqueParameters(ApiStruct, frozen=True, kw_only=True):
@@ -370,6 +373,7 @@ class AnyObject(ApiStruct, frozen=True):
     metadata: PodMetadata | None = None
 
 
+S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T", ClaimObject, ClaimTemplateObject, PodObject)
 
 
@@ -391,10 +395,10 @@ _TYPE_WORDS = {
 }
 
 
-def check_shape(value: JsonMapping, shape: type[msgspec.Struct], title: str, at: str = "") -> None:
-    """Raises Refused, with `title` and the path from `at`, if a field that is read has another shape."""
+def check_shape(value: JsonMapping, shape: type[S], title: str, at: str = "") -> S:
+    """The fields that are read. Raises Refused, with `title` and the path from `at`, for another shape."""
     try:
-        convert_object(value, shape)
+        return convert_object(value, shape)
     except msgspec.ValidationError as error:
         what, _, inside = str(error).partition(" - at `$")
         path = ".".join(part for part in (at, inside.rstrip("`").lstrip(".")) if part)
@@ -449,13 +453,13 @@ def narrow_nodes(
 
 
 def node_of(pod: JsonMapping) -> str:
-    """The node of a pod; "" until it is bound."""
-    return (pod.get("spec") or {}).get("nodeName") or ""
+    """The node of a pod, or empty until it is bound."""
+    return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
 def is_bound_pod(pod: JsonMapping) -> bool:
     """Whether it is on a node and has not ended."""
-    return bool(node_of(pod)) and not has_pod_ended(pod)
+    return bool((pod.get("spec") or {}).get("nodeName")) and not has_pod_ended(pod)
 
 
 # Owners.

@@ -75,7 +75,10 @@ def _remembered(written: str, amounts: Callable[[], ResourceAmounts]) -> Thousan
 
 def effective_requests(pod: JsonMapping) -> Thousandths:
     """The request of a pod, or of a template. Raises ValueError for an unreadable amount."""
-    spec = pod.get("spec") or {}
+    return _spec_requests(pod.get("spec") or {})
+
+
+def _spec_requests(spec: JsonMapping) -> Thousandths:
     parts = [
         [(part.get("resources"), part.get("restartPolicy")) for part in spec.get(kind) or ()]
         for kind in ("initContainers", "containers")
@@ -85,7 +88,7 @@ def effective_requests(pod: JsonMapping) -> Thousandths:
 
 
 def pod_requests(spec: JsonMapping) -> ResourceAmounts:
-    """The same of a spec, as exact amounts. Raises ValueError for an unreadable amount."""
+    """The same by a spec, as exact amounts. Raises ValueError for an unreadable amount."""
     most, lasting = NO_AMOUNTS, NO_AMOUNTS
     for container in spec.get("initContainers") or ():
         here = lasting + _container_requests(container)
@@ -97,19 +100,19 @@ def pod_requests(spec: JsonMapping) -> ResourceAmounts:
     return whole + _parse_amounts(spec.get("overhead") or {}) + ResourceAmounts({PODS_RESOURCE: 1})
 
 
-def requested_devices(pod: JsonMapping, resource: str) -> int:
+def requested_devices(spec: JsonMapping, resource: str) -> int:
     """How many devices of an extended resource a pod requests, such as GPUs by `nvidia.com/gpu`.
 
     Raises ValueError for an unreadable amount, and for a part of a device.
     """
-    return effective_requests(pod).get(resource, 0) // 1000
+    return _spec_requests(spec).get(resource, 0) // 1000
 
 
-def requests_beside_devices(pod: JsonMapping, gpu_resource: str) -> Thousandths:
+def requests_beside_devices(spec: JsonMapping, gpu_resource: str) -> Thousandths:
     """What a pod requests of its node beside devices: CPU, memory, the pod itself. Raises ValueError."""
     return {
         name: amount
-        for name, amount in effective_requests(pod).items()
+        for name, amount in _spec_requests(spec).items()
         if amount and name != gpu_resource and not name.startswith(CLASS_RESOURCE)
     }
 
@@ -179,9 +182,8 @@ class NodeRule(msgspec.Struct, frozen=True):
     """Terms of which one must hold; None: no affinity is required."""
 
 
-def read_node_rule(pod: JsonMapping) -> NodeRule:
-    """The rule of a pod, or of a template. Raises msgspec.ValidationError if core/v1 has another shape."""
-    spec = pod.get("spec") or {}
+def read_node_rule(spec: JsonMapping) -> NodeRule:
+    """The rule of a pod spec. Raises msgspec.ValidationError for what is not shaped like core/v1."""
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED_DURING_SCHEDULING)
     return NodeRule(
         labels=msgspec.convert(spec.get("nodeSelector") or {}, dict[str, str]),
@@ -215,11 +217,11 @@ def allocator_node(node: JsonMapping) -> Node:
 
 
 def is_node_selected(spec: JsonMapping, node: JsonMapping) -> bool:
-    """Whether a node meets the nodeSelector and the required node affinity of a pod spec.
+    """Whether a node is what a pod spec's nodeSelector and required node affinity ask for.
 
     Raises MalformedNodeSelector for terms that cannot be read.
     """
-    return not any(unmet_requirements(read_node_rule({"spec": spec}), node))
+    return not any(unmet_requirements(read_node_rule(spec), node))
 
 
 def _node_selector_text(selector: NodeSelector) -> str:
@@ -275,10 +277,10 @@ class PodIdentity(msgspec.Struct, frozen=True, kw_only=True):
         yield from (term.by for term in other.apart if term.selects(other.namespace, self))
 
 
-def anti_affinity_terms(pod: JsonMapping, host: str) -> tuple[AntiAffinityTerm, ...]:
-    """The supported terms of a pod, or of a template. `host` is the label key of the hostname."""
+def anti_affinity_terms(spec: JsonMapping, host: str) -> tuple[AntiAffinityTerm, ...]:
+    """The supported terms of a pod spec; `host`: the label key of the hostname."""
     return tuple(
-        _read_term(term) for term in required_terms(pod, "podAntiAffinity") if is_supported_term(term, host)
+        _read_term(term) for term in required_terms(spec, "podAntiAffinity") if is_supported_term(term, host)
     )
 
 
@@ -304,17 +306,15 @@ def is_supported_term(term: JsonMapping, host: str) -> bool:
     )
 
 
-def required_terms(pod: JsonMapping, kind: str) -> Sequence[JsonMapping]:
-    """The `podAffinity` or the `podAntiAffinity` of a pod, or of a template."""
-    affinity = (pod.get("spec") or {}).get("affinity") or {}
-    return (affinity.get(kind) or {}).get(REQUIRED_DURING_SCHEDULING) or ()
+def required_terms(spec: JsonMapping, kind: str) -> Sequence[JsonMapping]:
+    """Those of `podAffinity` or `podAntiAffinity`."""
+    return ((spec.get("affinity") or {}).get(kind) or {}).get(REQUIRED_DURING_SCHEDULING) or ()
 
 
 def pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
     """A pod object, or a template in a namespace of its own metadata."""
-    return PodIdentity(
-        namespace=object_namespace(pod), labels=labels_of(pod), apart=anti_affinity_terms(pod, host)
-    )
+    apart = anti_affinity_terms(pod.get("spec") or {}, host)
+    return PodIdentity(namespace=object_namespace(pod), labels=labels_of(pod), apart=apart)
 
 
 def bound_pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
@@ -323,7 +323,7 @@ def bound_pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
     The API server has added what `matchLabelKeys` name to the selectors. A namespaceSelector is taken to
     select all namespaces.
     """
-    terms = required_terms(pod, "podAntiAffinity")
+    terms = required_terms(pod.get("spec") or {}, "podAntiAffinity")
     return msgspec.structs.replace(
         pod_identity(pod, host), apart=tuple(_read_required_term(term, host) for term in terms)
     )
@@ -448,11 +448,12 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
 
     Raises msgspec.ValidationError for a field of another type than core/v1 has it.
     """
-    rule = read_node_rule(template)
+    spec = template.get("spec") or {}
+    rule = read_node_rule(spec)
     check_node_rule(rule)
     pod = convert_object(template, PodObject)
     try:
-        gpus, beside = requested_devices(template, labels.gpu), requests_beside_devices(template, labels.gpu)
+        gpus, beside = requested_devices(spec, labels.gpu), requests_beside_devices(spec, labels.gpu)
     except ValueError as error:
         raise Refused(f"its containers: {error}", nearest_fix="correct it") from error
     return PodRequirements(
@@ -460,7 +461,7 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
         templates=tuple(filter(None, (claim.resource_claim_template_name for claim in pod.claims))),
         claims=tuple(filter(None, (claim.resource_claim_name for claim in pod.claims))),
         rule=rule,
-        apart=anti_affinity_terms(template, labels.host),
+        apart=anti_affinity_terms(spec, labels.host),
         tolerations=pod.spec.tolerations or (),
         priority=pod.spec.priority or 0,
         priority_class=pod.spec.priority_class_name or "",
@@ -469,17 +470,18 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
     )
 
 
-def tolerations_of(pod: JsonMapping) -> tuple[Toleration, ...]:
-    """The tolerations of a pod, or of a template. Raises msgspec.ValidationError if one cannot be read."""
-    return convert_object(pod, PodObject).spec.tolerations or ()
+def node_terms_of(pod: JsonMapping) -> tuple[NodeRule, tuple[Toleration, ...]]:
+    """The rule of a pod for its node, and its tolerations. Raises msgspec.ValidationError."""
+    spec = pod.get("spec") or {}
+    tolerations = msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...])
+    return read_node_rule(spec), tolerations
 
 
-def host_ports(pod: JsonMapping) -> Iterator[int]:
-    """The ports of its node that a pod takes.
+def host_ports(spec: JsonMapping) -> Iterator[int]:
+    """The ports of its node that a pod takes, by its spec.
 
     In the host's network, the API server gives a pod the host port of each container port.
     """
-    spec = pod.get("spec") or {}
     for container in spec.get("containers") or ():
         for port in container.get("ports") or ():
             if found := port.get("hostPort") or (spec.get("hostNetwork") and port.get("containerPort")):

@@ -18,9 +18,8 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.core.cluster.jobs import Job, owner_of_job
-from rackloom.core.cluster.metadata import labels_of, name_of
 from rackloom.core.cluster.nodes import closed_reasons, node_clique
-from rackloom.core.cluster.pods import Toleration, is_bound_pod, node_of, pod_owner
+from rackloom.core.cluster.pods import Toleration, is_bound_pod, pod_owner
 from rackloom.core.cluster.scheduling import (
     NodeRule,
     PodIdentity,
@@ -118,12 +117,12 @@ def placement_site(
     """
     trays = []
     for node in state.nodes:
-        name = name_of(node)
+        name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
         closed, unfit = list(closed_reasons(node, tolerations)), list(unmet_requirements(rule, node))
         if avoided and name in avoided:
             unfit.append(avoided[name])
         # The kubelet reports the host name: a cloud provider may have given the node another name.
-        host = labels_of(node).get(state.labels.host)
+        host = labels.get(state.labels.host)
         trays.append(
             PlacementTray(
                 name=name,
@@ -164,9 +163,12 @@ AvoidedTrays = Mapping[str, Mapping[str, str]]
 
 def trays_avoided_by(job: Job, state: ClusterState) -> AvoidedTrays:
     """Nodes where those of a group and pods of other jobs are never together, and whose these are."""
-    labels, domains = state.labels, TopologyDomains(state.nodes)
-    bound = list(filter(is_bound_pod, state.pods))
-    with_terms = [pod for pod in bound if required_terms(pod, "podAntiAffinity")]
+    labels, domains, bound = (
+        state.labels,
+        TopologyDomains(state.nodes),
+        list(filter(is_bound_pod, state.pods)),
+    )
+    with_terms = [pod for pod in bound if required_terms(pod["spec"], "podAntiAffinity")]
     own = owner_of_job(job, labels.gang)
     by_identity: list[tuple[PodIdentity, dict[str, str]]] = []
     found = {}
@@ -180,7 +182,7 @@ def trays_avoided_by(job: Job, state: ClusterState) -> AvoidedTrays:
                 for pod in (bound if identity.apart else with_terms)
                 if (owner := pod_owner(pod, labels.gang)) != own
                 for node in domains.around(
-                    node_of(pod), identity.barred_by(bound_pod_identity(pod, labels.host))
+                    pod["spec"]["nodeName"], identity.barred_by(bound_pod_identity(pod, labels.host))
                 )
             }
             by_identity.append((identity, avoided))

@@ -203,7 +203,7 @@ def member_resources(snapshot: GangSnapshot) -> MemberResources:
     requests: dict[str, dict[str, int]] = {}
     for member in snapshot.living:
         most = requests.setdefault(member.group, {})
-        for name, amount in requests_beside_devices(member.obj, GPU_RESOURCE).items():
+        for name, amount in requests_beside_devices(member.obj["spec"], GPU_RESOURCE).items():
             most[name] = max(most.get(name, 0), amount)
     return MemberResources(owner=snapshot.key.full_name, requests=requests, use=snapshot.cluster.use)
 

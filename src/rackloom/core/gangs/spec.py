@@ -324,7 +324,7 @@ def read_member(obj: Object) -> GangMember:
 
 def _counted_gpus(obj: Object) -> int:
     try:
-        return requested_devices(obj, GPU_RESOURCE)
+        return requested_devices(obj["spec"], GPU_RESOURCE)
     except ValueError as error:
         raise Refused(f"pod {obj['metadata']['name']}: {error}", nearest_fix="correct it") from error
 

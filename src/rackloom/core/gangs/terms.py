@@ -85,9 +85,8 @@ def node_requirements(spec: Object) -> NodeRequirements:
         for toleration in tolerations
         if not toleration.key.startswith(_CONDITION_TAINT_PREFIX) and toleration.key != GANG_TAINT
     )
-    pod = {"spec": spec}
-    near = {str(term.get("topologyKey")) for term in required_terms(pod, "podAffinity")}
-    return NodeRequirements(_require_labels(read_node_rule(pod), sorted(near)), tuple(dict.fromkeys(kept)))
+    near = {str(term.get("topologyKey")) for term in required_terms(spec, "podAffinity")}
+    return NodeRequirements(_require_labels(read_node_rule(spec), sorted(near)), tuple(dict.fromkeys(kept)))
 
 
 def _require_labels(rule: NodeRule, keys: Sequence[str]) -> NodeRule:
@@ -178,7 +177,7 @@ def without_conflicting_trays(
         for pod in pods
         if pod["spec"].get("nodeName")
         and not has_pod_ended(pod)
-        and (are_selective or required_terms(pod, "podAntiAffinity"))
+        and (are_selective or required_terms(pod["spec"], "podAntiAffinity"))
     ]
     # Members of one class conflict with the same pods, so two of each class stand for all.
     classes = _two_of_each_class(mine, set(_read_label_keys([*mine, *(pod for _, pod in theirs)])))
@@ -278,7 +277,7 @@ def _unsupported_affinity(
     spec: Object, clique_label: str | None, members: Sequence[GangMember]
 ) -> Iterator[tuple[str, str]]:
     """`clique_label` is None for a gang in segments: the search decides which members share a clique."""
-    for term in required_terms({"spec": spec}, "podAffinity"):
+    for term in required_terms(spec, "podAffinity"):
         key = term.get("topologyKey")
         if clique_label is None:
             fix = "take the term out: members of a segment share a clique without it"
@@ -301,7 +300,7 @@ def _selects_gang_only(term: JsonMapping, members: Sequence[GangMember]) -> bool
 
 
 def _unsupported_anti_affinity(spec: Object) -> Iterator[tuple[str, str]]:
-    for term in required_terms({"spec": spec}, "podAntiAffinity"):
+    for term in required_terms(spec, "podAntiAffinity"):
         if term.get("topologyKey") != HOST_KEY:
             fix = f"use topologyKey {HOST_KEY}, or prefer the term instead"
             yield f"podAntiAffinity by {term.get('topologyKey')}", fix

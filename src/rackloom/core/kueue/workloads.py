@@ -214,7 +214,7 @@ def pod_set_updates(
                 gpus=group.gpus,
                 whole=whole,
                 channel=group.has_channel,
-                requests=requests_beside_devices(pod_set["template"], gpu_resource),
+                requests=requests_beside_devices(pod_set["template"]["spec"], gpu_resource),
                 trays=dict(trays),
                 spares=spares,
             )

@@ -12,6 +12,7 @@ members are not counted against it: they are free once it leaves.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations_with_replacement
 
 import msgspec
@@ -28,9 +29,8 @@ from rackloom.core.cluster.scheduling import (
     TopologyDomains,
     blocking_taints,
     bound_pod_identity,
-    read_node_rule,
+    node_terms_of,
     selector_keys,
-    tolerations_of,
     unmet_requirements,
 )
 from rackloom.core.cluster.state import ClusterState, TrayHold
@@ -71,7 +71,7 @@ def _forbidden_nodes(
 ) -> frozenset[str] | None:
     """The nodes that a pod may not use, or None if its rules are malformed."""
     try:
-        rule, tolerations = read_node_rule(pod), tolerations_of(pod)
+        rule, tolerations = node_terms_of(pod)
         # Pods of a job are mostly equal, so each set of rules is compared with the nodes once.
         key = msgspec.json.encode((rule, tolerations))
         if key not in by_rules:
@@ -87,8 +87,12 @@ def _forbidden_nodes(
 
 def tolerations_of_movable(state: ClusterState) -> tuple[Toleration, ...]:
     """What any movable pod tolerates: a node that none of them tolerates takes no moved job."""
-    movable = (pod for pod in state.pods if pod_hold(pod, state.labels, 0).movable)
-    return tuple(dict.fromkeys(toleration for pod in movable for toleration in tolerations_of(pod)))
+    found: dict[Toleration, None] = {}
+    for pod in state.pods:
+        if pod_hold(pod, state.labels, 0).movable:
+            with suppress(msgspec.ValidationError):
+                found |= dict.fromkeys(node_terms_of(pod)[1])
+    return tuple(found)
 
 
 class AntiAffinityPeers(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Iterator
 from math import comb
 
-from rackloom.core.cluster.jobs import Job, JobGroup, pods_of_group
+from rackloom.core.allocate.objects import convert_object
+from rackloom.core.cluster.jobs import Job, JobGroup, pod_specs_of
 from rackloom.core.cluster.metadata import annotations_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.pods import PodObject, decode_object, node_of
+from rackloom.core.cluster.pods import PodSpec
 from rackloom.core.cluster.scheduling import (
     host_ports,
     is_supported_term,
@@ -54,7 +55,9 @@ def plan_notes(
             )
     if gang.segment is not None:
         yield segment_note(max(trays[clique] for clique in plan.cliques), gang.segment, down)
-    if any(_requires_clique_affinity(job, labels)):
+    specs = (spec for group in job.groups for spec in pod_specs_of(job, group))
+    near = (term.get("topologyKey") for spec in specs for term in required_terms(spec, "podAffinity"))
+    if labels.clique in near:
         yield (
             f"it requires pod affinity on {labels.clique}: as written, its first pod picks the clique,"
             " whether or not the others fit; apply it with --render"
@@ -85,12 +88,6 @@ def _mpi_job_notes(job: Job) -> Iterator[str]:
         )
     if (manager := other_manager(obj)) is not None:
         yield f"{manager} manages it (managedBy): the MPI operator of this cluster makes no pods of it"
-
-
-def _requires_clique_affinity(job: Job, labels: SchedulerLabels) -> Iterator[bool]:
-    for group in job.groups:
-        for pod in pods_of_group(job, group):
-            yield any(rule.get("topologyKey") == labels.clique for rule in required_terms(pod, "podAffinity"))
 
 
 # The cost of a segment size.
@@ -139,19 +136,24 @@ def unsupported_constraints(job: Job, plan: GangPlan, labels: SchedulerLabels) -
 
 
 def _template_notes(job: Job, group: JobGroup, labels: SchedulerLabels) -> Iterator[str]:
-    pods = list(pods_of_group(job, group))
-    for pod in pods:
-        yield from _affinity_notes(job, group, pod, labels)
-        yield from _anti_affinity_notes(group, pod, labels)
-        yield from _other_notes(group, pod)
-    for owner in (job.objects[0], *pods):
+    for spec in pod_specs_of(job, group):
+        yield from _affinity_notes(job, group, spec, labels)
+        for term in required_terms(spec, "podAntiAffinity"):
+            if not is_supported_term(term, labels.host):
+                key = term.get("topologyKey")
+                yield (
+                    f"required pod anti-affinity of {group.name} by {key} is not honoured:"
+                    f" only {labels.host} is, with the labels and namespaces of pods"
+                )
+        yield from _other_notes(group, spec)
+    for owner in (job.objects[0], value_at(job.objects[0], group.template)):
         for key in _EXCLUSIVE_TOPOLOGY:
             if annotations_of(owner).get(key):
                 yield f"{key} is not honoured: other jobs may be where it goes"
 
 
-def _affinity_notes(job: Job, group: JobGroup, pod: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
-    for term in required_terms(pod, "podAffinity"):
+def _affinity_notes(job: Job, group: JobGroup, spec: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
+    for term in required_terms(spec, "podAffinity"):
         key, selector = term.get("topologyKey"), term.get("labelSelector")
         what = f"required pod affinity of {group.name} by {key} is not honoured"
         if key != labels.clique:
@@ -181,24 +183,18 @@ def _selects_only_job(
     )
 
 
-def _anti_affinity_notes(group: JobGroup, pod: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
-    for term in required_terms(pod, "podAntiAffinity"):
-        if not is_supported_term(term, labels.host):
-            what = f"required pod anti-affinity of {group.name} by {term.get('topologyKey')} is not honoured"
-            yield f"{what}: only {labels.host} is, with the labels and namespaces of pods"
-
-
-def _other_notes(group: JobGroup, pod: JsonMapping) -> Iterator[str]:
-    for spread in decode_object(pod, PodObject).spec.topology_spread_constraints or ():
+def _other_notes(group: JobGroup, spec: JsonMapping) -> Iterator[str]:
+    pod = convert_object(spec, PodSpec)
+    for spread in pod.topology_spread_constraints or ():
         if spread.when_unsatisfiable != "ScheduleAnyway":
             yield (
                 f"topologySpreadConstraints of {group.name} by {spread.topology_key}"
                 f" (maxSkew {spread.max_skew}) are not honoured: members are not spread"
             )
-    for port in sorted(set(host_ports(pod))):
+    for port in sorted(set(host_ports(spec))):
         yield f"hostPort {port} of {group.name} is not honoured: two members may be on one tray"
-    if group.template and node_of(pod):
-        yield f"nodeName {node_of(pod)} of {group.name} is not honoured: a tray is chosen for it"
+    if group.template and pod.node_name:
+        yield f"nodeName {pod.node_name} of {group.name} is not honoured: a tray is chosen for it"
 
 
 def _helper_notes(job: Job, plan: GangPlan) -> Iterator[str]:

@@ -404,7 +404,7 @@ def allowed_topologies(pod: Object, placed: Iterable[tuple[Object, Object]]) -> 
     `placed` are pods with their nodes. A pod that matches its own term may be the first anywhere: such a term
     is left out.
     """
-    terms = required_terms(pod, "podAffinity")
+    terms = required_terms(pod["spec"], "podAffinity")
     others = list(placed) if terms else []
     allowed = []
     for term in terms:
