@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.cluster.metadata import title_in_file
+from rackloom.core.cluster.metadata import object_name, title_in_file
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping, list_names
 from rackloom.core.cluster.pods import (
@@ -50,7 +50,6 @@ from rackloom.core.cluster.workload_kinds import (
     is_for_devices,
     is_guess,
     is_job,
-    object_name,
     read_groups,
     value_at,
 )
@@ -177,7 +176,7 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
 
 def _pod_template(value: JsonMapping, group: PodGroup, title: str) -> JsonMapping:
     """The pod template of a group, with its spec under that name. Refused where there is none."""
-    template, at = value_at(value, group.template), _dotted_path(group.template)
+    template, at = value_at(value, group.template), ".".join(map(str, group.template))
     if group.spec_key != "spec" and isinstance(template, Mapping):
         template, at = {"spec": template.get(group.spec_key)}, f"{at}.{group.spec_key}"
     if not isinstance(template, Mapping) or not isinstance(template.get("spec", {}), Mapping):
@@ -234,10 +233,6 @@ def channel_templates(objects: Sequence[JsonMapping]) -> set[TemplateName]:
         if obj.get("kind") == "ComputeDomain"
         and isinstance(name := value_at(obj, ("spec", "channel", "resourceClaimTemplate", "name")), str)
     }
-
-
-def _dotted_path(path: ObjectPath) -> str:
-    return ".".join(str(key) for key in path)
 
 
 # Priority classes.

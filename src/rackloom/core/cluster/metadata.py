@@ -8,6 +8,7 @@ absent text is "". A list or a map may be absent or null, which means empty.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -40,6 +41,11 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 def name_of(obj: JsonMapping) -> str:
     """The name of an object."""
     return str(_metadata(obj).get("name") or "")
+
+
+def object_name(obj: JsonMapping) -> Any:
+    """The name of an object of a file, or the generateName, with which the API server begins one."""
+    return _metadata(obj).get("name") or _metadata(obj).get("generateName") or ""
 
 
 def namespace_of(obj: JsonMapping) -> str | None:

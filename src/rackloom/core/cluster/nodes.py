@@ -25,6 +25,7 @@ import msgspec
 from rackloom.core.allocate.attributes import is_whole_gpu
 from rackloom.core.allocate.objects import Amount
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import labels_of
 from rackloom.core.cluster.objects import JsonMapping, Object
 from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration
 from rackloom.core.cluster.scheduling import blocking_taints, node_amounts
@@ -166,7 +167,7 @@ def node_clique(node: JsonMapping, label: str) -> str | None:
 
     A cluster UUID of zeros is no fabric: GPUs behind the NVSwitches of a single machine report it.
     """
-    clique = (node["metadata"].get("labels") or {}).get(label) or None
+    clique = labels_of(node).get(label) or None
     return None if clique is not None and clique.startswith(names.NO_CLUSTER) else clique
 
 

@@ -15,7 +15,14 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from rackloom.core.allocate.objects import Amount, convert_object
-from rackloom.core.cluster.metadata import OwnerReference, namespace_of
+from rackloom.core.cluster.metadata import (
+    OwnerReference,
+    annotations_of,
+    controller_of,
+    labels_of,
+    namespace_of,
+    object_name,
+)
 from rackloom.core.cluster.objects import JsonMapping, PatchOperation, add_operation, has_pod_ended
 from rackloom.errors import Refused
 
@@ -502,20 +509,18 @@ class Owner(msgspec.Struct, frozen=True):
 
 def pod_owner(pod: JsonMapping, gang_label: str) -> Owner:
     """The job that a pod belongs to: the gang, else the job of its labels, its controller, or itself."""
-    metadata = pod.get("metadata") or {}
-    namespace, labels = object_namespace(pod), metadata.get("labels") or {}
+    namespace, labels = object_namespace(pod), labels_of(pod)
     # The order of these sources matters: a pod of a gang also has a controller, which may make other pods.
     if labels.get(gang_label):
         # Without its size, a pod is no member of a gang, and only named like one.
-        is_member = SIZE_ANNOTATION in (metadata.get("annotations") or {})
+        is_member = SIZE_ANNOTATION in annotations_of(pod)
         return Owner(namespace, "" if is_member else "gang", labels[gang_label])
     for key, kind in _JOB_LABELS.items():
         if labels.get(key):
             return Owner(namespace, kind, labels[key])
-    for reference in metadata.get("ownerReferences") or ():
-        if reference.get("controller"):
-            return Owner(namespace, str(reference.get("kind") or "controller"), reference["name"])
-    return Owner(namespace, "pod", str(metadata.get("name") or metadata.get("generateName") or ""))
+    if (controller := controller_of(pod)) is not None:
+        return Owner(namespace, controller.kind or "controller", controller.name)
+    return Owner(namespace, "pod", str(object_name(pod)))
 
 
 def object_namespace(obj: JsonMapping) -> str:

@@ -38,6 +38,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta, convert_object
 from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
@@ -45,7 +46,7 @@ from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.cluster.metadata import labels_of, name_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.pods import PodObject, Toleration, object_namespace
+from rackloom.core.cluster.pods import REQUIRED, PodObject, Toleration, object_namespace
 from rackloom.errors import Refused
 
 # Amounts of resources.
@@ -170,9 +171,6 @@ def _parse_amount(name: str, value: str | int | float) -> Fraction:
 # Node selection.
 
 
-REQUIRED_DURING_SCHEDULING = "requiredDuringSchedulingIgnoredDuringExecution"
-
-
 class NodeRule(msgspec.Struct, frozen=True):
     """What the labels and the name of a node have to be."""
 
@@ -184,7 +182,7 @@ class NodeRule(msgspec.Struct, frozen=True):
 
 def read_node_rule(spec: JsonMapping) -> NodeRule:
     """The rule of a pod spec. Raises msgspec.ValidationError for what is not shaped like core/v1."""
-    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED_DURING_SCHEDULING)
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED)
     return NodeRule(
         labels=msgspec.convert(spec.get("nodeSelector") or {}, dict[str, str]),
         affinity=None if required is None else msgspec.convert(required, NodeSelector),
@@ -308,7 +306,7 @@ def is_supported_term(term: JsonMapping, host: str) -> bool:
 
 def required_terms(spec: JsonMapping, kind: str) -> Sequence[JsonMapping]:
     """Those of `podAffinity` or `podAntiAffinity`."""
-    return ((spec.get("affinity") or {}).get(kind) or {}).get(REQUIRED_DURING_SCHEDULING) or ()
+    return ((spec.get("affinity") or {}).get(kind) or {}).get(REQUIRED) or ()
 
 
 def pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
@@ -323,15 +321,11 @@ def bound_pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
     The API server has added what `matchLabelKeys` name to the selectors. A namespaceSelector is taken to
     select all namespaces.
     """
-    terms = required_terms(pod.get("spec") or {}, "podAntiAffinity")
-    return msgspec.structs.replace(
-        pod_identity(pod, host), apart=tuple(_read_required_term(term, host) for term in terms)
-    )
-
-
-def _read_required_term(term: JsonMapping, host: str) -> AntiAffinityTerm:
-    key, everywhere = term.get("topologyKey", host), term.get("namespaceSelector") is not None
-    return msgspec.structs.replace(_read_term(term), everywhere=everywhere, by="" if key == host else key)
+    apart = []
+    for term in required_terms(pod.get("spec") or {}, "podAntiAffinity"):
+        key, everywhere = term.get("topologyKey", host), term.get("namespaceSelector") is not None
+        apart.append(replace(_read_term(term), everywhere=everywhere, by="" if key == host else key))
+    return replace(pod_identity(pod, host), apart=tuple(apart))
 
 
 class TopologyDomains:

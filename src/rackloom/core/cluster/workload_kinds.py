@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.cluster.metadata import object_name
 from rackloom.core.cluster.objects import JsonMapping
 from rackloom.errors import Refused
 
@@ -90,12 +91,6 @@ def value_at(value: Any, path: ObjectPath) -> Any:
         except (KeyError, IndexError, TypeError):
             return None
     return value
-
-
-def object_name(obj: JsonMapping) -> Any:
-    """The name of an object, or the beginning of one that the API server is to make (generateName)."""
-    metadata = obj.get("metadata") or {}
-    return metadata.get("name") or metadata.get("generateName") or ""
 
 
 def checked_name(name: object, what: str) -> str:

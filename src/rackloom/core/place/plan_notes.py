@@ -18,7 +18,7 @@ from math import comb
 
 from rackloom.core.allocate.objects import convert_object
 from rackloom.core.cluster.jobs import Job, JobGroup, pod_specs_of
-from rackloom.core.cluster.metadata import annotations_of
+from rackloom.core.cluster.metadata import annotations_of, object_name
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
 from rackloom.core.cluster.pods import PodSpec
@@ -33,7 +33,6 @@ from rackloom.core.cluster.scheduling import (
 from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.cluster.workload_kinds import (
     is_launcher_a_worker,
-    object_name,
     other_manager,
     value_at,
 )
