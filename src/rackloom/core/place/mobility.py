@@ -41,16 +41,15 @@ def restrict_moves(state: ClusterState) -> tuple[TrayHold, ...]:
 
     A job is not moved to a node that any of its pods may not use. A job with a pod that cannot be read stays.
     """
-    holds, nodes, pods, labels = state.holds, state.nodes, state.pods, state.labels
-    movable = {hold.owner for hold in holds if hold.movable}
+    movable = {hold.owner for hold in state.holds if hold.movable}
     by_rules: dict[bytes, frozenset[str]] = {}
     forbidden: dict[str, frozenset[str] | None] = {}
-    for pod in pods:
-        owner = pod_owner(pod, labels.gang).text
+    for pod in state.pods:
+        owner = pod_owner(pod, state.labels.gang).text
         if owner in movable:
-            more = _forbidden_nodes(pod, nodes, by_rules)
+            more = _forbidden_nodes(pod, state.nodes, by_rules)
             forbidden[owner] = _union_if_known(forbidden.get(owner, frozenset()), more)
-    peers = anti_affinity_peers(holds, nodes, pods, labels)
+    peers = anti_affinity_peers(state)
 
     def restricted(hold: TrayHold) -> TrayHold:
         found = peers.get(hold.owner, AntiAffinityPeers())
@@ -59,7 +58,7 @@ def restrict_moves(state: ClusterState) -> tuple[TrayHold, ...]:
             return replace(hold, movable=False)
         return replace(hold, kept_off=kept_off, apart=found.owners)
 
-    return tuple(restricted(hold) if hold.movable else hold for hold in holds)
+    return tuple(restricted(hold) if hold.movable else hold for hold in state.holds)
 
 
 def _union_if_known(nodes: frozenset[str] | None, more: frozenset[str] | None) -> frozenset[str] | None:
@@ -112,23 +111,17 @@ class _EqualPods(msgspec.Struct, frozen=True):
     """By owner, the node of each pod."""
 
 
-def anti_affinity_peers(
-    holds: Iterable[TrayHold],
-    nodes: Iterable[JsonMapping],
-    pods: Iterable[JsonMapping],
-    labels: SchedulerLabels,
-) -> dict[str, AntiAffinityPeers]:
+def anti_affinity_peers(state: ClusterState) -> dict[str, AntiAffinityPeers]:
     """By owner of movable holds; an owner without such peers is missing."""
     holding: dict[str, set[str]] = defaultdict(set)
-    for hold in holds:
+    for hold in state.holds:
         if hold.movable:
             holding[hold.owner].add(hold.tray)
     if not holding:
         return {}
-    everywhere = list(nodes)
-    kinds = _equal_pods([pod for pod in pods if is_bound_pod(pod)], labels)
-    names = frozenset(map(name_of, everywhere))
-    domains, found = TopologyDomains(everywhere), dict[str, AntiAffinityPeers]()
+    kinds = _equal_pods(list(filter(is_bound_pod, state.pods)), state.labels)
+    names, domains = frozenset(map(name_of, state.nodes)), TopologyDomains(state.nodes)
+    found: dict[str, AntiAffinityPeers] = {}
     for first, other in combinations_with_replacement(kinds, 2):
         if not (first.identity.apart or other.identity.apart):
             continue
