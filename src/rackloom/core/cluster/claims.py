@@ -18,7 +18,7 @@ from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim, ResourceCl
 from rackloom.core.cluster import names
 from rackloom.core.cluster.metadata import OwnerReference, identity_of
 from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
-from rackloom.core.cluster.objects import JsonMapping, allocated_devices
+from rackloom.core.cluster.objects import JsonMapping
 from rackloom.core.cluster.pods import ApiStruct, PodMetadata, qualified_name
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, TrayHold
 
@@ -26,39 +26,26 @@ ClaimUser = str | tuple[str, str]
 """A pod, by UID, or by namespace and name if an object of a file has no UID."""
 
 
-def claim_users(claim: JsonMapping) -> Iterator[ClaimUser]:
-    """Pods that use a claim, and the one it was made for."""
-    meta = claim.get("metadata") or {}
-    reserved = (claim.get("status") or {}).get("reservedFor") or ()
-    for reference in (*reserved, *(meta.get("ownerReferences") or ())):
-        if reference.get("uid"):
-            yield reference["uid"]
-        elif reference.get("name"):
-            yield (meta.get("namespace") or "default", reference["name"])
-
-
-def unknown_holder(claim: JsonMapping) -> TrayHold:
+def unknown_holder(claim: "ClaimShape") -> TrayHold:
     """A user that is not among the pods. The space in its name keeps it apart from every gang."""
-    meta = claim.get("metadata") or {}
-    reserved = (claim.get("status") or {}).get("reservedFor") or ()
-    user = next((f"pod {reference['name']}" for reference in reserved if reference.get("name")), None)
-    owner = qualified_name(meta, user or f"claim {meta.get('name')}")
+    users = (f"pod {reference.name}" for reference in claim.status.reserved_for if reference.name)
+    owner = qualified_name(claim.namespace, next(users, f"claim {claim.metadata.name}"))
     return TrayHold(owner=owner, tray="", gpus=0, priority=HIGHEST_PRIORITY)
 
 
 def claim_holds(
-    claim: JsonMapping, holder: TrayHold, published: PublishedDevices, driver: str
+    claim: "ClaimShape", holder: TrayHold, published: PublishedDevices, driver: str
 ) -> Iterator[TrayHold]:
     """GPUs and the IMEX channel of a claim, as its holder has them. `driver` is that of GPUs."""
     gpus: dict[str, set[str]] = defaultdict(set)
-    for device in allocated_devices(claim):
-        key = (device["pool"], device["device"])
-        if device["driver"] == driver and not device.get("adminAccess"):
+    for device in claim.devices:
+        key = (device.pool, device.device)
+        if device.driver == driver and not device.admin_access:
             # A device that is published no more is still held. Drivers name the pool like the node.
-            known = published.get(key) or PublishedDevice(key[0], "/".join(key), is_whole=True)
+            known = published.get(key) or PublishedDevice(device.pool, "/".join(key), is_whole=True)
             gpus[known.node].add(known.gpu)
-        elif is_imex_channel(device["driver"], device["device"]):
-            yield replace(holder, tray=device["pool"], channel=True)
+        elif is_imex_channel(device.driver, device.device):
+            yield replace(holder, tray=device.pool, channel=True)
     yield from (replace(holder, tray=node, gpus=len(held)) for node, held in gpus.items())
 
 
@@ -155,20 +142,39 @@ class _DeviceResult(ApiStruct, frozen=True):
 
 
 class _DeviceResults(ApiStruct, frozen=True):
-    results: tuple[_DeviceResult, ...] | None = None
+    results: tuple[_DeviceResult, ...] = ()
 
 
 class _Allocation(ApiStruct, frozen=True):
-    devices: _DeviceResults | None = None
+    devices: _DeviceResults = _DeviceResults()
 
 
 class _ClaimStatus(ApiStruct, frozen=True):
-    allocation: _Allocation | None = None
-    reserved_for: tuple[OwnerReference, ...] | None = None
+    allocation: _Allocation = _Allocation()
+    reserved_for: tuple[OwnerReference, ...] = ()
 
 
 class ClaimShape(ApiStruct, frozen=True):
     """A ResourceClaim, as far as its holder and its devices go."""
 
     metadata: PodMetadata
-    status: _ClaimStatus | None = None
+    status: _ClaimStatus = _ClaimStatus()
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace. kubectl takes the default namespace if none is written."""
+        return self.metadata.namespace or "default"
+
+    @property
+    def devices(self) -> tuple[_DeviceResult, ...]:
+        """The devices that are allocated to it."""
+        return self.status.allocation.devices.results
+
+    @property
+    def users(self) -> Iterator[ClaimUser]:
+        """Pods that use it, and the one it was made for."""
+        for reference in (*self.status.reserved_for, *(self.metadata.owner_references or ())):
+            if reference.uid:
+                yield reference.uid
+            elif reference.name:
+                yield self.namespace, reference.name

@@ -8,6 +8,7 @@ absent text is "". A list or a map may be absent or null, which means empty.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -46,6 +47,11 @@ def name_of(obj: JsonMapping) -> str:
     return str(_metadata(obj).get("name") or "")
 
 
+def object_name(obj: JsonMapping) -> Any:
+    """The name of an object of a file, or the generateName, with which the API server begins one."""
+    return _metadata(obj).get("name") or _metadata(obj).get("generateName") or ""
+
+
 def namespace_of(obj: JsonMapping) -> str | None:
     """The namespace of an object, or None for one of the whole cluster."""
     return _metadata(obj).get("namespace") or None
@@ -60,6 +66,14 @@ def full_name(obj: JsonMapping) -> str:
 def title_of(kind: ResourceKind, obj: JsonMapping) -> str:
     """`Kind namespace/name`, for messages."""
     return object_title(kind, namespace_of(obj), name_of(obj))
+
+
+def title_in_file(obj: JsonMapping) -> str:
+    """`Kind name` of an object of a file, whatever its shape. It may have only a generateName."""
+    metadata = obj.get("metadata")
+    names = [metadata.get(key) for key in ("name", "generateName")] if isinstance(metadata, Mapping) else []
+    name = next((name for name in names if isinstance(name, str) and name), "(unnamed)")
+    return f"{obj.get('kind')} {name}"
 
 
 def uid_of(obj: JsonMapping) -> str:
