@@ -11,6 +11,7 @@ A part of a GPU keeps others off the whole of it. A claim that counts GPUs holds
 from collections import defaultdict
 from collections.abc import Iterator
 
+import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster import names
@@ -33,6 +34,25 @@ def claim_users(claim: JsonMapping) -> Iterator[ClaimUser]:
             yield reference["uid"]
         elif reference.get("name"):
             yield (meta.get("namespace") or "default", reference["name"])
+
+
+class ClaimConsumer(ApiStruct, frozen=True, kw_only=True):
+    """An object that may use a claim; `resource` is `pods` for a pod."""
+
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+def claim_consumers(claim: JsonMapping) -> tuple[ClaimConsumer, ...]:
+    """The pods for which a claim is reserved."""
+    return msgspec.convert((claim.get("status") or {}).get("reservedFor") or (), tuple[ClaimConsumer, ...])
+
+
+def class_selectors(device_class: JsonMapping) -> Iterator[str]:
+    """The CEL expressions by which a device class selects its devices."""
+    for selector in (device_class.get("spec") or {}).get("selectors") or ():
+        yield (selector.get("cel") or {}).get("expression") or ""
 
 
 def unknown_holder(claim: JsonMapping) -> TrayHold:

@@ -127,6 +127,28 @@ class SliceShape(ApiStruct, frozen=True):
     spec: _SliceSpec
 
 
+class SlicePool(msgspec.Struct, frozen=True):
+    """The pool of a slice."""
+
+    driver: str
+    name: str
+    generation: int
+    count: int
+    """The slices that the pool has in this generation."""
+
+
+def slice_pool(slice_: JsonMapping) -> SlicePool:
+    """The pool that a slice is a part of. It counts in its newest generation, once all its slices exist."""
+    spec = slice_["spec"]
+    pool = spec["pool"]
+    return SlicePool(spec["driver"], pool["name"], pool["generation"], pool["resourceSliceCount"])
+
+
+def slice_content(slice_: JsonMapping) -> JsonMapping:
+    """The fields of a slice that name devices and counters, as the API server has them."""
+    return {key: slice_["spec"].get(key) or () for key in ("devices", "sharedCounters")}
+
+
 class PublishedDevice(msgspec.Struct, frozen=True):
     """A device of the GPU driver in a slice."""
 

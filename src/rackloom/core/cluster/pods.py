@@ -456,6 +456,13 @@ def narrow_nodes(
             yield add_operation(f"{path}/nodeSelectorTerms/{number}/{field}", [requirement])
 
 
+def command_words(workload: JsonMapping) -> Iterator[str]:
+    """Commands and arguments of the containers of a Deployment or a DaemonSet, word by word."""
+    template = (workload.get("spec") or {}).get("template") or {}
+    for container in (template.get("spec") or {}).get("containers") or ():
+        yield from (*(container.get("command") or ()), *(container.get("args") or ()))
+
+
 def is_bound_pod(pod: JsonMapping) -> bool:
     """Whether it is on a node and has not ended."""
     return bool((pod.get("spec") or {}).get("nodeName")) and not has_pod_ended(pod)

@@ -35,18 +35,24 @@ from rackloom.claim.cluster.uninstall.inventory import (
     NODE_COMPONENTS,
     PLUGINS,
     ClusterInventory,
-    is_being_deleted,
     is_part_of_rackloom,
     is_sole_label_writer,
-    labels_of,
-    name_of,
-    namespace_of,
-    object_label,
-    seconds_overdue,
-    uid_of,
     was_written_by_us,
 )
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import (
+    conditions_of,
+    deletion_time,
+    finalizers_of,
+    is_being_deleted,
+    labels_of,
+    name_of,
+    namespace_of,
+    owners_of,
+    title_of,
+    uid_of,
+)
+from rackloom.core.cluster.nodes import slice_pool
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     CRD,
@@ -69,6 +75,7 @@ from rackloom.core.cluster.objects import (
     metav1_time,
     object_title,
 )
+from rackloom.core.cluster.pods import PodObject, decode_object
 from rackloom.core.domains.observe import take_domain_snapshot, with_secrets
 from rackloom.core.domains.owned import teardown_writes
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
@@ -176,7 +183,7 @@ class _StepCollector:
 
     def wait(self, phase: UninstallPhase, kind: ResourceKind, obj: Object) -> None:
         """Wait for an object that goes by itself."""
-        self._objects[phase][object_label(kind, obj)] = _why_it_waits(kind, obj)
+        self._objects[phase][title_of(kind, obj)] = _why_it_waits(kind, obj)
 
     def act(self, phase: UninstallPhase, *actions: ObjectWrite) -> None:
         """Add other writes than deletions."""
@@ -258,7 +265,8 @@ def _end_daemon(
     phase: UninstallPhase, pod: Object, work: _StepCollector, inventory: ClusterInventory
 ) -> None:
     """A daemon ends with its DaemonSet; its kubelet cannot finish while the plugin of its claim is gone."""
-    is_stuck = seconds_overdue(pod, inventory.now) > _OVERDUE_SECONDS
+    due = deletion_time(pod)
+    is_stuck = due is not None and inventory.now - due > _OVERDUE_SECONDS
     if is_stuck and not inventory.serves(names.IMEX_DRIVER):
         work.delete(phase, POD, pod, grace=0)
     else:
@@ -321,7 +329,7 @@ def _plan_devices(work: _StepCollector, inventory: ClusterInventory) -> None:
 
 def _our_slices(inventory: ClusterInventory) -> Iterator[Object]:
     for found in inventory.all(RESOURCE_SLICE):
-        if found["spec"].get("driver") in PLUGINS and was_written_by_us(found):
+        if slice_pool(found).driver in PLUGINS and was_written_by_us(found):
             yield found
 
 
@@ -340,7 +348,7 @@ def _is_created_at_run_time(kind: ResourceKind, obj: Object, inventory: ClusterI
         and was_written_by_us(obj)
         and not is_part_of_rackloom(obj)
         and names.COMPUTE_DOMAIN_LABEL not in labels_of(obj)
-        and not obj["metadata"].get("ownerReferences")
+        and not owners_of(obj)
     )
 
 
@@ -361,18 +369,16 @@ def _why_it_waits(kind: ResourceKind, obj: Object) -> str:
     """Why an object that is being deleted still exists; empty for all others."""
     if not is_being_deleted(obj):
         return ""
-    conditions = (obj.get("status") or {}).get("conditions") or ()
-    holding = (condition for condition in conditions if condition.get("status") == "True")
-    messages = {condition["type"]: condition.get("message", "") for condition in holding}
+    messages = {found.type: found.message for found in conditions_of(obj) if found.status == "True"}
     if kind == NAMESPACE:
         return (
             "; ".join(message for message in messages.values() if message) or "its content is being deleted"
         )
     if kind == POD:
-        node = obj["spec"].get("nodeName")
+        node = decode_object(obj, PodObject).spec.node_name
         forced = f"kubectl delete pod --force -n {namespace_of(obj)} {name_of(obj)}"
         return f"node {node} has not ended it; if that node is lost: {forced}"
-    held = ", ".join(obj["metadata"].get("finalizers") or ()) or "its dependents"
+    held = ", ".join(finalizers_of(obj)) or "its dependents"
     reasons = (messages.get(type_) for type_ in ("Progressing", "Degraded", "Terminating"))
     why = "; ".join(filter(None, reasons))
     return f"held by {held}{f' ({why})' if why else ''}"
