@@ -25,6 +25,7 @@ import structlog
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.informer import CacheSet
+from rackloom.core.cluster.metadata import is_being_deleted, name_of, namespace_of, uid_of, version_of
 from rackloom.core.cluster.objects import (
     CreateObject,
     DeleteObject,
@@ -204,14 +205,12 @@ class Expectations:
         return max(until for _, _, until in pending) - now
 
     def _is_shown(self, kind: ResourceKind, written: Object) -> bool:
-        meta = written["metadata"]
-        cached = self._lookup(kind, meta.get("namespace"), meta["name"])
+        cached = self._lookup(kind, namespace_of(written), name_of(written))
         if cached is None:
             # Either a new object that is not shown yet, or one that went when its last finalizer was removed.
-            return bool(meta.get("deletionTimestamp"))
+            return is_being_deleted(written)
         # Another UID means that the object was replaced since. API servers issue increasing numbers.
-        is_replaced = cached["metadata"]["uid"] != meta["uid"]
-        return is_replaced or int(cached["metadata"]["resourceVersion"]) >= int(meta["resourceVersion"])
+        return uid_of(cached) != uid_of(written) or int(version_of(cached)) >= int(version_of(written))
 
 
 # The executor.
@@ -235,9 +234,8 @@ async def execute_write(api: KubeApi, action: ObjectWrite) -> Object | None:
 
 async def write_status(api: KubeApi, kind: ResourceKind, read: Object, status: Object) -> Object:
     """Write the status of the object that was read, and of no other with its name. Raises KubeError."""
-    meta = read["metadata"]
-    patch = {"metadata": {"uid": meta["uid"]}, "status": status}
-    return await api.patch(kind, meta["name"], meta.get("namespace"), patch, subresource="status")
+    patch = {"metadata": {"uid": uid_of(read)}, "status": status}
+    return await api.patch(kind, name_of(read), namespace_of(read), patch, subresource="status")
 
 
 async def _send(api: KubeApi, action: ObjectWrite) -> Object | None:
@@ -330,7 +328,7 @@ class ControllerRuntime(Generic[K]):
 
     async def update_status(self, key: K, kind: ResourceKind, obj: Object, status: Object) -> float | None:
         """Write the status of an object; None when that was done, else the seconds until it may be."""
-        uid = obj["metadata"]["uid"]
+        uid = uid_of(obj)
         early = self._status_writes.get(uid, float("-inf")) + STATUS_INTERVAL_SECONDS - _now()
         if early > 0:
             return early

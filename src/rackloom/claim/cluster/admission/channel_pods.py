@@ -18,7 +18,7 @@ import msgspec
 
 from rackloom.claim.cluster.admission.reviews import AdmissionMode, AdmissionVerdict, RuleOutcome, verdict_on
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import OwnerReference
+from rackloom.core.cluster.metadata import OwnerReference, labels_of
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, ImexIsolation, isolation_of, shared_claim_name
 from rackloom.core.cluster.objects import Object, PatchOperation, add_entries, add_operation
 from rackloom.core.cluster.pods import (
@@ -27,12 +27,14 @@ from rackloom.core.cluster.pods import (
     TEMPLATE_GATE,
     WATCHED_LABEL,
     WATCHED_VALUE,
+    ClaimTemplateObject,
     NodeAffinity,
     PodAffinity,
     PodObject,
     PodSpec,
     add_gate,
     channel_label,
+    decode_object,
     narrow_nodes,
 )
 from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
@@ -143,16 +145,15 @@ class ClaimTemplateState(msgspec.Struct, frozen=True):
 
 def template_state(obj: Object) -> ClaimTemplateState:
     """The state of a ResourceClaimTemplate, from the labels and the class that the controller gave it."""
-    labels = obj["metadata"].get("labels") or {}
+    labels = labels_of(obj)
     uid = labels.get(names.COMPUTE_DOMAIN_LABEL)
     if uid is None or labels.get(names.TARGET_LABEL) != names.TARGET_WORKLOAD:
         return ClaimTemplateState(exists=True)
-    devices = obj["spec"]["spec"].get("devices", {})
-    requests = (request.get("exactly") or {} for request in devices.get("requests") or ())
-    is_isolated = any(request.get("deviceClassName") == names.ISOLATED_CHANNEL_CLASS for request in requests)
-    opaque = (entry.get("opaque") or {} for entry in devices.get("config") or ())
-    modes = ((config.get("parameters") or {}).get("allocationMode") for config in opaque)
-    return ClaimTemplateState(True, ChannelTemplate(uid, is_isolated and AllocationMode.ALL not in modes))
+    spec = decode_object(obj, ClaimTemplateObject).spec.spec
+    parameters = (config.opaque.parameters or {} for config in spec.configs if config.opaque)
+    takes_all = any(found.get("allocationMode") == AllocationMode.ALL for found in parameters)
+    is_shared = names.ISOLATED_CHANNEL_CLASS in spec.classes and not takes_all
+    return ClaimTemplateState(True, ChannelTemplate(uid, is_shared))
 
 
 def promised_template(domain: ComputeDomain, default: ImexIsolation) -> ClaimTemplateState:

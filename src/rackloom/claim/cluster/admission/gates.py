@@ -29,6 +29,7 @@ from rackloom.claim.cluster.admission.webhook import AdmissionCache
 from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
+from rackloom.core.cluster.metadata import condition_of, identity_of, namespace_of
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
 from rackloom.core.cluster.nodes import node_clique
 from rackloom.core.cluster.objects import (
@@ -85,10 +86,6 @@ class CreatedTooEarly(msgspec.Struct, frozen=True):
             f"the pod was created before the ComputeDomain of template {self.template!r}, whose pods share "
             "one claim (channel mode), and a pod's claims are fixed: delete the pod and create it again"
         )
-
-    def condition(self, reason: str) -> PatchOperation:
-        """The pod condition with the message; it outlasts an event."""
-        return {"type": CHANNEL_CONDITION, "status": "False", "reason": reason, "message": self.message}
 
 
 GateStep = GateOpening | CreatedTooEarly
@@ -181,7 +178,7 @@ class GateController:
         """Queue the namespace of a template or a pod that changed."""
         # A ComputeDomain opens no gate by itself: its template follows, and is what pods wait for.
         if kind != COMPUTE_DOMAIN:
-            self._runtime.queue.add(obj["metadata"]["namespace"])
+            self._runtime.queue.add(namespace_of(obj) or "")
 
     async def run(self) -> None:
         """Open gates until cancelled, for one term as leader. The caller runs the informers of the cache."""
@@ -215,11 +212,17 @@ class GateController:
 
     async def _report_too_early(self, namespace: str, step: CreatedTooEarly) -> None:
         pod = self._cache.at(POD, namespace, step.pod.metadata.name)
-        condition = step.condition(TOO_EARLY_REASON)
-        if pod is None or condition in ((pod.get("status") or {}).get("conditions") or ()):
+        known = None if pod is None else condition_of(pod, CHANNEL_CONDITION)
+        if pod is None or (known is not None and known.message == step.message):
             return
         await self._recorder.record(pod, EventNotice(True, TOO_EARLY_REASON, step.message))
-        meta = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
+        condition = {
+            "type": CHANNEL_CONDITION,
+            "status": "False",
+            "reason": TOO_EARLY_REASON,
+            "message": step.message,
+        }
+        meta = identity_of(pod, "name", "namespace", "uid")
         status = {"metadata": meta, "status": {"conditions": [condition]}}
         with suppress(NotFound):
             written = await self._api.apply(

@@ -41,6 +41,7 @@ from rackloom.claim.cluster.admission.reviews import (
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.kube.informer import CacheSet, Informer
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import has_same_spec, is_being_deleted
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -94,7 +95,7 @@ def _is_unchanged_spec(request: ReviewRequest) -> bool:
     """Whether an update keeps the spec: an admitted object must be able to lose its finalizers."""
     new, old = request.object, request.old_object
     both = isinstance(new, dict) and isinstance(old, dict)
-    return request.operation == "UPDATE" and both and new.get("spec") == old.get("spec")
+    return request.operation == "UPDATE" and both and has_same_spec(new, old)
 
 
 def _claim_spec(request: ReviewRequest) -> tuple[ClaimSpec, str]:
@@ -214,7 +215,7 @@ class AdmissionCache(CacheSet):
         return tuple(
             decode_object(pod, PodObject)
             for pod in self.by(POD, index, value)
-            if not has_pod_ended(pod) and not pod["metadata"].get("deletionTimestamp")
+            if not has_pod_ended(pod) and not is_being_deleted(pod)
         )
 
     async def context_of(self, namespace: str, pod: PodObject) -> PodContext:
@@ -271,13 +272,14 @@ def _promised_templates(obj: Object) -> Iterable[str]:
 
 
 def _channel_keys(obj: Object) -> Iterable[str]:
-    pod, namespace = decode_object(obj, PodObject), obj["metadata"]["namespace"]
+    pod = decode_object(obj, PodObject)
     labels = {channel_label(name) for name in pod.templates} | {pod.labels.get(CHANNEL_LABEL, "")}
-    return [f"{namespace}/{label}" for label in sorted(labels) if label]
+    return [f"{pod.metadata.namespace}/{label}" for label in sorted(labels) if label]
 
 
 def _gated_namespaces(obj: Object) -> Iterable[str]:
-    return () if decode_object(obj, PodObject).gate_index is None else (obj["metadata"]["namespace"],)
+    pod = decode_object(obj, PodObject)
+    return () if pod.gate_index is None else (pod.metadata.namespace or "",)
 
 
 # The paths.
