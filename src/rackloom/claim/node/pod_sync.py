@@ -22,12 +22,16 @@ from dataclasses import dataclass, field
 import structlog
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
-from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, PrepareState
+from rackloom.claim.node.plugin import CheckpointEntry, PrepareState
 from rackloom.claim.node.tasks import pause_until
+from rackloom.core.cluster.claims import ClaimRef
+from rackloom.core.cluster.metadata import full_name, is_being_deleted, name_of, namespace_of, uid_of
 from rackloom.core.cluster.objects import (
     POD,
     RESOURCE_CLAIM,
     Object,
+    allocated_devices,
+    has_condition,
     has_pod_ended,
     metav1_micro_time,
     pod_claim_names,
@@ -103,11 +107,7 @@ class PodSync:
     async def _pods(self, namespace: str | None = None) -> list[Object]:
         """The pods of this node that may still have to start."""
         listed = await self.api.list(POD, namespace, fields=f"spec.nodeName={self.node}")
-        return [
-            pod
-            for pod in listed.items
-            if not has_pod_ended(pod) and "deletionTimestamp" not in pod["metadata"]
-        ]
+        return [pod for pod in listed.items if not has_pod_ended(pod) and not is_being_deleted(pod)]
 
     async def _is_waiting(self, pod: Object) -> bool:
         """Whether a pod has a claim with devices of this driver, and has not started, as far as can be seen.
@@ -115,12 +115,13 @@ class PodSync:
         After a reboot kubelet may not have reported yet that the sandbox is gone; the checkpoint shows it
         already.
         """
-        namespace, names = pod["metadata"]["namespace"], tuple(pod_claim_names(pod))
+        namespace, names = namespace_of(pod) or "", tuple(pod_claim_names(pod))
         states = {(claim.ref.namespace, claim.ref.name): claim.state for claim in self.claims().values()}
         ours = [states[namespace, name] for name in names if (namespace, name) in states]
         if any(state is not PrepareState.COMPLETED for state in ours):
             return True
-        if _has_sandbox(pod):
+        # kubelet makes the sandbox once all claims are prepared (KEP-3085).
+        if has_condition(pod, "PodReadyToStartContainers"):
             return False
         return bool(ours) or any([await self._is_ours(namespace, name) for name in names])
 
@@ -129,29 +130,18 @@ class PodSync:
             claim = await self.api.get(RESOURCE_CLAIM, name, namespace)
         except NotFound:
             return False
-        devices = ((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}
-        return any(result["driver"] == self.driver for result in devices.get("results") or ())
+        return any(device["driver"] == self.driver for device in allocated_devices(claim))
 
     async def _sync(self, pod: Object) -> None:
         """Annotate the pod. The UID in the patch has the API server refuse it for another pod of the name."""
-        meta = pod["metadata"]
         text = f"{metav1_micro_time(self.wall())} {self.driver}"
-        patch = {"metadata": {"uid": meta["uid"], "annotations": {RETRY_ANNOTATION: text}}}
-        about = {"driver": self.driver, "pod": f"{meta['namespace']}/{meta['name']}"}
+        patch = {"metadata": {"uid": uid_of(pod), "annotations": {RETRY_ANNOTATION: text}}}
+        about = {"driver": self.driver, "pod": full_name(pod)}
         try:
-            await self.api.patch(POD, meta["name"], meta["namespace"], patch)
+            await self.api.patch(POD, name_of(pod), namespace_of(pod), patch)
         except (NotFound, Conflict):
             return
         except Rejected as error:
             log.warning("node.pod-not-synced", **about, reason=error.message)
         else:
             log.info("node.pod-synced", **about)
-
-
-def _has_sandbox(pod: Object) -> bool:
-    """Whether kubelet has made its sandbox, which it does once all claims are prepared (KEP-3085)."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(
-        condition["type"] == "PodReadyToStartContainers" and condition["status"] == "True"
-        for condition in conditions
-    )

@@ -36,12 +36,9 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
-from rackloom.claim.node.allocated_claim import read_claim
 from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.plugin import (
-    AllocatedClaim,
     CheckpointEntry,
-    ClaimRef,
     NodePlugin,
     PreparedClaim,
     PreparedDevice,
@@ -49,6 +46,8 @@ from rackloom.claim.node.plugin import (
     ReadyDevice,
 )
 from rackloom.claim.node.storage import Checkpoint
+from rackloom.core.cluster.claims import AllocatedClaim, ClaimRef, read_claim
+from rackloom.core.cluster.metadata import uid_of
 from rackloom.core.cluster.objects import RESOURCE_CLAIM
 from rackloom.errors import Refused, Retry
 
@@ -144,9 +143,9 @@ async def fetch_claim(api: KubeApi, ref: ClaimRef, driver: str) -> AllocatedClai
         raise ObsoleteClaim(f"claim {ref} does not exist any more") from error
     except KubeError as error:
         raise api_failure(f"cannot read claim {ref}", error) from error
-    if found["metadata"]["uid"] != ref.uid:
+    if (uid := uid_of(found)) != ref.uid:
         raise ObsoleteClaim(
-            f"claim {ref} got replaced: its UID is {found['metadata']['uid']}, the pod's claim was {ref.uid}",
+            f"claim {ref} got replaced: its UID is {uid}, the pod's claim was {ref.uid}",
             nearest_fix="delete the pod, so that it is scheduled with the new claim",
         )
     return read_claim(found, ref, driver)

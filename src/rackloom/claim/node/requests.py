@@ -31,10 +31,11 @@ import msgspec
 import structlog
 
 from rackloom.claim.kube.api import KubeApi, KubeError
-from rackloom.claim.node.plugin import ClaimRef, NodePlugin, ReadyDevice
+from rackloom.claim.node.plugin import NodePlugin, ReadyDevice
 from rackloom.claim.node.pod_sync import PodSync
 from rackloom.claim.node.prepare import ClaimPreparer, ObsoleteClaim, PluginMetrics, api_failure, fetch_claim
 from rackloom.claim.node.tasks import beside, cancel_all, pause_until
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.errors import Refused, Retry
 
 # Retrying up to a deadline, and after it.

@@ -37,6 +37,8 @@ from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.claim.node.tasks import beside, pause_until
 from rackloom.core.allocate.objects import CounterSet, Device
 from rackloom.core.allocate.quantity import Quantity
+from rackloom.core.cluster.metadata import name_of, uid_of
+from rackloom.core.cluster.nodes import slice_content, slice_pool
 from rackloom.core.cluster.objects import NODE, RESOURCE_SLICE, Object
 from rackloom.errors import Refused, Retry
 
@@ -58,7 +60,7 @@ class DroppedFields:
 
     def record(self, sent: Object, stored: Object) -> tuple[str, ...]:
         """Compare an answer with what was sent; returns the paths that the server dropped."""
-        wanted, found = comparable_content(sent["spec"]), comparable_content(stored["spec"])
+        wanted, found = comparable_content(slice_content(sent)), comparable_content(slice_content(stored))
         dropped = tuple(dict.fromkeys(_dropped_paths(wanted, found, "")))
         self._of.pop(repr(wanted), None)
         if dropped:
@@ -67,7 +69,7 @@ class DroppedFields:
 
     def forget(self, sent: Object) -> None:
         """Take it that the server stores all of what was sent."""
-        self._of.pop(repr(comparable_content(sent["spec"])), None)
+        self._of.pop(repr(comparable_content(slice_content(sent))), None)
 
     def of(self, content: Content) -> Content:
         """The content of a slice as the server has it once it is written."""
@@ -75,14 +77,11 @@ class DroppedFields:
         return self._of.get(repr(wanted), wanted)
 
 
-def comparable_content(spec: Mapping[str, Any]) -> Content:
-    """The content of a slice without what the API server adds or words differently.
-
-    Kubernetes 1.34 has null in place of a list of devices that is empty.
-    """
+def comparable_content(content: Content) -> Content:
+    """The content of a slice without what the API server adds or words differently."""
     return {
-        "devices": [_comparable_device(device) for device in spec.get("devices") or ()],
-        "sharedCounters": [_comparable_counters(counters) for counters in spec.get("sharedCounters") or ()],
+        "devices": [_comparable_device(device) for device in content.get("devices", ())],
+        "sharedCounters": [_comparable_counters(counters) for counters in content.get("sharedCounters", ())],
     }
 
 
@@ -181,8 +180,8 @@ def plan_slices(
     """What turns `existing` (the owner's slices) into those of `pools`; `kept` is what became of writes."""
     dropped = kept or DroppedFields()
     by_pool: dict[str, list[Object]] = {}
-    for slice_ in sorted(existing, key=lambda slice_: slice_["metadata"]["name"]):
-        by_pool.setdefault(slice_["spec"]["pool"]["name"], []).append(slice_)
+    for slice_ in sorted(existing, key=name_of):
+        by_pool.setdefault(slice_pool(slice_).name, []).append(slice_)
     actions = [
         action for pool in pools for action in _plan_pool(pool, by_pool.pop(pool.name, []), owner, dropped)
     ]
@@ -220,11 +219,11 @@ def _chunks(values: list[dict[str, Any]], size: int) -> Iterator[list[dict[str, 
 def _plan_pool(
     pool: DevicePool, existing: list[Object], owner: SliceOwner, kept: DroppedFields
 ) -> Iterator[SliceWrite]:
-    newest = max(map(_generation, existing), default=0)
+    newest = max((slice_pool(slice_).generation for slice_ in existing), default=0)
     wanted = split_into_slices(pool)
-    current = [slice_ for slice_ in existing if _generation(slice_) == newest]
+    current = [slice_ for slice_ in existing if slice_pool(slice_).generation == newest]
     if _is_published([kept.of(content) for content in wanted], current):
-        yield from (_delete(slice_) for slice_ in existing if _generation(slice_) != newest)
+        yield from (_delete(slice_) for slice_ in existing if slice_ not in current)
         return
     spec = {
         "driver": owner.driver,
@@ -240,15 +239,11 @@ def _plan_pool(
             yield Update({**old, "spec": {**spec, **_keep_times(content, old)}})
 
 
-def _generation(slice_: Object) -> int:
-    return int(slice_["spec"]["pool"]["generation"])
-
-
 def _is_published(wanted: list[Content], existing: list[Object]) -> bool:
     if len(wanted) != len(existing):
         return False
-    counted = all(slice_["spec"]["pool"]["resourceSliceCount"] == len(wanted) for slice_ in existing)
-    found = [comparable_content(slice_["spec"]) for slice_ in existing]
+    counted = all(slice_pool(slice_).count == len(wanted) for slice_ in existing)
+    found = [comparable_content(slice_content(slice_)) for slice_ in existing]
     return counted and sorted(wanted, key=repr) == sorted(found, key=repr)
 
 
@@ -260,7 +255,7 @@ def _keep_times(content: Content, old: Object) -> Content:
 
     times = {
         key(device, taint): {"timeAdded": taint["timeAdded"]}
-        for device in old["spec"].get("devices") or ()
+        for device in slice_content(old)["devices"]
         for taint in device.get("taints", ())
         if "timeAdded" in taint
     }
@@ -288,7 +283,7 @@ def _new_slice(index: int, spec: dict[str, Any], owner: SliceOwner) -> Object:
 
 
 def _delete(slice_: Object) -> Delete:
-    return Delete(slice_["metadata"]["name"], slice_["metadata"]["uid"])
+    return Delete(name_of(slice_), uid_of(slice_))
 
 
 # The loop that reads, plans and writes.
@@ -361,9 +356,7 @@ class SlicePublisher:
         """
         if self._owner is None:
             node = await self.api.get(NODE, self.node)
-            self._owner = SliceOwner(
-                driver=self.plugin.driver, node=self.node, node_uid=node["metadata"]["uid"]
-            )
+            self._owner = SliceOwner(driver=self.plugin.driver, node=self.node, node_uid=uid_of(node))
         owner = self._owner
         pools = [await self._storable(pool, owner) for pool in await self.plugin.pools()]
         # The list after the writes shows whether they are there: kubelet or another writer may interfere.

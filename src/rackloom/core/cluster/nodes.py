@@ -145,7 +145,10 @@ def slice_pool(slice_: JsonMapping) -> SlicePool:
 
 
 def slice_content(slice_: JsonMapping) -> JsonMapping:
-    """The fields of a slice that name devices and counters, as the API server has them."""
+    """The fields of a slice that name devices and counters.
+
+    Kubernetes 1.34 has null in place of an empty list.
+    """
     return {key: slice_["spec"].get(key) or () for key in ("devices", "sharedCounters")}
 
 
@@ -199,6 +202,18 @@ def node_clique(node: JsonMapping, label: str) -> str | None:
     """
     clique = (node["metadata"].get("labels") or {}).get(label) or None
     return None if clique is not None and clique.startswith(names.NO_CLUSTER) else clique
+
+
+def node_addresses(node: JsonMapping) -> tuple[str, ...]:
+    """The IP addresses of a node, inside the cluster and outside."""
+    addresses = (node.get("status") or {}).get("addresses") or ()
+    return tuple(address["address"] for address in addresses if address["type"].endswith("IP"))
+
+
+def pod_networks(node: JsonMapping) -> tuple[str, ...]:
+    """The networks from which the pods of a node get their addresses, as CIDRs."""
+    spec = node.get("spec") or {}
+    return tuple(spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")]))
 
 
 def ready_status(node: JsonMapping) -> str | None:

@@ -64,9 +64,7 @@ from rackloom.claim.node.gpu.sharing import (
     undo_sharing,
 )
 from rackloom.claim.node.plugin import (
-    AllocatedClaim,
     CheckpointEntry,
-    ClaimRef,
     ContainerEdits,
     DeviceHealth,
     DeviceNode,
@@ -78,6 +76,7 @@ from rackloom.claim.node.plugin import (
     PrepareState,
 )
 from rackloom.claim.node.tasks import to_the_end
+from rackloom.core.cluster.claims import AllocatedClaim, ClaimRef
 from rackloom.errors import Refused, Retry
 
 # Settings.

@@ -42,7 +42,6 @@ from rackloom.claim.node.imex.domains import (
 )
 from rackloom.claim.node.imex.labels import ComputeDomainLabel, NodeIsolation
 from rackloom.claim.node.plugin import (
-    AllocatedClaim,
     CheckpointEntry,
     ContainerEdits,
     ContainerMount,
@@ -53,6 +52,7 @@ from rackloom.claim.node.plugin import (
     PreparedDevice,
 )
 from rackloom.core.cluster import names
+from rackloom.core.cluster.claims import AllocatedClaim
 from rackloom.core.cluster.names import ImexMode
 from rackloom.errors import Refused, Retry
 
