@@ -53,9 +53,8 @@ from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.plugin import DeviceHealth, Health, NodePlugin, PrepareState, ReadyDevice
-from rackloom.claim.node.pod_sync import PodSync
 from rackloom.claim.node.prepare import ClaimPreparer, PluginMetrics
-from rackloom.claim.node.requests import ANSWER_SECONDS, Requests
+from rackloom.claim.node.requests import ANSWER_SECONDS, PodSync, Requests
 from rackloom.claim.node.slices import SlicePublisher
 from rackloom.claim.node.sockets import answering
 from rackloom.claim.node.storage import Checkpoint, StillRunning, plugin_lock

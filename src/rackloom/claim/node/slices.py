@@ -14,7 +14,7 @@ server adds and treats quantities by value (`1024Mi` equals `1Gi`).
 
 `SlicePublisher` publishes at the start, when the driver reports a change, when a watch shows that
 somebody else changed a slice (kubelet deletes the slices of a plugin that it lost), and every ten
-minutes. After an outage of the API server it wakes `pod_sync`.
+minutes. After an outage of the API server it wakes `PodSync`.
 
 A server that would store no counters (before Kubernetes 1.36 they are behind a feature gate) gets the devices
 that need none: with the counters dropped, a scheduler would allocate parts of a GPU that overlap. A dry run

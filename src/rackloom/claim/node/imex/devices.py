@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.claim.node.device_files import ImexKernel
+from rackloom.claim.node.cdi import ImexKernel
 from rackloom.claim.node.fabric import FabricMonitor, NodeFabric
 from rackloom.claim.node.plugin import DeviceHealth, DevicePool, Health
 from rackloom.core.allocate.attributes import TRAY, clique_attributes, device_attributes, tray_attributes

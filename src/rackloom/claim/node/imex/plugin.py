@@ -22,8 +22,7 @@ from typing import Any
 import msgspec
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.cdi import DriverSpec
-from rackloom.claim.node.device_files import DRIVER_SECONDS, channel_node
+from rackloom.claim.node.cdi import DRIVER_SECONDS, DriverSpec, channel_node
 from rackloom.claim.node.fabric import FabricMonitor
 from rackloom.claim.node.imex.devices import (
     ImexDeviceKind,

@@ -27,8 +27,7 @@ from typing import Any
 import msgspec
 
 from rackloom.claim.node.gpu.adopted_mps import AdoptedMpsDaemon
-from rackloom.claim.node.gpu.partitions import UUIDS
-from rackloom.claim.node.gpu.passthrough import PASSED_THROUGH, PERSISTENT
+from rackloom.claim.node.gpu.inventory import PASSED_THROUGH, PERSISTENT, UUIDS
 from rackloom.claim.node.plugin import CheckpointEntry, NodeValue, PrepareState, ReadyDevice
 from rackloom.claim.node.takeover.nvidia_checkpoint import (
     NvidiaCheckpoint,
