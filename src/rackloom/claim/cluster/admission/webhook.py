@@ -18,7 +18,7 @@ the mutating path denies with 503: the client tries again.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -55,7 +55,6 @@ from rackloom.core.cluster.pods import (
     GANG_LABEL,
     WATCHED_LABEL,
     ClaimObject,
-    ClaimSpec,
     ClaimTemplateObject,
     NameReference,
     PodObject,
@@ -84,46 +83,31 @@ _DECODERS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
 
 def review_claim(request: ReviewRequest, mode: AdmissionMode) -> AdmissionVerdict:
     """Review a claim or a template. Raises Refused for a request about anything else."""
-    if request.operation not in ("CREATE", "UPDATE") or _is_unchanged_spec(request):
-        return AdmissionVerdict()
-    spec, path = _claim_spec(request)
-    problems = tuple(_config_problems(spec, path))
-    return verdict_on(problems, mode, f"{len(problems)} configs failed to validate", "device-config")
-
-
-def _is_unchanged_spec(request: ReviewRequest) -> bool:
-    """Whether an update keeps the spec: an admitted object must be able to lose its finalizers."""
     new, old = request.object, request.old_object
-    both = isinstance(new, dict) and isinstance(old, dict)
-    return request.operation == "UPDATE" and both and has_same_spec(new, old)
-
-
-def _claim_spec(request: ReviewRequest) -> tuple[ClaimSpec, str]:
+    is_update = request.operation == "UPDATE" and isinstance(new, dict) and isinstance(old, dict)
+    # An update that keeps the spec passes: an admitted object must be able to lose its finalizers.
+    if request.operation not in ("CREATE", "UPDATE") or (is_update and has_same_spec(new, old)):
+        return AdmissionVerdict()
     match request.resource.resource:
         case "resourceclaims":
-            return decode_object(request.object, ClaimObject).spec, "spec"
+            spec, path = decode_object(new, ClaimObject).spec, "spec"
         case "resourceclaimtemplates":
-            return decode_object(request.object, ClaimTemplateObject).spec.spec, "spec.spec"
+            spec, path = decode_object(new, ClaimTemplateObject).spec.spec, "spec.spec"
         case other:
             raise Refused(f"asked about {other!r}, not resourceclaims or resourceclaimtemplates")
-
-
-def _config_problems(spec: ClaimSpec, path: str) -> Iterator[str]:
+    problems = []
     for number, config in enumerate(spec.configs):
-        decode = _DECODERS.get(config.opaque.driver) if config.opaque else None
-        if decode is None or config.opaque is None:
+        if config.opaque is None or (decode := _DECODERS.get(config.opaque.driver)) is None:
             continue
+        at, parameters = f"{path}.devices.config[{number}].opaque.parameters", config.opaque.parameters
         try:
-            decode(_as_mapping(config.opaque.parameters))
+            if not isinstance(parameters, dict):
+                fix = "give it apiVersion, kind and the fields of that kind"
+                raise Refused("it is no object", nearest_fix=fix)
+            decode(parameters)
         except Refused as refused:
-            where = f"{path}.devices.config[{number}].opaque.parameters"
-            yield f"object at {where} is invalid: {refused}"
-
-
-def _as_mapping(parameters: object) -> Mapping[str, Any]:
-    if not isinstance(parameters, dict):
-        raise Refused("it is no object", nearest_fix="give it apiVersion, kind and the fields of that kind")
-    return parameters
+            problems.append(f"object at {at} is invalid: {refused}")
+    return verdict_on(tuple(problems), mode, f"{len(problems)} configs failed to validate", "device-config")
 
 
 # Gating of gang pods.
