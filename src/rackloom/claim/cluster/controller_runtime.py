@@ -222,12 +222,33 @@ async def execute_write(api: KubeApi, action: ObjectWrite) -> Object | None:
     If an object to change or delete is gone, nothing is done: a later snapshot would show the same. Raises
     KubeError for any other failure.
     """
+    written = None
     try:
-        written = await _send(api, action)
+        match action:
+            case CreateObject(kind=kind, obj=obj):
+                written = await api.create(kind, obj)
+            case PatchObject(kind=kind, name=name, namespace=namespace, patch=patch):
+                written = await api.patch(kind, name, namespace, patch, subresource=action.subresource)
+            case DeleteObject(kind=kind, name=name, namespace=namespace):
+                await api.delete(
+                    kind,
+                    name,
+                    namespace,
+                    uid=action.uid,
+                    resource_version=action.resource_version,
+                    propagation="Background",
+                    grace_seconds=action.grace_seconds,
+                )
     except NotFound:
         if isinstance(action, CreateObject):
             raise
         return None
+    except Rejected as refusal:
+        is_json_patch = isinstance(action, PatchObject) and isinstance(action.patch, tuple)
+        if is_json_patch and refusal.code == 422:
+            # A `test` failed, so the object has changed since it was read.
+            raise Conflict(409, "Conflict", refusal.message) from refusal
+        raise
     log.info("cluster.action", what=action.what)
     return written
 
@@ -236,37 +257,6 @@ async def write_status(api: KubeApi, kind: ResourceKind, read: Object, status: O
     """Write the status of the object that was read, and of no other with its name. Raises KubeError."""
     patch = {"metadata": {"uid": uid_of(read)}, "status": status}
     return await api.patch(kind, name_of(read), namespace_of(read), patch, subresource="status")
-
-
-async def _send(api: KubeApi, action: ObjectWrite) -> Object | None:
-    match action:
-        case CreateObject(kind=kind, obj=obj):
-            return await api.create(kind, obj)
-        case PatchObject():
-            return await _send_patch(api, action)
-        case DeleteObject():
-            await api.delete(
-                action.kind,
-                action.name,
-                action.namespace,
-                uid=action.uid,
-                resource_version=action.resource_version,
-                propagation="Background",
-                grace_seconds=action.grace_seconds,
-            )
-            return None
-
-
-async def _send_patch(api: KubeApi, action: PatchObject) -> Object:
-    try:
-        return await api.patch(
-            action.kind, action.name, action.namespace, action.patch, subresource=action.subresource
-        )
-    except Rejected as refusal:
-        if isinstance(action.patch, tuple) and refusal.code == 422:
-            # A `test` failed, so the object has changed since it was read.
-            raise Conflict(409, "Conflict", refusal.message) from refusal
-        raise
 
 
 # The loop.

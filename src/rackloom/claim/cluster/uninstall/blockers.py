@@ -143,7 +143,9 @@ def _reasons(inventory: ClusterInventory) -> Iterator[tuple[UninstallPhase | Non
     for pod in inventory.all(POD):
         if is_being_deleted(pod) or has_pod_ended(pod):
             continue
-        gate, gang = _gate_of(pod), gang_key_of(pod)
+        gates = {gate.name for gate in decode_object(pod, PodObject).spec.scheduling_gates or ()}
+        gate = next((name for name in (spec.GANG_GATE, TEMPLATE_GATE) if name in gates), None)
+        gang = gang_key_of(pod)
         if gate is not None:
             yield first, pod, f"waits at the gate {gate}, which nobody would open"
         elif gang is not None and (gang.namespace, gang.name) in plans:
@@ -158,32 +160,16 @@ def _loss_of(
     if use.domain is None:
         phase = first if inventory.serves(use.driver) else None
         return phase, use.pod, f"holds devices of {use.driver}, which only its node plugin can take back"
-    guarded = next((domain for domain in _domains_of(use, inventory) if _guards(domain, inventory)), None)
-    if guarded is None:
-        phase = UninstallPhase.PLUGINS if inventory.serves(use.driver) else None
-        return phase, use.pod, "holds an IMEX channel, which only its node plugin can take back"
-    why = f"holds a channel of ComputeDomain {full_name(guarded)}: its memory sharing would end"
-    return (UninstallPhase.REMAINS if inventory.is_warm(guarded) else first), use.pod, why
-
-
-def _domains_of(use: DeviceHolder, inventory: ClusterInventory) -> Iterator[Object]:
-    """The ComputeDomain of a channel, and in channel mode the one that keeps its clique warm."""
-    yield from inventory.by(COMPUTE_DOMAIN, "domain", use.domain or "")
+    # The ComputeDomain of a channel, and in channel mode the one that keeps its clique warm.
     warm = None if use.clique is None else inventory.warm_domain(use.clique)
-    if warm is not None:
-        yield warm
-
-
-def _guards(domain: Object, inventory: ClusterInventory) -> bool:
-    """Whether a ComputeDomain in use must stay: its controller would hold deletion back, or daemons run."""
-    if annotations_of(domain).get(names.ALLOW_DELETION_ANNOTATION) == "true":
-        return False
-    return inventory.runs("controller") or bool(inventory.daemons(uid_of(domain)))
-
-
-def _gate_of(pod: Object) -> str | None:
-    gates = {gate.name for gate in decode_object(pod, PodObject).spec.scheduling_gates or ()}
-    return next((gate for gate in (spec.GANG_GATE, TEMPLATE_GATE) if gate in gates), None)
+    for domain in (*inventory.by(COMPUTE_DOMAIN, "domain", use.domain or ""), *((warm,) if warm else ())):
+        # One in use stays while its controller would hold deletion back, or daemons of it run.
+        may_go = annotations_of(domain).get(names.ALLOW_DELETION_ANNOTATION) == "true"
+        if not may_go and (inventory.runs("controller") or inventory.daemons(uid_of(domain))):
+            why = f"holds a channel of ComputeDomain {full_name(domain)}: its memory sharing would end"
+            return (UninstallPhase.REMAINS if inventory.is_warm(domain) else first), use.pod, why
+    phase = UninstallPhase.PLUGINS if inventory.serves(use.driver) else None
+    return phase, use.pod, "holds an IMEX channel, which only its node plugin can take back"
 
 
 def _owner_and_fix(pod: Object) -> tuple[str, str]:

@@ -204,17 +204,14 @@ class ClusterInventory:
         )
 
     def _belongs_at_home(self, kind: ResourceKind, obj: Object) -> bool:
+        domain = labels_of(obj).get(names.COMPUTE_DOMAIN_LABEL)
         return (
             (is_part_of_rackloom(obj) and self.foreign_release_of(obj) is None)
             or bool(owners_of(obj))
-            or self._is_of_our_domains(obj)
+            or (domain is not None and domain not in self._foreign_domains)
             or (kind.kind, name_of(obj)) in _EVERY_NAMESPACE_HAS
             or (was_written_by_us(obj) and kind != POD)
         )
-
-    def _is_of_our_domains(self, obj: Object) -> bool:
-        uid = labels_of(obj).get(names.COMPUTE_DOMAIN_LABEL)
-        return uid is not None and uid not in self._foreign_domains
 
     # ComputeDomains.
 
@@ -282,18 +279,21 @@ class ClusterInventory:
                 if kind == POD and namespace_of(obj) not in self.daemon_namespaces:
                     continue
                 if uid and uid not in living:
-                    found[uid] = found.get(uid, False) or self._was_ours(obj)
+                    is_shared = self.has_foreign_controller and namespace_of(obj) not in self.homes
+                    found[uid] = found.get(uid, False) or not is_shared or was_written_by_us(obj)
         return tuple(sorted(uid for uid, was_ours in found.items() if was_ours))
-
-    def _was_ours(self, obj: Object) -> bool:
-        return was_written_by_us(obj) or not self.has_foreign_controller or namespace_of(obj) in self.homes
 
     @cached_property
     def daemon_namespaces(self) -> tuple[str, ...]:
         """Namespaces of our IMEX daemons: our own, and those of installations that were taken over."""
-        kinds = () if self.has_foreign_controller else (DAEMON_SET, SECRET)
-        held = (obj for kind in kinds for obj in self.all(kind) if _is_of_domain(obj))
-        others = {namespace for obj in held if (namespace := namespace_of(obj))}
+        # An object was made for a ComputeDomain if it has the finalizer too, not only the label.
+        others = {
+            namespace
+            for kind in (DAEMON_SET, SECRET)
+            for obj in self.all(kind)
+            if names.COMPUTE_DOMAIN_LABEL in labels_of(obj) and names.FINALIZER in finalizers_of(obj)
+            if not self.has_foreign_controller and (namespace := namespace_of(obj))
+        }
         return (*sorted(self.homes), *sorted(others - self.homes))
 
     def daemons(self, uid: str) -> list[Object]:
@@ -375,11 +375,6 @@ def is_sole_label_writer(obj: Object, label: str) -> bool:
     """Whether our programs, and nobody else, own a label of an object."""
     owners = list(field_managers(obj, label))
     return bool(owners) and all(owner.startswith(FIELD_MANAGER_PREFIX) for owner in owners)
-
-
-def _is_of_domain(obj: Object) -> bool:
-    """Whether an object was made for a ComputeDomain: it has the finalizer too, not only the label."""
-    return names.COMPUTE_DOMAIN_LABEL in labels_of(obj) and names.FINALIZER in finalizers_of(obj)
 
 
 def _place_of(obj: Object) -> tuple[str, ...]:

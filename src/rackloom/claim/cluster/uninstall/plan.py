@@ -148,10 +148,15 @@ def build_uninstall_plan(inventory: ClusterInventory) -> UninstallPlan:
     _plan_installed(work, inventory)
     _plan_programs(work, inventory)
     _plan_gangs(work, inventory)
-    _plan_domains(work, inventory)
+    for domain in inventory.domains:
+        if not inventory.is_warm(domain):
+            _take_apart(UninstallPhase.DOMAINS, domain, work, inventory)
     _plan_remains(work, inventory)
     _plan_devices(work, inventory)
-    _plan_objects(work, inventory)
+    for kind in inventory.kinds():
+        for obj in inventory.all(kind):
+            if _is_created_at_run_time(kind, obj, inventory):
+                work.delete(UninstallPhase.OBJECTS, kind, obj)
     steps = tuple(work.step(phase) for phase in PHASE_ORDER)
     steps = tuple(step for step in steps if step.objects or step.actions)
     return UninstallPlan(
@@ -227,12 +232,6 @@ def _plan_gangs(work: _StepCollector, inventory: ClusterInventory) -> None:
         work.act(UninstallPhase.GANGS, *(release_trays(nodes, held, uid) or close_record(read_record(plan))))
 
 
-def _plan_domains(work: _StepCollector, inventory: ClusterInventory) -> None:
-    for domain in inventory.domains:
-        if not inventory.is_warm(domain):
-            _take_apart(UninstallPhase.DOMAINS, domain, work, inventory)
-
-
 def _take_apart(
     phase: UninstallPhase, domain: Object, work: _StepCollector, inventory: ClusterInventory
 ) -> None:
@@ -244,13 +243,23 @@ def _take_apart(
 
 def _tear_down(phase: UninstallPhase, uid: str, work: _StepCollector, inventory: ClusterInventory) -> None:
     """What the controller would do for a ComputeDomain that is being deleted, or that is gone."""
-    settings = _teardown_settings(inventory)
+    # Taking apart needs of the settings only where daemons may be.
+    first, *more = inventory.daemon_namespaces
+    settings = ControllerSettings(
+        daemon=ImexDaemonSettings(image=""), daemon_namespace=first, additional_namespaces=tuple(more)
+    )
     certificates = tuple(owned_object(SECRET, secret) for secret in inventory.certificates(uid))
     snapshot = take_domain_snapshot(inventory, uid, settings, metav1_time(inventory.now))
     snapshot = with_secrets(snapshot, certificates)
     daemons = inventory.daemons(uid)
     for pod in daemons:
-        _end_daemon(phase, pod, work, inventory)
+        # A daemon ends with its DaemonSet. Its kubelet cannot finish while the plugin of its claim is gone.
+        due = deletion_time(pod)
+        is_stuck = due is not None and inventory.now - due > _OVERDUE_SECONDS
+        if is_stuck and not inventory.serves(names.IMEX_DRIVER):
+            work.delete(phase, POD, pod, grace=0)
+        else:
+            work.wait(phase, POD, pod)
     for held in snapshot.held:
         obj = inventory.at(held.kind, held.namespace, held.name)
         if obj is not None and (held.deleting or names.FINALIZER in held.finalizers):
@@ -259,26 +268,6 @@ def _tear_down(phase: UninstallPhase, uid: str, work: _StepCollector, inventory:
     # The ComputeDomain's finalizer is the last to go, and only after its daemons have ended.
     if not (daemons and any(action.kind == COMPUTE_DOMAIN for action in actions)):
         work.act(phase, *actions)
-
-
-def _end_daemon(
-    phase: UninstallPhase, pod: Object, work: _StepCollector, inventory: ClusterInventory
-) -> None:
-    """A daemon ends with its DaemonSet; its kubelet cannot finish while the plugin of its claim is gone."""
-    due = deletion_time(pod)
-    is_stuck = due is not None and inventory.now - due > _OVERDUE_SECONDS
-    if is_stuck and not inventory.serves(names.IMEX_DRIVER):
-        work.delete(phase, POD, pod, grace=0)
-    else:
-        work.wait(phase, POD, pod)
-
-
-def _teardown_settings(inventory: ClusterInventory) -> ControllerSettings:
-    """As far as taking apart needs them: where daemons may be."""
-    first, *more = inventory.daemon_namespaces
-    return ControllerSettings(
-        daemon=ImexDaemonSettings(image=""), daemon_namespace=first, additional_namespaces=tuple(more)
-    )
 
 
 def _plan_programs(work: _StepCollector, inventory: ClusterInventory) -> None:
@@ -331,13 +320,6 @@ def _our_slices(inventory: ClusterInventory) -> Iterator[Object]:
     for found in inventory.all(RESOURCE_SLICE):
         if slice_pool(found).driver in PLUGINS and was_written_by_us(found):
             yield found
-
-
-def _plan_objects(work: _StepCollector, inventory: ClusterInventory) -> None:
-    for kind in inventory.kinds():
-        for obj in inventory.all(kind):
-            if _is_created_at_run_time(kind, obj, inventory):
-                work.delete(UninstallPhase.OBJECTS, kind, obj)
 
 
 def _is_created_at_run_time(kind: ResourceKind, obj: Object, inventory: ClusterInventory) -> bool:
