@@ -168,7 +168,7 @@ def secret_data(identity: CertifiedKey, authorities: bytes = b"") -> dict[str, s
 
 
 def read_secret(secret: Object) -> tuple[CertifiedKey, bytes]:
-    """The identity in a Secret, and the authorities to trust; what is missing is empty."""
+    """The identity in a Secret, and the authorities to trust. A missing part is empty."""
     data = secret.get("data") or {}
     key, certificate, authorities = (
         base64.b64decode(data.get(name, "")) for name in (_KEY, _CERTIFICATE, _AUTHORITY)

@@ -192,7 +192,7 @@ class Expectations:
         self._expected.setdefault(key, []).append((kind, written, self._now() + EXPECTATION_SECONDS))
 
     def outstanding(self, key: Hashable) -> float | None:
-        """Seconds to wait at most; None when the caches show everything."""
+        """Seconds to wait at most. None if the caches show everything."""
         now = self._now()
         pending = [
             (kind, obj, until)
@@ -317,7 +317,7 @@ class ControllerRuntime(Generic[K]):
         self._expectations.expect(key, kind, written)
 
     async def update_status(self, key: K, kind: ResourceKind, obj: Object, status: Object) -> float | None:
-        """Write the status of an object; None when that was done, else the seconds until it may be."""
+        """Write the status of an object. Returns None, or the seconds until it may be written."""
         uid = uid_of(obj)
         early = self._status_writes.get(uid, float("-inf")) + STATUS_INTERVAL_SECONDS - _now()
         if early > 0:

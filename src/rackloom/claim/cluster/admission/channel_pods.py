@@ -95,11 +95,11 @@ class DomainPods(msgspec.Struct, frozen=True):
 
     pods: tuple[PodObject, ...] = ()
     clique: str | None = None
-    """The clique of a node to which one of them is bound; None where none is in a clique yet."""
+    """The clique of a node to which one of them is bound. None if none is in a clique yet."""
 
     @property
     def owners(self) -> tuple[OwnerReference | None, ...]:
-        """The controllers that created them, each once; None stands for all pods without one."""
+        """The controllers that created them, each once. None stands for all pods without one."""
         return tuple({pod.owner.uid if pod.owner else "": pod.owner for pod in self.pods}.values())
 
     @property
@@ -131,7 +131,7 @@ class ClaimTemplateState(msgspec.Struct, frozen=True):
 
     exists: bool = False
     channel: ChannelTemplate | None = None
-    """Known before the template exists if its ComputeDomain does; None for templates without channels."""
+    """Known before the template exists if its ComputeDomain does. None for templates without channels."""
 
 
 def template_state(obj: Object) -> ClaimTemplateState:

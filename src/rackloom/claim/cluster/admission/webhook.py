@@ -203,7 +203,7 @@ class AdmissionCache(CacheSet):
         )
 
     async def context_of(self, namespace: str, pod: PodObject) -> PodContext:
-        """The templates and groups of a new pod; what the cache lacks is read. Raises KubeError."""
+        """The templates and groups of a new pod, also those that the cache lacks. Raises KubeError."""
         templates = {name: await self._read_template(namespace, name) for name in pod.templates}
         if pod.owner is not None and self._default is ImexIsolation.CHANNEL:
             await self._await_unknown(namespace, templates)

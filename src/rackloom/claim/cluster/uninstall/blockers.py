@@ -211,7 +211,7 @@ def _lost_uses(inventory: ClusterInventory) -> Iterator[LeftBehind]:
 
 
 def _why_it_stays(kind: ResourceKind, obj: Object, inventory: ClusterInventory) -> tuple[str, str] | None:
-    """Why an object with our label, or only our name, stays, and a fix; None for all others."""
+    """Why an object with our label, or only our name, stays, and a fix. None for all others."""
     if is_part_of_rackloom(obj) and inventory.is_at_home(obj):
         release = inventory.foreign_release_of(obj)
         if release is not None:

@@ -93,7 +93,7 @@ class DeviceHolder(msgspec.Struct, frozen=True):
     claim: Object
     driver: str
     domain: str | None
-    """UID of the ComputeDomain whose channel it holds; None for a GPU or a NIC."""
+    """UID of the ComputeDomain whose channel it holds. None for a GPU or a NIC."""
     clique: str | None
     """Clique of the pool that the channel is from, in channel mode."""
 
@@ -348,7 +348,7 @@ class ClusterInventory:
         return {(pool.driver, pool.name): is_ours for pool, is_ours in found}
 
     def _holder(self, consumer: ClaimConsumer) -> Object | None:
-        """The pod that may use a claim; None if it is gone or has ended, or is one of our daemons."""
+        """The pod that may use a claim. None if it is gone or has ended, or is one of our daemons."""
         pod = self._objects.get(POD, {}).get(consumer.uid)
         if pod is None or has_pod_ended(pod):
             return None

@@ -126,12 +126,12 @@ class UninstallStep(msgspec.Struct, frozen=True, kw_only=True):
     waits: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Why an object that is being deleted still exists."""
     actions: tuple[ObjectWrite, ...] = ()
-    """Writes to send now; empty while it remains to wait for deletions."""
+    """Writes to send now. Empty while it remains to wait for deletions."""
     blockers: tuple[UninstallBlocker, ...] = ()
 
 
 class UninstallPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps that are not done, in order; empty when nothing of ours remains except `left`."""
+    """Steps that are not done, in order. Empty when nothing of ours remains except `left`."""
 
     steps: tuple[UninstallStep, ...] = ()
     left: tuple[LeftBehind, ...] = ()
@@ -235,7 +235,7 @@ def _plan_gangs(work: _StepCollector, inventory: ClusterInventory) -> None:
 def _take_apart(
     phase: UninstallPhase, domain: Object, work: _StepCollector, inventory: ClusterInventory
 ) -> None:
-    """Delete a ComputeDomain; where no controller runs, also do what its finalizer waits for."""
+    """Delete a ComputeDomain. If no controller runs, also do what its finalizer waits for."""
     work.delete(phase, COMPUTE_DOMAIN, domain)
     if is_being_deleted(domain) and not inventory.runs("controller"):
         _tear_down(phase, uid_of(domain), work, inventory)
@@ -293,7 +293,7 @@ def _plan_remains(work: _StepCollector, inventory: ClusterInventory) -> None:
 
 
 def _plan_node(node: Object, work: _StepCollector, inventory: ClusterInventory) -> None:
-    """Labels and taints of the controller; those of ComputeDomains go with these."""
+    """Labels and taints of the controller. Those of ComputeDomains go with these."""
     owned = owned_object(NODE, node)
     for label in (names.CHANNELS_READY_LABEL, names.WARM_CLIQUE_LABEL):
         if label in owned.labels:
@@ -348,7 +348,7 @@ def _with_blockers(
 
 
 def _why_it_waits(kind: ResourceKind, obj: Object) -> str:
-    """Why an object that is being deleted still exists; empty for all others."""
+    """Why an object that is being deleted still exists. Empty for all others."""
     if not is_being_deleted(obj):
         return ""
     messages = {found.type: found.message for found in conditions_of(obj) if found.status == "True"}
