@@ -197,13 +197,10 @@ def split_into_slices(pool: DevicePool) -> tuple[Content, ...]:
     """
     sets = _encoded(pool.counters)
     counters = ({"sharedCounters": part} for part in _chunks(sets, MAX_COUNTER_SETS) if part)
-    devices = ({"devices": part} for part in _chunks(_encoded(pool.devices), _most_devices(pool.devices)))
+    extras = any(device.taints or device.consumes_counters for device in pool.devices)
+    most = MAX_DEVICES_WITH_EXTRAS if extras else MAX_DEVICES
+    devices = ({"devices": part} for part in _chunks(_encoded(pool.devices), most))
     return (*counters, *devices)
-
-
-def _most_devices(devices: tuple[Device, ...]) -> int:
-    extras = any(device.taints or device.consumes_counters for device in devices)
-    return MAX_DEVICES_WITH_EXTRAS if extras else MAX_DEVICES
 
 
 def _encoded(values: tuple[Device, ...] | tuple[CounterSet, ...]) -> list[dict[str, Any]]:
@@ -223,7 +220,7 @@ def _plan_pool(
     wanted = split_into_slices(pool)
     current = [slice_ for slice_ in existing if slice_pool(slice_).generation == newest]
     if _is_published([kept.of(content) for content in wanted], current):
-        yield from (_delete(slice_) for slice_ in existing if slice_ not in current)
+        yield from (_delete(slice_) for slice_ in existing if slice_pool(slice_).generation != newest)
         return
     spec = {
         "driver": owner.driver,
@@ -372,22 +369,12 @@ class SlicePublisher:
         raise Retry(f"the slices of {owner.driver} do not stay as they are written", after=RETRY_SECONDS)
 
     async def _storable(self, pool: DevicePool, owner: SliceOwner) -> DevicePool:
-        """The pool, or what of it needs no counters where the server would not store them."""
+        """The pool, or the devices that need no counters if the server would not store counters.
+
+        Raises `KubeError`.
+        """
         if not pool.counters:
             return pool
-        trouble = await self._counters_dropped(pool, owner)
-        if trouble is not None:
-            return self._without_counters(pool, trouble)
-        return pool
-
-    def _without_counters(self, pool: DevicePool, reason: str) -> DevicePool:
-        if not pool.counters:
-            return pool
-        log.warning("node.no-counters", driver=self.plugin.driver, reason=reason)
-        return DevicePool(name=pool.name, devices=pool.without_counters)
-
-    async def _counters_dropped(self, pool: DevicePool, owner: SliceOwner) -> str | None:
-        """Why the server would not store the counters of a pool; None if it would. Raises `KubeError`."""
         contents = split_into_slices(pool)
         firsts = (contents[0], next(content for content in contents if "devices" in content))
         place = {"name": pool.name, "generation": 1, "resourceSliceCount": len(contents)}
@@ -397,43 +384,43 @@ class SlicePublisher:
             try:
                 stored = await self.api.create(RESOURCE_SLICE, sent, dry_run=True)
             except Rejected as refusal:
-                return refusal.message
-            dropped = DroppedFields().record(sent, stored)
-            lost = _lost_counters(dropped)
-            if lost:
-                return f"the API server drops {', '.join(lost)}"
-        return None
+                return self._without_counters(pool, refusal.message)
+            if lost := _lost_counters(DroppedFields().record(sent, stored)):
+                return self._without_counters(pool, f"the API server drops {', '.join(lost)}")
+        return pool
+
+    def _without_counters(self, pool: DevicePool, reason: str) -> DevicePool:
+        if not pool.counters:
+            return pool
+        log.warning("node.no-counters", driver=self.plugin.driver, reason=reason)
+        return DevicePool(name=pool.name, devices=pool.without_counters)
 
     async def _write_all(self, actions: Iterable[SliceWrite]) -> bool:
-        """Whether the server kept all counters; nothing is written after the first that it dropped.
+        """Whether the server kept all counters. Nothing is written after the first that it dropped.
 
         Another API server may have answered the dry run, or the same one before a downgrade.
         """
         for action in actions:
-            if not await self._write(action):
+            is_kept = True
+            # kubelet deletes slices of a plugin that it lost. The next list shows what is gone or changed.
+            with suppress(Conflict, NotFound):
+                match action:
+                    case Create(new):
+                        is_kept = self._keeps(new, await self.api.create(RESOURCE_SLICE, new))
+                    case Update(changed):
+                        is_kept = self._keeps(changed, await self.api.replace(RESOURCE_SLICE, changed))
+                    case Delete(name, uid):
+                        await self.api.delete(RESOURCE_SLICE, name, uid=uid)
+            log.info("node.slice", driver=self.plugin.driver, action=type(action).__name__.lower())
+            if not is_kept:
                 return False
         return True
 
-    async def _write(self, action: SliceWrite) -> bool:
-        """Whether the server kept all counters."""
-        kept = True
-        # kubelet deletes slices of a plugin that it lost. The next list shows what is gone or changed.
-        with suppress(Conflict, NotFound):
-            match action:
-                case Create(new):
-                    kept = self._compare(new, await self.api.create(RESOURCE_SLICE, new))
-                case Update(changed):
-                    kept = self._compare(changed, await self.api.replace(RESOURCE_SLICE, changed))
-                case Delete(name, uid):
-                    await self.api.delete(RESOURCE_SLICE, name, uid=uid)
-        log.info("node.slice", driver=self.plugin.driver, action=type(action).__name__.lower())
-        return kept
-
-    def _compare(self, sent: Object, stored: Object) -> bool:
+    def _keeps(self, sent: Object, stored: Object) -> bool:
+        """Whether the server stored all counters that were sent."""
         dropped = self._kept.record(sent, stored)
-        if not dropped:
-            return True
-        log.warning("node.slice-fields-dropped", driver=self.plugin.driver, fields=list(dropped))
+        if dropped:
+            log.warning("node.slice-fields-dropped", driver=self.plugin.driver, fields=list(dropped))
         if not _lost_counters(dropped):
             return True
         # Never taken for published as it is, also not by a later call.
