@@ -236,17 +236,23 @@ class PodSync:
             if paused >= STOPPED_SECONDS:
                 log.warning("node.was-stopped", driver=self.driver, seconds=round(paused))
             if is_due or paused >= STOPPED_SECONDS:
-                await self._retry(self._sync_waiting)
+                await self.sync(None)
 
-    async def sync_claim(self, ref: ClaimRef) -> None:
-        """Sync the pods of this node that use a claim which has just been prepared."""
-        await self._retry(lambda: self._sync_users(ref))
+    async def sync(self, claim: ClaimRef | None) -> None:
+        """Sync the pods of this node that use a claim, or those that wait for any claim of this driver.
 
-    async def _retry(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Repeat `work` until it succeeds, or the API server does not allow it."""
+        It repeats this until it succeeds, or the API server does not allow it.
+        """
+        namespace = None if claim is None else claim.namespace
         while True:
             try:
-                await work()
+                listed = await self.api.list(POD, namespace, fields=f"spec.nodeName={self.node}")
+                for pod in listed.items:
+                    if has_pod_ended(pod) or is_being_deleted(pod):
+                        continue
+                    uses = claim is not None and claim.name in pod_claim_names(pod)
+                    if uses or (claim is None and await self._is_waiting(pod)):
+                        await self._annotate(pod)
             except Rejected as error:
                 log.warning("node.pods-not-synced", driver=self.driver, reason=error.message)
                 return
@@ -254,21 +260,6 @@ class PodSync:
                 await asyncio.sleep(error.retry_after or API_PAUSE_SECONDS)
             else:
                 return
-
-    async def _sync_users(self, ref: ClaimRef) -> None:
-        for pod in await self._pods(ref.namespace):
-            if ref.name in pod_claim_names(pod):
-                await self._sync(pod)
-
-    async def _sync_waiting(self) -> None:
-        for pod in await self._pods():
-            if await self._is_waiting(pod):
-                await self._sync(pod)
-
-    async def _pods(self, namespace: str | None = None) -> list[Object]:
-        """The pods of this node that may still have to start."""
-        listed = await self.api.list(POD, namespace, fields=f"spec.nodeName={self.node}")
-        return [pod for pod in listed.items if not has_pod_ended(pod) and not is_being_deleted(pod)]
 
     async def _is_waiting(self, pod: Object) -> bool:
         """Whether a pod has a claim with devices of this driver, and has not started, as far as can be seen.
@@ -293,8 +284,8 @@ class PodSync:
             return False
         return any(device["driver"] == self.driver for device in allocated_devices(claim))
 
-    async def _sync(self, pod: Object) -> None:
-        """Annotate the pod. The UID in the patch has the API server refuse it for another pod of the name."""
+    async def _annotate(self, pod: Object) -> None:
+        """Change the annotation. The API server refuses the UID in the patch for another pod of the name."""
         text = f"{metav1_micro_time(self.wall())} {self.driver}"
         patch = {"metadata": {"uid": uid_of(pod), "annotations": {RETRY_ANNOTATION: text}}}
         about = {"driver": self.driver, "pod": full_name(pod)}
@@ -412,7 +403,7 @@ class Requests:
     async def _prepare_in_background(self, ref: ClaimRef) -> None:
         """Prepare as for a call of kubelet, with the claim read anew; then have kubelet call."""
         await self._devices(ref, asyncio.get_running_loop().time() + ANSWER_SECONDS)
-        await self.pods.sync_claim(ref)
+        await self.pods.sync(ref)
 
     async def _devices(self, ref: ClaimRef, deadline: float) -> tuple[ReadyDevice, ...]:
         devices = self.preparer.ready(ref.uid)
