@@ -44,7 +44,7 @@ def test_the_part_of_a_claim_that_concerns_a_driver():
     assert [config.source for config in claim.configs_for(result)] == ["FromClass", "FromClaim"]
     assert (claim.consumers, claim.of_pod) == ((), None)
 
-    # What drivers report meanwhile changes nothing, and another consumer does.
+    # A report of a driver changes nothing, and another consumer changes the fingerprint.
     reported = obj | {"status": obj["status"] | {"devices": [{"driver": "ours"}]}}
     assert read_claim(reported, REF, "ours") == claim
     consumer = {"resource": "pods", "name": "p", "uid": "pod"}
