@@ -22,8 +22,8 @@ from tests.simulation.compute_domains.tray import SimulatedImexProgram
 
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import DaemonIdentity
-from rackloom.claim.node.plugin import ClaimRef
 from rackloom.core.cluster import names, objects
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import Object, ResourceKind
 from rackloom.core.domains.clique import ObjectRef

@@ -13,7 +13,7 @@ from node_kit import NODE_NAME, claim, claims_measured, cluster, host_below, row
 from site_figures import resident_mib
 from tests.claim.node.plugin_manager import plugin_manager_on
 
-from rackloom.claim.node.device_files import ImexKernel
+from rackloom.claim.node.cdi import ImexKernel
 from rackloom.claim.node.fabric import FabricMonitor, read_declared_fabric
 from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon

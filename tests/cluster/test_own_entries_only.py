@@ -13,7 +13,7 @@ from tests.cluster.policies import CLIQUE, DAEMON_ACCOUNT, DAEMONS, DRIVER, slic
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Rejected
-from rackloom.claim.node.pod_sync import RETRY_ANNOTATION
+from rackloom.claim.node.requests import RETRY_ANNOTATION
 from rackloom.core.cluster import names
 from rackloom.core.cluster.gang_objects import GANG_TAINT
 from rackloom.core.cluster.objects import (

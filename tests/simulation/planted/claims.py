@@ -16,7 +16,7 @@ from tests.simulation.compute_domains.cluster import Disruption, StoryKind
 
 from rackloom.claim.cluster.domain_caches import OrphanSweeper
 from rackloom.claim.imex.daemon import DaemonReporter
-from rackloom.claim.node import pod_sync, tasks
+from rackloom.claim.node import requests, tasks
 from rackloom.claim.node.imex.domains import ImexDaemons
 from rackloom.claim.node.imex.labels import ComputeDomainLabel
 from rackloom.core.domains import clique, membership
@@ -127,7 +127,7 @@ def background_work_ends_piece_by_piece(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_plugin_does_not_see_that_it_was_stopped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pod_sync, "STOPPED_SECONDS", float("inf"))
+    patch.setattr(requests, "STOPPED_SECONDS", float("inf"))
 
 
 def late_secrets_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,11 @@ def deletion_time(obj: JsonMapping) -> float | None:
     return epoch_seconds(_metadata(obj).get("deletionTimestamp") or "")
 
 
+def has_same_spec(one: JsonMapping, other: JsonMapping) -> bool:
+    """Whether two states of an object have the same spec."""
+    return bool(one.get("spec") == other.get("spec"))
+
+
 def field_managers(obj: JsonMapping, label: str | None = None) -> Iterator[str]:
     """The programs that wrote fields of an object, or one label of it."""
     for entry in _metadata(obj).get("managedFields") or ():
@@ -147,9 +152,10 @@ def field_managers(obj: JsonMapping, label: str | None = None) -> Iterator[str]:
 
 
 def conditions_of(obj: JsonMapping) -> tuple[Condition, ...]:
-    """The conditions of an object."""
-    written = (obj.get("status") or {}).get("conditions")
-    return msgspec.convert(written, tuple[Condition, ...]) if written else ()
+    """The conditions of an object. The API server writes a time that a condition lacks as null."""
+    written = (obj.get("status") or {}).get("conditions") or ()
+    present = [{key: value for key, value in entry.items() if value is not None} for entry in written]
+    return msgspec.convert(present, tuple[Condition, ...])
 
 
 def condition_of(obj: JsonMapping, type_: str) -> Condition | None:

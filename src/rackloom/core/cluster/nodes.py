@@ -131,6 +131,31 @@ class SliceShape(ApiStruct, frozen=True):
     spec: _SliceSpec
 
 
+class SlicePool(msgspec.Struct, frozen=True):
+    """The pool of a slice."""
+
+    driver: str
+    name: str
+    generation: int
+    count: int
+    """The slices that the pool has in this generation."""
+
+
+def slice_pool(slice_: JsonMapping) -> SlicePool:
+    """The pool that a slice is a part of. It counts in its newest generation, once all its slices exist."""
+    spec = slice_["spec"]
+    pool = spec["pool"]
+    return SlicePool(spec["driver"], pool["name"], pool["generation"], pool["resourceSliceCount"])
+
+
+def slice_content(slice_: JsonMapping) -> JsonMapping:
+    """The fields of a slice that name devices and counters.
+
+    Kubernetes 1.34 has null in place of an empty list.
+    """
+    return {key: slice_["spec"].get(key) or () for key in ("devices", "sharedCounters")}
+
+
 class PublishedDevice(msgspec.Struct, frozen=True):
     """A device of the GPU driver in a slice."""
 
@@ -181,6 +206,18 @@ def node_clique(node: JsonMapping, label: str) -> str | None:
 def taint_keys(node: JsonMapping) -> Iterator[str]:
     """The keys of the taints of a node."""
     yield from (taint["key"] for taint in (node.get("spec") or {}).get("taints") or ())
+
+
+def node_addresses(node: JsonMapping) -> tuple[str, ...]:
+    """The IP addresses of a node, inside the cluster and outside."""
+    addresses = (node.get("status") or {}).get("addresses") or ()
+    return tuple(address["address"] for address in addresses if address["type"].endswith("IP"))
+
+
+def pod_networks(node: JsonMapping) -> tuple[str, ...]:
+    """The networks from which the pods of a node get their addresses, as CIDRs."""
+    spec = node.get("spec") or {}
+    return tuple(spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")]))
 
 
 def ready_status(node: JsonMapping) -> str | None:

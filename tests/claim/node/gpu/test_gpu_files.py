@@ -2,7 +2,7 @@
 
 import pytest
 
-from rackloom.claim.node.device_files import DriverFiles, vfio_device_files
+from rackloom.claim.node.cdi import DriverFiles, vfio_device_files
 from rackloom.claim.node.gpu.inventory import NodeGpu
 from rackloom.claim.node.gpu.passthrough import read_vfio, vfio_device
 from rackloom.claim.node.pci_names import read_pci_names

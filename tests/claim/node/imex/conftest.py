@@ -10,8 +10,7 @@ import pytest
 from tests.waiting import until
 
 from rackloom.claim.kube.api import NotFound
-from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, daemon_edits
-from rackloom.claim.node.device_files import ImexKernel
+from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, ImexKernel, daemon_edits
 from rackloom.claim.node.fabric import FabricMonitor, read_declared_fabric
 from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
