@@ -218,3 +218,13 @@ class _EventWalk:
     def _refuse(self, event: "yaml.Event", reason: str, fix: str) -> None:
         line = f":{event.start_mark.line + 1}" if event.start_mark is not None else ""
         raise Refused(f"{self._file}{line}: {reason}", nearest_fix=fix)
+
+
+# A line to show.
+
+
+def clean_line(text: str, most: int) -> str:
+    """Untrusted text as one line of at most `most` characters, without control characters."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * most])
+    line = " ".join(shown.split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."

@@ -22,6 +22,7 @@ import msgspec
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.informer import CacheSet, Informer, is_not_served_to_us
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import full_name, labels_of, name_of, namespace_of, uid_of
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -119,25 +120,23 @@ class ChangeRouter:
 
     def __init__(self, cluster: ClusterIndex) -> None:
         self._cluster = cluster
-        self._before: dict[tuple[ResourceKind, str, str], frozenset[DomainWorkKey]] = {}
+        self._before: dict[tuple[ResourceKind, str | None, str], frozenset[DomainWorkKey]] = {}
         self._nodes: dict[str, tuple[object, ...]] = {}
 
     def keys(self, kind: ResourceKind, obj: Object) -> frozenset[DomainWorkKey]:
         """All keys to work on because of this change."""
         if kind == NODE and not self._is_news(obj):
             return frozenset()
-        meta = obj["metadata"]
-        place = (kind, meta.get("namespace", ""), meta["name"])
+        place = (kind, namespace_of(obj), name_of(obj))
         # A node that lost a label concerned another key before, and both keys must be reconciled.
         now = frozenset(self._concerned(kind, obj))
         before = self._before.pop(place, frozenset())
-        if self._cluster.at(kind, meta.get("namespace"), meta["name"]) is not None:
+        if self._cluster.at(*place) is not None:
             self._before[place] = now
         return frozenset(self._with_warm(now | before))
 
     def _is_news(self, node: Object) -> bool:
-        name = node["metadata"]["name"]
-        labels = node["metadata"].get("labels") or {}
+        name, labels = name_of(node), labels_of(node)
         state = (not_ready_since(node), *(labels.get(label) for label in _NODE_LABELS))
         before = self._nodes.pop(name, None)
         present = self._cluster.at(NODE, None, name) is not None
@@ -157,14 +156,13 @@ class ChangeRouter:
 
     def _sharers_of_the_name(self, kind: ResourceKind, obj: Object) -> Iterable[DomainWorkKey]:
         """ComputeDomains that want the template of this name: one of them may have to wait for another."""
-        meta = obj["metadata"]
         if kind == RESOURCE_CLAIM_TEMPLATE:
-            places: Iterable[str] = (f"{meta['namespace']}/{meta['name']}",)
+            places: Iterable[str] = (full_name(obj),)
         else:
             places = _index_values(COMPUTE_DOMAIN, BY_TEMPLATE, obj)
         for place in places:
             for domain in self._cluster.by(COMPUTE_DOMAIN, BY_TEMPLATE, place):
-                yield DomainKey(domain["metadata"]["uid"])
+                yield DomainKey(uid_of(domain))
 
     def _with_warm(self, keys: frozenset[DomainWorkKey]) -> Iterable[DomainWorkKey]:
         """What changes in a warm domain concerns its clique, and the jobs that have a channel of it."""
@@ -220,7 +218,7 @@ class OrphanSweeper:
 
     def domain_changed(self, domain: Object) -> None:
         """Note that a ComputeDomain was created, changed or deleted."""
-        uid = domain["metadata"]["uid"]
+        uid = uid_of(domain)
         if not self._caches.by(COMPUTE_DOMAIN, BY_DOMAIN, uid):
             self._gone.add(uid)
             self._went[uid] = LATE_SWEEPS
@@ -238,7 +236,7 @@ class OrphanSweeper:
         unproven = orphaned - self._gone
         if unproven:
             listed = await self._api.list(COMPUTE_DOMAIN)
-            self._gone |= unproven - {item["metadata"]["uid"] for item in listed.items}
+            self._gone |= unproven - set(map(uid_of, listed.items))
         self._gone &= orphaned
         self._went = {uid: left - 1 for uid, left in self._went.items() if left > 0}
         return tuple(sorted(self._gone | self._went.keys()))

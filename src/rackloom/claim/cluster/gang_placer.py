@@ -11,13 +11,13 @@ since all gangs wait meanwhile. An owner that cannot be read proves nothing.
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 
 import structlog
 from msgspec.structs import replace
 
 from rackloom.claim.cluster.controller_runtime import execute_write
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected, list_taint_rules
+from rackloom.core.cluster.domain_objects import readable_compute_domains
 from rackloom.core.cluster.metadata import OwnerReference
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import (
@@ -36,7 +36,6 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
 )
 from rackloom.core.cluster.reader import ClusterReader
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.placement import answer_placement
@@ -286,10 +285,8 @@ class GangPlacer:
             log.warning("gangs.workloads_not_read", why=refusal.message)
         planned = held_plans(map(read_workload, workloads), cluster.pods) if self._kueue.has_plans else {}
         # A ComputeDomain that cannot be read is left out: no gang can use it.
-        domains: list[ComputeDomain] = []
-        for obj in () if quota is QuotaMode.NONE else (await self._api.list(COMPUTE_DOMAIN)).items:
-            with suppress(Refused):
-                domains.append(read_compute_domain(obj))
+        found = () if quota is QuotaMode.NONE else (await self._api.list(COMPUTE_DOMAIN)).items
+        domains = readable_compute_domains(found)
         return replace(cluster, planned=planned, spare_quotas=spare_quotas(domains, workloads, quota))
 
     async def _serve(

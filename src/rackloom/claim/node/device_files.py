@@ -17,8 +17,8 @@ from pathlib import Path
 from rackloom.claim.node.gpu.inventory import MigDevice, NodeGpu
 from rackloom.claim.node.gpu.passthrough import VfioGpu
 from rackloom.claim.node.plugin import DeviceNode, NodeValue
+from rackloom.core.cluster.device_configs import IommuConfig, VfioBackendPolicy
 from rackloom.core.cluster.names import OLDEST_IMEX_DRIVER
-from rackloom.core.domains.device_configs import IommuConfig, VfioBackendPolicy
 from rackloom.errors import Refused, Retry, file_error_text
 from rackloom.topology.discovery.sysfs import IMEX_CHANNEL_DEVICES, character_devices
 

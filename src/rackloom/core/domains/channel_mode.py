@@ -11,12 +11,17 @@ holds a channel, and the warm domain last. A clique whose nodes disagree is left
 """
 
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import msgspec
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.names import ImexIsolation, ImexMode, isolation_of
+from rackloom.core.cluster.domain_objects import (
+    ComputeDomain,
+    ComputeDomainNode,
+    Readiness,
+)
+from rackloom.core.cluster.names import ImexIsolation, ImexMode
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     RESOURCE_SLICE,
@@ -25,8 +30,6 @@ from rackloom.core.cluster.objects import (
     Object,
     ObjectWrite,
 )
-from rackloom.core.domains.clique import Readiness
-from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode, read_compute_domain
 from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.domains.snapshot import OwnedObject, delete_object, patch_object, remove_label
 
@@ -108,19 +111,6 @@ class CliqueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The ResourceSlice."""
     in_use: bool = False
     """Whether a claim has one of its channels."""
-
-
-def warm_domain(found: Iterable[Object], settings: ControllerSettings) -> ComputeDomain | None:
-    """The controller's own ComputeDomain among those that carry a clique's label."""
-    ours = (obj for obj in found if obj["metadata"]["namespace"] in settings.namespaces)
-    return next((read_compute_domain(obj) for obj in ours), None)
-
-
-def isolation_of_nodes(
-    nodes: Iterable[OwnedObject], settings: ControllerSettings
-) -> frozenset[ImexIsolation]:
-    """The isolation modes of the nodes of a clique: one if all is well."""
-    return frozenset(isolation_of(node.labels, settings.isolation) for node in nodes)
 
 
 def reconcile_clique(snapshot: CliqueSnapshot, settings: ControllerSettings) -> tuple[ObjectWrite, ...]:

@@ -21,6 +21,7 @@ from enum import StrEnum
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ComputeDomain
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     WORKLOAD,
@@ -30,7 +31,6 @@ from rackloom.core.cluster.objects import (
     PatchObject,
     has_condition,
 )
-from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.core.domains.settings import QuotaMode
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

@@ -13,11 +13,15 @@ apart. For a UID without a ComputeDomain only teardown remains.
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import (
+    ComputeDomain,
+    ComputeDomainNode,
+    ComputeDomainStatus,
+    Readiness,
+)
 from rackloom.core.cluster.names import ImexMode
 from rackloom.core.cluster.objects import CreateObject, EventNotice, ObjectWrite
 from rackloom.core.domains import conditions, membership, owned
-from rackloom.core.domains.clique import Readiness
-from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode, ComputeDomainStatus
 from rackloom.core.domains.conditions import DomainProblem, api_failures, domain_problems, status_events
 from rackloom.core.domains.owned import required_objects, uses_warm_clique
 from rackloom.core.domains.snapshot import DomainSnapshot, adopt_domain

@@ -19,7 +19,6 @@ Owners of other namespaces have no names in messages.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
@@ -32,6 +31,7 @@ from rackloom.core.allocate.objects import (
     readable,
 )
 from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
+from rackloom.core.cluster.domain_objects import readable_compute_domains
 from rackloom.core.cluster.jobs import Job, PriorityClasses, channel_templates, read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, Object, allocated_devices, list_names
@@ -39,7 +39,6 @@ from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.state import TrayHold, owners_of_claims
 from rackloom.core.cluster.trays import DraDevices, placement_site
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.snapshot import ClusterLists, GangKey, read_record
@@ -127,7 +126,7 @@ class PlacementPass:
             pods=tuple(cluster.pods),
             records=tuple(map(read_record, cluster.gang_plans)),
             spare_quotas=spare_quotas(
-                _readable_domains(cluster.domains), (workload.obj for workload in workloads), quota
+                readable_compute_domains(cluster.domains), (workload.obj for workload in workloads), quota
             ),
         )
 
@@ -332,12 +331,6 @@ def _claims_to_make(cluster: KueueCluster) -> Iterator[ResourceClaim]:
 
 def _identity(obj: Object) -> Object:
     return {key: obj["metadata"][key] for key in ("name", "namespace") if key in obj["metadata"]}
-
-
-def _readable_domains(objects: Iterable[Object]) -> Iterator[ComputeDomain]:
-    for obj in objects:
-        with suppress(Refused):
-            yield read_compute_domain(obj)
 
 
 def _with_labels_only(node: Object) -> Object:

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import claimed_domain_uid
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -45,7 +46,6 @@ from rackloom.core.cluster.objects import (
     object_title,
 )
 from rackloom.core.domains.observe import INDEXES
-from rackloom.core.domains.snapshot import claimed_domain_uid
 
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 PART_OF = "rackloom"

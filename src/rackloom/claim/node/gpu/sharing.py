@@ -21,7 +21,7 @@ from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.monitor import PublishedGpu
 from rackloom.claim.node.gpu.mps import MpsDaemon, MpsDaemons
 from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, NodeValue, OpaqueConfig
-from rackloom.core.domains.device_configs import (
+from rackloom.core.cluster.device_configs import (
     GpuConfig,
     GpuDeviceConfig,
     IommuConfig,

@@ -48,7 +48,7 @@ from rackloom.claim.node.takeover.nvidia_checkpoint import (
     with_texts,
 )
 from rackloom.core.cluster import names
-from rackloom.core.domains.device_configs import (
+from rackloom.core.cluster.device_configs import (
     ChannelConfig,
     DaemonConfig,
     GpuConfig,
