@@ -19,7 +19,6 @@ from rackloom.core.cluster import names
 from rackloom.core.cluster.domain_objects import (
     ChannelClaim,
     ComputeDomain,
-    DaemonPod,
     claimed_domain_uid,
     read_any_compute_domain,
     read_channel_claim,
@@ -155,10 +154,20 @@ def take_domain_snapshot(
     """Everything about the ComputeDomain of a UID, or about what is left of it. `now` is RFC 3339."""
     obj = next(iter(cluster.by(COMPUTE_DOMAIN, BY_DOMAIN, uid)), None)
     domain, invalid = (None, "") if obj is None else read_any_compute_domain(obj)
-    claims = _claims(cluster, uid, None if domain is None else warm_clique(domain, settings))
+    kept_warm = None if domain is None else warm_clique(domain, settings)
+    claims = _claims(cluster, uid, kept_warm)
     nodes = _nodes_by(cluster, BY_DOMAIN, uid)
-    pods = daemon_pods(cluster.by(POD, BY_DOMAIN, uid), settings)
+    # A label alone makes no daemon pod: it must be in a namespace of daemons.
+    labelled_pods = cluster.by(POD, BY_DOMAIN, uid)
+    ours = (pod for pod in labelled_pods if namespace_of(pod) in settings.namespaces)
+    pods = tuple(filter(None, map(read_daemon_pod, ours)))
     cliques = _cliques(cluster, uid, settings)
+    home = daemon_namespace_of(cluster, uid, settings)
+    quota = DomainQuota()
+    # The controller's own ComputeDomains need none: each serves the jobs of a clique.
+    if domain is not None and kept_warm is None and settings.quota is not QuotaMode.NONE:
+        workload = cluster.at(WORKLOAD, domain.namespace, workload_name(domain.uid))
+        quota = domain_quota(domain, workload, settings.quota, now)
     labelled = {node.name for node in nodes}
     entered = {daemon.node_name for record in cliques for daemon in record.clique.daemons}
     pools = {claim.device[0] for claim in claims if claim.device is not None}
@@ -170,8 +179,8 @@ def take_domain_snapshot(
         domain_object=None if obj is None else owned_object(COMPUTE_DOMAIN, obj),
         invalid=invalid,
         held=_held_objects(cluster, uid, domain, settings),
-        home=daemon_namespace_of(cluster, uid, settings),
-        named=() if domain is None else _objects_by_name(cluster, domain, settings),
+        home=home,
+        named=() if domain is None else _objects_by_name(cluster, domain, home),
         nodes=nodes,
         unready=_unready(cluster, labelled | entered | {pod.node for pod in pods}),
         clique_labels=_clique_labels(cluster, labelled | pools),
@@ -179,8 +188,8 @@ def take_domain_snapshot(
         cliques=cliques,
         claims=claims,
         warm=None if domain is None else _warm_state(cluster, domain, claims, settings, now),
-        mixed_nodes=_mixed_cliques(cluster, uid, domain, settings),
-        quota=_quota(cluster, domain, settings, now),
+        mixed_nodes=_mixed_cliques(cluster, nodes, kept_warm, settings),
+        quota=quota,
         failures=failures,
     )
 
@@ -193,12 +202,6 @@ def daemon_namespace_of(cluster: ClusterIndex, uid: str, settings: ControllerSet
     """
     used = {namespace_of(daemon_set) for daemon_set in cluster.by(DAEMON_SET, BY_DOMAIN, uid)}
     return next((name for name in settings.namespaces if name in used), settings.daemon_namespace)
-
-
-def daemon_pods(objects: Iterable[Object], settings: ControllerSettings) -> tuple[DaemonPod, ...]:
-    """The daemon pods among pods. A label alone makes none: they must be in the daemons' namespaces."""
-    ours = (obj for obj in objects if namespace_of(obj) in settings.namespaces)
-    return tuple(pod for pod in map(read_daemon_pod, ours) if pod is not None)
 
 
 def take_clique_snapshot(
@@ -238,16 +241,6 @@ def _nodes_by(cluster: ClusterIndex, index: str, value: str) -> tuple[OwnedObjec
     return tuple(owned_object(NODE, node) for node in cluster.by(NODE, index, value))
 
 
-def _quota(
-    cluster: ClusterIndex, domain: ComputeDomain | None, settings: ControllerSettings, now: str
-) -> DomainQuota:
-    # The controller's own ComputeDomains need none: each serves the jobs of a clique.
-    if domain is None or settings.quota is QuotaMode.NONE or warm_clique(domain, settings) is not None:
-        return DomainQuota()
-    workload = cluster.at(WORKLOAD, domain.namespace, workload_name(domain.uid))
-    return domain_quota(domain, workload, settings.quota, now)
-
-
 def _held_objects(
     cluster: ClusterIndex, uid: str, domain: ComputeDomain | None, settings: ControllerSettings
 ) -> tuple[OwnedObject, ...]:
@@ -271,10 +264,7 @@ def _is_expected_at(owned: OwnedObject, domain: ComputeDomain | None, settings: 
     return not is_for_daemons and (domain is None or owned.namespace == domain.namespace)
 
 
-def _objects_by_name(
-    cluster: ClusterIndex, domain: ComputeDomain, settings: ControllerSettings
-) -> tuple[OwnedObject, ...]:
-    home = daemon_namespace_of(cluster, domain.uid, settings)
+def _objects_by_name(cluster: ClusterIndex, domain: ComputeDomain, home: str) -> tuple[OwnedObject, ...]:
     places = (
         (RESOURCE_CLAIM_TEMPLATE, home, names.daemon_name(domain.uid)),
         (NETWORK_POLICY, home, names.daemon_name(domain.uid)),
@@ -338,14 +328,14 @@ def _warm_state(
 
 
 def _mixed_cliques(
-    cluster: ClusterIndex, uid: str, domain: ComputeDomain | None, settings: ControllerSettings
+    cluster: ClusterIndex, nodes: Iterable[OwnedObject], kept_warm: str | None, settings: ControllerSettings
 ) -> dict[str, tuple[str, ...]]:
-    warm = None if domain is None else warm_clique(domain, settings)
-    cliques = {warm} if warm is not None else set()
-    for node in _nodes_by(cluster, BY_DOMAIN, uid):
-        if names.GPU_CLIQUE_LABEL in node.labels:
-            cliques.add(node.labels[names.GPU_CLIQUE_LABEL])
-    isolations = {clique: _isolations(_nodes_by(cluster, BY_CLIQUE, clique), settings) for clique in cliques}
+    cliques = {kept_warm, *(node.labels.get(names.GPU_CLIQUE_LABEL) for node in nodes)}
+    isolations = {
+        clique: _isolations(_nodes_by(cluster, BY_CLIQUE, clique), settings)
+        for clique in cliques
+        if clique is not None
+    }
     return {clique: tuple(sorted(values)) for clique, values in isolations.items() if len(values) > 1}
 
 

@@ -150,17 +150,17 @@ def teardown_writes(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
         return _releases(workload)
     if daemons:
         return _releases(daemons)
-    return _last_writes(snapshot)
+    if snapshot.domain_object is not None:
+        return _releases((snapshot.domain_object,))
+    # A living daemon would create its clique object again.
+    if any(pod.alive for pod in snapshot.pods):
+        return ()
+    return _deletions(record.owned for record in snapshot.cliques)
 
 
 def is_withdrawn(snapshot: DomainSnapshot) -> bool:
     """Whether its objects go though it stays: it is evicted, and no pod uses it."""
     return snapshot.quota.state is QuotaState.EVICTED and not channel_holders(snapshot)
-
-
-def is_held(snapshot: DomainSnapshot) -> bool:
-    """Whether nothing that it lacks may be made."""
-    return snapshot.quota.state is QuotaState.WAITING or is_withdrawn(snapshot)
 
 
 def may_have_certificates(snapshot: DomainSnapshot) -> bool:
@@ -223,12 +223,3 @@ def _unlabelling(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
 
 def _releases(objects: Iterable[OwnedObject]) -> tuple[ObjectWrite, ...]:
     return tuple(release_finalizer(owned) for owned in objects if names.FINALIZER in owned.finalizers)
-
-
-def _last_writes(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
-    if snapshot.domain_object is not None:
-        return _releases((snapshot.domain_object,))
-    # A living daemon would create its clique object again.
-    if any(pod.alive for pod in snapshot.pods):
-        return ()
-    return _deletions(record.owned for record in snapshot.cliques)

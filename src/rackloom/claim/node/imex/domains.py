@@ -72,7 +72,7 @@ class ComputeDomains:
         the node would outlive it), or when it is in another namespace: a claim that could name a foreign
         ComputeDomain would share memory with its pods. Raises `Retry` while it waits for quota.
         """
-        found = await self._find(uid, namespace)
+        found = await self.find(uid, namespace)
         if found.namespace != namespace:
             raise Refused(
                 f"ComputeDomain {uid} is not in namespace {namespace} of the claim",
@@ -96,17 +96,16 @@ class ComputeDomains:
             why = quota.message or "waits for quota"
             raise Retry(f"ComputeDomain {found.namespace}/{found.name} {why}", after=QUOTA_RETRY_SECONDS)
 
-    async def of_daemon(self, uid: str) -> DomainReference:
-        """The ComputeDomain `uid`, wherever it is. Raises `Refused` when there is none."""
-        return await self._find(uid, None)
-
     async def living(self) -> frozenset[str]:
         """UIDs of all ComputeDomains."""
         listed = await self._api.list(COMPUTE_DOMAIN)
         return frozenset(map(uid_of, listed.items))
 
-    async def _find(self, uid: str, namespace: str | None) -> DomainReference:
-        """By the label of Rackloom's controller; a ComputeDomain of another controller is searched for."""
+    async def find(self, uid: str, namespace: str | None = None) -> DomainReference:
+        """The ComputeDomain `uid`, in this namespace first. Raises `Refused` when there is none.
+
+        The label of Rackloom's controller finds it. A ComputeDomain of another controller is searched for.
+        """
         if uid not in self._known and _UID.fullmatch(uid):
             for where, labels in ((namespace, domain_selector(uid)), (namespace, ""), (None, "")):
                 for item in (await self._api.list(COMPUTE_DOMAIN, where, labels=labels)).items:
