@@ -61,8 +61,11 @@ def join_clique(
     taken = {daemon.index for daemon in others}
     if present is not None and present.index in range(max_nodes) and present.index not in taken:
         index = present.index
+    elif (free := next((index for index in range(max_nodes) if index not in taken), None)) is not None:
+        index = free
     else:
-        index = _smallest_free_index(taken, max_nodes)
+        fix = "raise the controller's --max-nodes-per-imex-domain, or use fewer nodes of the clique"
+        raise Refused(f"all {max_nodes} places of this clique's IMEX domain are taken", nearest_fix=fix)
     entry = DaemonInfo(
         node_name=node,
         ip_address=ip_address,
@@ -118,11 +121,3 @@ def without_stale_daemons(
         daemons=tuple(daemon for daemon in clique.daemons if living.get(daemon.node_name)),
         owners=tuple(owner for owner in clique.owners if owner.uid in pods),
     )
-
-
-def _smallest_free_index(taken: Collection[int], max_nodes: int) -> int:
-    index = next((index for index in range(max_nodes) if index not in taken), None)
-    if index is None:
-        fix = "raise the controller's --max-nodes-per-imex-domain, or use fewer nodes of the clique"
-        raise Refused(f"all {max_nodes} places of this clique's IMEX domain are taken", nearest_fix=fix)
-    return index

@@ -110,7 +110,12 @@ def _with_status(
     actions: tuple[ObjectWrite, ...],
     problems: tuple[DomainProblem, ...],
 ) -> DomainDecision:
-    nodes = _status_nodes(domain, snapshot)
+    nodes: tuple[ComputeDomainNode, ...] = ()
+    if uses_warm_clique(domain, snapshot.settings):
+        # In channel mode the nodes are those of the IMEX domain in which the channel was allocated.
+        nodes = () if snapshot.warm is None else snapshot.warm.nodes
+    elif snapshot.settings.imex_mode is ImexMode.DRIVER_MANAGED:
+        nodes = membership.node_entries(snapshot)
     inputs = conditions.ConditionInputs(
         domain=domain,
         snapshot=snapshot,
@@ -130,12 +135,3 @@ def _with_status(
     if status == domain.status:
         return DomainDecision(actions=actions)
     return DomainDecision(actions=actions, status=status, notices=status_events(domain.status, status))
-
-
-def _status_nodes(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[ComputeDomainNode, ...]:
-    """In channel mode the nodes are those of the IMEX domain in which the channel was allocated."""
-    if snapshot.settings.imex_mode is ImexMode.HOST_MANAGED:
-        return ()
-    if uses_warm_clique(domain, snapshot.settings):
-        return () if snapshot.warm is None else snapshot.warm.nodes
-    return membership.node_entries(snapshot)
