@@ -456,9 +456,14 @@ def narrow_nodes(
             yield add_operation(f"{path}/nodeSelectorTerms/{number}/{field}", [requirement])
 
 
+def node_of(pod: JsonMapping) -> str:
+    """The node of a pod, or an empty text until it is bound."""
+    return (pod.get("spec") or {}).get("nodeName") or ""
+
+
 def is_bound_pod(pod: JsonMapping) -> bool:
     """Whether it is on a node and has not ended."""
-    return bool((pod.get("spec") or {}).get("nodeName")) and not has_pod_ended(pod)
+    return bool(node_of(pod)) and not has_pod_ended(pod)
 
 
 # Owners.

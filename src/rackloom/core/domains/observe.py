@@ -26,6 +26,7 @@ from rackloom.core.cluster.domain_objects import (
     read_compute_domain,
     read_daemon_pod,
 )
+from rackloom.core.cluster.kueue_objects import read_workload
 from rackloom.core.cluster.metadata import labels_of, name_of, namespace_of
 from rackloom.core.cluster.names import ImexIsolation, isolation_of
 from rackloom.core.cluster.objects import (
@@ -166,8 +167,8 @@ def take_domain_snapshot(
     quota = DomainQuota()
     # The controller's own ComputeDomains need none: each serves the jobs of a clique.
     if domain is not None and kept_warm is None and settings.quota is not QuotaMode.NONE:
-        workload = cluster.at(WORKLOAD, domain.namespace, workload_name(domain.uid))
-        quota = domain_quota(domain, workload, settings.quota, now)
+        found = cluster.at(WORKLOAD, domain.namespace, workload_name(domain.uid))
+        quota = domain_quota(domain, None if found is None else read_workload(found), settings.quota, now)
     labelled = {node.name for node in nodes}
     entered = {daemon.node_name for record in cliques for daemon in record.clique.daemons}
     pools = {claim.device[0] for claim in claims if claim.device is not None}
