@@ -21,9 +21,12 @@ _RFC1123: JsonSchema = {"type": "string", "minLength": 1, "maxLength": 253}
 
 def domain_crds() -> tuple[JsonSchema, ...]:
     """All CRDs, ready to be applied."""
-    domain = _object({"spec": _spec(), "status": _status()})
-    has_status: JsonSchema = {"subresources": {"status": {}}}
-    return (_crd("ComputeDomain", domain, _printer_columns(), has_status), _clique_crd())
+    return (_compute_domain_crd(), _clique_crd())
+
+
+def _compute_domain_crd() -> JsonSchema:
+    schema = _object({"spec": _spec(), "status": _status()})
+    return _crd("ComputeDomain", schema, _printer_columns(), {"subresources": {"status": {}}})
 
 
 def _clique_crd() -> JsonSchema:
