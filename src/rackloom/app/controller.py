@@ -51,7 +51,7 @@ from rackloom.core.cluster.domain_objects import Readiness, read_compute_domain_
 from rackloom.core.cluster.names import ImexIsolation, ImexMode
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, GANG_PLAN
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE, ControllerSettings
-from rackloom.core.gangs.spec import BesideKueue, GangSettings
+from rackloom.core.gangs.snapshot import BesideKueue, GangSettings
 from rackloom.errors import Refused
 from rackloom.serving.limits import PROBES, Process, files_needed
 
