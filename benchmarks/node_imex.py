@@ -19,10 +19,9 @@ from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.run import PluginHost, run_plugin
-from rackloom.core.cluster import names
+from rackloom.core.cluster import device_configs, names
+from rackloom.core.cluster.domain_objects import ComputeDomainClique, DaemonInfo, Readiness, clique_json
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE
-from rackloom.core.domains import device_configs
-from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, Readiness, clique_json
 
 PLUGIN = "imex"
 NAMESPACE = "rackloom-imex"

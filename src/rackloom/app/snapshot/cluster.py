@@ -26,7 +26,7 @@ import msgspec
 from rackloom.app.snapshot.cache import ReadCache
 from rackloom.app.snapshot.devices import taint_text
 from rackloom.claim.kube.api import KubeError, NotFound, ObjectList, list_taint_rules
-from rackloom.claim.node.imex.labels import CLIQUE_LABEL_MANAGER, label_owners, label_write_times
+from rackloom.claim.node.imex.labels import CLIQUE_LABEL_MANAGER
 from rackloom.core.allocate.objects import (
     AllocationResult,
     DeviceClass,
@@ -37,6 +37,7 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, WithheldDevice, readable_rules
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import field_writes
 from rackloom.core.cluster.nodes import node_clique
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -50,6 +51,7 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     Object,
     ResourceKind,
+    metav1_time,
 )
 from rackloom.core.cluster.reader import find_fault
 from rackloom.core.cluster.state import Unreadable
@@ -291,7 +293,8 @@ def _node_record(obj: Json) -> NodeRecord:
     meta, spec = obj["metadata"], obj.get("spec") or {}
     labels, info = meta.get("labels") or {}, (obj.get("status") or {}).get("nodeInfo") or {}
     ready, since = _node_ready(obj)
-    writers = label_owners(obj, names.GPU_CLIQUE_LABEL)
+    writes = tuple(field_writes(obj, names.GPU_CLIQUE_LABEL))
+    writers = [name for name, _ in writes]
     writer = CLIQUE_LABEL_MANAGER if CLIQUE_LABEL_MANAGER in writers else next(iter(writers), "")
     return NodeRecord(
         name=meta["name"],
@@ -299,7 +302,7 @@ def _node_record(obj: Json) -> NodeRecord:
         ready_since=since,
         clique=node_clique(obj, names.GPU_CLIQUE_LABEL),
         clique_writer=writer,
-        clique_since=_timestamp(label_write_times(obj, names.GPU_CLIQUE_LABEL).get(writer)),
+        clique_since={name: time for name, time in writes if time is not None}.get(writer),
         other_writers=tuple(name for name in writers if name != writer),
         taints=tuple(map(taint_text, spec.get("taints") or ())),
         unschedulable=bool(spec.get("unschedulable")),
@@ -435,8 +438,7 @@ def _project_metadata(obj: Object) -> Object:
 
 
 def _project_node(obj: Object) -> Object:
-    times = label_write_times(obj, names.GPU_CLIQUE_LABEL)
-    writers = [_project_owner(owner, times.get(owner)) for owner in label_owners(obj, names.GPU_CLIQUE_LABEL)]
+    writers = [_project_owner(*write) for write in field_writes(obj, names.GPU_CLIQUE_LABEL)]
     status = obj.get("status") or {}
     return {
         "metadata": {**_project_metadata(obj), "managedFields": writers},
@@ -454,10 +456,10 @@ def _project_node(obj: Object) -> Object:
     }
 
 
-def _project_owner(manager: str, time: str | None) -> Object:
+def _project_owner(manager: str, time: float | None) -> Object:
     owned: Object = {"f:metadata": {"f:labels": {f"f:{names.GPU_CLIQUE_LABEL}": {}}}}
     entry: Object = {"manager": manager, "fieldsV1": owned}
-    return entry if time is None else {**entry, "time": time}
+    return entry if time is None else {**entry, "time": metav1_time(time)}
 
 
 def _project_pod(obj: Object) -> Object | None:

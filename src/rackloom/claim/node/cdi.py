@@ -58,8 +58,8 @@ from rackloom.claim.node.plugin import (
     PreparedClaim,
     PreparedDevice,
 )
+from rackloom.core.cluster.device_configs import IommuConfig, VfioBackendPolicy
 from rackloom.core.cluster.names import OLDEST_IMEX_DRIVER
-from rackloom.core.domains.device_configs import IommuConfig, VfioBackendPolicy
 from rackloom.errors import Refused, Retry, file_error_text
 from rackloom.runtime.durable_files import PARTIAL, remove_durably, write_durably
 from rackloom.topology.discovery.nvidia_driver import (

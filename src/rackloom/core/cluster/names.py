@@ -54,6 +54,8 @@ replaces the driver there."""
 SIMULATED_LABEL = "rackloom.dev/simulated"
 """On every node of the twin, wherever it is registered."""
 
+DAEMON_CONTAINER = "compute-domain-daemon"
+"""The container by which pods of IMEX daemons are recognised."""
 MESH_ANNOTATION = "rackloom.dev/imex-mesh"
 """On daemon pods: which of its peers the daemon reaches, as JSON `{complete, peers, missing}`."""
 IMEX_ERROR_ANNOTATION = "rackloom.dev/imex-error"
@@ -161,6 +163,13 @@ class ImexIsolation(StrEnum):
 
     DOMAIN = "domain"
     CHANNEL = "channel"
+
+
+class AllocationMode(StrEnum):
+    """How many of a node's IMEX channels a claim gets."""
+
+    SINGLE = "Single"
+    ALL = "All"
 
 
 def isolation_of(labels: Mapping[str, str], default: ImexIsolation) -> ImexIsolation:

@@ -12,15 +12,14 @@ daemons of the same ComputeDomain reach each other on IMEX's two ports.
 from typing import Any
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.names import ImexIsolation, ImexMode, isolation_of
+from rackloom.core.cluster.device_configs import ChannelConfig, DaemonConfig, ImexConfig, imex_config_json
+from rackloom.core.cluster.domain_objects import ComputeDomain
+from rackloom.core.cluster.names import AllocationMode, ImexIsolation, ImexMode, isolation_of
 from rackloom.core.cluster.objects import Object
-from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
-from rackloom.core.domains.device_configs import ChannelConfig, DaemonConfig, ImexConfig, imex_config_json
 from rackloom.core.domains.imex_settings import imex_settings_text
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 
 DAEMON_SERVICE_ACCOUNT = "compute-domain-daemon-service-account"
-DAEMON_CONTAINER = "compute-domain-daemon"
 _TLS = "imex-tls"
 _SCRATCH = {"run": "/run", "tmp": "/tmp"}  # noqa: S108 (of the container)
 """Directories where NVIDIA's programs may write, in memory."""
@@ -166,7 +165,7 @@ def _container(daemon: ImexDaemonSettings) -> dict[str, Any]:
     if daemon.authentication:
         mounts.append({"name": _TLS, "mountPath": "/imexd-tls", "readOnly": True})
     return {
-        "name": DAEMON_CONTAINER,
+        "name": names.DAEMON_CONTAINER,
         "image": daemon.image,
         "volumeMounts": mounts,
         "securityContext": {

@@ -10,13 +10,15 @@ and only in the one namespace given: anybody may set labels and name containers 
 own. The state of a mesh comes from the annotation that each daemon writes on its pod.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.device_configs import ChannelConfig, decode_imex_config_leniently
+from rackloom.core.cluster.domain_objects import readable_compute_domains
 from rackloom.core.cluster.nodes import node_clique
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -28,8 +30,6 @@ from rackloom.core.cluster.objects import (
 )
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
-from rackloom.core.domains.device_configs import ChannelConfig, decode_imex_config_leniently
 from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import decode_json
 
@@ -65,7 +65,7 @@ async def collect_cluster(read: ListReader, namespace: str, each: ObjectMapper =
     daemons = [pod for pod in pods if _is_daemon(pod, namespace)]
     users = [pod for pod in pods if _claims_devices(pod) and not _is_daemon(pod, namespace)]
     return ClusterEvidence(
-        domains=tuple(_compute_domains(await read(COMPUTE_DOMAIN))),
+        domains=tuple(readable_compute_domains(await read(COMPUTE_DOMAIN))),
         templates=tuple(each(_template, await read(RESOURCE_CLAIM_TEMPLATE))),
         claims=tuple(each(_claim, await read(RESOURCE_CLAIM))),
         pods=tuple(each(_pod, users)),
@@ -77,14 +77,6 @@ async def collect_cluster(read: ListReader, namespace: str, each: ObjectMapper =
             if (clique := node_clique(node, names.GPU_CLIQUE_LABEL))
         },
     )
-
-
-def _compute_domains(objects: list[Json]) -> Iterator[ComputeDomain]:
-    for obj in objects:
-        try:
-            yield read_compute_domain(obj)
-        except Refused:
-            continue  # An unreadable spec is the controller's to report, with condition InvalidSpec.
 
 
 def _template(obj: Json) -> TemplateRecord:

@@ -18,8 +18,15 @@ import msgspec
 
 from rackloom.claim.cluster.admission.reviews import AdmissionMode, AdmissionVerdict, RuleOutcome, verdict_on
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ComputeDomain
 from rackloom.core.cluster.metadata import OwnerReference, labels_of
-from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, ImexIsolation, isolation_of, shared_claim_name
+from rackloom.core.cluster.names import (
+    GPU_CLIQUE_LABEL,
+    AllocationMode,
+    ImexIsolation,
+    isolation_of,
+    shared_claim_name,
+)
 from rackloom.core.cluster.objects import Object, PatchOperation, add_entries, add_operation
 from rackloom.core.cluster.pods import (
     CHANNEL_LABEL,
@@ -38,7 +45,6 @@ from rackloom.core.cluster.pods import (
     decode_object,
     narrow_nodes,
 )
-from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
 
 # Rules that keep pods in one clique, as JSON patch operations.
 

@@ -41,6 +41,8 @@ from rackloom.claim.cluster.admission.reviews import (
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.kube.informer import CacheSet, Informer
 from rackloom.core.cluster import names
+from rackloom.core.cluster.device_configs import decode_gpu_config, decode_imex_config
+from rackloom.core.cluster.domain_objects import readable_compute_domains
 from rackloom.core.cluster.gang_objects import (
     GANG_GATE,
     GROUP_LABEL,
@@ -71,8 +73,6 @@ from rackloom.core.cluster.pods import (
     channel_label,
     decode_object,
 )
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
-from rackloom.core.domains.device_configs import decode_gpu_config, decode_imex_config
 from rackloom.core.domains.network_config import decode_network_config
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, DEFAULT_NAMESPACE
 from rackloom.errors import Refused
@@ -244,22 +244,14 @@ class AdmissionCache(CacheSet):
 
 
 def _promised_state(domains: Iterable[Object], template: str, default: ImexIsolation) -> ClaimTemplateState:
-    for domain in map(_readable_domain, domains):
-        if domain is not None and domain.template == template and not domain.deleting:
+    for domain in readable_compute_domains(domains):
+        if domain.template == template and not domain.deleting:
             return promised_template(domain, default)
     return ClaimTemplateState()
 
 
-def _readable_domain(obj: Object) -> ComputeDomain | None:
-    try:
-        return read_compute_domain(obj)
-    except Refused:
-        return None
-
-
 def _promised_templates(obj: Object) -> Iterable[str]:
-    domain = _readable_domain(obj)
-    return () if domain is None else (f"{domain.namespace}/{domain.template}",)
+    return [f"{domain.namespace}/{domain.template}" for domain in readable_compute_domains((obj,))]
 
 
 def _channel_keys(obj: Object) -> Iterable[str]:

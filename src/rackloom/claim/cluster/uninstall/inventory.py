@@ -23,6 +23,7 @@ import msgspec
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.claims import ClaimConsumer, claim_consumers, class_selectors
+from rackloom.core.cluster.domain_objects import claimed_domain_uid
 from rackloom.core.cluster.metadata import (
     annotations_of,
     field_managers,
@@ -57,7 +58,6 @@ from rackloom.core.cluster.objects import (
 )
 from rackloom.core.cluster.pods import command_words
 from rackloom.core.domains.observe import INDEXES
-from rackloom.core.domains.snapshot import claimed_domain_uid
 
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 PART_OF = "rackloom"

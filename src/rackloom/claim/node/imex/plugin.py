@@ -206,7 +206,7 @@ class ImexPlugin(NodePlugin):
         )
 
     async def _daemon(self, wanted: ImexRequest) -> PreparedDevice:
-        domain = await self._domains.of_daemon(wanted.domain)
+        domain = await self._domains.find(wanted.domain)
         clique = await self._fabric.clique()
         home = self._settings.domains / wanted.domain
         home.mkdir(parents=True, exist_ok=True, mode=0o750)

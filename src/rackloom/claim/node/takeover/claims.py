@@ -39,7 +39,7 @@ from rackloom.claim.node.takeover.nvidia_checkpoint import (
 )
 from rackloom.core.cluster import names
 from rackloom.core.cluster.claims import AllocatedClaim, ClaimRef, OpaqueConfig, read_claim
-from rackloom.core.domains.device_configs import (
+from rackloom.core.cluster.device_configs import (
     ChannelConfig,
     DaemonConfig,
     GpuConfig,
