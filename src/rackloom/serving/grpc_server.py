@@ -32,8 +32,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from rackloom.serving.acceptor import AcceptedConnection, Acceptor, ConnectionEnded
-from rackloom.serving.fair_share import plain_address
+from rackloom.serving.acceptor import AcceptedConnection, Acceptor, ConnectionEnded, plain_address
 from rackloom.serving.limits import GrpcLimits
 
 _CLOSE_SECONDS = 5.0

@@ -73,12 +73,12 @@ def contradiction_told_and_not_minded(patch: pytest.MonkeyPatch) -> None:
     compare = sync.apply_if_consistent
     patch.setattr(sync, "apply_if_consistent", lambda *arguments: compare(*arguments) and None)
     patch.setattr(
-        conflicts, "conflict_of_endpoint", lambda conn, key: (find_row(conn, endpoint, id=key).domain, None)
+        records, "conflict_of_endpoint", lambda conn, key: (find_row(conn, endpoint, id=key).domain, None)
     )
 
 
 def same_hardware_in_two_domains_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(conflicts, "domains_sharing_hardware", lambda *_: frozenset())
+    patch.setattr(sync, "domains_sharing_hardware", lambda *_: frozenset())
 
 
 BUGS: dict[Bug, SimPlan] = {

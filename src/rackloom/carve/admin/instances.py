@@ -21,16 +21,10 @@ from rackloom.carve.admin.deps import (
 )
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
+from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import nvlink_interface, tenant
-from rackloom.carve.store.values import (
-    Changed,
-    InterfaceSpec,
-    Status,
-    check_description,
-    check_name,
-    require,
-)
+from rackloom.carve.store.values import Changed, InterfaceSpec, Status, check_description, check_name
 from rackloom.carve.tenancy import instances, interfaces, outdated
 from rackloom.carve.tenancy.interfaces import InterfaceRow
 

@@ -28,7 +28,7 @@ from rackloom.carve.reconcile.domain_pass import OperationOutcome
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import site
 from rackloom.carve.store.values import Changed, invalid, not_found
-from rackloom.carve.tenancy import catalog, withheld_trays
+from rackloom.carve.tenancy import catalog, placement
 from rackloom.core.partitions.domain import PartitionPlan
 from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import decode_json
@@ -188,7 +188,7 @@ def _domain_list(conn: sa.Connection, wanted: str, valid_from: float) -> pb.Doma
     chosen = sorted(reported & {wanted} if wanted else reported)
     known = latest.latest_of_domains(conn, chosen, valid_from)
     blocked = intent.blocked_gpus_of_domains(conn, chosen)
-    unlisted = withheld_trays.unlisted_gpus(conn, None)
+    unlisted = placement.unlisted_gpus(conn, None)
     domain_of = catalog.domains_of_machines(conn, unlisted)
     return pb.DomainList(
         domains=[

@@ -21,10 +21,11 @@ from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, ProviderA
 from rackloom.carve.api.wire import NO_NUL, Answer, Because, Json, PageQuery, shape
 from rackloom.carve.partitions import intent
 from rackloom.carve.store.journal import OperatorOrder
+from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import allocation, machine
-from rackloom.carve.store.values import Changed, require
-from rackloom.carve.tenancy import entitlements, placement
-from rackloom.carve.tenancy.placement import DomainCapacity
+from rackloom.carve.store.values import Changed
+from rackloom.carve.tenancy import capacity, entitlements
+from rackloom.carve.tenancy.capacity import DomainCapacity
 
 # Query parameters.
 
@@ -265,7 +266,7 @@ def _shapes(
 ) -> list[Json]:
     now = deps.clock()
     quota = entitlements.allocation_uses(conn, tenant_id, now) if tenant_id else None
-    capacities = placement.capacity_of_domains(conn, domains, tenant_id, quota, now, now - deps.valid_seconds)
+    capacities = capacity.capacity_of_domains(conn, domains, tenant_id, quota, now, now - deps.valid_seconds)
     operated = (
         set(conn.execute(entitlements.operated_domains(provider_id)).scalars()) if provider_id else set()
     )

@@ -19,8 +19,8 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, ProviderReader, Reader, Rows
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
+from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, machine, site
-from rackloom.carve.store.values import require
 from rackloom.carve.tenancy import catalog, entitlements
 from rackloom.carve.tenancy.catalog import InstanceTypeStats
 

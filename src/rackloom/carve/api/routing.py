@@ -46,7 +46,7 @@ from rackloom.carve.store.journal import OperatorOrder, StatusRecord
 from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.values import Changed, IdFactory, Status, invalid
 from rackloom.carve.tenancy import entitlements
-from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 from rackloom.runtime.traces import NO_TRACES, Traces
 
 # Operations.

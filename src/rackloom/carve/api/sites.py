@@ -19,8 +19,9 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
+from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import allocation, provider, site
-from rackloom.carve.store.values import Status, require
+from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import catalog, entitlements
 from rackloom.carve.tenancy.catalog import SITE_CAPABILITIES
 

@@ -28,14 +28,7 @@ from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.prepared import find_row, has_row
 from rackloom.carve.store.schema import allocation, instance, logical_partition, machine, machine_gpu, vpc
 from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, check_name, conflict
-from rackloom.carve.tenancy import (
-    catalog,
-    entitlements,
-    instances,
-    interfaces,
-    logical_partitions,
-    withheld_trays,
-)
+from rackloom.carve.tenancy import catalog, entitlements, instances, interfaces, logical_partitions, placement
 from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest, MachineAssignment
 from rackloom.core.partitions.domain import ObservedPartition
 from rackloom.core.place.promises import AllocationUse
@@ -128,7 +121,7 @@ class _OwnerMaker:
     def ensure_allocation(self, name: str, trays: Sequence[_Tray]) -> None:
         """Let the tenant have the machines at the site, where its allocations do not hold them."""
         uses = entitlements.allocation_uses(self._conn, self._tenant_id, self._now)
-        kept = withheld_trays.reserved_trays(self._conn, self._now, [tray.machine_id for tray in trays])
+        kept = placement.reserved_trays(self._conn, self._now, [tray.machine_id for tray in trays])
         own = {tray.machine_id for tray in kept.values() if tray.tenant_id == self._tenant_id}
         wanted = Counter(tray.type_id for tray in trays if tray.type_id is not None)
         reserved = Counter(tray.type_id for tray in trays if tray.machine_id in own)

@@ -21,7 +21,7 @@ from rackloom.carve.inventory import endpoints, sync
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
-from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, update_rows
+from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, require, update_rows
 from rackloom.carve.store.schema import (
     allocation,
     cordon,
@@ -35,18 +35,9 @@ from rackloom.carve.store.schema import (
     reserved_tray,
     site,
 )
-from rackloom.carve.store.values import (
-    Changed,
-    IdFactory,
-    RefusalKind,
-    Rejected,
-    Status,
-    conflict,
-    invalid,
-    require,
-)
+from rackloom.carve.store.values import Changed, IdFactory, RefusalKind, Rejected, Status, conflict, invalid
 from rackloom.carve.tenancy import catalog, entitlements, status
-from rackloom.carve.tenancy.withheld_trays import check_unreserved
+from rackloom.carve.tenancy.placement import check_unreserved
 from rackloom.core.partitions.domain import DefaultPartitionPolicy, DomainObservation, GpuHealth
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Source

@@ -26,7 +26,7 @@ from rackloom.carve.store import journal
 from rackloom.carve.store.schema import endpoint, endpoint_chassis, instance, machine, machine_gpu, moved_gpu
 from rackloom.carve.store.schema import observation as reading
 from rackloom.carve.tenancy import status
-from rackloom.carve.tenancy.withheld_trays import UNLISTED
+from rackloom.carve.tenancy.placement import UNLISTED
 from rackloom.core.partitions.domain import DomainObservation, ObservedGpu
 from rackloom.topology.join_key import Source
 
@@ -276,6 +276,21 @@ def _gpu_row(place: GpuModule, gpu: ObservedGpu) -> dict[str, object]:
 
 
 # Applying observations.
+
+
+# Built once: every pass that records a changed reading runs these.
+_MACHINES_ELSEWHERE = sa.select(machine.c.chassis_serial, machine.c.slot, machine.c.domain).where(
+    machine.c.chassis_serial.in_(sa.bindparam("serials", expanding=True)),
+    machine.c.domain != sa.bindparam("domain"),
+)
+
+
+def domains_sharing_hardware(conn: sa.Connection, reading: DomainObservation) -> frozenset[str]:
+    """Other domains that have machines, in the records, where `reading` lists GPUs."""
+    slots = {(gpu.chassis_serial, gpu.slot) for gpu in reading.gpus}
+    serials = {serial for serial, _ in slots}
+    rows = conn.execute(_MACHINES_ELSEWHERE, {"serials": list(serials), "domain": reading.domain})
+    return frozenset(row.domain for row in rows if (row.chassis_serial, row.slot) in slots)
 
 
 def apply_observations(

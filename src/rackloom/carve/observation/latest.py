@@ -34,7 +34,7 @@ import sqlalchemy as sa
 from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.schema import domain_dispute, endpoint, machine, machine_gpu, observation
 from rackloom.core.partitions.domain import DomainObservation
-from rackloom.core.partitions.reading_age import READING_VALID_SECONDS
+from rackloom.core.partitions.status_rules import READING_VALID_SECONDS
 
 CONFLICT_REASON = "the switch controllers of the domain contradict one another, or those of another domain"
 UNREADABLE_REASON = "the switch controllers of the domain cannot be read"

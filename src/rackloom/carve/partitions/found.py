@@ -40,8 +40,8 @@ from rackloom.core.partitions.domain import (
     DomainObservation,
     ObservedPartition,
     as_known,
+    is_tray_partition,
 )
-from rackloom.core.partitions.partition_layout import is_tray_partition
 
 # Partitions of the latest observations.
 

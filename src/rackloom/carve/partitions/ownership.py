@@ -66,8 +66,9 @@ from rackloom.core.partitions.domain import (
     OwnedPartition,
     PartitionOperation,
     RemoveGpus,
+    foreign_partitions,
+    is_tray_partition,
 )
-from rackloom.core.partitions.partition_layout import foreign_partitions, is_tray_partition
 from rackloom.errors import Refused
 
 # The record of operations.

@@ -39,22 +39,17 @@ from rackloom.carve.reconcile.domain_pass import (
     NO_HOOKS,
     DomainPass,
     DomainTurns,
+    LeaseGuard,
     OperationOutcome,
     ReconcileHooks,
     StandbyController,
-)
-from rackloom.carve.reconcile.leases import (
-    ANSWER_SECONDS,
-    LEASE_SECONDS,
-    RENEW_SECONDS,
-    HeldEndpoint,
-    LeaseGuard,
     loop_seconds,
 )
+from rackloom.carve.reconcile.leases import ANSWER_SECONDS, LEASE_SECONDS, RENEW_SECONDS, HeldEndpoint
 from rackloom.carve.store.database import Store
 from rackloom.core.fair_queueing import FairQueue
 from rackloom.core.partitions.domain import PartitionPlan
-from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
+from rackloom.core.partitions.status_rules import DEFAULT_INTERVAL, valid_seconds
 from rackloom.errors import Refused, Retry, Unknown
 from rackloom.runtime.traces import MAX_CAUSES, NO_TRACES, SpanSide, Traces
 

@@ -31,6 +31,8 @@ from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.engine.result import SimpleResultMetaData
 
+from rackloom.carve.store.values import conflict, not_found
+
 T = TypeVar("T")
 Converter = Callable[[Any], Any]
 Statement = sa.Select[Any] | sa.Insert | sa.Update | sa.Delete
@@ -311,6 +313,19 @@ def _names(size: int) -> Sequence[str]:
 
 
 # Rows by the values of their columns.
+
+
+def require(row: T | None, message: str) -> T:
+    """`row`; refused as not found where there is none."""
+    if row is None:
+        raise not_found(message)
+    return row
+
+
+def require_unused(existing: Any | None, message: str) -> None:
+    """Refuse a name or id that the row `existing` has."""
+    if existing is not None:
+        raise conflict(message, id=existing.id)
 
 
 def find_row(conn: sa.Connection, table: sa.Table, **wanted: object) -> sa.Row[Any] | None:

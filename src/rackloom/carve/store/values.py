@@ -21,7 +21,6 @@ import msgspec
 
 from rackloom.errors import Refused
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 # Refusals.
@@ -79,19 +78,6 @@ def not_found(reason: str) -> Rejected:
 def conflict(reason: str, **data: str) -> Rejected:
     """The request is fine, but the state of the site is against it."""
     return Rejected(RefusalKind.CONFLICT, reason, data=data or None)
-
-
-def require(row: T | None, message: str) -> T:
-    """`row`; refused as not found where there is none."""
-    if row is None:
-        raise not_found(message)
-    return row
-
-
-def require_unused(existing: Any | None, message: str) -> None:
-    """Refuse a name or id that the row `existing` has."""
-    if existing is not None:
-        raise conflict(message, id=existing.id)
 
 
 # Names of objects that people refer to.

@@ -20,7 +20,16 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.store import journal
-from rackloom.carve.store.prepared import count_rows, delete_rows, find_row, has_row, insert_row, update_rows
+from rackloom.carve.store.prepared import (
+    count_rows,
+    delete_rows,
+    find_row,
+    has_row,
+    insert_row,
+    require,
+    require_unused,
+    update_rows,
+)
 from rackloom.carve.store.schema import (
     allocation,
     allocation_constraint,
@@ -43,10 +52,8 @@ from rackloom.carve.store.values import (
     has_too_large_fields,
     invalid,
     not_found,
-    require,
-    require_unused,
 )
-from rackloom.carve.tenancy.withheld_trays import check_unreserved, is_shut, reserved_trays
+from rackloom.carve.tenancy.placement import check_unreserved, is_cordoned, is_shut, reserved_trays
 from rackloom.core.place.promises import still_promised
 from rackloom.topology.part_names import canonical_name, read_part_name
 
@@ -128,8 +135,6 @@ def merged_extra(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[
 MACHINE_IN_USE = "InUse"
 MACHINE_MAINTENANCE = "Maintenance"
 
-_cordon_alias = cordon.alias()
-is_cordoned = sa.exists().where(_cordon_alias.c.machine_id == machine.c.id)
 _is_ready_but_missing = sa.and_(machine.c.status == Status.READY, machine.c.missing_since.is_not(None))
 shown_machine_status = sa.case(
     (instance.c.id.is_not(None), MACHINE_IN_USE),

@@ -37,6 +37,8 @@ from rackloom.carve.store.prepared import (
     find_row,
     has_row,
     insert_row,
+    require,
+    require_unused,
     update_rows,
 )
 from rackloom.carve.store.schema import (
@@ -60,11 +62,9 @@ from rackloom.carve.store.values import (
     forbidden,
     invalid,
     not_found,
-    require,
-    require_unused,
 )
 from rackloom.carve.tenancy import catalog
-from rackloom.carve.tenancy.withheld_trays import count_reserved_trays, idle_reserved_machines
+from rackloom.carve.tenancy.placement import count_reserved_trays, idle_reserved_machines
 from rackloom.core.place.promises import AllocationUse
 
 # Organizations as tenants and providers.

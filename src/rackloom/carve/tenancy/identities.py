@@ -19,9 +19,17 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.store.prepared import count_rows, delete_rows, find_row, insert_row, update_rows
+from rackloom.carve.store.prepared import (
+    count_rows,
+    delete_rows,
+    find_row,
+    insert_row,
+    require,
+    require_unused,
+    update_rows,
+)
 from rackloom.carve.store.schema import custom_role, identity_revision, service_account, service_account_key
-from rackloom.carve.store.values import IdFactory, conflict, forbidden, invalid, require, require_unused
+from rackloom.carve.store.values import IdFactory, conflict, forbidden, invalid
 
 MAX_PER_ORG = 100
 MAX_KEYS = 2

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from rackloom.carve.partitions.ownership import foreign_partition_text, foreign_trays
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind, EventNote
-from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, update_rows
+from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, require_unused, update_rows
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import instance_type, machine
 from rackloom.carve.store.values import (
@@ -39,17 +39,8 @@ from rackloom.carve.store.values import (
     conflict,
     forbidden,
     invalid,
-    require_unused,
 )
-from rackloom.carve.tenancy import (
-    catalog,
-    entitlements,
-    interfaces,
-    logical_partitions,
-    placement,
-    status,
-    withheld_trays,
-)
+from rackloom.carve.tenancy import catalog, entitlements, interfaces, logical_partitions, placement, status
 from rackloom.carve.tenancy.entitlements import QuotaKind, check_object_quota
 from rackloom.core.place.instance_trays import TrayChoice, TrayRequest
 from rackloom.core.place.promises import AllocationUse
@@ -430,15 +421,15 @@ def _chosen_machine(
         )
     if found.shown_status != Status.READY:
         raise conflict(f"Machine specified in request is not available: it is {found.shown_status}")
-    kept = withheld_trays.reserved_trays(conn, now, [found.id]).get(found.id)
+    kept = placement.reserved_trays(conn, now, [found.id]).get(found.id)
     if kept is not None and kept.tenant_id != tenant.id:
         # For whom and until when is for those who operate the machine.
         raise conflict("Machine specified in request is not available")
-    if gpus := withheld_trays.unlisted_gpus(conn, [found.id]).get(found.id):
+    if gpus := placement.unlisted_gpus(conn, [found.id]).get(found.id):
         raise Rejected(
             RefusalKind.CONFLICT,
-            f"Machine specified in request is not available: {withheld_trays.unlisted_text(gpus)}",
-            nearest_fix=withheld_trays.UNLISTED_FIX,
+            f"Machine specified in request is not available: {placement.unlisted_text(gpus)}",
+            nearest_fix=placement.UNLISTED_FIX,
         )
     unhealthy = placement.unhealthy_gpus(conn, [found.id]).get(found.id)
     if unhealthy is not None and not request.allow_unhealthy:
@@ -484,7 +475,7 @@ def _choose_within_quota(
         return best
     count = len(best.trays)
     # Which of the reserved trays are used is known only now.
-    kept = withheld_trays.reserved_trays(conn, now, best.trays).values()
+    kept = placement.reserved_trays(conn, now, best.trays).values()
     own = sum(tray.tenant_id == tenant.id for tray in kept)
     if use.lacking(count, own) and request.machine_id is None:
         with suppress(Rejected):

@@ -29,26 +29,12 @@ from rackloom.carve.store.prepared import (
     delete_rows,
     find_row,
     insert_row,
+    require_unused,
     update_rows,
 )
-from rackloom.carve.store.schema import (
-    instance,
-    nvlink_interface,
-    operation,
-    owned_partition,
-    vpc,
-)
+from rackloom.carve.store.schema import instance, nvlink_interface, operation, owned_partition, vpc
 from rackloom.carve.store.schema import logical_partition as partitions
-from rackloom.carve.store.values import (
-    Changed,
-    IdFactory,
-    RefusalKind,
-    Rejected,
-    Status,
-    forbidden,
-    invalid,
-    require_unused,
-)
+from rackloom.carve.store.values import Changed, IdFactory, RefusalKind, Rejected, Status, forbidden, invalid
 from rackloom.carve.tenancy import catalog, entitlements, interfaces
 
 # Logical partitions.

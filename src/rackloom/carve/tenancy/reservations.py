@@ -24,17 +24,10 @@ import sqlalchemy as sa
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
-from rackloom.carve.store.prepared import delete_rows, has_row, insert_row, update_rows
-from rackloom.carve.store.schema import (
-    instance,
-    machine,
-    reserved_tray,
-    site,
-    tenant,
-    tray_reservation,
-)
-from rackloom.carve.store.values import IdFactory, RefusalKind, Rejected, invalid, require
-from rackloom.carve.tenancy import catalog, entitlements, placement, withheld_trays
+from rackloom.carve.store.prepared import delete_rows, has_row, insert_row, require, update_rows
+from rackloom.carve.store.schema import instance, machine, reserved_tray, site, tenant, tray_reservation
+from rackloom.carve.store.values import IdFactory, RefusalKind, Rejected, invalid
+from rackloom.carve.tenancy import catalog, entitlements, placement
 from rackloom.core.place.instance_trays import TrayRequest
 from rackloom.core.place.promises import given_up
 
@@ -101,7 +94,7 @@ def update_reservation(
 ) -> None:
     """Change the end, the trays, or their number; None leaves it. Unused trays are given up first."""
     row = get_reservation(conn, provider_id, reservation_id)
-    if reservation_id not in withheld_trays.reservations_in_force(conn, order.now):
+    if reservation_id not in placement.reservations_in_force(conn, order.now):
         raise Rejected(
             RefusalKind.CONFLICT,
             f"Reservation ended at {rfc3339(row.until)}",
@@ -223,7 +216,7 @@ def _type_of_machines(conn: sa.Connection, provider_id: str, machine_ids: Collec
 
 def _check_machines(conn: sa.Connection, tenant_id: str, machine_ids: Collection[str], now: float) -> None:
     """Refuse machines that are reserved already, or carry an instance of another tenant."""
-    withheld_trays.check_unreserved(conn, machine_ids, now)
+    placement.check_unreserved(conn, machine_ids, now)
     used = conn.execute(
         sa.select(instance.c.machine_id, instance.c.id, tenant.c.org)
         .join(tenant, tenant.c.id == instance.c.tenant_id)

@@ -38,9 +38,10 @@ from rackloom.core.partitions.domain import (
     PartitionOperation,
     PartitionPlan,
     RemoveGpus,
-    name_flaw,
+    doubtful_partitions,
+    is_tray_partition,
 )
-from rackloom.core.partitions.partition_layout import doubtful_partitions, is_tray_partition
+from rackloom.core.partitions.planner import name_flaw
 from rackloom.errors import Refused
 
 PLAN_AGAIN = "plan again from the newest observation and intent"

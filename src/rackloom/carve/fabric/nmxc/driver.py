@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, TlsMaterial
+from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, TlsMaterial, contradicted_gpus
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
 from rackloom.carve.fabric.nmxc.protocol import (
     CONNECT_SECONDS,
@@ -50,7 +50,6 @@ from rackloom.core.partitions.domain import (
     PartitionHealth,
     PartitionOperation,
     RemoveGpus,
-    contradicted_gpus,
 )
 
 # Requests.

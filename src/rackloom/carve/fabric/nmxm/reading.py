@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from rackloom.carve.fabric.controller import FabricUnavailable, canonical_domain
+from rackloom.carve.fabric.controller import FabricUnavailable, canonical_domain, contradicted_gpus
 from rackloom.carve.fabric.nmxm import protocol
 from rackloom.core.partitions.domain import (
     MAX_PARTITION_ID,
@@ -26,7 +26,6 @@ from rackloom.core.partitions.domain import (
     ObservedGpu,
     ObservedPartition,
     PartitionHealth,
-    contradicted_gpus,
 )
 
 _GPU_HEALTH = {
