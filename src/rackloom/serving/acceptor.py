@@ -295,7 +295,7 @@ class Acceptor:
             connection.close()
             return
         connection.setblocking(False)
-        task = self._loop.create_task(self._open(connection, share, accepted))
+        task = self._loop.create_task(self._open(connection, accepted))
         accepted.open(share, task)
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
@@ -309,7 +309,7 @@ class Acceptor:
         oldest.evict()
         return True
 
-    async def _open(self, connection: socket.socket, share: HeldShare, accepted: AcceptedConnection) -> None:
+    async def _open(self, connection: socket.socket, accepted: AcceptedConnection) -> None:
         """Perform the handshake; after it the protocol owns the share."""
         try:
             options: dict[str, float] = {}

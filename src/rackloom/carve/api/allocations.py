@@ -296,10 +296,7 @@ def _order() -> dict[str, sa.ColumnElement[Any]]:
 
 
 def _get_allocation(
-    conn: sa.Connection,
-    caller: Caller,
-    allocation_id: UUID | str,
-    query: AllocationRead = ANYBODYS,
+    conn: sa.Connection, caller: Caller, allocation_id: UUID | str, query: AllocationRead = ANYBODYS
 ) -> Json:
     mine = routing.filter_rows(
         _allocations(conn, caller).where(allocation.c.id == str(allocation_id)),

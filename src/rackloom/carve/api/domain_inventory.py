@@ -173,7 +173,7 @@ NOT_CONFIGURED = (
     "use the management network of the racks"
 )
 REFUSED: dict[int | str, dict[str, Any]] = {
-    412: {"description": "No provider of such operations is configured"},
+    412: {"description": "No provider of such operations is configured"}
 }
 
 

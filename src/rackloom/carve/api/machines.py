@@ -29,7 +29,7 @@ from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import instance, instance_type, machine, machine_gpu, site
 from rackloom.carve.store.values import Status, invalid
 from rackloom.carve.tenancy import catalog
-from rackloom.carve.tenancy.gpu_health import shown_gpu_healths
+from rackloom.carve.tenancy.outdated import shown_gpu_healths
 from rackloom.carve.tenancy.placement import reserved_trays, shut_trays
 from rackloom.core.partitions.domain import GpuHealth
 

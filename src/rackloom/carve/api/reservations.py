@@ -145,12 +145,7 @@ def _machines(conn: sa.Connection, machine_ids: list[str]) -> tuple[dict[str, Js
 
     rows = conn.execute(listed.where(machine.c.id.in_(machine_ids))).all()
     shown = {
-        row.id: {
-            "machineId": row.id,
-            "nvLinkDomainId": row.domain,
-            "rack": row.rack,
-            "state": state(row),
-        }
+        row.id: {"machineId": row.id, "nvLinkDomainId": row.domain, "rack": row.rack, "state": state(row)}
         for row in rows
     }
     return shown, {row.id: row.tenant_id for row in rows if row.tenant_id is not None}

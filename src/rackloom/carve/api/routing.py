@@ -167,7 +167,15 @@ class CallerWith:
             request.state.caller, self.roles, permission, route.query_rules, request.query_params
         )
         if Role.TENANT_ADMIN in caller.roles and Role.TENANT_ADMIN in self.roles:
-            await _ensure_tenant(request, caller)
+            # Tenants are never removed, so each org is looked up once.
+            known: set[str] = request.app.state.tenants_seen
+            deps: ApiDeps = request.app.state.deps
+            if deps.auto_tenant and caller.org not in known:
+                deps = deps.on_behalf_of(caller.org)
+                # Read first: where the database takes no writes, the tenants that it has can still read.
+                if await deps.store.read(entitlements.find_tenant, caller.org) is None:
+                    await make_tenant(request, deps, caller.org, entitled=True)
+                known.add(caller.org)
         return caller
 
 
@@ -187,18 +195,6 @@ def roles_of(route: APIRoute) -> Sequence[Role]:
         if isinstance(dependency.call, CallerWith)
     )
     return guard.roles
-
-
-async def _ensure_tenant(request: Request, caller: Caller) -> None:
-    # Tenants are never removed, so each org is looked up once.
-    known: set[str] = request.app.state.tenants_seen
-    deps: ApiDeps = request.app.state.deps
-    if deps.auto_tenant and caller.org not in known:
-        deps = deps.on_behalf_of(caller.org)
-        # Read first: where the database takes no writes, the tenants that it has can still read.
-        if await deps.store.read(entitlements.find_tenant, caller.org) is None:
-            await make_tenant(request, deps, caller.org, entitled=True)
-        known.add(caller.org)
 
 
 async def make_tenant(request: Request, deps: ApiDeps, org: str, *, entitled: bool) -> sa.Row[Any]:
@@ -568,9 +564,7 @@ async def history_response(
     query: PageQuery,
     object_id: UUID | str,
     check: Callable[[sa.Connection], object],
-    shown: Callable[[sa.Connection, Sequence[StatusRecord]], Sequence[StatusRecord]] = lambda _conn, past: (
-        past
-    ),
+    shown: ShownHistory = lambda _conn, past: past,
 ) -> Response:
     """The history of an object, newest first. `check` refuses a caller that may not see the object."""
 

@@ -28,8 +28,8 @@ from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.prepared import find_row, has_row
 from rackloom.carve.store.schema import allocation, instance, logical_partition, machine, machine_gpu, vpc
 from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, check_name, conflict
-from rackloom.carve.tenancy import catalog, entitlements, instances, interfaces, logical_partitions, placement
-from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest, MachineAssignment
+from rackloom.carve.tenancy import catalog, entitlements, instance_creation, logical_partitions, placement
+from rackloom.carve.tenancy.instance_creation import CreationPlan, InstanceRequest, MachineAssignment
 from rackloom.core.partitions.domain import ObservedPartition
 from rackloom.core.place.promises import AllocationUse
 
@@ -197,10 +197,10 @@ class _OwnerMaker:
 
     def _create_instance(self, tray: _Tray, network: sa.Row[Any], partition_id: str) -> frozenset[str]:
         conn, name = self._conn, f"adopted-{tray.machine_id}"
-        instances.check_instance_name(conn, self._tenant_id, self._site.id, name)
+        instance_creation.check_instance_name(conn, self._tenant_id, self._site.id, name)
         wanted = tuple(InterfaceSpec(partition_id, device) for device in tray.devices)
-        gpus = instances.nvlink_gpus_of_instance(conn, self._site, tray.type_id, tray.machine_id)
-        interfaces.check_interfaces(conn, network, wanted, gpus)
+        gpus = instance_creation.nvlink_gpus_of_instance(conn, self._site, tray.type_id, tray.machine_id)
+        instance_creation.check_interfaces(conn, network, wanted, gpus)
         domain = catalog.domains_of_machines(conn, [tray.machine_id])[tray.machine_id]
         plan = CreationPlan(
             request=InstanceRequest(
@@ -218,4 +218,4 @@ class _OwnerMaker:
             interfaces=wanted,
             warnings=(),
         )
-        return instances.execute_creation(conn, plan, self._now, self._ids).domains
+        return instance_creation.execute_creation(conn, plan, self._now, self._ids).domains

@@ -124,7 +124,8 @@ def create_chassis_endpoint(
     conn: sa.Connection, chassis_serial: str, url: str, order: OperatorOrder, ids: IdFactory
 ) -> Changed[None]:
     """Register the controller of a chassis that has none yet."""
-    _check_chassis_serial(chassis_serial)
+    if not chassis_serial.strip() or not chassis_serial.isprintable():
+        raise invalid("Error validating endpoint", chassisSerial="must be printable and not empty")
     _check_controller_url(url)
     if existing := find_row(conn, endpoint_chassis, chassis_serial=chassis_serial):
         message = "Chassis with specified serial already has an NMX-C endpoint"
@@ -157,11 +158,6 @@ def delete_chassis_endpoint(conn: sa.Connection, chassis_serial: str, order: Ope
 
 def _domains_to_wake(row: sa.Row[Any]) -> frozenset[str]:
     return frozenset() if row.domain is None else frozenset((row.domain,))
-
-
-def _check_chassis_serial(chassis_serial: str) -> None:
-    if not chassis_serial.strip() or not chassis_serial.isprintable():
-        raise invalid("Error validating endpoint", chassisSerial="must be printable and not empty")
 
 
 def _check_controller_url(url: str) -> None:

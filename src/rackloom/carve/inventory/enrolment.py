@@ -35,7 +35,7 @@ from rackloom.carve.store.schema import (
     reserved_tray,
     site,
 )
-from rackloom.carve.store.values import Changed, IdFactory, RefusalKind, Rejected, Status, conflict, invalid
+from rackloom.carve.store.values import Changed, IdFactory, Status, conflict, invalid
 from rackloom.carve.tenancy import catalog, entitlements, status
 from rackloom.carve.tenancy.placement import check_unreserved
 from rackloom.core.partitions.domain import DefaultPartitionPolicy, DomainObservation, GpuHealth
@@ -151,7 +151,12 @@ def enrol_machines(
     for record in records:
         known = _recorded_machine(conn, record)
         if known is None:
-            _insert_machine(conn, site_id, record, source, status, now)
+            if not record.chassis_serial or not 1 <= record.gpus <= 64:
+                raise invalid(f"machine {record.machine_id} needs a chassis serial, and 1 to 64 GPUs")
+            row = _machine_row(record.machine_id, record, now)
+            insert_row(conn, machine, **row, site_id=site_id, status=status)
+            modules: dict[int, int | None] = dict.fromkeys(range(1, record.gpus + 1))
+            _insert_gpus(conn, record.machine_id, modules, source)
             created.append(record.machine_id)
         else:
             unchanged.append(known)
@@ -204,15 +209,22 @@ def declare_gpus(
     """
     found = get_enrolled_machine(conn, machine_id)
     if found.instance_id is not None:
-        raise Rejected(
-            RefusalKind.CONFLICT,
+        raise conflict(
             f"machine {machine_id} carries instance {found.instance_id}",
             nearest_fix="release the instance first",
         )
     guids = {gpu.module_id: gpu.guid for gpu in gpus}
     serial, slot, tray = location
-    _check_slot_free(conn, machine_id, serial, slot)
-    _check_guids_free(conn, machine_id, guids)
+    there = sa.select(machine.c.id).where(machine.c.chassis_serial == serial, machine.c.slot == slot)
+    for occupant in conn.execute(there.where(machine.c.id != machine_id)).scalars():
+        raise conflict(f"{serial} slot {slot} is recorded as machine {occupant}", id=occupant)
+    if len(set(guids.values())) < len(guids) or 0 in guids.values():
+        raise invalid("each GPU needs a GUID of its own")
+    taken = sa.select(machine_gpu.c.machine_id, machine_gpu.c.guid).where(
+        machine_gpu.c.guid.in_([str(guid) for guid in guids.values()]), machine_gpu.c.machine_id != machine_id
+    )
+    for row in conn.execute(taken):
+        raise conflict(f"GPU {int(row.guid):#x} is recorded on machine {row.machine_id}", id=row.machine_id)
     values = {"chassis_serial": serial, "slot": slot, "tray_index": tray, "domain": domain, "updated": now}
     update_rows(conn, machine, {"id": machine_id}, **values)
     delete_rows(conn, machine_gpu, machine_id=machine_id)
@@ -241,15 +253,13 @@ def delete_missing_machine(conn: sa.Connection, machine_id: str, order: Operator
     found = get_enrolled_machine(conn, machine_id)
     if found.domain is not None:
         if found.missing_since is None:
-            raise Rejected(
-                RefusalKind.CONFLICT,
+            raise conflict(
                 "Machine is listed by the switch controller of its NVLink domain",
                 nearest_fix="take the tray out of the rack first, or put the machine into maintenance",
             )
         known = latest.latest_of_domain(conn, found.domain, order.valid_from)
         if known.observation is None:
-            raise Rejected(
-                RefusalKind.CONFLICT,
+            raise conflict(
                 f"the NVLink domain of the machine is unknown, so it may be back: {known.doubt}",
                 nearest_fix="wait until a switch controller of the domain is read again",
             )
@@ -278,17 +288,6 @@ def _recorded_machine(conn: sa.Connection, record: MachineRecord) -> str | None:
     return None
 
 
-def _insert_machine(
-    conn: sa.Connection, site_id: str, record: MachineRecord, source: Source, status: str, now: float
-) -> None:
-    if not record.chassis_serial or not 1 <= record.gpus <= 64:
-        raise invalid(f"machine {record.machine_id} needs a chassis serial, and 1 to 64 GPUs")
-    row = _machine_row(record.machine_id, record, now)
-    insert_row(conn, machine, **row, site_id=site_id, status=status)
-    modules: dict[int, int | None] = dict.fromkeys(range(1, record.gpus + 1))
-    _insert_gpus(conn, record.machine_id, modules, source)
-
-
 def _machine_row(machine_id: str, tray: MachineRecord | ComputeTray, now: float) -> dict[str, Any]:
     row: dict[str, Any] = {"id": machine_id, "chassis_serial": tray.chassis_serial, "slot": tray.slot}
     row |= {"tray_index": tray.tray_index, "rack": tray.rack, "created": now, "updated": now}
@@ -310,22 +309,6 @@ def _insert_gpus(
     ]
     if rows:
         conn.execute(sa.insert(machine_gpu), rows)
-
-
-def _check_slot_free(conn: sa.Connection, machine_id: str, serial: str, slot: int) -> None:
-    there = sa.select(machine.c.id).where(machine.c.chassis_serial == serial, machine.c.slot == slot)
-    for occupant in conn.execute(there.where(machine.c.id != machine_id)).scalars():
-        raise conflict(f"{serial} slot {slot} is recorded as machine {occupant}", id=occupant)
-
-
-def _check_guids_free(conn: sa.Connection, machine_id: str, guids: Mapping[int, int]) -> None:
-    if len(set(guids.values())) < len(guids) or 0 in guids.values():
-        raise invalid("each GPU needs a GUID of its own")
-    taken = sa.select(machine_gpu.c.machine_id, machine_gpu.c.guid).where(
-        machine_gpu.c.guid.in_([str(guid) for guid in guids.values()]), machine_gpu.c.machine_id != machine_id
-    )
-    for row in conn.execute(taken):
-        raise conflict(f"GPU {int(row.guid):#x} is recorded on machine {row.machine_id}", id=row.machine_id)
 
 
 # An embedded site from a topology.

@@ -55,7 +55,9 @@ def compare_readings(first: ControllerReading, second: ControllerReading, change
     if not (first.observation.gpus and second.observation.gpus):
         return None
     # Operations move no hardware, so GPUs are comparable whenever they were read.
-    differences = _differing_gpus(first, second)
+    in_first, in_second = _gpu_locations(first.observation), _gpu_locations(second.observation)
+    surplus = ((first.url, in_first - in_second), (second.url, in_second - in_first))
+    differences = [f"only {url} lists {len(gpus)} of the GPUs" for url, gpus in surplus if gpus]
     # A reading that began before the last change shows the partitions of before: that is lag, no conflict.
     # One that contradicts itself about partitions is no evidence of them.
     is_certain = not (first.observation.uncertain or second.observation.uncertain)
@@ -79,12 +81,6 @@ def shared_hardware(first: ControllerReading, second: ControllerReading) -> str 
     # Sorted, so that both domains record the same reason.
     pair = f"switch controllers {' and '.join(sorted(names))}"
     return f"{pair} contradict one another: both list the same {shared} GPUs"
-
-
-def _differing_gpus(first: ControllerReading, second: ControllerReading) -> list[str]:
-    in_first, in_second = _gpu_locations(first.observation), _gpu_locations(second.observation)
-    surplus = ((first.url, in_first - in_second), (second.url, in_second - in_first))
-    return [f"only {url} lists {len(gpus)} of the GPUs" for url, gpus in surplus if gpus]
 
 
 def _gpu_locations(reading: DomainObservation) -> set[tuple[int, str, int, int]]:
@@ -194,7 +190,7 @@ def update_conflict(
         conn, domain, rivals, before
     )
     if found is None and before is not None:
-        if _any_contradicts_itself(conn, domain, before):
+        if any(_reading_of_row(row).observation.uncertain for row in _valid_readings(conn, [domain], before)):
             return before
         delete_rows(conn, domain_dispute, domain=domain)
     if found is None:
@@ -208,10 +204,6 @@ def update_conflict(
     if found != before:
         update_rows(conn, domain_dispute, {"domain": domain}, reason=found.reason, rival=found.rival)
     return found
-
-
-def _any_contradicts_itself(conn: sa.Connection, domain: str, before: ControllerConflict) -> bool:
-    return any(_reading_of_row(row).observation.uncertain for row in _valid_readings(conn, [domain], before))
 
 
 def _conflict_within_domain(

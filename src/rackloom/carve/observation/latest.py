@@ -95,11 +95,7 @@ _DOMAINS_WITH_OUTDATED_READINGS = PreparedStatement(
 _OTHERS_WITH_GPUS = (
     sa.select(observation.c.endpoint_id)
     .join(endpoint, endpoint.c.id == observation.c.endpoint_id)
-    .where(
-        endpoint.c.domain == sa.bindparam("domain"),
-        endpoint.c.id != sa.bindparam("of"),
-        _lists_gpus,
-    )
+    .where(endpoint.c.domain == sa.bindparam("domain"), endpoint.c.id != sa.bindparam("of"), _lists_gpus)
 )
 _of_endpoint = observation.c.endpoint_id == sa.bindparam("through")
 _TIMES = sa.select(observation.c.observed_at, observation.c.unknown_since).where(_of_endpoint)

@@ -24,16 +24,7 @@ from rackloom.carve.partitions import intent, ownership
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
 from rackloom.carve.store.schema import logical_partition, owned_partition
-from rackloom.carve.store.values import (
-    RELEASED_OWNER,
-    Changed,
-    RefusalKind,
-    Rejected,
-    Status,
-    conflict,
-    invalid,
-    not_found,
-)
+from rackloom.carve.store.values import RELEASED_OWNER, Changed, Status, conflict, invalid, not_found
 from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,
     UNCERTAIN_REASON,
@@ -81,7 +72,8 @@ def partitions_of_domains(
 
     A domain that cannot be read, or was not since `valid_from`, adds nothing: what it holds is not known.
     """
-    owners = _recorded_owners(conn, domains)
+    rows = conn.execute(sa.select(owned_partition).where(owned_partition.c.domain.in_(domains)))
+    owners = {(row.domain, row.name): row.logical_partition_id for row in rows}
     return [
         FoundPartitionView(
             domain=domain,
@@ -94,11 +86,6 @@ def partitions_of_domains(
         if known.observation is not None
         for partition in sorted(known.observation.partitions, key=lambda partition: partition.id)
     ]
-
-
-def _recorded_owners(conn: sa.Connection, domains: Collection[str]) -> dict[tuple[str, str], str]:
-    rows = conn.execute(sa.select(owned_partition).where(owned_partition.c.domain.in_(domains)))
-    return {(row.domain, row.name): row.logical_partition_id for row in rows}
 
 
 def classify_owner(partition: ObservedPartition, recorded: str | None) -> Owner:
@@ -142,8 +129,7 @@ def adopt_partition(
         if assignment.logical_partition == logical_partition_id
     }
     if unwanted := len(partition.members - wanted):
-        raise Rejected(
-            RefusalKind.CONFLICT,
+        raise conflict(
             f"{unwanted} GPUs of the partition are not wanted in the NVLink Logical Partition",
             nearest_fix="create its Instances on the machines of these GPUs first, name an owner for whom"
             " they are created, or release the partition",
@@ -192,14 +178,12 @@ def _check_adoptable(conn: sa.Connection, domain: str, partition: ObservedPartit
         raise conflict("The partition is the site's own already")
     if not partition.guid_based:
         # NMX-C fixes the type of a partition at its creation, and the site works by GUID.
-        raise Rejected(
-            RefusalKind.CONFLICT,
+        raise conflict(
             "The partition is location-based, and the site only works on GUID-based ones",
             nearest_fix="delete it on the switch controller",
         )
     if unknown := len(partition.members - intent.managed_gpus(conn, domain)):
-        raise Rejected(
-            RefusalKind.CONFLICT,
+        raise conflict(
             f"{unknown} GPUs of the partition are on no machine that the site knows",
             nearest_fix="register their machines with the site",
         )

@@ -131,10 +131,7 @@ _LOGICAL_PARTITION_NAME = (
 _OWNER_OF_NAME = (
     sa.select(owned_partition.c.logical_partition_id, operation.c.asked_by, operation.c.reason)
     .join(operation, operation.c.id == owned_partition.c.operation_id)
-    .where(
-        owned_partition.c.domain == sa.bindparam("domain"),
-        owned_partition.c.name == sa.bindparam("name"),
-    )
+    .where(owned_partition.c.domain == sa.bindparam("domain"), owned_partition.c.name == sa.bindparam("name"))
 )
 
 

@@ -37,6 +37,7 @@ import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 import msgspec
 import sqlalchemy as sa
@@ -236,36 +237,26 @@ class StandbyController(Refused):
         )
 
 
+@dataclass(eq=False)
 class DomainPass:
     """Passes over one controller endpoint, under a lease. `clock` gives seconds since the epoch."""
 
-    def __init__(
-        self,
-        endpoint: endpoints.Endpoint,
-        guard: LeaseGuard,
-        driver: FabricDriver,
-        store: Store,
-        clock: Callable[[], float],
-        turns: DomainTurns,
-        hooks: ReconcileHooks = NO_HOOKS,
-        wake: Callable[[frozenset[str]], None] = lambda _domains: None,
-        valid_seconds: float = DEFAULT_VALID_SECONDS,
-    ) -> None:
-        """`wake` starts passes over all other endpoints of the given domains.
+    endpoint: endpoints.Endpoint
+    guard: LeaseGuard
+    driver: FabricDriver
+    store: Store
+    clock: Callable[[], float]
+    turns: DomainTurns
+    hooks: ReconcileHooks = NO_HOOKS
+    wake: Callable[[frozenset[str]], None] = lambda _domains: None
+    """Starts passes over all other endpoints of the given domains."""
+    valid_seconds: float = DEFAULT_VALID_SECONDS
+    """The age at which a reading is outdated."""
 
-        A reading is outdated at the age `valid_seconds`.
-        """
-        self.endpoint = endpoint
-        self.guard = guard
-        self.driver = driver
-        self.store = store
-        self.clock = clock
-        self.turns = turns
-        self.hooks = hooks
-        self.wake = wake
-        self.valid_seconds = valid_seconds
-        self.metrics = hooks.metrics
-        self.domain = endpoint.domain
+    def __post_init__(self) -> None:
+        """Know nothing of earlier passes."""
+        self.metrics = self.hooks.metrics
+        self.domain = self.endpoint.domain
         self._met_intent: tuple[str, int] | None = None
         """Domain and intent revision that an observation met last. A plan with operations for the same
         revision means drift: somebody else changed the fabric."""
@@ -490,11 +481,7 @@ class DomainPass:
     ) -> OperationOutcome:
         # 1. Record, fenced by the lease. From here on the record says that it may have been requested.
         operation_id = await self.store.run(
-            records.begin_operation,
-            self.guard.lease,
-            operation,
-            plan.observation.observed_at,
-            self.clock(),
+            records.begin_operation, self.guard.lease, operation, plan.observation.observed_at, self.clock()
         )
         # 2. The process may have been stopped for any time since that commit. A request after the deadline
         # could overlap with the work of the next holder, and controllers know no epochs.

@@ -27,6 +27,7 @@ import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from zlib import crc32
 
 import msgspec
@@ -152,20 +153,17 @@ FIRST_RETRY_SECONDS = 0.5
 """Seconds; the pause after the first failed pass. It doubles with each further one, up to the interval."""
 
 
+@dataclass(eq=False)
 class EndpointLoop:
     """The passes over one endpoint, one after another."""
 
-    def __init__(
-        self,
-        work: DomainPass,
-        interval: float,
-        slots: ConcurrencySlots | None = None,
-        traces: Traces = NO_TRACES,
-    ) -> None:
-        self.work = work
-        self.interval = interval
-        self.slots = slots
-        self.traces = traces
+    work: DomainPass
+    interval: float
+    slots: ConcurrencySlots | None = None
+    traces: Traces = NO_TRACES
+
+    def __post_init__(self) -> None:
+        """Wait for the first wake-up."""
         self.woken = asyncio.Event()
         self.first_pass = asyncio.Event()
         self._awaited_by: set[str] = set()

@@ -56,8 +56,11 @@ from rackloom.core.partitions.domain import (
     DomainIntent,
     DomainObservation,
     PartitionOperation,
+    PartitionPlan,
     is_tray_partition,
 )
+from rackloom.core.partitions.planner import make_plan
+from rackloom.core.partitions.safety import check_plan
 from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Source
@@ -195,6 +198,24 @@ def load_intent(conn: sa.Connection, domain: str) -> DomainIntent:
         paused=intent.pause_reason(conn, domain),
         drained=intent.drained_gpus(conn, domain),
     )
+
+
+def plan_of_domain(conn: sa.Connection, domain: str, valid_from: float = 0.0) -> PartitionPlan:
+    """The checked plan from the newest observation. Refused while the domain cannot be read.
+
+    Readings from before `valid_from` do not count.
+    """
+    known = latest.latest_of_domain(conn, domain, valid_from)
+    if known.observation is None:
+        raise Refused(
+            f"no plan for domain {domain}: {known.operators_doubt}",
+            nearest_fix="make its switch controller reachable, then plan again",
+        )
+    # A paused domain is planned as well: an operator reads the plan before resuming.
+    wanted = msgspec.structs.replace(load_intent(conn, domain), paused=None)
+    plan = make_plan(wanted, known.observation)
+    check_plan(plan, wanted, known.observation)
+    return plan
 
 
 # Built once: every pass runs these.

@@ -48,11 +48,7 @@ OF_TENANTS: Mapping[str, sa.Table] = {
     "instance": schema.instance,
 }
 _NAMED: Mapping[str, sa.Table] = {"site": schema.site, "instance-type": schema.instance_type}
-ID_FIELDS = {
-    "nvlink-partition": "nvLinkDomainId",
-    "nvlink-nmxc-endpoint": "chassisSerial",
-    "role": "name",
-}
+ID_FIELDS = {"nvlink-partition": "nvLinkDomainId", "nvlink-nmxc-endpoint": "chassisSerial", "role": "name"}
 """The field of an answer that names the object, where it is not `id`: partitions are found by domain."""
 
 

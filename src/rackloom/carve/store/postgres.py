@@ -401,27 +401,23 @@ class PostgresBackend:
     async def _write_what_waits(self) -> None:
         """One group after another, until nothing waits."""
         try:
-            while (group := self._next_group()) is not None:
+            while (
+                group := CommitGroup.begin(self._waiting, _run_member, write=True, longest=GROUP_SECONDS)
+            ) is not None:
                 try:
                     await run_with_retries(self._engine, group.work, WRITE_OPTIONS)
                 except BaseException as error:
                     group.fail(error)
                     if isinstance(error, StoreUnavailable) and error.fault is StoreFault.UNREACHABLE:
-                        self._fail_what_waits(error)
+                        # No other write waits for a server that was out of reach just now.
+                        while (job := self._waiting.begin(write=True)) is not None:
+                            job.result.set_exception(error)
                     if not isinstance(error, Exception):
                         raise
                 else:
                     group.resolve()
         finally:
             self._writer = None
-
-    def _next_group(self) -> CommitGroup | None:
-        return CommitGroup.begin(self._waiting, _run_member, write=True, longest=GROUP_SECONDS)
-
-    def _fail_what_waits(self, error: StoreUnavailable) -> None:
-        """Let nobody wait for its own attempts to reach a server that was out of reach just now."""
-        while (job := self._waiting.begin(write=True)) is not None:
-            job.result.set_exception(error)
 
 
 def engine_of(url: str, session: Mapping[str, str] = _SESSION) -> AsyncEngine:

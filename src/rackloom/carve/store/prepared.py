@@ -127,10 +127,17 @@ class _StatementText:
 
     def rows(self, conn: sa.Connection, parameters: Mapping[str, object]) -> Sequence[Any]:
         """The rows as the driver gives them."""
-        raise NotImplementedError
+        # The driver's list, not its cursor: an open one would keep the statement in use.
+        found: Sequence[Any] = self._execute(conn, parameters).fetchall()
+        return found
 
     def change(self, conn: sa.Connection, parameters: Mapping[str, object]) -> int:
         """Change rows; returns how many."""
+        changed: int = self._execute(conn, parameters).rowcount
+        return changed
+
+    def _execute(self, conn: sa.Connection, parameters: Mapping[str, object]) -> Any:
+        """The driver's cursor after the statement has run."""
         raise NotImplementedError
 
     def change_each(self, conn: sa.Connection, rows: Iterable[Mapping[str, object]]) -> None:
@@ -178,15 +185,6 @@ class _StatementText:
 class _SqliteText(_StatementText):
     """Run at a connection of sqlite3."""
 
-    def rows(self, conn: sa.Connection, parameters: Mapping[str, object]) -> Sequence[Any]:
-        # The driver's list, not its cursor: an open one would keep the statement in use.
-        found: list[Any] = self._execute(conn, parameters).fetchall()
-        return found
-
-    def change(self, conn: sa.Connection, parameters: Mapping[str, object]) -> int:
-        changed: int = self._execute(conn, parameters).rowcount
-        return changed
-
     def change_each(self, conn: sa.Connection, rows: Iterable[Mapping[str, object]]) -> None:
         driver: Any = conn.connection.dbapi_connection
         driver.executemany(self._text, [self._ordered(row) for row in rows])
@@ -206,14 +204,6 @@ class _PostgresText(_StatementText):
             # Otherwise SQLAlchemy would ask for the key of the new row, which nobody reads.
             statement = statement.inline()
         super().__init__(statement, values, dialect)
-
-    def rows(self, conn: sa.Connection, parameters: Mapping[str, object]) -> Sequence[Any]:
-        found: Sequence[Any] = self._execute(conn, parameters).fetchall()
-        return found
-
-    def change(self, conn: sa.Connection, parameters: Mapping[str, object]) -> int:
-        changed: int = self._execute(conn, parameters).rowcount
-        return changed
 
     def change_each(self, conn: sa.Connection, rows: Iterable[Mapping[str, object]]) -> None:
         given = [self._ordered(row) for row in rows]

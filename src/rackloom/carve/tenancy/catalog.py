@@ -44,8 +44,6 @@ from rackloom.carve.store.schema import site as site_table
 from rackloom.carve.store.values import (
     MAX_KEPT_BYTES,
     IdFactory,
-    RefusalKind,
-    Rejected,
     Status,
     conflict,
     forbidden,
@@ -121,8 +119,7 @@ def merged_extra(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[
     """The fields without a meaning here that an object keeps after a change. Raises Rejected if too large."""
     merged = {**before, **changed}
     if changed and has_too_large_fields(merged):
-        raise Rejected(
-            RefusalKind.INVALID,
+        raise invalid(
             f"the fields that have no meaning here take more than {MAX_KEPT_BYTES} bytes together",
             nearest_fix="leave some of them out",
         )

@@ -54,15 +54,7 @@ from rackloom.carve.store.schema import (
     tenant_quota,
     tenant_total,
 )
-from rackloom.carve.store.values import (
-    IdFactory,
-    RefusalKind,
-    Rejected,
-    Status,
-    forbidden,
-    invalid,
-    not_found,
-)
+from rackloom.carve.store.values import IdFactory, Status, conflict, forbidden, invalid, not_found
 from rackloom.carve.tenancy import catalog
 from rackloom.carve.tenancy.placement import count_reserved_trays, idle_reserved_machines
 from rackloom.core.place.promises import AllocationUse
@@ -244,8 +236,7 @@ def check_quota(use: AllocationUse, requested: int, reserved: int) -> None:
     reason = f"Tenant has reached the maximum number of Instances for Instance Type. {numbers}"
     if use.lacking(requested, requested):
         raise forbidden(reason)
-    raise Rejected(
-        RefusalKind.FORBIDDEN,
+    raise forbidden(
         f"{reason}, Reserved: {use.idle}",
         nearest_fix="use the machines that are reserved for the organisation, or have the provider of the"
         " site shrink the reservation or allocate more",
@@ -372,14 +363,12 @@ def _check_unused_quota(conn: sa.Connection, tenant_id: str, less: Mapping[str, 
         use = uses[type_id]
         # A constraint may always grow, also where more is in use or reserved than allocated.
         if value > max(0, use.unused):
-            raise Rejected(
-                RefusalKind.CONFLICT,
+            raise conflict(
                 f"{value - use.unused} machines of Instance Type {type_id} are in use",
                 nearest_fix="release Instances of that Instance Type first",
             )
         if value > max(0, use.unreserved):
-            raise Rejected(
-                RefusalKind.CONFLICT,
+            raise conflict(
                 f"{value - use.unreserved} machines of Instance Type {type_id} are in use or reserved",
                 nearest_fix="shrink the Tray Reservations of the Tenant first",
             )

@@ -38,12 +38,12 @@ from rackloom.carve.store.schema import (
     instance,
     machine,
     machine_gpu,
+    nvlink_interface,
     reserved_tray,
     tenant,
     tray_reservation,
 )
-from rackloom.carve.store.values import RefusalKind, Rejected, Status
-from rackloom.carve.tenancy.interfaces import partition_members
+from rackloom.carve.store.values import RefusalKind, Rejected, Status, conflict
 from rackloom.core.partitions.domain import GpuHealth
 from rackloom.core.place.instance_trays import (
     DomainFreeTrays,
@@ -127,8 +127,7 @@ def idle_reserved_machines(conn: sa.Connection, tenant_id: str, now: float) -> M
 def check_unreserved(conn: sa.Connection, machine_ids: Collection[str], now: float) -> None:
     """Refuse a change of machines that are reserved: it would take them from the reservation."""
     for tray in reserved_trays(conn, now, machine_ids).values():
-        raise Rejected(
-            RefusalKind.CONFLICT,
+        raise conflict(
             f"Machine {tray.machine_id} is {tray.text()}",
             nearest_fix=f"remove it from reservation {tray.reservation_id} first",
         )
@@ -272,6 +271,28 @@ class MachineSlot(NamedTuple):
 
 MachineOrSlot = str | MachineSlot
 """An unhealthy or shut machine by its id, or a slot for any other."""
+
+
+def partition_members(conn: sa.Connection, logical_partitions: Collection[str]) -> dict[str, dict[str, int]]:
+    """Logical partition -> domain -> how many GPUs are, or shall be, in it."""
+    partition = nvlink_interface.c.logical_partition_id
+    counted = (
+        sa.select(partition, machine.c.domain, sa.func.count().label("members"))
+        .select_from(nvlink_interface)
+        .join(instance, instance.c.id == nvlink_interface.c.instance_id)
+        .join(machine, machine.c.id == instance.c.machine_id)
+        .where(
+            partition.in_(logical_partitions),
+            nvlink_interface.c.status != Status.DELETING,
+            instance.c.status != Status.TERMINATING,
+            machine.c.domain.is_not(None),
+        )
+        .group_by(partition, machine.c.domain)
+    )
+    found: dict[str, dict[str, int]] = {}
+    for row in conn.execute(counted):
+        found.setdefault(row.logical_partition_id, {})[row.domain] = row.members
+    return found
 
 
 def place_instances(

@@ -13,14 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.observation import latest
-from rackloom.carve.store.schema import (
-    allocation,
-    allocation_constraint,
-    instance,
-    machine,
-    tenant,
-    vpc,
-)
+from rackloom.carve.store.schema import allocation, allocation_constraint, instance, machine, tenant, vpc
 from rackloom.carve.tenancy import catalog, outdated
 from rackloom.core.place.promises import still_promised
 

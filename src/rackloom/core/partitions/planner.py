@@ -72,9 +72,7 @@ class PlanningInput(NamedTuple):
 
 
 def make_plan(
-    intent: DomainIntent,
-    observation: DomainObservation,
-    failed: FailedOperations = NONE_FAILED,
+    intent: DomainIntent, observation: DomainObservation, failed: FailedOperations = NONE_FAILED
 ) -> PartitionPlan:
     """The next operations for one domain; none when nothing can or need be done.
 

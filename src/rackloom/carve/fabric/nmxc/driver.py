@@ -60,29 +60,6 @@ DEFAULT_MULTICAST_GROUPS = 16
 creation."""
 
 
-def creation_request(
-    operation: CreatePartition, gateway_id: str, multicast_groups: int
-) -> pb.CreatePartitionRequest:
-    """A GUID-based partition; the controller chooses the id."""
-    return pb.CreatePartitionRequest(
-        context=pb.Context(),
-        name=operation.name,
-        gpu_resource_id=[pb.GpuResourceId(gpu_uid=guid) for guid in operation.guids],
-        attr=pb.PartitionAttr(multicast_groups_limit=multicast_groups),
-        gateway_id=gateway_id,
-    )
-
-
-def deletion_request(operation: DeletePartition, gateway_id: str) -> pb.DeletePartitionRequest:
-    """Deletion by id and name: the controller refuses when the id means another partition by now."""
-    return pb.DeletePartitionRequest(
-        context=pb.Context(),
-        partition_id=pb.PartitionId(partition_id=operation.partition_id),
-        name=operation.name,
-        gateway_id=gateway_id,
-    )
-
-
 def membership_request(operation: AddGpus | RemoveGpus, gateway_id: str) -> pb.UpdatePartitionRequest:
     """Addition or removal of members, by id and name as for a deletion."""
     return pb.UpdatePartitionRequest(
@@ -251,7 +228,15 @@ class NmxcDriver:
             case CreatePartition():
                 return await self._create(operation)
             case DeletePartition():
-                await self._session.call("DeletePartition", deletion_request(operation, gateway))
+                await self._session.call(
+                    "DeletePartition",
+                    pb.DeletePartitionRequest(
+                        context=pb.Context(),
+                        partition_id=pb.PartitionId(partition_id=operation.partition_id),
+                        name=operation.name,
+                        gateway_id=gateway,
+                    ),
+                )
             case AddGpus():
                 await self._session.call("AddGpusToPartition", membership_request(operation, gateway))
             case RemoveGpus():
@@ -281,7 +266,11 @@ class NmxcDriver:
             domain, "GetPartitionInfoList", pb.GetPartitionInfoListRequest(**client)
         )
         known = self._last
-        lists = self._lists_of(gpus, partitions)
+        # What these answers say; the values of the last answers where those were the same, byte for byte.
+        answers = gpus.SerializeToString(deterministic=True), partitions.SerializeToString(deterministic=True)
+        if self._last is None or self._last[0] != answers:
+            self._last = answers, read_lists(gpus, partitions)
+        lists = self._last[1]
         if self._free_groups is None or self._last is not known:
             self._free_groups = await self._read_free_groups(domain, pb.GetDomainStateInfoRequest(**client))
         return DomainObservation(
@@ -292,15 +281,6 @@ class NmxcDriver:
             observed_at=observed_at,
             uncertain=lists.uncertain,
         )
-
-    def _lists_of(
-        self, gpus: pb.GetGpuInfoListResponse, partitions: pb.GetPartitionInfoListResponse
-    ) -> DomainLists:
-        """What these answers say; the values of the last answers where those were the same, byte for byte."""
-        answers = gpus.SerializeToString(deterministic=True), partitions.SerializeToString(deterministic=True)
-        if self._last is None or self._last[0] != answers:
-            self._last = answers, read_lists(gpus, partitions)
-        return self._last[1]
 
     async def _limits(self, domain: str) -> DomainLimits:
         request = pb.GetDomainPropertiesRequest(context=pb.Context(), gateway_id=self._session.gateway_id)
@@ -330,7 +310,13 @@ class NmxcDriver:
         return await self._create_with(operation, 0)
 
     async def _create_with(self, operation: CreatePartition, multicast_groups: int) -> int:
-        request = creation_request(operation, self._session.gateway_id, multicast_groups)
+        request = pb.CreatePartitionRequest(
+            context=pb.Context(),
+            name=operation.name,
+            gpu_resource_id=[pb.GpuResourceId(gpu_uid=guid) for guid in operation.guids],
+            attr=pb.PartitionAttr(multicast_groups_limit=multicast_groups),
+            gateway_id=self._session.gateway_id,
+        )
         reply: pb.CreatePartitionResponse = await self._session.call("CreatePartition", request)
         if not reply.partition_id.partition_id:
             raise FabricUnavailable("CreatePartition: the reply names no partition")
