@@ -111,7 +111,7 @@ class FairShare:
         """By all together."""
 
     def take(self, owner: str, amount: int, evict: Callable[[], None]) -> HeldShare | None:
-        """A share of `amount`; None where its owner has its part already. An eviction calls `evict`."""
+        """A share of `amount`, or None if its owner has its part already. An eviction calls `evict`."""
         if amount > self._total or self._held.get(owner, 0) + amount > self._most:
             return None
         while self.held + amount > self._total:
@@ -144,11 +144,11 @@ class FairShare:
             owned.move_to_end(share)
 
     def oldest_idle(self, owner: str) -> HeldShare | None:
-        """The share that `owner` would lose first; None where it has none, or needs all."""
+        """The share that `owner` would lose first, or None if it has none, or needs all."""
         return next((share for share in self._shares.get(owner, ()) if not share.is_needed), None)
 
     def _victim(self, more_than: int) -> HeldShare | None:
-        """The oldest idle share of the address that holds most; None where none holds `more_than` so much."""
+        """The oldest idle share of the address that holds most, or None if none holds `more_than` so much."""
         for owner, amount in sorted(self._held.items(), key=lambda item: -item[1]):
             if amount <= more_than:
                 return None

@@ -80,7 +80,7 @@ _NAME_ENDS = "@"
 
 
 def client_address(peer: str) -> str:
-    """The `plain_address` of the client, from what gRPC calls the peer of a call; empty if unknown."""
+    """The `plain_address` of the client, from what gRPC calls the peer of a call, or empty if unknown."""
     return plain_address(_own_name(peer).partition(_NAME_ENDS)[2])
 
 

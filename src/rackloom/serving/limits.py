@@ -46,7 +46,7 @@ class HttpLimits(ConnectionLimits, frozen=True, kw_only=True):
     body_seconds: float = 20.0
     """From the end of the head to the end of the body."""
     answer_seconds: float | None = None
-    """From the end of the request to the end of its answer; None where answers are streams without an end."""
+    """From the end of the request to the end of its answer, or None if answers are streams without an end."""
     unread_seconds: float = 30.0
     """While more of the answer waits than the kernel takes, because the client does not read."""
     idle_seconds: int = 5
@@ -74,7 +74,7 @@ class GrpcLimits(ConnectionLimits, frozen=True, kw_only=True):
     idle_seconds: float | None = 300.0
     """Without a call."""
     age_seconds: float | None = None
-    """Then a connection takes no more calls; None where subscriptions stay for as long as they like."""
+    """Then a connection takes no more calls, or None if subscriptions stay for as long as they like."""
     files_of_a_connection: ClassVar[int] = 3
     """The connection, and both ends of the one to gRPC."""
 

@@ -20,7 +20,7 @@ generated from the published description reject a whole response for an unknown 
 import secrets
 from collections import namedtuple
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Annotated, Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -497,18 +497,12 @@ def shown_instance_status(status: str) -> str:
     return Status.CONFIGURING if status == Status.UNKNOWN else status
 
 
-def summary_shape(row: Row) -> Json:
-    """A logical partition, VPC or instance type in one line."""
-    return shape(wire.Summary, row)
+summary_shape, org_shape = partial(shape, wire.Summary), partial(shape, wire.Org)
+"""A logical partition, VPC or instance type in one line, and a tenant or an infrastructure provider."""
 
 
 def _site_summary(row: Row) -> Json:
     return shape(wire.SiteSummary, row, infrastructure_provider_id=row.provider_id)
-
-
-def org_shape(row: Row) -> Json:
-    """A tenant or an infrastructure provider."""
-    return shape(wire.Org, row)
 
 
 def _instance_summary(row: Row) -> Json:

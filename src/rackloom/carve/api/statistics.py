@@ -31,7 +31,7 @@ from rackloom.carve.tenancy.outdated import shown_gpu_healths
 from rackloom.carve.tenancy.placement import UNHEALTHY_STATES
 from rackloom.carve.tenancy.statistics import AllocatedMachines, MachineUse, StatusCounts
 from rackloom.core.partitions.domain import GpuHealth
-from rackloom.core.place.promises import still_promised
+from rackloom.core.place.instance_trays import still_promised
 
 # Query parameters.
 

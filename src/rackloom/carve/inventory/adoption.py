@@ -31,7 +31,7 @@ from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, check
 from rackloom.carve.tenancy import catalog, entitlements, instance_creation, logical_partitions, placement
 from rackloom.carve.tenancy.instance_creation import CreationPlan, InstanceRequest, MachineAssignment
 from rackloom.core.partitions.domain import ObservedPartition
-from rackloom.core.place.promises import AllocationUse
+from rackloom.core.place.instance_trays import AllocationUse
 
 
 class PartitionOwner(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ def adopt_for_owner(
     """Adopt a found partition for `owner`; returns what was created, in words."""
     for text in (owner.org, owner.vpc, owner.logical_partition):
         check_name(text)
-    trays = _trays_of(conn, found.adoptable_partition(conn, domain, name, order.valid_from))
+    trays = _trays_of(conn, found.foreign_partition(conn, domain, name, order.valid_from)[1])
     maker = _OwnerMaker(conn, owner, catalog.get_site(conn, _site_of(trays)), order.now, ids)
     empty = [tray for tray in trays if tray.instance_id is None]
     maker.ensure_allocation(f"partition {name} of {domain}", empty)

@@ -34,7 +34,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     chassis_serials: tuple[str, ...]
     domain: str | None
-    """Domain uuid that it last answered with; None until it has answered."""
+    """Domain uuid that it last answered with, or None until it has answered."""
 
 
 def all_endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:

@@ -333,14 +333,19 @@ def seed_embedded_site(
     changes nothing else.
     """
     provider = entitlements.ensure_provider(conn, org, now, ids)
-    site_id = _seed_site(conn, provider.id, racks.name, now, ids)
+    found = find_row(conn, site, name=racks.name)
+    policy = DefaultPartitionPolicy.NONE
+    site_id = str(found.id) if found else _insert_site(conn, provider.id, racks.name, policy, now, ids)
     type_id = _seed_instance_type(conn, provider.id, site_id, profile, now, ids)
     _seed_machines(conn, site_id, type_id, [tray for domain in racks.domains for tray in domain.trays], now)
     for domain in racks.domains:
         serials = {tray.chassis_serial for tray in domain.trays}
         endpoints.register_endpoint(conn, endpoint_urls[domain.uuid], serials, now, ids)
-    entitlements.ensure_tenant(conn, org, now, ids)
-    for tenant_id in _tenants_with_everything(conn, org):
+    # The embedding org, and every tenant that has an allocation of everything.
+    own = entitlements.ensure_tenant(conn, org, now, ids).id
+    everything = allocation.c.name == entitlements.EVERYTHING_ALLOCATION
+    held = conn.execute(sa.select(allocation.c.tenant_id).where(everything).distinct()).scalars()
+    for tenant_id in sorted({own, *held}):
         entitlements.grant_everything(conn, tenant_id, now, ids)
     return site_id
 
@@ -348,13 +353,6 @@ def seed_embedded_site(
 def machine_id_of_tray(tray: MachineRecord | ComputeTray) -> str:
     """The machine id of a tray: where it sits, as letters that are safe in a URL."""
     return f"{tray.chassis_serial}-{tray.slot}".lower()
-
-
-def _seed_site(conn: sa.Connection, provider_id: str, name: str, now: float, ids: IdFactory) -> str:
-    found = find_row(conn, site, name=name)
-    if found is not None:
-        return str(found.id)
-    return _insert_site(conn, provider_id, name, DefaultPartitionPolicy.NONE, now, ids)
 
 
 def _seed_instance_type(
@@ -393,13 +391,3 @@ def _seed_machines(
         for module in range(1, len(tray.gpus) + 1)
     ]
     conn.execute(sa.insert(machine_gpu), gpus)
-
-
-def _tenants_with_everything(conn: sa.Connection, org: str) -> list[str]:
-    """The embedding org, and every tenant that has an allocation of everything."""
-    held = (
-        sa.select(allocation.c.tenant_id)
-        .where(allocation.c.name == entitlements.EVERYTHING_ALLOCATION)
-        .distinct()
-    )
-    return sorted({entitlements.get_tenant(conn, org).id, *conn.execute(held).scalars()})

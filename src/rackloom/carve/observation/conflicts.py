@@ -47,7 +47,7 @@ class ControllerReading(msgspec.Struct, frozen=True):
 
 
 def compare_readings(first: ControllerReading, second: ControllerReading, changed_at: float) -> str | None:
-    """The reason why the two readings of one domain conflict; None when they agree.
+    """The reason why the two readings of one domain conflict, or None if they agree.
 
     `changed_at` is when the site last changed partitions of the domain.
     """
@@ -145,7 +145,7 @@ class ControllerConflict(msgspec.Struct, frozen=True):
     reason: str
     since: float
     rival: str | None = None
-    """The other domain, where two list the same hardware; None where controllers of one domain differ."""
+    """The other domain, where two list the same hardware, or None if controllers of one domain differ."""
 
     @property
     def domains(self) -> frozenset[str]:

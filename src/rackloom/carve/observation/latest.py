@@ -131,7 +131,7 @@ class LatestObservation(msgspec.Struct, frozen=True):
     doubt: str
     """For tenants: it contains no text of a controller, which may hold addresses."""
     unknown_since: float | None = None
-    """Since when the domain is unreadable or in conflict; None when it is known, or was never read."""
+    """Since when the domain is unreadable or in conflict, or None if it is known, or was never read."""
     cause: str | None = None
     """What controllers answered or listed, with their addresses: for those who operate the domain."""
     others: tuple[DomainObservation, ...] = ()
@@ -211,7 +211,7 @@ def _unknown_domains(
 
 
 def _why_unknown(domain: str, rows: Sequence[sa.Row[Any]]) -> LatestObservation | None:
-    """Why no reading of the domain counts; None when the newest valid one does."""
+    """Why no reading of the domain counts, or None if the newest valid one does."""
     # Every row of a domain carries the conflict of the domain. It counts while any controller can be read:
     # when all are lost, the domain is unknown since then, which is the older and simpler truth.
     readable = [row for row in rows if row.unknown_since is None]
@@ -262,7 +262,7 @@ def is_standby(conn: sa.Connection, endpoint_id: str, domain: str) -> bool:
 
 
 def last_lost_row(rows: Iterable[sa.Row[Any]]) -> sa.Row[Any] | None:
-    """Of rows with `LISTS_GPUS`: the one whose loss made the domain unknown; None if none is lost.
+    """Of rows with `LISTS_GPUS`: the one whose loss made the domain unknown, or None if none is lost.
 
     The loss of a standby, which lists no GPU, makes nothing unknown, unless all lost ones list none.
     """
@@ -315,7 +315,7 @@ def decode_facts(facts: str) -> DomainObservation:
 
 
 def read_at(conn: sa.Connection, endpoint_id: str) -> float | None:
-    """When the newest reading of the endpoint began; None without a reading."""
+    """When the newest reading of the endpoint began, or None without a reading."""
     times = conn.execute(_TIMES, {"through": endpoint_id}).one_or_none()
     return None if times is None else times[0]
 

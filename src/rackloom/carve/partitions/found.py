@@ -110,7 +110,7 @@ def adopt_partition(
     conn: sa.Connection, domain: str, name: str, logical_partition_id: str, order: OperatorOrder
 ) -> Changed[None]:
     """Make a found partition the physical partition of a logical partition in its domain."""
-    readings, partition = _foreign_partition(conn, domain, name, order.valid_from)
+    readings, partition = foreign_partition(conn, domain, name, order.valid_from)
     row = conn.execute(
         sa.select(logical_partition).where(logical_partition.c.id == logical_partition_id)
     ).one_or_none()
@@ -139,7 +139,7 @@ def adopt_partition(
 
 def release_partition(conn: sa.Connection, domain: str, name: str, order: OperatorOrder) -> Changed[None]:
     """Let the reconciler remove a found partition; the record says who ordered it and why."""
-    readings, partition = _foreign_partition(conn, domain, name, order.valid_from)
+    readings, partition = foreign_partition(conn, domain, name, order.valid_from)
     return _record_takeover(conn, readings, partition, RELEASED_OWNER, Step.RELEASE, order)
 
 
@@ -150,15 +150,13 @@ def give_up_partition(conn: sa.Connection, domain: str, name: str) -> None:
         ownership.update_foreign_trays(conn, domain, readings)
 
 
-def adoptable_partition(conn: sa.Connection, domain: str, name: str, valid_from: float) -> ObservedPartition:
-    """The foreign partition of that name. Raises Rejected if it may be neither adopted nor released."""
-    return _foreign_partition(conn, domain, name, valid_from)[1]
-
-
-def _foreign_partition(
+def foreign_partition(
     conn: sa.Connection, domain: str, name: str, valid_from: float
 ) -> tuple[Sequence[DomainObservation], ObservedPartition]:
-    """The valid readings of `domain`, the newest first, and the partition as the newest shows it."""
+    """The valid readings of `domain`, the newest first, and the partition as the newest shows it.
+
+    Raises Rejected if it may be neither adopted nor released.
+    """
     known = latest.latest_of_domain(conn, domain, valid_from)
     if known.observation is None:
         raise conflict(f"What the domain holds cannot be told: {known.operators_doubt}")

@@ -167,7 +167,7 @@ def record_operator_takeover(
     partition: ObservedPartition,
     order: OperatorOrder,
 ) -> int:
-    """Record that an operator took over a found partition; nothing is requested from the fabric."""
+    """Record that an operator took over a found partition. Nothing is requested from the fabric."""
     through = sa.select(sa.func.min(endpoint.c.id)).where(endpoint.c.domain == observation.domain)
     row = {
         "endpoint_id": conn.execute(through).scalar_one(),

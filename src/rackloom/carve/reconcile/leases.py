@@ -34,7 +34,7 @@ from rackloom.carve.store.schema import replica
 def try_acquire_lease(
     conn: sa.Connection, endpoint_id: str, holder: str, now: float, until: float
 ) -> Lease | None:
-    """Take the endpoint's lease until `until`; None while another holder's runs.
+    """Take the endpoint's lease until `until`. Returns None while another holder's lease runs.
 
     Invariant: the epoch grows with each acquisition and release, and never shrinks. Each lease value that
     was ever handed out is therefore valid in at most one period.

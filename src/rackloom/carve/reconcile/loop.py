@@ -383,7 +383,7 @@ class Reconciler:
     def wake(self, domains: frozenset[str], org: str = "") -> None:
         """Start a pass over these domains now, and over endpoints whose domain is not known yet.
 
-        `org` is the organisation that waits for it; empty for the site itself.
+        `org` is the organisation that waits for it, or empty for the site itself.
         """
         if not domains:
             # What changed has no domain yet: it may be an endpoint.

@@ -10,7 +10,7 @@ change creates is found in its result. A change of several objects has an entry 
 
 `RequestAudit` is what the interfaces share. Refused requests are counted in it, in groups
 (`core.refusal_log`), until a background job writes them: a flood of them costs no transactions of its
-own. Those that are not written when the process is killed are lost; nothing was changed by them.
+own. Those that are not written when the process is killed are lost. Nothing was changed by them.
 """
 
 import itertools

@@ -45,7 +45,7 @@ class RefusalKind(StrEnum):
 
 
 class Rejected(Refused):
-    """A request that a rule of the site refuses; nothing was changed."""
+    """A request that a rule of the site refuses. Nothing was changed."""
 
     def __init__(
         self,

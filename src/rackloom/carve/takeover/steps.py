@@ -351,7 +351,7 @@ def _adopt(conn: sa.Connection, step: AdoptPartition, order: StepOrder) -> froze
 
 
 def _uses_of_tenant(conn: sa.Connection, tenant_id: str) -> str:
-    """The kinds of objects that an organisation has; empty when it has none."""
+    """The kinds of objects that an organisation has, or empty if it has none."""
     kinds = {
         "allocations": allocation,
         "logical partitions": logical_partition,

@@ -27,7 +27,7 @@ from rackloom.carve.tenancy.placement import (
     unhealthy_gpus,
     unlisted_gpus,
 )
-from rackloom.core.place.promises import AllocationUse
+from rackloom.core.place.instance_trays import AllocationUse
 
 
 class InstanceTypeCapacity(msgspec.Struct, frozen=True):

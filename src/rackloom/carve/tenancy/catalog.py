@@ -52,7 +52,7 @@ from rackloom.carve.store.values import (
     not_found,
 )
 from rackloom.carve.tenancy.placement import check_unreserved, is_cordoned, is_shut, reserved_trays
-from rackloom.core.place.promises import still_promised
+from rackloom.core.place.instance_trays import still_promised
 from rackloom.topology.part_names import canonical_name, read_part_name
 
 # Sites.
@@ -95,7 +95,7 @@ def update_site(
     extra: Mapping[str, Any],
     now: float,
 ) -> None:
-    """Change a site; None leaves a field or a capability as it is."""
+    """Change a site. None leaves a field or a capability as it is."""
     site = get_site(conn, site_id)
     if site.provider_id != provider_id:
         raise forbidden("Site is not associated with org's Infrastructure Provider")
@@ -111,7 +111,7 @@ def update_site(
 
 
 def changed_values(row: sa.Row[Any], **wanted: object) -> dict[str, Any]:
-    """The columns of `row` that get another value; None leaves a column as it is."""
+    """The columns of `row` that get another value. None leaves a column as it is."""
     return {key: value for key, value in wanted.items() if value not in (None, row._mapping[key])}
 
 
@@ -167,7 +167,7 @@ def machine_ids_named(conn: sa.Connection, names: Collection[str]) -> set[str]:
 
 @cache
 def machine_listing() -> sa.Select[Any]:
-    """Machines with their instance (instance_id, tenant_id; None when free), shown_status, cordon_reason."""
+    """Machines with their instance (instance_id, tenant_id, or None if free), shown_status, cordon_reason."""
     return sa.select(
         machine,
         instance.c.id.label("instance_id"),
@@ -206,7 +206,7 @@ def largest_domain_size(conn: sa.Connection, site_id: str) -> int:
 
 
 def domains_of_machines(conn: sa.Connection, machine_ids: Collection[str]) -> dict[str, str | None]:
-    """The NVLink domain of each machine; None until a switch controller reports it."""
+    """The NVLink domain of each machine, or None until a switch controller reports it."""
     rows = conn.execute(sa.select(machine.c.id, machine.c.domain).where(machine.c.id.in_(machine_ids)))
     return {row.id: row.domain for row in rows}
 
@@ -334,7 +334,7 @@ def update_instance_type(
     capabilities: Sequence[MachineCapabilities] | None,
     now: float,
 ) -> None:
-    """Change an instance type; None leaves a field. What runs on it keeps what it has."""
+    """Change an instance type. None leaves a field. What runs on it keeps what it has."""
     kind = instance_type_of_provider(conn, provider_id, type_id)
     changes = changed_values(
         kind, name=name, description=description, labels=labels, capabilities=capabilities

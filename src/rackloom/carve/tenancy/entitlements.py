@@ -1,7 +1,7 @@
 """Who may use and operate what: tenants, providers, allocations, operated hardware, and quotas of objects.
 
 An organization can be a tenant, an infrastructure provider, or both. An allocation lets a tenant use a
-number of machines of an instance type at a site. `core.place.promises` says what they hold, beside the
+number of machines of an instance type at a site. `core.place.instance_trays` defines the promise, beside the
 trays that are reserved for the tenant and idle. `check_quota` refuses more instances than that; a
 constraint can never shrink below what the tenant uses or has reserved.
 `grant_everything` gives a tenant every machine of every type, for an embedded site.
@@ -57,7 +57,7 @@ from rackloom.carve.store.schema import (
 from rackloom.carve.store.values import IdFactory, Status, conflict, forbidden, invalid, not_found
 from rackloom.carve.tenancy import catalog
 from rackloom.carve.tenancy.placement import count_reserved_trays, idle_reserved_machines
-from rackloom.core.place.promises import AllocationUse
+from rackloom.core.place.instance_trays import AllocationUse
 
 # Organizations as tenants and providers.
 
@@ -262,7 +262,7 @@ def update_allocation(
     description: str | None,
     now: float,
 ) -> None:
-    """Change the name or the description; None leaves it."""
+    """Change the name or the description. None leaves it."""
     row = get_allocation(conn, provider_id, allocation_id)
     changes = catalog.changed_values(row, name=name, description=description)
     if "name" in changes:
@@ -489,7 +489,7 @@ def quotas_of_tenant(conn: sa.Connection, tenant_id: str, now: float) -> list[Qu
 def set_quotas(
     conn: sa.Connection, tenant_id: str, limits: Mapping[QuotaKind, int | None], now: float
 ) -> None:
-    """Set limits of a tenant; None returns to the default."""
+    """Set limits of a tenant. None returns to the default."""
     for kind, limit in limits.items():
         delete_rows(conn, tenant_quota, tenant_id=tenant_id, kind=kind)
         if limit is not None:

@@ -63,7 +63,7 @@ class Identities(msgspec.Struct, frozen=True):
 
 
 def read_revision(conn: sa.Connection) -> str:
-    """A value that differs after every change here; empty before the first."""
+    """A value that differs after every change here, or empty before the first."""
     row = find_row(conn, identity_revision, id=_REVISION_ID)
     return "" if row is None else str(row.revision)
 

@@ -47,8 +47,7 @@ from rackloom.carve.store.values import (
 from rackloom.carve.tenancy import catalog, entitlements, logical_partitions, placement, status
 from rackloom.carve.tenancy.entitlements import QuotaKind, check_object_quota
 from rackloom.core.partitions.status_rules import WAITING_REASON
-from rackloom.core.place.instance_trays import TrayChoice, TrayRequest
-from rackloom.core.place.promises import AllocationUse
+from rackloom.core.place.instance_trays import AllocationUse, TrayChoice, TrayRequest
 
 # Warnings.
 

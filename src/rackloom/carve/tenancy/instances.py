@@ -60,7 +60,7 @@ def update_instance(
     now: float,
     ids: IdFactory,
 ) -> Changed[None]:
-    """Change an instance; None leaves a field, and an empty list of interfaces detaches every GPU."""
+    """Change an instance. None leaves a field, and an empty list of interfaces detaches every GPU."""
     instance = get_instance(conn, tenant_id, instance_id)
     if instance.status == Status.TERMINATING:
         raise conflict("Instance is terminating and cannot be changed")

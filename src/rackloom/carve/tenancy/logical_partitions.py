@@ -12,7 +12,7 @@ A VPC matters here only for its optional default logical partition, which its ne
 default reserves nothing, and several VPCs may name the same logical partition. It must be the tenant's
 own, at the same site, and Ready. It cannot change while an instance of the VPC has an interface on it.
 A VPC is deleted only when it holds no instance. Fields of network virtualization are stored and
-returned; nothing here acts on them.
+returned. Nothing here acts on them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -130,7 +130,7 @@ def update_logical_partition(
     description: str | None,
     now: float,
 ) -> None:
-    """Change the name or the description; None leaves it, and nothing changed leaves `updated` too."""
+    """Change the name or the description. None leaves it, and nothing changed leaves `updated` too."""
     partition = get_logical_partition(conn, tenant_id, partition_id)
     changes = catalog.changed_values(partition, name=name, description=description)
     if "name" in changes:
@@ -292,7 +292,7 @@ def update_vpc(
     extra: Mapping[str, Any],
     now: float,
 ) -> None:
-    """Change a VPC; None leaves a field, an empty `logical_partition_id` clears the default."""
+    """Change a VPC. None leaves a field, an empty `logical_partition_id` clears the default."""
     row = get_vpc(conn, tenant_id, vpc_id)
     changes = catalog.changed_values(row, name=name, description=description)
     if "name" in changes:

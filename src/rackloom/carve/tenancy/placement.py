@@ -10,8 +10,8 @@ reservation by the same rules.
 
 Two kinds of trays are withheld:
 
-- A reserved tray waits for one organisation only, so it has one row. `in_force` of `core.place.promises`
-  decides whether its reservation counts, when it is read, with the site's clock. So all replicas agree, and
+- A reserved tray waits for one organisation only, so it has one row. `in_force` decides whether its
+  reservation counts, when it is read, with the site's clock. So all replicas agree, and
   nothing has to run when a reservation ends. Reservations are few. Their trays may be many, and are read only
   for the machines in question. `reservations` makes and changes them.
 - A tray is shut if its GPUs could not join a partition now. A partition that the site did not make holds a
@@ -48,12 +48,14 @@ from rackloom.core.partitions.domain import GpuHealth
 from rackloom.core.place.instance_trays import (
     DomainFreeTrays,
     FreeTray,
+    Reservation,
     TrayChoice,
     TrayId,
     TrayRequest,
     choose_trays,
+    in_force,
+    owners_of_trays,
 )
-from rackloom.core.place.promises import Reservation, in_force, owners_of_trays
 from rackloom.errors import Refused
 from rackloom.topology.part_names import PartName
 

@@ -28,8 +28,7 @@ from rackloom.carve.store.prepared import delete_rows, has_row, insert_row, requ
 from rackloom.carve.store.schema import instance, machine, reserved_tray, site, tenant, tray_reservation
 from rackloom.carve.store.values import IdFactory, conflict, invalid
 from rackloom.carve.tenancy import catalog, entitlements, placement
-from rackloom.core.place.instance_trays import TrayRequest
-from rackloom.core.place.promises import given_up
+from rackloom.core.place.instance_trays import TrayRequest, given_up
 
 MAX_SECONDS = 366 * 86_400.0
 """The longest time ahead: a forgotten reservation ends by itself within a year."""
@@ -92,7 +91,7 @@ def update_reservation(
     count: int | None,
     order: OperatorOrder,
 ) -> None:
-    """Change the end, the trays, or their number; None leaves it. Unused trays are given up first."""
+    """Change the end, the trays, or their number. None leaves it. Unused trays are given up first."""
     row = get_reservation(conn, provider_id, reservation_id)
     if reservation_id not in placement.reservations_in_force(conn, order.now):
         raise conflict(f"Reservation ended at {rfc3339(row.until)}", nearest_fix="make a new reservation")

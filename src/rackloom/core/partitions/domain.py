@@ -97,7 +97,7 @@ class ObservedPartition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DomainLimits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The capacity that the controller reports for the domain; None where it reports none."""
+    """The capacity that the controller reports for the domain, or None if it reports none."""
 
     max_partitions: int | None = None
     max_multicast_groups: int | None = None
@@ -246,7 +246,7 @@ class BlockedGpus(msgspec.Struct, frozen=True, kw_only=True):
     guids: tuple[int, ...]
     reason: str
     fix: str | None
-    """The nearest change that would unblock them; None where there is none."""
+    """The nearest change that would unblock them, or None if there is none."""
 
 
 class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -404,7 +404,7 @@ def is_tray_partition(logical_partition: str) -> bool:
 
 
 def tray_partition_of(gpu: ObservedGpu) -> str | None:
-    """The logical partition of the GPU's tray; None where its chassis has no usable serial."""
+    """The logical partition of the GPU's tray, or None if its chassis has no usable serial."""
     serial = gpu.chassis_serial
     # The serial becomes a part of the partition's name, and has to obey the rules of names.
     if not serial or len(serial) > MAX_CHASSIS_SERIAL or not (serial.isascii() and serial.isprintable()):
