@@ -19,9 +19,8 @@ from typing import Any
 import yaml
 
 from rackloom.app.demo.story import Evidence, NotObserved, example_directory, wait_until
-from rackloom.app.snapshot.cluster import ORG_LABEL
 from rackloom.app.twin.up import RunningTwin
-from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, ORG_LABEL
 from rackloom.core.cluster.nodes import gpus_by_node, published_devices
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,

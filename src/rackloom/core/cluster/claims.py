@@ -9,10 +9,12 @@ A part of a GPU keeps others off the whole of it. A claim that counts GPUs holds
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.allocate.objects import AllocationResult, readable
 from rackloom.core.cluster import names
 from rackloom.core.cluster.metadata import OwnerReference
 from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
@@ -35,6 +37,37 @@ def claim_users(claim: JsonMapping) -> Iterator[ClaimUser]:
             yield (meta.get("namespace") or "default", reference["name"])
 
 
+class ClaimConsumer(ApiStruct, frozen=True, kw_only=True):
+    """An object that may use a claim; `resource` is `pods` for a pod."""
+
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+def claim_consumers(claim: JsonMapping) -> tuple[ClaimConsumer, ...]:
+    """The pods for which a claim is reserved."""
+    return msgspec.convert((claim.get("status") or {}).get("reservedFor") or (), tuple[ClaimConsumer, ...])
+
+
+def is_allocated(claim: JsonMapping) -> bool:
+    """Whether a claim has what it needs, which may be no device."""
+    return (claim.get("status") or {}).get("allocation") is not None
+
+
+def read_allocations(claims: Iterable[JsonMapping]) -> Iterator[AllocationResult]:
+    """What claims have, as the allocator takes it."""
+    written = ((claim.get("status") or {}).get("allocation") for claim in claims)
+    return readable(filter(None, written), AllocationResult)
+
+
+def held_devices(claim: JsonMapping) -> Iterator[tuple[str, str, str]]:
+    """Driver, pool and name of each device that a claim keeps from others."""
+    for device in allocated_devices(claim):
+        if not device.get("adminAccess"):
+            yield device["driver"], device["pool"], device["device"]
+
+
 def unknown_holder(claim: JsonMapping) -> TrayHold:
     """A user that is not among the pods. The space in its name keeps it apart from every gang."""
     meta = claim.get("metadata") or {}
@@ -49,14 +82,13 @@ def claim_holds(
 ) -> Iterator[TrayHold]:
     """GPUs and the IMEX channel of a claim, as its holder has them. `driver` is that of GPUs."""
     gpus: dict[str, set[str]] = defaultdict(set)
-    for device in allocated_devices(claim):
-        key = (device["pool"], device["device"])
-        if device["driver"] == driver and not device.get("adminAccess"):
+    for of, pool, name in held_devices(claim):
+        if of == driver:
             # A device that is published no more is still held. Drivers name the pool like the node.
-            known = published.get(key) or PublishedDevice(key[0], "/".join(key), is_whole=True)
+            known = published.get((pool, name)) or PublishedDevice(pool, f"{pool}/{name}", is_whole=True)
             gpus[known.node].add(known.gpu)
-        elif is_imex_channel(device["driver"], device["device"]):
-            yield replace(holder, tray=device["pool"], channel=True)
+        elif is_imex_channel(of, name):
+            yield replace(holder, tray=pool, channel=True)
     yield from (replace(holder, tray=node, gpus=len(held)) for node, held in gpus.items())
 
 

@@ -121,10 +121,15 @@ def deletion_time(obj: JsonMapping) -> float | None:
 
 def field_managers(obj: JsonMapping, label: str | None = None) -> Iterator[str]:
     """The programs that wrote fields of an object, or one label of it."""
+    return (manager for manager, _ in field_writes(obj, label))
+
+
+def field_writes(obj: JsonMapping, label: str | None = None) -> Iterator[tuple[str, float | None]]:
+    """The same programs, and when each last changed any of its fields, in seconds since 1970."""
     for entry in _metadata(obj).get("managedFields") or ():
         fields = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
         if label is None or f"f:{label}" in (fields.get("f:labels") or {}):
-            yield entry.get("manager") or ""
+            yield entry.get("manager") or "", epoch_seconds(entry.get("time") or "")
 
 
 def conditions_of(obj: JsonMapping) -> tuple[Condition, ...]:

@@ -17,7 +17,7 @@ Source: kube-scheduler, plugins NodeUnschedulable, TaintToleration and NodeResou
 (`shouldDelegateResourceToDRA`); KEP-5004.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -34,14 +34,26 @@ _UNREADY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachab
 """Taints by which the node controller repeats the Ready condition of the node."""
 
 
-class _Taint(ApiStruct, frozen=True):
+class Taint(ApiStruct, frozen=True):
+    """A taint of a node, or of a device."""
+
     key: str
-    effect: TaintEffect
+    effect: str
     value: str | None = None
+    time_added: str | None = None
+
+    @property
+    def text(self) -> str:
+        """`key=value:effect`."""
+        return f"{self.key}{f'={self.value}' if self.value else ''}:{self.effect}"
+
+
+class _NodeTaint(Taint, frozen=True):
+    effect: TaintEffect
 
 
 class _NodeSpec(ApiStruct, frozen=True):
-    taints: tuple[_Taint, ...] | None = None
+    taints: tuple[_NodeTaint, ...] | None = None
     unschedulable: bool | None = None
 
 
@@ -127,6 +139,44 @@ class SliceShape(ApiStruct, frozen=True):
     spec: _SliceSpec
 
 
+class SlicePool(msgspec.Struct, frozen=True):
+    """The pool of a slice."""
+
+    driver: str
+    name: str
+    generation: int
+    count: int
+    """The slices that the pool has in this generation."""
+
+
+def slice_pool(slice_: JsonMapping) -> SlicePool:
+    """The pool that a slice is a part of. It counts in its newest generation, once all its slices exist."""
+    spec = slice_["spec"]
+    pool = spec["pool"]
+    return SlicePool(
+        spec["driver"], pool["name"], pool.get("generation") or 0, pool.get("resourceSliceCount") or 0
+    )
+
+
+def node_of_slice(slice_: JsonMapping) -> str:
+    """The node of the devices of a slice, or an empty text if several nodes have them."""
+    return slice_["spec"].get("nodeName") or ""
+
+
+def newest_slices(slices: Iterable[JsonMapping]) -> Iterator[JsonMapping]:
+    """The slices of the newest generation of each pool, pool by pool.
+
+    A driver replaces a pool slice by slice, so slices of two generations may be there at once.
+    """
+    pools: dict[tuple[str, str], list[tuple[int, JsonMapping]]] = defaultdict(list)
+    for slice_ in slices:
+        pool = slice_pool(slice_)
+        pools[pool.driver, pool.name].append((pool.generation, slice_))
+    for found in pools.values():
+        newest = max(generation for generation, _ in found)
+        yield from (slice_ for generation, slice_ in found if generation == newest)
+
+
 class PublishedDevice(msgspec.Struct, frozen=True):
     """A device of the GPU driver in a slice."""
 
@@ -142,27 +192,19 @@ PublishedDevices = Mapping[tuple[str, str], PublishedDevice]
 
 def published_devices(slices: Iterable[JsonMapping], driver: str = names.GPU_DRIVER) -> PublishedDevices:
     """GPUs and their parts in slices. A pool counts in its newest generation."""
-    newest: dict[str, int] = {}
-    found: dict[str, dict[tuple[str, str], PublishedDevice]] = {}
-    for slice_ in slices:
-        spec = slice_["spec"]
-        node, pool = spec.get("nodeName"), spec.get("pool") or {}
-        if spec.get("driver") != driver or not node:
+    found: dict[tuple[str, str], PublishedDevice] = {}
+    for slice_ in newest_slices(slices):
+        pool, node = slice_pool(slice_), node_of_slice(slice_)
+        if pool.driver != driver or not node:
             continue
-        # A driver replaces a pool slice by slice, so slices of two generations may be there at once.
-        name, generation = str(pool.get("name")), int(pool.get("generation") or 0)
-        if generation > newest.get(name, -1):
-            newest[name], found[name] = generation, {}
-        if generation < newest[name]:
-            continue
-        for device in spec.get("devices") or ():
+        for device in slice_["spec"].get("devices") or ():
             attributes = device.get("attributes") or {}
             kind, uuid, parent = (
                 (attributes.get(key) or {}).get("string") for key in ("type", "uuid", "parentUUID")
             )
-            gpu = parent or uuid or f"{name}/{device['name']}"
-            found[name][name, device["name"]] = PublishedDevice(node, gpu, is_whole_gpu(kind))
-    return {key: device for devices in found.values() for key, device in devices.items()}
+            gpu = parent or uuid or f"{pool.name}/{device['name']}"
+            found[pool.name, device["name"]] = PublishedDevice(node, gpu, is_whole_gpu(kind))
+    return found
 
 
 def gpus_by_node(published: PublishedDevices) -> Counter[str]:
@@ -179,6 +221,22 @@ def node_clique(node: JsonMapping, label: str) -> str | None:
     return None if clique is not None and clique.startswith(names.NO_CLUSTER) else clique
 
 
+def taints_of(node: JsonMapping) -> tuple[Taint, ...]:
+    """The taints of a node."""
+    return msgspec.convert((node.get("spec") or {}).get("taints") or (), tuple[Taint, ...])
+
+
+def is_cordoned(node: JsonMapping) -> bool:
+    """Whether the spec of a node keeps new pods off it."""
+    return bool((node.get("spec") or {}).get("unschedulable"))
+
+
+def container_runtime(node: JsonMapping) -> str | None:
+    """The container runtime of a node, such as containerd://2.0.1, or None if it is not known."""
+    info = (node.get("status") or {}).get("nodeInfo") or {}
+    return info.get("containerRuntimeVersion") or None
+
+
 def ready_status(node: JsonMapping) -> str | None:
     """The status of its Ready condition, or None if it has none."""
     conditions = (node.get("status") or {}).get("conditions") or ()
@@ -191,7 +249,7 @@ def closed_reasons(node: JsonMapping, tolerations: tuple[Toleration, ...] | None
     None leaves out all taints but those of the node's own state, because pods may tolerate them.
     """
     taints = list(blocking_taints(node, tolerations or ()))
-    if (node.get("spec") or {}).get("unschedulable") or _CORDON_TAINT in taints:
+    if is_cordoned(node) or _CORDON_TAINT in taints:
         yield "cordoned"
     ready = ready_status(node)
     if ready is None:

@@ -16,7 +16,14 @@ import msgspec
 
 from rackloom.core.allocate.objects import Amount, convert_object
 from rackloom.core.cluster.metadata import OwnerReference
-from rackloom.core.cluster.objects import JsonMapping, PatchOperation, add_operation, has_pod_ended
+from rackloom.core.cluster.names import DAEMON_CONTAINER
+from rackloom.core.cluster.objects import (
+    JsonMapping,
+    PatchOperation,
+    add_operation,
+    epoch_seconds,
+    has_pod_ended,
+)
 from rackloom.errors import Refused
 
 # Labels, a condition and a scheduling gate that admission writes on pods.
@@ -456,9 +463,41 @@ def narrow_nodes(
             yield add_operation(f"{path}/nodeSelectorTerms/{number}/{field}", [requirement])
 
 
+def node_of(pod: JsonMapping) -> str:
+    """The node of a pod, or an empty text until it is bound."""
+    return (pod.get("spec") or {}).get("nodeName") or ""
+
+
 def is_bound_pod(pod: JsonMapping) -> bool:
     """Whether it is on a node and has not ended."""
-    return bool((pod.get("spec") or {}).get("nodeName")) and not has_pod_ended(pod)
+    return bool(node_of(pod)) and not has_pod_ended(pod)
+
+
+def is_gated(pod: JsonMapping) -> bool:
+    """Whether a pod has scheduling gates: the scheduler does not consider it before they are removed."""
+    return bool((pod.get("spec") or {}).get("schedulingGates"))
+
+
+def refers_to_claims(pod: JsonMapping) -> bool:
+    """Whether the spec of a pod refers to claims or templates of claims."""
+    return bool((pod.get("spec") or {}).get("resourceClaims"))
+
+
+def claim_templates(pod: JsonMapping) -> dict[str, str]:
+    """The claim templates of a pod, by the names of the claims in its spec."""
+    written = (pod.get("spec") or {}).get("resourceClaims") or ()
+    return {entry["name"]: name for entry in written if (name := entry.get("resourceClaimTemplateName"))}
+
+
+def accepted_at(pod: JsonMapping) -> float | None:
+    """When the kubelet accepted a pod, in seconds since 1970, or None before that."""
+    return epoch_seconds((pod.get("status") or {}).get("startTime") or "")
+
+
+def runs_imex_daemon(pod: JsonMapping) -> bool:
+    """Whether a pod has the container of an IMEX daemon. Anybody may name a container so."""
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    return any(container.get("name") == DAEMON_CONTAINER for container in containers)
 
 
 # Owners.

@@ -20,7 +20,6 @@ from rackloom.core.domains.imex_settings import imex_settings_text
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 
 DAEMON_SERVICE_ACCOUNT = "compute-domain-daemon-service-account"
-DAEMON_CONTAINER = "compute-domain-daemon"
 _TLS = "imex-tls"
 _SCRATCH = {"run": "/run", "tmp": "/tmp"}  # noqa: S108 (of the container)
 """Directories where NVIDIA's programs may write, in memory."""
@@ -166,7 +165,7 @@ def _container(daemon: ImexDaemonSettings) -> dict[str, Any]:
     if daemon.authentication:
         mounts.append({"name": _TLS, "mountPath": "/imexd-tls", "readOnly": True})
     return {
-        "name": DAEMON_CONTAINER,
+        "name": names.DAEMON_CONTAINER,
         "image": daemon.image,
         "volumeMounts": mounts,
         "securityContext": {

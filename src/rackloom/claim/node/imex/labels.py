@@ -206,11 +206,6 @@ def label_owners(obj: Object, label: str) -> tuple[str, ...]:
     return tuple(entry["manager"] for entry in _label_entries(obj, label))
 
 
-def label_write_times(obj: Object, label: str) -> dict[str, str]:
-    """When each owner of `label` of `obj` last changed any of its fields, RFC 3339, where the object says."""
-    return {entry["manager"]: entry["time"] for entry in _label_entries(obj, label) if "time" in entry}
-
-
 def _label_entries(obj: Object, label: str) -> list[dict[str, Any]]:
     return [
         entry
