@@ -468,6 +468,11 @@ def node_of(pod: JsonMapping) -> str:
     return (pod.get("spec") or {}).get("nodeName") or ""
 
 
+def pod_address(pod: JsonMapping) -> str:
+    """The IP address of a pod, or an empty text until it has one."""
+    return (pod.get("status") or {}).get("podIP") or ""
+
+
 def is_bound_pod(pod: JsonMapping) -> bool:
     """Whether it is on a node and has not ended."""
     return bool(node_of(pod)) and not has_pod_ended(pod)
