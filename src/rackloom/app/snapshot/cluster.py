@@ -13,9 +13,10 @@ declares them.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from itertools import chain
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -58,16 +59,17 @@ from rackloom.core.diagnosis.snapshot import (
     AllocatedDevice,
     ClaimRecord,
     DeviceRecord,
+    ImexMeshRecord,
     NodeRecord,
     PodRecord,
     PoolRecord,
+    TemplateRecord,
 )
+from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.prove.collectors.cluster import ListReader, collect_cluster, controller_title
 
-# Reading.
-
-
+V = TypeVar("V")
 _FORBIDDEN = 403
 _NAMESPACES_FORBIDDEN = "namespaces may not be listed, so no tenant is shown its own pods"
 _RULES_FORBIDDEN = "DeviceTaintRules may not be listed, so devices that they taint look free"
@@ -80,16 +82,19 @@ _MOST_WITHHELD = 64
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything in a cluster that a snapshot shows."""
+    """Everything in a cluster that a snapshot shows. Its fields have the names of `SiteSnapshot`."""
 
-    evidence: ClusterEvidence
     nodes: tuple[NodeRecord, ...]
     pools: tuple[PoolRecord, ...]
     devices: tuple[DeviceRecord, ...]
     uses: tuple[AllocatedDevice, ...]
+    meshes: tuple[ImexMeshRecord, ...]
+    compute_domains: tuple[ComputeDomain, ...]
+    templates: tuple[TemplateRecord, ...]
+    claims: tuple[ClaimRecord, ...]
+    pods: tuple[PodRecord, ...]
     namespaces: Mapping[str, str]
-    """The organisation of each namespace that is labelled with one."""
-    problem: str = ""
+    problem: str
     """What could not be read nevertheless, in words."""
 
 
@@ -150,71 +155,51 @@ async def read_cluster(
     read = _list_once(api, cache, left_out)
     evidence = await collect_cluster(read, namespace, cache.each)
     slices, nodes, claims, pods = [await read(kind) for kind in _FAULTS]
-    orgs = await _org_by_namespace(api)
-    rules = await _taint_rules(api)
+    namespaces = await _unless_forbidden(api.list(NAMESPACE))
+    listed_rules = await _unless_forbidden(list_taint_rules(api.list))
+    rules = tuple(readable_rules(listed_rules or ()))
     # Only claims that may wait because of a rule are looked into.
     classes = await read(DEVICE_CLASS) if rules else []
-    # In a thread: decoding a large cluster takes long enough to delay other requests of the event loop.
-    return await asyncio.to_thread(
-        _cluster_snapshot, cache, evidence, slices, nodes, claims, pods, orgs, rules, classes, left_out
+    more = len(left_out) - _MOST_NAMED
+    problems = (
+        *([_NAMESPACES_FORBIDDEN] if namespaces is None else ()),
+        *([_RULES_FORBIDDEN] if listed_rules is None else ()),
+        *map(str, left_out[:_MOST_NAMED]),
+        *([f"{more} more objects are left out"] if more > 0 else ()),
     )
 
+    def decode() -> ClusterSnapshot:
+        published = cache.devices.of(slices, rules)
+        inputs = _RuleInputs(rules, classes, slices, claims, nodes)
+        labelled = namespaces.items if namespaces else ()
+        return ClusterSnapshot(
+            nodes=tuple(sorted(cache.each(_node_record, nodes), key=lambda node: node.name)),
+            pools=published.pools,
+            devices=published.devices,
+            uses=allocated_devices(claims, pods, cache),
+            meshes=tuple(sorted(evidence.daemons, key=lambda daemon: (daemon.domain, daemon.node))),
+            compute_domains=evidence.domains,
+            templates=evidence.templates,
+            claims=_with_withheld(evidence, cache, inputs),
+            pods=evidence.pods,
+            namespaces={
+                name_of(obj): org for obj in labelled if (org := labels_of(obj).get(names.ORG_LABEL))
+            },
+            problem="; ".join(problems),
+        )
 
-async def _taint_rules(api: Lister) -> tuple[DeviceTaintRule, ...] | None:
-    """The rules, none where the server has no such type; None if they may not be listed."""
+    # In a thread: decoding a large cluster takes long enough to delay other requests of the event loop.
+    return await asyncio.to_thread(decode)
+
+
+async def _unless_forbidden(listing: Awaitable[V]) -> V | None:
+    """The list, or None if the user may not read it."""
     try:
-        return tuple(readable_rules(await list_taint_rules(api.list)))
+        return await listing
     except KubeError as error:
         if error.code != _FORBIDDEN:
             raise
         return None
-
-
-async def _org_by_namespace(api: Lister) -> Mapping[str, str] | None:
-    """The organisation of each labelled namespace; None if namespaces may not be listed."""
-    try:
-        found = (await api.list(NAMESPACE)).items
-    except KubeError as error:
-        if not is_excused(NAMESPACE, error):
-            raise
-        return None
-    return {name_of(obj): org for obj in found if (org := labels_of(obj).get(names.ORG_LABEL))}
-
-
-def _cluster_snapshot(
-    cache: ReadCache,
-    evidence: ClusterEvidence,
-    slices: Sequence[Object],
-    nodes: list[Object],
-    claims: list[Object],
-    pods: list[Object],
-    orgs: Mapping[str, str] | None,
-    rules: tuple[DeviceTaintRule, ...] | None,
-    classes: list[Object],
-    left_out: Sequence[Unreadable],
-) -> ClusterSnapshot:
-    published = cache.devices.of(slices, rules or ())
-    daemons = sorted(evidence.daemons, key=lambda daemon: (daemon.domain, daemon.node))
-    return ClusterSnapshot(
-        evidence=msgspec.structs.replace(
-            evidence,
-            daemons=tuple(daemons),
-            claims=_with_withheld(evidence, cache, _RuleInputs(rules or (), classes, slices, claims, nodes)),
-        ),
-        nodes=tuple(sorted(cache.each(_node_record, nodes), key=lambda node: node.name)),
-        pools=published.pools,
-        devices=published.devices,
-        uses=allocated_devices(claims, pods, cache),
-        namespaces=orgs or {},
-        problem="; ".join(
-            (
-                *([_NAMESPACES_FORBIDDEN] if orgs is None else ()),
-                *([_RULES_FORBIDDEN] if rules is None else ()),
-                *map(str, left_out[:_MOST_NAMED]),
-                *([f"{more} more objects are left out"] if (more := len(left_out) - _MOST_NAMED) > 0 else ()),
-            )
-        ),
-    )
 
 
 class _RuleInputs(NamedTuple):
@@ -222,7 +207,7 @@ class _RuleInputs(NamedTuple):
 
     rules: tuple[DeviceTaintRule, ...]
     classes: list[Object]
-    slices: Sequence[Object]
+    slices: list[Object]
     claims: list[Object]
     nodes: list[Object]
 
@@ -231,7 +216,9 @@ def _with_withheld(
     evidence: ClusterEvidence, cache: ReadCache, inputs: _RuleInputs
 ) -> tuple[ClaimRecord, ...]:
     """The claims, those that wait for devices with what rules keep from them."""
-    waiting = {f"{pod.namespace}/{name}" for pod in evidence.pods for name in _claims_to_give(pod)}
+    # The scheduler does not consider pods with gates.
+    considered = (pod for pod in evidence.pods if not pod.gated)
+    waiting = {f"{pod.namespace}/{name}" for pod in considered for name in pod.claims.values()}
     pending = {claim.key for claim in evidence.claims if not claim.allocated and claim.key in waiting}
     if not inputs.rules or not pending:
         return evidence.claims
@@ -241,11 +228,6 @@ def _with_withheld(
         msgspec.structs.replace(claim, withheld=found[claim.key]) if claim.key in found else claim
         for claim in evidence.claims
     )
-
-
-def _claims_to_give(pod: PodRecord) -> Iterable[str]:
-    """Claims of a pod that the scheduler considers."""
-    return () if pod.gated else pod.claims.values()
 
 
 def _withheld(question: tuple[_RuleInputs, list[str]]) -> Mapping[str, tuple[WithheldDevice, ...]]:
@@ -290,64 +272,44 @@ def _node_record(node: Object) -> NodeRecord:
 
 
 def allocated_devices(
-    claims: Iterable[Object], pods: Iterable[Object], cache: ReadCache
+    claims: list[Object], pods: list[Object], cache: ReadCache
 ) -> tuple[AllocatedDevice, ...]:
     """Allocated devices by claim, without those that a claim may only observe."""
     users = dict(cache.each(_pod_start, pods))
-    held = sorted(cache.each(_claim_devices, claims), key=lambda claim: claim.claim)
-    inputs = {claim.claim: (claim, tuple(users.get(uid) for uid, _ in claim.users)) for claim in held}
-    return tuple(use for uses in cache.again(inputs, _claim_allocations) for use in uses)
+    inputs = {
+        name: (claim, tuple(map(users.get, uids)))
+        for claim, (name, uids) in zip(claims, cache.each(_claim_users, claims), strict=True)
+    }
+    by_name = {name: inputs[name] for name in sorted(inputs)}
+    return tuple(chain.from_iterable(cache.again(by_name, _claim_allocations)))
 
 
-class _ClaimDevices(msgspec.Struct, frozen=True):
-    """The devices of a claim, and its users as it names them."""
-
-    claim: str
-    devices: tuple[tuple[str, str, str], ...]
-    """Driver, pool and name."""
-    users: tuple[tuple[str, str], ...]
-    """UID, and namespace/name."""
+def _claim_users(claim: Object) -> tuple[str, tuple[str, ...]]:
+    return full_name(claim), tuple(user.uid for user in claim_consumers(claim))
 
 
-def _claim_devices(claim: Object) -> _ClaimDevices:
-    return _ClaimDevices(
-        claim=full_name(claim),
-        devices=tuple(held_devices(claim)),
-        users=tuple((user.uid, f"{namespace_of(claim)}/{user.name}") for user in claim_consumers(claim)),
-    )
-
-
-class _PodStart(msgspec.Struct, frozen=True):
-    """A pod that may use claims."""
-
-    name: str
-    since: float | None
-    """When its kubelet accepted it; None: it has not, or does not report it."""
-    job: str
-    """What makes it again; empty: nothing."""
+_PodStart = tuple[float | None, str]
+"""When the kubelet accepted a pod, if it reports it, and the controller that makes the pod again."""
 
 
 def _pod_start(pod: Object) -> tuple[str, _PodStart]:
-    return uid_of(pod), _PodStart(full_name(pod), accepted_at(pod), controller_title(pod))
+    return uid_of(pod), (accepted_at(pod), controller_title(pod))
 
 
-def _claim_allocations(
-    inputs: tuple[_ClaimDevices, tuple[_PodStart | None, ...]],
-) -> tuple[AllocatedDevice, ...]:
-    held, users = inputs
-    pods = [name if user is None else user.name for (_, name), user in zip(held.users, users, strict=True)]
-    since = [None if user is None else user.since for user in users]
-    first = min((at for at in since if at is not None), default=None)
-    jobs = tuple(sorted({user.job for user in users if user is not None and user.job}))
+def _claim_allocations(inputs: tuple[Object, tuple[_PodStart | None, ...]]) -> tuple[AllocatedDevice, ...]:
+    claim, users = inputs
+    since = [user[0] if user else None for user in users]
+    jobs = {job for _, job in filter(None, users) if job}
+    pods = sorted(f"{namespace_of(claim)}/{user.name}" for user in claim_consumers(claim))
     return tuple(
         AllocatedDevice(
             driver=driver,
             pool=pool,
             device=device,
-            claim=held.claim,
-            pods=tuple(sorted(pods)),
-            since=None if None in since else first,
-            jobs=jobs,
+            claim=full_name(claim),
+            pods=tuple(pods),
+            since=None if None in since else min(filter(None, since), default=None),
+            jobs=tuple(sorted(jobs)),
         )
-        for driver, pool, device in held.devices
+        for driver, pool, device in held_devices(claim)
     )

@@ -12,6 +12,7 @@ DeviceTaintRules add their taints to those that drivers publish.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -112,14 +113,17 @@ def _record(device: Device, trays: Mapping[tuple[str, str], GpuKey], rules: Rule
     taints = (*device.taints, *of_rules)
     # The API server dates each taint.
     times = [epoch_seconds(taint.time_added or "") for taint in taints if taint.effect in BLOCKING_EFFECTS]
-    tray = trays.get((device.node, key.gpu_uuid.value)) if key.gpu_uuid is not None else None
+    if key.gpu_uuid is not None and (device.node, key.gpu_uuid.value) in trays:
+        # If the two contradict each other, the key of the GPU's own device counts.
+        with suppress(Refused):
+            key = merge_keys(key, trays[device.node, key.gpu_uuid.value])
     return DeviceRecord(
         driver=device.driver,
         pool=device.pool,
         name=device.name,
         node=device.node,
         kind=_kind(device),
-        key=key if tray is None else _merged_key(key, tray),
+        key=key,
         clique=attributes.get(CLIQUE),
         pcie_root=attributes.get(_PCIE_ROOT),
         numa=attributes.get(_NUMA_NODE, attributes.get("numaNode")),
@@ -183,11 +187,3 @@ def _tray_keys(devices: Iterable[Device]) -> Iterator[tuple[tuple[str, str], Gpu
                     gpu_uuid=Fact(uuid, Source.NVML),
                 )
                 yield (device.node, uuid), key
-
-
-def _merged_key(key: GpuKey, tray: GpuKey) -> GpuKey:
-    """Both keys as one; if they contradict each other, that of the GPU's own device."""
-    try:
-        return merge_keys(key, tray)
-    except Refused:
-        return key

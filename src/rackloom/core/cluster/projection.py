@@ -7,12 +7,13 @@ is named with the same reason as in a reading of whole objects.
 `_FIELDS` declares the fields. A new field that a snapshot reads belongs there.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import field_writes
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DEVICE_CLASS,
@@ -26,26 +27,21 @@ from rackloom.core.cluster.objects import (
     JsonMapping,
     Object,
     ResourceKind,
+    pod_claim_names,
 )
 from rackloom.core.cluster.pods import refers_to_claims, runs_imex_daemon
 from rackloom.core.cluster.reader import find_fault
 
-
-class _Items(NamedTuple):
-    """Some items of a list, and the fields of each."""
-
-    is_read: Callable[[JsonMapping], bool]
-    fields: "_Fields"
-
-
 _Fields = Mapping[str, Any]
-"""The fields of a map: None keeps a value, a map or `_Items` a part of it."""
+"""The fields of a map that are kept. None keeps a value, fields keep a part of it. A predicate with fields
+keeps a part of some items of a list."""
 
 
 def _whole(*fields: str) -> _Fields:
     return dict.fromkeys(fields)
 
 
+_CLIQUE_FIELD = f"f:{names.GPU_CLIQUE_LABEL}"
 _METADATA: _Fields = {
     **_whole("namespace", "name", "uid", "resourceVersion"),
     "labels": _whole(
@@ -53,25 +49,30 @@ _METADATA: _Fields = {
         names.ORG_LABEL,
     ),
 }
-_CLIQUE_FIELD = f"f:{names.GPU_CLIQUE_LABEL}"
-_CLIQUE_WRITES = _Items(
-    lambda entry: _CLIQUE_FIELD in entry.get("fieldsV1", {}).get("f:metadata", {}).get("f:labels", {}),
-    {**_whole("manager", "time"), "fieldsV1": {"f:metadata": {"f:labels": _whole(_CLIQUE_FIELD)}}},
-)
-_READY_CONDITION = _Items(
-    lambda condition: condition.get("type") == "Ready",
-    # Without the heartbeat, which changes all the time and is not shown.
-    _whole("type", "status", "lastTransitionTime"),
-)
 _FIELDS: Mapping[ResourceKind, _Fields] = {
     RESOURCE_CLAIM_TEMPLATE: {"metadata": _METADATA},
     NAMESPACE: {"metadata": _METADATA},
     NODE: {
-        "metadata": {**_METADATA, "managedFields": _CLIQUE_WRITES},
+        "metadata": {
+            **_METADATA,
+            "managedFields": (
+                lambda write: any(
+                    field_writes({"metadata": {"managedFields": [write]}}, names.GPU_CLIQUE_LABEL)
+                ),
+                {
+                    **_whole("manager", "time"),
+                    "fieldsV1": {"f:metadata": {"f:labels": _whole(_CLIQUE_FIELD)}},
+                },
+            ),
+        },
         "spec": _whole("taints", "unschedulable"),
         "status": {
             **_whole("allocatable", "capacity"),
-            "conditions": _READY_CONDITION,
+            # Without the heartbeat, which changes all the time and is not shown.
+            "conditions": (
+                lambda known: known["type"] == "Ready",
+                _whole("type", "status", "lastTransitionTime"),
+            ),
             "nodeInfo": _whole("containerRuntimeVersion"),
         },
     },
@@ -83,9 +84,7 @@ _FIELDS: Mapping[ResourceKind, _Fields] = {
         },
         "spec": {
             **_whole("nodeName", "schedulingGates", "resourceClaims"),
-            "containers": _Items(
-                lambda container: container.get("name") == names.DAEMON_CONTAINER, _whole("name")
-            ),
+            "containers": (lambda container: container.get("name") == names.DAEMON_CONTAINER, _whole("name")),
         },
         "status": _whole("phase", "startTime", "resourceClaimStatuses", "extendedResourceClaimStatus"),
     },
@@ -101,27 +100,25 @@ def project_object(kind: ResourceKind, obj: Object) -> Object | None:
     """The part of an object of `SNAPSHOT_KINDS` that a snapshot reads, or None if it reads nothing."""
     if kind in (NODE, POD) and find_fault(kind, obj) is not None:
         return obj
-    if kind == POD:
-        extended = (obj.get("status") or {}).get("extendedResourceClaimStatus")
-        if not (refers_to_claims(obj) or runs_imex_daemon(obj) or extended):
-            return None
-    if kind not in _FIELDS:
-        metadata = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
-        return {**obj, "metadata": metadata}
-    return _project(obj, _FIELDS[kind])
+    if kind == POD and not (refers_to_claims(obj) or runs_imex_daemon(obj) or any(pod_claim_names(obj))):
+        return None
+    if kind in _FIELDS:
+        return _project(obj, _FIELDS[kind])
+    metadata = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
+    return {**obj, "metadata": metadata}
 
 
 def _project(value: JsonMapping, fields: _Fields) -> Object:
     found: Object = {}
     for key, inner in fields.items():
-        if value.get(key) is None:
-            continue
-        if inner is None:
-            found[key] = value[key]
-        elif isinstance(inner, _Items):
-            found[key] = [_project(item, inner.fields) for item in value[key] if inner.is_read(item)]
-        else:
-            found[key] = _project(value[key], inner)
+        part = value.get(key)
+        if part is not None and isinstance(inner, Mapping):
+            part = _project(part, inner)
+        elif part is not None and inner is not None:
+            is_read, inside = inner
+            part = [_project(item, inside) for item in part if is_read(item)]
+        if part is not None:
+            found[key] = part
     return found
 
 
