@@ -26,9 +26,7 @@ class ReadCache:
     def __init__(self) -> None:
         self.devices = DeviceCache()
         self._made: dict[Callable[..., Any], Memo[Any, Any, Any]] = {}
-        self._decoded: dict[
-            Callable[..., Any], tuple[list[Object], list[Any], dict[tuple[str, str], Any]]
-        ] = {}
+        self._decoded: dict[Callable[..., Any], tuple[list[Object], list[Any], dict[Any, Any]]] = {}
         self._read: dict[Callable[..., Any], dict[str, tuple[str, Any]]] = {}
 
     def again(self, inputs: Mapping[K, I], make: Callable[[I], V]) -> list[V]:

@@ -210,6 +210,8 @@ class _RuleInputs(NamedTuple):
     slices: list[Object]
     claims: list[Object]
     nodes: list[Object]
+    wanted: tuple[str, ...] = ()
+    """Claims for which it is found out."""
 
 
 def _with_withheld(
@@ -222,23 +224,22 @@ def _with_withheld(
     pending = {claim.key for claim in evidence.claims if not claim.allocated and claim.key in waiting}
     if not inputs.rules or not pending:
         return evidence.claims
-    wanted = sorted(pending)[:_MOST_WITHHELD]
-    (found,) = cache.again({"": (inputs, wanted)}, _withheld)
+    wanted = tuple(sorted(pending)[:_MOST_WITHHELD])
+    (found,) = cache.again({"": inputs._replace(wanted=wanted)}, _withheld)
     return tuple(
         msgspec.structs.replace(claim, withheld=found[claim.key]) if claim.key in found else claim
         for claim in evidence.claims
     )
 
 
-def _withheld(question: tuple[_RuleInputs, list[str]]) -> Mapping[str, tuple[WithheldDevice, ...]]:
+def _withheld(inputs: _RuleInputs) -> Mapping[str, tuple[WithheldDevice, ...]]:
     # Rarely needed: other readings do not load the allocator.
     from rackloom.core.allocate.withheld import DeviceSupply, withheld_devices
 
-    inputs, wanted = question
     asked = {
         key: claim
         for obj in inputs.claims
-        if (key := full_name(obj)) in wanted
+        if (key := full_name(obj)) in inputs.wanted
         for claim in allocator_values([obj], ResourceClaim)
     }
     supply = DeviceSupply(

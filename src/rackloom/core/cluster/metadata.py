@@ -133,9 +133,10 @@ def field_writes(obj: JsonMapping, label: str | None = None) -> Iterator[tuple[s
 
 
 def conditions_of(obj: JsonMapping) -> tuple[Condition, ...]:
-    """The conditions of an object."""
-    written = (obj.get("status") or {}).get("conditions")
-    return msgspec.convert(written, tuple[Condition, ...]) if written else ()
+    """The conditions of an object. The API server writes a time that a condition lacks as null."""
+    written = (obj.get("status") or {}).get("conditions") or ()
+    present = [{key: value for key, value in entry.items() if value is not None} for entry in written]
+    return msgspec.convert(present, tuple[Condition, ...])
 
 
 def condition_of(obj: JsonMapping, type_: str) -> Condition | None:
