@@ -30,6 +30,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
+from rackloom.core.cluster.metadata import is_being_deleted
 from rackloom.core.cluster.objects import (
     EVENT,
     POD,
@@ -125,11 +126,6 @@ def container_environment(pod: Object, edits: Iterable[str]) -> dict[str, str]:
 
 
 _POD_NETWORK = ipaddress.IPv4Address("10.0.0.0")
-
-
-def is_being_deleted(pod: Object) -> bool:
-    """Whether its deletion was requested."""
-    return "deletionTimestamp" in pod["metadata"]
 
 
 def has_work(pod: Object) -> bool:
