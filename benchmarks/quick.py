@@ -32,8 +32,18 @@ SECONDS = 900
 Rows = list[dict[str, Any]]
 
 BENCHMARKS = (
-    *("cel", "claim_scenarios", "claim_traps", "claims", "compute_domains", "files_read", "node_footprint"),
-    *("placement", "rack_map", "rack_map_browser", "site", "start", "transfer", "twin", "upstream"),
+    *("cel", "claim_scenarios", "claim_traps", "claims", "commands", "compute_domains", "files_read"),
+    *(
+        "node_footprint",
+        "placement",
+        "rack_map",
+        "rack_map_browser",
+        "site",
+        "start",
+        "transfer",
+        "twin",
+        "upstream",
+    ),
 )
 ENDS = {"transfer": (0, 1)}
 """Exit statuses other than 0: one attempt of `transfer` is too few for a ratio, which it says by 1."""

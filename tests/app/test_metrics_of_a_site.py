@@ -8,14 +8,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import PATIENCE, until
 
 from rackloom.app.config import load_config
-from rackloom.app.site.metrics import OPERATIONS, SiteMetrics, connect_error
+from rackloom.app.site.metrics import OPERATIONS, MetricsEndpoints, SiteMetrics, connect_error
 from rackloom.app.site.record_counts import DomainCounts, SiteCounts, node_health
 from rackloom.app.site.service import site_service
 from rackloom.carve.api.limits import CallerClass
 from rackloom.carve.fabric.controller import ControllerKind
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.reconcile.domain_pass import OperationOutcome
+from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder
+from rackloom.core.diagnosis.catalogue import Check
+from rackloom.core.diagnosis.findings import Severity, fails
 from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,
     AddGpus,
@@ -24,6 +27,7 @@ from rackloom.core.partitions.domain import (
     GpuHealth,
     RemoveGpus,
 )
+from rackloom.web.model import SiteMap
 
 NOTHING = SiteCounts(
     logical_partitions=0,
@@ -58,6 +62,29 @@ def samples(page):
         for family in text_string_to_metric_families(page)
         for sample in family.samples
     }
+
+
+def test_the_page_and_readyz_show_the_findings_of_one_examination():
+    finding = fails(Check.CONTROLLER, "domain d", "it is silent", "rackloom admin domain show d")
+
+    async def scenario():
+        store = Store.inline()
+        page = MetricsEndpoints(SiteMetrics("nico_"), store, lambda: 90.0, 60.0)
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(page), base_url="http://site") as http:
+            unexamined = samples((await http.get("/metrics")).text)
+            page.site = lambda: SiteMap(at=80.0, findings=(finding,), examined_at=79.0)
+            examined = samples((await http.get("/metrics")).text)
+            ready = (await http.get("/readyz")).text
+        await store.close()
+        return unexamined, examined, ready
+
+    unexamined, examined, ready = asyncio.run(scenario())
+    assert not any(name.startswith("rackloom_doctor") for name, *_ in unexamined)
+    assert examined["rackloom_doctor_ok",] == 0
+    assert examined["rackloom_doctor_examined_seconds",] == 79
+    labels = ("check", Check.CONTROLLER), ("severity", Severity.ERROR)
+    assert examined["rackloom_doctor_findings", *labels] == 1
+    assert "domain d: error: it is silent" in ready
 
 
 @pytest.mark.parametrize("prefix", ["nico_", "carbide_", ""])

@@ -307,6 +307,7 @@ def test_tokens_of_other_issuers_are_not_believed(ground):
                 return await metrics(site.metrics_port, "readyz") == "ok\n"
 
             await until(is_ready, "the site was examined, and nothing was found")
+            assert "rackloom_doctor_ok 1.0" in await metrics(site.metrics_port)
 
     asyncio.run(scenario())
 

@@ -16,7 +16,7 @@ TOKENS = "the library of tokens parses one, and RecursionError is caught"
 OUR_OWN = "this program alone writes it"
 ALLOWED = {
     "runtime/foreign_text.py": "it is the decoder",
-    "claim/manifests/documents.py": "it composes nodes, once `foreign_text` has checked the events",
+    "runtime/yaml_events.py": "it is the decoder of YAML",
     "carve/observation/latest.py": f"columns of the site's database: {OUR_OWN}",
     "carve/store/migrations/versions/0011_trays_in_foreign_partitions.py": f"the same columns: {OUR_OWN}",
     "claim/node/slices.py": "the same function has just encoded it",

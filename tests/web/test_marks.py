@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.core.diagnosis.healthy import healthy
 from tests.core.diagnosis.test_reexamination import FAULTS, WELL, changed, changes
 
-from rackloom.app.doctor_textfile import registry_of
+from rackloom.app.doctor_metrics import registry_of
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import LEVELS, Level, Severity, needs_attention
 from rackloom.core.diagnosis.index import at_device, at_domain, at_logical, at_pod, places_around
@@ -101,7 +101,7 @@ def counted(snapshot, findings, whole, counts):
     assert in_line == {severity.value: count for severity, count in severities.items()}
     (family,) = [
         family
-        for family in registry_of(snapshot, findings).collect()
+        for family in registry_of(snapshot.at, snapshot.layers, snapshot.domains, findings).collect()
         if family.name == "rackloom_doctor_findings"
     ]
     samples = Counter()

@@ -24,7 +24,7 @@ PROCESSES = {
     "claim/node/nic/renewal.py": "`rackloom node nic`",
     "claim/node/nic/status.py": "`rackloom node nic`",
     "claim/node/nri/client.py": "`rackloom node nic`",
-    "app/doctor_textfile.py": "`rackloom doctor --textfile`",
+    "app/doctor_metrics.py": "`rackloom doctor --textfile`, and the site service with its newest examination",
     TRANSFER: "`rackloom transfer run --textfile`",
 }
 """Which processes show the metrics that a module makes."""

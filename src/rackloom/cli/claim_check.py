@@ -23,6 +23,7 @@ from rackloom.core.allocate.lint.selectors import (
 )
 from rackloom.core.allocate.objects import DeviceClass, ResourceClaim, ResourceClaimTemplate
 from rackloom.core.allocate.templates.inventory import inventory_of_machine
+from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.errors import Refused
 from rackloom.topology import profiles
 
@@ -92,7 +93,7 @@ def _located_finding(document: Document, prefix: FieldPath, finding: LintFinding
 
 def _as_written(document: Document, path: FieldPath) -> FieldPath:
     """The path in the file: requests of v1beta1 are flat, without `exactly`."""
-    if "exactly" in path and path[: path.index("exactly") + 1] not in document.lines:
+    if "exactly" in path and value_at(document.value, path[: path.index("exactly") + 1]) is None:
         return tuple(part for part in path if part != "exactly")
     return path
 

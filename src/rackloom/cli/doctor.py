@@ -107,7 +107,7 @@ def doctor(
         _write_failed_textfile(textfile)
         raise
     if textfile is not None:
-        from rackloom.app.doctor_textfile import write_textfile
+        from rackloom.app.doctor_metrics import write_textfile
 
         write_textfile(textfile, examined.snapshot, examined.findings)
     if evidence == "ncp":
@@ -137,7 +137,7 @@ def _write_failed_textfile(textfile: Path | None) -> None:
     if textfile is not None:
         import time
 
-        from rackloom.app.doctor_textfile import write_failed_textfile
+        from rackloom.app.doctor_metrics import write_failed_textfile
 
         write_failed_textfile(textfile, time.time())
 

@@ -12,24 +12,19 @@ the innermost pairs, that is one level. Text that nests within the bound loses a
 with every level, so a pass that removes less proves the opposite and ends the work. Long text is parsed at
 once, in calls that leave little of the recursion limit, and is measured only if it exceeds that limit.
 
-YAML is measured on its events, which take no stack, before libyaml composes nodes by recursion in C. Aliases
-multiply what they repeat, so they are counted. TOML is parsed in Python, where RecursionError is reliable.
-Message packs have no cheap measure. Only authenticated peers send them, in frames of bounded size, and the
-recursion limit of their parser fits a stack of 512 KiB.
+YAML becomes values from its events, which take no stack (`yaml_events`). TOML is parsed in Python, where
+RecursionError is reliable. Message packs have no cheap measure. Only authenticated peers send them, in
+frames of bounded size, and the recursion limit of their parser fits a stack of 512 KiB.
 """
 
 import sys
 import tomllib
-from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import msgspec
 
 from rackloom.errors import Refused, Undecodable
-
-if TYPE_CHECKING:
-    import yaml
 
 T = TypeVar("T")
 
@@ -135,20 +130,16 @@ def decode_toml(content: bytes | str, source: str, *, max_bytes: int = MAX_BYTES
 # YAML.
 
 
-MAX_ALIASED_NODES = 100_000
-"""Nodes that aliases add to a text. `kubectl` writes no alias; by hand few are written."""
-
-
 def decode_yaml(content: bytes | str, source: str, *, max_bytes: int = MAX_BYTES) -> list[Any]:
     """The documents in `content`. Raises Undecodable, which names `source` and mostly the line."""
     import yaml
 
+    from rackloom.runtime.yaml_events import YamlReader
+
     data = _bytes_within(content, source, max_bytes)
     try:
-        text = data.decode()
-        check_yaml_bounds(yaml.parse(text, Loader=yaml.CSafeLoader), source)
-        return list(yaml.load_all(text, Loader=yaml.CSafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError, Refused) as error:
+        return list(YamlReader(source).documents(data.decode()))
+    except (yaml.YAMLError, ValueError, Refused) as error:
         raise Undecodable(source, str(error)) from error
 
 
@@ -158,63 +149,3 @@ def decode_yaml_document(content: bytes | str, source: str) -> Any:
     if len(documents) > 1:
         raise Undecodable(source, f"it has {len(documents)} documents instead of one")
     return documents[0] if documents else None
-
-
-def check_yaml_bounds(events: "Iterable[yaml.Event]", file: str) -> None:
-    """Refused with the line of what is too deep, of an alias of what is around it, or of one too many."""
-    import yaml
-
-    walk = _EventWalk(file)
-    for event in events:
-        if isinstance(event, yaml.ScalarEvent):
-            walk.nodes += 1
-        elif isinstance(event, yaml.CollectionStartEvent):
-            walk.open(event)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            walk.close()
-        elif isinstance(event, yaml.AliasEvent):
-            walk.repeat(event)
-        elif isinstance(event, yaml.DocumentStartEvent):
-            walk.start()
-
-
-class _EventWalk:
-    """The documents of a file. Anchors of scalars are not kept, as an alias of one is one node."""
-
-    def __init__(self, file: str) -> None:
-        self.nodes = 0
-        """So far, with those that aliases repeat."""
-        self._file = file
-        self._repeated = 0
-        self._around: list[tuple[str | None, int]] = []
-        """The anchor of each collection that is open, and the nodes before it."""
-        self._sizes: dict[str | None, int] = {}
-
-    def start(self) -> None:
-        """Anchors are those of one document; what aliases may repeat counts for all of the file."""
-        self._sizes.clear()
-
-    def open(self, event: "yaml.CollectionStartEvent") -> None:
-        self._around.append((event.anchor, self.nodes))
-        self.nodes += 1
-        if len(self._around) > MAX_DEPTH:
-            self._refuse(event, f"more than {MAX_DEPTH} fields inside each other", "nest fewer")
-
-    def close(self) -> None:
-        anchor, before = self._around.pop()
-        if anchor is not None:
-            self._sizes[anchor] = self.nodes - before
-
-    def repeat(self, event: "yaml.AliasEvent") -> None:
-        if any(anchor == event.anchor for anchor, _ in self._around):
-            self._refuse(event, f"*{event.anchor} is inside what it names", "write out what is meant")
-        size = self._sizes.get(event.anchor, 1)
-        self.nodes += size
-        self._repeated += size
-        if self._repeated > MAX_ALIASED_NODES:
-            reason = f"aliases repeat more than {MAX_ALIASED_NODES} fields and items"
-            self._refuse(event, reason, "write out what is meant, or name less by an alias")
-
-    def _refuse(self, event: "yaml.Event", reason: str, fix: str) -> None:
-        line = f":{event.start_mark.line + 1}" if event.start_mark is not None else ""
-        raise Refused(f"{self._file}{line}: {reason}", nearest_fix=fix)

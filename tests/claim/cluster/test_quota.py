@@ -18,6 +18,7 @@ from tests.claim.cluster.quota_kueue import QuotaKueue, conditions_of, requests_
 
 from rackloom.claim.kube.api import Conflict, NotFound
 from rackloom.core.cluster import names
+from rackloom.core.cluster.kueue_objects import read_workload
 from rackloom.core.cluster.names import ImexIsolation, ImexMode
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -494,17 +495,17 @@ def test_gangs_may_keep_the_spares_that_have_quota(
     world = admitted(make, counted, QuotaKueue(), annotations={SPARES_ANNOTATION: "2"})
     world.put(COMPUTE_DOMAIN, make.domain("waits", uid="cd-2", template="other", labels=QUEUED))
     world.put(COMPUTE_DOMAIN, make.domain("free", uid="cd-3", template="free"))
-    domains = [read_compute_domain(obj) for obj in world.of(COMPUTE_DOMAIN)]
-    quotas = spare_quotas(domains, world.of(WORKLOAD), QuotaMode.LABELLED)
+    domains, workloads = world.of(COMPUTE_DOMAIN), list(map(read_workload, world.of(WORKLOAD)))
+    quotas = spare_quotas(domains, workloads, QuotaMode.LABELLED)
     assert quotas is not None
     assert quotas.room("team", ["imex-channel-0", "gpus"]) == 2
     assert quotas.room("team", ["other"]) == 0
     assert quotas.room("team", ["free"]) is None
     assert quotas.room("elsewhere", ["imex-channel-0"]) is None
-    everywhere = spare_quotas(domains, world.of(WORKLOAD), QuotaMode.ALL)
+    everywhere = spare_quotas(domains, workloads, QuotaMode.ALL)
     assert everywhere is not None
     assert [everywhere.room("team", [name]) for name in ("imex-channel-0", "free", "none")] == [2, 0, 0]
-    assert spare_quotas(domains, world.of(WORKLOAD), QuotaMode.NONE) is None
+    assert spare_quotas(domains, workloads, QuotaMode.NONE) is None
 
 
 # The controller at work, under virtual time.
@@ -683,8 +684,9 @@ def test_a_second_compute_domain_of_the_same_template_takes_no_spares_away(
 ) -> None:
     world = admitted(make, counted, QuotaKueue(), annotations={SPARES_ANNOTATION: "2"})
     first = world.at(COMPUTE_DOMAIN, "team", "job")
-    second = make.domain("waits", uid="cd-2", template=read_compute_domain(first).template, labels=QUEUED)
+    template = read_compute_domain(first).template
+    second = make.domain("waits", uid="cd-2", template=template, labels=QUEUED)
+    workloads = list(map(read_workload, world.of(WORKLOAD)))
     for order in ([first, second], [second, first]):
-        domains = [read_compute_domain(obj) for obj in order]
-        quotas = spare_quotas(domains, world.of(WORKLOAD), QuotaMode.LABELLED)
-        assert quotas.room("team", [domains[0].template]) == 2
+        quotas = spare_quotas(order, workloads, QuotaMode.LABELLED)
+        assert quotas.room("team", [template]) == 2

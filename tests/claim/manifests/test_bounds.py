@@ -35,8 +35,8 @@ def test_what_is_too_deep_or_too_wide_is_refused_with_its_line(text: str, line: 
 
 def test_what_is_as_deep_as_may_be_is_read() -> None:
     inside = MAX_DEPTH - 1
-    (found,) = parse_documents(f"a: {'[' * inside}{']' * inside}", "f")
-    assert len(found.lines) == 2 + (inside - 1)
+    (found,) = parse_documents(f"a:\n  {'[' * inside}{']' * inside}", "f")
+    assert found.where(("a", *(0,) * inside)) == "f:2"
 
 
 def test_aliases_of_each_document_are_its_own() -> None:

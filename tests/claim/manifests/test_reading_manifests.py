@@ -2,15 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rackloom.claim.manifests.documents import parse_documents
 from rackloom.claim.manifests.read import decode_object, read_manifests
 from rackloom.core.allocate.objects import ResourceSlice, readable
 from rackloom.errors import Refused
+from rackloom.runtime.yaml_events import line_of_field
 
 CLAIM = """\
 apiVersion: resource.k8s.io/{version}
@@ -195,6 +199,30 @@ def test_an_item_of_a_list_names_its_own_lines() -> None:
     node, pod = parse_documents(text, "f")
     assert node.where(("kind",)) == "f:3"
     assert pod.where(("spec", "nodeName")) == "f:6"
+
+
+WORDS = st.sampled_from(["a", "b", "items", 'q"', "\\\\", "{", "é", "\U0001f680"])
+VALUES = st.recursive(
+    st.none() | st.integers() | WORDS, lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner)
+)
+
+
+@given(st.dictionaries(WORDS, VALUES), st.lists(WORDS | st.integers(0, 3), max_size=4), st.integers(0, 3))
+def test_a_field_of_json_has_the_line_that_it_has_as_yaml(value: Any, path: list[Any], indent: int) -> None:
+    """The lines of JSON come from a scan of its text. Those of YAML come from libyaml."""
+    text = "\n" + json.dumps(value, indent=indent or None, ensure_ascii=False)
+    (document,) = parse_documents(text, "f")
+    assert document.source.is_json
+    assert document.where(tuple(path)) == f"f:{line_of_field(text, 0, path)}"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"kind": "Pod",}', '{"kind": "Pod"}\n---\n{"kind": "Node"}', "{kind: Pod}"]
+)
+def test_what_only_starts_like_json_is_yaml(text: str) -> None:
+    first, *_ = parse_documents(text, "f")
+    assert first.value == {"kind": "Pod"}
+    assert not first.source.is_json
 
 
 EMPTY_SLICE = """\

@@ -28,7 +28,7 @@ from rackloom.core.cluster.objects import (
     Object,
     has_condition,
 )
-from rackloom.core.kueue.workloads import CONTROLLER_NAME, PLAN_ANNOTATION
+from rackloom.core.kueue.plans import CONTROLLER_NAME, PLAN_ANNOTATION
 
 pytestmark = pytest.mark.anyio
 RACK = 4

@@ -34,7 +34,7 @@ from rackloom.core.domains.quota import (
     workload_name,
 )
 from rackloom.core.domains.settings import QuotaMode
-from rackloom.core.kueue.workloads import CONTROLLER_NAME
+from rackloom.core.kueue.plans import CONTROLLER_NAME
 
 pytestmark = pytest.mark.anyio
 VERSION = "kueue.x-k8s.io/v1beta2"

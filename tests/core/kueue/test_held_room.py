@@ -1,7 +1,6 @@
 """What an admitted workload still holds, and what is written into its pods."""
 
 from collections import Counter
-from typing import Any
 
 import msgspec
 import pytest
@@ -9,134 +8,57 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.core.cluster.objects import Object
-from rackloom.core.kueue.workloads import (
+from rackloom.core.kueue.plans import (
     CONTROLLER_NAME,
     PLAN_ANNOTATION,
-    AdmissionCheckState,
     PlannedPodSet,
     Verdict,
     active_condition,
-    as_admitted,
     check_state_json,
-    domains_of_assignment,
     held_seats,
-    read_planned,
-    read_workload,
+    recorded_plans,
 )
 
 
-def workload(**status: Any) -> Object:
-    template = {
-        "spec": {"nodeSelector": {"zone": "a"}, "tolerations": [{"key": "own", "operator": "Exists"}]}
-    }
-    spec = {"podSets": [{"name": "main", "count": 4, "template": template}], "priority": 7}
-    meta = {"name": "train", "namespace": "team", "uid": "u1", "resourceVersion": "5"}
-    return {"metadata": meta, "spec": spec, "status": status}
-
-
-def condition(type_: str, status: str = "True", since: str = "") -> Object:
-    return {"type": type_, "status": status, "lastTransitionTime": since}
-
-
-@pytest.mark.parametrize(
-    ("conditions", "expected"),
-    [
-        ([], False),
-        ([condition("QuotaReserved")], True),
-        ([condition("QuotaReserved"), condition("Evicted", "False")], True),
-        ([condition("QuotaReserved"), condition("Evicted")], False),
-        ([condition("QuotaReserved"), condition("Finished")], False),
-        ([condition("QuotaReserved", "False")], False),
-    ],
-)
-def test_quota_counts_until_a_workload_ends_or_is_evicted(conditions: list[Object], expected: bool) -> None:
-    assert read_workload(workload(conditions=conditions)).has_quota is expected
-
-
-def test_a_workload_that_is_deleted_or_inactive_has_no_quota() -> None:
-    obj = workload(conditions=[condition("QuotaReserved")])
-    assert not read_workload({**obj, "spec": {**obj["spec"], "active": False}}).has_quota
-    deleted = {**obj["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
-    assert not read_workload({**obj, "metadata": deleted}).has_quota
-
-
-def test_a_workload_starts_with_the_counts_and_flavors_of_its_reservation() -> None:
-    assigned = {"name": "main", "count": 3, "flavors": {"nvidia.com/gpu": "trays", "cpu": "trays"}}
-    read = read_workload(workload(admission={"podSetAssignments": [assigned]}))
-    flavor = {"nodeLabels": {"kind": "tray"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
-    (pod_set,) = as_admitted(read, {"trays": flavor})["spec"]["podSets"]
-    assert pod_set["count"] == 3
-    assert pod_set["template"]["spec"]["nodeSelector"] == {"zone": "a", "kind": "tray"}
-    assert [entry["key"] for entry in pod_set["template"]["spec"]["tolerations"]] == ["own", "gpu"]
-
-
-def test_the_domains_that_kueue_has_chosen_are_read() -> None:
-    parts = [
-        {
-            "domainCount": 2,
-            "valuesPerLevel": [
-                {"universal": "c1"},
-                {"individual": {"prefix": "node-", "suffix": ".local", "roots": ["1", "2"]}},
-            ],
-            "podCounts": {"universal": 1},
-        },
-        {"domainCount": 1, "valuesPerLevel": [{"universal": "c2"}, {"individual": {"roots": ["x"]}}]},
-    ]
-    assignment = {"name": "main", "topologyAssignment": {"levels": ["clique", "host"], "slices": parts}}
-    assert domains_of_assignment(assignment) == [
-        {"clique": "c1", "host": "node-1.local"},
-        {"clique": "c1", "host": "node-2.local"},
-        {"clique": "c2", "host": "x"},
-    ]
-    assert domains_of_assignment({"name": "main"}) is None
-
-
-# Held room.
-
-
-def ready(planned: PlannedPodSet) -> AdmissionCheckState:
+def recorded(planned: PlannedPodSet) -> Object:
     annotation = msgspec.json.encode(planned).decode()
-    return AdmissionCheckState(
-        name="c",
-        state="Ready",
-        pod_set_updates=({"name": "main", "annotations": {PLAN_ANNOTATION: annotation}},),
-    )
+    return {"name": "main", "annotations": {PLAN_ANNOTATION: annotation}}
 
 
-def pods_on(check: AdmissionCheckState, *nodes: str | None, phase: str = "Running") -> list[Object]:
-    annotations = check.pod_set_updates[0]["annotations"]
+def pods_on(update: Object, *nodes: str | None, phase: str = "Running") -> list[Object]:
+    annotations = update["annotations"]
     return [
         {"metadata": {"annotations": annotations}, "spec": {"nodeName": node}, "status": {"phase": phase}}
         for node in nodes
     ]
 
 
-def held(check: AdmissionCheckState, pods: list[Object]) -> dict[str, int]:
-    return {hold.tray: hold.gpus for hold in held_seats(read_workload(workload()), check, pods)}
+def held(update: Object, pods: list[Object]) -> dict[str, int]:
+    return {hold.tray: hold.gpus for hold in held_seats("team/train", [update], pods)}
 
 
 def test_all_is_held_until_pods_are_bound() -> None:
-    check = ready(PlannedPodSet(gpus=2, trays={"a": 2, "b": 1}))
-    assert held(check, []) == {"a": 4, "b": 2}
-    assert held(check, pods_on(check, None, None)) == {"a": 4, "b": 2}
+    update = recorded(PlannedPodSet(gpus=2, trays={"a": 2, "b": 1}))
+    assert held(update, []) == {"a": 4, "b": 2}
+    assert held(update, pods_on(update, None, None)) == {"a": 4, "b": 2}
 
 
 def test_a_bound_pod_gives_its_own_seat_back_and_one_elsewhere_another() -> None:
-    check = ready(PlannedPodSet(gpus=2, trays={"a": 2, "b": 1}))
-    assert held(check, pods_on(check, "a")) == {"a": 2, "b": 2}
-    assert held(check, pods_on(check, "z")) == {"a": 4}
-    assert held(check, pods_on(check, "z", "z", "b")) == {}
+    update = recorded(PlannedPodSet(gpus=2, trays={"a": 2, "b": 1}))
+    assert held(update, pods_on(update, "a")) == {"a": 2, "b": 2}
+    assert held(update, pods_on(update, "z")) == {"a": 4}
+    assert held(update, pods_on(update, "z", "z", "b")) == {}
 
 
 def test_a_pod_that_succeeded_needs_no_room_and_one_that_failed_comes_again() -> None:
-    check = ready(PlannedPodSet(gpus=4, trays={"a": 1}))
-    assert held(check, pods_on(check, "a", phase="Succeeded")) == {}
-    assert held(check, pods_on(check, "a", phase="Failed")) == {"a": 4}
+    update = recorded(PlannedPodSet(gpus=4, trays={"a": 1}))
+    assert held(update, pods_on(update, "a", phase="Succeeded")) == {}
+    assert held(update, pods_on(update, "a", phase="Failed")) == {"a": 4}
 
 
 def test_claims_and_spares_hold_trays_whole() -> None:
-    check = ready(PlannedPodSet(gpus=0, whole=True, channel=True, trays={"a": 1}, spares=("s",)))
-    holds = {hold.tray: hold for hold in held_seats(read_workload(workload()), check, [])}
+    update = recorded(PlannedPodSet(gpus=0, whole=True, channel=True, trays={"a": 1}, spares=("s",)))
+    holds = {hold.tray: hold for hold in held_seats("team/train", [update], [])}
     assert holds["a"].is_whole
     assert holds["a"].channel
     assert holds["s"].is_whole
@@ -144,7 +66,7 @@ def test_claims_and_spares_hold_trays_whole() -> None:
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"gpus": "x"}'])
 def test_an_annotation_that_cannot_be_read_is_no_plan(text: str | None) -> None:
-    assert read_planned(text) is None
+    assert not list(recorded_plans([{"name": "main", "annotations": {PLAN_ANNOTATION: text}}]))
 
 
 @given(
@@ -154,8 +76,8 @@ def test_an_annotation_that_cannot_be_read_is_no_plan(text: str | None) -> None:
 def test_what_is_bound_and_what_is_held_are_all_members(trays: dict[str, int], nodes: list[str]) -> None:
     members = sum(trays.values())
     nodes = nodes[:members]
-    check = ready(PlannedPodSet(gpus=1, trays=trays))
-    left = held(check, pods_on(check, *nodes))
+    update = recorded(PlannedPodSet(gpus=1, trays=trays))
+    left = held(update, pods_on(update, *nodes))
     assert sum(left.values()) + len(nodes) == members
     assert not Counter(left) - Counter(trays)
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackloom.core.cluster.kueue_objects import KueueWorkload, read_workload
 from rackloom.core.cluster.objects import CreateObject, Object
 from rackloom.core.domains.compute_domain import read_compute_domain
 from rackloom.core.domains.quota import QUEUE_LABEL, domain_quota, spare_quotas
@@ -15,7 +16,7 @@ from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangRecord
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.gangs.trays import PromisedSpares, spare_room
 from rackloom.core.kueue.checks import KueueCluster, PlacementPass
-from rackloom.core.kueue.workloads import KueueWorkload, Verdict, held_seats, planned_spares, read_workload
+from rackloom.core.kueue.plans import Verdict, held_seats, planned_spares
 from rackloom.core.place.placement_values import GangPlan
 
 CLIQUE, CHECK, GPU = "nvidia.com/gpu.clique", "c", "nvidia.com/gpu"
@@ -214,7 +215,8 @@ def test_the_trays_of_a_topology_assignment_are_planned_on() -> None:
     topology = {"levels": ["kubernetes.io/hostname"], "slices": [part]}
     admission = {"podSetAssignments": [{"name": "main", "count": 2, "topologyAssignment": topology}]}
     given_ = read_workload({**of.obj, "status": {**of.obj["status"], "admission": admission}})
-    (hold, other) = held_seats(given_, admitted(of, decide(cluster, given_)).checks[CHECK], ())
+    updates = admitted(of, decide(cluster, given_)).checks[CHECK].pod_set_updates
+    (hold, other) = held_seats(given_.full_name, updates, ())
     assert {hold.tray, other.tray} == {"r1-t0", "r1-t2"}
 
 
@@ -305,7 +307,7 @@ def test_promised_spares_count_for_the_quota_of_their_compute_domain() -> None:
     conditions = [{"type": type_, "status": "True"} for type_ in ("QuotaReserved", "Admitted")]
     meta = {**made.obj["metadata"], "uid": "w", "resourceVersion": "1"}
     counted = read_workload({**made.obj, "metadata": meta, "status": {"conditions": conditions}})
-    quota = spare_quotas([read_compute_domain(domain)], [counted.obj], QuotaMode.LABELLED)
+    quota = spare_quotas([domain], [counted], QuotaMode.LABELLED)
     cluster = ClusterLists(spare_quotas=quota)
     key, ours, theirs = GangKey("team", "mine"), {"ours"}, GangKey("team", "other")
     other = [PromisedSpares(theirs, 1, frozenset(ours))]
@@ -361,7 +363,7 @@ def test_the_cpus_of_a_member_that_is_bound_count_once() -> None:
     first, second = asking_for_cpus("first", "60"), asking_for_cpus("second", "36")
     ready = decide(KueueCluster(nodes=[tray_with_cpus("96")]), first)
     update = ready.pod_set_updates[0]
-    template = first.pod_sets[0]["template"]["spec"]
+    template = first.pod_sets[0].template["spec"]
     meta = {
         "name": "first-0",
         "namespace": "team",
@@ -391,7 +393,7 @@ def test_no_tray_is_promised_twice(cliques: list[int], jobs: list[tuple[int, int
             inside.append(admitted(of, verdict))
     used: dict[str, int] = {}
     for of in inside:
-        for hold in held_seats(of, of.checks[CHECK], ()):
+        for hold in held_seats(of.full_name, of.checks[CHECK].pod_set_updates, ()):
             used[hold.tray] = used.get(hold.tray, 0) + hold.gpus
     assert all(gpus <= 4 for gpus in used.values())
 

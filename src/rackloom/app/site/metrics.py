@@ -7,7 +7,8 @@ series.
 
 `SiteMetrics` has two inputs. The reconciler reports passes, observations, operations and refusals as they
 happen; `record_counts` counts the records at each scrape. Series of a domain that is gone disappear.
-Scrapes run one at a time: two at once would count the same transitions to Ready twice.
+Scrapes run one at a time: two at once would count the same transitions to Ready twice. /metrics also has the
+findings of the newest examination (`app.doctor_metrics`): the map, /readyz and alerts show one list.
 
 /readyz succeeds while the database answers, though a switch may be out of reach, or no reading can be
 recorded: REST can then still answer that a domain is unknown. The page lists the findings of the newest
@@ -16,12 +17,13 @@ examination for which requests of tenants wait (`STOPS_SERVING`), each with its 
 
 import asyncio
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.responses import Response
 
+from rackloom.app.doctor_metrics import registry_of
 from rackloom.app.listeners import PlainEndpoints, metrics_response, ok_response
 from rackloom.app.site import record_counts
 from rackloom.app.site.record_counts import SiteCounts
@@ -43,6 +45,7 @@ from rackloom.core.partitions.domain import (
     RemoveGpus,
 )
 from rackloom.serving.acceptor import END_REASONS, ConnectionEnded
+from rackloom.web.model import SiteMap
 
 # The series.
 
@@ -309,8 +312,8 @@ class MetricsEndpoints(PlainEndpoints):
         self._store = store
         self._clock = clock
         self._valid_seconds = valid_seconds
-        self.findings: Callable[[], Collection[Finding] | None] = lambda: None
-        """Those of the newest examination of the site; None: there was none yet."""
+        self.site: Callable[[], SiteMap] = lambda: SiteMap(at=0.0)
+        """The newest reading of the site. Without findings, it was not examined yet."""
         self._history = 0
         # Two scrapes at once would count the same transitions to Ready twice.
         self._scrape_lock = asyncio.Lock()
@@ -326,6 +329,10 @@ class MetricsEndpoints(PlainEndpoints):
             counts = await self._store.read(record_counts.count_site_records, self._history, valid_from)
             self._history = counts.newest_history
             page = self._metrics.page(counts, now)
+        site = self.site()
+        if site.findings is not None:
+            at = site.at if site.examined_at is None else site.examined_at
+            page += generate_latest(registry_of(at, site.layers, site.domains.values(), site.findings))
         return metrics_response(page)
 
     async def _alive(self) -> Response:
@@ -334,7 +341,7 @@ class MetricsEndpoints(PlainEndpoints):
     async def _ready(self) -> Response:
         """Ready when the records can be read, though they may say that a domain is unknown."""
         await self._store.read(record_counts.newest_history_entry)
-        found = self.findings()
+        found = self.site().findings
         if found is None:
             return ok_response("the site was not examined yet")
         stopped = (finding for finding in found if finding.check in STOPS_SERVING)

@@ -231,7 +231,7 @@ async def site_service(config: Config) -> AsyncIterator[SiteService]:
         cluster = await stack.enter_async_context(_followed_cluster(parts))
         source = _map_source(parts, cluster)
         live = LiveMap(source, parts.clock)
-        parts.page.findings = lambda: live.newest.whole.findings
+        parts.page.site = lambda: live.newest.whole
         freeze_loaded_objects()
         background = await stack.enter_async_context(_running_jobs(_background_jobs(parts, cluster, live)))
         if parts.config.nvlink_config.enabled or parts.config.nvlink_config.domain_discovery_enabled:

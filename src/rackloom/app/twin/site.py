@@ -267,6 +267,7 @@ async def embedded_service(
         app = create_app(deps)
         source = SiteSource(store, clock, home.path / "transfers")
         live = LiveMap(source, clock)
+        page.site = lambda: live.newest.whole
         history = HistoryKeeper(HistoryFile(home.map_history), clock)
         codes = SignInCodes(clock)
         mapped = mount_rack_map(

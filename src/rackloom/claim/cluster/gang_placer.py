@@ -10,14 +10,14 @@ since all gangs wait meanwhile. An owner that cannot be read proves nothing.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 
 import structlog
 from msgspec.structs import replace
 
 from rackloom.claim.cluster.controller_runtime import execute_write
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected, list_taint_rules
+from rackloom.core.cluster.kueue_objects import KueueWorkload, read_workload
 from rackloom.core.cluster.metadata import OwnerReference
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import (
@@ -36,7 +36,6 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
 )
 from rackloom.core.cluster.reader import ClusterReader
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.placement import answer_placement
@@ -67,7 +66,7 @@ from rackloom.core.gangs.spec import (
     read_owner_job,
 )
 from rackloom.core.gangs.trays import TrayCountCache, running_site
-from rackloom.core.kueue.workloads import held_plans, read_workload
+from rackloom.core.kueue.plans import held_plans
 from rackloom.core.place.node_resources import NodeUse
 from rackloom.core.place.placement_values import GangPlan
 from rackloom.errors import Refused
@@ -276,20 +275,16 @@ class GangPlacer:
         if not self._kueue.has_plans and quota is QuotaMode.NONE:
             return cluster
         # What workloads of Kueue hold is read after the pods, so no room is missed.
-        workloads: Sequence[Object] = ()
+        workloads: list[KueueWorkload] = []
         # A cluster without Kueue has none. All gangs would wait for a right that is missing.
         try:
-            workloads = (await self._api.list(WORKLOAD)).items
+            workloads = list(map(read_workload, (await self._api.list(WORKLOAD)).items))
         except NotFound:
             pass
         except Rejected as refusal:
             log.warning("gangs.workloads_not_read", why=refusal.message)
-        planned = held_plans(map(read_workload, workloads), cluster.pods) if self._kueue.has_plans else {}
-        # A ComputeDomain that cannot be read is left out: no gang can use it.
-        domains: list[ComputeDomain] = []
-        for obj in () if quota is QuotaMode.NONE else (await self._api.list(COMPUTE_DOMAIN)).items:
-            with suppress(Refused):
-                domains.append(read_compute_domain(obj))
+        planned = held_plans(workloads, cluster.pods) if self._kueue.has_plans else {}
+        domains = () if quota is QuotaMode.NONE else (await self._api.list(COMPUTE_DOMAIN)).items
         return replace(cluster, planned=planned, spare_quotas=spare_quotas(domains, workloads, quota))
 
     async def _serve(

@@ -1,21 +1,21 @@
 """The admission checks of Kueue: which workloads have room as a whole (`core.kueue.checks`).
 
-An AdmissionCheck whose controller is `rackloom.dev/placement` gets the condition Active. Workloads that have
+An AdmissionCheck with the controller `rackloom.dev/placement` gets the condition Active. Workloads that have
 quota and wait for it are decided in one pass at a time, the most urgent first: there is one key for all of
-them, so no two passes see the same room. A pass lists the cluster anew, so no verdict rests on a cache, and
-what earlier verdicts hold is read from the workloads themselves: nothing is kept in memory.
+them, so no two passes see the same room. Each pass lists the cluster, so no verdict rests on a cache. The
+workloads themselves show the room of earlier verdicts, so nothing is kept in memory.
 
 A verdict is written by server-side apply with the UID and the resourceVersion that it was made from, and
-owns the entry of its check alone; a workload that has changed since is decided again. A pass ends at the
-first error of the API server; what was not decided stays Pending and is tried again.
+owns the entry of its check alone. A workload that has changed since is decided again. A pass ends at the
+first error of the API server. The other workloads stay Pending and are tried again.
 
-A cluster that does not serve Kueue's types has nothing to follow: the informers ask again now and then, and
+A cluster that does not serve Kueue's types has nothing to follow: the informers try again now and then, and
 nothing else is read.
 """
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -23,6 +23,8 @@ import structlog
 from rackloom.claim.cluster.controller_runtime import DEFECT_RETRY_SECONDS, ControllerRuntime
 from rackloom.claim.kube.api import Conflict, KubeApi, NotFound, list_taint_rules
 from rackloom.claim.kube.informer import CacheSet, Informer, is_not_served
+from rackloom.core.cluster.kueue_objects import PENDING, KueueWorkload, controller_of_check, read_workload
+from rackloom.core.cluster.metadata import identity_of, name_of
 from rackloom.core.cluster.objects import (
     ADMISSION_CHECK,
     COMPUTE_DOMAIN,
@@ -42,15 +44,7 @@ from rackloom.core.cluster.objects import (
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.spec import GangSettings
 from rackloom.core.kueue.checks import KueueCluster, PlacementPass
-from rackloom.core.kueue.workloads import (
-    CONTROLLER_NAME,
-    PENDING,
-    KueueWorkload,
-    Verdict,
-    active_condition,
-    check_state_json,
-    read_workload,
-)
+from rackloom.core.kueue.plans import CONTROLLER_NAME, Verdict, active_condition, check_state_json
 
 log = structlog.get_logger(__name__)
 
@@ -68,16 +62,6 @@ _LISTED_KINDS = {
 }
 
 
-class KueueCaches(CacheSet):
-    """The informers: checks and workloads, where Kueue is installed."""
-
-    def __init__(self, api: KubeApi, rng: random.Random) -> None:
-        def informer(kind: ResourceKind) -> Informer:
-            return Informer(api, kind, excuses=is_not_served, rng=rng)
-
-        super().__init__({kind: (informer(kind),) for kind in (ADMISSION_CHECK, WORKLOAD)})
-
-
 class CheckKey(msgspec.Struct, frozen=True, order=True):
     """Key of the condition of an AdmissionCheck."""
 
@@ -92,7 +76,7 @@ KueueWorkKey = CheckKey | PassKey
 
 
 class KueueController:
-    """`wall` gives seconds since the epoch; `rng` draws the jitter of retries."""
+    """`wall` gives seconds since the epoch. `rng` draws the jitter of retries."""
 
     def __init__(
         self,
@@ -102,7 +86,12 @@ class KueueController:
         settings: GangSettings,
         quota: QuotaMode = QuotaMode.NONE,
     ) -> None:
-        self.caches = KueueCaches(api, rng)
+        self.caches = CacheSet(
+            {
+                kind: (Informer(api, kind, excuses=is_not_served, rng=rng),)
+                for kind in (ADMISSION_CHECK, WORKLOAD)
+            }
+        )
         self._api = api
         self._wall = wall
         self._settings = settings
@@ -118,7 +107,7 @@ class KueueController:
 
     def _changed(self, kind: ResourceKind, obj: Object) -> None:
         if kind == ADMISSION_CHECK:
-            self._runtime.queue.add(CheckKey(obj["metadata"]["name"]))
+            self._runtime.queue.add(CheckKey(name_of(obj)))
             self._runtime.queue.add(PassKey())
         elif any(_waiting([read_workload(obj)], self._checks())):
             self._runtime.queue.add(PassKey())
@@ -126,9 +115,9 @@ class KueueController:
     def _checks(self) -> list[str]:
         """The names of the checks that are ours."""
         return [
-            obj["metadata"]["name"]
-            for obj in self.caches.all(ADMISSION_CHECK)
-            if (obj.get("spec") or {}).get("controllerName") == CONTROLLER_NAME
+            name_of(check)
+            for check in self.caches.all(ADMISSION_CHECK)
+            if controller_of_check(check) == CONTROLLER_NAME
         ]
 
     async def _reconcile(self, key: KueueWorkKey) -> float | None:
@@ -145,7 +134,7 @@ class KueueController:
             return
         condition = active_condition(check, metav1_time(self._wall()))
         if condition is not None:
-            meta = {"name": name, "uid": check["metadata"]["uid"]}
+            meta = identity_of(check, "name", "uid")
             written = await self._apply(ADMISSION_CHECK, meta, {"conditions": [condition]})
             self._runtime.expect(key, ADMISSION_CHECK, written)
 
@@ -164,7 +153,7 @@ class KueueController:
         )
         for workload, check in sorted(_waiting(workloads, checks), key=lambda pair: pair[0].order):
             try:
-                # A search may take seconds, and the event loop has a lease to renew meanwhile.
+                # A search may take seconds, and the event loop has a lease to renew.
                 verdict = await asyncio.to_thread(placement.decide, workload, check)
             except Exception:
                 # A defect that one workload triggers must not keep the others waiting.
@@ -174,7 +163,7 @@ class KueueController:
             await self._write(workload, check, verdict)
 
     async def _write(self, workload: KueueWorkload, check: str, verdict: Verdict) -> None:
-        meta = {key: workload.obj["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
+        meta = identity_of(workload.obj, "name", "namespace", "uid", "resourceVersion")
         entry = check_state_json(check, verdict, metav1_time(self._wall()))
         try:
             await self._apply(WORKLOAD, meta, {"admissionChecks": [entry]})
@@ -191,14 +180,14 @@ class KueueController:
             why=verdict.message,
         )
 
-    async def _apply(self, kind: ResourceKind, meta: Object, status: Object) -> Object:
+    async def _apply(self, kind: ResourceKind, meta: Mapping[str, str], status: Object) -> Object:
         obj = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "status": status}
-        # Kueue has made the entry; by force its fields become ours until Kueue resets them.
+        # Kueue has made the entry. By force its fields become ours until Kueue resets them.
         return await self._api.apply(kind, obj, manager=FIELD_MANAGER, force=True, subresource="status")
 
 
 def _waiting(
-    workloads: "Iterator[KueueWorkload] | list[KueueWorkload]", checks: list[str]
+    workloads: Iterable[KueueWorkload], checks: Sequence[str]
 ) -> Iterator[tuple[KueueWorkload, str]]:
     """Each workload that has quota and waits for one of the checks, with the check."""
     for workload in workloads:

@@ -83,7 +83,7 @@ def objects_from_cluster(
     return parse_documents(_answer_of_kubectl(words, kubeconfig, context), "the cluster")
 
 
-def _answer_of_kubectl(words: list[str], kubeconfig: Path | None, context: str | None) -> str:
+def _answer_of_kubectl(words: list[str], kubeconfig: Path | None, context: str | None) -> bytes:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         raise Refused("kubectl is not on the PATH, and a cluster is asked through it", nearest_fix=_USE_DUMP)
@@ -92,12 +92,13 @@ def _answer_of_kubectl(words: list[str], kubeconfig: Path | None, context: str |
     words = [*chosen, *words]
     try:
         with asked("kubectl", shlex.join(words)) as request:
-            done = subprocess.run([kubectl, *words], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+            done = subprocess.run([kubectl, *words], capture_output=True, timeout=_TIMEOUT_SECONDS)
             request.outcome = f"exit code {done.returncode}"
     except subprocess.TimeoutExpired as slow:
         raise Retry(
             f"kubectl did not answer within {_TIMEOUT_SECONDS:.0f} s", after=_TIMEOUT_SECONDS
         ) from slow
     if done.returncode != 0:
-        raise Refused(f"kubectl could not read the cluster: {done.stderr.strip()}", nearest_fix=_USE_DUMP)
+        error = done.stderr.decode(errors="replace").strip()
+        raise Refused(f"kubectl could not read the cluster: {error}", nearest_fix=_USE_DUMP)
     return done.stdout

@@ -1,59 +1,60 @@
-"""Documents of a YAML or JSON file, with the line of every field, bounded before they are composed.
+"""Documents of YAML and JSON files, each of which can name the line of its fields.
 
-Errors must name a line, so the text is composed into nodes once, from which both values and positions
-come. Lists (`kind: List`, PodList) are unfolded into their objects. A directory is read as `kubectl -f`
-reads it. YAML timestamps stay text, because Kubernetes has none. JSON surrogate pairs are joined first,
-because YAML does not.
+JSON is decoded by msgspec, YAML in one pass over its events. No line is kept: a dump of a cluster has some
+hundred thousand fields, and an error names one. `Document.where` then finds the line in the text. Text that
+starts like JSON and is none (a trailing comma, several objects) is read as YAML, which contains JSON.
 
-`foreign_text` bounds depth and repetition before libyaml composes, which takes stack for each level.
+Lists (`kind: List`, PodList) are unfolded into their objects. A directory is read as `kubectl -f` reads it.
 """
 
+import codecs
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from json import JSONDecoder
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
 
-from rackloom.errors import Refused, file_error_text
-from rackloom.runtime.foreign_text import check_yaml_bounds
+from rackloom.errors import Refused, Undecodable, file_error_text
+from rackloom.runtime.foreign_text import decode_json
+from rackloom.runtime.yaml_events import YamlReader, line_of_field
 
 # Documents and their lines.
 
 
 FieldPath = tuple[str | int, ...]
 _SUFFIXES = (".yaml", ".yml", ".json")
-_ESCAPED = re.compile(r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|[^u])", re.IGNORECASE)
-"""A character that JSON escapes in two halves; any other escape, so that the backslash of none is taken."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """The content of a file or an answer, and its name in messages."""
+
+    file: str
+    content: bytes
+    is_json: bool
+
+    def line(self, document: int, path: FieldPath) -> int:
+        """The line (from 1) of a field of a document, or of the nearest field around it that is there."""
+        text = self.content.decode()
+        return _line_in_json(text, path) if self.is_json else line_of_field(text, document, path)
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     """One object of a file."""
 
-    file: str
     value: dict[str, Any]
-    lines: dict[FieldPath, int]
-    """Line (from 1) of every field and list item."""
+    source: Source
+    number: int
+    """Of the document in the text, from 0."""
+    at: FieldPath = ()
+    """Where the object is in the document: items of a list."""
 
     def where(self, path: FieldPath = ()) -> str:
         """`file:line` of a field, or of the nearest field around it that the file has."""
-        while path and path not in self.lines:
-            path = path[:-1]
-        return f"{self.file}:{self.lines.get(path, 1)}"
-
-
-class _Loader(yaml.CSafeLoader):
-    """YAML without timestamps: Kubernetes has none, and dates in annotations must stay text.
-
-    Composed by libyaml, which takes a tenth of the time: a dump of a cluster has tens of megabytes.
-    """
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+        return f"{self.source.file}:{self.source.line(self.number, (*self.at, *path))}"
 
 
 def read_documents(path: Path) -> list[Document]:
@@ -64,12 +65,11 @@ def read_documents(path: Path) -> list[Document]:
     if path.is_dir():
         return [document for file in _manifests_in(path) for document in read_documents(file)]
     try:
-        text = path.read_text(encoding="utf-8")
+        return parse_documents(path.read_bytes(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(
             f"{path} cannot be read: {file_error_text(error)}", nearest_fix="name a YAML or JSON file"
         ) from error
-    return parse_documents(text, str(path))
 
 
 def _manifests_in(folder: Path) -> list[Path]:
@@ -86,54 +86,78 @@ def _manifests_in(folder: Path) -> list[Path]:
     return found
 
 
-def parse_documents(text: str, file: str) -> list[Document]:
-    """The objects of a text, called `file` in messages. Refused with file and line."""
-    text = _surrogates_joined(text)
-    loader = _Loader(text)
-    found: list[Document] = []
+def parse_documents(content: bytes | str, file: str) -> list[Document]:
+    """The objects of a content, called `file` in messages. Refused with file and line.
+
+    Raises UnicodeDecodeError if it is no text in UTF-8.
+    """
+    content = content.encode() if isinstance(content, str) else content
+    if content.lstrip(codecs.BOM_UTF8 + b" \t\r\n").startswith((b"{", b"[")):
+        # YAML reads more than JSON, and names the line of an error.
+        with suppress(Undecodable):
+            value = decode_json(content.removeprefix(codecs.BOM_UTF8), file, max_bytes=len(content))
+            source = Source(file, content, is_json=True)
+            return list(_list_items(Document(value=value, source=source, number=0)))
+    source, text = Source(file, content, is_json=False), content.decode()
     try:
-        check_yaml_bounds(yaml.parse(text, Loader=_Loader), file)
-        while (node := loader.get_node() if loader.check_node() else None) is not None:
-            value = loader.construct_document(node)
-            if value is not None:
-                found += _list_items(Document(file=file, value=value, lines=dict(_lines(node, ()))))
+        return [
+            document
+            for number, value in enumerate(YamlReader(file).documents(text))
+            if value is not None
+            for document in _list_items(Document(value=value, source=source, number=number))
+        ]
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or error
         raise Refused(f"{file}{line}: not YAML: {problem}", nearest_fix="correct the line") from error
-    except RecursionError as error:
-        raise Refused(f"{file}: fields are too deep inside each other", nearest_fix="nest fewer") from error
     except ValueError as error:
         raise Refused(f"{file}: a value cannot be read: {error}", nearest_fix="put it in quotes") from error
-    finally:
-        loader.dispose()
+
+
+_DECODER = JSONDecoder()
+_NO_SPACE = re.compile(r"[^ \t\n\r]")
+
+
+def _line_in_json(text: str, path: FieldPath) -> int:
+    """The line of a field of valid JSON, or of the nearest field around it that is there."""
+    shown = value = _after_space(text, 1 if text.startswith("\ufeff") else 0)
+    for step in path:
+        found = _member(text, value, step)
+        if found is None:
+            break
+        shown, value = found
+    return text.count("\n", 0, shown) + 1
+
+
+def _member(text: str, begin: int, step: str | int) -> tuple[int, int] | None:
+    """Where a member of the object or list at `begin` starts, and where its value does; None without it.
+
+    The values before it are skipped by the decoder in C.
+    """
+    if text[begin] != ("{" if isinstance(step, str) else "["):
+        return None
+    found = None
+    at, number = _after_space(text, begin + 1), 0
+    while text[at] not in "}]":
+        member, key = at, number
+        if isinstance(step, str):
+            key, at = _DECODER.raw_decode(text, at)
+            at = _after_space(text, _after_space(text, at) + 1)
+        # The last of equal keys counts, as in the value.
+        if key == step:
+            found = member, at
+        _, at = _DECODER.raw_decode(text, at)
+        at = _after_space(text, at)
+        if text[at] == ",":
+            at = _after_space(text, at + 1)
+        number += 1
     return found
 
 
-def _surrogates_joined(text: str) -> str:
-    """JSON with the characters beyond 16 bits as such: YAML does not put the halves of one together."""
-    if "\\" not in text or not text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
-        return text
-    return _ESCAPED.sub(_joined_character, text)
-
-
-def _joined_character(escaped: re.Match[str]) -> str:
-    high, low = escaped.groups()
-    if high is None:
-        return escaped[0]
-    return bytes.fromhex(high + low).decode("utf-16-be")
-
-
-def _lines(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, int]]:
-    yield path, node.start_mark.line + 1
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield from _lines(value, (*path, str(key.value)))
-            yield (*path, str(key.value)), key.start_mark.line + 1
-    elif isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            yield from _lines(value, (*path, number))
+def _after_space(text: str, at: int) -> int:
+    found = _NO_SPACE.search(text, at)
+    return len(text) if found is None else found.start()
 
 
 def _list_items(document: Document) -> Iterator[Document]:
@@ -143,20 +167,22 @@ def _list_items(document: Document) -> Iterator[Document]:
             f"{document.where()}: an object is a mapping, not a {type(value).__name__}",
             nearest_fix="begin each object with apiVersion and kind, and part them with ---",
         )
-    items = value.get("items")
     if not _is_list(value):
         yield document
         return
+    items = value.get("items")
     if not isinstance(items, list):
         raise Refused(f"{document.where(('items',))}: a List has items")
     each = _item_defaults(value)
-    inner: dict[str | int, dict[FieldPath, int]] = {}
-    for path, line in document.lines.items():
-        if path[:1] == ("items",) and len(path) > 1:
-            inner.setdefault(path[1], {})[path[2:]] = line
     for number, item in enumerate(items):
-        value = each | item if isinstance(item, dict) else item
-        yield from _list_items(Document(file=document.file, value=value, lines=inner.get(number, {})))
+        yield from _list_items(
+            Document(
+                value=each | item if isinstance(item, dict) else item,
+                source=document.source,
+                number=document.number,
+                at=(*document.at, "items", number),
+            )
+        )
 
 
 def _is_list(value: dict[str, Any]) -> bool:

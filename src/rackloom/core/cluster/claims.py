@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.allocate.objects import AllocationResult, readable
+from rackloom.core.allocate.objects import AllocationResult, ResourceClaim, readable
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import OwnerReference
+from rackloom.core.cluster.metadata import OwnerReference, identity_of
 from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
 from rackloom.core.cluster.objects import JsonMapping, allocated_devices
 from rackloom.core.cluster.pods import ApiStruct, PodMetadata, qualified_name
@@ -90,6 +90,21 @@ def claim_holds(
         elif is_imex_channel(of, name):
             yield replace(holder, tray=pool, channel=True)
     yield from (replace(holder, tray=node, gpus=len(held)) for node, held in gpus.items())
+
+
+def claims_to_allocate(
+    claims: Iterable[JsonMapping], templates: Iterable[JsonMapping]
+) -> Iterator[ResourceClaim]:
+    """The claims that pods may name, as they are before an allocation. A template has a claim of its name.
+
+    One that the allocator cannot read is left out.
+    """
+    named = [(obj, (obj.get("spec") or {}).get("spec") or {}) for obj in templates]
+    named += [(obj, obj.get("spec") or {}) for obj in claims]
+    yield from readable(
+        ({"metadata": identity_of(obj, "name", "namespace"), "spec": spec} for obj, spec in named),
+        ResourceClaim,
+    )
 
 
 def is_imex_channel(driver: str, device: str) -> bool:

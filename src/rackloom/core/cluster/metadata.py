@@ -10,8 +10,9 @@ absent text is "". A list or a map may be absent or null, which means empty.
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
-from rackloom.core.cluster.objects import JsonMapping, ResourceKind, epoch_seconds, object_title
+from rackloom.core.cluster.objects import JsonMapping, Object, ResourceKind, epoch_seconds, object_title
 
 
 class OwnerReference(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -142,6 +143,24 @@ def conditions_of(obj: JsonMapping) -> tuple[Condition, ...]:
 def condition_of(obj: JsonMapping, type_: str) -> Condition | None:
     """The condition of a type."""
     return next((condition for condition in conditions_of(obj) if condition.type == type_), None)
+
+
+def dated_condition(obj: JsonMapping, new: Condition, now: str) -> Condition:
+    """A condition as it is to be written on this state of an object. `now` is RFC 3339.
+
+    The time is that of the last change of its status.
+    """
+    old = condition_of(obj, new.type)
+    since = old.last_transition_time if old is not None and old.status == new.status else ""
+    return replace(new, last_transition_time=since or now, observed_generation=generation_of(obj))
+
+
+def changed_conditions(obj: JsonMapping, changed: Sequence[Condition], now: str) -> list[Object]:
+    """All conditions of an object as JSON, with these in place of those of their types. `now` is RFC 3339."""
+    types = {condition.type for condition in changed}
+    written = (obj.get("status") or {}).get("conditions") or ()
+    kept = [condition for condition in written if condition.get("type") not in types]
+    return [*kept, *(msgspec.to_builtins(dated_condition(obj, condition, now)) for condition in changed)]
 
 
 def _metadata(obj: JsonMapping) -> JsonMapping:

@@ -25,7 +25,7 @@ import msgspec
 from rackloom.core.allocate.attributes import is_whole_gpu
 from rackloom.core.allocate.objects import Amount
 from rackloom.core.cluster import names
-from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.objects import JsonMapping, Object
 from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration
 from rackloom.core.cluster.scheduling import blocking_taints, node_amounts
 
@@ -241,6 +241,12 @@ def ready_status(node: JsonMapping) -> str | None:
     """The status of its Ready condition, or None if it has none."""
     conditions = (node.get("status") or {}).get("conditions") or ()
     return next((c.get("status") for c in conditions if c.get("type") == "Ready"), None)
+
+
+def opened_node(node: JsonMapping) -> Object:
+    """The node as it is when it is open to all pods."""
+    status = {**(node.get("status") or {}), "conditions": [{"type": "Ready", "status": "True"}]}
+    return {"metadata": node["metadata"], "spec": {}, "status": status}
 
 
 def closed_reasons(node: JsonMapping, tolerations: tuple[Toleration, ...] | None) -> Iterator[str]:

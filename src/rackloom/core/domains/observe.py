@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.kueue_objects import read_workload
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -235,8 +236,8 @@ def _quota(
     # The controller's own ComputeDomains need none: each serves the jobs of a clique.
     if domain is None or settings.quota is QuotaMode.NONE or warm_clique(domain, settings) is not None:
         return DomainQuota()
-    workload = cluster.at(WORKLOAD, domain.namespace, workload_name(domain.uid))
-    return domain_quota(domain, workload, settings.quota, now)
+    obj = cluster.at(WORKLOAD, domain.namespace, workload_name(domain.uid))
+    return domain_quota(domain, None if obj is None else read_workload(obj), settings.quota, now)
 
 
 def _read_domain(obj: Object) -> tuple[ComputeDomain, str]:

@@ -1,26 +1,35 @@
 """The quota of a ComputeDomain: its Workload of Kueue, and whether the ComputeDomain waits for it.
 
-Kueue counts what the pod sets of Workloads request, and a ComputeDomain is no pod. So a ComputeDomain with
-the label of a queue gets a Workload of its own, whose one pod set requests the resources that an
-administrator gives quota of: one of `rackloom.dev/compute-domains`, and as many of `rackloom.dev/spare-nodes`
-as its annotation says. No pod is ever made of it. The ComputeDomain has no claim template and no daemons
-until the Workload is admitted.
+Kueue counts the requests of pod sets in Workloads, and a ComputeDomain is no pod. So a ComputeDomain with the
+label of a queue gets a Workload. Its one pod set requests resources for which an administrator sets quota:
+one of `rackloom.dev/compute-domains`, and the number in its annotation of `rackloom.dev/spare-nodes`. No pod
+is ever made of it. The ComputeDomain has no claim template and no daemons until the Workload is admitted.
 
-Who is counted stays counted: from the moment at which the Workload exists it decides, whatever becomes of the
-label, and Kueue lets nobody change the pod sets or the queue of a Workload that has its quota. The Workload
+A ComputeDomain that is counted stays counted: once the Workload exists, it decides, even if the label is
+gone. Kueue refuses a change of the pod sets or the queue of a Workload that has its quota. The Workload
 belongs to the ComputeDomain, so the quota is free once the ComputeDomain is taken apart and gone.
 
 A Workload that Kueue evicts keeps its quota until its owner gives that back. A ComputeDomain does so when no
-pod holds a channel of it, and its objects are gone (`reconcile`). What is written then is what Kueue 0.19
-writes for a Job that it has stopped.
+pod holds a channel of it, and its objects are gone (`reconcile`). It then writes the conditions that Kueue
+0.19 writes for a Job that it has stopped.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.kueue_objects import READY, KueueWorkload
+from rackloom.core.cluster.metadata import (
+    Condition,
+    changed_conditions,
+    condition_of,
+    controller_of,
+    identity_of,
+)
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     WORKLOAD,
@@ -30,8 +39,9 @@ from rackloom.core.cluster.objects import (
     PatchObject,
     has_condition,
 )
-from rackloom.core.domains.compute_domain import ComputeDomain
+from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.settings import QuotaMode
+from rackloom.errors import Refused
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """On a ComputeDomain: the LocalQueue of its namespace that counts it."""
@@ -49,7 +59,7 @@ class QuotaState(StrEnum):
     UNCOUNTED = "Uncounted"
     """It may: it needs no quota."""
     WAITING = "Waiting"
-    """What it lacks is not made; what it has stays."""
+    """It keeps the objects that it has, and gets no more."""
     ADMITTED = "Admitted"
     """It may."""
     EVICTED = "Evicted"
@@ -61,15 +71,15 @@ class DomainQuota(msgspec.Struct, frozen=True, kw_only=True):
 
     state: QuotaState = QuotaState.UNCOUNTED
     queue: str = ""
-    """The LocalQueue that counts it; empty where none is named."""
+    """The LocalQueue that counts it, or empty if none is named."""
     why: str = ""
-    """What it waits for, or why it is evicted, in words."""
+    """The reason why it waits or is evicted, in words."""
     spares: int = 0
     """Spare trays for which it has quota."""
     write: ObjectWrite | None = None
-    """What to write to its Workload now."""
+    """The write to its Workload that is due now."""
     give_back: ObjectWrite | None = None
-    """What gives the quota back, once nothing of it is left."""
+    """The write that gives the quota back, once its objects are gone."""
 
 
 def workload_name(uid: str) -> str:
@@ -77,88 +87,91 @@ def workload_name(uid: str) -> str:
     return f"compute-domain-{uid}"
 
 
-def domain_quota(domain: ComputeDomain, workload: Object | None, mode: QuotaMode, now: str) -> DomainQuota:
-    """The quota of a ComputeDomain; `workload`: the object that has the name of its Workload.
+def domain_quota(
+    domain: ComputeDomain, workload: KueueWorkload | None, mode: QuotaMode, now: str
+) -> DomainQuota:
+    """The quota of a ComputeDomain.
 
-    `now` is RFC 3339, for conditions.
+    `workload` has the name of its Workload, and may belong to another owner. `now` is RFC 3339.
     """
     queue = domain.labels.get(QUEUE_LABEL, "")
     if mode is QuotaMode.NONE or (workload is None and not queue and mode is QuotaMode.LABELLED):
         return DomainQuota()
     if workload is None and not queue:
         return DomainQuota(state=QuotaState.WAITING, why=f"label it {QUEUE_LABEL}: all need quota here")
-    if workload is None or not has_condition(workload, "QuotaReserved"):
+    if workload is None or not has_condition(workload.obj, "QuotaReserved"):
         return _without_reservation(domain, workload, queue)
     return _with_reservation(domain, workload, now)
 
 
-def _without_reservation(domain: ComputeDomain, workload: Object | None, asked: str) -> DomainQuota:
-    """It may still change its queue and its spares; without the label it stays in the queue that it has."""
-    try:
-        wanted = _requests(domain)
-    except ValueError as error:
-        return DomainQuota(state=QuotaState.WAITING, queue=asked, why=str(error))
+def _without_reservation(domain: ComputeDomain, workload: KueueWorkload | None, asked: str) -> DomainQuota:
+    """It may still change its queue and its spares. Without the label it stays in the queue that it has."""
+    text = domain.annotations.get(SPARES_ANNOTATION, "0")
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST_SPARES))):
+        why = f"annotation {SPARES_ANNOTATION} is {text[:20]!r}: use a number from 0 to {_MOST_SPARES}"
+        return DomainQuota(state=QuotaState.WAITING, queue=asked, why=why)
+    spares = int(text)
     if workload is None:
-        write: ObjectWrite = CreateObject(kind=WORKLOAD, obj=_workload(domain, asked, wanted))
+        write: ObjectWrite = CreateObject(kind=WORKLOAD, obj=_new_workload(domain, asked, spares))
         why = "Kueue does not know it yet"
         return DomainQuota(state=QuotaState.WAITING, queue=asked, why=why, write=write)
     if (unusable := _why_unusable(domain, workload)) is not None:
         return DomainQuota(state=QuotaState.WAITING, queue=asked, why=unusable)
-    queue = _queue_of(workload)
-    waiting = DomainQuota(state=QuotaState.WAITING, queue=asked or queue, why=_why_waiting(workload))
-    if (queue, _requested(workload)) == (waiting.queue, wanted):
-        return waiting
-    spec = {"queueName": waiting.queue, "podSets": [_pod_set(wanted)]}
-    return msgspec.structs.replace(waiting, write=_change(workload, {"spec": spec}))
-
-
-def _with_reservation(domain: ComputeDomain, workload: Object, now: str) -> DomainQuota:
-    queue, counted = _queue_of(workload), _requested(workload)
-    waiting = DomainQuota(state=QuotaState.WAITING, queue=queue)
-    if (unusable := _why_unusable(domain, workload)) is not None:
-        return msgspec.structs.replace(waiting, why=unusable)
-    if has_condition(workload, "Evicted"):
-        why = _message(workload, "Evicted")
-        return DomainQuota(
-            state=QuotaState.EVICTED, queue=queue, why=why, give_back=_give_back(workload, now)
-        )
-    if counted.get(DOMAINS_RESOURCE) != 1:
-        # Who may write Workloads could have made one that requests nothing.
-        why = f"its Workload does not request 1 {DOMAINS_RESOURCE}: delete it"
-        return msgspec.structs.replace(waiting, why=why)
-    if not has_condition(workload, "Admitted"):
-        return msgspec.structs.replace(waiting, why=_why_waiting(workload))
-    ready = {"PodsReady": ("True", "Started", "The ComputeDomain has its objects")}
-    write = None if has_condition(workload, "PodsReady") else _with_conditions(workload, now, ready)
+    queue, counted = asked or workload.queue, map(workload.requested, (DOMAINS_RESOURCE, SPARES_RESOURCE))
+    is_as_wanted = (workload.queue, *counted) == (queue, 1, spares)
     return DomainQuota(
-        state=QuotaState.ADMITTED, queue=queue, spares=counted.get(SPARES_RESOURCE, 0), write=write
+        state=QuotaState.WAITING,
+        queue=queue,
+        why=_why_waiting(workload),
+        write=None if is_as_wanted else _change(workload, {"spec": _workload_spec(queue, spares)}),
     )
 
 
-def _why_unusable(domain: ComputeDomain, workload: Object) -> str | None:
-    owners = workload["metadata"].get("ownerReferences") or ()
-    if not any(owner.get("controller") and owner.get("uid") == domain.uid for owner in owners):
-        return f"Workload {workload['metadata']['name']} belongs to somebody else: delete it"
-    return "its Workload is marked finished: delete it" if has_condition(workload, "Finished") else None
+def _with_reservation(domain: ComputeDomain, workload: KueueWorkload, now: str) -> DomainQuota:
+    waiting = DomainQuota(state=QuotaState.WAITING, queue=workload.queue)
+    if (unusable := _why_unusable(domain, workload)) is not None:
+        return replace(waiting, why=unusable)
+    evicted = condition_of(workload.obj, "Evicted")
+    if evicted is not None and evicted.status == "True":
+        write = _give_back(workload, evicted, now)
+        return replace(waiting, state=QuotaState.EVICTED, why=evicted.message, give_back=write)
+    if workload.requested(DOMAINS_RESOURCE) != 1:
+        # A tenant who may write Workloads could have made one that requests nothing.
+        return replace(waiting, why=f"its Workload does not request 1 {DOMAINS_RESOURCE}: delete it")
+    if not has_condition(workload.obj, "Admitted"):
+        return replace(waiting, why=_why_waiting(workload))
+    ready = {"PodsReady": ("True", "Started", "The ComputeDomain has its objects")}
+    is_ready = has_condition(workload.obj, "PodsReady")
+    return replace(
+        waiting,
+        state=QuotaState.ADMITTED,
+        spares=workload.requested(SPARES_RESOURCE),
+        write=None if is_ready else _with_conditions(workload, now, ready),
+    )
 
 
-def _queue_of(workload: Object) -> str:
-    return str((workload.get("spec") or {}).get("queueName") or "")
+def _why_unusable(domain: ComputeDomain, workload: KueueWorkload) -> str | None:
+    owner = controller_of(workload.obj)
+    if owner is None or owner.uid != domain.uid:
+        return f"Workload {workload.name} belongs to somebody else: delete it"
+    is_finished = has_condition(workload.obj, "Finished")
+    return "its Workload is marked finished: delete it" if is_finished else None
 
 
-# What it requests, and the Workload that does so.
+def _why_waiting(workload: KueueWorkload) -> str:
+    if not workload.is_active:
+        return f"spec.active of Workload {workload.name} is false"
+    reserved = condition_of(workload.obj, "QuotaReserved")
+    if reserved is None or reserved.status != "True":
+        return reserved.message if reserved and reserved.message else "Kueue has not decided yet"
+    open_checks = sorted(name for name, check in workload.checks.items() if check.state != READY)
+    return f"admission checks {', '.join(open_checks)}" if open_checks else "Kueue has not admitted it yet"
 
 
-def _requests(domain: ComputeDomain) -> dict[str, int]:
-    """By resource. Raises ValueError, in words, for an annotation that is no number."""
-    text = domain.annotations.get(SPARES_ANNOTATION, "0")
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST_SPARES))):
-        why = f"annotation {SPARES_ANNOTATION} is {text[:20]!r}: use a number from 0 to {_MOST_SPARES}"
-        raise ValueError(why)
-    return {DOMAINS_RESOURCE: 1} | ({SPARES_RESOURCE: int(text)} if int(text) else {})
+# Writes: the Workload that requests its quota, and changes of it.
 
 
-def _workload(domain: ComputeDomain, queue: str, requests: Mapping[str, int]) -> Object:
+def _new_workload(domain: ComputeDomain, queue: str, spares: int) -> Object:
     owner = {
         "apiVersion": COMPUTE_DOMAIN.api_version,
         "kind": COMPUTE_DOMAIN.kind,
@@ -175,103 +188,49 @@ def _workload(domain: ComputeDomain, queue: str, requests: Mapping[str, int]) ->
             "labels": {names.COMPUTE_DOMAIN_LABEL: domain.uid},
             "ownerReferences": [owner],
         },
-        "spec": {"queueName": queue, "podSets": [_pod_set(requests)]},
+        "spec": _workload_spec(queue, spares),
     }
 
 
-_NOTHING = {"cpu": "0", "memory": "0"}
-"""Written out, or Kueue adds the defaults of a LimitRange of the namespace."""
+def _workload_spec(queue: str, spares: int) -> Object:
+    # Kueue would add the defaults of a LimitRange of the namespace for CPU and memory that are not written.
+    requests = {"cpu": "0", "memory": "0", DOMAINS_RESOURCE: "1"}
+    if spares:
+        requests[SPARES_RESOURCE] = str(spares)
+    container = {"name": "quota", "image": "none", "resources": {"requests": requests}}
+    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    return {"queueName": queue, "podSets": [{"name": "main", "count": 1, "template": template}]}
 
 
-def _pod_set(requests: Mapping[str, int]) -> Object:
-    amounts = _NOTHING | {name: str(count) for name, count in requests.items()}
-    container = {"name": "quota", "image": "none", "resources": {"requests": amounts}}
-    return {
-        "name": "main",
-        "count": 1,
-        "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
-    }
-
-
-def _requested(workload: Object) -> dict[str, int]:
-    """What a Workload requests of our resources; nothing where it cannot be read."""
-    found: dict[str, int] = {}
-    for pod_set in (workload.get("spec") or {}).get("podSets") or ():
-        for container in (pod_set.get("template", {}).get("spec") or {}).get("containers") or ():
-            requests = (container.get("resources") or {}).get("requests") or {}
-            for name in (DOMAINS_RESOURCE, SPARES_RESOURCE):
-                amount = str(requests.get(name, ""))
-                if amount.isascii() and amount.isdecimal():
-                    found[name] = found.get(name, 0) + int(amount) * int(pod_set.get("count", 1))
-    return found
-
-
-# What its conditions say, and what is written into them.
-
-
-def _conditions(workload: Object) -> list[Object]:
-    return list((workload.get("status") or {}).get("conditions") or ())
-
-
-def _condition(workload: Object, type_: str) -> Object:
-    return next((found for found in _conditions(workload) if found.get("type") == type_), {})
-
-
-def _message(workload: Object, type_: str) -> str:
-    return str(_condition(workload, type_).get("message") or "")
-
-
-def _why_waiting(workload: Object) -> str:
-    if (workload.get("spec") or {}).get("active") is False:
-        return f"spec.active of Workload {workload['metadata']['name']} is false"
-    if not has_condition(workload, "QuotaReserved"):
-        return _message(workload, "QuotaReserved") or "Kueue has not decided yet"
-    states = (workload.get("status") or {}).get("admissionChecks") or ()
-    open_checks = sorted(state["name"] for state in states if state.get("state") != "Ready")
-    return f"admission checks {', '.join(open_checks)}" if open_checks else "Kueue has not admitted it yet"
-
-
-def _change(workload: Object, patch: Object, subresource: str = "") -> PatchObject:
-    """A patch of the Workload that was read: it fails where Kueue was faster."""
-    meta = workload["metadata"]
+def _change(workload: KueueWorkload, patch: Object, subresource: str = "") -> PatchObject:
+    """A patch of the Workload that was read. It fails if Kueue was faster."""
     return PatchObject(
         kind=WORKLOAD,
-        namespace=meta["namespace"],
-        name=meta["name"],
-        patch={"metadata": {"resourceVersion": meta["resourceVersion"]}, **patch},
+        namespace=workload.namespace,
+        name=workload.name,
+        patch={"metadata": identity_of(workload.obj, "resourceVersion"), **patch},
         subresource=subresource,
     )
 
 
 def _with_conditions(
-    workload: Object, now: str, changed: Mapping[str, tuple[str, str, str]], **more: None
+    workload: KueueWorkload, now: str, changed: Mapping[str, tuple[str, str, str]], **more: None
 ) -> PatchObject:
-    """The write of conditions, each a status, a reason and a message by its type; the others stay."""
-    kept = [found for found in _conditions(workload) if found.get("type") not in changed]
-    fresh = []
-    for type_, (status, reason, message) in changed.items():
-        before = _condition(workload, type_)
-        since = before.get("lastTransitionTime") if before.get("status") == status else None
-        fresh.append(
-            {
-                "type": type_,
-                "status": status,
-                "reason": reason,
-                "message": message,
-                "lastTransitionTime": since or now,
-                "observedGeneration": workload["metadata"].get("generation", 0),
-            }
-        )
-    return _change(workload, {"status": {"conditions": [*kept, *fresh], **more}}, "status")
+    """The write of some conditions: by type, their status, reason and message. The others stay."""
+    fresh = [
+        Condition(type=type_, status=status, reason=reason, message=message)
+        for type_, (status, reason, message) in changed.items()
+    ]
+    conditions = changed_conditions(workload.obj, fresh, now)
+    return _change(workload, {"status": {"conditions": conditions, **more}}, "status")
 
 
 _REQUEUED_REASONS = ("Preempted", "NodeFailures")
-"""Reasons of evictions after which a Workload is in its queue again at once; after others Kueue decides."""
+"""After an eviction for these reasons, a Workload is in its queue again at once. Otherwise Kueue decides."""
 
 
-def _give_back(workload: Object, now: str) -> PatchObject:
-    evicted = _condition(workload, "Evicted")
-    reason, message = str(evicted.get("reason") or "Evicted"), _message(workload, "Evicted")
+def _give_back(workload: KueueWorkload, evicted: Condition, now: str) -> PatchObject:
+    reason, message = evicted.reason or "Evicted", evicted.message
     changed = {
         "QuotaReserved": ("False", "Pending", message),
         "Admitted": ("False", "NoReservation", "The workload has no reservation"),
@@ -281,7 +240,7 @@ def _give_back(workload: Object, now: str) -> PatchObject:
     return _with_conditions(workload, now, changed, admission=None)
 
 
-# What gangs may keep as spares.
+# Spares that gangs may keep.
 
 
 class SpareQuotas(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,7 +252,7 @@ class SpareQuotas(msgspec.Struct, frozen=True, kw_only=True):
     """Gangs that use no counted ComputeDomain keep no spares."""
 
     def room(self, namespace: str, templates: Iterable[str]) -> int | None:
-        """Spares of the gangs that claim by these templates, all together; None: no quota limits them."""
+        """Spares of the gangs that claim by these templates, all together. None if no quota limits them."""
         counted = [
             self.by_template[namespace, name]
             for name in set(templates)
@@ -305,17 +264,23 @@ class SpareQuotas(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spare_quotas(
-    domains: Iterable[ComputeDomain], workloads: Iterable[Object], mode: QuotaMode
+    domains: Iterable[Object], workloads: Iterable[KueueWorkload], mode: QuotaMode
 ) -> SpareQuotas | None:
-    """What the ComputeDomains of a cluster have quota for; None where quota is not counted."""
+    """The spares for which the ComputeDomains of a cluster have quota. None if quota is not counted.
+
+    A ComputeDomain that cannot be read is left out, because no gang can use it.
+    """
     if mode is QuotaMode.NONE:
         return None
-    by_name = {(obj["metadata"]["namespace"], obj["metadata"]["name"]): obj for obj in workloads}
+    by_name = {(workload.namespace, workload.name): workload for workload in workloads}
     found: dict[tuple[str, str], int] = {}
-    for domain in domains:
-        quota = domain_quota(domain, by_name.get((domain.namespace, workload_name(domain.uid))), mode, "")
-        if quota.state is not QuotaState.UNCOUNTED:
-            # Of two that name one template, only one has it.
-            key = domain.namespace, domain.template
-            found[key] = max(found.get(key, 0), quota.spares)
+    for obj in domains:
+        with suppress(Refused):
+            domain = read_compute_domain(obj)
+            workload = by_name.get((domain.namespace, workload_name(domain.uid)))
+            quota = domain_quota(domain, workload, mode, "")
+            if quota.state is not QuotaState.UNCOUNTED:
+                # Of two that name one template, only one has it.
+                key = domain.namespace, domain.template
+                found[key] = max(found.get(key, 0), quota.spares)
     return SpareQuotas(by_template=found, are_required=mode is QuotaMode.ALL)

@@ -1,25 +1,24 @@
-"""What becomes of workloads that wait for a check: Ready with a plan, Retry for now, or Rejected for good.
+"""Verdicts on workloads that wait for a check: Ready with a plan, Retry for now, or Rejected for good.
 
 `PlacementPass` takes one reading of the cluster and serves the workloads one after the other. A plan counts
 as soon as it is made, so no two workloads get the same room: neither two of one pass, nor one of this pass
 and one that was admitted before and whose pods are still to come.
 
 A workload is planned as `rackloom place` plans its job: by the pod templates with the labels and tolerations
-of its flavors, on the nodes that Kueue's topology assignment leaves where there is one. The pods of a gang
+of its flavors, on the nodes that Kueue's topology assignment leaves, if there is one. The pods of a gang
 (`rackloom.dev/gang`) get empty trays, with the segments and spares that they declare. Spares that the gang
 controller would refuse, by the limit of a namespace or the quota of a ComputeDomain, are a Retry.
 
-Retry means that it does not fit now; Kueue takes the quota back and tries again after a pause, which grows
+Retry means that it does not fit now. Kueue takes the quota back and tries again after a pause, which grows
 with the number of attempts. Rejected, which ends a workload for good, needs proof that it can never fit: the
-site has all of its trays published, and even with all of them empty, open and free of rules the job is
-larger than what they offer. Whatever else is missing (a claim template, a node that publishes nothing, a
-clique label) may come, so it is a Retry.
+site has published all of its trays, and the job is too large for them even if all are empty, open and free of
+rules. Anything else that is missing (a claim template, a node that publishes nothing, a clique label) may
+come, so it is a Retry.
 
 Owners of other namespaces have no names in messages.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -27,33 +26,31 @@ from msgspec.structs import replace
 from rackloom.core.allocate.objects import (
     DeviceClass,
     Node,
+    ObjectMeta,
     ResourceClaim,
     ResourceSlice,
     readable,
 )
 from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
+from rackloom.core.cluster.claims import claims_to_allocate
 from rackloom.core.cluster.jobs import Job, PriorityClasses, channel_templates, read_jobs
+from rackloom.core.cluster.kueue_objects import READY, REJECTED, RETRY, KueueWorkload, as_admitted
+from rackloom.core.cluster.metadata import annotations_of, labels_of, name_of
 from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.nodes import opened_node
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, Object, allocated_devices, list_names
 from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.cluster.reader import read_state
+from rackloom.core.cluster.scheduling import NodeRule
 from rackloom.core.cluster.state import TrayHold, owners_of_claims
 from rackloom.core.cluster.trays import DraDevices, placement_site
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.snapshot import ClusterLists, GangKey, read_record
 from rackloom.core.gangs.spec import GangSettings, read_gang_spec
 from rackloom.core.gangs.trays import PromisedSpares, claim_templates_of, spare_room
-from rackloom.core.kueue.workloads import (
-    READY,
-    REJECTED,
-    RETRY,
-    AdmissionCheckState,
-    KueueWorkload,
+from rackloom.core.kueue.plans import (
     Verdict,
-    as_admitted,
-    domains_of_assignment,
     held_plans,
     held_seats,
     planned_spares,
@@ -66,7 +63,6 @@ from rackloom.core.place.kueue_topology import (
     job_topology,
     topology_attempts,
 )
-from rackloom.core.place.placement_values import GangPlan
 from rackloom.core.place.site_planner import PlacedJob, PlacementReport, PlanRequest, SiteObjects, SitePlanner
 from rackloom.errors import Refused
 
@@ -95,7 +91,7 @@ class PlacementPass:
     """Decides for workloads on one reading of the cluster.
 
     `checks` are the names of the checks that we decide, `workloads` all workloads of the cluster.
-    `quota` says which ComputeDomains need quota.
+    `quota` selects the ComputeDomains that need quota.
     """
 
     def __init__(
@@ -109,8 +105,8 @@ class PlacementPass:
         self._cluster = cluster
         self._settings = settings
         self._labels = SchedulerLabels(clique=settings.clique_label)
-        self._flavors = {obj["metadata"]["name"]: obj.get("spec") or {} for obj in cluster.flavors}
-        self._claims = tuple(_claims_to_make(cluster))
+        self._flavors = {name_of(flavor): flavor for flavor in cluster.flavors}
+        self._claims = tuple(claims_to_allocate(cluster.claims, cluster.templates))
         # The API server leaves the kind out of the objects of a list.
         self._domains = [{**obj, "kind": COMPUTE_DOMAIN.kind} for obj in cluster.domains]
         self._channels = channel_templates(self._domains)
@@ -126,47 +122,56 @@ class PlacementPass:
         self._gangs = ClusterLists(
             pods=tuple(cluster.pods),
             records=tuple(map(read_record, cluster.gang_plans)),
-            spare_quotas=spare_quotas(
-                _readable_domains(cluster.domains), (workload.obj for workload in workloads), quota
-            ),
+            spare_quotas=spare_quotas(cluster.domains, workloads, quota),
         )
 
     def decide(self, workload: KueueWorkload, check: str) -> Verdict:
-        """What becomes of one workload that waits for a check; its plan counts for those that follow."""
+        """The verdict on one workload that waits for a check. Its plan counts for those that follow."""
         try:
-            admitted = as_admitted(workload, self._flavors)
-            jobs = read_jobs([*self._domains, admitted], self._labels)
+            jobs = read_jobs([*self._domains, as_admitted(workload, self._flavors)], self._labels)
             if not any(group.need.takes_devices for job in jobs for group in job.groups):
                 return Verdict(state=READY, message="it asks for no GPU, NIC or channel: nothing to plan")
             (job,) = jobs
-            return self._planned(workload, admitted, job, check)
+            return self._planned(workload, job, check)
         except Refused as refused:
             return self._retry(workload, check, str(refused))
 
-    def _planned(self, workload: KueueWorkload, admitted: Object, job: Job, check: str) -> Verdict:
-        gang = _gang_of(job)
-        request = _plan_request(job, self._labels)
-        cluster = replace(self._cluster, nodes=tuple(self._nodes_for(workload)))
-        reserved = (*self._reserved, *self._holds_of_gangs(gang))
+    def _planned(self, workload: KueueWorkload, job: Job, check: str) -> Verdict:
+        gang = _gang_of(workload)
+        request = _plan_request(workload, self._labels)
+        # If Kueue's topology assignment names domains, only their nodes are planned on.
+        domains = [domain.items() for pod_set in workload.pod_sets for domain in pod_set.domains]
+        nodes = tuple(
+            node
+            for node in self._cluster.nodes
+            if not domains or any(domain <= labels_of(node).items() for domain in domains)
+        )
+        holds_of_gangs = (
+            TrayHold(owner=record.key.full_name, tray=tray, gpus=0, is_whole=True)
+            for record in self._gangs.records
+            if record.key != gang
+            for tray in record.reserved
+        )
+        reserved = (*self._reserved, *holds_of_gangs)
+        cluster = replace(self._cluster, nodes=nodes)
         try:
             attempt, planner, report = self._report(cluster, job, request, reserved, workload.namespace)
         except Refused as refused:
             blocked: str | None = str(refused)
         else:
             (answer,) = report.jobs
-            blocked = answer.blocked or self._too_many_spares(workload, gang, job, answer.plan)
+            spares = () if answer.plan is None else answer.plan.spares
+            blocked = answer.blocked or self._too_many_spares(workload, gang, job, len(spares))
             if answer.plan is not None and blocked is None:
                 (placed,) = planner.placed
-                updates = pod_set_updates(
-                    workload, admitted, placed.gang, placed.plan, placed.site, attempt.request.labels
-                )
-                self._reserved += _holds_of(workload, updates)
+                updates = pod_set_updates(workload.uid, placed, attempt.request.labels.clique)
+                self._reserved += held_seats(workload.full_name, updates, ())
                 self._promise(workload, updates)
                 note = f"; {attempt.note}" if attempt.note else ""
                 return Verdict(
                     state=READY, message=f"{_plan_text(placed)}{note}", pod_set_updates=tuple(updates)
                 )
-        why = self._why_never(workload, admitted, request)
+        why = self._why_never(workload, job, request)
         if why is not None:
             return Verdict(state=REJECTED, message=f"it can never fit: {why}")
         return self._retry(workload, check, f"it does not fit now: {blocked}")
@@ -176,48 +181,26 @@ class PlacementPass:
         seconds = min(self._settings.again * 2.0 ** min(attempts, 16), MOST_RETRY_SECONDS)
         return Verdict(state=RETRY, message=why, requeue_after=max(int(seconds), 1))
 
-    def _nodes_for(self, workload: KueueWorkload) -> Iterator[Object]:
-        """All nodes, or those of the domains that Kueue's topology assignment names."""
-        assigned = [domains_of_assignment(entry) for entry in workload.assignments.values()]
-        domains = [domain for found in assigned if found is not None for domain in found]
-        for node in self._cluster.nodes:
-            labels = node["metadata"].get("labels") or {}
-            if not domains or any(
-                all(labels.get(key) == value for key, value in domain.items()) for domain in domains
-            ):
-                yield node
-
-    def _holds_of_gangs(self, own: GangKey | None) -> Iterator[TrayHold]:
-        for record in self._gangs.records:
-            if record.key != own:
-                yield from (
-                    TrayHold(owner=record.key.full_name, tray=tray, gpus=0, is_whole=True)
-                    for tray in record.reserved
-                )
-
     def _too_many_spares(
-        self, workload: KueueWorkload, gang: GangKey | None, job: Job, plan: GangPlan | None
+        self, workload: KueueWorkload, gang: GangKey | None, job: Job, spares: int
     ) -> str | None:
-        """Why the gang controller would refuse the spares of a plan; its pods would wait with their quota."""
-        if gang is None or plan is None or not plan.spares:
+        """Why the gang controller would refuse the spares of a plan. Its pods would wait with their quota."""
+        if gang is None or not spares:
             return None
         templates = {name for group in job.groups for name in group.need.templates}
-        promised = [spares for uid, spares in self._promised.items() if uid != workload.uid]
+        promised = [promise for uid, promise in self._promised.items() if uid != workload.uid]
         room = spare_room(gang, templates, self._gangs, self._settings.max_spares, promised)
-        if len(plan.spares) <= room.trays:
+        if spares <= room.trays:
             return None
-        return f"it would keep {len(plan.spares)} spare trays, and {room.limit} may keep {room.trays} more"
+        return f"it would keep {spares} spare trays, and {room.limit} may keep {room.trays} more"
 
     def _promise(self, workload: KueueWorkload, updates: Sequence[Object]) -> None:
         """The spares of a plan count for its gang from now on."""
-        spares = planned_spares(updates)
-        templates = [pod_set.get("template") or {} for pod_set in workload.pod_sets]
-        labels = ((template.get("metadata") or {}).get("labels") or {} for template in templates)
-        gang = next((found[GANG_LABEL] for found in labels if found.get(GANG_LABEL)), None)
+        gang, spares = _gang_of(workload), planned_spares(updates)
         if gang is not None and spares:
+            templates = (pod_set.template for pod_set in workload.pod_sets)
             named = frozenset(name for template in templates for name in claim_templates_of(template))
-            key = GangKey(workload.namespace, gang)
-            self._promised[workload.uid] = PromisedSpares(key, spares, named)
+            self._promised[workload.uid] = PromisedSpares(gang, spares, named)
 
     def _report(
         self,
@@ -233,7 +216,7 @@ class PlacementPass:
 
         def plan(attempt: TopologyAttempt) -> tuple[SitePlanner, PlacementReport]:
             nodes = tuple(node for node in found.state.nodes if attempt.takes(node))
-            there = {node["metadata"]["name"] for node in nodes}
+            there = set(map(name_of, nodes))
             kept = tuple(hold for hold in found.reserved if hold.tray in there)
             site = replace(found, state=replace(found.state, nodes=nodes), reserved=kept)
             planner = SitePlanner(site, self._claims, self._channels, classes, attempt.request)
@@ -243,18 +226,27 @@ class PlacementPass:
         attempts = topology_attempts(job_topology(job), request, self._cluster.nodes)
         return first_that_fits(attempts, plan)
 
-    # What can never fit.
-
-    def _why_never(self, workload: KueueWorkload, admitted: Object, request: PlanRequest) -> str | None:
-        """Why a job fits on no state of this site; None where it may fit some day."""
+    def _why_never(self, workload: KueueWorkload, job: Job, request: PlanRequest) -> str | None:
+        """Why a job fits on no state of this site, or None if it may fit some day."""
         cluster = self._cluster
         if _is_unsettled(cluster, self._labels):
             return None
-        nodes = tuple(map(_at_its_best, cluster.nodes))
-        best = replace(cluster, nodes=nodes, pods=(), claims=(), taint_rules=())
+        best = replace(
+            cluster, nodes=tuple(map(opened_node, cluster.nodes)), pods=(), claims=(), taint_rules=()
+        )
+        # Labels can be added to nodes, so no rule about them counts.
+        groups = (
+            replace(
+                group,
+                need=replace(group.need, rule=NodeRule(), apart=()),
+                identity=replace(group.identity, apart=()),
+            )
+            for group in job.groups
+        )
         try:
-            (job,) = read_jobs([*self._domains, _without_rules(admitted)], self._labels)
-            _, _, report = self._report(best, job, request, (), workload.namespace)
+            _, _, report = self._report(
+                best, replace(job, groups=tuple(groups)), request, (), workload.namespace
+            )
         except Refused:
             return None
         (answer,) = report.jobs
@@ -267,7 +259,9 @@ def _site_objects(
     """The cluster as the planner takes it."""
     state = read_state(cluster.nodes, cluster.pods, cluster.claims, cluster.slices, labels)
     devices = DraDevices(
-        nodes=tuple(readable(map(_with_labels_only, cluster.nodes), Node)),
+        nodes=tuple(
+            Node(metadata=ObjectMeta(name=name_of(node), labels=labels_of(node))) for node in state.nodes
+        ),
         classes=tuple(readable(cluster.classes, DeviceClass)),
         slices=with_taint_rules(
             readable(cluster.slices, ResourceSlice), tuple(readable_rules(cluster.taint_rules))
@@ -276,13 +270,6 @@ def _site_objects(
         owners=owners_of_claims(state),
     )
     return SiteObjects(state=state, devices=devices, reserved=tuple(reserved), viewer=viewer)
-
-
-def _holds_of(workload: KueueWorkload, updates: Sequence[Object]) -> Iterator[TrayHold]:
-    """What a plan that was just made holds."""
-    yield from held_seats(
-        workload, AdmissionCheckState(name="", state=READY, pod_set_updates=tuple(updates)), ()
-    )
 
 
 def _plan_text(placed: PlacedJob) -> str:
@@ -295,78 +282,22 @@ def _plan_text(placed: PlacedJob) -> str:
     )
 
 
-# The job of a workload.
-
-
-def _gang_of(job: Job) -> GangKey | None:
+def _gang_of(workload: KueueWorkload) -> GangKey | None:
     """The gang that its pods declare."""
-    for group in job.groups:
-        name = group.identity.labels.get(GANG_LABEL)
-        if name:
-            return GangKey(group.identity.namespace, name)
-    return None
+    names = (labels_of(pod_set.template).get(GANG_LABEL) for pod_set in workload.pod_sets if pod_set.count)
+    name = next(filter(None, names), None)
+    return GangKey(workload.namespace, name) if name else None
 
 
-def _plan_request(job: Job, labels: SchedulerLabels) -> PlanRequest:
+def _plan_request(workload: KueueWorkload, labels: SchedulerLabels) -> PlanRequest:
     """Gangs take empty trays whole, and declare segments and spares. Raises Refused."""
-    if _gang_of(job) is None:
+    if _gang_of(workload) is None:
         return PlanRequest(labels=labels)
-    annotations = {
-        key: value
-        for pod_set in job.objects[0]["spec"]["podSets"]
-        for key, value in ((pod_set["template"].get("metadata") or {}).get("annotations") or {}).items()
-    }
+    annotations: dict[str, str] = {}
+    for pod_set in workload.pod_sets:
+        annotations |= annotations_of(pod_set.template)
     declared = read_gang_spec(annotations)
     return PlanRequest(labels=labels, segment=declared.segment, spares=declared.spares, exclusive=True)
-
-
-def _claims_to_make(cluster: KueueCluster) -> Iterator[ResourceClaim]:
-    """The claims that pods may name, and those that are made of templates, under the names of these."""
-    for obj in cluster.templates:
-        spec = (obj.get("spec") or {}).get("spec") or {}
-        yield from readable([{"metadata": _identity(obj), "spec": spec}], ResourceClaim)
-    yield from readable(
-        ({"metadata": _identity(obj), "spec": obj.get("spec") or {}} for obj in cluster.claims), ResourceClaim
-    )
-
-
-def _identity(obj: Object) -> Object:
-    return {key: obj["metadata"][key] for key in ("name", "namespace") if key in obj["metadata"]}
-
-
-def _readable_domains(objects: Iterable[Object]) -> Iterator[ComputeDomain]:
-    for obj in objects:
-        with suppress(Refused):
-            yield read_compute_domain(obj)
-
-
-def _with_labels_only(node: Object) -> Object:
-    return {"metadata": {key: node["metadata"].get(key) or {} for key in ("name", "labels")}}
-
-
-# The site at its best.
-
-
-_UNRULED = ("nodeSelector", "affinity")
-
-
-def _without_rules(admitted: Object) -> Object:
-    """The job without rules about nodes: labels can be added."""
-    pod_sets = []
-    for pod_set in admitted["spec"]["podSets"]:
-        spec = {key: value for key, value in pod_set["template"]["spec"].items() if key not in _UNRULED}
-        pod_sets.append({**pod_set, "template": {**pod_set["template"], "spec": spec}})
-    return {**admitted, "spec": {**admitted["spec"], "podSets": pod_sets}}
-
-
-def _at_its_best(node: Object) -> Object:
-    """A node that is open to all."""
-    ready = [{"type": "Ready", "status": "True"}]
-    return {
-        "metadata": node["metadata"],
-        "spec": {},
-        "status": {**(node.get("status") or {}), "conditions": ready},
-    }
 
 
 def _is_unsettled(cluster: KueueCluster, labels: SchedulerLabels) -> bool:

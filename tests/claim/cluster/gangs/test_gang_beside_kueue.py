@@ -14,7 +14,7 @@ from rackloom.core.domains.quota import (
 )
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.spec import GROUP_LABEL, SIZE_ANNOTATION, BesideKueue
-from rackloom.core.kueue.workloads import PLAN_ANNOTATION, PlannedPodSet
+from rackloom.core.kueue.plans import PLAN_ANNOTATION, PlannedPodSet
 from rackloom.lab.kube.objects import TypeSchema
 
 

@@ -26,7 +26,7 @@ from rackloom.core.cluster.objects import (
     metav1_time,
 )
 from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.kueue.workloads import CONTROLLER_NAME
+from rackloom.core.kueue.plans import CONTROLLER_NAME
 from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.objects import TypeSchema

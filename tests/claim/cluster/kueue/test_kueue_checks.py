@@ -10,7 +10,7 @@ from tests.claim.cluster.kueue.kueue_site import CHECK, TEAM, KueueSite, run
 from rackloom.claim.kube.api import KubeError
 from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import ADMISSION_CHECK, POD, WORKLOAD, has_condition
-from rackloom.core.kueue.workloads import KUEUE_WORKLOAD_LABEL, PLAN_ANNOTATION
+from rackloom.core.kueue.plans import KUEUE_WORKLOAD_LABEL, PLAN_ANNOTATION
 from rackloom.lab.kube.direct import DirectApi
 
 CLIQUE = names.GPU_CLIQUE_LABEL

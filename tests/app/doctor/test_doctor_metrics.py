@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.core.diagnosis.healthy import NOW, healthy, with_changed
 
-from rackloom.app.doctor_textfile import registry_of
+from rackloom.app.doctor_metrics import registry_of
 from rackloom.core.diagnosis.catalogue import HOST_CHECKS, SITE_CHECKS
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
 
@@ -23,11 +23,12 @@ UNREAD = tuple(
     ],
 )
 def test_the_fabric_is_known_while_any_domain_is(snapshot, known):
-    value = registry_of(snapshot, ()).get_sample_value("rackloom_doctor_layer_known", {"layer": "fabric"})
-    assert value == known
+    registry = registry_of(NOW, snapshot.layers, snapshot.domains, ())
+    assert registry.get_sample_value("rackloom_doctor_layer_known", {"layer": "fabric"}) == known
 
 
 @pytest.mark.parametrize("check", [*SITE_CHECKS, *HOST_CHECKS])
 def test_every_check_has_a_series_from_the_start(check):
+    registry = registry_of(NOW, WELL.layers, WELL.domains, ())
     labels = {"check": check, "severity": "error"}
-    assert registry_of(WELL, ()).get_sample_value("rackloom_doctor_findings", labels) == 0.0
+    assert registry.get_sample_value("rackloom_doctor_findings", labels) == 0.0
