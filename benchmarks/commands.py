@@ -4,8 +4,8 @@
 
 One JSON object a row. The cluster is a file as `kubectl get ... -o json` writes it: device classes, nodes,
 and the slices of NVIDIA's driver and of DRANET on each node. Each command runs in its own process. `cpu_s` is
-its processor time, `resident_mib` its largest memory. `decode_ratio` divides `cpu_s` by that of `python -c` with
-one `json.load` of the same file, which ran just before. `--quick` reads 300 nodes.
+its processor time, `resident_mib` its largest memory. `decode_ratio` divides `cpu_s` by that of one
+`json.load` of the same file, in a process that ran just before. `--quick` reads 300 nodes.
 """
 
 import argparse

@@ -10,7 +10,7 @@ from rackloom.app import controller as process
 from rackloom.app import imex as daemon_process
 from rackloom.cli.controller import DaemonParameters, GangParameters, controller
 from rackloom.cli.main import app
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.snapshot import GangSettings
 from rackloom.errors import Refused
 
 PAGE = Path(__file__).parents[2] / "docs" / "gangs.md"

@@ -15,9 +15,9 @@ from tests.cluster.installed import as_account
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Rejected
+from rackloom.core.cluster.gang_objects import GANG_GATE, GROUP_LABEL, TRAY_ANNOTATION, reserving_plans
 from rackloom.core.cluster.objects import EVENT, JOB, NODE, POD, Object
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.cluster.pods import SIZE_ANNOTATION
 from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
 
 pytestmark = pytest.mark.anyio
@@ -40,8 +40,8 @@ async def racks(add_nodes: AddNodes) -> dict[str, str]:
 def mpi_job(namespace: str, name: str, workers: int) -> Object:
     def template(group: str, limits: dict[str, str]) -> Object:
         meta = {
-            "labels": {"job": name, spec.GROUP_LABEL: group, "rackloom.dev/gang": name},
-            "annotations": {spec.SIZE_ANNOTATION: f"launcher=1,worker={workers}"},
+            "labels": {"job": name, GROUP_LABEL: group, "rackloom.dev/gang": name},
+            "annotations": {SIZE_ANNOTATION: f"launcher=1,worker={workers}"},
         }
         container = {"name": "main", "image": "none", "resources": {"limits": limits}}
         return {"metadata": meta, "spec": {"containers": [container]}}
@@ -164,7 +164,7 @@ async def test_the_controller_may_change_pods_of_gangs_only_and_only_to_let_them
     plain: Object = {
         "metadata": {"name": "plain", "namespace": namespace},
         "spec": {
-            "schedulingGates": [{"name": spec.GANG_GATE}],
+            "schedulingGates": [{"name": GANG_GATE}],
             "containers": [{"name": "main", "image": "none"}],
         },
     }
@@ -174,7 +174,7 @@ async def test_the_controller_may_change_pods_of_gangs_only_and_only_to_let_them
     }
     for pod in (plain, gang):
         await api.create(POD, pod)
-    note = {"op": "add", "path": "/metadata/annotations", "value": {spec.TRAY_ANNOTATION: "n"}}
+    note = {"op": "add", "path": "/metadata/annotations", "value": {TRAY_ANNOTATION: "n"}}
     gate = {"op": "remove", "path": "/spec/schedulingGates/0"}
     image = {"op": "replace", "path": "/spec/containers/0/image", "value": "other"}
     # Until the policy counts, a change is made: only `note` and `image` can then be asked for again.

@@ -17,7 +17,7 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     Object,
 )
-from rackloom.core.gangs import spec as gangs_spec
+from rackloom.core.cluster.pods import SIZE_ANNOTATION
 
 pytestmark = pytest.mark.anyio
 NIC = "nic.test.example.com"
@@ -62,7 +62,7 @@ def job(namespace: str, name: str, pods: int) -> Object:
     }
     meta = {
         "labels": {"job": name, "rackloom.dev/gang": name},
-        "annotations": {gangs_spec.SIZE_ANNOTATION: str(pods)},
+        "annotations": {SIZE_ANNOTATION: str(pods)},
     }
     template = {"metadata": meta, "spec": spec}
     return {

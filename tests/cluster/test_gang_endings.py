@@ -9,10 +9,9 @@ from tests.cluster.gangs_at_work import PATIENCE, gangs_at_work, record, two_rac
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
+from rackloom.core.cluster.gang_objects import GROUP_LABEL, reserving_plans
 from rackloom.core.cluster.objects import JOB, NODE, POD, Object, is_pod_ready
-from rackloom.core.gangs import spec
-from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.cluster.pods import SIZE_ANNOTATION
 
 pytestmark = pytest.mark.anyio
 MEMBERS = 3
@@ -33,7 +32,7 @@ def indexed_job(namespace: str) -> Object:
     }
     meta = {
         "labels": {"job": "ends", "rackloom.dev/gang": "ends"},
-        "annotations": {gangs_spec.SIZE_ANNOTATION: str(MEMBERS)},
+        "annotations": {SIZE_ANNOTATION: str(MEMBERS)},
     }
     count = {"parallelism": MEMBERS, "completions": MEMBERS, "completionMode": "Indexed", "backoffLimit": 6}
     return {
@@ -137,8 +136,8 @@ def half(namespace: str, group: str) -> Object:
     made["metadata"]["name"] = group
     made["spec"] |= {"parallelism": 2, "completions": 2}
     meta = made["spec"]["template"]["metadata"]
-    meta["labels"][spec.GROUP_LABEL] = group
-    meta["annotations"] = {spec.SIZE_ANNOTATION: "a=2,b=2"}
+    meta["labels"][GROUP_LABEL] = group
+    meta["annotations"] = {SIZE_ANNOTATION: "a=2,b=2"}
     return made
 
 

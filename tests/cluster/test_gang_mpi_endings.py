@@ -12,9 +12,9 @@ from tests.cluster.test_mpi_operator import ROLE, LaunchersEnd
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
+from rackloom.core.cluster.gang_objects import GROUP_LABEL, reserving_plans
 from rackloom.core.cluster.objects import NODE, POD, Object
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.cluster.pods import SIZE_ANNOTATION
 from rackloom.lab.nodes.pods import ContainerRuntime
 
 pytestmark = pytest.mark.anyio
@@ -75,8 +75,8 @@ def mpi_job(namespace: str, policy: str) -> Object:
 
     def template(group: str) -> Object:
         meta = {
-            "labels": {"job": "ranks", spec.GROUP_LABEL: group, "rackloom.dev/gang": "ranks"},
-            "annotations": {spec.SIZE_ANNOTATION: f"launcher=1,worker={WORKERS}"},
+            "labels": {"job": "ranks", GROUP_LABEL: group, "rackloom.dev/gang": "ranks"},
+            "annotations": {SIZE_ANNOTATION: f"launcher=1,worker={WORKERS}"},
         }
         container = {"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
         return {"metadata": meta, "spec": {"containers": [container]}}

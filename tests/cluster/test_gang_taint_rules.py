@@ -29,9 +29,9 @@ from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
 )
+from rackloom.core.cluster.pods import SIZE_ANNOTATION
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.examination import examine
-from rackloom.core.gangs import spec as gangs_spec
 from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
 
 pytestmark = pytest.mark.anyio
@@ -134,7 +134,7 @@ def job(namespace: str, name: str, pods: int, *, nics: bool = True, cpu: str = "
         spec["resourceClaims"] = [{"name": "nics", "resourceClaimTemplateName": "nics"}]
     meta = {
         "labels": {"job": name, "rackloom.dev/gang": name},
-        "annotations": {gangs_spec.SIZE_ANNOTATION: str(pods)},
+        "annotations": {SIZE_ANNOTATION: str(pods)},
     }
     template = {"metadata": meta, "spec": spec}
     return {

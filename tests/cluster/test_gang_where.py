@@ -11,9 +11,9 @@ from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import reserving_plans
 from rackloom.core.cluster.objects import JOB, NODE, POD, Object
-from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.cluster.pods import SIZE_ANNOTATION
 
 pytestmark = pytest.mark.anyio
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -39,7 +39,7 @@ def job(namespace: str, pods: int, gpus: int, how: Mapping[str, Any]) -> Object:
     container = {"name": "main", "image": "none", "resources": {"limits": limits}}
     meta = {
         "labels": {"job": "big", "rackloom.dev/gang": "big"},
-        "annotations": {gangs_spec.SIZE_ANNOTATION: str(pods)},
+        "annotations": {SIZE_ANNOTATION: str(pods)},
     }
     spec = {"restartPolicy": "Never", "containers": [container], **how}
     return {

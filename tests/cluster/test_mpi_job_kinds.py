@@ -21,9 +21,9 @@ from tests.cluster.test_mpi_operator import ROLE
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
+from rackloom.core.cluster.gang_objects import GROUP_LABEL, SEGMENT_ANNOTATION, reserving_plans
 from rackloom.core.cluster.objects import CONFIG_MAP, JOB, NAMESPACE, NODE, POD, SECRET, SERVICE, Object
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.cluster.pods import SIZE_ANNOTATION
 from rackloom.lab.nodes.pods import IdleContainers, NoDeviceManager
 
 pytestmark = pytest.mark.anyio
@@ -139,8 +139,8 @@ def pod_template(name: str, size: str, group: str | None, gpus: int) -> Object:
     limits = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}} if gpus else {}
     return {
         "metadata": {
-            "labels": labels if group is None else {**labels, spec.GROUP_LABEL: group},
-            "annotations": {spec.SIZE_ANNOTATION: size},
+            "labels": labels if group is None else {**labels, GROUP_LABEL: group},
+            "annotations": {SIZE_ANNOTATION: size},
         },
         "spec": {"containers": [{"name": "main", "image": "none", **limits}]},
     }
@@ -248,7 +248,7 @@ async def test_a_launcher_that_is_a_worker_is_the_first_of_its_gang(story: Story
     job = mpi_job("segments", workers=5, runLauncherAsWorker=True)
     for role in job["spec"]["mpiReplicaSpecs"].values():
         role["template"] = pod_template("segments", "6", None, gpus=4)
-        role["template"]["metadata"]["annotations"][spec.SEGMENT_ANNOTATION] = "3"
+        role["template"]["metadata"]["annotations"][SEGMENT_ANNOTATION] = "3"
     pods = await story.run(job)
     indexes = [pod["metadata"]["labels"]["training.kubeflow.org/replica-index"] for pod in pods]
     assert indexes == ["0", "1", "2", "3", "4", "5"], "the operator counts the launcher as the first"

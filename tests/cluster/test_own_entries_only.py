@@ -15,6 +15,7 @@ from tests.waiting import until
 from rackloom.claim.kube.api import KubeApi, Rejected
 from rackloom.claim.node.pod_sync import RETRY_ANNOTATION
 from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import GANG_TAINT
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN_CLIQUE,
     NODE,
@@ -33,7 +34,6 @@ from rackloom.core.domains.clique import (
     leave_clique,
     read_clique,
 )
-from rackloom.core.gangs import spec
 
 pytestmark = pytest.mark.anyio
 CLUSTER_ROLE = ResourceKind(
@@ -319,7 +319,7 @@ async def test_the_controller_changes_its_own_taint_and_labels_of_nodes_only(
 ) -> None:
     theirs, ours = (
         {"key": "team", "value": "a", "effect": "NoSchedule"},
-        {"key": spec.GANG_TAINT, "value": "uid"},
+        {"key": GANG_TAINT, "value": "uid"},
     )
     (node,) = await add_nodes(1, labels={names.GPU_CLIQUE_LABEL: CLIQUE})
     await api.patch(NODE, node, None, {"spec": {"taints": [theirs]}})

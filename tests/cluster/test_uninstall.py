@@ -26,6 +26,7 @@ from rackloom.claim.cluster.admission.webhook import AdmissionSettings
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.client import KubeClient, connect
 from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import reserving_plans
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -41,8 +42,7 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     Object,
 )
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.cluster.pods import SIZE_ANNOTATION
 
 pytestmark = pytest.mark.anyio
 CLIQUE = f"{CLUSTER_UUID}.1"
@@ -119,7 +119,7 @@ async def gang(api: KubeApi, namespace: str) -> None:
             "name": f"member-{number}",
             "namespace": namespace,
             "labels": {"rackloom.dev/gang": "g"},
-            "annotations": {spec.SIZE_ANNOTATION: "2"},
+            "annotations": {SIZE_ANNOTATION: "2"},
         }
         container = {"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
         await api.create(POD, {"metadata": meta, "spec": {"containers": [container]}})
@@ -268,7 +268,7 @@ async def half_a_gang(api: KubeApi, namespace: str) -> None:
         "name": "waits",
         "namespace": namespace,
         "labels": {"rackloom.dev/gang": "half"},
-        "annotations": {spec.SIZE_ANNOTATION: "2"},
+        "annotations": {SIZE_ANNOTATION: "2"},
     }
     await api.create(POD, {"metadata": meta, "spec": {"containers": [{"name": "main", "image": "none"}]}})
     await until(lambda: has_plan(api), "the controller has a plan for it", PATIENCE)

@@ -7,7 +7,7 @@ import yaml
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_optional
 
-from rackloom.core.gangs import spec
+from rackloom.core.cluster.gang_objects import GANG_TAINT
 
 GANGS = Path(__file__).parents[2] / "deploy" / "kubernetes" / "base" / "gangs.yaml"
 CONTROLLER = "system:serviceaccount:rackloom-system:rackloom-controller"
@@ -19,8 +19,13 @@ CONTROLLER = "system:serviceaccount:rackloom-system:rackloom-controller"
 
 MAY_BIND = "mayBind"
 """The variable that the API server asks its authorizer for: given here, asked in tests/cluster."""
-NAMED = {"key": spec.GANG_TAINT, "operator": "Exists"}
-VALUED = {"key": spec.GANG_TAINT, "operator": "Equal", "value": "uid-of-a-plan", "effect": "NoSchedule"}
+NAMED = {"key": GANG_TAINT, "operator": "Exists"}
+VALUED = {
+    "key": GANG_TAINT,
+    "operator": "Equal",
+    "value": "uid-of-a-plan",
+    "effect": "NoSchedule",
+}
 ALL = {"operator": "Exists"}
 STATIC = {"operator": "Exists", "effect": "NoExecute"}
 GPU = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}

@@ -52,7 +52,7 @@ from rackloom.core.cluster.objects import COMPUTE_DOMAIN, GANG_PLAN
 from rackloom.core.domains.clique import Readiness
 from rackloom.core.domains.compute_domain import read_compute_domain_status
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE, ControllerSettings
-from rackloom.core.gangs.spec import BesideKueue, GangSettings
+from rackloom.core.gangs.snapshot import BesideKueue, GangSettings
 from rackloom.errors import Refused
 from rackloom.serving.limits import PROBES, Process, files_needed
 

@@ -23,6 +23,7 @@ from rackloom.core.allocate.lint.selectors import (
 )
 from rackloom.core.allocate.objects import DeviceClass, ResourceClaim, ResourceClaimTemplate
 from rackloom.core.allocate.templates.inventory import inventory_of_machine
+from rackloom.core.cluster.metadata import title_in_file
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.errors import Refused
 from rackloom.topology import profiles
@@ -80,10 +81,9 @@ def _check_evidence(files: Sequence[Path], profile: str | None, slices: Sequence
 
 def _located_finding(document: Document, prefix: FieldPath, finding: LintFinding) -> LocatedFinding:
     path = _as_written(document, (*prefix, *finding.path))
-    metadata = document.value.get("metadata") or {}
     return LocatedFinding(
         where=document.where(path),
-        object=f"{document.value.get('kind')} {metadata.get('name', '(unnamed)')}",
+        object=title_in_file(document.value),
         path=dotted_path(path),
         trap=finding.trap.value,
         why=finding.why,

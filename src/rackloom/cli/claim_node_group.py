@@ -15,6 +15,7 @@ from cyclopts import Parameter
 
 from rackloom.cli.claim_options import HardwareParameters, Slices
 from rackloom.cli.common import note, with_common_flags
+from rackloom.core.cluster.metadata import labels_of, name_of
 from rackloom.errors import Misuse, Refused
 
 Names = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]
@@ -73,7 +74,8 @@ def node_group(
         )
     found, documents = _hardware(hardware)
     slices = _template(hardware.profile, found, node, name)
-    like = next((value for value in documents if _is_node(value, node)), {})
+    nodes = (value for value in documents if value.get("kind") == "Node")
+    like = next((value for value in nodes if name_of(value) == node), {})
     resources = _resources(like, cpu, memory)
     labels = _labels(like) | dict(_pair(text) for text in label or ())
     taints = list(taint or ())
@@ -148,24 +150,20 @@ def _fix_text(refused: Any) -> str:
 # Values of the node.
 
 
-def _is_node(value: Mapping[str, Any], node: str | None) -> bool:
-    return node is not None and value.get("kind") == "Node" and value["metadata"]["name"] == node
-
-
 def _resources(like: Mapping[str, Any], cpu: str | None, memory: str | None) -> dict[str, str]:
     """Of the node that the group is like; what is given on the command line comes first."""
-    status = like.get("status") or {}
-    known = status.get("allocatable") or status.get("capacity") or {}
+    from rackloom.core.cluster.scheduling import written_amounts
+
+    known = written_amounts(like)
     wanted = ("cpu", "memory", "ephemeral-storage", "pods")
     given = {"pods": _DEFAULT_PODS} | {key: str(known[key]) for key in wanted if key in known}
     return given | {key: value for key, value in (("cpu", cpu), ("memory", memory)) if value is not None}
 
 
 def _labels(like: Mapping[str, Any]) -> dict[str, str]:
-    labels = (like.get("metadata") or {}).get("labels") or {}
     return {
         key: value
-        for key, value in labels.items()
+        for key, value in labels_of(like).items()
         if key not in _LEFT_OUT_LABELS and not key.partition("/")[0].endswith(_LEFT_OUT_DOMAINS)
     }
 

@@ -23,7 +23,7 @@ from rackloom.cli.common import (
 
 if TYPE_CHECKING:
     from rackloom.core.domains.settings import ImexDaemonSettings
-    from rackloom.core.gangs.spec import GangSettings
+    from rackloom.core.gangs.snapshot import GangSettings
 
 
 @Parameter(name="*")
@@ -114,7 +114,7 @@ class GangParameters:
 
     def settings(self) -> "GangSettings":
         """The same, for the controller. Raises Refused for values that make no sense."""
-        from rackloom.core.gangs.spec import GangSettings, checked_gang_settings
+        from rackloom.core.gangs.snapshot import GangSettings, checked_gang_settings
 
         return checked_gang_settings(
             GangSettings(

@@ -18,11 +18,10 @@ from rackloom.cli.common import note
 from rackloom.cli.hardware import profile_slices, with_built_in_classes
 from rackloom.cli.place_options import SiteParameters
 from rackloom.core.allocate.driver_slices import device_classes
-from rackloom.core.allocate.objects import Node
 from rackloom.core.cluster.jobs import BUILT_IN_PRIORITIES, PriorityClass, PriorityClasses
 from rackloom.core.cluster.names import POD_GROUP_VERSIONS, SchedulerLabels
 from rackloom.core.cluster.reader import read_state
-from rackloom.core.cluster.scheduling import PREEMPT_NEVER
+from rackloom.core.cluster.scheduling import PREEMPT_NEVER, allocator_node
 from rackloom.core.cluster.state import ClusterState, owners_of_claims
 from rackloom.core.cluster.trays import DraDevices
 from rackloom.core.cluster.workload_kinds import value_at
@@ -158,9 +157,9 @@ def _profile_objects(name: str, racks: int, labels: SchedulerLabels, with_device
         gpus, publishes = len(profile.gpus), True
     nodes = tuple(_profile_node(node, clique, gpus, labels) for node, clique in cliques)
     slices = profile_slices(name, [node for node, _ in cliques]) if publishes and with_devices else ()
-    kept = msgspec.convert([{"metadata": node["metadata"]} for node in nodes], tuple[Node, ...])
     state = read_state(nodes, slices=msgspec.to_builtins(slices), labels=labels)
-    return SiteObjects(state=state, devices=DraDevices(nodes=kept, classes=device_classes(), slices=slices))
+    devices = DraDevices(nodes=tuple(map(allocator_node, nodes)), classes=device_classes(), slices=slices)
+    return SiteObjects(state=state, devices=devices)
 
 
 def _profile_cliques(profile: RackProfile, racks: int) -> list[tuple[str, str | None]]:

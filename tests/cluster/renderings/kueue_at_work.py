@@ -15,7 +15,7 @@ from rackloom.app.controller import Leadership
 from rackloom.claim.kube.api import KubeApi
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, JOB, WORKLOAD, Object, ResourceKind
 from rackloom.core.domains.settings import ControllerSettings
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.snapshot import GangSettings
 
 
 @contextlib.asynccontextmanager

@@ -7,22 +7,21 @@ from tests.core.cluster.views import with_state
 
 from rackloom.claim.kube.api import Conflict, KubeError
 from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import GANG_GATE, TRAY_ANNOTATION, GangKey, reserving_plans
+from rackloom.core.cluster.gang_owners import OwnerJob
 from rackloom.core.cluster.objects import GANG_PLAN, NODE, POD, CreateObject, DeleteObject, metav1_time
-from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.gangs import spec
+from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.snapshot import (
     ClusterLists,
-    GangKey,
     GangObjects,
+    GangSettings,
     gang_status_json,
     objects_by_gang,
     read_record,
-    reserving_plans,
     take_snapshot,
 )
-from rackloom.core.gangs.spec import GangSettings, OwnerJob
 from rackloom.core.gangs.trays import TrayCountCache, with_reservations
 from rackloom.errors import Refused
 from rackloom.lab.kube.patches import json_patch, merge_patch
@@ -133,25 +132,23 @@ class Toy:
         self.given_back += 1
         done = [pod for pod in self.pods_of_gang() if is_done(pod) and uid_of_job(pod) == self.job_uid]
         assert len(after.seats) >= SIZE - len(done)
-        used = {pod["metadata"]["annotations"][spec.TRAY_ANNOTATION] for pod in self.ungated()}
+        used = {pod["metadata"]["annotations"][TRAY_ANNOTATION] for pod in self.ungated()}
         assert set(before.trays) & used <= set(after.trays)
 
     def check_sending_away(self, pod):
         """Nobody who stays loses a seat to one who leaves."""
-        tray = pod["metadata"]["annotations"][spec.TRAY_ANNOTATION]
-        here = (pod for pod in self.ungated() if pod["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray)
+        tray = pod["metadata"]["annotations"][TRAY_ANNOTATION]
+        here = (pod for pod in self.ungated() if pod["metadata"]["annotations"][TRAY_ANNOTATION] == tray)
         staying = [pod for pod in here if "deletionTimestamp" not in pod["metadata"]]
         seats = [seat for seat in read_record(self.plans[KEY.name]).plan.seats if seat.tray == tray]
         assert pod not in staying or len(staying) > len(seats), "it stays, and has its seat"
 
     def check_letting_go(self, pod):
         record = read_record(self.plans[KEY.name])
-        tray = pod["metadata"]["annotations"][spec.TRAY_ANNOTATION]
+        tray = pod["metadata"]["annotations"][TRAY_ANNOTATION]
         assert tray in record.plan.trays
         assert reserving_plans(self.nodes[tray]) == (record.uid,)
-        others = [
-            pod for pod in self.ungated() if pod["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray
-        ]
+        others = [pod for pod in self.ungated() if pod["metadata"]["annotations"][TRAY_ANNOTATION] == tray]
         assert not others, "one seat, one pod"
         if not self.ungated():
             assert all(record.uid in reserving_plans(self.nodes[name]) for name in record.reserved)
@@ -272,7 +269,7 @@ class Toy:
     def schedule(self, _):
         """Bind what can be bound."""
         for pod in self.ungated():
-            tray = pod["metadata"]["annotations"][spec.TRAY_ANNOTATION]
+            tray = pod["metadata"]["annotations"][TRAY_ANNOTATION]
             host = self.nodes.get(tray)
             if pod["spec"].get("nodeName") or host is None or host["spec"].get("unschedulable"):
                 continue
@@ -331,9 +328,9 @@ def worker(name, job):
         "namespace": "team",
         "name": name,
         "labels": {GANG_LABEL: "big"},
-        "annotations": {spec.SIZE_ANNOTATION: str(SIZE)},
+        "annotations": {SIZE_ANNOTATION: str(SIZE)},
     }
-    return {"metadata": meta, "spec": gpus() | {"schedulingGates": [{"name": spec.GANG_GATE}]}}
+    return {"metadata": meta, "spec": gpus() | {"schedulingGates": [{"name": GANG_GATE}]}}
 
 
 def read_site(objects, records, settings):

@@ -3,19 +3,24 @@
 import pytest
 from tests.core.gangs.test_gang_completion import KEY, record_of
 
-from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.gangs import spec
+from rackloom.core.cluster.gang_objects import (
+    GANG_GATE,
+    GROUP_LABEL,
+    RANK_LABELS,
+    TRAY_ANNOTATION,
+    read_member,
+)
+from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.gangs.slots import assign_slots
 from rackloom.core.gangs.snapshot import GangSnapshot
-from rackloom.core.gangs.spec import read_member
 
 RECORD = record_of([("worker", "t0"), ("worker", "t1")])
 
 
 def ungated(name, index, *, node="", going=False):
-    labels = {GANG_LABEL: "big", spec.GROUP_LABEL: "worker", spec.RANK_LABELS[0]: str(index)}
+    labels = {GANG_LABEL: "big", GROUP_LABEL: "worker", RANK_LABELS[0]: str(index)}
     meta = {"name": name, "uid": name, "namespace": "team", "labels": labels}
-    meta["annotations"] = {spec.SIZE_ANNOTATION: "worker=2", spec.TRAY_ANNOTATION: "t0"}
+    meta["annotations"] = {SIZE_ANNOTATION: "worker=2", TRAY_ANNOTATION: "t0"}
     if going:
         meta["deletionTimestamp"] = "2001-01-01T00:00:00Z"
     return read_member({"metadata": meta, "spec": {"nodeName": node} if node else {}, "status": {}})
@@ -43,7 +48,7 @@ def test_of_two_that_stay_the_one_that_is_there_has_it():
 def test_a_pod_that_leaves_keeps_its_seat_from_those_at_the_gate():
     """What it holds is free only when it is gone."""
     gated = ungated("waits", 1).obj
-    gated["spec"] = {"schedulingGates": [{"name": spec.GANG_GATE}]}
+    gated["spec"] = {"schedulingGates": [{"name": GANG_GATE}]}
     members = (ungated("leaves", 0, node="t0", going=True), read_member(gated))
     found = assign_slots(GangSnapshot(key=KEY, now=0.0, record=RECORD, members=members), RECORD.plan)
     assert [(member.name, tray) for member, tray in found.openings] == [("waits", "t1")]

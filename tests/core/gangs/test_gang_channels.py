@@ -5,11 +5,10 @@ from msgspec.structs import replace
 from tests.core.cluster.views import with_state
 from tests.core.gangs.test_gang_objects import CHANNEL, node, pod, template
 
-from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.gangs import spec as gangs_spec
+from rackloom.core.cluster.gang_objects import GangKey, read_member, read_tray_node
+from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.gangs.placement import answer_placement
-from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangSnapshot, read_record, read_tray_node
-from rackloom.core.gangs.spec import GangSettings, read_member
+from rackloom.core.gangs.snapshot import ClusterLists, GangSettings, GangSnapshot, read_record
 from rackloom.core.gangs.trays import TrayCountCache
 from rackloom.errors import Refused
 from rackloom.lab.kube.patches import merge_patch
@@ -25,7 +24,7 @@ def hgx(count, **spec):
 
 
 def answered(nodes, plan=OPENED, *, size=2, gpus=4, claims=("channel",), others=(), **spec):
-    meta = {"labels": {GANG_LABEL: "big"}, "annotations": {gangs_spec.SIZE_ANNOTATION: str(size)}}
+    meta = {"labels": {GANG_LABEL: "big"}, "annotations": {SIZE_ANNOTATION: str(size)}}
     names = {f"w{number}": meta | {"name": f"w{number}", "uid": f"w{number}"} for number in range(size)}
     pods = [
         pod(name, claims=claims, gpus=gpus, meta=template | {"namespace": "team"}, **spec)

@@ -5,17 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.gangs import spec
+from rackloom.core.cluster.gang_objects import GROUP_LABEL, TRAY_ANNOTATION, GangKey, read_member
+from rackloom.core.cluster.gang_owners import FinishedMPIJob, OwnerJob, read_finished_mpi_job, read_owner_job
+from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.gangs.slots import awaits_last_pods, may_have_unused_trays, without_unused_trays
-from rackloom.core.gangs.snapshot import GangKey, GangRecord, GangSnapshot
-from rackloom.core.gangs.spec import (
-    FinishedMPIJob,
-    OwnerJob,
-    read_finished_mpi_job,
-    read_member,
-    read_owner_job,
-)
+from rackloom.core.gangs.snapshot import GangRecord, GangSnapshot
 from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup, GangPlan, MemberAssignment
 
 KEY = GangKey("team", "big")
@@ -28,10 +22,10 @@ VERSIONS = {"MPIJob": "kubeflow.org/v2beta1", "StatefulSet": "apps/v1"}
 def pod(name, tray, phase, *, group="worker", index=None, job="job", kind="Job"):
     """`kind` of its owner; None: it has none."""
     owner = {"apiVersion": VERSIONS.get(kind, "batch/v1"), "kind": kind, "name": job, "uid": job}
-    labels = {GANG_LABEL: "big", spec.GROUP_LABEL: group} | ({} if index is None else {INDEX: str(index)})
+    labels = {GANG_LABEL: "big", GROUP_LABEL: group} | ({} if index is None else {INDEX: str(index)})
     meta = {"name": name, "uid": name, "namespace": "team", "labels": labels}
     meta |= {"ownerReferences": [owner | {"controller": True}]} if kind else {}
-    meta["annotations"] = {spec.SIZE_ANNOTATION: "3", spec.TRAY_ANNOTATION: tray}
+    meta["annotations"] = {SIZE_ANNOTATION: "3", TRAY_ANNOTATION: tray}
     return read_member({"metadata": meta, "spec": {"nodeName": tray}, "status": {"phase": phase}})
 
 
@@ -50,7 +44,7 @@ def record_of(seats, *, spares=(), cliques=None):
         key=KEY,
         uid="u",
         resource_version="1",
-        created="",
+        created=0.0,
         finalizers=(),
         gang=Gang(name="team/big", groups=groups),
         plan=plan,
@@ -228,7 +222,7 @@ def test_trays_of_pods_that_an_mpi_job_that_is_over_has_deleted_are_free_where_t
 def test_an_mpi_job_says_how_many_pods_of_which_group_it_had():
     def role(gang, group, **replicas):
         return {
-            "template": {"metadata": {"labels": {GANG_LABEL: gang, spec.GROUP_LABEL: group}}},
+            "template": {"metadata": {"labels": {GANG_LABEL: gang, GROUP_LABEL: group}}},
             **replicas,
         }
 

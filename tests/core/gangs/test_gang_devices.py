@@ -5,10 +5,10 @@ from tests.core.cluster.views import with_state
 from tests.core.gangs.gang_toy import read_site
 
 from rackloom.core.cluster import names
-from rackloom.core.gangs import spec as gangs_spec
-from rackloom.core.gangs.demand import claim_specs, group_claims, member_demand
-from rackloom.core.gangs.snapshot import ClusterLists
-from rackloom.core.gangs.spec import GangSettings, read_member
+from rackloom.core.cluster.gang_objects import GANG_GATE, read_member
+from rackloom.core.cluster.pods import SIZE_ANNOTATION
+from rackloom.core.gangs.requests import claim_specs, group_claims, member_demand
+from rackloom.core.gangs.snapshot import ClusterLists, GangSettings
 from rackloom.core.gangs.trays import TrayCountCache, with_claim_room
 from rackloom.errors import Refused
 
@@ -62,11 +62,7 @@ def pod(name, *templates, claims=(), gang="big", gpus=0, on=None):
     limits = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}} if gpus else {}
     named = [{"name": name, "resourceClaimTemplateName": name} for name in templates]
     named += [{"name": name, "resourceClaimName": name} for name in claims]
-    marked = (
-        {"labels": {gangs_spec.GANG_GATE: gang}, "annotations": {gangs_spec.SIZE_ANNOTATION: "1"}}
-        if gang
-        else {}
-    )
+    marked = {"labels": {GANG_GATE: gang}, "annotations": {SIZE_ANNOTATION: "1"}} if gang else {}
     spec = {"containers": [{"name": "main", **limits}], "resourceClaims": named}
     return {
         "metadata": {"name": name, "namespace": "team", "uid": f"uid-{name}", **marked},

@@ -7,37 +7,35 @@ import yaml
 from tests.core.gangs.gang_toy import read_site
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.pods import GANG_LABEL
+from rackloom.core.cluster.claims import ClaimRequest, GpuDemand
+from rackloom.core.cluster.gang_objects import (
+    DEFAULT_GROUP,
+    GANG_GATE,
+    GANG_TAINT,
+    SEGMENT_ANNOTATION,
+    SPARES_ANNOTATION,
+    GangKey,
+    GangSpec,
+    read_gang_spec,
+    read_member,
+    read_tray_node,
+)
+from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.state import TrayHold
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray, without_foreign_names
-from rackloom.core.gangs import spec
-from rackloom.core.gangs import spec as gangs_spec
 from rackloom.core.gangs.crd import gang_crd
-from rackloom.core.gangs.demand import (
-    GpuDemand,
-    claim_demand,
-    claim_specs,
-    group_demand,
-    whole_tray_gpus,
-)
+from rackloom.core.gangs.requests import claim_specs, group_demand, whole_tray_gpus
 from rackloom.core.gangs.slots import pin_and_ungate
 from rackloom.core.gangs.snapshot import (
     ClusterLists,
-    GangKey,
+    GangSettings,
+    checked_gang_settings,
     create_record,
     read_record,
-    read_tray_node,
     record_plan,
     release_tray,
     reserve_tray,
-)
-from rackloom.core.gangs.spec import (
-    GangSettings,
-    GangSpec,
-    checked_gang_settings,
-    read_gang_spec,
-    read_member,
 )
 from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup, GangPlan, MemberAssignment
 from rackloom.errors import Refused
@@ -56,7 +54,7 @@ def pod(name="w", *, meta=None, claims=(), gpus=0, **spec):
         "spec": {
             "containers": [{"name": "main", "resources": {"limits": limits}}],
             "resourceClaims": named,
-            "schedulingGates": [{"name": "other"}, {"name": gangs_spec.GANG_GATE}],
+            "schedulingGates": [{"name": "other"}, {"name": GANG_GATE}],
             **spec,
         },
     }
@@ -80,16 +78,16 @@ def test_the_crd_that_is_shipped_is_the_one_of_the_code():
 
 def test_a_wish_has_groups_segments_and_spares():
     annotations = {
-        spec.SIZE_ANNOTATION: "launcher=1, worker=18",
-        spec.SEGMENT_ANNOTATION: "16",
-        spec.SPARES_ANNOTATION: "2",
+        SIZE_ANNOTATION: "launcher=1, worker=18",
+        SEGMENT_ANNOTATION: "16",
+        SPARES_ANNOTATION: "2",
     }
     assert read_gang_spec(annotations) == GangSpec(
         sizes=(("launcher", 1), ("worker", 18)), segment=16, spares=2
     )
-    assert read_gang_spec({spec.SIZE_ANNOTATION: "4"}) == GangSpec(sizes=((spec.DEFAULT_GROUP, 4),))
+    assert read_gang_spec({SIZE_ANNOTATION: "4"}) == GangSpec(sizes=((DEFAULT_GROUP, 4),))
     with pytest.raises(Refused, match="from 1 to"):
-        read_gang_spec(annotations | {spec.SEGMENT_ANNOTATION: "0"})
+        read_gang_spec(annotations | {SEGMENT_ANNOTATION: "0"})
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,10 @@ def test_a_pod_is_pinned_by_narrowing_what_it_asks_itself(terms, after):
         rest = [*term.get("matchExpressions", []), *(field for field in term["matchFields"] if field != pin)]
         assert [taint["key"] for taint in rest] == kept
     assert done["spec"]["schedulingGates"] == [{"name": "other"}]
-    assert [toleration["key"] for toleration in done["spec"]["tolerations"]] == ["mine", spec.GANG_TAINT]
+    assert [toleration["key"] for toleration in done["spec"]["tolerations"]] == [
+        "mine",
+        GANG_TAINT,
+    ]
     member = read_member(done)
     assert (member.tray, member.released_at) == ("n1", 1e9)
 
@@ -136,7 +137,7 @@ def test_what_claims_ask_for():
         ([gpu, CHANNEL], GpuDemand(2, whole=True)),
         ([], GpuDemand()),
     ):
-        assert claim_demand({"devices": {"requests": requests}}) == demand
+        assert ClaimRequest({"devices": {"requests": requests}}).demand == demand
     templates = (template("gpus", [gpu]), template("channel", [CHANNEL]))
     known = claim_specs(ClusterLists(nodes=(), pods=(), templates=templates), "team")
     members = [read_member(pod(claims=["gpus"], gpus=1)), read_member(pod(gpus=2))]
@@ -189,7 +190,7 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
         node("n6", gpus=0),
         node("n7", gpus=0),
     )
-    gang = {"labels": {GANG_LABEL: "big"}, "annotations": {spec.SIZE_ANNOTATION: "1"}}
+    gang = {"labels": {GANG_LABEL: "big"}, "annotations": {SIZE_ANNOTATION: "1"}}
     pods = (
         pod("a", gpus=2, nodeName="n1"),
         pod("b", gpus=4, nodeName="n2", meta=gang),
@@ -275,7 +276,7 @@ def test_owners_in_other_namespaces_are_not_named_and_stay_apart():
 
 def test_spares_are_as_many_as_members_or_a_few():
     def spares(size, number):
-        return read_gang_spec({spec.SIZE_ANNOTATION: size, spec.SPARES_ANNOTATION: number}).spares
+        return read_gang_spec({SIZE_ANNOTATION: size, SPARES_ANNOTATION: number}).spares
 
     assert (spares("1", "4"), spares("a=3,b=4", "7")) == (4, 7)
     for size, most in (("1", 4), ("a=3,b=4", 7)):
@@ -285,9 +286,9 @@ def test_spares_are_as_many_as_members_or_a_few():
 
 @pytest.mark.parametrize("text", ["000000000999", "0" * 5000, "00000409699"])
 def test_leading_zeros_hide_no_number_above_the_limit(text):
-    for annotation in (spec.SIZE_ANNOTATION, spec.SPARES_ANNOTATION, spec.SEGMENT_ANNOTATION):
+    for annotation in (SIZE_ANNOTATION, SPARES_ANNOTATION, SEGMENT_ANNOTATION):
         with pytest.raises(Refused, match=annotation):
-            read_gang_spec({spec.SIZE_ANNOTATION: "4", annotation: text})
+            read_gang_spec({SIZE_ANNOTATION: "4", annotation: text})
 
 
 def test_a_plan_is_recorded_and_read_back_and_reserves_its_trays():
@@ -320,7 +321,7 @@ def test_taints_of_others_stay():
     reserved = merge_patch(before, reserve_tray(read_tray_node(before), "u").patch)
     assert reserved["spec"]["taints"] == [
         theirs,
-        {"key": spec.GANG_TAINT, "effect": "NoSchedule", "value": "u"},
+        {"key": GANG_TAINT, "effect": "NoSchedule", "value": "u"},
     ]
     assert read_tray_node(reserved).holders == ("u",)
     assert merge_patch(reserved, release_tray(read_tray_node(reserved), "other").patch) == reserved

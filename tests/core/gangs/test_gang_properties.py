@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.gangs.gang_toy import KEY, SETTINGS, SIZE, TRAYS, Toy
 
-from rackloom.core.gangs import slots, spec
+from rackloom.core.cluster.gang_objects import TRAY_ANNOTATION, reserving_plans
+from rackloom.core.gangs import slots
 from rackloom.core.gangs.reconcile import reconcile_gang
-from rackloom.core.gangs.snapshot import read_record, reserving_plans
+from rackloom.core.gangs.snapshot import read_record
 
 WHO = st.integers(0, SIZE - 1)
 WHERE = st.sampled_from(TRAYS)
@@ -85,7 +86,7 @@ def two_in_one_seat():
     toy.pod(0)
     toy.one_pass(1)
     toy.resume(None)
-    trays = [toy.pods[name]["metadata"]["annotations"][spec.TRAY_ANNOTATION] for name in ("w0", "w1")]
+    trays = [toy.pods[name]["metadata"]["annotations"][TRAY_ANNOTATION] for name in ("w0", "w1")]
     assert trays == [seats[0], seats[0]]
     return toy
 

@@ -1,24 +1,30 @@
 """What is left of a plan after trays were released: which pods start there, and which wait."""
 
+from rackloom.core.cluster.gang_objects import (
+    GANG_GATE,
+    GANG_TAINT,
+    TRAY_ANNOTATION,
+    GangKey,
+    NodeTaint,
+    TrayNode,
+    read_member,
+)
 from rackloom.core.cluster.objects import GANG_PLAN, POD
-from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.gangs import spec
-from rackloom.core.gangs import spec as gangs_spec
+from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.gangs.reconcile import reconcile_gang
-from rackloom.core.gangs.snapshot import GangKey, GangRecord, GangSnapshot, NodeTaint, TrayNode
-from rackloom.core.gangs.spec import GangSettings, read_member
+from rackloom.core.gangs.snapshot import GangRecord, GangSettings, GangSnapshot
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, MemberAssignment
 
 KEY = GangKey("team", "big")
-TAINT = NodeTaint(spec.GANG_TAINT, "NoSchedule", "u")
+TAINT = NodeTaint(GANG_TAINT, "NoSchedule", "u")
 
 
 def pod(name, job, tray=None, phase="Pending"):
     """A pod that was ungated for its tray, or a gated pod."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": job, "controller": True}
-    notes = {gangs_spec.SIZE_ANNOTATION: "3"} | ({gangs_spec.TRAY_ANNOTATION: tray} if tray else {})
+    notes = {SIZE_ANNOTATION: "3"} | ({TRAY_ANNOTATION: tray} if tray else {})
     meta = {"name": name, "uid": name, "namespace": "team", "labels": {GANG_LABEL: "big"}}
-    spec = {"nodeName": tray} if tray else {"schedulingGates": [{"name": gangs_spec.GANG_GATE}]}
+    spec = {"nodeName": tray} if tray else {"schedulingGates": [{"name": GANG_GATE}]}
     meta |= {"annotations": notes, "ownerReferences": [owner]}
     return read_member({"metadata": meta, "spec": spec, "status": {"phase": phase}})
 
@@ -36,7 +42,7 @@ def decided(trays, *members):
         key=KEY,
         uid="u",
         resource_version="1",
-        created="",
+        created=0.0,
         finalizers=(),
         gang=Gang(name="team/big", groups=(GangGroup(name="member", members=3, gpus=4),), exclusive=True),
         plan=plan,

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from tests.core.gangs.gang_toy import read_site
 from tests.core.gangs.test_gang_objects import REQUIRED, node, pod
 
+from rackloom.core.cluster.gang_objects import GANG_TAINT, read_member
 from rackloom.core.cluster.scheduling import is_node_selected
-from rackloom.core.gangs import spec
+from rackloom.core.gangs.requests import group_terms
 from rackloom.core.gangs.slots import pin_and_ungate
-from rackloom.core.gangs.snapshot import ClusterLists
-from rackloom.core.gangs.spec import GangSettings, read_member
-from rackloom.core.gangs.terms import group_terms, site_for_terms
+from rackloom.core.gangs.snapshot import ClusterLists, GangSettings
+from rackloom.core.gangs.trays import site_for_terms
 from rackloom.lab.kube.controllers.scheduler import is_tolerated
 from rackloom.lab.kube.patches import json_patch
 
@@ -82,7 +82,7 @@ def test_a_tray_is_open_to_a_member_just_where_the_scheduler_takes_it(there, hel
     found = site_for_terms(site, group_terms({"member": [member]}).values(), by_name)
     for tray in found.trays:
         sent = json_patch(held, pin_and_ungate(member, tray.name, "plan", 1e9).patch)
-        reserved = {"key": spec.GANG_TAINT, "value": "plan", "effect": "NoSchedule"}
+        reserved = {"key": GANG_TAINT, "value": "plan", "effect": "NoSchedule"}
         by_name[tray.name]["spec"]["taints"].append(reserved)
         takes = {
             name
@@ -91,3 +91,25 @@ def test_a_tray_is_open_to_a_member_just_where_the_scheduler_takes_it(there, hel
         }
         assert takes == (set() if tray.shut else {tray.name})
         by_name[tray.name]["spec"]["taints"].remove(reserved)
+
+
+def test_a_node_is_closed_by_its_state_once_and_by_each_other_taint():
+    cordon = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    unready = {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}
+    team = {"key": "team", "value": "a", "effect": "NoSchedule"}
+    there = (
+        node("n1", unschedulable=True, taints=[cordon]),
+        node("n2", ready="False", taints=[unready, team]),
+        node("n3", unschedulable=True, taints=[cordon, team]),
+    )
+    tolerant = pod(gpus=4, tolerations=[{"key": cordon["key"], "operator": "Exists"}])
+    for held in (pod(gpus=4), tolerant):
+        site = read_site(ClusterLists(nodes=there), [], GangSettings())
+        terms = group_terms({"member": [read_member(held)]}).values()
+        found = site_for_terms(site, terms, {obj["metadata"]["name"]: obj for obj in there})
+        reasons = {tray.name: tray.shut for tray in found.trays}
+        assert reasons == {
+            "n1": "cordoned",
+            "n2": "not ready; taint team=a",
+            "n3": "cordoned; taint team=a",
+        }

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackloom.core.cluster.gang_objects import GangKey
 from rackloom.core.cluster.kueue_objects import KueueWorkload, read_workload
 from rackloom.core.cluster.objects import CreateObject, Object
 from rackloom.core.domains.compute_domain import read_compute_domain
 from rackloom.core.domains.quota import QUEUE_LABEL, domain_quota, spare_quotas
 from rackloom.core.domains.settings import QuotaMode
-from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangRecord
-from rackloom.core.gangs.spec import GangSettings
-from rackloom.core.gangs.trays import PromisedSpares, spare_room
+from rackloom.core.gangs.placement import PromisedSpares, spare_room
+from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSettings
 from rackloom.core.kueue.checks import KueueCluster, PlacementPass
 from rackloom.core.kueue.plans import Verdict, held_seats, planned_spares
 from rackloom.core.place.placement_values import GangPlan
@@ -317,7 +317,7 @@ def test_promised_spares_count_for_the_quota_of_their_compute_domain() -> None:
     elsewhere = [PromisedSpares(theirs, 1, frozenset({"theirs"}))]
     assert spare_room(key, ours, cluster, 9, elsewhere).trays == 1
     plan = GangPlan(gang="team/other", seats=(), cliques=(), spares=("a",), price=(), reason="")
-    record = GangRecord(key=theirs, uid="", resource_version="", created="", finalizers=(), plan=plan)
+    record = GangRecord(key=theirs, uid="", resource_version="", created=0.0, finalizers=(), plan=plan)
     placed = msgspec.structs.replace(cluster, records=(record,))
     assert spare_room(key, set(), placed, 9, elsewhere).trays == 8, "once: its plan or its promise"
 

@@ -11,9 +11,9 @@ from tests.core.place.place_sites import site
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from rackloom.core.cluster.jobs import Job, read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.pods import REQUIRED
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import (
-    REQUIRED_DURING_SCHEDULING,
     NodeRule,
     is_node_selected,
     selector_matches,
@@ -36,11 +36,11 @@ def need(operator: str, *values: str, key: str = "zone") -> dict[str, Any]:
 
 
 def on_nodes(*terms: dict[str, Any]) -> dict[str, Any]:
-    return {"affinity": {"nodeAffinity": {REQUIRED_DURING_SCHEDULING: {"nodeSelectorTerms": list(terms)}}}}
+    return {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": list(terms)}}}}
 
 
 def pods(kind: str, key: str = HOST, **term: Any) -> dict[str, Any]:
-    return {"affinity": {kind: {REQUIRED_DURING_SCHEDULING: [{"topologyKey": key, **term}]}}}
+    return {"affinity": {kind: {REQUIRED: [{"topologyKey": key, **term}]}}}
 
 
 def like(**labels: str) -> dict[str, Any]:

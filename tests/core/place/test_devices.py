@@ -11,7 +11,7 @@ from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.core.allocate.objects import DeviceClass, Node, ObjectMeta, ResourceClaim, ResourceClaimStatus
 from rackloom.core.allocate.outcome import Allocation
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.nodes import gpus_by_node, published_devices
+from rackloom.core.cluster.nodes import gpus_by_node
 from rackloom.core.cluster.pods import SIZE_ANNOTATION
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState, TrayHold
@@ -87,7 +87,7 @@ def test_rooms_are_what_the_allocator_can_give_now_and_when_nothing_is_in_use() 
         ClaimCapacity(2, 2),
     ]
     assert holds(busy) == (TrayHold(owner="claim pair", tray="n1", gpus=1, priority=HIGHEST_PRIORITY),)
-    assert gpus_by_node(published_devices(map(msgspec.to_builtins, busy.slices))) == {
+    assert gpus_by_node(read_state(slices=map(msgspec.to_builtins, busy.slices)).published) == {
         "n0": 4,
         "n1": 4,
         "n2": 4,

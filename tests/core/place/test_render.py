@@ -8,7 +8,7 @@ from tests.core.place.place_sites import site
 
 from rackloom.core.cluster.jobs import read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.scheduling import REQUIRED_DURING_SCHEDULING
+from rackloom.core.cluster.pods import REQUIRED
 from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.gang_planner import try_gang
 from rackloom.core.place.gang_requests import gang_of_job
@@ -73,7 +73,7 @@ def test_affinity_calls_a_tray_as_its_label_does() -> None:
     assert plan is not None
     assert plan.trays == ("i-1",)
     spec = worker(render_job("affinity", job, gang, plan, where, LABELS))["spec"]
-    (term,) = spec["affinity"]["nodeAffinity"][REQUIRED_DURING_SCHEDULING]["nodeSelectorTerms"]
+    (term,) = spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     assert term["matchExpressions"] == [{"key": LABELS.host, "operator": "In", "values": ["ip-10-0-0-1"]}]
 
 

@@ -47,7 +47,7 @@ from rackloom.core.domains.settings import (
     ControllerSettings,
     ImexDaemonSettings,
 )
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.snapshot import GangSettings
 from rackloom.lab.kube.controllers.claims import ResourceClaimController
 from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
 from rackloom.lab.kube.controllers.workloads import DaemonSetController, NodeLifecycleController

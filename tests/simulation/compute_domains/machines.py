@@ -32,6 +32,7 @@ from rackloom.claim.node.requests import ClaimAnswer
 from rackloom.claim.node.run import PluginProcess
 from rackloom.claim.node.tasks import run_background
 from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import reserving_plans
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -44,7 +45,6 @@ from rackloom.core.cluster.objects import (
 from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.domains.clique import ObjectRef
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
-from rackloom.core.gangs.snapshot import reserving_plans
 from rackloom.errors import Retry
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

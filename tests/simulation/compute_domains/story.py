@@ -34,6 +34,7 @@ from tests.simulation.invariants.leftovers import find_leftovers, find_stray_lab
 from tests.simulation.invariants.memory import JOB_LABEL
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import GANG_GATE, SPARES_ANNOTATION
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -44,8 +45,7 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
     is_pod_ready,
 )
-from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.gangs import spec as gangs_spec
+from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.gangs.snapshot import read_record
 from rackloom.lab.virtual import event_loop
 
@@ -208,10 +208,10 @@ class SimulatedGang(SimulatedJob):
         meta, spec = pod["metadata"], pod["spec"]
         meta["labels"] |= {GANG_LABEL: self.name}
         meta["annotations"] = {
-            gangs_spec.SIZE_ANNOTATION: str(len(self._pods)),
-            gangs_spec.SPARES_ANNOTATION: "1",
+            SIZE_ANNOTATION: str(len(self._pods)),
+            SPARES_ANNOTATION: "1",
         }
-        spec["schedulingGates"] = [{"name": gangs_spec.GANG_GATE}]
+        spec["schedulingGates"] = [{"name": GANG_GATE}]
         spec["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": GPUS_PER_TRAY}
         return pod
 

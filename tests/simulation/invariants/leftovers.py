@@ -11,6 +11,7 @@ from tests.simulation.compute_domains.tray import ImexTray
 
 from rackloom.claim.node.plugin import PrepareState
 from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import reserving_plans
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -25,7 +26,6 @@ from rackloom.core.cluster.objects import (
     SECRET,
     Object,
 )
-from rackloom.core.gangs.snapshot import reserving_plans
 from rackloom.lab.kube.store import ObjectStore
 
 TraysOn = Mapping[str, ImexTray]

@@ -21,10 +21,11 @@ import yaml
 from rackloom.app.demo.story import Evidence, NotObserved, example_directory, wait_until
 from rackloom.app.twin.up import RunningTwin
 from rackloom.core.cluster.claims import claim_consumers, is_allocated
+from rackloom.core.cluster.gang_objects import GANG_TAINT
 from rackloom.core.cluster.jobs import read_jobs
 from rackloom.core.cluster.metadata import conditions_of, labels_of, name_of
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, ORG_LABEL, SchedulerLabels
-from rackloom.core.cluster.nodes import gpus_by_node, node_clique, published_devices, taints_of
+from rackloom.core.cluster.nodes import gpus_by_node, node_clique, taints_of
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     GANG_PLAN,
@@ -43,7 +44,6 @@ from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.trays import placement_site
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.report import summary_line
-from rackloom.core.gangs.spec import GANG_TAINT
 from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
 from rackloom.errors import Refused
@@ -138,7 +138,7 @@ class RackJob:
         """The GPUs that drivers publish, by node, once each node has those of a tray."""
         nodes = (await self._whole.api.list(NODE)).items
         found = (await self._whole.api.list(RESOURCE_SLICE)).items
-        gpus = gpus_by_node(published_devices(found))
+        gpus = gpus_by_node(read_state(slices=found).published)
         whole = self._whole.site.twin.profile.gpus_per_tray
         return gpus if all(gpus[name_of(node)] == whole for node in nodes) else None
 

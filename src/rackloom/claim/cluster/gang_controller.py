@@ -26,6 +26,8 @@ from rackloom.claim.cluster.gang_placer import GangPlacer, with_owners
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.kube.informer import CacheSet, Informer, taint_rule_informers
+from rackloom.core.cluster.gang_objects import GangKey, gang_key_of, read_tray_node, reserving_plans
+from rackloom.core.cluster.metadata import controller_of, name_of, namespace_of, uid_of
 from rackloom.core.cluster.objects import (
     DEVICE_TAINT_RULES,
     GANG_PLAN,
@@ -37,7 +39,6 @@ from rackloom.core.cluster.objects import (
     ObjectWrite,
     PatchObject,
     ResourceKind,
-    epoch_seconds,
     index_by_uid,
 )
 from rackloom.core.cluster.pods import GANG_LABEL
@@ -45,17 +46,15 @@ from rackloom.core.gangs.reconcile import API_REFUSED, WARNING_REASONS, GangDeci
 from rackloom.core.gangs.slots import is_reduced
 from rackloom.core.gangs.snapshot import (
     PLACED,
-    GangKey,
+    WITHOUT_KUEUE,
+    BesideKueue,
     GangObjects,
+    GangSettings,
     GangSnapshot,
-    gang_key_of,
     gang_status_json,
     read_record,
-    read_tray_node,
     release_tray,
-    reserving_plans,
 )
-from rackloom.core.gangs.spec import WITHOUT_KUEUE, BesideKueue, GangSettings
 
 # Informers for GangPlans, pods of gangs, nodes and DeviceTaintRules.
 
@@ -250,7 +249,7 @@ class GangController:
             # A gang may have waited for the devices of which the taint is gone.
             keys.append(PlacementKey())
         else:
-            for plan in self.caches.by(GANG_PLAN, _BY_TRAY, obj["metadata"]["name"]):
+            for plan in self.caches.by(GANG_PLAN, _BY_TRAY, name_of(obj)):
                 keys.append(read_record(plan).key)
             # A taint without a cached plan is a stray reservation, or the plan is not in the cache yet.
             for uid in reserving_plans(obj):
@@ -296,7 +295,7 @@ class GangController:
         record = snapshot.record
         ungates = any(isinstance(action, PatchObject) and action.kind == POD for action in decision.actions)
         if ungates and not snapshot.ungated and record is not None and not is_reduced(record):
-            self._metrics.ungated(snapshot.now - (epoch_seconds(record.created) or snapshot.now))
+            self._metrics.ungated(snapshot.now - (record.created or snapshot.now))
         delays = (decision.recheck_after, await self._publish(key, decision))
         return min((delay for delay in delays if delay is not None), default=None)
 
@@ -336,7 +335,7 @@ class GangController:
         if self.caches.plan_of(uid) is not None or not self.caches.reserved(uid):
             return
         listed = await self._api.list(GANG_PLAN)
-        if any(item["metadata"]["uid"] == uid for item in listed.items):
+        if any(uid_of(item) == uid for item in listed.items):
             return
         await self._runtime.execute(
             key, [release_tray(read_tray_node(node), uid) for node in self.caches.reserved(uid)]
@@ -345,11 +344,9 @@ class GangController:
 
 def _owner_objects(pods: Iterable[Object]) -> Iterator[Object]:
     """The controllers of pods, each once, with the fields that an event needs."""
-    owners = {}
-    for pod in pods:
-        for owner in pod["metadata"].get("ownerReferences") or ():
-            if owner.get("controller"):
-                owners[owner["uid"]] = owner | {"namespace": pod["metadata"]["namespace"]}
-    for owner in owners.values():
-        meta = {name: owner[name] for name in ("name", "namespace", "uid")}
-        yield {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "metadata": meta}
+    owners = {
+        owner.uid: (owner, namespace_of(pod)) for pod in pods if (owner := controller_of(pod)) is not None
+    }
+    for owner, namespace in owners.values():
+        meta = {"name": owner.name, "namespace": namespace, "uid": owner.uid}
+        yield {"apiVersion": owner.api_version, "kind": owner.kind, "metadata": meta}

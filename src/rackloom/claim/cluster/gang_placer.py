@@ -17,8 +17,16 @@ from msgspec.structs import replace
 
 from rackloom.claim.cluster.controller_runtime import execute_write
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected, list_taint_rules
+from rackloom.core.cluster.gang_objects import GangKey, GangMember
+from rackloom.core.cluster.gang_owners import (
+    MPI_JOB,
+    FinishedMPIJob,
+    OwnerJob,
+    read_finished_mpi_job,
+    read_owner_job,
+)
 from rackloom.core.cluster.kueue_objects import KueueWorkload, read_workload
-from rackloom.core.cluster.metadata import OwnerReference
+from rackloom.core.cluster.metadata import OwnerReference, controller_of, uid_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -42,28 +50,17 @@ from rackloom.core.gangs.placement import answer_placement
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.slots import do_owners_matter, has_fewer_to_come
 from rackloom.core.gangs.snapshot import (
+    WITHOUT_KUEUE,
+    BesideKueue,
     ClusterLists,
-    GangKey,
     GangObjects,
     GangRecord,
+    GangSettings,
     GangSnapshot,
     OwnerCheck,
     objects_by_gang,
     read_record,
     take_snapshot,
-)
-from rackloom.core.gangs.spec import (
-    MPI_JOB,
-    WITHOUT_KUEUE,
-    BesideKueue,
-    FinishedMPIJob,
-    GangMember,
-    GangSettings,
-    OwnerJob,
-    controllers_of,
-    is_owner_of_kind,
-    read_finished_mpi_job,
-    read_owner_job,
 )
 from rackloom.core.gangs.trays import TrayCountCache, running_site
 from rackloom.core.kueue.plans import held_plans
@@ -103,15 +100,17 @@ async def read_owners(
 async def _read_owner(
     api: KubeApi, namespace: str, owner: OwnerReference
 ) -> OwnerJob | FinishedMPIJob | None:
-    if is_owner_of_kind(owner, MPI_JOB):
+    if owner.is_of(MPI_JOB):
         mpi_job = await _read_object(api, namespace, MPI_JOB, owner)
         return None if mpi_job is None else read_finished_mpi_job(mpi_job)
-    job = await _read_object(api, namespace, JOB, owner) if is_owner_of_kind(owner, JOB) else None
+    job = await _read_object(api, namespace, JOB, owner) if owner.is_of(JOB) else None
     if job is None:
         return None
     # The launcher's Job of an MPIJob is over only when the MPIJob is.
-    mpi_job_owner = next((owner for owner in controllers_of(job) if is_owner_of_kind(owner, MPI_JOB)), None)
-    return read_owner_job(job) if mpi_job_owner is None else await _read_owner(api, namespace, mpi_job_owner)
+    controller = controller_of(job)
+    if controller is not None and controller.is_of(MPI_JOB):
+        return await _read_owner(api, namespace, controller)
+    return read_owner_job(job)
 
 
 async def _read_object(
@@ -126,7 +125,7 @@ async def _read_object(
         name = f"{kind.kind} {namespace}/{owner.name}"
         log.warning("gangs.owner_not_read", owner=name, why=refusal.message)
         return None
-    return obj if obj["metadata"]["uid"] == owner.uid else None
+    return obj if uid_of(obj) == owner.uid else None
 
 
 # The placement pass.
@@ -324,7 +323,7 @@ class GangPlacer:
         self._acted(answer.actions)
 
 
-def _placement_order(snapshot: GangSnapshot) -> tuple[int, str, GangKey]:
+def _placement_order(snapshot: GangSnapshot) -> tuple[int, float, GangKey]:
     """By priority, then by age."""
-    priority = max((member.priority for member in snapshot.living), default=0)
-    return -priority, "" if snapshot.record is None else snapshot.record.created, snapshot.key
+    priority = max((member.pod.spec.priority or 0 for member in snapshot.living), default=0)
+    return -priority, 0.0 if snapshot.record is None else snapshot.record.created, snapshot.key

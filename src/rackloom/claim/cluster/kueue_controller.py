@@ -42,7 +42,7 @@ from rackloom.core.cluster.objects import (
     metav1_time,
 )
 from rackloom.core.domains.settings import QuotaMode
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.snapshot import GangSettings
 from rackloom.core.kueue.checks import KueueCluster, PlacementPass
 from rackloom.core.kueue.plans import CONTROLLER_NAME, Verdict, active_condition, check_state_json
 

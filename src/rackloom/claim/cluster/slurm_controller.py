@@ -23,8 +23,10 @@ import structlog
 from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.informer import CacheSet, Informer
+from rackloom.core.cluster.metadata import annotations_of, name_of, uid_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import CONFIG_MAP, NODE, POD, Object, ResourceKind, has_condition
+from rackloom.core.cluster.pods import node_of
 from rackloom.core.place.slurm_topology import (
     SLURM_TAINT,
     TOPOLOGY_NAME,
@@ -198,7 +200,7 @@ class SlinkyTopology:
 
     async def publish(self, found: SlurmTopology) -> None:
         """Bring ConfigMap and annotations to `found`. Raises KubeError; Retry while nodes wait for jobs."""
-        nodes = {node["metadata"]["name"]: node for node in self._caches.all(NODE)}
+        nodes = {name_of(node): node for node in self._caches.all(NODE)}
         last = annotated_topology(nodes.values())
         step = next_topology(last, found, busy_nodes(self._caches.all(POD)))
         log_step(step)
@@ -230,11 +232,11 @@ class SlinkyTopology:
         log.info("slurm.topology_written", to=f"{self._namespace}/{self._name}", blocks=len(named))
 
     async def _annotate(self, name: str, node: Object, block: str | None) -> None:
-        annotations = node["metadata"].get("annotations") or {}
-        spec = with_block(annotations.get(SPEC_ANNOTATION), block)
-        if spec == annotations.get(SPEC_ANNOTATION):
+        written = annotations_of(node).get(SPEC_ANNOTATION)
+        spec = with_block(written, block)
+        if spec == written:
             return
-        meta = {"uid": node["metadata"]["uid"], "annotations": {SPEC_ANNOTATION: spec}}
+        meta = {"uid": uid_of(node), "annotations": {SPEC_ANNOTATION: spec}}
         try:
             await self._api.patch(NODE, name, None, {"metadata": meta})
         except NotFound:
@@ -246,9 +248,9 @@ def annotated_topology(nodes: Iterable[Object]) -> SlurmTopology | None:
     """The topology that the annotations of the nodes have; None where no node names a block of ours."""
     blocks: dict[str, list[str]] = {}
     for node in nodes:
-        block = _block_in((node["metadata"].get("annotations") or {}).get(SPEC_ANNOTATION))
+        block = _block_in(annotations_of(node).get(SPEC_ANNOTATION))
         if block is not None:
-            blocks.setdefault(block, []).append(node["metadata"]["name"])
+            blocks.setdefault(block, []).append(name_of(node))
     if not blocks:
         return None
     return SlurmTopology(blocks={block: tuple(names) for block, names in blocks.items()}, block_size=1)
@@ -256,11 +258,7 @@ def annotated_topology(nodes: Iterable[Object]) -> SlurmTopology | None:
 
 def busy_nodes(pods: Iterable[Object]) -> frozenset[str]:
     """The Kubernetes nodes whose slurmd pod says that jobs run there."""
-    return frozenset(
-        pod["spec"]["nodeName"]
-        for pod in pods
-        if pod["spec"].get("nodeName") and has_condition(pod, *_BUSY_STATES)
-    )
+    return frozenset(node_of(pod) for pod in pods if node_of(pod) and has_condition(pod, *_BUSY_STATES))
 
 
 def with_block(spec: str | None, block: str | None) -> str | None:

@@ -34,7 +34,8 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.sharing import SharedParts
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, with_taint_rules
-from rackloom.core.cluster.objects import DEVICE_TAINT_RULES
+from rackloom.core.cluster.metadata import title_in_file
+from rackloom.core.cluster.objects import DEVICE_TAINT_RULES, NODE
 from rackloom.errors import Refused
 
 # API versions and server defaults.
@@ -180,7 +181,11 @@ _KINDS: dict[str, type[Any]] = {
     "ResourceClaimTemplate": ResourceClaimTemplate,
     "ResourceSlice": ResourceSlice,
 }
-_RULES = {(kind.kind, kind.api_version) for kind in DEVICE_TAINT_RULES}
+_SHAPES: dict[tuple[Any, str], type[Any]] = {
+    (NODE.kind, NODE.api_version): Node,
+    **{(kind.kind, kind.api_version): DeviceTaintRule for kind in DEVICE_TAINT_RULES},
+}
+"""Kinds of other API groups, of which only the fields of the value are read."""
 
 
 class Manifests(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,11 +233,9 @@ def manifests_of(documents: Iterable[Document]) -> Manifests:
 def decode_object(document: Document) -> Any:
     """The value of a document, or None for a kind that plays no part here. Refused where it is malformed."""
     kind, version = document.value.get("kind"), str(document.value.get("apiVersion", ""))
-    if kind == "Node" and version == "v1":
-        return _converted(document, {"metadata": document.value.get("metadata", {})}, Node)
-    if (kind, version) in _RULES:
-        fields = {name: document.value.get(name, {}) for name in ("metadata", "spec")}
-        return _converted(document, fields, DeviceTaintRule)
+    if (shape := _SHAPES.get((kind, version))) is not None:
+        fields = {name: document.value.get(name, {}) for name in shape.__struct_fields__}
+        return _converted(document, fields, shape)
     if not version.startswith(f"{GROUP}/") or kind not in _KINDS:
         return None
     fields = {name: field for name, field in as_v1(document).items() if name not in ("apiVersion", "kind")}
@@ -259,15 +262,9 @@ def _converted(document: Document, fields: dict[str, Any], kind: type[T]) -> T:
         problem, _, path = str(error).removesuffix("`").partition(" - at `$")
         field = path.lstrip(".") or "the object"
         raise Refused(
-            f"{document.where(_path_of(path))}: {_object_title(document)}, {field}: {problem}",
+            f"{document.where(_path_of(path))}: {title_in_file(document.value)}, {field}: {problem}",
             nearest_fix=f"correct {field} (see the {GROUP}/v1 reference)",
         ) from error
-
-
-def _object_title(document: Document) -> str:
-    metadata = document.value.get("metadata")
-    name = metadata.get("name", "(unnamed)") if isinstance(metadata, dict) else "(unnamed)"
-    return f"{document.value.get('kind')} {name}"
 
 
 def _path_of(path: str) -> FieldPath:

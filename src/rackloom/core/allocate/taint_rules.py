@@ -63,14 +63,23 @@ class WithheldDevice(msgspec.Struct, frozen=True):
     device: str
 
 
+class _ServedName(msgspec.Struct):
+    name: str
+
+
+class _ServedRule(msgspec.Struct):
+    """A rule as a server sends it. Its metadata may have fields that are newer than this program."""
+
+    metadata: _ServedName
+    spec: DeviceTaintRuleSpec
+
+
 def readable_rules(objects: Iterable[Mapping[str, Any]]) -> Iterator[DeviceTaintRule]:
     """The rules among the DeviceTaintRules of a cluster, without those that cannot be read."""
     for obj in objects:
         with suppress(msgspec.ValidationError):
-            metadata = ObjectMeta(name=obj["metadata"]["name"])
-            yield DeviceTaintRule(
-                metadata=metadata, spec=msgspec.convert(obj.get("spec") or {}, DeviceTaintRuleSpec)
-            )
+            served = msgspec.convert(obj, _ServedRule)
+            yield DeviceTaintRule(metadata=ObjectMeta(name=served.metadata.name), spec=served.spec)
 
 
 def with_taint_rules(

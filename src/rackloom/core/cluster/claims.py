@@ -9,12 +9,18 @@ A part of a GPU keeps others off the whole of it. A claim that counts GPUs holds
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.allocate.objects import AllocationResult, ResourceClaim, readable
+from rackloom.core.allocate.objects import (
+    AllocationResult,
+    ObjectMeta,
+    ResourceClaim,
+    ResourceClaimSpec,
+    readable,
+)
 from rackloom.core.cluster import names
 from rackloom.core.cluster.metadata import OwnerReference, identity_of
 from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
@@ -24,17 +30,6 @@ from rackloom.core.cluster.state import HIGHEST_PRIORITY, TrayHold
 
 ClaimUser = str | tuple[str, str]
 """A pod, by UID, or by namespace and name if an object of a file has no UID."""
-
-
-def claim_users(claim: JsonMapping) -> Iterator[ClaimUser]:
-    """Pods that use a claim, and the one it was made for."""
-    meta = claim.get("metadata") or {}
-    reserved = (claim.get("status") or {}).get("reservedFor") or ()
-    for reference in (*reserved, *(meta.get("ownerReferences") or ())):
-        if reference.get("uid"):
-            yield reference["uid"]
-        elif reference.get("name"):
-            yield (meta.get("namespace") or "default", reference["name"])
 
 
 class ClaimConsumer(ApiStruct, frozen=True, kw_only=True):
@@ -68,27 +63,26 @@ def held_devices(claim: JsonMapping) -> Iterator[tuple[str, str, str]]:
             yield device["driver"], device["pool"], device["device"]
 
 
-def unknown_holder(claim: JsonMapping) -> TrayHold:
+def unknown_holder(claim: "ClaimShape") -> TrayHold:
     """A user that is not among the pods. The space in its name keeps it apart from every gang."""
-    meta = claim.get("metadata") or {}
-    reserved = (claim.get("status") or {}).get("reservedFor") or ()
-    user = next((f"pod {reference['name']}" for reference in reserved if reference.get("name")), None)
-    owner = qualified_name(meta, user or f"claim {meta.get('name')}")
+    users = (f"pod {reference.name}" for reference in claim.status.reserved_for if reference.name)
+    owner = qualified_name(claim.namespace, next(users, f"claim {claim.metadata.name}"))
     return TrayHold(owner=owner, tray="", gpus=0, priority=HIGHEST_PRIORITY)
 
 
 def claim_holds(
-    claim: JsonMapping, holder: TrayHold, published: PublishedDevices, driver: str
+    claim: "ClaimShape", holder: TrayHold, published: PublishedDevices, driver: str
 ) -> Iterator[TrayHold]:
     """GPUs and the IMEX channel of a claim, as its holder has them. `driver` is that of GPUs."""
     gpus: dict[str, set[str]] = defaultdict(set)
-    for of, pool, name in held_devices(claim):
-        if of == driver:
+    for device in claim.devices:
+        key = (device.pool, device.device)
+        if device.driver == driver and not device.admin_access:
             # A device that is published no more is still held. Drivers name the pool like the node.
-            known = published.get((pool, name)) or PublishedDevice(pool, f"{pool}/{name}", is_whole=True)
+            known = published.get(key) or PublishedDevice(device.pool, "/".join(key), is_whole=True)
             gpus[known.node].add(known.gpu)
-        elif is_imex_channel(of, name):
-            yield replace(holder, tray=pool, channel=True)
+        elif is_imex_channel(device.driver, device.device):
+            yield replace(holder, tray=device.pool, channel=True)
     yield from (replace(holder, tray=node, gpus=len(held)) for node, held in gpus.items())
 
 
@@ -112,6 +106,67 @@ def is_imex_channel(driver: str, device: str) -> bool:
     return (driver, device) == (names.IMEX_DRIVER, names.CHANNEL_DEVICE)
 
 
+# The requests of a claim.
+
+
+_CHANNEL_CLASSES = (names.CHANNEL_CLASS, names.ISOLATED_CHANNEL_CLASS)
+
+
+class GpuDemand(msgspec.Struct, frozen=True):
+    """The demand of a pod, or of one claim."""
+
+    gpus: int = 0
+    whole: bool = False
+    """A dedicated tray: all of its GPUs, or its IMEX channel, of which a node has one (`channel-0`)."""
+
+    def __add__(self, other: "GpuDemand") -> "GpuDemand":
+        return GpuDemand(self.gpus + other.gpus, self.whole or other.whole)
+
+
+class ClaimRequest(msgspec.Struct, frozen=True):
+    """The requests of a ResourceClaim, or of the claims that a template makes."""
+
+    spec: JsonMapping
+
+    @property
+    def takes_devices(self) -> bool:
+        """Channels count with the tray, and requests with adminAccess take no device."""
+        return any(map(_takes_device, self._wanted()))
+
+    @property
+    def demand(self) -> GpuDemand:
+        """The GPUs by the class `gpu.nvidia.com`, and a tray by the class of channels."""
+        demand = GpuDemand()
+        for wanted in self._wanted():
+            if wanted.get("deviceClassName") == names.CHANNEL_CLASS:
+                demand += GpuDemand(whole=True)
+            elif wanted.get("deviceClassName") == names.GPU_DRIVER and _takes_device(wanted):
+                is_all = wanted.get("allocationMode") == "All"
+                demand += GpuDemand(whole=True) if is_all else GpuDemand(int(wanted.get("count", 1)))
+        return demand
+
+    def claim(self, name: str) -> ResourceClaim:
+        """The claim as the allocator takes it. Raises msgspec.ValidationError."""
+        spec = msgspec.convert(self.spec, ResourceClaimSpec)
+        return ResourceClaim(metadata=ObjectMeta(name=name), spec=spec)
+
+    def _wanted(self) -> Iterator[JsonMapping]:
+        """Of several alternatives, the first."""
+        for request in (self.spec.get("devices") or {}).get("requests") or ():
+            alternatives: Sequence[JsonMapping] = request.get("firstAvailable") or ({},)
+            yield request.get("exactly") or alternatives[0]
+
+
+def _takes_device(wanted: JsonMapping) -> bool:
+    return wanted.get("deviceClassName") not in _CHANNEL_CLASSES and not wanted.get("adminAccess")
+
+
+def claim_request(obj: JsonMapping) -> ClaimRequest:
+    """The requests of a ResourceClaim, or of the claims that a ResourceClaimTemplate makes."""
+    spec = obj["spec"]
+    return ClaimRequest(spec.get("spec", spec))
+
+
 # Shapes of objects of the allocator. Its values refuse fields that are newer than this program, and the
 # devices of such a claim would look free.
 
@@ -124,20 +179,39 @@ class _DeviceResult(ApiStruct, frozen=True):
 
 
 class _DeviceResults(ApiStruct, frozen=True):
-    results: tuple[_DeviceResult, ...] | None = None
+    results: tuple[_DeviceResult, ...] = ()
 
 
 class _Allocation(ApiStruct, frozen=True):
-    devices: _DeviceResults | None = None
+    devices: _DeviceResults = _DeviceResults()
 
 
 class _ClaimStatus(ApiStruct, frozen=True):
-    allocation: _Allocation | None = None
-    reserved_for: tuple[OwnerReference, ...] | None = None
+    allocation: _Allocation = _Allocation()
+    reserved_for: tuple[OwnerReference, ...] = ()
 
 
 class ClaimShape(ApiStruct, frozen=True):
     """A ResourceClaim, as far as its holder and its devices go."""
 
     metadata: PodMetadata
-    status: _ClaimStatus | None = None
+    status: _ClaimStatus = _ClaimStatus()
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace. kubectl takes the default namespace if none is written."""
+        return self.metadata.namespace or "default"
+
+    @property
+    def devices(self) -> tuple[_DeviceResult, ...]:
+        """The devices that are allocated to it."""
+        return self.status.allocation.devices.results
+
+    @property
+    def users(self) -> Iterator[ClaimUser]:
+        """Pods that use it, and the one it was made for."""
+        for reference in (*self.status.reserved_for, *(self.metadata.owner_references or ())):
+            if reference.uid:
+                yield reference.uid
+            elif reference.name:
+                yield self.namespace, reference.name

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.cluster.metadata import object_name, title_in_file
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping, list_names
 from rackloom.core.cluster.pods import (
@@ -28,8 +29,8 @@ from rackloom.core.cluster.pods import (
     Owner,
     PodObject,
     check_shape,
+    node_of,
     object_namespace,
-    object_title,
     pod_owner,
     qualified_name,
 )
@@ -99,17 +100,15 @@ def read_jobs(objects: Sequence[dict[str, Any]], labels: SchedulerLabels) -> lis
     """
     for obj in objects:
         if is_job(obj) or obj.get("kind") in ("Pod", "ComputeDomain"):
-            check_shape(obj, PodObject if obj["kind"] == "Pod" else AnyObject, object_title(obj))
+            check_shape(obj, PodObject if obj["kind"] == "Pod" else AnyObject, title_in_file(obj))
     jobs, channels = [], channel_templates(objects)
     for obj in objects:
         if is_job(obj):
-            with _refuse_malformed(object_title(obj)):
+            with _refuse_malformed(title_in_file(obj)):
                 job = _read_job(obj, channels, labels)
             if is_for_devices(job.kind) or any(group.need.takes_devices for group in job.groups):
                 jobs.append(job)
-    pods = [
-        obj for obj in objects if obj.get("kind") == "Pod" and not (obj.get("spec") or {}).get("nodeName")
-    ]
+    pods = [obj for obj in objects if obj.get("kind") == "Pod" and not node_of(obj)]
     with _refuse_malformed("a Pod"):
         return [*jobs, *_gangs_of_pods(pods, channels, labels)]
 
@@ -122,7 +121,7 @@ def owner_of_job(job: "Job", gang_label: str) -> Owner:
     kind = "training job" if job.kind in _TRAINING_JOBS else job.kind
     if str(first.get("apiVersion")).startswith(VOLCANO):
         kind = "VolcanoJob"
-    return Owner(object_namespace(first.get("metadata") or {}), kind, job.name.rpartition("/")[2])
+    return Owner(object_namespace(first), kind, job.name.rpartition("/")[2])
 
 
 @contextmanager
@@ -138,9 +137,9 @@ def _refuse_malformed(what: str) -> Iterator[None]:
 
 
 def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels: SchedulerLabels) -> Job:
-    kind, metadata = value["kind"], value.get("metadata") or {}
-    name = checked_name(metadata, kind)
-    title, namespace = f"{kind} {name or '(unnamed)'}", object_namespace(metadata)
+    kind, namespace = value["kind"], object_namespace(value)
+    name = checked_name(object_name(value), kind)
+    title = f"{kind} {name or '(unnamed)'}"
     groups: list[JobGroup] = []
     for group in read_groups(value):
         template = _pod_template(value, group, title)
@@ -167,7 +166,7 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
     if not groups and is_for_devices(kind):
         raise Refused(f"{title} has no replicas", nearest_fix="add its replica specs")
     return Job(
-        name=qualified_name(metadata, name),
+        name=qualified_name(namespace, name),
         kind=kind,
         groups=tuple(groups),
         objects=(value,),
@@ -177,7 +176,7 @@ def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels:
 
 def _pod_template(value: JsonMapping, group: PodGroup, title: str) -> JsonMapping:
     """The pod template of a group, with its spec under that name. Refused where there is none."""
-    template, at = value_at(value, group.template), _dotted_path(group.template)
+    template, at = value_at(value, group.template), ".".join(map(str, group.template))
     if group.spec_key != "spec" and isinstance(template, Mapping):
         template, at = {"spec": template.get(group.spec_key)}, f"{at}.{group.spec_key}"
     if not isinstance(template, Mapping) or not isinstance(template.get("spec", {}), Mapping):
@@ -186,18 +185,27 @@ def _pod_template(value: JsonMapping, group: PodGroup, title: str) -> JsonMappin
     return template
 
 
+def pod_specs_of(job: Job, group: JobGroup) -> Iterator[JsonMapping]:
+    """The pod specs of a group: that of its template, or one of each pod."""
+    if group.template:
+        yield value_at(job.objects[0], (*group.template, group.spec_key)) or {}
+        return
+    for obj in job.objects:
+        if group.name in ("pod", object_name(obj)):
+            yield obj.get("spec") or {}
+
+
 def _gangs_of_pods(
     pods: Sequence[dict[str, Any]], channels: Collection[TemplateName], labels: SchedulerLabels
 ) -> Iterator[Job]:
     """Pods that share a gang label, a job, or the channel of a ComputeDomain are one job."""
     gangs: dict[str, list[tuple[dict[str, Any], JobGroup]]] = {}
     for pod in pods:
-        need, metadata = read_pod_requirements(pod, labels), pod.get("metadata") or {}
-        own, namespace = checked_name(metadata, "Pod"), object_namespace(metadata)
+        need, namespace = read_pod_requirements(pod, labels), object_namespace(pod)
         domain = next((name for name in need.templates if (namespace, name) in channels), None)
-        name = qualified_name(metadata, domain or pod_owner(pod, labels.gang).name)
+        name = qualified_name(namespace, domain or pod_owner(pod, labels.gang).name)
         group = JobGroup(
-            name=own,
+            name=checked_name(object_name(pod), "Pod"),
             members=1,
             template=(),
             need=need,
@@ -220,15 +228,11 @@ def _gangs_of_pods(
 def channel_templates(objects: Sequence[JsonMapping]) -> set[TemplateName]:
     """The claim templates that ComputeDomains create: each pod gets an IMEX channel, whatever its node."""
     return {
-        (object_namespace(obj.get("metadata") or {}), name)
+        (object_namespace(obj), name)
         for obj in objects
         if obj.get("kind") == "ComputeDomain"
         and isinstance(name := value_at(obj, ("spec", "channel", "resourceClaimTemplate", "name")), str)
     }
-
-
-def _dotted_path(path: ObjectPath) -> str:
-    return ".".join(str(key) for key in path)
 
 
 # Priority classes.

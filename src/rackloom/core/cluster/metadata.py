@@ -8,6 +8,7 @@ absent text is "". A list or a map may be absent or null, which means empty.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -23,6 +24,10 @@ class OwnerReference(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     name: str = ""
     uid: str = ""
     controller: bool | None = None
+
+    def is_of(self, kind: ResourceKind) -> bool:
+        """Whether the owner is of this kind and API version."""
+        return (self.api_version, self.kind) == (kind.api_version, kind.kind)
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -42,8 +47,13 @@ def name_of(obj: JsonMapping) -> str:
     return str(_metadata(obj).get("name") or "")
 
 
+def object_name(obj: JsonMapping) -> Any:
+    """The name of an object of a file, or the generateName, with which the API server begins one."""
+    return _metadata(obj).get("name") or _metadata(obj).get("generateName") or ""
+
+
 def namespace_of(obj: JsonMapping) -> str | None:
-    """The namespace of an object; None for one of the whole cluster."""
+    """The namespace of an object, or None for one of the whole cluster."""
     return _metadata(obj).get("namespace") or None
 
 
@@ -56,6 +66,14 @@ def full_name(obj: JsonMapping) -> str:
 def title_of(kind: ResourceKind, obj: JsonMapping) -> str:
     """`Kind namespace/name`, for messages."""
     return object_title(kind, namespace_of(obj), name_of(obj))
+
+
+def title_in_file(obj: JsonMapping) -> str:
+    """`Kind name` of an object of a file, whatever its shape. It may have only a generateName."""
+    metadata = obj.get("metadata")
+    names = [metadata.get(key) for key in ("name", "generateName")] if isinstance(metadata, Mapping) else []
+    name = next((name for name in names if isinstance(name, str) and name), "(unnamed)")
+    return f"{obj.get('kind')} {name}"
 
 
 def uid_of(obj: JsonMapping) -> str:
@@ -101,12 +119,12 @@ def owners_of(obj: JsonMapping) -> tuple[OwnerReference, ...]:
 
 
 def controller_of(obj: JsonMapping) -> OwnerReference | None:
-    """The owner that made an object; None if a person made it."""
+    """The owner that made an object, or None if a person made it."""
     return next((owner for owner in owners_of(obj) if owner.controller), None)
 
 
 def created_at(obj: JsonMapping) -> float | None:
-    """When an object was created, in seconds since 1970; None for an object of a file."""
+    """When an object was created, in seconds since 1970. An object of a file gives None."""
     return epoch_seconds(_metadata(obj).get("creationTimestamp") or "")
 
 
@@ -116,7 +134,7 @@ def is_being_deleted(obj: JsonMapping) -> bool:
 
 
 def deletion_time(obj: JsonMapping) -> float | None:
-    """When an object that is being deleted should be gone, in seconds since 1970; None if it is not."""
+    """When an object that is being deleted should be gone, in seconds since 1970, or None if it is not."""
     return epoch_seconds(_metadata(obj).get("deletionTimestamp") or "")
 
 

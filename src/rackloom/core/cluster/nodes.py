@@ -18,17 +18,20 @@ Source: kube-scheduler, plugins NodeUnschedulable, TaintToleration and NodeResou
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 
 from rackloom.core.allocate.attributes import is_whole_gpu
 from rackloom.core.allocate.objects import Amount
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import labels_of
 from rackloom.core.cluster.objects import JsonMapping, Object
 from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration
 from rackloom.core.cluster.scheduling import blocking_taints, node_amounts
 
+V = TypeVar("V")
 _CORDON_TAINT = "node.kubernetes.io/unschedulable"
 _UNREADY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints by which the node controller repeats the Ready condition of the node."""
@@ -108,29 +111,32 @@ def node_gpus(node: JsonMapping, resource: str, published: int) -> NodeGpus:
 
 class _Pool(ApiStruct, frozen=True):
     name: str
-    generation: int | None = None
+    generation: int = 0
 
 
 class _TextValue(ApiStruct, frozen=True):
     string: str | None = None
 
 
+_NO_TEXT = _TextValue()
+
+
 class _DeviceAttributes(ApiStruct, frozen=True):
-    type: _TextValue | None = None
-    uuid: _TextValue | None = None
-    parent_uuid: _TextValue | None = msgspec.field(default=None, name="parentUUID")
+    type: _TextValue = _NO_TEXT
+    uuid: _TextValue = _NO_TEXT
+    parent_uuid: _TextValue = msgspec.field(default=_NO_TEXT, name="parentUUID")
 
 
 class _Device(ApiStruct, frozen=True):
     name: str
-    attributes: _DeviceAttributes | None = None
+    attributes: _DeviceAttributes = _DeviceAttributes()
 
 
 class _SliceSpec(ApiStruct, frozen=True):
     driver: str
     pool: _Pool
     node_name: str | None = None
-    devices: tuple[_Device, ...] | None = None
+    devices: tuple[_Device, ...] = ()
 
 
 class SliceShape(ApiStruct, frozen=True):
@@ -173,8 +179,13 @@ def newest_slices(slices: Iterable[JsonMapping]) -> Iterator[JsonMapping]:
         pool = slice_pool(slice_)
         pools[pool.driver, pool.name].append((pool.generation, slice_))
     for found in pools.values():
-        newest = max(generation for generation, _ in found)
-        yield from (slice_ for generation, slice_ in found if generation == newest)
+        yield from _newest(found)
+
+
+def _newest(pool: Collection[tuple[int, V]]) -> Iterator[V]:
+    """The slices of the newest of these generations."""
+    newest = max((generation for generation, _ in pool), default=0)
+    return (slice_ for generation, slice_ in pool if generation == newest)
 
 
 class PublishedDevice(msgspec.Struct, frozen=True):
@@ -190,21 +201,23 @@ PublishedDevices = Mapping[tuple[str, str], PublishedDevice]
 """By pool and name."""
 
 
-def published_devices(slices: Iterable[JsonMapping], driver: str = names.GPU_DRIVER) -> PublishedDevices:
-    """GPUs and their parts in slices. A pool counts in its newest generation."""
-    found: dict[tuple[str, str], PublishedDevice] = {}
-    for slice_ in newest_slices(slices):
-        pool, node = slice_pool(slice_), node_of_slice(slice_)
-        if pool.driver != driver or not node:
-            continue
-        for device in slice_["spec"].get("devices") or ():
-            attributes = device.get("attributes") or {}
-            kind, uuid, parent = (
-                (attributes.get(key) or {}).get("string") for key in ("type", "uuid", "parentUUID")
-            )
-            gpu = parent or uuid or f"{pool.name}/{device['name']}"
-            found[pool.name, device["name"]] = PublishedDevice(node, gpu, is_whole_gpu(kind))
+def published_devices(pool: Collection[SliceShape]) -> PublishedDevices:
+    """GPUs and their parts in the slices of a pool, which counts in its newest generation."""
+    found = {}
+    local = [(slice_.spec.pool.generation, slice_.spec) for slice_ in pool if slice_.spec.node_name]
+    for spec in _newest(local):
+        for device in spec.devices:
+            key, attributes = (spec.pool.name, device.name), device.attributes
+            gpu = attributes.parent_uuid.string or attributes.uuid.string or "/".join(key)
+            found[key] = PublishedDevice(str(spec.node_name), gpu, is_whole_gpu(attributes.type.string))
     return found
+
+
+def slice_devices(slice_: JsonMapping) -> tuple[str, tuple[str, str], list[str]]:
+    """The node of a slice ("" if it is of several), its driver and pool, and the names of its devices."""
+    spec = slice_["spec"]
+    devices = [device["name"] for device in spec.get("devices") or ()]
+    return spec.get("nodeName") or "", (spec["driver"], spec["pool"]["name"]), devices
 
 
 def gpus_by_node(published: PublishedDevices) -> Counter[str]:
@@ -217,7 +230,7 @@ def node_clique(node: JsonMapping, label: str) -> str | None:
 
     A cluster UUID of zeros is no fabric: GPUs behind the NVSwitches of a single machine report it.
     """
-    clique = (node["metadata"].get("labels") or {}).get(label) or None
+    clique = labels_of(node).get(label) or None
     return None if clique is not None and clique.startswith(names.NO_CLUSTER) else clique
 
 
@@ -263,4 +276,11 @@ def closed_reasons(node: JsonMapping, tolerations: tuple[Toleration, ...] | None
     elif ready != "True" or any(taint in _UNREADY_TAINTS for taint in taints):
         yield "not ready"
     if tolerations is not None:
-        yield from (f"taint {taint}" for taint in taints if taint not in (_CORDON_TAINT, *_UNREADY_TAINTS))
+        yield from closing_taints(node, tolerations)
+
+
+def closing_taints(node: JsonMapping, tolerations: tuple[Toleration, ...]) -> Iterator[str]:
+    """The taints that close a node, in words, but for those that repeat a state that has a word."""
+    for taint in blocking_taints(node, tolerations):
+        if taint not in (_CORDON_TAINT, *_UNREADY_TAINTS):
+            yield f"taint {taint}"

@@ -5,7 +5,7 @@ list as a missing field or as null, so lists default to None. The three served v
 resource.k8s.io differ in a claim's requests only, and those are not read here.
 
 The scheduling gate in this module holds a pod whose claim template does not exist yet. The gate of
-gangs is in `core.gangs.spec`.
+gangs is in `core.cluster.gang_objects`.
 """
 
 import hashlib
@@ -15,7 +15,14 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from rackloom.core.allocate.objects import Amount, convert_object
-from rackloom.core.cluster.metadata import OwnerReference
+from rackloom.core.cluster.metadata import (
+    OwnerReference,
+    annotations_of,
+    controller_of,
+    labels_of,
+    namespace_of,
+    object_name,
+)
 from rackloom.core.cluster.names import DAEMON_CONTAINER
 from rackloom.core.cluster.objects import (
     JsonMapping,
@@ -59,8 +66,11 @@ def channel_label(template: str) -> str:
     return f"sha256-{hashlib.sha256(template.encode()).hexdigest()[:48]}"
 
 
-class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The base of all shapes. The API server writes an empty list as a missing field, or as null."""
+class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
+    """The base of all shapes. The API server writes an empty list as a missing field, or as null.
+
+    JSON has no cycles, so the garbage collector does not visit them: a site has many.
+    """
 
 
 class OpaqueParameters(ApiStruct, frozen=True, kw_only=True):
@@ -293,6 +303,22 @@ class PodSpec(ApiStruct, frozen=True, kw_only=True):
     priority_class_name: str | None = None
     preemption_policy: Literal["Never", "PreemptLowerPriority"] | None = None
 
+    @property
+    def near(self) -> tuple[PodAffinityTerm, ...]:
+        """The required terms of its affinity to pods."""
+        return ((self.affinity and self.affinity.pod_affinity) or PodAffinity()).required or ()
+
+    @property
+    def apart(self) -> tuple[PodAffinityTerm, ...]:
+        """The required terms of its anti-affinity."""
+        return ((self.affinity and self.affinity.pod_anti_affinity) or PodAffinity()).required or ()
+
+    @property
+    def hard_spread(self) -> tuple[TopologySpread, ...]:
+        """The spread constraints that keep it unscheduled while they do not hold."""
+        spread = self.topology_spread_constraints or ()
+        return tuple(entry for entry in spread if entry.when_unsatisfiable != "ScheduleAnyway")
+
 
 class PodMetadata(ApiStruct, frozen=True, kw_only=True):
     """Of a pod, or of any object."""
@@ -377,6 +403,7 @@ class AnyObject(ApiStruct, frozen=True):
     metadata: PodMetadata | None = None
 
 
+S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T", ClaimObject, ClaimTemplateObject, PodObject)
 
 
@@ -398,10 +425,10 @@ _TYPE_WORDS = {
 }
 
 
-def check_shape(value: JsonMapping, shape: type[msgspec.Struct], title: str, at: str = "") -> None:
-    """Raises Refused, with `title` and the path from `at`, if a field that is read has another shape."""
+def check_shape(value: JsonMapping, shape: type[S], title: str, at: str = "") -> S:
+    """The fields that are read. Raises Refused, with `title` and the path from `at`, for another shape."""
     try:
-        convert_object(value, shape)
+        return convert_object(value, shape)
     except msgspec.ValidationError as error:
         what, _, inside = str(error).partition(" - at `$")
         path = ".".join(part for part in (at, inside.rstrip("`").lstrip(".")) if part)
@@ -409,14 +436,6 @@ def check_shape(value: JsonMapping, shape: type[msgspec.Struct], title: str, at:
             f"{title}: {path or 'it'}: {_type_error_text(what)}",
             nearest_fix="change it there; `kubectl explain` tells what its kind takes",
         ) from error
-
-
-def object_title(value: Mapping[str, Any]) -> str:
-    """Kind and name of an object in whatever shape."""
-    metadata = value.get("metadata")
-    names = [metadata.get(key) for key in ("name", "generateName")] if isinstance(metadata, Mapping) else []
-    name = next((name for name in names if isinstance(name, str) and name), "(unnamed)")
-    return f"{value.get('kind')} {name}"
 
 
 def _type_error_text(what: str) -> str:
@@ -540,33 +559,30 @@ class Owner(msgspec.Struct, frozen=True):
         """
         if not self.kind:
             return f"{self.namespace}/{self.name}"
-        return qualified_name({"namespace": self.namespace}, f"{self.kind} {self.name}")
+        return qualified_name(self.namespace, f"{self.kind} {self.name}")
 
 
 def pod_owner(pod: JsonMapping, gang_label: str) -> Owner:
     """The job that a pod belongs to: the gang, else the job of its labels, its controller, or itself."""
-    metadata = pod.get("metadata") or {}
-    namespace, labels = object_namespace(metadata), metadata.get("labels") or {}
+    namespace, labels = object_namespace(pod), labels_of(pod)
     # The order of these sources matters: a pod of a gang also has a controller, which may make other pods.
     if labels.get(gang_label):
         # Without its size, a pod is no member of a gang, and only named like one.
-        is_member = SIZE_ANNOTATION in (metadata.get("annotations") or {})
+        is_member = SIZE_ANNOTATION in annotations_of(pod)
         return Owner(namespace, "" if is_member else "gang", labels[gang_label])
     for key, kind in _JOB_LABELS.items():
         if labels.get(key):
             return Owner(namespace, kind, labels[key])
-    for reference in metadata.get("ownerReferences") or ():
-        if reference.get("controller"):
-            return Owner(namespace, str(reference.get("kind") or "controller"), reference["name"])
-    return Owner(namespace, "pod", str(metadata.get("name") or metadata.get("generateName") or ""))
+    if (controller := controller_of(pod)) is not None:
+        return Owner(namespace, controller.kind or "controller", controller.name)
+    return Owner(namespace, "pod", str(object_name(pod)))
 
 
-def object_namespace(metadata: JsonMapping) -> str:
-    """The namespace; the one that kubectl takes where none is written."""
-    return metadata.get("namespace") or "default"
+def object_namespace(obj: JsonMapping) -> str:
+    """The namespace of an object. kubectl takes the default namespace if none is written."""
+    return namespace_of(obj) or "default"
 
 
-def qualified_name(metadata: JsonMapping, name: str) -> str:
+def qualified_name(namespace: str, name: str) -> str:
     """The name by which a job is known to the planner; the default namespace is not named."""
-    namespace = object_namespace(metadata)
     return name if namespace == "default" else f"{namespace}/{name}"

@@ -17,12 +17,13 @@ change costs the objects that it touches:
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.cluster.claims import ClaimShape, ClaimUser, claim_holds, claim_users, unknown_holder
+from rackloom.core.cluster.claims import ClaimShape, ClaimUser, claim_holds, unknown_holder
+from rackloom.core.cluster.metadata import annotations_of, labels_of, name_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import (
     NodeGpus,
@@ -40,10 +41,9 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     JsonMapping,
     ResourceKind,
-    allocated_devices,
     is_resource_claimed,
 )
-from rackloom.core.cluster.pods import PodObject, check_shape, is_bound_pod, pod_owner
+from rackloom.core.cluster.pods import PodObject, check_shape, is_bound_pod, node_of, pod_owner
 from rackloom.core.cluster.scheduling import requested_devices
 from rackloom.core.cluster.state import ClusterState, TrayHold, Unreadable
 from rackloom.errors import Refused
@@ -65,8 +65,9 @@ _SHAPES: Mapping[ResourceKind, type[msgspec.Struct]] = {
 class _Followed(msgspec.Struct):
     """The objects of one kind, in the order of the last list."""
 
-    read: Callable[[ObjectKey, JsonMapping], None]
-    """Takes the facts of an object. Raises Refused or ValueError before it changes anything."""
+    read: Callable[[ObjectKey, JsonMapping, Any], None]
+    """Takes the facts of an object, which is also given in its shape. Raises Refused or ValueError before it
+    changes anything."""
     forget: Callable[[ObjectKey, JsonMapping], None]
     """Takes back the facts of an object that was read."""
     versions: dict[ObjectKey, str | None] = {}
@@ -93,14 +94,16 @@ class ClusterReader:
         # Kinds of which an object came, changed or went since the last state.
         self._changed: set[ResourceKind] = set()
         # Slices by pool, and the devices and the number of whole GPUs that they publish.
-        self._pools: dict[str, dict[ObjectKey, JsonMapping]] = defaultdict(dict)
+        self._slices: dict[ObjectKey, SliceShape] = {}
+        self._pools: dict[str, dict[ObjectKey, SliceShape]] = defaultdict(dict)
         self._devices: dict[str, Mapping[tuple[str, str], PublishedDevice]] = {}
         self._published: dict[tuple[str, str], PublishedDevice] = {}
         self._counts: Counter[str] = Counter()
         # Nodes by name.
         self._nodes: dict[str, JsonMapping] = {}
         self._gpus: dict[str, NodeGpus] = {}
-        # Holds by pod, and by claim.
+        # Claims, and holds by pod and by claim.
+        self._claims: dict[ObjectKey, ClaimShape] = {}
         self._pod_holds: dict[ObjectKey, TrayHold] = {}
         self._holders: dict[ObjectKey, TrayHold] = {}
         self._claim_holds: dict[ObjectKey, tuple[TrayHold, ...]] = {}
@@ -148,8 +151,7 @@ class ClusterReader:
             followed.forget(key, before)
         self._changed.add(kind)
         try:
-            check_shape(obj, _SHAPES[kind], "its shape")
-            followed.read(key, obj)
+            followed.read(key, obj, check_shape(obj, _SHAPES[kind], "its shape"))
         except (Refused, ValueError) as error:
             followed.unreadable[key] = _unreadable(kind, obj, error)
         else:
@@ -167,30 +169,31 @@ class ClusterReader:
 
     # The facts of one object, and those of others that it changes.
 
-    def _read_slice(self, key: ObjectKey, slice_: JsonMapping) -> None:
-        if slice_["spec"]["driver"] == self._labels.gpu_driver:
-            pool = slice_["spec"]["pool"]["name"]
-            self._pools[pool][key] = slice_
-            self._changed_pools.add(pool)
+    def _read_slice(self, key: ObjectKey, _: JsonMapping, slice_: SliceShape) -> None:
+        if slice_.spec.driver == self._labels.gpu_driver:
+            self._slices[key] = slice_
+            self._pools[slice_.spec.pool.name][key] = slice_
+            self._changed_pools.add(slice_.spec.pool.name)
 
-    def _forget_slice(self, key: ObjectKey, slice_: JsonMapping) -> None:
-        pool = slice_["spec"]["pool"]["name"]
-        # A pool of another driver may have the same name.
-        if self._pools.get(pool, {}).pop(key, None) is not None:
-            self._changed_pools.add(pool)
+    def _forget_slice(self, key: ObjectKey, _: JsonMapping) -> None:
+        # That of another driver was not taken.
+        slice_ = self._slices.pop(key, None)
+        if slice_ is not None:
+            del self._pools[slice_.spec.pool.name][key]
+            self._changed_pools.add(slice_.spec.pool.name)
 
-    def _read_node(self, _: ObjectKey, node: JsonMapping) -> None:
-        name = node["metadata"]["name"]
+    def _read_node(self, _: ObjectKey, node: JsonMapping, __: NodeShape) -> None:
+        name = name_of(node)
         self._gpus[name] = node_gpus(node, self._labels.gpu, self._counts[name])
         self._nodes[name] = node
 
     def _forget_node(self, _: ObjectKey, node: JsonMapping) -> None:
-        name = node["metadata"]["name"]
+        name = name_of(node)
         # A new node may come under the name before the old one goes.
         if self._nodes.get(name) is node:
             del self._nodes[name], self._gpus[name]
 
-    def _read_pod(self, key: ObjectKey, pod: JsonMapping) -> None:
+    def _read_pod(self, key: ObjectKey, pod: JsonMapping, _: PodObject) -> None:
         # Most pods of a cluster have no GPUs. Their owners matter only to claims.
         gpus = counted_gpus(pod, self._labels)
         if gpus and is_bound_pod(pod):
@@ -208,18 +211,20 @@ class ClusterReader:
             for user in _names_of_user(pod):
                 self._changed_claims |= self._claims_of_user.get(user, set())
 
-    def _read_claim(self, key: ObjectKey, claim: JsonMapping) -> None:
-        for user in claim_users(claim):
+    def _read_claim(self, key: ObjectKey, _: JsonMapping, claim: ClaimShape) -> None:
+        self._claims[key] = claim
+        for user in claim.users:
             self._claims_of_user[user].add(key)
-        for device in allocated_devices(claim):
-            self._claims_of_pool[device["pool"]].add(key)
+        for device in claim.devices:
+            self._claims_of_pool[device.pool].add(key)
         self._changed_claims.add(key)
 
-    def _forget_claim(self, key: ObjectKey, claim: JsonMapping) -> None:
-        for user in claim_users(claim):
+    def _forget_claim(self, key: ObjectKey, _: JsonMapping) -> None:
+        claim = self._claims.pop(key)
+        for user in claim.users:
             _unlink(self._claims_of_user, user, key)
-        for device in allocated_devices(claim):
-            _unlink(self._claims_of_pool, device["pool"], key)
+        for device in claim.devices:
+            _unlink(self._claims_of_pool, device.pool, key)
         self._changed_claims.add(key)
 
     # The facts of several objects.
@@ -260,10 +265,9 @@ class ClusterReader:
         for pool in self._changed_pools:
             # A pool counts in its newest generation, so one slice decides over the others.
             before = self._devices.pop(pool, {})
-            slices = self._pools.get(pool) or {}
-            after = published_devices(slices.values(), self._labels.gpu_driver)
-            if not slices:
-                self._pools.pop(pool, None)
+            after = published_devices(self._pools[pool].values())
+            if not self._pools[pool]:
+                del self._pools[pool]
             for key in before:
                 del self._published[key]
             self._published |= after
@@ -283,16 +287,16 @@ class ClusterReader:
                 del self._counts[name]
 
     def _settle_claims(self) -> None:
-        claims, pods = self._kinds[RESOURCE_CLAIM].objects, self._kinds[POD].objects
+        pods = self._kinds[POD].objects
         by_name: dict[ClaimUser, JsonMapping] | None = None
         for key in self._changed_claims:
-            claim = claims.get(key)
+            claim = self._claims.get(key)
             if claim is None:
                 self._holders.pop(key, None)
                 self._claim_holds.pop(key, None)
                 continue
             using = None
-            for user in claim_users(claim):
+            for user in claim.users:
                 using = pods.get(user) if isinstance(user, str) else None
                 # Only objects of files are known by name.
                 if using is None and not isinstance(user, str):
@@ -354,13 +358,12 @@ def counted_gpus(pod: JsonMapping, labels: SchedulerLabels) -> int:
 
 def pod_hold(pod: JsonMapping, labels: SchedulerLabels, gpus: int) -> TrayHold:
     """A hold of the job of a pod on the pod's node."""
-    spec, metadata = pod.get("spec") or {}, pod.get("metadata") or {}
-    marks = (metadata.get("annotations") or {}, metadata.get("labels") or {})
+    marks = (annotations_of(pod), labels_of(pod))
     return TrayHold(
         owner=pod_owner(pod, labels.gang).text,
-        tray=spec.get("nodeName") or "",
+        tray=node_of(pod),
         gpus=gpus,
-        priority=spec.get("priority") or 0,
+        priority=(pod.get("spec") or {}).get("priority") or 0,
         movable=next((m[labels.movable] for m in marks if labels.movable in m), "") == "true",
     )
 

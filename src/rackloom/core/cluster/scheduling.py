@@ -38,13 +38,15 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta, convert_object
 from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
 from rackloom.core.allocate.quantity import Quantity
+from rackloom.core.cluster.metadata import labels_of, name_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.pods import PodObject, Toleration
+from rackloom.core.cluster.pods import REQUIRED, PodObject, Toleration, object_namespace
 from rackloom.errors import Refused
 
 # Amounts of resources.
@@ -72,8 +74,12 @@ def _remembered(written: str, amounts: Callable[[], ResourceAmounts]) -> Thousan
     return _amounts[written]
 
 
-def effective_requests(spec: JsonMapping) -> Thousandths:
-    """The request of a pod, or of a template, by its spec. Raises ValueError for an unreadable amount."""
+def effective_requests(pod: JsonMapping) -> Thousandths:
+    """The request of a pod, or of a template. Raises ValueError for an unreadable amount."""
+    return _spec_requests(pod.get("spec") or {})
+
+
+def _spec_requests(spec: JsonMapping) -> Thousandths:
     parts = [
         [(part.get("resources"), part.get("restartPolicy")) for part in spec.get(kind) or ()]
         for kind in ("initContainers", "containers")
@@ -83,7 +89,7 @@ def effective_requests(spec: JsonMapping) -> Thousandths:
 
 
 def pod_requests(spec: JsonMapping) -> ResourceAmounts:
-    """The same as exact amounts. Raises ValueError for an unreadable amount."""
+    """The same by a spec, as exact amounts. Raises ValueError for an unreadable amount."""
     most, lasting = NO_AMOUNTS, NO_AMOUNTS
     for container in spec.get("initContainers") or ():
         here = lasting + _container_requests(container)
@@ -100,14 +106,14 @@ def requested_devices(spec: JsonMapping, resource: str) -> int:
 
     Raises ValueError for an unreadable amount, and for a part of a device.
     """
-    return effective_requests(spec).get(resource, 0) // 1000
+    return _spec_requests(spec).get(resource, 0) // 1000
 
 
 def requests_beside_devices(spec: JsonMapping, gpu_resource: str) -> Thousandths:
     """What a pod requests of its node beside devices: CPU, memory, the pod itself. Raises ValueError."""
     return {
         name: amount
-        for name, amount in effective_requests(spec).items()
+        for name, amount in _spec_requests(spec).items()
         if amount and name != gpu_resource and not name.startswith(CLASS_RESOURCE)
     }
 
@@ -117,15 +123,18 @@ def allocatable_of_node(node: JsonMapping) -> ResourceAmounts:
 
     It has nothing of a resource that it does not name.
     """
+    return _parse_amounts(written_amounts(node))
+
+
+def written_amounts(node: JsonMapping) -> Mapping[str, Any]:
+    """The same as the node writes them."""
     status = node.get("status") or {}
-    return _parse_amounts(status.get("allocatable") or status.get("capacity") or {})
+    return status.get("allocatable") or status.get("capacity") or {}
 
 
 def node_amounts(node: JsonMapping) -> Thousandths:
     """The same in the units of requests. Raises ValueError."""
-    status = node.get("status") or {}
-    written = repr((status.get("allocatable"), status.get("capacity")))
-    return _remembered(written, lambda: allocatable_of_node(node))
+    return _remembered(repr(written_amounts(node)), lambda: allocatable_of_node(node))
 
 
 def in_thousandths(amounts: Mapping[str, Fraction | int]) -> Thousandths:
@@ -162,9 +171,6 @@ def _parse_amount(name: str, value: str | int | float) -> Fraction:
 # Node selection.
 
 
-REQUIRED_DURING_SCHEDULING = "requiredDuringSchedulingIgnoredDuringExecution"
-
-
 class NodeRule(msgspec.Struct, frozen=True):
     """What the labels and the name of a node have to be."""
 
@@ -176,7 +182,7 @@ class NodeRule(msgspec.Struct, frozen=True):
 
 def read_node_rule(spec: JsonMapping) -> NodeRule:
     """The rule of a pod spec. Raises msgspec.ValidationError for what is not shaped like core/v1."""
-    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED_DURING_SCHEDULING)
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED)
     return NodeRule(
         labels=msgspec.convert(spec.get("nodeSelector") or {}, dict[str, str]),
         affinity=None if required is None else msgspec.convert(required, NodeSelector),
@@ -196,13 +202,16 @@ def check_node_rule(rule: NodeRule) -> None:
 
 def unmet_requirements(rule: NodeRule, node: JsonMapping) -> Iterator[str]:
     """The parts of the rule that a node (an object) does not meet, in words. Raises MalformedNodeSelector."""
-    labels = node["metadata"].get("labels") or {}
+    labels = labels_of(node)
     yield from (f"not {key}={value}" for key, value in rule.labels.items() if labels.get(key) != value)
-    if rule.affinity is not None:
-        meta = ObjectMeta(name=node["metadata"].get("name", ""), labels=labels)
-        if not node_selector_matches(Node(metadata=meta), rule.affinity):
-            text = _node_selector_text(rule.affinity)
-            yield f"not {text}" if text else "its node affinity has no term"
+    if rule.affinity is not None and not node_selector_matches(allocator_node(node), rule.affinity):
+        text = _node_selector_text(rule.affinity)
+        yield f"not {text}" if text else "its node affinity has no term"
+
+
+def allocator_node(node: JsonMapping) -> Node:
+    """A node as the allocator takes it: its name and its labels."""
+    return Node(metadata=ObjectMeta(name=name_of(node), labels=labels_of(node)))
 
 
 def is_node_selected(spec: JsonMapping, node: JsonMapping) -> bool:
@@ -297,17 +306,13 @@ def is_supported_term(term: JsonMapping, host: str) -> bool:
 
 def required_terms(spec: JsonMapping, kind: str) -> Sequence[JsonMapping]:
     """Those of `podAffinity` or `podAntiAffinity`."""
-    return ((spec.get("affinity") or {}).get(kind) or {}).get(REQUIRED_DURING_SCHEDULING) or ()
+    return ((spec.get("affinity") or {}).get(kind) or {}).get(REQUIRED) or ()
 
 
 def pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
     """A pod object, or a template in a namespace of its own metadata."""
-    metadata = pod.get("metadata") or {}
-    return PodIdentity(
-        namespace=metadata.get("namespace") or "default",
-        labels=metadata.get("labels") or {},
-        apart=anti_affinity_terms(pod.get("spec") or {}, host),
-    )
+    apart = anti_affinity_terms(pod.get("spec") or {}, host)
+    return PodIdentity(namespace=object_namespace(pod), labels=labels_of(pod), apart=apart)
 
 
 def bound_pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
@@ -316,15 +321,11 @@ def bound_pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
     The API server has added what `matchLabelKeys` name to the selectors. A namespaceSelector is taken to
     select all namespaces.
     """
-    terms = required_terms(pod.get("spec") or {}, "podAntiAffinity")
-    return msgspec.structs.replace(
-        pod_identity(pod, host), apart=tuple(_read_required_term(term, host) for term in terms)
-    )
-
-
-def _read_required_term(term: JsonMapping, host: str) -> AntiAffinityTerm:
-    key, everywhere = term.get("topologyKey", host), term.get("namespaceSelector") is not None
-    return msgspec.structs.replace(_read_term(term), everywhere=everywhere, by="" if key == host else key)
+    apart = []
+    for term in required_terms(pod.get("spec") or {}, "podAntiAffinity"):
+        key, everywhere = term.get("topologyKey", host), term.get("namespaceSelector") is not None
+        apart.append(replace(_read_term(term), everywhere=everywhere, by="" if key == host else key))
+    return replace(pod_identity(pod, host), apart=tuple(apart))
 
 
 class TopologyDomains:
@@ -332,7 +333,7 @@ class TopologyDomains:
 
     def __init__(self, nodes: Iterable[JsonMapping]) -> None:
         """`nodes`: node objects."""
-        self._labels = {node["metadata"]["name"]: node["metadata"].get("labels") or {} for node in nodes}
+        self._labels = {name_of(node): labels_of(node) for node in nodes}
         self._sharing: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def around(self, node: str, by: Iterable[str]) -> Iterator[str]:
@@ -461,6 +462,24 @@ def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> Pod
         preempts=pod.spec.preemption_policy != PREEMPT_NEVER,
         requests=beside,
     )
+
+
+def node_terms_of(pod: JsonMapping) -> tuple[NodeRule, tuple[Toleration, ...]]:
+    """The rule of a pod for its node, and its tolerations. Raises msgspec.ValidationError."""
+    spec = pod.get("spec") or {}
+    tolerations = msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...])
+    return read_node_rule(spec), tolerations
+
+
+def host_ports(spec: JsonMapping) -> Iterator[int]:
+    """The ports of its node that a pod takes, by its spec.
+
+    In the host's network, the API server gives a pod the host port of each container port.
+    """
+    for container in spec.get("containers") or ():
+        for port in container.get("ports") or ():
+            if found := port.get("hostPort") or (spec.get("hostNetwork") and port.get("containerPort")):
+                yield found
 
 
 def blocking_taints(node: JsonMapping, tolerations: tuple[Toleration, ...]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from rackloom.core.cluster.metadata import name_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import NodeGpus, PublishedDevices
 from rackloom.core.cluster.objects import JsonMapping
@@ -71,6 +72,6 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
 def owners_of_claims(state: ClusterState) -> dict[str, str]:
     """The owner of each claim, by `namespace/name`."""
     return {
-        f"{object_namespace(claim['metadata'])}/{claim['metadata'].get('name')}": holder.owner
+        f"{object_namespace(claim)}/{name_of(claim)}": holder.owner
         for claim, holder in zip(state.claims, state.holders, strict=True)
     }

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.cluster.metadata import object_name
 from rackloom.core.cluster.objects import JsonMapping
 from rackloom.errors import Refused
 
@@ -92,17 +93,11 @@ def value_at(value: Any, path: ObjectPath) -> Any:
     return value
 
 
-def object_name(metadata: JsonMapping) -> Any:
-    """The name, or what the API server begins one with (generateName)."""
-    return metadata.get("name") or metadata.get("generateName") or ""
-
-
-def checked_name(meta: JsonMapping, what: str) -> str:
-    """The name of something. Refused where it is no text."""
-    name = object_name(meta)
-    if not isinstance(name, str):
+def checked_name(name: object, what: str) -> str:
+    """A name, or "" for none. Raises Refused if it is not text."""
+    if not isinstance(name or "", str):
         raise Refused(f"{what}: a name is {name!r}", nearest_fix="write it as text, in quotes if need be")
-    return name
+    return str(name or "")
 
 
 def check_members(group: str, members: object, others: int) -> None:
@@ -123,11 +118,11 @@ def _count_at(value: Any, path: ObjectPath, default: int = 1) -> Any:
 def _items_at(value: Any, path: ObjectPath, what: str) -> Iterator[tuple[str, ObjectPath]]:
     """The name and the path of each item of a list."""
     for number, item in enumerate(value_at(value, path) or ()):
-        yield checked_name(item, what) or f"{what}-{number}", (*path, number)
+        yield checked_name(item.get("name"), what) or f"{what}-{number}", (*path, number)
 
 
 def _title(value: JsonMapping) -> str:
-    return f"{value['kind']} {object_name(value.get('metadata') or {})}"
+    return f"{value['kind']} {object_name(value)}"
 
 
 # Kubernetes' own.
@@ -206,11 +201,10 @@ def _job_set(value: JsonMapping) -> Iterator[PodGroup]:
 
 def _train_job(value: JsonMapping) -> Iterator[PodGroup]:
     """Its pods are those of the JobSet that its runtime makes, which has the TrainJob's name."""
-    name = object_name(value.get("metadata") or {})
     raise Refused(
         f"{_title(value)} has no pod template: its runtime has it",
         nearest_fix="create it with suspend: true, and place what its runtime makes of it:"
-        f" kubectl get jobset {name} -o yaml",
+        f" kubectl get jobset {object_name(value)} -o yaml",
     )
 
 
@@ -229,7 +223,7 @@ def _ray(cluster: ObjectPath) -> GroupReader:
         for number, group in enumerate(value_at(value, (*cluster, "workerGroupSpecs")) or ()):
             path: ObjectPath = (*cluster, "workerGroupSpecs", number)
             replicas = _count_at(group, ("replicas",), default=_count_at(group, ("minReplicas",), default=0))
-            name = checked_name({"name": group.get("groupName")}, "a worker group") or f"workers-{number}"
+            name = checked_name(group.get("groupName"), "a worker group") or f"workers-{number}"
             if replicas != 0:
                 yield PodGroup(name, replicas * _count_at(group, ("numOfHosts",)), (*path, "template"))
 
@@ -304,7 +298,7 @@ def _dynamo_graph(value: JsonMapping) -> Iterator[PodGroup]:
     Where only components have a topology constraint, each replica of them is packed by itself.
     """
     if value.get("apiVersion") == _DYNAMO_OLD:
-        name = object_name(value.get("metadata") or {})
+        name = object_name(value)
         fix = f"write it for nvidia.com/v1beta1: kubectl get dynamographdeployments.v1beta1.nvidia.com {name}"
         raise Refused(f"{_title(value)} is of {_DYNAMO_OLD}, which is not read", nearest_fix=f"{fix} -o yaml")
     whole = value_at(value, ("spec", "topologyConstraint")) is not None

@@ -9,6 +9,7 @@ line of a hosts file. `conditions_schema` is the usual Kubernetes list of condit
 from typing import Any
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, ResourceKind
 
 JsonSchema = dict[str, Any]
 
@@ -25,8 +26,8 @@ def domain_crds() -> tuple[JsonSchema, ...]:
 
 
 def _compute_domain_crd() -> JsonSchema:
-    schema = _object({"spec": _spec(), "status": _status()})
-    return _crd("ComputeDomain", schema, _printer_columns(), {"subresources": {"status": {}}})
+    schema = object_schema({"spec": _spec(), "status": _status()})
+    return resource_crd(COMPUTE_DOMAIN, schema, _printer_columns(), STATUS_SUBRESOURCE)
 
 
 def _clique_crd() -> JsonSchema:
@@ -38,29 +39,35 @@ def _clique_crd() -> JsonSchema:
         label.replace(".", r"\.") for label in (names.COMPUTE_DOMAIN_LABEL, names.CLIQUE_ID_LABEL)
     )
     columns = [
-        _column("CD", f".metadata.labels.{domain}"),
-        _column("Clique", f".metadata.labels.{clique}"),
-        _column("Age", ".metadata.creationTimestamp", type_="date"),
+        printer_column("CD", f".metadata.labels.{domain}"),
+        printer_column("Clique", f".metadata.labels.{clique}"),
+        printer_column("Age", ".metadata.creationTimestamp", type_="date"),
     ]
-    return _crd("ComputeDomainClique", _object({"daemons": daemons}), columns, {})
+    return resource_crd(COMPUTE_DOMAIN_CLIQUE, object_schema({"daemons": daemons}), columns, {})
 
 
-def _crd(kind: str, schema: JsonSchema, columns: list[JsonSchema], more: JsonSchema) -> JsonSchema:
+STATUS_SUBRESOURCE: JsonSchema = {"subresources": {"status": {}}}
+
+
+def resource_crd(
+    kind: ResourceKind, schema: JsonSchema, columns: list[JsonSchema], more: JsonSchema
+) -> JsonSchema:
+    """The CustomResourceDefinition of a kind with one version."""
     version = {
-        "name": "v1beta1",
+        "name": kind.version,
         "served": True,
         "storage": True,
         **more,
         "additionalPrinterColumns": columns,
         "schema": {"openAPIV3Schema": schema},
     }
-    singular = kind.lower()
-    name = {"kind": kind, "listKind": f"{kind}List", "plural": f"{singular}s", "singular": singular}
+    name = {"kind": kind.kind, "listKind": f"{kind.kind}List", "plural": kind.plural}
+    name["singular"] = kind.kind.lower()
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{singular}s.{names.GROUP}"},
-        "spec": {"group": names.GROUP, "names": name, "scope": "Namespaced", "versions": [version]},
+        "metadata": {"name": f"{kind.plural}.{kind.group}"},
+        "spec": {"group": kind.group, "names": name, "scope": "Namespaced", "versions": [version]},
     }
 
 
@@ -69,30 +76,31 @@ def _printer_columns() -> list[JsonSchema]:
         return f'.status.conditions[?(@.type=="{type_}")].{field}'
 
     return [
-        _column("Status", ".status.status"),
-        _column("Reason", condition("Ready", "reason")),
-        _column("Degraded", condition("Degraded", "reason")),
-        _column("Template", ".spec.channel.resourceClaimTemplate.name"),
-        _column("SpansCliques", condition(names.SPANS_CLIQUES, "status"), priority=1),
-        _column("Message", condition("Ready", "message"), priority=1),
-        _column("Age", ".metadata.creationTimestamp", type_="date"),
+        printer_column("Status", ".status.status"),
+        printer_column("Reason", condition("Ready", "reason")),
+        printer_column("Degraded", condition("Degraded", "reason")),
+        printer_column("Template", ".spec.channel.resourceClaimTemplate.name"),
+        printer_column("SpansCliques", condition(names.SPANS_CLIQUES, "status"), priority=1),
+        printer_column("Message", condition("Ready", "message"), priority=1),
+        printer_column("Age", ".metadata.creationTimestamp", type_="date"),
     ]
 
 
-def _column(name: str, path: str, *, type_: str = "string", priority: int = 0) -> JsonSchema:
+def printer_column(name: str, path: str, *, type_: str = "string", priority: int = 0) -> JsonSchema:
+    """A column of `kubectl get`; one with a priority needs `-o wide`."""
     column: JsonSchema = {"name": name, "type": type_, "jsonPath": path}
     return column | ({"priority": priority} if priority else {})
 
 
 def _spec() -> JsonSchema:
-    template = _object({"name": _RFC1123}, required=["name"])
+    template = object_schema({"name": _RFC1123}, required=["name"])
     mode = {"type": "string", "enum": ["All", "Single"], "default": "Single"}
-    channel = _object(
+    channel = object_schema(
         {"resourceClaimTemplate": template, "allocationMode": mode}, required=["resourceClaimTemplate"]
     )
     # Deprecated: the status is not Ready until so many nodes have joined, and nothing else depends on it.
     nodes = {"type": "integer", "default": 0, "minimum": 0}
-    spec = _object({"numNodes": nodes, "channel": channel}, required=["channel"])
+    spec = object_schema({"numNodes": nodes, "channel": channel}, required=["channel"])
     rule = {"rule": "self == oldSelf", "message": "A computeDomain.spec is immutable"}
     return spec | {"x-kubernetes-validations": [rule]}
 
@@ -103,7 +111,7 @@ def _status() -> JsonSchema:
         "nodes": _keyed("name", _node_entry("name")),
         "conditions": conditions_schema(),
     }
-    return _object(properties, required=["status"])
+    return object_schema(properties, required=["status"])
 
 
 def _node_entry(key: str) -> JsonSchema:
@@ -114,7 +122,7 @@ def _node_entry(key: str) -> JsonSchema:
         "index": {"type": "integer"},
         "status": _READINESS,
     }
-    return _object(properties, required=[key, "ipAddress", "cliqueID"])
+    return object_schema(properties, required=[key, "ipAddress", "cliqueID"])
 
 
 def conditions_schema() -> JsonSchema:
@@ -128,7 +136,7 @@ def conditions_schema() -> JsonSchema:
         "lastTransitionTime": {"type": "string", "format": "date-time"},
     }
     required = ["type", "status", "reason", "message", "lastTransitionTime"]
-    return _keyed("type", _object(properties, required=required))
+    return _keyed("type", object_schema(properties, required=required))
 
 
 def _keyed(key: str, item: JsonSchema) -> JsonSchema:
@@ -140,6 +148,7 @@ def _keyed(key: str, item: JsonSchema) -> JsonSchema:
     }
 
 
-def _object(properties: JsonSchema, *, required: list[str] | None = None) -> JsonSchema:
+def object_schema(properties: JsonSchema, *, required: list[str] | None = None) -> JsonSchema:
+    """An object with these properties."""
     schema: JsonSchema = {"type": "object", "properties": properties}
     return schema if required is None else schema | {"required": required}

@@ -1,17 +1,25 @@
 """Gang scheduling: all pods of a job are placed, pinned and ungated together, or none of them is.
 
 kube-scheduler still binds every pod. These modules decide; `claim.cluster.gang_controller` reads and
-writes. Read them in this order:
+writes. `core.cluster.gang_objects` and `gang_owners` turn pods, nodes, Jobs and MPIJobs into values. Read
+the modules in this order:
 
-- `spec`: what the pods of a gang declare, the pods and their owners (Job, MPIJob) as values, and the
-  operator's settings;
-- `snapshot`: the GangPlan object, the taint that reserves a node (called a tray) for a gang, and everything
-  that a decision about one gang is based on; `crd` is the schema of a GangPlan;
+- `snapshot`: the GangPlan object, the taint that reserves a node (called a tray) for a gang, the operator's
+  settings, and everything that a decision about one gang is based on; `crd` is the schema of a GangPlan;
 - `reconcile`: the phases of a gang, their order, and the conditions that state the result;
 - `slots`: members still to come, which pod takes which slot, and which slots are released;
-- `demand`: what the members claim, and how many GPUs that is;
-- `placement`: the request to the search (`core.place.gang_planner`), its result, and
-  how many spare trays a namespace may keep. Which trays are spares: `core.place.search.tray_assignment`
-  (`trays_that_carry`, `in_spare_order`, `spare_trays`);
-- `terms`: where the pods may run; `trays`: the cluster as the placement search takes it; it chooses nothing.
+- `requests`: the request to the search (`core.place.gang_planner`): the claims of the members, their GPUs,
+  and the rules for their trays;
+- `trays`: the cluster as the placement search takes it, and why a tray is closed to members;
+- `placement`: starts the search and handles its result. It limits the spare trays of a namespace. Which
+  trays are spares: `core.place.search.tray_assignment` (`trays_that_carry`, `in_spare_order`,
+  `spare_trays`).
+
+Why a node is closed to a job: the refusal of the search is the message of the condition Placed
+(`reconcile`, reason DoesNotFit). It quotes `PlacementTray.shut` and `closed`. `trays` writes these by the
+rules of the members, and `core.cluster.nodes` (`closed_reasons`) by the state of the node.
+
+A field of GangPlan: declare it in `core.place.placement_values` and in `crd`. `snapshot.read_record` then
+reads it and `record_plan` writes it. `requests` (for `Gang`) or the search (for `GangPlan`) fills it in,
+and `reconcile` decides from it and reports it in a condition.
 """

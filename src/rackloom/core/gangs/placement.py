@@ -5,13 +5,12 @@ lost a tray, or has a pod that cannot be bound, is repaired one tray at a time, 
 the last one. Where a reserved tray has no room for the gang, because another pod was bound before the
 taint took effect, the plan is withdrawn.
 
-What members claim, and how many GPUs that is, is read in `core.gangs.demand`; a placed gang whose pods ask
-for something else is placed again. How many members a tray can serve is counted by the allocator
-(`core.gangs.trays`).
+The request is made of the pods in `core.gangs.requests`, and the site in `core.gangs.trays`. A refusal
+becomes the message of the condition Placed: `gang_refusal` names the trays that are missing and their
+reasons, which are `PlacementTray.shut` and `closed` of the site.
 
-Trays are reserved as a whole, so a gang asks for empty ones. Helpers, members without devices such as an MPI
-launcher, sit beside the first member that has devices, or on another tray of the gang that their own rules
-allow and that has the CPU and memory for them.
+Helpers, members without devices such as an MPI launcher, sit beside the first member that has devices, or
+on another tray of the gang that their own rules allow and that has the CPU and memory for them.
 
 CPU, memory and the like of nodes count wherever members get a tray (`MemberResources`): for a new plan, for
 helpers beside the others, before pods are ungated, and for members that move.
@@ -22,125 +21,103 @@ asks for more is refused with the largest number that fits (`plan_within_spare_l
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import partial
 from itertools import product
 
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.cluster.gang_objects import SPARES_ANNOTATION, GangKey, gang_key_of
 from rackloom.core.cluster.objects import ObjectWrite, list_names
-from rackloom.core.cluster.scheduling import Thousandths, requests_beside_devices
+from rackloom.core.cluster.pods import claim_templates
+from rackloom.core.cluster.scheduling import Thousandths
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray
-from rackloom.core.gangs.demand import (
+from rackloom.core.gangs.requests import (
     claim_gpus,
-    claim_specs,
-    group_claims,
-    group_demand,
-    whole_tray_gpus,
+    claims_by_kind,
+    is_still_requested,
+    placement_request,
+    pod_terms,
 )
-from rackloom.core.gangs.slots import assign_slots, delete_member, remaining_spec, unschedulable_members
-from rackloom.core.gangs.snapshot import GangRecord, GangSnapshot, record_plan, withdraw_plan
-from rackloom.core.gangs.spec import GPU_RESOURCE, SPARES_ANNOTATION, GangMember, GangSettings
-from rackloom.core.gangs.terms import group_terms, pod_terms
-from rackloom.core.gangs.trays import (
-    MemberClaims,
-    SpareRoom,
-    TrayCountCache,
-    site_for_members,
-    site_with_rooms,
-    spare_room,
+from rackloom.core.gangs.slots import assign_slots, delete_member, unschedulable_members
+from rackloom.core.gangs.snapshot import (
+    ClusterLists,
+    GangRecord,
+    GangSettings,
+    GangSnapshot,
+    record_plan,
+    withdraw_plan,
 )
+from rackloom.core.gangs.trays import TrayCountCache, site_for_members, site_with_rooms
 from rackloom.core.place.gang_fixes import gang_refusal
 from rackloom.core.place.gang_planner import plan_or_refuse
 from rackloom.core.place.job_moves import replace_member
 from rackloom.core.place.node_resources import NodeUse, scarcity, with_node_resources
-from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, MemberAssignment, PlacementTerms
+from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment, PlacementTerms
 from rackloom.errors import Refused
 
-# From the pods of a gang to the request.
+# Spare trays.
 
 
-class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A gang as the placement search takes it."""
+class SpareRoom(msgspec.Struct, frozen=True):
+    """How many spare trays a gang may keep."""
 
-    gang: Gang
-    kinds: Mapping[str, MemberClaims]
-    """What each member claims, by `GangGroup.devices`."""
-    whole: Mapping[str, int]
-    """Groups whose members take a tray each, and the GPUs that each member counts."""
-    site: PlacementSite
-    """The site as the members can use it, still without room for claims."""
+    trays: int
+    limit: str = "its namespace"
+    """The limit, in words."""
 
 
-def placement_request(snapshot: GangSnapshot) -> PlacementRequest:
-    """The request of a gang, from its pods. Its trays are reserved whole (`exclusive`). Raises Refused."""
-    declared = remaining_spec(snapshot)
-    specs = claim_specs(snapshot.cluster, snapshot.key.namespace)
-    members = {name: _group_members(snapshot, name) for name, _ in declared.sizes}
-    terms = group_terms(members)
-    demands = {name: group_demand(group, specs) for name, group in members.items()}
-    claims = {name: group_claims(group, specs) for name, group in members.items()}
-    kinds = {claimed.kind: claimed.claims for claimed in claims.values() if claimed is not None}
-    site = site_for_members(snapshot, terms.values(), claimed=claim_gpus(kinds))
-    # A member with an IMEX channel takes a tray whole, so it counts all GPUs of the trays that fit. Trays
-    # that are closed to such members, or that others hold, say nothing of their size.
-    of_whole = (terms[name] for name, demand in demands.items() if demand.whole)
-    wheres = {term.where for term in of_whole if term is not None}
-    usable = [
-        replace(tray, shut=tray.shut or "closed") if wheres & tray.closed.keys() else tray
-        for tray in site.trays
-    ]
-    taken = {hold.tray for hold in site.holds if hold.owner != snapshot.key.full_name}
-    together = sum(size for name, size in declared.sizes if demands[name].whole)
-    if declared.segment is not None:
-        together = min(declared.segment, together)
-    most = max((demand.gpus for demand in demands.values()), default=0)
-    whole_gpus = whole_tray_gpus(usable, together, most, taken) if together else 0
-    groups = []
-    for name, size in declared.sizes:
-        claimed, demand = claims[name], demands[name]
-        gpus = max(demand.gpus, whole_gpus) if demand.whole else demand.gpus
-        devices = None if claimed is None else claimed.kind
-        groups.append(GangGroup(name=name, members=size, gpus=gpus, devices=devices, terms=terms[name]))
-    gang = Gang(
-        name=snapshot.key.full_name,
-        groups=tuple(groups),
-        priority=max((member.priority for member in snapshot.living), default=0),
-        segment=declared.segment,
-        spares=declared.spares,
-        exclusive=True,
-    )
-    whole = {name: demand.gpus for name, demand in demands.items() if demand.whole}
-    return PlacementRequest(gang=gang, kinds=kinds, whole=whole, site=site)
+class PromisedSpares(msgspec.Struct, frozen=True):
+    """The spare trays of a workload of Kueue that may start; its gang may have no plan yet."""
+
+    gang: GangKey
+    trays: int
+    templates: frozenset[str]
+    """The claim templates that its pods will name."""
 
 
-def is_still_requested(request: PlacementRequest, recorded: Gang, plan: GangPlan) -> bool:
-    """Whether a gang still asks for what it was placed with: its pods may have been recreated.
+def spare_room(
+    key: GangKey,
+    templates: Set[str],
+    cluster: ClusterLists,
+    most: int,
+    promised: Collection[PromisedSpares] = (),
+) -> SpareRoom:
+    """The room by the limit `most` of its namespace, and by the quota of the ComputeDomains that it uses.
 
-    The GPU count of a whole tray may differ by now, since other trays are there; the recorded one stands.
+    `templates`: the claim templates that its pods name, by which ComputeDomains are known.
+    `promised` are those of other workloads; they and the plan of their gang count once. Several workloads may
+    name one gang.
     """
-    recorded_gpus, groups = {group.name: group.gpus for group in recorded.groups}, []
-    for group in request.gang.groups:
-        gpus = recorded_gpus.get(group.name, 0)
-        is_enough = group.name in request.whole and gpus >= max(request.whole[group.name], 1)
-        groups.append(replace(group, gpus=gpus) if is_enough else group)
-    # The priority decides who yields, not where the gang may be.
-    asked = replace(request.gang, groups=tuple(groups), priority=recorded.priority)
-    per_tray = Counter(slot.tray for slot in plan.seats if slot.group in request.whole)
-    return asked == recorded and all(members == 1 for members in per_tray.values())
-
-
-def claims_by_kind(snapshot: GangSnapshot, gang: Gang) -> dict[str, MemberClaims]:
-    """What each member of a placed gang claims, by the kinds of its record. Raises Refused."""
-    specs = claim_specs(snapshot.cluster, snapshot.key.namespace)
-    kinds = {}
-    for group in gang.groups:
-        if group.devices is not None:
-            claimed = group_claims(_group_members(snapshot, group.name), specs)
-            if claimed is not None:
-                kinds[group.devices] = claimed.claims
-    return kinds
+    # By gang, what others keep or are promised: a workload and the plan of its gang count once.
+    of_plans = {
+        record.key: len(record.plan.spares)
+        for record in cluster.records
+        if record.key != key and record.plan is not None
+    }
+    of_workloads: Counter[GangKey] = Counter()
+    for spares in promised:
+        of_workloads[spares.gang] += spares.trays
+    others = {
+        gang: max(of_plans.get(gang, 0), of_workloads[gang])
+        for gang in of_plans.keys() | of_workloads
+        if gang.namespace == key.namespace
+    }
+    by_namespace = SpareRoom(max(most - sum(others.values()), 0))
+    # Of the others, only gangs that use one of its ComputeDomains share the quota of those.
+    quotas = cluster.spare_quotas
+    counted = None if quotas is None else quotas.room(key.namespace, templates)
+    if quotas is None or counted is None:
+        return by_namespace
+    channels = {name for name in templates if (key.namespace, name) in quotas.by_template}
+    sharing = {
+        gang_key_of(pod) for pod in cluster.pods if not channels.isdisjoint(claim_templates(pod).values())
+    }
+    sharing |= {spares.gang for spares in promised if not channels.isdisjoint(spares.templates)}
+    used = sum(spares for gang, spares in others.items() if gang in sharing)
+    by_quota = SpareRoom(max(counted - used, 0), "its ComputeDomains, by their quota,")
+    return min(by_namespace, by_quota, key=lambda room: room.trays)
 
 
 def plan_within_spare_limit(allowed: SpareRoom, gang: Gang, plan: Callable[[Gang], GangPlan]) -> GangPlan:
@@ -165,11 +142,6 @@ def plan_within_spare_limit(allowed: SpareRoom, gang: Gang, plan: Callable[[Gang
     )
 
 
-def _group_members(snapshot: GangSnapshot, name: str) -> tuple[GangMember, ...]:
-    members = (member for member in snapshot.living if member.group == name)
-    return tuple(sorted(members, key=lambda member: member.rank))
-
-
 # CPU, memory and other resources of nodes.
 
 
@@ -185,7 +157,7 @@ class MemberResources(msgspec.Struct, frozen=True, kw_only=True):
     """None: not counted."""
 
     def why_short(self, tray: str, groups: Iterable[str]) -> str:
-        """What a tray has too little of for one member of each entry of `groups`; empty where it has enough.
+        """The resources of which a tray has too little for one member of each entry of `groups`, in words.
 
         What others request there counts, and what the gang itself has there does not.
         """
@@ -203,7 +175,7 @@ def member_resources(snapshot: GangSnapshot) -> MemberResources:
     requests: dict[str, dict[str, int]] = {}
     for member in snapshot.living:
         most = requests.setdefault(member.group, {})
-        for name, amount in requests_beside_devices(member.obj["spec"], GPU_RESOURCE).items():
+        for name, amount in member.requests.items():
             most[name] = max(most.get(name, 0), amount)
     return MemberResources(owner=snapshot.key.full_name, requests=requests, use=snapshot.cluster.use)
 
@@ -387,7 +359,7 @@ def _move_helpers(
 ) -> ObjectWrite | None:
     """Move the helpers of these groups alone to another tray of the gang.
 
-    None where other members are among the groups, or where the helpers may go to no other tray.
+    None if other members are among the groups, or if the helpers may go to no other tray.
     """
     gang, plan = _placed(record)
     if not all(group.is_helper for group in gang.groups if group.name in late):
@@ -401,7 +373,7 @@ def _move_helpers(
 
 
 def _placed(record: GangRecord) -> tuple[Gang, GangPlan]:
-    """What is recorded of a gang that is repaired."""
+    """The gang and the plan that are recorded of a gang that is repaired."""
     assert record.gang is not None  # noqa: S101 (only placed gangs are repaired)
     assert record.plan is not None  # noqa: S101
     return record.gang, record.plan
@@ -436,7 +408,7 @@ def _move_tray(record: GangRecord, site: PlacementSite, resources: MemberResourc
 def _why_no_room(
     site: PlacementSite, snapshot: GangSnapshot, name: str, resources: MemberResources
 ) -> str | None:
-    """What keeps members of the gang off one of its trays; None where nothing does."""
+    """The reason why members of the gang cannot use one of its trays, or None if they can."""
     tray = next((tray for tray in site.trays if tray.name == name), None)
     if tray is None:
         return "its node is gone"

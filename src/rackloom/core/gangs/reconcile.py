@@ -31,25 +31,18 @@ from collections.abc import Collection
 
 import msgspec
 
+from rackloom.core.cluster.gang_objects import GangMember, GangSpec
 from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.objects import EventNotice, ObjectWrite, epoch_seconds, list_names, metav1_time
-from rackloom.core.gangs import slots, terms
-from rackloom.core.gangs.slots import (
-    assign_slots,
-    delete_member,
-    is_reduced,
-    lacks_members,
-    last_pods_awaited_until,
-    pin_and_ungate,
-    remaining_spec,
-    unschedulable_members,
-)
+from rackloom.core.gangs import slots
+from rackloom.core.gangs.requests import check_terms
 from rackloom.core.gangs.snapshot import (
     AWAITING_LAST_PODS,
     BOUND,
     PLACED,
     RESERVED,
     GangRecord,
+    GangSettings,
     GangSnapshot,
     close_record,
     create_record,
@@ -58,7 +51,6 @@ from rackloom.core.gangs.snapshot import (
     reserve_tray,
     withdraw_plan,
 )
-from rackloom.core.gangs.spec import GangMember, GangSettings, GangSpec
 from rackloom.core.place.placement_values import GangPlan
 from rackloom.errors import Refused
 
@@ -78,12 +70,12 @@ def _shorten(names: Collection[str]) -> str:
 
 
 def gang_condition(type_: str, status: str, reason: str, message: str) -> Condition:
-    """One condition; `decide_with_conditions` adds its transition time."""
+    """One condition; `with_conditions` adds its transition time."""
     return Condition(type=type_, status=status, reason=reason, message=message)
 
 
 def waiting_for_members(snapshot: GangSnapshot, declared: GangSpec) -> Condition | None:
-    """That members are still to come; None when all exist."""
+    """The condition that members are still to come, or None when all exist."""
     present = Counter(member.group for member in snapshot.gated)
     missing = [f"{name} {present[name]} of {size}" for name, size in declared.sizes if present[name] < size]
     if not missing:
@@ -114,7 +106,7 @@ def waiting_for_others(snapshot: GangSnapshot) -> Condition | None:
 
 
 def bound_condition(
-    snapshot: GangSnapshot, seated: tuple[GangMember, ...], slots: int, lost_after: float
+    snapshot: GangSnapshot, seated: tuple[GangMember, ...], size: int, lost_after: float
 ) -> Condition:
     """Whether every slot has a pod on its tray."""
     if lost := snapshot.lost(lost_after):
@@ -122,8 +114,8 @@ def bound_condition(
         since = f"gone or not ready for {lost_after:.0f} s"
         return gang_condition(BOUND, "False", "TrayLost", f"{_shorten(lost)} {since}: {why}")
     nodes = [member.node for member in seated if member.node is not None]
-    if len(nodes) < slots:
-        progress = f"{len(nodes)} of {slots} members are on their trays"
+    if len(nodes) < size:
+        progress = f"{len(nodes)} of {size} members are on their trays"
         if snapshot.refusal:
             return gang_condition(BOUND, "False", "CannotBind", f"{progress}; {snapshot.refusal}")
         for member in seated:
@@ -133,7 +125,7 @@ def bound_condition(
         return gang_condition(BOUND, "False", "Binding", progress)
     if silent := [node for node in nodes if snapshot.is_lost(node, 0.0)]:
         return gang_condition(BOUND, "Unknown", "TrayNotReady", f"{_shorten(silent)} not ready")
-    message = f"{slots} members are on their trays"
+    message = f"{size} members are on their trays"
     # Pods without a slot: the job was enlarged or recreated after the gang was placed.
     if surplus := [member.name for member in snapshot.gated]:
         why = "for which the gang has no seat: it is placed anew when all of its other pods have ended"
@@ -149,7 +141,7 @@ class GangDecision(msgspec.Struct, frozen=True, kw_only=True):
 
     actions: tuple[ObjectWrite, ...] = ()
     conditions: tuple[Condition, ...] | None = None
-    """None where the recorded ones hold."""
+    """None if the recorded ones hold."""
     notices: tuple[EventNotice, ...] = ()
     needs_placement: bool = False
     recheck_after: float | None = None
@@ -161,16 +153,8 @@ class GangDecision(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-def decide_with_conditions(
-    snapshot: GangSnapshot,
-    conditions: tuple[Condition, ...],
-    actions: tuple[ObjectWrite, ...],
-    *,
-    needs_placement: bool = False,
-    recheck_after: float | None = None,
-    needs_fresh_read: bool = False,
-) -> GangDecision:
-    """A decision that reports these conditions if they differ from the recorded ones."""
+def with_conditions(decision: GangDecision, snapshot: GangSnapshot, *conditions: Condition) -> GangDecision:
+    """The decision with these conditions, if they differ from the recorded ones, and with their events."""
     present = {condition.type for condition in conditions}
     # A gang without a plan has nothing reserved and no pod bound.
     rest = (gang_condition(t, "False", "NotPlaced", "") for t in (RESERVED, BOUND) if t not in present)
@@ -189,15 +173,10 @@ def decide_with_conditions(
         is_warning = is_new and condition.reason in WARNING_REASONS
         if is_warning or (condition.status == "True" and not was_true):
             notices.append(EventNotice(is_warning, condition.reason, condition.message))
-    is_recorded = snapshot.record is not None and snapshot.record.conditions == tuple(dated)
-    return GangDecision(
-        actions=actions,
-        conditions=None if is_recorded else tuple(dated),
-        notices=() if is_recorded else tuple(notices),
-        needs_placement=needs_placement,
-        recheck_after=recheck_after,
-        needs_fresh_read=needs_fresh_read,
-    )
+    # A status that is recorded already is not written again, and its events were recorded with it.
+    if snapshot.record is not None and snapshot.record.conditions == tuple(dated):
+        return decision
+    return msgspec.structs.replace(decision, conditions=tuple(dated), notices=tuple(notices))
 
 
 # A gang with a recorded plan: phases 3 to 6.
@@ -213,11 +192,11 @@ class PlannedGang:
         self.record = record
         self.plan = plan
         self.settings = settings
-        self.slots = assign_slots(snapshot, plan)
+        self.slots = slots.assign_slots(snapshot, plan)
         self.awaits_last = slots.awaits_last_pods(snapshot)
         self.unreserved = self._unreserved_trays()
         # Once a pod was ungated, others follow as they come, and so do the last pods of a reduced plan.
-        is_resumed = is_reduced(record) and bool(self.slots.openings)
+        is_resumed = slots.is_reduced(record) and bool(self.slots.openings)
         self.has_begun = bool(snapshot.ungated) or self.awaits_last or is_resumed
         self.is_complete = len(self.slots.openings) == len(plan.seats)
         """Every slot has a gated pod."""
@@ -254,12 +233,12 @@ class PlannedGang:
         # of a lost tray are about to get another one.
         may_start = not self.unreserved and (self.has_begun or (self.is_complete and is_checked))
         ungated = [
-            pin_and_ungate(member, tray, snapshot.uid, snapshot.now)
+            slots.pin_and_ungate(member, tray, snapshot.uid, snapshot.now)
             for member, tray in (self.slots.openings if may_start else ())
             if not snapshot.is_lost(tray, settings.lost_after)
         ]
         # Maintain: the placement search repairs the plan of a lost tray, or of a pod that cannot be bound.
-        late = unschedulable_members(snapshot, self.slots, settings)
+        late = slots.unschedulable_members(snapshot, self.slots, settings)
         is_broken = bool(snapshot.lost(settings.lost_after) or late)
         released, deleted = self._release_surplus_trays(), self._delete_misplaced_pods()
         # Trays may be unused. The owners alone can prove it, and are asked in a pass with fresh reads.
@@ -268,17 +247,15 @@ class PlannedGang:
             and snapshot.owners is None
             and snapshot.now >= slots.owners_checked_at(snapshot, settings)
         )
-        return decide_with_conditions(
-            snapshot,
-            (
-                self._placed_condition(),
-                self._reserved_condition(),
-                bound_condition(snapshot, self.slots.seated, len(self.plan.seats), settings.lost_after),
-            ),
-            (*reserved, *released, *deleted, *ungated),
+        decision = GangDecision(
+            actions=(*reserved, *released, *deleted, *ungated),
             needs_placement=is_broken or (awaits_check and not settling),
             recheck_after=settling or self._recheck_after(),
             needs_fresh_read=bool(released or deleted) or asks_owners,
+        )
+        bound = bound_condition(snapshot, self.slots.seated, len(self.plan.seats), settings.lost_after)
+        return with_conditions(
+            decision, snapshot, self._placed_condition(), self._reserved_condition(), bound
         )
 
     # Whether to keep the plan.
@@ -287,7 +264,7 @@ class PlannedGang:
         """Whether to withdraw the plan. Asked only while no pod was ungated, so it disturbs no pod."""
         snapshot, mine = self.snapshot, (self.record.created, self.record.uid)
         return (
-            is_reduced(self.record)
+            slots.is_reduced(self.record)
             # A competitor has the better right if it holds all of its trays, or is older. Creation time and
             # UID order any two plans, so exactly one of two incomplete ones yields.
             or any(other.is_whole or (other.created, other.uid) < mine for other in snapshot.competitors)
@@ -303,7 +280,7 @@ class PlannedGang:
             return False
         sizes = {group.name: group.members for group in self.record.gang.groups}
         try:
-            return sizes != dict(remaining_spec(self.snapshot).sizes)
+            return sizes != dict(slots.remaining_spec(self.snapshot).sizes)
         except Refused:
             # The pods are being replaced one by one, and some still belong to the previous job.
             return False
@@ -344,7 +321,7 @@ class PlannedGang:
         seated = {member.uid for member in self.slots.seated}
         ending = (member for member in ungated if member.is_being_deleted and member.uid not in seated)
         misplaced = (*self.slots.misfits, *(member for member in ending if member.tray in lost))
-        return tuple(delete_member(member, at_once=member.tray in lost) for member in misplaced)
+        return tuple(slots.delete_member(member, at_once=member.tray in lost) for member in misplaced)
 
     # Conditions, and the next moments.
 
@@ -379,7 +356,7 @@ class PlannedGang:
         waiting = (member.released_at for member in self.slots.seated if member.node is None)
         due += [moment + settings.bind_after for moment in waiting if moment is not None]
         # No event says that a Job has given up, or that an owner is done.
-        due += [last_pods_awaited_until(snapshot, settings)] if self.awaits_last else []
+        due += [slots.last_pods_awaited_until(snapshot, settings)] if self.awaits_last else []
         if self.awaits_last or slots.may_have_unused_trays(snapshot, self.plan):
             due.append(snapshot.now + settings.again)
         ahead = [moment - snapshot.now for moment in due if moment > snapshot.now]
@@ -395,7 +372,7 @@ def reconcile_gang(snapshot: GangSnapshot, settings: GangSettings) -> GangDecisi
     if record is None:
         return GangDecision(actions=(create_record(snapshot.key),) if snapshot.living else ())
     if not snapshot.living and not (
-        slots.awaits_last_pods(snapshot) and snapshot.now < last_pods_awaited_until(snapshot, settings)
+        slots.awaits_last_pods(snapshot) and snapshot.now < slots.last_pods_awaited_until(snapshot, settings)
     ):
         # No pod uses anything any more. The record goes last, because it names the trays.
         releases = release_trays(snapshot.nodes, snapshot.held, snapshot.uid)
@@ -407,40 +384,37 @@ def reconcile_gang(snapshot: GangSnapshot, settings: GangSettings) -> GangDecisi
 
 def _reconcile_unplanned(snapshot: GangSnapshot, settings: GangSettings) -> GangDecision:
     releases = release_trays(snapshot.nodes, snapshot.held, snapshot.uid)
-    obstacle = _why_not_planned(snapshot, settings)
-    if obstacle is not None:
+    placed = _why_not_planned(snapshot, settings)
+    if placed is not None:
         recheck_after = None
-        # No event says that fewer pods are to come, so the owners are asked after a time.
-        if lacks_members(snapshot):
+        # No event reports that fewer pods are to come, so the owners are asked after a time.
+        if slots.lacks_members(snapshot):
             ahead = slots.owners_asked_at(snapshot, settings) - snapshot.now
             recheck_after = (ahead if ahead > 0 else settings.again) + 0.1
-        return decide_with_conditions(
-            snapshot,
-            (obstacle,),
-            releases,
-            recheck_after=recheck_after,
-            needs_fresh_read=bool(releases) or slots.should_ask_owners(snapshot, settings),
+        asks_owners = slots.should_ask_owners(snapshot, settings)
+        decision = GangDecision(
+            actions=releases, recheck_after=recheck_after, needs_fresh_read=bool(releases) or asks_owners
         )
+        return with_conditions(decision, snapshot, placed)
+    # The search has refused the gang, or has not answered yet. Either way the gang waits for a pass.
+    placed = gang_condition(PLACED, "Unknown", "Planning", "")
     if snapshot.refusal:
         placed = gang_condition(PLACED, "False", "DoesNotFit", snapshot.refusal)
-    else:
-        placed = gang_condition(PLACED, "Unknown", "Planning", "")
     # A new plan must not rest on trays that still carry the taint of the previous one.
-    return decide_with_conditions(
-        snapshot, (placed,), releases, needs_placement=not releases, needs_fresh_read=bool(releases)
-    )
+    decision = GangDecision(actions=releases, needs_placement=not releases, needs_fresh_read=bool(releases))
+    return with_conditions(decision, snapshot, placed)
 
 
 def _why_not_planned(snapshot: GangSnapshot, settings: GangSettings) -> Condition | None:
-    """What keeps a gang from being planned; None where nothing does."""
+    """The condition that states why a gang cannot be planned, or None if it can."""
     try:
-        declared = remaining_spec(snapshot)
+        declared = slots.remaining_spec(snapshot)
         # Pods that kube-scheduler places by itself, or that an earlier plan pinned, cannot be planned anew.
         if loose := [member.name for member in (*snapshot.unmanaged, *snapshot.ungated)]:
             fix = "delete all pods of the gang, and have them made anew"
             why = f"{_shorten(loose)} were not held until the gang was placed: {fix}"
             return gang_condition(PLACED, "False", "NotHeld", why)
-        terms.check_terms(snapshot.living, settings.clique_label, is_together=declared.segment is None)
+        check_terms(snapshot.living, settings.clique_label, is_together=declared.segment is None)
     except Refused as refused:
         return gang_condition(PLACED, "False", "InvalidGang", str(refused))
     return waiting_for_members(snapshot, declared) or waiting_for_others(snapshot)

@@ -33,6 +33,15 @@ from collections import Counter
 import msgspec
 from msgspec.structs import replace
 
+from rackloom.core.cluster.gang_objects import (
+    GANG_GATE,
+    GANG_TAINT,
+    RELEASED_ANNOTATION,
+    TRAY_ANNOTATION,
+    GangMember,
+    GangSpec,
+)
+from rackloom.core.cluster.gang_owners import LONGEST_JOB_BACKOFF, MPI_JOB, FinishedMPIJob, OwnerJob
 from rackloom.core.cluster.metadata import OwnerReference
 from rackloom.core.cluster.objects import (
     POD,
@@ -45,21 +54,7 @@ from rackloom.core.cluster.objects import (
     metav1_time,
 )
 from rackloom.core.cluster.pods import narrow_nodes
-from rackloom.core.gangs.snapshot import AWAITING_LAST_PODS, PLACED, GangRecord, GangSnapshot
-from rackloom.core.gangs.spec import (
-    GANG_GATE,
-    GANG_TAINT,
-    LONGEST_JOB_BACKOFF,
-    MPI_JOB,
-    RELEASED_ANNOTATION,
-    TRAY_ANNOTATION,
-    FinishedMPIJob,
-    GangMember,
-    GangSettings,
-    GangSpec,
-    OwnerJob,
-    is_owner_of_kind,
-)
+from rackloom.core.gangs.snapshot import AWAITING_LAST_PODS, PLACED, GangRecord, GangSettings, GangSnapshot
 from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment
 from rackloom.errors import Refused
 
@@ -115,7 +110,7 @@ def lacks_members(snapshot: GangSnapshot) -> bool:
 
 
 def _usable_spec(snapshot: GangSnapshot) -> GangSpec | None:
-    """What the living pods declare; None where no pod lives, or where they declare nothing usable."""
+    """The declaration of the living pods. None if no pod lives, or if it is not usable."""
     try:
         return snapshot.declared_spec() if snapshot.living else None
     except Refused:
@@ -148,7 +143,7 @@ def owners_asked_at(snapshot: GangSnapshot, settings: GangSettings) -> float:
 
 
 def _job_progress(snapshot: GangSnapshot) -> list[_JobProgress]:
-    """The Jobs that own the pods; empty where one of them proves nothing, or a pod has another owner."""
+    """The Jobs that own the pods. None of them if one proves nothing, or if a pod has another owner."""
     pods: dict[str, list[GangMember]] = {}
     for member in snapshot.members:
         pods.setdefault("" if member.job is None else member.job.uid, []).append(member)
@@ -204,7 +199,7 @@ def awaits_last_pods(snapshot: GangSnapshot) -> bool:
     if snapshot.living or gang is None or job is None or job.is_still:
         return False
     size, over = _gang_size(gang), job.over(snapshot.members)
-    return 0 < job.completions - over <= size and over > 0 and job.makes_all_of(size)
+    return 0 < job.completions - over <= size and over > 0 and job.at_once >= size
 
 
 def last_pods_awaited_until(snapshot: GangSnapshot, settings: GangSettings) -> float:
@@ -236,7 +231,7 @@ def may_have_unused_trays(snapshot: GangSnapshot, plan: GangPlan) -> bool:
     gang = snapshot.record.gang
     is_one_job = gang is not None and len(gang.groups) == 1 and _common_job(snapshot) is not None
     owners = (member.owner for member in snapshot.members)
-    is_mpi = any(owner is not None and is_owner_of_kind(owner, MPI_JOB) for owner in owners)
+    is_mpi = any(owner is not None and owner.is_of(MPI_JOB) for owner in owners)
     return is_one_job or _are_bare(snapshot) or is_mpi
 
 
@@ -262,7 +257,7 @@ def without_unused_trays(snapshot: GangSnapshot, record: GangRecord) -> GangPlan
     sizes = {group.name: group.members for group in record.gang.groups}
     # Slots that were taken out before count as released already.
     releasable = Counter({group: slots[group] + over[group] - sizes[group] for group in slots})
-    # Release whole unused trays, first those where a member ended: nobody waits for them.
+    # Release whole unused trays, first those on which a member ended: no pod waits for them.
     used, ended = _used_trays(snapshot), {member.tray for member in snapshot.members if member.ended}
     released = set()
     for tray in sorted(plan.trays, key=lambda name: name not in ended):
@@ -434,7 +429,7 @@ def pin_and_ungate(member: GangMember, tray: str, uid: str, now: float) -> Patch
             {TRAY_ANNOTATION: tray, RELEASED_ANNOTATION: metav1_time(now)},
         ),
         add_operation("/spec/tolerations", [toleration])
-        if member.tolerations is None
+        if member.pod.spec.tolerations is None
         else add_operation("/spec/tolerations/-", toleration),
         *narrow_nodes(
             member.pod.spec, "matchFields", {"key": "metadata.name", "operator": "In", "values": [tray]}

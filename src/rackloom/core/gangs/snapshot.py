@@ -1,8 +1,8 @@
 """The objects of one gang: its GangPlan, the nodes reserved for it, and the snapshot that a decision uses.
 
 A GangPlan (`rackloom.dev/v1alpha1`) is the one object in which a gang and its plan are recorded. Gang and
-plan are written together, in one patch that carries the resourceVersion, so it fails if anybody changed the
-object since it was read. A GangPlan without a readable plan counts as not placed. Its finalizer stays while
+plan are written together, in one patch that carries the resourceVersion, so it fails if the object has
+changed since it was read. A GangPlan without a readable plan counts as not placed. Its finalizer stays while
 trays may be reserved, so the record that names them outlives them.
 
 A tray is reserved by a NoSchedule taint whose value is the UID of the GangPlan. The list of taints is
@@ -23,36 +23,95 @@ time. A plan that was withdrawn removes its taints by itself and does not compet
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 
-from rackloom.core.cluster.metadata import Condition
-from rackloom.core.cluster.objects import (
-    GANG_PLAN,
-    NODE,
-    CreateObject,
-    DeleteObject,
-    Object,
-    PatchObject,
-    not_ready_since,
+from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import (
+    GANG_FINALIZER,
+    GANG_TAINT,
+    GangKey,
+    GangMember,
+    GangSpec,
+    NodeTaint,
+    TrayNode,
+    gang_key_of,
+    read_gang_spec,
+    read_member,
+    read_tray_node,
+    reserving_plans,
 )
-from rackloom.core.cluster.pods import GANG_LABEL
+from rackloom.core.cluster.gang_owners import OwnerWorkloads
+from rackloom.core.cluster.metadata import (
+    Condition,
+    conditions_of,
+    created_at,
+    finalizers_of,
+    name_of,
+    namespace_of,
+    uid_of,
+    version_of,
+)
+from rackloom.core.cluster.objects import GANG_PLAN, NODE, CreateObject, DeleteObject, Object, PatchObject
 from rackloom.core.cluster.state import ClusterState, TrayHold
 from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.domains.quota import SpareQuotas
-from rackloom.core.gangs.spec import (
-    GANG_FINALIZER,
-    GANG_TAINT,
-    SIZE_ANNOTATION,
-    GangMember,
-    GangSpec,
-    OwnerWorkloads,
-    read_gang_spec,
-    read_member,
-)
+from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.place.node_resources import NodeUse
 from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.errors import Refused
+
+# What an operator sets for the gang controller.
+
+
+class GangSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds."""
+
+    settle: float = 2.0
+    """Between the reservation of the last tray and the check of all trays: kube-scheduler may still bind a
+    pod that it decided on before it saw the taint."""
+    lost_after: float = 300.0
+    """A tray that is not ready for so long is lost: its members are deleted and move to another tray. The
+    node controller evicts pods after the same time."""
+    bind_after: float = 120.0
+    """A pod that was ungated and is unschedulable for so long is moved or recreated. A plan of which no pod
+    was ungated is withdrawn when pods are missing for so long. For the last pods of a Job, its longest
+    back-off is added."""
+    again: float = 15.0
+    """Between two attempts to place a gang that does not fit, since pods of others end without an event here.
+    Also the shortest time between two reads of the owners of its pods."""
+    max_spares: int = 8
+    """Spare trays that all gangs of a namespace may keep together. No ResourceQuota counts them, since no pod
+    runs on them."""
+    clique_label: str = names.GPU_CLIQUE_LABEL
+    """The node label whose value names the NVLink clique."""
+
+
+class BesideKueue(msgspec.Struct, frozen=True, kw_only=True):
+    """What of Kueue's objects bears on gangs."""
+
+    has_plans: bool = False
+    """Workloads have plans, whose trays no gang takes."""
+    quota: QuotaMode = QuotaMode.NONE
+    """Which ComputeDomains need quota: a gang keeps no more spare trays than those that it uses have."""
+
+
+WITHOUT_KUEUE = BesideKueue()
+
+
+def checked_gang_settings(settings: GangSettings) -> GangSettings:
+    """The settings, unchanged. Raises Refused for values without a sense."""
+    for name in ("settle", "lost_after", "bind_after", "again"):
+        if not 0 < getattr(settings, name) < float("inf"):
+            raise Refused(f"{name} is {getattr(settings, name)}", nearest_fix="use seconds above 0")
+    if settings.max_spares < 0:
+        raise Refused(f"max_spares is {settings.max_spares}", nearest_fix="use 0 for none")
+    if not settings.clique_label:
+        raise Refused("clique_label is empty", nearest_fix=f"use {names.GPU_CLIQUE_LABEL}")
+    return settings
+
 
 # The GangPlan.
 
@@ -63,25 +122,14 @@ AWAITING_LAST_PODS = ("Unknown", "WaitingForMembers")
 """Status and reason of Placed while all pods have ended and slots are kept for those that the Job owes."""
 
 
-class GangKey(msgspec.Struct, frozen=True, order=True):
-    """A gang. Its pods are in one namespace and carry its name."""
-
-    namespace: str
-    name: str
-
-    @property
-    def full_name(self) -> str:
-        """`namespace/name`: for messages, and the name of the gang in placement requests."""
-        return f"{self.namespace}/{self.name}"
-
-
 class GangRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A GangPlan as read. `gang` and `plan` are None until the gang is placed."""
 
     key: GangKey
     uid: str
     resource_version: str
-    created: str
+    created: float
+    """Seconds since the epoch."""
     finalizers: tuple[str, ...]
     gang: Gang | None = None
     plan: GangPlan | None = None
@@ -99,32 +147,42 @@ class GangRecord(msgspec.Struct, frozen=True, kw_only=True):
         return next((condition for condition in self.conditions if condition.type == type_), None)
 
 
+class _TrayClique(msgspec.Struct, frozen=True):
+    name: str
+    clique: str
+
+
+class _RecordSpec(msgspec.Struct, frozen=True):
+    gang: Any = None
+    plan: Any = None
+    trays: tuple[_TrayClique, ...] | None = None
+
+
+class _RecordObject(msgspec.Struct, frozen=True):
+    """A GangPlan as it is stored. A person may have changed gang and plan, so they are read apart."""
+
+    spec: _RecordSpec | None = None
+
+
 def read_record(obj: Object) -> GangRecord:
     """Read a GangPlan; the API server has checked it against the schema."""
-    meta, spec = obj["metadata"], obj.get("spec") or {}
-    conditions = (obj.get("status") or {}).get("conditions") or ()
-    gang, plan = _read_gang_and_plan(spec)
+    spec = msgspec.convert(obj, _RecordObject).spec or _RecordSpec()
+    gang, plan = None, None
+    # Gang and plan are valid only together: if a person removed a part, the rest counts as no plan.
+    if spec.gang and (spec.plan or {}).get("seats"):
+        with suppress(msgspec.ValidationError):
+            gang, plan = msgspec.convert((spec.gang, spec.plan), tuple[Gang, GangPlan])
     return GangRecord(
-        key=GangKey(meta["namespace"], meta["name"]),
-        uid=meta["uid"],
-        resource_version=meta["resourceVersion"],
-        created=meta.get("creationTimestamp", ""),
-        finalizers=tuple(meta.get("finalizers") or ()),
+        key=GangKey(namespace_of(obj) or "", name_of(obj)),
+        uid=uid_of(obj),
+        resource_version=version_of(obj),
+        created=created_at(obj) or 0.0,
+        finalizers=tuple(finalizers_of(obj)),
         gang=gang,
         plan=plan,
-        cliques={tray["name"]: tray["clique"] for tray in spec.get("trays") or ()},
-        conditions=tuple(msgspec.convert(condition, Condition) for condition in conditions),
+        cliques={tray.name: tray.clique for tray in spec.trays or ()},
+        conditions=conditions_of(obj),
     )
-
-
-def _read_gang_and_plan(spec: Object) -> tuple[Gang, GangPlan] | tuple[None, None]:
-    """Gang and plan are valid only together: if a person removed a part, the rest counts as no plan."""
-    if not spec.get("gang") or not (spec.get("plan") or {}).get("seats"):
-        return None, None
-    try:
-        return msgspec.convert(spec["gang"], Gang), msgspec.convert(spec["plan"], GangPlan)
-    except msgspec.ValidationError:
-        return None, None
 
 
 def create_record(key: GangKey) -> CreateObject:
@@ -135,7 +193,7 @@ def create_record(key: GangKey) -> CreateObject:
 
 
 def record_plan(record: GangRecord, gang: Gang, plan: GangPlan, site: PlacementSite) -> PatchObject:
-    """Record a plan: one write, which fails if anybody has changed the record since it was read."""
+    """Record a plan: one write, which fails if the record has changed since it was read."""
     reserved = set(_reserved_trays(plan))
     cliques = [
         {"name": tray.name, "clique": tray.clique}
@@ -190,46 +248,7 @@ def _patch_record(record: GangRecord, patch: Object) -> PatchObject:
     return PatchObject(kind=GANG_PLAN, namespace=record.key.namespace, name=record.key.name, patch=patch)
 
 
-# Nodes as a gang sees them: whether they are ready, and for which plans they are reserved.
-
-
-class NodeTaint(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """A taint of a node."""
-
-    key: str
-    effect: str
-    value: str = ""
-    time_added: str | None = None
-
-
-class TrayNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that is a gang's tray, or was."""
-
-    name: str
-    resource_version: str
-    taints: tuple[NodeTaint, ...] = ()
-    not_ready_since: float | None = None
-    """Seconds since the epoch; None while it is ready."""
-
-    @property
-    def holders(self) -> tuple[str, ...]:
-        """UIDs of the GangPlans for which it is reserved: at most one, unless a person added one."""
-        return tuple(taint.value for taint in self.taints if taint.key == GANG_TAINT)
-
-    def is_lost(self, now: float, after: float) -> bool:
-        """Whether it has not been ready for `after` seconds."""
-        return self.not_ready_since is not None and now - self.not_ready_since >= after
-
-
-def read_tray_node(obj: Object) -> TrayNode:
-    """Read a node."""
-    meta = obj["metadata"]
-    return TrayNode(
-        name=meta["name"],
-        resource_version=meta["resourceVersion"],
-        taints=msgspec.convert((obj.get("spec") or {}).get("taints") or (), tuple[NodeTaint, ...]),
-        not_ready_since=not_ready_since(obj),
-    )
+# Reservations: the taint of a plan on a node.
 
 
 def reserve_tray(node: TrayNode, uid: str) -> PatchObject:
@@ -265,7 +284,7 @@ class CompetingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Another plan whose taint is on a tray of this one."""
 
     uid: str
-    created: str
+    created: float
     is_whole: bool
     """All of its trays are reserved for it."""
 
@@ -332,11 +351,11 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     checked: GangPlan | None = None
     """The plan whose trays were found empty of others after they were reserved."""
     owners: OwnerWorkloads | None = None
-    """The owners of the members; None where nobody asked."""
+    """The owners of the members. None if they were not read."""
     owner_check: OwnerCheck | None = None
-    """None where the owners were not asked since the controller started."""
+    """None if the owners were not read since the controller started."""
     refusal: str = ""
-    """Why the placement search refused last; empty if it did not, or was not asked."""
+    """The last refusal of the placement search. Empty if it did not refuse, or did not run."""
     cluster: ClusterLists = ClusterLists()
     """The rest of the cluster; filled in for the placement search only."""
 
@@ -359,7 +378,7 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def living(self) -> tuple[GangMember, ...]:
-        """Members that have not ended; those whose deletion is under way still hold their devices."""
+        """Members that have not ended. Members that are being deleted still hold their devices."""
         return tuple(member for member in self.members if not member.ended)
 
     @property
@@ -408,7 +427,7 @@ class GangSnapshot(msgspec.Struct, frozen=True, kw_only=True):
             fix = "give all pods of the gang the same rackloom.dev/gang-* annotations"
             raise Refused("its pods disagree about the gang", nearest_fix=fix)
         (declared,) = declarations
-        outside = next((member for member in self.living if not declared.has(member.group)), None)
+        outside = next((member for member in self.living if member.group not in dict(declared.sizes)), None)
         if outside is not None:
             groups = " or ".join(name for name, _ in declared.sizes)
             fix = f"set its label rackloom.dev/gang-group to {groups}"
@@ -436,9 +455,10 @@ def objects_by_gang(
     plans: Iterable[Object], pods: Iterable[Object], nodes: Iterable[Object]
 ) -> dict[GangKey, GangObjects]:
     """The objects of every gang, from lists of the whole cluster."""
-    plans_by_uid = {plan["metadata"]["uid"]: plan for plan in plans}
+    # A gang is known by its GangPlan, by its pods, or by both: one outlives the other at each end.
+    plans_by_uid = {uid_of(plan): plan for plan in plans}
     plan_of = {read_record(plan).key: plan for plan in plans_by_uid.values()}
-    nodes_by_name = {node["metadata"]["name"]: node for node in nodes}
+    nodes_by_name = {name_of(node): node for node in nodes}
     pods_of: dict[GangKey, list[Object]] = defaultdict(list)
     reserved: dict[str, list[Object]] = defaultdict(list)
     for pod in pods:
@@ -457,20 +477,6 @@ def objects_by_gang(
         )
         for key in plan_of.keys() | pods_of.keys()
     }
-
-
-def gang_key_of(obj: Object) -> GangKey | None:
-    """The gang of a pod."""
-    meta = obj["metadata"]
-    name = (meta.get("labels") or {}).get(GANG_LABEL)
-    has_size = SIZE_ANNOTATION in (meta.get("annotations") or {})
-    return GangKey(meta["namespace"], name) if name and has_size else None
-
-
-def reserving_plans(node: Object) -> tuple[str, ...]:
-    """UIDs of the plans whose taint a node carries."""
-    taints = (node.get("spec") or {}).get("taints") or ()
-    return tuple(taint.get("value", "") for taint in taints if taint["key"] == GANG_TAINT)
 
 
 def take_snapshot(objects: GangObjects, key: GangKey, now: float) -> GangSnapshot:
@@ -499,6 +505,6 @@ def _competing_plans(
         competitor = read_record(objects.plans[uid]) if uid in objects.plans else None
         # A plan that was withdrawn takes its taints off by itself.
         if competitor is not None and competitor.plan is not None:
-            reserved = {node["metadata"]["name"] for node in objects.reserved.get(uid, ())}
+            reserved = set(map(name_of, objects.reserved.get(uid, ())))
             is_whole = reserved >= set(competitor.reserved)
             yield CompetingPlan(uid=uid, created=competitor.created, is_whole=is_whole)

@@ -1,7 +1,13 @@
 """The cluster as the placement search takes it: trays, their holders, and room for device claims.
 
-A tray is a node with GPUs, as `core.cluster` reads it. Its GPU count depends on how the members ask for GPUs.
-Recorded plans hold trays whole, beside the pods and claims that run.
+A tray is a node with GPUs, as `core.cluster` reads it. Its GPU count depends on how the members ask for
+GPUs. Recorded plans hold trays whole, beside the pods and claims that run.
+
+A tray is closed to members by the state of its node and its taints, by the node rules of the members
+(`site_for_terms`), and by pods that exclude members (`without_conflicting_trays`). The texts become the
+reasons in a refusal, and so in the status of the GangPlan. Anti-affinity of other jobs' pods counts for any
+topology key, so all nodes of the cluster are read. The node rules of a group are stored in the plan as
+canonical JSON text: equal rules have equal text.
 
 How many members a tray can serve is counted by the real allocator. The counts are cached per kind of
 claim and recounted only for trays whose inputs changed: labels, device classes, slice versions, taints
@@ -10,7 +16,7 @@ by DeviceTaintRules, devices of others. The cache speeds up and changes nothing.
 Owners in other namespaces are anonymised before anything is reported to a gang.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 
 import msgspec
@@ -20,29 +26,43 @@ from rackloom.core.allocate.objects import (
     AllocationResult,
     DeviceClass,
     Node,
+    ObjectMeta,
     ResourceClaim,
     ResourceClaimStatus,
     ResourceSlice,
     readable,
 )
+from rackloom.core.allocate.pools import MalformedNodeSelector
 from rackloom.core.allocate.taint_rules import DeviceTaintRuleSpec, readable_rules, with_taint_rules
-from rackloom.core.cluster.objects import (
-    Object,
-    allocated_devices,
+from rackloom.core.cluster.gang_objects import (
+    GANG_TAINT,
+    GangMember,
+    NodeRequirements,
+    PodConstraints,
+    constraints_of_bound,
+    gang_key_of,
 )
-from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL
+from rackloom.core.cluster.metadata import labels_of, name_of, uid_of, version_of
+from rackloom.core.cluster.nodes import closing_taints, slice_devices
+from rackloom.core.cluster.objects import Object, allocated_devices
+from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL, Toleration
+from rackloom.core.cluster.scheduling import TopologyDomains, selector_keys, unmet_requirements
 from rackloom.core.cluster.state import ClusterState, TrayHold
 from rackloom.core.cluster.trays import (
     ClaimCapacity,
     DraDevices,
     PlacementSite,
+    PlacementTray,
+    combine_sites,
+    name_and_spec,
     placement_site,
     without_foreign_names,
 )
-from rackloom.core.gangs.snapshot import ClusterLists, GangKey, GangRecord, GangSnapshot, gang_key_of
-from rackloom.core.gangs.terms import site_for_terms, without_conflicting_trays
+from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSnapshot
 from rackloom.core.place.claim_capacity import with_claim_capacity
 from rackloom.core.place.placement_values import PlacementTerms
+from rackloom.errors import Refused, Undecodable
+from rackloom.runtime.foreign_text import decode_json
 
 # Trays and their holders.
 
@@ -54,6 +74,7 @@ def running_site(state: ClusterState) -> PlacementSite:
     each group reads them by its terms.
     """
     site = placement_site(state, tolerations=None)
+    # The search fills trays in this order. A hold on a node without GPUs is of no interest to it.
     ordered = sorted(
         (tray for tray in site.trays if tray.gpus), key=lambda tray: (tray.clique or "", tray.name)
     )
@@ -66,6 +87,7 @@ def with_reservations(
 ) -> PlacementSite:
     """The trays that GangPlans reserve are held too, whole, and what `plans` of workloads hold."""
     size = {tray.name: tray.gpus for tray in running.trays}
+    # A reserved tray is held whole, also while the pods of its gang are still to come.
     reserved = (
         TrayHold(owner=record.key.full_name, tray=tray, gpus=size.get(tray, 0))
         for record in records
@@ -73,6 +95,103 @@ def with_reservations(
     )
     planned = (hold for hold in (*reserved, *plans) if hold.tray in size)
     return PlacementSite(running.trays, (*running.holds, *planned))
+
+
+# The trays that are closed to members, and why. Each reason of a refusal is written here, or in
+# `core.cluster.nodes` (`closed_reasons`) if it holds for all pods.
+
+
+_TOLERATES_RESERVATIONS = Toleration(key=GANG_TAINT, operator="Exists")
+"""Reservations are read from plans instead, and an ungated pod tolerates that of its own plan."""
+_KEPT_AWAY = "a pod there or near it and pods of the gang keep apart"
+
+
+def _closed_by(needs: NodeRequirements, tray: PlacementTray, node: Object) -> PlacementTray:
+    """The tray with the reasons for which members may not go there. Raises MalformedNodeSelector."""
+    # `running_site` has named a cordon and a node that is not ready, so their taints are no further reasons.
+    taints = closing_taints(node, (*needs.tolerations, _TOLERATES_RESERVATIONS))
+    unfit = list(unmet_requirements(needs.rule, node))
+    why = [*filter(None, [tray.shut]), *taints, *unfit]
+    return replace(tray, shut="; ".join(why) or None, is_unfit=bool(unfit))
+
+
+def site_for_terms(
+    site: PlacementSite, terms: Iterable[PlacementTerms | None], nodes: Mapping[str, Object]
+) -> PlacementSite:
+    """The site as members with these terms can use it. Raises Refused."""
+    sites = {}
+    # Groups with equal rules meet equal trays, so each set of rules is compared with the nodes once.
+    for text in dict.fromkeys("" if term is None else term.where for term in terms):
+        where = _read_requirements(text)
+        try:
+            trays = tuple([_closed_by(where, tray, nodes[tray.name]) for tray in site.trays])
+        except MalformedNodeSelector as error:
+            fix = "correct it in the pod template"
+            raise Refused(f"node affinity of the pods cannot be read: {error}", nearest_fix=fix) from error
+        sites[text] = PlacementSite(trays, site.holds)
+    return combine_sites(sites)
+
+
+def _read_requirements(text: str) -> NodeRequirements:
+    try:
+        return decode_json(text, "GangPlan", NodeRequirements) if text else NodeRequirements()
+    except Undecodable as error:
+        fix = "end its pods: the GangPlan was changed by somebody else"
+        raise Refused(
+            f"the plan says of its pods what cannot be read: {error.reason}", nearest_fix=fix
+        ) from error
+
+
+def without_conflicting_trays(
+    site: PlacementSite, members: Iterable[GangMember], pods: Iterable[Object], nodes: Iterable[Object]
+) -> PlacementSite:
+    """The site without trays where a pod of others and members exclude each other.
+
+    `nodes` are all nodes of the cluster: a pod on any of them may exclude members from its clique or zone.
+    """
+    mine = [member.constraints for member in members]
+    # A pod without anti-affinity bears on members only if one of them keeps away from pods.
+    are_selective = any(pod.identity.apart or pod.ports for pod in mine)
+    theirs = constraints_of_bound(pods, all_pods=are_selective)
+    # Members of one class conflict with the same pods, so two of each class stand for all.
+    classes = two_of_each_class(mine, set(label_keys([*mine, *(pod for _, pod in theirs)])))
+    # A term by zone or clique keeps members off all nodes around the pod, not only off its node.
+    domains = TopologyDomains(nodes)
+    barred = {
+        tray
+        for node, other in theirs
+        for pod in classes
+        for tray in domains.around(node, pod.barred_by(other))
+    }
+    if not barred:
+        return site
+    return site.with_trays(
+        lambda tray: (
+            replace(tray, shut="; ".join(filter(None, (tray.shut, _KEPT_AWAY))))
+            if tray.name in barred
+            else tray
+        )
+    )
+
+
+def label_keys(pods: Iterable[PodConstraints]) -> Iterator[str]:
+    """The labels that terms of these pods read."""
+    return (key for pod in pods for term in pod.identity.apart for key in selector_keys(term.selector))
+
+
+def two_of_each_class(pods: Iterable[PodConstraints], read: Collection[str]) -> list[PodConstraints]:
+    """At most two of each class of interchangeable pods, which are equal in all labels that a term reads.
+
+    Two are enough: they also show whether pods of one class exclude each other.
+    """
+    classes: dict[bytes, list[PodConstraints]] = {}
+    for pod in pods:
+        labels = {key: value for key, value in pod.identity.labels.items() if key in read}
+        bare = replace(pod, identity=replace(pod.identity, labels=labels))
+        members = classes.setdefault(msgspec.json.encode(bare, order="deterministic"), [])
+        if len(members) < 2:
+            members.append(bare)
+    return [pod for members in classes.values() for pod in members]
 
 
 # Cached counts of members per tray.
@@ -192,27 +311,23 @@ class _NodeDevices:
     def __init__(self, objects: ClusterLists, trays: Set[str], without: Set[tuple[str, str]]) -> None:
         self._classes = objects.classes
         self._rules = tuple(readable_rules(objects.taint_rules))
-        self._nodes = {name: node for node in objects.nodes if (name := node["metadata"]["name"]) in trays}
+        self._nodes = {name: node for node in objects.nodes if (name := name_of(node)) in trays}
         self._pools: dict[DevicePoolKey, list[Object]] = defaultdict(list)
-        self._pools_on: dict[str, list[DevicePoolKey]] = defaultdict(list)
+        self._pools_on: dict[str, dict[DevicePoolKey, None]] = defaultdict(dict)
         self._taken: dict[str, list[Object]] = defaultdict(list)
-        for slice_ in objects.slices:
-            spec = slice_["spec"]
-            if spec.get("nodeName"):
-                self._pools[spec["driver"], spec["pool"]["name"]].append(slice_)
         node_of: dict[tuple[str, str, str], str] = {}
-        for key, pool in self._pools.items():
-            for spec in (slice_["spec"] for slice_ in pool):
-                node = spec["nodeName"]
-                node_of |= {(*key, device["name"]): node for device in spec.get("devices") or ()}
-                if key not in self._pools_on[node]:
-                    self._pools_on[node].append(key)
+        for slice_ in objects.slices:
+            node, pool, names = slice_devices(slice_)
+            if node:
+                self._pools[pool].append(slice_)
+                self._pools_on[node][pool] = None
+                node_of |= {(*pool, device): node for device in names}
         for claim, holder in zip(objects.state.claims, objects.state.holders, strict=True):
             for result in allocated_devices(claim):
-                node = node_of.get((result["driver"], result["pool"], result["device"]))
-                if node is not None and (holder.owner, node) not in without:
+                tray = node_of.get((result["driver"], result["pool"], result["device"]))
+                if tray is not None and (holder.owner, tray) not in without:
                     device = {key: result[key] for key in _RESULT_FIELDS if key in result}
-                    self._taken[node].append(device)
+                    self._taken[tray].append(device)
 
     def inputs(self, counts: TrayCountCache) -> dict[str, TrayInputs]:
         """The inputs of the count of each tray."""
@@ -222,7 +337,7 @@ class _NodeDevices:
         )
         return {
             name: TrayInputs(
-                labels=node["metadata"].get("labels") or {},
+                labels=labels_of(node),
                 classes=classes,
                 pools=tuple(states[key] for key in self._pools_on.get(name, ())),
                 rules=tuple(
@@ -242,10 +357,12 @@ class _NodeDevices:
         """
         names = [name for name in self._nodes if name in trays]
         keys = dict.fromkeys(key for name in names for key in self._pools_on.get(name, ()))
-        slices = (_without_metadata(slice_) for key in keys for slice_ in self._pools[key])
+        slices = (name_and_spec(slice_) for key in keys for slice_ in self._pools[key])
         return DraDevices(
-            nodes=tuple(readable((_node_with_labels(self._nodes[name]) for name in names), Node)),
-            classes=tuple(readable(map(_without_metadata, self._classes), DeviceClass)),
+            nodes=tuple(
+                Node(metadata=ObjectMeta(name=name, labels=labels_of(self._nodes[name]))) for name in names
+            ),
+            classes=tuple(readable(map(name_and_spec, self._classes), DeviceClass)),
             slices=with_taint_rules(readable(slices, ResourceSlice), self._rules),
             claims=tuple(_allocated_claim(taken) for name in names for taken in self._taken.get(name, ())),
         )
@@ -258,17 +375,8 @@ def _allocated_claim(result: Object) -> ResourceClaim:
 
 def _object_version(obj: Object) -> object:
     """A value that differs whenever the object does: the API server versions each of its states."""
-    meta = obj["metadata"]
-    version = meta.get("uid"), meta.get("resourceVersion")
+    version = uid_of(obj), version_of(obj)
     return version if all(version) else obj
-
-
-def _node_with_labels(node: Object) -> Object:
-    return {"metadata": {key: node["metadata"].get(key) or {} for key in ("name", "labels")}}
-
-
-def _without_metadata(obj: Object) -> Object:
-    return {"metadata": {"name": obj["metadata"]["name"]}, "spec": obj.get("spec") or {}}
 
 
 # The site for one gang.
@@ -285,8 +393,9 @@ def site_for_members(
     """
     cluster = snapshot.cluster
     others = (pod for pod in cluster.pods if gang_key_of(pod) != snapshot.key)
-    nodes = {node["metadata"]["name"]: node for node in cluster.nodes}
+    nodes = {name_of(node): node for node in cluster.nodes}
     site = with_reservations(cluster.running, cluster.records, _plans_of_others(snapshot))
+    # A node may offer another number of GPUs by limits than by claims (`NodeGpus`).
     counted, gpus = any(member.gpus for member in snapshot.living), cluster.state.gpus
     site = site.with_trays(
         lambda tray: replace(tray, gpus=gpus[tray.name].usable(counted=counted, claimed=claimed))
@@ -307,75 +416,7 @@ def site_with_rooms(
 
 def _plans_of_others(snapshot: GangSnapshot) -> Iterator[TrayHold]:
     """What is planned for workloads of Kueue, but for the one that the gang came by."""
-    own = {
-        (member.namespace, (member.obj["metadata"].get("labels") or {}).get(KUEUE_WORKLOAD_LABEL))
-        for member in snapshot.members
-    }
+    own = {(member.namespace, member.pod.labels.get(KUEUE_WORKLOAD_LABEL)) for member in snapshot.members}
     for workload, holds in snapshot.cluster.planned.items():
         if workload not in own:
             yield from holds
-
-
-class SpareRoom(msgspec.Struct, frozen=True):
-    """How many spare trays a gang may keep."""
-
-    trays: int
-    limit: str = "its namespace"
-    """What limits them, in words."""
-
-
-class PromisedSpares(msgspec.Struct, frozen=True):
-    """The spare trays of a workload of Kueue that may start; its gang may have no plan yet."""
-
-    gang: GangKey
-    trays: int
-    templates: frozenset[str]
-    """The claim templates that its pods will name."""
-
-
-def spare_room(
-    key: GangKey,
-    templates: Set[str],
-    cluster: ClusterLists,
-    most: int,
-    promised: Collection[PromisedSpares] = (),
-) -> SpareRoom:
-    """The room by the limit `most` of its namespace, and by the quota of the ComputeDomains that it uses.
-
-    `templates`: the claim templates that its pods name, by which ComputeDomains are known.
-    `promised` are those of other workloads; they and the plan of their gang count once. Several workloads may
-    name one gang.
-    """
-    # By gang, what others keep or are promised: a workload and the plan of its gang count once.
-    of_plans = {
-        record.key: len(record.plan.spares)
-        for record in cluster.records
-        if record.key != key and record.plan is not None
-    }
-    of_workloads: Counter[GangKey] = Counter()
-    for spares in promised:
-        of_workloads[spares.gang] += spares.trays
-    others = {
-        gang: max(of_plans.get(gang, 0), of_workloads[gang])
-        for gang in of_plans.keys() | of_workloads
-        if gang.namespace == key.namespace
-    }
-    by_namespace = SpareRoom(max(most - sum(others.values()), 0))
-    # Of the others, only gangs that use one of its ComputeDomains share the quota of those.
-    quotas = cluster.spare_quotas
-    counted = None if quotas is None else quotas.room(key.namespace, templates)
-    if quotas is None or counted is None:
-        return by_namespace
-    channels = {name for name in templates if (key.namespace, name) in quotas.by_template}
-    sharing = {gang_key_of(pod) for pod in cluster.pods if not channels.isdisjoint(claim_templates_of(pod))}
-    sharing |= {spares.gang for spares in promised if not channels.isdisjoint(spares.templates)}
-    used = sum(spares for gang, spares in others.items() if gang in sharing)
-    by_quota = SpareRoom(max(counted - used, 0), "its ComputeDomains, by their quota,")
-    return min(by_namespace, by_quota, key=lambda room: room.trays)
-
-
-def claim_templates_of(pod: Object) -> Iterator[str]:
-    """The claim templates that a pod, or the template of pods, names."""
-    for claim in pod["spec"].get("resourceClaims") or ():
-        if claim.get("resourceClaimTemplateName"):
-            yield claim["resourceClaimTemplateName"]

@@ -33,22 +33,22 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.taint_rules import readable_rules, with_taint_rules
 from rackloom.core.cluster.claims import claims_to_allocate
+from rackloom.core.cluster.gang_objects import GangKey, read_gang_spec
 from rackloom.core.cluster.jobs import Job, PriorityClasses, channel_templates, read_jobs
 from rackloom.core.cluster.kueue_objects import READY, REJECTED, RETRY, KueueWorkload, as_admitted
 from rackloom.core.cluster.metadata import annotations_of, labels_of, name_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import opened_node
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, Object, allocated_devices, list_names
-from rackloom.core.cluster.pods import GANG_LABEL
+from rackloom.core.cluster.pods import GANG_LABEL, claim_templates
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import NodeRule
 from rackloom.core.cluster.state import TrayHold, owners_of_claims
 from rackloom.core.cluster.trays import DraDevices, placement_site
 from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
-from rackloom.core.gangs.snapshot import ClusterLists, GangKey, read_record
-from rackloom.core.gangs.spec import GangSettings, read_gang_spec
-from rackloom.core.gangs.trays import PromisedSpares, claim_templates_of, spare_room
+from rackloom.core.gangs.placement import PromisedSpares, spare_room
+from rackloom.core.gangs.snapshot import ClusterLists, GangSettings, read_record
 from rackloom.core.kueue.plans import (
     Verdict,
     held_plans,
@@ -199,7 +199,7 @@ class PlacementPass:
         gang, spares = _gang_of(workload), planned_spares(updates)
         if gang is not None and spares:
             templates = (pod_set.template for pod_set in workload.pod_sets)
-            named = frozenset(name for template in templates for name in claim_templates_of(template))
+            named = frozenset(name for template in templates for name in claim_templates(template).values())
             self._promised[workload.uid] = PromisedSpares(gang, spares, named)
 
     def _report(

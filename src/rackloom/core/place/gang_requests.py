@@ -19,7 +19,6 @@ from types import MappingProxyType
 
 from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.cluster.jobs import Job, JobGroup, TemplateName, may_preempt, priority_of_job
-from rackloom.core.cluster.objects import JsonMapping
 from rackloom.core.cluster.pods import object_namespace, qualified_name
 from rackloom.core.cluster.scheduling import PodIdentity
 from rackloom.core.cluster.trays import AvoidedTrays, claims_devices
@@ -71,7 +70,8 @@ def gang_of_job(
 
 def claim_kind(job: Job, group: JobGroup) -> str:
     """The name of what its members claim; other namespaces have other templates of the same name."""
-    return qualified_name(_job_metadata(job), "+".join((*group.need.templates, *group.need.claims)))
+    claimed = "+".join((*group.need.templates, *group.need.claims))
+    return qualified_name(object_namespace(job.objects[0]), claimed)
 
 
 def claims_by_kind(
@@ -82,7 +82,7 @@ def claims_by_kind(
     `known`: by namespace and name. What takes no device is left out. Raises Refused for a template or a claim
     that is not known.
     """
-    namespace = object_namespace(_job_metadata(job))
+    namespace = object_namespace(job.objects[0])
     found: dict[str, tuple[ResourceClaim, ...]] = {}
     for group in job.groups:
         claimed = (*group.need.templates, *group.need.claims)
@@ -97,10 +97,6 @@ def claims_by_kind(
         if taking := tuple(claim for claim in claims if claims_devices(claim)):
             found[claim_kind(job, group)] = taking
     return found
-
-
-def _job_metadata(job: Job) -> JsonMapping:
-    return job.objects[0].get("metadata") or {}
 
 
 # Terms of groups beside devices.

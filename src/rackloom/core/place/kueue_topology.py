@@ -26,6 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster.jobs import Job
+from rackloom.core.cluster.metadata import labels_of
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.site_planner import PlacementReport, PlanRequest, SitePlanner
 from rackloom.errors import Refused
@@ -221,7 +222,7 @@ class TopologyAttempt(msgspec.Struct, frozen=True, kw_only=True):
         if self.domain is None:
             return True
         key, value = self.domain
-        return bool(((node.get("metadata") or {}).get("labels") or {}).get(key) == value)
+        return labels_of(node).get(key) == value
 
 
 def topology_attempts(
@@ -293,5 +294,4 @@ def _at_level(request: PlanRequest, level: str) -> PlanRequest:
 
 def _values(level: str, nodes: Iterable[Mapping[str, Any]]) -> list[str]:
     """The domains of a level."""
-    labels = ((node.get("metadata") or {}).get("labels") or {} for node in nodes)
-    return sorted({of[level] for of in labels if level in of})
+    return sorted({of[level] for of in map(labels_of, nodes) if level in of})

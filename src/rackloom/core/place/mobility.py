@@ -19,21 +19,21 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.pools import MalformedNodeSelector
+from rackloom.core.cluster.metadata import name_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.pods import Toleration, is_bound_pod, pod_owner
+from rackloom.core.cluster.pods import Toleration, is_bound_pod, node_of, pod_owner
 from rackloom.core.cluster.reader import pod_hold
 from rackloom.core.cluster.scheduling import (
     PodIdentity,
     TopologyDomains,
     blocking_taints,
     bound_pod_identity,
-    read_node_rule,
+    node_terms_of,
     selector_keys,
     unmet_requirements,
 )
 from rackloom.core.cluster.state import ClusterState, TrayHold
-from rackloom.core.cluster.workload_kinds import value_at
 
 
 def restrict_moves(state: ClusterState) -> tuple[TrayHold, ...]:
@@ -41,21 +41,15 @@ def restrict_moves(state: ClusterState) -> tuple[TrayHold, ...]:
 
     A job is not moved to a node that any of its pods may not use. A job with a pod that cannot be read stays.
     """
-    holds, nodes, pods, labels = state.holds, state.nodes, state.pods, state.labels
-    movable = {hold.owner for hold in holds if hold.movable}
-    by_rules: dict[bytes, frozenset[str] | None] = {}
-    """Pods of a job are mostly equal, so each set of rules is compared with the nodes once."""
+    movable = {hold.owner for hold in state.holds if hold.movable}
+    by_rules: dict[bytes, frozenset[str]] = {}
     forbidden: dict[str, frozenset[str] | None] = {}
-    for pod in pods:
-        owner = pod_owner(pod, labels.gang).text
+    for pod in state.pods:
+        owner = pod_owner(pod, state.labels.gang).text
         if owner in movable:
-            spec = pod.get("spec") or {}
-            affinity = value_at(spec, ("affinity", "nodeAffinity"))
-            key = msgspec.json.encode((spec.get("nodeSelector"), affinity, spec.get("tolerations")))
-            if key not in by_rules:
-                by_rules[key] = _forbidden_nodes(spec, nodes)
-            forbidden[owner] = _union_if_known(forbidden.get(owner, frozenset()), by_rules[key])
-    peers = anti_affinity_peers(holds, nodes, pods, labels)
+            more = _forbidden_nodes(pod, state.nodes, by_rules)
+            forbidden[owner] = _union_if_known(forbidden.get(owner, frozenset()), more)
+    peers = anti_affinity_peers(state)
 
     def restricted(hold: TrayHold) -> TrayHold:
         found = peers.get(hold.owner, AntiAffinityPeers())
@@ -64,25 +58,30 @@ def restrict_moves(state: ClusterState) -> tuple[TrayHold, ...]:
             return replace(hold, movable=False)
         return replace(hold, kept_off=kept_off, apart=found.owners)
 
-    return tuple(restricted(hold) if hold.movable else hold for hold in holds)
+    return tuple(restricted(hold) if hold.movable else hold for hold in state.holds)
 
 
 def _union_if_known(nodes: frozenset[str] | None, more: frozenset[str] | None) -> frozenset[str] | None:
     return None if nodes is None or more is None else nodes | more
 
 
-def _forbidden_nodes(spec: JsonMapping, nodes: Iterable[JsonMapping]) -> frozenset[str] | None:
-    """The nodes that a pod may not use; None where its rules are malformed."""
+def _forbidden_nodes(
+    pod: JsonMapping, nodes: Iterable[JsonMapping], by_rules: dict[bytes, frozenset[str]]
+) -> frozenset[str] | None:
+    """The nodes that a pod may not use, or None if its rules are malformed."""
     try:
-        rule = read_node_rule(spec)
-        tolerations = msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...])
-        return frozenset(
-            node["metadata"]["name"]
-            for node in nodes
-            if any(unmet_requirements(rule, node)) or any(blocking_taints(node, tolerations))
-        )
+        rule, tolerations = node_terms_of(pod)
+        # Pods of a job are mostly equal, so each set of rules is compared with the nodes once.
+        key = msgspec.json.encode((rule, tolerations))
+        if key not in by_rules:
+            by_rules[key] = frozenset(
+                name_of(node)
+                for node in nodes
+                if any(unmet_requirements(rule, node)) or any(blocking_taints(node, tolerations))
+            )
     except (msgspec.ValidationError, MalformedNodeSelector):
         return None
+    return by_rules[key]
 
 
 def tolerations_of_movable(state: ClusterState) -> tuple[Toleration, ...]:
@@ -91,8 +90,7 @@ def tolerations_of_movable(state: ClusterState) -> tuple[Toleration, ...]:
     for pod in state.pods:
         if pod_hold(pod, state.labels, 0).movable:
             with suppress(msgspec.ValidationError):
-                spec = pod.get("spec") or {}
-                found |= dict.fromkeys(msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...]))
+                found |= dict.fromkeys(node_terms_of(pod)[1])
     return tuple(found)
 
 
@@ -113,23 +111,17 @@ class _EqualPods(msgspec.Struct, frozen=True):
     """By owner, the node of each pod."""
 
 
-def anti_affinity_peers(
-    holds: Iterable[TrayHold],
-    nodes: Iterable[JsonMapping],
-    pods: Iterable[JsonMapping],
-    labels: SchedulerLabels,
-) -> dict[str, AntiAffinityPeers]:
+def anti_affinity_peers(state: ClusterState) -> dict[str, AntiAffinityPeers]:
     """By owner of movable holds; an owner without such peers is missing."""
     holding: dict[str, set[str]] = defaultdict(set)
-    for hold in holds:
+    for hold in state.holds:
         if hold.movable:
             holding[hold.owner].add(hold.tray)
     if not holding:
         return {}
-    everywhere = list(nodes)
-    kinds = _equal_pods([pod for pod in pods if is_bound_pod(pod)], labels)
-    names = frozenset(node["metadata"]["name"] for node in everywhere)
-    domains, found = TopologyDomains(everywhere), dict[str, AntiAffinityPeers]()
+    kinds = _equal_pods(list(filter(is_bound_pod, state.pods)), state.labels)
+    names, domains = frozenset(map(name_of, state.nodes)), TopologyDomains(state.nodes)
+    found: dict[str, AntiAffinityPeers] = {}
     for first, other in combinations_with_replacement(kinds, 2):
         if not (first.identity.apart or other.identity.apart):
             continue
@@ -167,5 +159,5 @@ def _equal_pods(pods: Sequence[JsonMapping], labels: SchedulerLabels) -> Iterabl
         bare = replace(identity, labels={key: value for key, value in identity.labels.items() if key in read})
         key = msgspec.json.encode(bare, order="deterministic")
         equal = found.setdefault(key, _EqualPods(bare, defaultdict(list)))
-        equal.nodes[pod_owner(pod, labels.gang).text].append(pod["spec"]["nodeName"])
+        equal.nodes[pod_owner(pod, labels.gang).text].append(node_of(pod))
     return found.values()

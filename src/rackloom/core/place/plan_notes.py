@@ -16,11 +16,14 @@ from collections import Counter
 from collections.abc import Iterator
 from math import comb
 
-from rackloom.core.cluster.jobs import Job, JobGroup
+from rackloom.core.allocate.objects import convert_object
+from rackloom.core.cluster.jobs import Job, JobGroup, pod_specs_of
+from rackloom.core.cluster.metadata import annotations_of, object_name
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.pods import PodSpec
 from rackloom.core.cluster.scheduling import (
-    REQUIRED_DURING_SCHEDULING,
+    host_ports,
     is_supported_term,
     label_selector_text,
     required_terms,
@@ -30,13 +33,10 @@ from rackloom.core.cluster.scheduling import (
 from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.cluster.workload_kinds import (
     is_launcher_a_worker,
-    object_name,
     other_manager,
     value_at,
 )
 from rackloom.core.place.placement_values import Gang, GangPlan
-
-_REQUIRED_POD_AFFINITY = ("affinity", "podAffinity", REQUIRED_DURING_SCHEDULING)
 
 
 def plan_notes(
@@ -54,7 +54,9 @@ def plan_notes(
             )
     if gang.segment is not None:
         yield segment_note(max(trays[clique] for clique in plan.cliques), gang.segment, down)
-    if any(_requires_clique_affinity(job, labels)):
+    specs = (spec for group in job.groups for spec in pod_specs_of(job, group))
+    near = (term.get("topologyKey") for spec in specs for term in required_terms(spec, "podAffinity"))
+    if labels.clique in near:
         yield (
             f"it requires pod affinity on {labels.clique}: as written, its first pod picks the clique,"
             " whether or not the others fit; apply it with --render"
@@ -85,12 +87,6 @@ def _mpi_job_notes(job: Job) -> Iterator[str]:
         )
     if (manager := other_manager(obj)) is not None:
         yield f"{manager} manages it (managedBy): the MPI operator of this cluster makes no pods of it"
-
-
-def _requires_clique_affinity(job: Job, labels: SchedulerLabels) -> Iterator[bool]:
-    for group in job.groups:
-        rules = value_at(job.objects[0], (*group.template, group.spec_key, *_REQUIRED_POD_AFFINITY)) or ()
-        yield any(rule.get("topologyKey") == labels.clique for rule in rules)
 
 
 # The cost of a segment size.
@@ -139,24 +135,20 @@ def unsupported_constraints(job: Job, plan: GangPlan, labels: SchedulerLabels) -
 
 
 def _template_notes(job: Job, group: JobGroup, labels: SchedulerLabels) -> Iterator[str]:
-    for spec in _pod_specs(job, group):
+    for spec in pod_specs_of(job, group):
         yield from _affinity_notes(job, group, spec, labels)
-        yield from _anti_affinity_notes(group, spec, labels)
+        for term in required_terms(spec, "podAntiAffinity"):
+            if not is_supported_term(term, labels.host):
+                key = term.get("topologyKey")
+                yield (
+                    f"required pod anti-affinity of {group.name} by {key} is not honoured:"
+                    f" only {labels.host} is, with the labels and namespaces of pods"
+                )
         yield from _other_notes(group, spec)
     for owner in (job.objects[0], value_at(job.objects[0], group.template)):
         for key in _EXCLUSIVE_TOPOLOGY:
-            if value_at(owner, ("metadata", "annotations", key)):
+            if annotations_of(owner).get(key):
                 yield f"{key} is not honoured: other jobs may be where it goes"
-
-
-def _pod_specs(job: Job, group: JobGroup) -> Iterator[JsonMapping]:
-    """The pod specs of a group: that of its template, or one of each pod."""
-    if group.template:
-        yield value_at(job.objects[0], (*group.template, group.spec_key)) or {}
-        return
-    for obj in job.objects:
-        if group.name in ("pod", object_name(obj.get("metadata") or {})):
-            yield obj.get("spec") or {}
 
 
 def _affinity_notes(job: Job, group: JobGroup, spec: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
@@ -182,7 +174,7 @@ def _selects_only_job(
     `rack-worker` is of the job `rack`; pods `rack-0` and `rack-1` are called after `rack`.
     """
     own = {*group.controller_labels, labels.gang, labels.job}
-    names = [job.name.rpartition("/")[2], *(object_name(obj.get("metadata") or {}) for obj in job.objects)]
+    names = [job.name.rpartition("/")[2], *map(object_name, job.objects)]
     return any(
         key in own or value.startswith(name) or (job.kind == "Pod" and name.startswith(value))
         for key, value in selector_values(selector)
@@ -190,33 +182,18 @@ def _selects_only_job(
     )
 
 
-def _anti_affinity_notes(group: JobGroup, spec: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
-    for term in required_terms(spec, "podAntiAffinity"):
-        if not is_supported_term(term, labels.host):
-            what = f"required pod anti-affinity of {group.name} by {term.get('topologyKey')} is not honoured"
-            yield f"{what}: only {labels.host} is, with the labels and namespaces of pods"
-
-
 def _other_notes(group: JobGroup, spec: JsonMapping) -> Iterator[str]:
-    for constraint in spec.get("topologySpreadConstraints") or ():
-        if constraint.get("whenUnsatisfiable") != "ScheduleAnyway":
-            key, skew = constraint.get("topologyKey"), constraint.get("maxSkew")
+    pod = convert_object(spec, PodSpec)
+    for spread in pod.topology_spread_constraints or ():
+        if spread.when_unsatisfiable != "ScheduleAnyway":
             yield (
-                f"topologySpreadConstraints of {group.name} by {key} (maxSkew {skew}) are not honoured:"
-                " members are not spread"
+                f"topologySpreadConstraints of {group.name} by {spread.topology_key}"
+                f" (maxSkew {spread.max_skew}) are not honoured: members are not spread"
             )
-    for port in sorted(set(_host_ports(spec))):
+    for port in sorted(set(host_ports(spec))):
         yield f"hostPort {port} of {group.name} is not honoured: two members may be on one tray"
-    if group.template and spec.get("nodeName"):
-        yield f"nodeName {spec['nodeName']} of {group.name} is not honoured: a tray is chosen for it"
-
-
-def _host_ports(spec: JsonMapping) -> Iterator[int]:
-    """In the host's network, the API server gives a pod the host port of each container port."""
-    for container in spec.get("containers") or ():
-        for port in container.get("ports") or ():
-            if found := port.get("hostPort") or (spec.get("hostNetwork") and port.get("containerPort")):
-                yield found
+    if group.template and pod.node_name:
+        yield f"nodeName {pod.node_name} of {group.name} is not honoured: a tray is chosen for it"
 
 
 def _helper_notes(job: Job, plan: GangPlan) -> Iterator[str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from rackloom.core.cluster.jobs import Job, JobGroup
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.scheduling import REQUIRED_DURING_SCHEDULING
+from rackloom.core.cluster.pods import REQUIRED
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.core.place.search.gang_needs import colocation_groups
@@ -134,13 +134,9 @@ def render_affinity(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: Sc
             continue
         # The selector is of this job alone: a broader one would tie two runs to one rack.
         pods = mapping_at(template, "spec", "affinity", "podAffinity")
-        others = [
-            rule
-            for rule in pods.get(REQUIRED_DURING_SCHEDULING) or ()
-            if rule.get("topologyKey") != labels.clique
-        ]
+        others = [rule for rule in pods.get(REQUIRED) or () if rule.get("topologyKey") != labels.clique]
         term = {"topologyKey": labels.clique, "labelSelector": {"matchLabels": {labels.job: name}}}
-        pods[REQUIRED_DURING_SCHEDULING] = [*others, term]
+        pods[REQUIRED] = [*others, term]
 
 
 def pin_to_trays(draft: ManifestDraft, plan: GangPlan, labels: SchedulerLabels) -> None:
@@ -153,7 +149,7 @@ def pin_to_trays(draft: ManifestDraft, plan: GangPlan, labels: SchedulerLabels) 
             same = {other.name for other in draft.job.groups if other.template == group.template}
             trays = list(dict.fromkeys(seat.tray for seat in plan.seats if seat.group in same))
         # Terms are alternatives, so each gets the requirement.
-        node = mapping_at(template, "spec", "affinity", "nodeAffinity", REQUIRED_DURING_SCHEDULING)
+        node = mapping_at(template, "spec", "affinity", "nodeAffinity", REQUIRED)
         rule = {"key": labels.host, "operator": "In", "values": trays}
         terms = node.get("nodeSelectorTerms") or [{}]
         node["nodeSelectorTerms"] = [

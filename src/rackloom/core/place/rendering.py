@@ -25,6 +25,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster.jobs import Job
+from rackloom.core.cluster.metadata import namespace_of
 from rackloom.core.cluster.names import POD_GROUP_VERSIONS, SchedulerLabels
 from rackloom.core.cluster.trays import PlacementSite
 from rackloom.core.cluster.workload_kinds import value_at
@@ -336,7 +337,7 @@ _LWS = "leaderworkerset.sigs.k8s.io"
 
 
 def _pod_group(draft: ManifestDraft, name: str, version: str, spec: JsonObject) -> JsonObject:
-    namespace = (draft.main.get("metadata") or {}).get("namespace")
+    namespace = namespace_of(draft.main)
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
     return {"apiVersion": version, "kind": "PodGroup", "metadata": metadata, "spec": spec}
 

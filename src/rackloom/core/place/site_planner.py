@@ -25,9 +25,9 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.cluster.jobs import Job, JobGroup, PriorityClasses, TemplateName, owner_of_job
+from rackloom.core.cluster.metadata import labels_of
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.objects import JsonMapping
-from rackloom.core.cluster.pods import Toleration
+from rackloom.core.cluster.pods import Toleration, node_of, object_namespace
 from rackloom.core.cluster.scheduling import NodeRule
 from rackloom.core.cluster.state import ClusterState, TrayHold
 from rackloom.core.cluster.trays import (
@@ -455,12 +455,11 @@ _LWS_GROUP_KEY = "leaderworkerset.sigs.k8s.io/group-key"
 
 def _without_other_sets(site: PlacementSite, found: SiteObjects, job: Job) -> PlacementSite:
     """The site without cliques where another LeaderWorkerSet of the job's namespace runs."""
-    namespace = _namespace(job.objects[0])
+    namespace = object_namespace(job.objects[0])
     trays = {
-        (pod.get("spec") or {}).get("nodeName")
+        node_of(pod)
         for pod in found.state.pods
-        if _LWS_GROUP_KEY in ((pod.get("metadata") or {}).get("labels") or {})
-        and _namespace(pod) == namespace
+        if _LWS_GROUP_KEY in labels_of(pod) and object_namespace(pod) == namespace
     }
     return with_cliques_closed(site, {tray.sharing for tray in site.trays if tray.name in trays})
 
@@ -488,10 +487,6 @@ def _exclusive_refusal(job: Job, gang: Gang, site: PlacementSite) -> JobAnswer |
 
 def _share_words(gang: Gang) -> str:
     return "replicas" if gang.segment is None else f"segments of {gang.segment}"
-
-
-def _namespace(value: JsonMapping) -> str:
-    return (value.get("metadata") or {}).get("namespace") or "default"
 
 
 # Segment sizes.

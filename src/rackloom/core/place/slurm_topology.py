@@ -26,6 +26,7 @@ import yaml
 from msgspec.structs import replace
 
 from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.nodes import taints_of
 from rackloom.core.cluster.objects import JsonMapping
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.trays import PlacementSite, placement_site
@@ -90,12 +91,10 @@ def topology_of_nodes(
     state = read_state(nodes, labels=labels)
     if state.unreadable:
         raise Refused(str(state.unreadable[0]), nearest_fix="correct it; Slurm keeps what it has until then")
-    chosen = tuple(node for node in state.nodes if taint is None or _has_taint(node, taint))
+    chosen = tuple(
+        node for node in state.nodes if taint is None or taint in (found.key for found in taints_of(node))
+    )
     return topology_of(placement_site(replace(state, nodes=chosen)), block_size)
-
-
-def _has_taint(node: JsonMapping, key: str) -> bool:
-    return any(taint.get("key") == key for taint in (node.get("spec") or {}).get("taints") or ())
 
 
 def _in_order(names: Iterable[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import msgspec
 
 from rackloom.core.cluster import objects
 from rackloom.core.cluster.objects import Object, ResourceKind
-from rackloom.core.cluster.scheduling import REQUIRED_DURING_SCHEDULING
+from rackloom.core.cluster.pods import REQUIRED
 from rackloom.lab.kube import objects as kube_objects
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.managed_fields import ABSENT, find_value
@@ -36,7 +36,7 @@ _FROZEN = (
 )
 _UNREADABLE = 'Pod in version "v1" cannot be handled as a Pod'
 _CONTAINERS = ("containers", "initContainers")
-_TERMS = f"spec.affinity.nodeAffinity.{REQUIRED_DURING_SCHEDULING}.nodeSelectorTerms"
+_TERMS = f"spec.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms"
 _UNWELL_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _UNWELL_SECONDS = 300
 """How long a pod tolerates a node that is not ready or unreachable, by default."""
@@ -172,7 +172,7 @@ def _narrows(before: Object, after: Object) -> bool:
 
 def _affinity_terms(spec: Object) -> list[Object]:
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    return list((affinity.get(REQUIRED_DURING_SCHEDULING) or {}).get("nodeSelectorTerms") or ())
+    return list((affinity.get(REQUIRED) or {}).get("nodeSelectorTerms") or ())
 
 
 def _immutable_part(spec: Object, before: Object, after: Object) -> Any:

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from rackloom.claim.kube.api import NotFound
 from rackloom.claim.node.gpu.plugin import GPU_DRIVER
+from rackloom.core.cluster.gang_objects import DEFAULT_GROUP, GROUP_LABEL, read_tray_node
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
 from rackloom.core.cluster.objects import GANG_PLAN, NODE, RESOURCE_SLICE, Object
 from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.snapshot import PLACED, read_record, read_tray_node
+from rackloom.core.gangs.snapshot import PLACED, read_record
 from rackloom.lab.scenario.model import NotObserved, expectation, require
 from rackloom.lab.scenario.parameters import (
     Count,
@@ -264,7 +264,10 @@ async def gang(
         (seat.group, seat.tray) for seat in plan.seats if holders.get(seat.tray) == (record.uid,)
     )
     present = Counter(
-        (pod["metadata"]["labels"].get(spec.GROUP_LABEL, spec.DEFAULT_GROUP), pod["spec"]["nodeName"])
+        (
+            pod["metadata"]["labels"].get(GROUP_LABEL, DEFAULT_GROUP),
+            pod["spec"]["nodeName"],
+        )
         for pod in await stage.pods(record.key.namespace, f"{GANG_LABEL}={record.key.name}")
         if pod["status"].get("phase") == "Running" and not _is_on_lost_node(stage, pod)
     )

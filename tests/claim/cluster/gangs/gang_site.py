@@ -13,6 +13,7 @@ from rackloom.claim.cluster.gang_controller import GangController, GangMetrics
 from rackloom.claim.kube.api import Conflict, NotFound
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import GANG_TAINT, GROUP_LABEL, SPARES_ANNOTATION
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
@@ -25,10 +26,8 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     metav1_time,
 )
-from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.snapshot import read_record
-from rackloom.core.gangs.spec import WITHOUT_KUEUE, GangSettings
+from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
+from rackloom.core.gangs.snapshot import WITHOUT_KUEUE, GangSettings, read_record
 from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.patches import json_patch
@@ -128,8 +127,8 @@ class Job:
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self.name}
         meta["ownerReferences"] = [owner | {"uid": self.uid, "controller": True}]
         if self.gang:
-            meta["labels"] |= {GANG_LABEL: self.name, spec.GROUP_LABEL: group}
-            meta["annotations"] = {spec.SIZE_ANNOTATION: size, spec.SPARES_ANNOTATION: str(self.spares)}
+            meta["labels"] |= {GANG_LABEL: self.name, GROUP_LABEL: group}
+            meta["annotations"] = {SIZE_ANNOTATION: size, SPARES_ANNOTATION: str(self.spares)}
         limits = {} if group == "launcher" else {"nvidia.com/gpu": str(self.gpus)}
         requests = {} if self.cpu is None or group == "launcher" else {"cpu": self.cpu}
         resources = {"limits": limits, "requests": requests}
@@ -295,7 +294,7 @@ class GangSite:
             node["metadata"]["name"]: taint["value"]
             for node in nodes
             for taint in (node.get("spec") or {}).get("taints") or ()
-            if taint["key"] == spec.GANG_TAINT
+            if taint["key"] == GANG_TAINT
         }
 
     async def record(self, name):

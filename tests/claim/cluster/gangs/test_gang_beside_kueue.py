@@ -4,8 +4,9 @@ import msgspec
 from tests.claim.cluster.gangs.gang_site import GPUS, TEAM, run
 from tests.claim.cluster.gangs.gang_stories import NIC, at_work, bound_job, claiming_site, over
 
+from rackloom.core.cluster.gang_objects import GROUP_LABEL
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, POD, WORKLOAD
-from rackloom.core.cluster.pods import GANG_LABEL, KUEUE_WORKLOAD_LABEL
+from rackloom.core.cluster.pods import GANG_LABEL, KUEUE_WORKLOAD_LABEL, SIZE_ANNOTATION
 from rackloom.core.domains.quota import (
     DOMAINS_RESOURCE,
     QUEUE_LABEL,
@@ -13,7 +14,7 @@ from rackloom.core.domains.quota import (
     workload_name,
 )
 from rackloom.core.domains.settings import QuotaMode
-from rackloom.core.gangs.spec import GROUP_LABEL, SIZE_ANNOTATION, BesideKueue
+from rackloom.core.gangs.snapshot import BesideKueue
 from rackloom.core.kueue.plans import PLAN_ANNOTATION, PlannedPodSet
 from rackloom.lab.kube.objects import TypeSchema
 

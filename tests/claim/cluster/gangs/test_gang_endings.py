@@ -14,8 +14,8 @@ from tests.claim.cluster.gangs.gang_stories import (
 from tests.claim.cluster.gangs.test_gang_meter import scraped
 
 from rackloom.claim.kube.api import Rejected
+from rackloom.core.cluster.gang_owners import LONGEST_JOB_BACKOFF
 from rackloom.core.cluster.objects import JOB, NODE, POD
-from rackloom.core.gangs.spec import LONGEST_JOB_BACKOFF
 
 
 class Unallowed(Mortal):

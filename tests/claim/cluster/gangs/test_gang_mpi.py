@@ -8,10 +8,10 @@ from tests.claim.cluster.gangs.gang_site import TEAM, GangSite, Job, run
 from tests.claim.cluster.gangs.gang_stories import holds, over, until_dead_and_again
 
 from rackloom.claim.kube.api import Conflict
+from rackloom.core.cluster.gang_objects import GROUP_LABEL
+from rackloom.core.cluster.gang_owners import MPI_JOB
 from rackloom.core.cluster.objects import JOB, POD
 from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.spec import MPI_JOB
 from rackloom.lab.kube.objects import TypeSchema
 
 SIZES = {"launcher": 1, "worker": 3}
@@ -25,7 +25,7 @@ class MpiJob(Job):
 
     async def run(self):
         def role(group):
-            labels = {GANG_LABEL: self.name, spec.GROUP_LABEL: group}
+            labels = {GANG_LABEL: self.name, GROUP_LABEL: group}
             return {"replicas": self.sizes[group], "template": {"metadata": {"labels": labels}}}
 
         roles = {"Launcher": role("launcher"), "Worker": role("worker")}

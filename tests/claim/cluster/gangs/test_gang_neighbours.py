@@ -5,10 +5,10 @@ from tests.claim.cluster.gangs.gang_site import TEAM, run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, opened, over
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import read_member
 from rackloom.core.cluster.objects import NODE, POD
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray
-from rackloom.core.gangs.spec import read_member
-from rackloom.core.gangs.terms import without_conflicting_trays
+from rackloom.core.gangs.trays import without_conflicting_trays
 from rackloom.core.place.slurm_topology import SLURM_TAINT, topology_of_nodes
 
 HOST, CLIQUE, ZONE = "kubernetes.io/hostname", names.GPU_CLIQUE_LABEL, "topology.kubernetes.io/zone"

@@ -9,15 +9,14 @@ from tests.claim.cluster.gangs.gang_site import TEAM, GangSite, Job, run
 from tests.claim.cluster.gangs.gang_stories import bound_job, over, until_dead_and_again, watch_bindings
 
 from rackloom.claim.kube.api import NotFound
+from rackloom.core.cluster.gang_objects import GANG_GATE, GROUP_LABEL, GangKey, read_member
+from rackloom.core.cluster.gang_owners import FinishedMPIJob, OwnerJob
 from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.objects import JOB, POD
-from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.gangs import spec
-from rackloom.core.gangs import spec as gangs_spec
+from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.slots import remaining_spec
-from rackloom.core.gangs.snapshot import GangKey, GangRecord, GangSnapshot, OwnerCheck
-from rackloom.core.gangs.spec import FinishedMPIJob, GangSettings, OwnerJob, read_member
+from rackloom.core.gangs.snapshot import GangRecord, GangSettings, GangSnapshot, OwnerCheck
 
 KEY = GangKey("team", "big")
 T0, T1, T2 = (f"2001-01-01T00:00:0{second}Z" for second in range(3))
@@ -26,10 +25,10 @@ T0, T1, T2 = (f"2001-01-01T00:00:0{second}Z" for second in range(3))
 def pod(name, job, group, phase="Pending"):
     """It waits at its gate, or has ended."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": job, "controller": True}
-    notes = {gangs_spec.SIZE_ANNOTATION: "a=2,b=3"}
+    notes = {SIZE_ANNOTATION: "a=2,b=3"}
     meta = {"name": name, "uid": name, "namespace": "team", "annotations": notes, "ownerReferences": [owner]}
-    meta |= {"labels": {GANG_LABEL: "big", gangs_spec.GROUP_LABEL: group}}
-    spec = {"schedulingGates": [{"name": gangs_spec.GANG_GATE}]} if phase == "Pending" else {"nodeName": "t"}
+    meta |= {"labels": {GANG_LABEL: "big", GROUP_LABEL: group}}
+    spec = {"schedulingGates": [{"name": GANG_GATE}]} if phase == "Pending" else {"nodeName": "t"}
     return read_member({"metadata": meta, "spec": spec, "status": {"phase": phase}})
 
 
@@ -38,7 +37,7 @@ def job(completions, **how):
 
 
 def view_of(members, owners=None, **how):
-    record = GangRecord(key=KEY, uid="u", resource_version="1", created=T0, finalizers=())
+    record = GangRecord(key=KEY, uid="u", resource_version="1", created=0.0, finalizers=())
     return GangSnapshot(key=KEY, now=1000.0, record=record, members=tuple(members), owners=owners, **how)
 
 
@@ -177,7 +176,7 @@ class Part(Job):
     def pod(self, group, number):
         made = super().pod(group, number)
         made["metadata"]["labels"][GANG_LABEL] = "big"
-        made["metadata"]["annotations"] = {spec.SIZE_ANNOTATION: "a=2,b=2"}
+        made["metadata"]["annotations"] = {SIZE_ANNOTATION: "a=2,b=2"}
         return made
 
     async def goes_on(self, is_so):

@@ -8,7 +8,8 @@ from tests.claim.cluster.gangs.gang_site import TEAM, planned, run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, holds, opened, over
 
 from rackloom.core.cluster.objects import GANG_PLAN, POD
-from rackloom.core.gangs import placement, spec
+from rackloom.core.cluster.pods import SIZE_ANNOTATION
+from rackloom.core.gangs import placement
 from rackloom.lab.kube.faults import RequestFault
 
 
@@ -158,7 +159,7 @@ def test_pods_that_disagree_about_their_gang_are_told():
 
         def other(group, number):
             pod = honest(group, number)
-            pod["metadata"]["annotations"][spec.SIZE_ANNOTATION] = f"worker={2 + number}"
+            pod["metadata"]["annotations"][SIZE_ANNOTATION] = f"worker={2 + number}"
             return pod
 
         job.pod = other

@@ -7,8 +7,8 @@ from tests.claim.cluster.gangs.gang_site import TEAM, planned, rack_of, run
 from tests.claim.cluster.gangs.gang_stories import at_work, bound_job, opened, over
 
 from rackloom.claim.kube.api import Rejected
+from rackloom.core.cluster.gang_objects import GANG_GATE, GANG_TAINT
 from rackloom.core.cluster.objects import EVENT, GANG_PLAN, NODE, POD, metav1_time
-from rackloom.core.gangs import spec
 from rackloom.lab.virtual.event_loop import loop_wall_time
 
 
@@ -18,7 +18,7 @@ def gpu_pod(name, node, **labels):
     return {"metadata": {"name": name, "namespace": TEAM, "labels": labels}, "spec": spec}
 
 
-@pytest.mark.parametrize("labels", [{}, {spec.GANG_TAINT: "big"}], ids=["plain", "labelled without a size"])
+@pytest.mark.parametrize("labels", [{}, {GANG_TAINT: "big"}], ids=["plain", "labelled without a size"])
 def test_a_pod_that_is_only_named_like_a_gang_keeps_its_tray(labels):
     async def story():
         site = await opened(racks=1, trays=4)
@@ -169,7 +169,7 @@ def test_two_gangs_of_one_name_in_two_namespaces_share_nothing():
         for pod in theirs:
             pod["metadata"] |= {"namespace": "kube-system", "ownerReferences": []}
             await site.user.create(
-                POD, pod | {"spec": {**pod["spec"], "schedulingGates": [{"name": spec.GANG_GATE}]}}
+                POD, pod | {"spec": {**pod["spec"], "schedulingGates": [{"name": GANG_GATE}]}}
             )
 
         async def bound():

@@ -25,7 +25,7 @@ from rackloom.core.cluster.objects import (
     has_condition,
     metav1_time,
 )
-from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.snapshot import GangSettings
 from rackloom.core.kueue.plans import CONTROLLER_NAME
 from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
 from rackloom.lab.kube.direct import DirectApi

@@ -24,6 +24,7 @@ from rackloom.claim.cluster.uninstall.executor import (
 from rackloom.claim.cluster.uninstall.inventory import ClusterInventory
 from rackloom.claim.kube.api import Conflict
 from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import GANG_FINALIZER, GANG_TAINT
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -50,7 +51,6 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
 )
 from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
-from rackloom.core.gangs import spec
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.objects import TypeSchema
 from rackloom.lab.kube.server import AdmissionReview, FakeKube
@@ -404,7 +404,7 @@ async def belongings(cluster: Cluster, uid: str, namespace: str, template: str, 
 
 async def plan_of(cluster: Cluster, name: str, *trays: str) -> str:
     """A GangPlan, and the taints of its trays; the UID."""
-    meta = {"name": name, "namespace": TEAM, "finalizers": [spec.GANG_FINALIZER]}
+    meta = {"name": name, "namespace": TEAM, "finalizers": [GANG_FINALIZER]}
     made = await cluster.put(GANG_PLAN, {"metadata": meta, "spec": {}}, "rackloom-controller")
     uid = str(made["metadata"]["uid"])
     for tray in trays:
@@ -415,7 +415,10 @@ async def plan_of(cluster: Cluster, name: str, *trays: str) -> str:
 async def tainted(cluster: Cluster, tray: str, uid: str) -> None:
     """Reserve a tray."""
     found = await cluster.user.get(NODE, tray)
-    taints = [*found["spec"]["taints"], {"key": spec.GANG_TAINT, "value": uid, "effect": "NoSchedule"}]
+    taints = [
+        *found["spec"]["taints"],
+        {"key": GANG_TAINT, "value": uid, "effect": "NoSchedule"},
+    ]
     await cluster.as_("rackloom-controller").patch(NODE, tray, None, {"spec": {"taints": taints}})
 
 
@@ -439,7 +442,7 @@ def _foreign_part(found: Object) -> Object:
         for key, value in found["metadata"]["labels"].items()
         if not key.startswith(("rackloom.dev/", "resource.nvidia.com/")) and key != names.GPU_CLIQUE_LABEL
     }
-    taints = [taint for taint in found["spec"].get("taints") or () if taint["key"] != spec.GANG_TAINT]
+    taints = [taint for taint in found["spec"].get("taints") or () if taint["key"] != GANG_TAINT]
     return {"labels": labels, "taints": taints}
 
 

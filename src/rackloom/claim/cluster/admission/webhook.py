@@ -41,6 +41,14 @@ from rackloom.claim.cluster.admission.reviews import (
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.kube.informer import CacheSet, Informer
 from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import (
+    GANG_GATE,
+    GROUP_LABEL,
+    SIZE_EXAMPLE,
+    check_gang_name,
+    gang_group_of,
+    read_gang_spec,
+)
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -52,6 +60,7 @@ from rackloom.core.cluster.objects import (
 from rackloom.core.cluster.pods import (
     CHANNEL_LABEL,
     GANG_LABEL,
+    SIZE_ANNOTATION,
     WATCHED_LABEL,
     ClaimObject,
     ClaimSpec,
@@ -66,8 +75,6 @@ from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_dom
 from rackloom.core.domains.device_configs import decode_gpu_config, decode_imex_config
 from rackloom.core.domains.network_config import decode_network_config
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, DEFAULT_NAMESPACE
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.spec import SIZE_EXAMPLE, check_gang_name, gang_group_of, read_gang_spec
 from rackloom.errors import Refused
 
 # Strict validation of opaque device configs.
@@ -135,7 +142,7 @@ def hold_gang_pod(pod: PodObject) -> tuple[PodObject, AdmissionVerdict]:
     """
     if not pod.is_of_a_gang or pod.is_bound:
         return pod, AdmissionVerdict()
-    if spec.SIZE_ANNOTATION not in pod.annotations:
+    if SIZE_ANNOTATION not in pod.annotations:
         return pod, AdmissionVerdict(
             warnings=(f"the pod's gang has no size, so nobody waits for it: {SIZE_EXAMPLE}",),
             rules=(("gang", "warned"),),
@@ -147,21 +154,21 @@ def hold_gang_pod(pod: PodObject) -> tuple[PodObject, AdmissionVerdict]:
             allowed=False, message=f"the pod can be in no gang: {refused}", rules=(("gang", "denied"),)
         )
     gates = pod.spec.scheduling_gates or ()
-    if any(gate.name == spec.GANG_GATE for gate in gates):
+    if any(gate.name == GANG_GATE for gate in gates):
         return pod, AdmissionVerdict()
-    gated = msgspec.structs.replace(pod.spec, scheduling_gates=(*gates, NameReference(name=spec.GANG_GATE)))
-    verdict = AdmissionVerdict(patch=(add_gate(pod, spec.GANG_GATE),), rules=(("gang", "changed"),))
+    gated = msgspec.structs.replace(pod.spec, scheduling_gates=(*gates, NameReference(name=GANG_GATE)))
+    verdict = AdmissionVerdict(patch=(add_gate(pod, GANG_GATE),), rules=(("gang", "changed"),))
     return msgspec.structs.replace(pod, spec=gated), verdict
 
 
 def _check_gang_pod(pod: PodObject) -> None:
     check_gang_name(pod.labels[GANG_LABEL])
     declared, group = read_gang_spec(pod.annotations), gang_group_of(pod.labels)
-    if not declared.has(group):
+    if group not in dict(declared.sizes):
         groups = " or ".join(name for name, _ in declared.sizes)
         raise Refused(
-            f"its group is {group!r}, and {spec.SIZE_ANNOTATION} has none of that name",
-            nearest_fix=f"set label {spec.GROUP_LABEL} to {groups}",
+            f"its group is {group!r}, and {SIZE_ANNOTATION} has none of that name",
+            nearest_fix=f"set label {GROUP_LABEL} to {groups}",
         )
 
 

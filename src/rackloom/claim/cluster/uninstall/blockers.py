@@ -28,6 +28,7 @@ from rackloom.claim.cluster.uninstall.inventory import (
 )
 from rackloom.core.cluster import names
 from rackloom.core.cluster import pods as kubernetes_pods
+from rackloom.core.cluster.gang_objects import GANG_GATE, gang_key_of
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     CRD,
@@ -44,8 +45,6 @@ from rackloom.core.cluster.objects import (
     list_names,
 )
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
-from rackloom.core.gangs import spec
-from rackloom.core.gangs.snapshot import gang_key_of
 
 _NAMED_ALIKE = frozenset({"admissionregistration.k8s.io", "rbac.authorization.k8s.io"})
 """API groups in which an object with our prefix is reported."""
@@ -179,7 +178,7 @@ def _guards(domain: Object, inventory: ClusterInventory) -> bool:
 
 def _gate_of(pod: Object) -> str | None:
     gates = {gate["name"] for gate in (pod.get("spec") or {}).get("schedulingGates") or ()}
-    return next((gate for gate in (spec.GANG_GATE, kubernetes_pods.TEMPLATE_GATE) if gate in gates), None)
+    return next((gate for gate in (GANG_GATE, kubernetes_pods.TEMPLATE_GATE) if gate in gates), None)
 
 
 def _owner_and_fix(pod: Object) -> tuple[str, str]:

@@ -47,6 +47,7 @@ from rackloom.claim.cluster.uninstall.inventory import (
     was_written_by_us,
 )
 from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import read_tray_node, reserving_plans
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     CRD,
@@ -73,14 +74,7 @@ from rackloom.core.domains.observe import take_domain_snapshot, with_secrets
 from rackloom.core.domains.owned import teardown_writes
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 from rackloom.core.domains.snapshot import owned_object, remove_label
-from rackloom.core.gangs.snapshot import (
-    close_record,
-    read_record,
-    read_tray_node,
-    release_tray,
-    release_trays,
-    reserving_plans,
-)
+from rackloom.core.gangs.snapshot import close_record, read_record, release_tray, release_trays
 
 PHASE_ORDER = tuple(UninstallPhase)
 PHASE_TITLES = {

@@ -29,7 +29,8 @@ from rackloom.core.cluster.objects import (
     metav1_time,
     pod_phase,
 )
-from rackloom.core.cluster.scheduling import REQUIRED_DURING_SCHEDULING, is_node_selected
+from rackloom.core.cluster.pods import REQUIRED
+from rackloom.core.cluster.scheduling import is_node_selected
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.managed_fields import clone
 from rackloom.lab.kube.objects import owner_references
@@ -177,7 +178,7 @@ def _daemon_pod(daemon_set: Object, node: str) -> Object:
     spec, metadata = template["spec"], template.get("metadata") or {}
     affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     here = {"key": "metadata.name", "operator": "In", "values": [node]}
-    affinity[REQUIRED_DURING_SCHEDULING] = {"nodeSelectorTerms": [{"matchFields": [here]}]}
+    affinity[REQUIRED] = {"nodeSelectorTerms": [{"matchFields": [here]}]}
     spec.setdefault("tolerations", []).append({"operator": "Exists"})
     metadata |= {"generateName": f"{owner['name']}-", "namespace": owner["namespace"]}
     metadata["labels"] = (metadata.get("labels") or {}) | {_GENERATION_LABEL: str(owner["generation"])}
@@ -186,7 +187,7 @@ def _daemon_pod(daemon_set: Object, node: str) -> Object:
 
 
 def _daemon_node(pod: Object) -> str:
-    terms = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED_DURING_SCHEDULING]["nodeSelectorTerms"]
+    terms = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     return str(terms[0]["matchFields"][0]["values"][0])
 
 
