@@ -22,11 +22,11 @@ from tests.simulation.compute_domains.tray import SimulatedImexProgram
 
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import DaemonIdentity
-from rackloom.claim.node.plugin import ClaimRef
 from rackloom.core.cluster import names, objects
+from rackloom.core.cluster.claims import ClaimRef
+from rackloom.core.cluster.domain_objects import ObjectRef
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import Object, ResourceKind
-from rackloom.core.domains.clique import ObjectRef
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

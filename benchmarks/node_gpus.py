@@ -13,7 +13,7 @@ from node_kit import NODE_NAME, Counting, claim, claims_measured, cluster, host_
 from site_figures import resident_mib
 from tests.claim.node.plugin_manager import plugin_manager_on
 
-from rackloom.claim.node.device_files import DriverFiles
+from rackloom.claim.node.cdi import DriverFiles
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import DeclaredGpu, DeclaredGpus, DeclaredInventory
 from rackloom.claim.node.gpu.monitor import GpuMonitor, GpuReader

@@ -13,16 +13,15 @@ from node_kit import NODE_NAME, claim, claims_measured, cluster, host_below, row
 from site_figures import resident_mib
 from tests.claim.node.plugin_manager import plugin_manager_on
 
-from rackloom.claim.node.device_files import ImexKernel
+from rackloom.claim.node.cdi import ImexKernel
 from rackloom.claim.node.fabric import FabricMonitor, read_declared_fabric
 from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.run import PluginHost, run_plugin
-from rackloom.core.cluster import names
+from rackloom.core.cluster import device_configs, names
+from rackloom.core.cluster.domain_objects import ComputeDomainClique, DaemonInfo, Readiness, clique_json
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE
-from rackloom.core.domains import device_configs
-from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, Readiness, clique_json
 
 PLUGIN = "imex"
 NAMESPACE = "rackloom-imex"

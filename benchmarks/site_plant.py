@@ -24,7 +24,7 @@ from rackloom.carve.reconcile.loop import ConcurrencySlots, Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import MonotonicSiteClock
 from rackloom.core.partitions.domain import DomainObservation
-from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL
+from rackloom.core.partitions.status_rules import DEFAULT_INTERVAL
 
 BASE = f"/v2/org/{DEMO_ORG}/nico"
 QUIET_SECONDS = 0.5

@@ -23,7 +23,7 @@ from rackloom.carve.store.database import Store
 
 INCLUSIVE = {
     "token": (("carve/api/auth.py", "verify"),),
-    "routing": (("route_index.py", "matches"),),
+    "routing": (("operation.py", "matches"),),
     "parameters": (("dependencies/utils.py", "solve_dependencies"), ("carve/api/operation.py", "own_values")),
     "store": (("store/database.py", "transact"),),
 }

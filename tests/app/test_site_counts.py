@@ -10,6 +10,7 @@ from rackloom.app.site.record_counts import count_site_records
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.observation import latest
 from rackloom.carve.partitions import ownership
+from rackloom.carve.reconcile import records
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.schema import domain_dispute, endpoint, owned_partition
 from rackloom.core.partitions.domain import (
@@ -73,7 +74,7 @@ def _leader_and_standby(conn: sa.Connection) -> None:
     for key, reading in (("leader", _reading(5.0, 1, 2)), ("standby", _reading(9.0))):
         endpoints.register_endpoint(conn, f"http://{key}", [key], 1.0, lambda key=key: key)
         latest.save_reading(conn, key, reading)
-        endpoints.set_endpoint_domain(conn, key, "d", 9.0)
+        records.set_endpoint_domain(conn, key, "d", 9.0)
 
 
 def test_a_standby_hides_nothing_and_what_a_lost_controller_showed_is_not_counted_as_there():

@@ -31,7 +31,7 @@ from rackloom.app.config import load_config
 from rackloom.app.site.service import site_service
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.store.database import DATABASE
-from rackloom.core.partitions import reading_age
+from rackloom.core.partitions import status_rules
 from rackloom.errors import Refused
 from rackloom.web import live
 
@@ -42,7 +42,7 @@ READ_SECONDS = 0.5
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(reading_age, "READ_SECONDS", READ_SECONDS)
+    monkeypatch.setattr(status_rules, "READ_SECONDS", READ_SECONDS)
     monkeypatch.setattr(live, "RECORD_SECONDS", READ_SECONDS)
 
 
@@ -293,9 +293,9 @@ def test_a_server_that_is_gone_is_answered_503_until_it_is_back(ground, postgres
 
 SERVE = f"""
 import sys, pathlib
-from rackloom.core.partitions import reading_age
+from rackloom.core.partitions import status_rules
 from rackloom.web import live
-reading_age.READ_SECONDS = live.RECORD_SECONDS = {READ_SECONDS}
+status_rules.READ_SECONDS = live.RECORD_SECONDS = {READ_SECONDS}
 sys.argv = ["rackloom", "serve", "--config", sys.argv[1]]
 from rackloom.cli.main import main
 main()
@@ -381,7 +381,7 @@ def test_a_full_disk_and_a_process_that_was_stopped(ground, small_disk):
         async with ground.racks() as (switch,):
             await rack.occupy(switch, admin)
             small_disk.process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(reading_age.valid_seconds(1.0) + 0.5)
+            await asyncio.sleep(status_rules.valid_seconds(1.0) + 0.5)
             small_disk.fill()
         small_disk.process.send_signal(signal.SIGCONT)
         # Asked at once: nothing was written or read meanwhile.

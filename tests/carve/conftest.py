@@ -181,9 +181,9 @@ class SmallSite:
     def lose(self, domain: str, reason: str = "connection refused") -> None:
         self.run(records.record_unreadable, self.endpoint[domain], reason, self.tick())
 
-    def lease(self, domain: str) -> leases.Lease:
+    def lease(self, domain: str) -> records.Lease:
         """The lease under which the test acts as the reconciler of `domain`."""
-        taken: leases.Lease = self.run(
+        taken: records.Lease = self.run(
             leases.try_acquire_lease, self.endpoint[domain], "test", self.now, self.now + 60.0
         )
         return taken

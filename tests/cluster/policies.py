@@ -9,6 +9,7 @@ from rackloom.claim.kube.api import KubeError
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ComputeDomainClique, clique_json
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -18,7 +19,6 @@ from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
 )
-from rackloom.core.domains.clique import ComputeDomainClique, clique_json
 
 DRIVER = "rackloom-system"
 """The namespace of the programs that deploy/kubernetes installs."""

@@ -15,6 +15,7 @@ from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ComputeDomainStatus, read_compute_domain_status
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -30,7 +31,6 @@ from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
 )
-from rackloom.core.domains.compute_domain import ComputeDomainStatus, read_compute_domain_status
 from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
 
 PATIENCE = 480.0

@@ -15,6 +15,7 @@ from tests.waiting import until
 from rackloom.claim.cluster.certificates import DaemonCertificates
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import read_compute_domain, read_compute_domain_status
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
@@ -24,7 +25,6 @@ from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
 )
-from rackloom.core.domains.compute_domain import read_compute_domain, read_compute_domain_status
 from rackloom.core.domains.manifests import daemon_set, daemon_template
 
 pytestmark = pytest.mark.anyio

@@ -19,6 +19,7 @@ from tests.waiting import until
 from rackloom.claim.cluster.certificates import DaemonCertificates
 from rackloom.claim.kube.api import KubeApi, Rejected
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ComputeDomain, read_compute_domain
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
@@ -34,7 +35,6 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
 )
 from rackloom.core.domains.channel_mode import channel_slice_manifest, warm_domain_manifest
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.manifests import (
     daemon_set,
     daemon_template,

@@ -17,6 +17,8 @@ from rackloom.app.node.process import NodeOptions
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.run import PluginDirectories
 from rackloom.core.cluster import names
+from rackloom.core.cluster.device_configs import ChannelConfig, imex_config_json
+from rackloom.core.cluster.domain_objects import ComputeDomainClique, DaemonInfo, Readiness, clique_json
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -27,8 +29,6 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     Object,
 )
-from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, Readiness, clique_json
-from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
 
 pytestmark = pytest.mark.anyio
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"

@@ -17,8 +17,8 @@ from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.node.nic.inventory import NodeNetwork
 from rackloom.claim.node.nic.status import AttachmentReporter
 from rackloom.claim.node.nri.client import PodSandbox
-from rackloom.claim.node.plugin import ClaimRef
 from rackloom.core.allocate.objects import Device
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.core.cluster.objects import ENDPOINT_SLICE, EVENT, NODE, POD, Object
 from rackloom.core.nics.attachment import LinkIdentity, PreparedNic
 from rackloom.errors import Refused

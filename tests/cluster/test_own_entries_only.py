@@ -13,8 +13,9 @@ from tests.cluster.policies import CLIQUE, DAEMON_ACCOUNT, DAEMONS, DRIVER, slic
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Rejected
-from rackloom.claim.node.pod_sync import RETRY_ANNOTATION
+from rackloom.claim.node.requests import RETRY_ANNOTATION
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ComputeDomainClique, ObjectRef, clique_json, read_clique
 from rackloom.core.cluster.gang_objects import GANG_TAINT
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN_CLIQUE,
@@ -26,14 +27,7 @@ from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
 )
-from rackloom.core.domains.clique import (
-    ComputeDomainClique,
-    ObjectRef,
-    clique_json,
-    join_clique,
-    leave_clique,
-    read_clique,
-)
+from rackloom.core.domains.clique import join_clique, leave_clique
 
 pytestmark = pytest.mark.anyio
 CLUSTER_ROLE = ResourceKind(

@@ -12,6 +12,7 @@ from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ComputeDomainClique, ObjectRef, Readiness, clique_json
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -22,14 +23,7 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     Object,
 )
-from rackloom.core.domains.clique import (
-    ComputeDomainClique,
-    ObjectRef,
-    Readiness,
-    clique_json,
-    join_clique,
-    with_daemon_status,
-)
+from rackloom.core.domains.clique import join_clique, with_daemon_status
 
 pytestmark = pytest.mark.anyio
 

@@ -26,6 +26,7 @@ from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.requests import ANSWER_SECONDS
+from rackloom.core.cluster.domain_objects import Readiness
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -37,7 +38,6 @@ from rackloom.core.cluster.objects import (
 )
 from rackloom.core.diagnosis.checks.domains import check_domains
 from rackloom.core.diagnosis.findings import CheckState, verdict
-from rackloom.core.domains.clique import Readiness
 from rackloom.lab.nodes.dra_manager import pod_claim
 from rackloom.lab.nodes.kubelets import SimulatedKubelets
 from rackloom.prove.collectors.cluster import collect_cluster

@@ -10,7 +10,7 @@ from cel_expr_python import cel
 from cel_expr_python.ext import ext_optional, ext_strings
 
 from rackloom.core.cluster import names
-from rackloom.core.domains.compute_domain import read_compute_domain
+from rackloom.core.cluster.domain_objects import read_compute_domain
 from rackloom.core.domains.crds import domain_crds
 from rackloom.core.domains.manifests import DAEMON_SERVICE_ACCOUNT
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, DEFAULT_NAMESPACE

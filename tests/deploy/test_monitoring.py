@@ -13,7 +13,7 @@ from tests.waiting import PATIENCE
 from deploy.monitoring import write_rules
 from rackloom.claim.cluster.gang_controller import PLACED_REASONS
 from rackloom.claim.node.prepare import PREPARE_ERRORS, UNPREPARE_ERRORS
-from rackloom.core.domains.compute_domain import Readiness
+from rackloom.core.cluster.domain_objects import Readiness
 from rackloom.core.gangs.reconcile import API_REFUSED, WARNING_REASONS
 
 ROOT = Path(__file__).parents[2]

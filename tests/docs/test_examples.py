@@ -10,7 +10,7 @@ from rackloom.app.config import load_config
 from rackloom.claim.node.fabric import read_declared_fabric as read_fabric
 from rackloom.claim.node.gpu.inventory import DeclaredGpus
 from rackloom.claim.node.nic.config import read_profiles, read_stated_attributes
-from rackloom.core.domains.device_configs import decode_gpu_config
+from rackloom.core.cluster.device_configs import decode_gpu_config
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.server import FakeKube

@@ -21,7 +21,7 @@ from tests.node.nodes import NodeCluster, RealNode
 from tests.node.workloads import claim_template, claiming, inside, phase, pod, until_gone, until_running
 from tests.waiting import until_seen
 
-from rackloom.claim.node.device_files import DRIVER_SECONDS
+from rackloom.claim.node.cdi import DRIVER_SECONDS
 
 OLD, NEW = "570.172.08", "580.95.05"
 DRIVER_ROOT = "run/nvidia/driver"

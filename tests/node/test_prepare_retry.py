@@ -18,7 +18,7 @@ from tests.node.workloads import (
 )
 from tests.waiting import until_seen
 
-from rackloom.claim.node.pod_sync import RETRY_ANNOTATION
+from rackloom.claim.node.requests import RETRY_ANNOTATION
 
 MOST_WAIT = 10.0
 """Seconds that a pod may wait after a failure that has cleared."""

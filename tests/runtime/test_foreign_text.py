@@ -15,6 +15,7 @@ from rackloom.errors import Undecodable
 from rackloom.runtime.foreign_text import (
     MAX_DEPTH,
     MEASURED_BYTES,
+    clean_line,
     decode_json,
     decode_msgpack,
     decode_toml,
@@ -196,3 +197,27 @@ def test_every_text_is_read_or_refused(content: bytes) -> None:
     for decode in (decode_json, decode_yaml, decode_toml):
         found = refusal(lambda decode=decode: decode(content, "it"))  # type: ignore[misc]
         assert found is None or isinstance(found, Undecodable)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("as it is", "as it is"),
+        ("ten chars.", "ten chars."),
+        ("eleven char", "eleven ..."),
+        ("a\x1b[1mb\nc", "a [1mb c"),
+        ("  a \t\r\n b  ", "a b"),
+        ("\n" * 39 + "x", "x"),
+        ("\n" * 40 + "x", ""),
+    ],
+)
+def test_untrusted_text_becomes_one_short_line(text: str, line: str) -> None:
+    assert clean_line(text, 10) == line
+
+
+@given(st.text(), st.integers(4, 40))
+def test_a_clean_line_can_be_shown_and_is_not_too_long(text: str, most: int) -> None:
+    line = clean_line(text, most)
+    assert line.isprintable()
+    assert len(line) <= most
+    assert clean_line(line, most) == line

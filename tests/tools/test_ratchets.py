@@ -2,8 +2,10 @@
 
 import ast
 import io
+import subprocess
 import sys
 import tokenize
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,30 @@ def test_the_fast_scan_agrees_with_the_tokenizer():
 )
 def test_lookups_in_objects(line, counts):
     assert ratchets.object_lookups(line) == ([1] if counts else [])
+
+
+def test_lookups_count_where_kubernetes_objects_may_be(tmp_path, monkeypatch):
+    for place in (
+        "core/cluster/pods.py",
+        "carve/api/rest.py",
+        "core/transfer/records.py",
+        "core/place/plan.py",
+    ):
+        path = tmp_path / "src/rackloom" / place
+        path.parent.mkdir(parents=True)
+        path.write_text('x = found["status"]\n')
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    monkeypatch.setattr(ratchets, "ROOT", tmp_path)
+    assert [line.path for line in ratchets.scan().object_lookups] == ["src/rackloom/core/place/plan.py"]
+
+
+def test_an_import_contract_holds_for_each_exception():
+    contracts = tomllib.loads((ratchets.ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    (contract,) = (each for each in contracts if each.get("forbidden_modules") == ["rackloom.core.cluster"])
+    packages = [name.removeprefix("src/").rstrip("/").replace("/", ".") for name in ratchets.OTHER_JSON]
+    assert contract["source_modules"] == packages
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,12 @@
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import (
+    ComputeDomain,
+    ComputeDomainNode,
+    ComputeDomainStatus,
+    Readiness,
+)
 from rackloom.core.cluster.metadata import Condition
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import Finding
@@ -21,12 +27,6 @@ from rackloom.core.diagnosis.snapshot import (
     NvlinkDomainRecord,
     PartitionRecord,
     SiteSnapshot,
-)
-from rackloom.core.domains.clique import Readiness
-from rackloom.core.domains.compute_domain import (
-    ComputeDomain,
-    ComputeDomainNode,
-    ComputeDomainStatus,
 )
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
 from rackloom.web.model import MapGpu, SiteMap, SiteReading, rack_id

@@ -47,7 +47,7 @@ from rackloom.carve.api.claim_mapping import (
 )
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.core.partitions.domain import DefaultPartitionPolicy
-from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
+from rackloom.core.partitions.status_rules import DEFAULT_INTERVAL, valid_seconds
 from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import decode_toml
 

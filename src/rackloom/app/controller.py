@@ -47,10 +47,9 @@ from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.kube.leader import LeaderElection
+from rackloom.core.cluster.domain_objects import Readiness, read_compute_domain_status
 from rackloom.core.cluster.names import ImexIsolation, ImexMode
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, GANG_PLAN
-from rackloom.core.domains.clique import Readiness
-from rackloom.core.domains.compute_domain import read_compute_domain_status
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE, ControllerSettings
 from rackloom.core.gangs.snapshot import BesideKueue, GangSettings
 from rackloom.errors import Refused

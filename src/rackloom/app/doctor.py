@@ -44,7 +44,7 @@ from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.report import SiteCommands, with_site_commands
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
-from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 from rackloom.errors import Refused, Retry
 from rackloom.prove.collectors.host import collect_host
 from rackloom.topology.discovery.discover import build_machine

@@ -38,7 +38,8 @@ from rackloom.claim.imex.nvidia_imex import READY, ImexControl, start_imex
 from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
 from rackloom.claim.kube.client import connect
 from rackloom.core.cluster import names
-from rackloom.core.domains.clique import ObjectRef, is_ip_address
+from rackloom.core.cluster.domain_objects import ObjectRef
+from rackloom.core.domains.clique import is_ip_address
 from rackloom.core.domains.imex_settings import ImexSettings
 from rackloom.errors import Refused, Retry
 from rackloom.serving.limits import Process, files_needed
@@ -83,7 +84,7 @@ def member_from_environment(environment: Mapping[str, str]) -> DaemonIdentity:
         namespace=environment["POD_NAMESPACE"],
         node=environment["NODE_NAME"],
         address=environment["POD_IP"],
-        pod=ObjectRef(environment["POD_NAME"], environment["POD_UID"], environment["POD_NAMESPACE"]),
+        pod=ObjectRef(environment["POD_NAME"], environment["POD_UID"]),
         max_nodes=int(most),
         boot_id=environment.get(names.BOOT_ID_VARIABLE, ""),
     )

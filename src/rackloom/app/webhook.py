@@ -57,8 +57,7 @@ from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.kube.leader import LeaderElection
 from rackloom.errors import Refused, Retry
-from rackloom.serving.acceptor import END_REASONS
-from rackloom.serving.fair_share import FairShare, address_key
+from rackloom.serving.acceptor import END_REASONS, FairShare, address_key
 from rackloom.serving.limits import WEBHOOK, Process, files_needed
 
 # Metrics.

@@ -149,3 +149,13 @@ def decode_yaml_document(content: bytes | str, source: str) -> Any:
     if len(documents) > 1:
         raise Undecodable(source, f"it has {len(documents)} documents instead of one")
     return documents[0] if documents else None
+
+
+# A line to show.
+
+
+def clean_line(text: str, most: int) -> str:
+    """Untrusted text as one line of at most `most` characters, without control characters."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * most])
+    line = " ".join(shown.split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."

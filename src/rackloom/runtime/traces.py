@@ -64,7 +64,7 @@ class Traces:
         return _NOTHING
 
     def current(self) -> str | None:
-        """The place of the open span; None without one, or where it is not sent."""
+        """The place of the open span, or None without one, or where it is not sent."""
         return None
 
 

@@ -32,8 +32,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from rackloom.serving.acceptor import AcceptedConnection, Acceptor, ConnectionEnded
-from rackloom.serving.fair_share import plain_address
+from rackloom.serving.acceptor import AcceptedConnection, Acceptor, ConnectionEnded, plain_address
 from rackloom.serving.limits import GrpcLimits
 
 _CLOSE_SECONDS = 5.0
@@ -81,7 +80,7 @@ _NAME_ENDS = "@"
 
 
 def client_address(peer: str) -> str:
-    """The `plain_address` of the client, from what gRPC calls the peer of a call; empty if unknown."""
+    """The `plain_address` of the client, from what gRPC calls the peer of a call, or empty if unknown."""
     return plain_address(_own_name(peer).partition(_NAME_ENDS)[2])
 
 

@@ -43,10 +43,7 @@ class HttpServer(uvicorn.Server):
     """uvicorn within `limits` and without signal handling; `answering` is set once it accepts connections."""
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        limits: HttpLimits,
-        ended: ConnectionEnded = lambda _: None,
+        self, config: uvicorn.Config, limits: HttpLimits, ended: ConnectionEnded = lambda _: None
     ) -> None:
         super().__init__(config)
         self.answering = asyncio.Event()
@@ -159,7 +156,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request is passed on. Raises ValueError, which stops the parser."""
         if self._is_answering():
             raise ValueError("a request before the last was answered")
-        if self.parser.should_upgrade() and self._announces_body():
+        if self.parser.should_upgrade() and any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+            for name, value in self.headers
+        ):
             # The parser reads no body then: it would take that for the next request.
             raise ValueError("an upgrade with a body")
         self._in_head, self._in_body = False, True
@@ -239,12 +239,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
-
-    def _announces_body(self) -> bool:
-        return any(
-            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
-            for name, value in self.headers
-        )
 
     def _count(self, part: bytes) -> None:
         self._head_bytes += len(part)

@@ -46,7 +46,7 @@ class HttpLimits(ConnectionLimits, frozen=True, kw_only=True):
     body_seconds: float = 20.0
     """From the end of the head to the end of the body."""
     answer_seconds: float | None = None
-    """From the end of the request to the end of its answer; None where answers are streams without an end."""
+    """From the end of the request to the end of its answer, or None if answers are streams without an end."""
     unread_seconds: float = 30.0
     """While more of the answer waits than the kernel takes, because the client does not read."""
     idle_seconds: int = 5
@@ -74,7 +74,7 @@ class GrpcLimits(ConnectionLimits, frozen=True, kw_only=True):
     idle_seconds: float | None = 300.0
     """Without a call."""
     age_seconds: float | None = None
-    """Then a connection takes no more calls; None where subscriptions stay for as long as they like."""
+    """Then a connection takes no more calls, or None if subscriptions stay for as long as they like."""
     files_of_a_connection: ClassVar[int] = 3
     """The connection, and both ends of the one to gRPC."""
 
@@ -124,7 +124,7 @@ class Process(StrEnum):
     TRANSFER = "transfer serve"
 
 
-class Listener(msgspec.Struct, frozen=True, kw_only=True):
+class Listener(msgspec.Struct, frozen=True):
     """One listener of a process."""
 
     process: Process
@@ -141,127 +141,73 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
 
 _CONFIGURED = "the address of the setting"
 _THIS_MACHINE = "this machine"
+_PODS = "the pod network"
+_BEARER = "a bearer token; `/openapi.json` and the login page nothing"
+_HTTP = "app/listeners.py"
 LISTENERS = (
+    Listener(Process.SERVE, "REST and rack map", _HTTP, _CONFIGURED, _BEARER, SITE_REST),
     Listener(
-        process=Process.SERVE,
-        name="REST and rack map",
-        opener="app/listeners.py",
-        reachable=_CONFIGURED,
-        requires="a bearer token; `/openapi.json` and the login page nothing",
-        limits=SITE_REST,
+        Process.SERVE, "admin gRPC", "carve/admin/server.py", _CONFIGURED, "a client certificate", SITE_ADMIN
+    ),
+    Listener(Process.SERVE, "metrics and probes", _HTTP, _CONFIGURED, "nothing", PROBES),
+    Listener(Process.UP, "REST and rack map", _HTTP, _THIS_MACHINE, _BEARER, SITE_REST),
+    Listener(
+        Process.UP, "simulated API server", _HTTP, _THIS_MACHINE, "a bearer token", SIMULATED_API_SERVER
     ),
     Listener(
-        process=Process.SERVE,
-        name="admin gRPC",
-        opener="carve/admin/server.py",
-        reachable=_CONFIGURED,
-        requires="a client certificate",
-        limits=SITE_ADMIN,
+        Process.UP,
+        "control of the simulated site",
+        _HTTP,
+        _THIS_MACHINE,
+        "the bearer token of `control.json`",
+        SIMULATED_CONTROL,
     ),
     Listener(
-        process=Process.SERVE,
-        name="metrics and probes",
-        opener="app/listeners.py",
-        reachable=_CONFIGURED,
-        requires="nothing",
-        limits=PROBES,
-    ),
-    Listener(
-        process=Process.UP,
-        name="REST and rack map",
-        opener="app/listeners.py",
-        reachable=_THIS_MACHINE,
-        requires="a bearer token; `/openapi.json` and the login page nothing",
-        limits=SITE_REST,
-    ),
-    Listener(
-        process=Process.UP,
-        name="simulated API server",
-        opener="app/listeners.py",
-        reachable=_THIS_MACHINE,
-        requires="a bearer token",
-        limits=SIMULATED_API_SERVER,
-    ),
-    Listener(
-        process=Process.UP,
-        name="control of the simulated site",
-        opener="app/listeners.py",
-        reachable=_THIS_MACHINE,
-        requires="the bearer token of `control.json`",
-        limits=SIMULATED_CONTROL,
-    ),
-    Listener(
-        process=Process.UP,
-        name="simulated NMX-C, for each domain",
-        opener="lab/switches/servers.py",
-        reachable=_THIS_MACHINE,
-        requires="nothing; in tests a client certificate",
-        limits=SIMULATED_NMX_C,
+        Process.UP,
+        "simulated NMX-C, for each domain",
+        "lab/switches/servers.py",
+        _THIS_MACHINE,
+        "nothing; in tests a client certificate",
+        SIMULATED_NMX_C,
         is_of_each_rack=True,
     ),
     Listener(
-        process=Process.WEBHOOK,
-        name="admission, metrics and probes",
-        opener="app/listeners.py",
-        reachable="the pod network",
-        requires="nothing: the API server shows no certificate",
-        limits=WEBHOOK,
+        Process.WEBHOOK,
+        "admission, metrics and probes",
+        _HTTP,
+        _PODS,
+        "nothing: the API server shows no certificate",
+        WEBHOOK,
+    ),
+    Listener(Process.CONTROLLER, "metrics and probes", _HTTP, _PODS, "nothing", PROBES),
+    Listener(
+        Process.NODE, "metrics and probes", _HTTP, f"{_PODS}; the NIC plugin: this machine", "nothing", PROBES
+    ),
+    Listener(Process.NODE, "gRPC health", "app/node/process.py", _PODS, "nothing", HEALTH),
+    Listener(
+        Process.NODE,
+        "DRA and registration sockets of kubelet",
+        "claim/node/run.py",
+        "root of this machine (Unix sockets, mode 0600)",
+        "nothing else",
+        PLUGIN_SOCKET,
     ),
     Listener(
-        process=Process.CONTROLLER,
-        name="metrics and probes",
-        opener="app/listeners.py",
-        reachable="the pod network",
-        requires="nothing",
-        limits=PROBES,
+        Process.MPS,
+        "starts of MPS daemons",
+        "claim/node/gpu/mps_launcher.py",
+        "root of this machine (Unix socket, mode 0600)",
+        "nothing else",
+        MPS_LAUNCHER,
     ),
+    Listener(Process.IMEX, "probes", "claim/imex/daemon.py", _PODS, "nothing", IMEX_PROBE),
     Listener(
-        process=Process.NODE,
-        name="metrics and probes",
-        opener="app/listeners.py",
-        reachable="the pod network; the NIC plugin: this machine",
-        requires="nothing",
-        limits=PROBES,
-    ),
-    Listener(
-        process=Process.NODE,
-        name="gRPC health",
-        opener="app/node/process.py",
-        reachable="the pod network",
-        requires="nothing",
-        limits=HEALTH,
-    ),
-    Listener(
-        process=Process.NODE,
-        name="DRA and registration sockets of kubelet",
-        opener="claim/node/run.py",
-        reachable="root of this machine (Unix sockets, mode 0600)",
-        requires="nothing else",
-        limits=PLUGIN_SOCKET,
-    ),
-    Listener(
-        process=Process.MPS,
-        name="starts of MPS daemons",
-        opener="claim/node/gpu/mps_launcher.py",
-        reachable="root of this machine (Unix socket, mode 0600)",
-        requires="nothing else",
-        limits=MPS_LAUNCHER,
-    ),
-    Listener(
-        process=Process.IMEX,
-        name="probes",
-        opener="claim/imex/daemon.py",
-        reachable="the pod network",
-        requires="nothing",
-        limits=IMEX_PROBE,
-    ),
-    Listener(
-        process=Process.TRANSFER,
-        name="control channel",
-        opener="prove/transfer/endpoints.py",
-        reachable="the address of `--listen`",
-        requires="proof of the shared secret",
-        limits=TRANSFER_CONTROL,
+        Process.TRANSFER,
+        "control channel",
+        "prove/transfer/endpoints.py",
+        "the address of `--listen`",
+        "proof of the shared secret",
+        TRANSFER_CONTROL,
     ),
 )
 """Each listener of each long-running command."""

@@ -27,7 +27,7 @@ class _Log:
 
 
 def log_requests(listener: Listener | None) -> None:
-    """Give each line to `listener` from now on; None ends it."""
+    """Give each line to `listener` from now on. None ends it."""
     _Log.listener = listener
 
 

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from rackloom.core.cluster.domain_objects import ComputeDomain
 from rackloom.core.diagnosis.findings import Level
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, NvlinkDomainRecord
-from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.web.chain import clique_of, partition_hidden, use_hidden
 from rackloom.web.model import MapGpu, MapRack, SiteMap, tray_partly_taken
 from rackloom.web.places import GpuSpot, PlacesByName, RackMarks, RackPlaces, marks_by_rack, places_named

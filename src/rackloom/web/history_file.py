@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rackloom.core.cluster.domain_objects import ComputeDomain
 from rackloom.core.diagnosis.snapshot import (
     GpuChain,
     LogicalPartitionRecord,
@@ -35,7 +36,6 @@ from rackloom.core.diagnosis.snapshot import (
     NodeRecord,
     PartitionRecord,
 )
-from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.web.model import MapGpu, MapRack, SiteMap, rack_of_trays
 
 T = TypeVar("T")

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import msgspec
 
+from rackloom.core.cluster.domain_objects import ComputeDomain
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.incremental import GroupName, JoinedShares, Memo, join_shares, recompute_changed
 from rackloom.core.diagnosis.index import gpu_part, slot_key
@@ -32,7 +33,6 @@ from rackloom.core.diagnosis.snapshot import (
     SiteSnapshot,
     grouped,
 )
-from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.topology.part_names import PartName
 
 # What the map is drawn from, and the interface of its source.

@@ -27,9 +27,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
+from rackloom.core.cluster.domain_objects import ComputeDomain
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 from rackloom.core.diagnosis.snapshot import GpuChain, Layer, NvlinkDomainRecord
-from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.web.model import NO_RACK, MapGpu, MapRack, SiteMap, rack_of_trays
 
 # What each step depends on, and what it makes.

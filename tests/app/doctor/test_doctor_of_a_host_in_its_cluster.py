@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from tests.app.doctor.hosts import examine_host, laid_out
 
+from rackloom.core.cluster.domain_objects import ComputeDomain, ComputeDomainStatus
 from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.names import GPU_DRIVER
 from rackloom.core.diagnosis.catalogue import Check
@@ -17,7 +18,6 @@ from rackloom.core.diagnosis.snapshot import (
     NodeRecord,
     SiteSnapshot,
 )
-from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainStatus
 from rackloom.topology.affinity import own_nics
 from rackloom.topology.join_key import Fact, GpuKey, Source
 from rackloom.topology.machine import numa_of

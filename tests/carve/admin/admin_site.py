@@ -4,8 +4,8 @@ import grpc
 
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
-from rackloom.carve.tenancy import instances, logical_partitions
-from rackloom.carve.tenancy.instances import InstanceRequest
+from rackloom.carve.tenancy import instance_creation, logical_partitions
+from rackloom.carve.tenancy.instance_creation import InstanceRequest
 
 Code = grpc.StatusCode
 
@@ -51,7 +51,7 @@ class AdminSite:
         )
         request = InstanceRequest(names=(name,), vpc_id=vpc, instance_type_id=site.type_id, one_domain=False)
         made = await self.write(
-            instances.create_instances, site.tenant, request, now=site.tick(), ids=site.ids
+            instance_creation.create_instances, site.tenant, request, now=site.tick(), ids=site.ids
         )
         return made.value[0]
 

@@ -5,7 +5,7 @@ from tests.carve.admin.admin_site import D0, D1, Code
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
-from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 
 
 def test_an_instance_joins_and_leaves_and_says_only_what_was_seen(small_site, run_on_site):

@@ -7,7 +7,7 @@ import pytest
 from rackloom.carve.api.auth import Role
 from rackloom.carve.reconcile import records
 from rackloom.core.partitions.planner import make_plan
-from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 
 ADMIN, VIEWER = Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER
 OWNER = {"tenantOrg": "acme", "vpcName": "net", "nvLinkLogicalPartitionName": "train"}

@@ -15,7 +15,7 @@ from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind, EventNote
 from rackloom.core.diagnosis.snapshot import SiteSnapshot
-from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS, READING_VALID_SECONDS, valid_seconds
+from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS, READING_VALID_SECONDS, valid_seconds
 
 BOTH_STORES = True
 

@@ -9,7 +9,7 @@ from starlette.routing import Match
 
 from rackloom.carve.api import access
 from rackloom.carve.api.app import ROUTES
-from rackloom.carve.api.route_index import RouteIndex
+from rackloom.carve.api.operation import RouteIndex
 
 INDEX = RouteIndex(access.BASE, ROUTES)
 WORDS = sorted({word for route in ROUTES for word in route.path.split("/")[1:]})

@@ -11,6 +11,7 @@ import pytest
 from tests.carve.fabric.nmxm_rig import login
 
 from rackloom.carve.fabric.controller import FabricUnavailable
+from rackloom.carve.fabric.nmxc import driver
 from rackloom.carve.fabric.nmxc import protocol as nmxc
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.fabric.nmxm import protocol as nmxm
@@ -58,7 +59,7 @@ def test_an_answer_of_nmx_m_without_end_is_not_read_whole(monkeypatch: pytest.Mo
 
 async def last_notification(call: Any) -> None:
     while True:
-        await nmxc._read_notification(call, 10.0)
+        await driver._read_notification(call, 10.0)
 
 
 @pytest.mark.parametrize("answer", [b"\xff" * 8, b"\x0b" * DEEP + b"\x0c" * DEEP, b"", b"\x0a\x02\x08"])

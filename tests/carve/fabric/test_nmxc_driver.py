@@ -13,8 +13,7 @@ from tests.carve.fabric.conftest import small_fabric
 from tests.waiting import until_so
 
 from rackloom.carve.fabric.controller import FabricDriver, FabricRefused, FabricUnavailable
-from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.fabric.nmxc.protocol import NmxcSession
+from rackloom.carve.fabric.nmxc.driver import NmxcDriver, NmxcSession
 from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,
     AddGpus,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rackloom.carve.fabric.controller import FabricUnavailable
-from rackloom.carve.fabric.nmxc import protocol
+from rackloom.carve.fabric.nmxc import driver as nmxc
 from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, DeletePartition, GpuHealth
 from rackloom.lab.switches.fabric import SimulatedFabric
 
@@ -107,7 +107,7 @@ def test_a_subscription_that_held_is_tried_again_at_once(fabric: SimulatedFabric
                 waiting = asyncio.ensure_future(anext(wakes))
                 while len(naps.asked) == before:
                     await asyncio.sleep(0.01)
-                assert naps.asked[before] == protocol.FIRST_RESUBSCRIBE_DELAY
+                assert naps.asked[before] == nmxc.FIRST_RESUBSCRIBE_DELAY
                 await server.come_back()
                 await waiting
             await wakes.aclose()
@@ -132,7 +132,7 @@ def test_a_refused_subscription_is_asked_for_again_with_patience(rig: Any) -> No
 
 
 def test_a_controller_that_falls_silent_is_left(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "SILENT_BEATS", 0.05)
+    monkeypatch.setattr(nmxc, "SILENT_BEATS", 0.05)
     naps = Naps()
 
     async def scenario() -> None:
@@ -151,7 +151,7 @@ def test_a_controller_that_falls_silent_is_left(rig: Any, monkeypatch: pytest.Mo
 def test_after_a_loss_a_reading_waits_less_for_the_first_answer(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "SILENT_BEATS", 0.05)
+    monkeypatch.setattr(nmxc, "SILENT_BEATS", 0.05)
 
     async def scenario() -> None:
         async with rig(sleep=Naps(), heart_beat_seconds=1) as (server, driver):
@@ -160,7 +160,7 @@ def test_after_a_loss_a_reading_waits_less_for_the_first_answer(
             server.faults.freeze()
             await anext(wakes)
             with pytest.raises(FabricUnavailable, match="DEADLINE_EXCEEDED"):
-                async with asyncio.timeout(protocol.CONNECT_SECONDS / 2):
+                async with asyncio.timeout(nmxc.CONNECT_SECONDS / 2):
                     await driver.observe()
             server.faults.thaw()
             await anext(wakes)
@@ -172,5 +172,5 @@ def test_after_a_loss_a_reading_waits_less_for_the_first_answer(
 
 @pytest.mark.parametrize("interval", [4.0, 5.0, 10.0, 30.0, 60.0, 300.0])
 def test_silence_is_noticed_within_an_interval(interval: float) -> None:
-    silence = protocol.SILENT_BEATS * protocol.heart_beat_rate(interval)
-    assert silence + protocol.PROBE_SECONDS < interval
+    silence = nmxc.SILENT_BEATS * nmxc.heart_beat_rate(interval)
+    assert silence + nmxc.PROBE_SECONDS < interval

@@ -10,8 +10,8 @@ import pytest
 from rackloom.carve.fabric import nmxc
 from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, canonical_domain
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
-from rackloom.carve.fabric.nmxc.driver import read_gpus, read_partitions
-from rackloom.carve.fabric.nmxc.protocol import require_success, return_code_name
+from rackloom.carve.fabric.nmxc.driver import read_gpus, read_partitions, require_success
+from rackloom.carve.fabric.nmxc.protocol import return_code_name
 from rackloom.core.partitions.domain import GpuHealth, PartitionHealth
 
 HERE = Path(next(iter(nmxc.__path__)))

@@ -16,7 +16,7 @@ from rackloom.carve.reconcile import loop
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store import schema
 from rackloom.carve.store.database import DatabaseBackend, Store, T
-from rackloom.carve.tenancy import entitlements, instances, logical_partitions
+from rackloom.carve.tenancy import entitlements, instance_creation, logical_partitions
 from rackloom.core.partitions.domain import PartitionOperation
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
 from rackloom.lab.switches.servers import NmxcServer
@@ -176,13 +176,13 @@ class Racks:
             wanted_id=None,
             **names,
         )
-        request = instances.InstanceRequest(
+        request = instance_creation.InstanceRequest(
             names=tuple(new_id() for _ in range(count)),
             vpc_id=vpc,
             instance_type_id=kind.id,
             one_domain=False,
         )
-        await store.run(instances.create_instances, tenant, request, time.time(), new_id)
+        await store.run(instance_creation.create_instances, tenant, request, time.time(), new_id)
 
     async def all_ready(self, store: Store) -> bool:
         found = sa.select(schema.instance.c.status)

@@ -27,12 +27,12 @@ from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
 from rackloom.carve.fabric.nmxm.protocol import NmxmLogin
 from rackloom.carve.inventory.enrolment import seed_embedded_site
-from rackloom.carve.reconcile import leases
+from rackloom.carve.reconcile import domain_pass, leases
 from rackloom.carve.reconcile.domain_pass import DomainPass, DomainTurns
 from rackloom.carve.reconcile.loop import SOLE_REPLICA
 from rackloom.carve.store.database import Store
 from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
-from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 from rackloom.lab.switches.fabric import SeededNames, SimulatedFabric, fabrics_of, machine_id_of
 from rackloom.lab.switches.faults import NmxcFaults
 from rackloom.lab.switches.nmxc import NmxcService
@@ -313,7 +313,7 @@ class Site:
         await self.store.run(seed_embedded_site, self.racks, PROFILE, urls, now=self.clock(), ids=self.ids)
         await self.store.run(leases.start_as_sole_replica)
         (held,) = await self.store.run(leases.take_share, SOLE_REPLICA, self.clock(), math.inf)
-        guard = leases.LeaseGuard(held.lease, math.inf)
+        guard = domain_pass.LeaseGuard(held.lease, math.inf)
         self.work = DomainPass(held.endpoint, guard, self.driver, self.store, self.clock, DomainTurns())
         await self.work.run()
 

@@ -25,10 +25,10 @@ from rackloom.carve.reconcile.domain_pass import (
     NO_HOOKS,
     DomainPass,
     DomainTurns,
+    LeaseGuard,
     ReconcileHooks,
     StandbyController,
 )
-from rackloom.carve.reconcile.leases import LeaseGuard
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store import journal, schema
 from rackloom.carve.store.database import Store

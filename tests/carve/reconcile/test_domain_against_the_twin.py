@@ -17,7 +17,7 @@ from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store import schema
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import OperatorOrder
-from rackloom.carve.tenancy import entitlements, instances, logical_partitions
+from rackloom.carve.tenancy import entitlements, instance_creation, instances, logical_partitions
 from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID
 from rackloom.errors import Refused
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of
@@ -73,9 +73,9 @@ class Plane:
             ids=new_id,
         )
         changed = await self.store.run(
-            instances.create_instances,
+            instance_creation.create_instances,
             tenant,
-            instances.InstanceRequest(
+            instance_creation.InstanceRequest(
                 names=tuple(f"i{next(_numbers)}" for _ in range(count)),
                 vpc_id=vpc,
                 instance_type_id=row.id,

@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from rackloom.carve.reconcile.leases import Lease, LeaseGuard
+from rackloom.carve.reconcile.domain_pass import LeaseGuard
+from rackloom.carve.reconcile.records import Lease
 from rackloom.lab.virtual.event_loop import Deadlock, run_simulation
 
 LEASE = Lease("endpoint", "me", 1)

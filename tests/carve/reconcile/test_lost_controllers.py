@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from tests.carve.reconcile.served_rack import Tenant, make_fabric, served_rack
 
-from rackloom.carve.fabric.nmxc import protocol
+from rackloom.carve.fabric.nmxc import driver
 from rackloom.lab.faults import frozen
 from rackloom.lab.switches.servers import NmxcServer
 
@@ -115,7 +115,7 @@ def test_a_killed_controller_is_unknown_within_two_seconds(tmp_path: Path) -> No
         async def kill() -> None:
             process.kill()
 
-        read, heard = play(url, tmp_path, kill, protocol.heart_beat_rate(INTERVAL))
+        read, heard = play(url, tmp_path, kill, driver.heart_beat_rate(INTERVAL))
     print(f"SIGKILL: REST {read:.2f} s, event {heard:.2f} s")  # noqa: T201
     assert max(read, heard) < LOST_SECONDS
 
@@ -127,7 +127,7 @@ def test_a_stopped_controller_is_unknown_within_an_interval(tmp_path: Path) -> N
         async def stop() -> None:
             process.send_signal(signal.SIGSTOP)
 
-        read, heard = play(url, tmp_path, stop, protocol.heart_beat_rate(INTERVAL))
+        read, heard = play(url, tmp_path, stop, driver.heart_beat_rate(INTERVAL))
     print(f"SIGSTOP: REST {read:.2f} s, event {heard:.2f} s")  # noqa: T201
     assert max(read, heard) < INTERVAL
 
@@ -168,6 +168,6 @@ def test_a_controller_whose_packets_vanish_is_unknown_within_an_interval(tmp_pat
             # What the controller sends is dropped in silence: no FIN, no RST, no acknowledgement.
             ip("-n", name, "route", "add", "blackhole", "10.255.7.1/32")
 
-        read, heard = play(url, tmp_path, cut, protocol.heart_beat_rate(INTERVAL))
+        read, heard = play(url, tmp_path, cut, driver.heart_beat_rate(INTERVAL))
     print(f"packets vanish: REST {read:.2f} s, event {heard:.2f} s")  # noqa: T201
     assert max(read, heard) < INTERVAL

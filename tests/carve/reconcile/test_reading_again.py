@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rackloom.carve.fabric.controller import FabricUnavailable
-from rackloom.carve.reconcile.domain_pass import read_again_in_doubt
+from rackloom.carve.fabric.controller import FabricUnavailable, read_again_in_doubt
 from rackloom.core.partitions.domain import DomainLimits, DomainObservation
 from rackloom.lab.virtual.event_loop import run_simulation
 

@@ -11,8 +11,7 @@ from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.partitions import intent
 from rackloom.carve.reconcile import records
-from rackloom.carve.reconcile.domain_pass import MAX_ROUNDS, DomainPass, DomainTurns
-from rackloom.carve.reconcile.leases import LeaseGuard
+from rackloom.carve.reconcile.domain_pass import MAX_ROUNDS, DomainPass, DomainTurns, LeaseGuard
 from rackloom.carve.store import schema
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.core.partitions.domain import (

@@ -14,9 +14,9 @@ from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.enrolment import seed_embedded_site
 from rackloom.carve.reconcile import leases
-from rackloom.carve.reconcile.domain_pass import LEASE_ENDED_REASON, DomainPass, DomainTurns
-from rackloom.carve.reconcile.leases import Lease, LeaseGuard
+from rackloom.carve.reconcile.domain_pass import LEASE_ENDED_REASON, DomainPass, DomainTurns, LeaseGuard
 from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.reconcile.records import Lease
 from rackloom.carve.store import schema
 from rackloom.carve.store.database import Store
 from rackloom.lab.switches.fabric import SeededNames, fabrics_of

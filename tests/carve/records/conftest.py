@@ -14,8 +14,8 @@ from rackloom.carve.reconcile import records
 from rackloom.carve.store import schema
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.values import InterfaceSpec
-from rackloom.carve.tenancy import instances, interfaces, logical_partitions
-from rackloom.carve.tenancy.instances import InstanceRequest
+from rackloom.carve.tenancy import instance_creation, instances, logical_partitions
+from rackloom.carve.tenancy.instance_creation import InstanceRequest
 from rackloom.core.partitions.domain import DomainObservation
 
 
@@ -65,7 +65,7 @@ class Tenancy:
             interfaces=tuple(InterfaceSpec(*spec) for spec in specs),
         )
         made = self.site.run(
-            instances.create_instances, self.tenant, request, self.site.tick(), self.site.ids
+            instance_creation.create_instances, self.tenant, request, self.site.tick(), self.site.ids
         )
         new: str = made.value[0]
         return new
@@ -96,7 +96,7 @@ class Tenancy:
         return None if row is None else str(row.status)
 
     def interfaces(self, instance: str) -> dict[int, tuple[str, str | None]]:
-        rows = self.site.read(interfaces.interfaces_of, instance)
+        rows = self.site.read(instance_creation.interfaces_of, instance)
         return {row.device_instance: (row.status, row.reason) for row in rows}
 
     def where(self, instance: str) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from rackloom.carve.observation.conflicts import ConflictingControllers, Control
 from rackloom.carve.partitions import found
 from rackloom.carve.reconcile import leases, records
 from rackloom.carve.store import journal, schema
-from rackloom.carve.tenancy import placement
+from rackloom.carve.tenancy import capacity
 from rackloom.core.partitions.domain import DeletePartition
 
 
@@ -129,7 +129,7 @@ def of_chassis(pair: Any, serial: str) -> list[Any]:
 def test_a_new_instance_goes_where_no_controllers_contradict(pair: Any) -> None:
     def room() -> tuple[int, int]:
         views = pair.site.read(
-            placement.capacity_of_domains, [pair.domain], pair.site.tenant.id, None, pair.site.now
+            capacity.capacity_of_domains, [pair.domain], pair.site.tenant.id, None, pair.site.now
         )
         return views[pair.domain].free, views[pair.domain].closed
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.reconcile import leases, records
-from rackloom.carve.reconcile.leases import LeaseLost
+from rackloom.carve.reconcile.records import LeaseLost
 from rackloom.carve.store import schema
 from rackloom.core.partitions.domain import DeletePartition
 

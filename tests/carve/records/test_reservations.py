@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from rackloom.carve.store import schema
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.values import Rejected
-from rackloom.carve.tenancy import placement, reservations, withheld_trays
+from rackloom.carve.tenancy import placement, reservations
 from rackloom.carve.tenancy.reservations import ReservationRequest
 from rackloom.core.partitions.domain import GpuHealth
 from rackloom.core.place.instance_trays import TrayRequest
@@ -61,7 +61,7 @@ def test_placement_is_as_before_once_reservations_have_ended(small_site: Any) ->
     small_site.tick(100.0)
     assert [place(small_site, rival, trays) for trays in range(1, 7)] == before
     assert small_site.read(lambda conn: conn.execute(sa.select(schema.tray_reservation)).all()) == rows
-    assert small_site.read(withheld_trays.reserved_trays, small_site.now, None) == {}
+    assert small_site.read(placement.reserved_trays, small_site.now, None) == {}
 
 
 def test_of_two_reservations_side_by_side_one_gets_the_tray(small_site: Any) -> None:
@@ -82,4 +82,4 @@ def test_of_two_reservations_side_by_side_one_gets_the_tray(small_site: Any) -> 
         return await asyncio.gather(*work, return_exceptions=True)
 
     assert {type(outcome) for outcome in small_site.runner.run(both())} == {str, Rejected}
-    assert len(small_site.read(withheld_trays.reserved_trays, small_site.now, None)) == 1
+    assert len(small_site.read(placement.reserved_trays, small_site.now, None)) == 1

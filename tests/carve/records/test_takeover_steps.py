@@ -7,7 +7,7 @@ from tests.carve.conftest import DOMAINS, GPUS, TRAYS
 
 from rackloom.carve.partitions import intent
 from rackloom.carve.reconcile import records
-from rackloom.carve.reconcile.current_plan import plan_of_domain
+from rackloom.carve.reconcile.records import plan_of_domain
 from rackloom.carve.store import prepared, schema
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.values import Rejected

@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.inventory import endpoints
+from rackloom.carve.reconcile import records
 
 
 @contextmanager
@@ -77,5 +78,5 @@ def test_controllers_of_other_domains_cost_nothing(small_site: Any, domain: str)
         url, serial = f"http://another-{number}", f"ANOTHER{number}"
         small_site.run(endpoints.register_endpoint, url, [serial], small_site.tick(), small_site.ids)
         (endpoint_id,) = (known.id for known in small_site.read(endpoints.all_endpoints) if known.url == url)
-        small_site.run(endpoints.set_endpoint_domain, endpoint_id, f"domain {number}", small_site.tick())
+        small_site.run(records.set_endpoint_domain, endpoint_id, f"domain {number}", small_site.tick())
     assert cost() == before

@@ -11,6 +11,7 @@ from tests.claim.cluster.fake_site import Site
 
 from rackloom.claim.kube.api import Conflict, NotFound
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import compute_domain_status_json
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     CreateObject,
@@ -20,7 +21,6 @@ from rackloom.core.cluster.objects import (
     PatchObject,
     ResourceKind,
 )
-from rackloom.core.domains.compute_domain import compute_domain_status_json
 from rackloom.core.domains.observe import INDEXES
 from rackloom.core.domains.reconcile import DomainDecision
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings

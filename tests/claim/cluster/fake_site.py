@@ -8,6 +8,14 @@ from rackloom.claim.cluster.domain_controller import DomainController
 from rackloom.claim.kube.api import Conflict, NotFound
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import (
+    ComputeDomainClique,
+    ObjectRef,
+    Readiness,
+    clique_json,
+    read_clique,
+    read_compute_domain_status,
+)
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -22,16 +30,7 @@ from rackloom.core.cluster.objects import (
     metav1_time,
 )
 from rackloom.core.cluster.scheduling import is_node_selected
-from rackloom.core.domains.clique import (
-    ComputeDomainClique,
-    ObjectRef,
-    Readiness,
-    clique_json,
-    join_clique,
-    read_clique,
-    with_daemon_status,
-)
-from rackloom.core.domains.compute_domain import read_compute_domain_status
+from rackloom.core.domains.clique import join_clique, with_daemon_status
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.virtual.event_loop import loop_wall_time

@@ -1,15 +1,14 @@
 """One ComputeDomain in a world of objects: decided and carried out until nothing is left to do."""
 
-from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, NODE, POD
-from rackloom.core.domains.clique import (
+from rackloom.core.cluster.domain_objects import (
     ComputeDomainClique,
     ObjectRef,
     Readiness,
     clique_json,
-    join_clique,
-    with_daemon_status,
+    read_compute_domain_status,
 )
-from rackloom.core.domains.compute_domain import read_compute_domain_status
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, NODE, POD
+from rackloom.core.domains.clique import join_clique, with_daemon_status
 from rackloom.core.domains.observe import take_domain_snapshot
 from rackloom.core.domains.reconcile import reconcile_domain
 

@@ -6,6 +6,13 @@ import msgspec
 import pytest
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import (
+    ComputeDomainClique,
+    ObjectRef,
+    Readiness,
+    clique_json,
+    read_compute_domain_status,
+)
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -19,15 +26,7 @@ from rackloom.core.cluster.objects import (
     CreateObject,
 )
 from rackloom.core.domains.channel_mode import mixed_isolation_event, reconcile_clique
-from rackloom.core.domains.clique import (
-    ComputeDomainClique,
-    ObjectRef,
-    Readiness,
-    clique_json,
-    join_clique,
-    with_daemon_status,
-)
-from rackloom.core.domains.compute_domain import read_compute_domain_status
+from rackloom.core.domains.clique import join_clique, with_daemon_status
 from rackloom.core.domains.observe import take_clique_snapshot, take_domain_snapshot
 from rackloom.core.domains.reconcile import reconcile_domain
 

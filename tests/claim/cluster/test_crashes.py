@@ -5,6 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import (
+    ComputeDomainClique,
+    ObjectRef,
+    Readiness,
+    clique_json,
+    read_clique,
+    read_compute_domain_status,
+)
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -14,16 +22,7 @@ from rackloom.core.cluster.objects import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
 )
-from rackloom.core.domains.clique import (
-    ComputeDomainClique,
-    ObjectRef,
-    Readiness,
-    clique_json,
-    join_clique,
-    read_clique,
-    with_daemon_status,
-)
-from rackloom.core.domains.compute_domain import read_compute_domain_status
+from rackloom.core.domains.clique import join_clique, with_daemon_status
 from rackloom.core.domains.observe import take_domain_snapshot
 from rackloom.core.domains.reconcile import DomainDecision, reconcile_domain
 

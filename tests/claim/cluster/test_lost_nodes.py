@@ -8,6 +8,13 @@ from tests.claim.cluster.one_domain import UID, settle, started, status_of
 
 from rackloom.claim.kube.api import Conflict
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import (
+    ComputeDomainNode,
+    ObjectRef,
+    Readiness,
+    clique_json,
+    read_clique,
+)
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -17,8 +24,7 @@ from rackloom.core.cluster.objects import (
     PatchObject,
 )
 from rackloom.core.domains import membership
-from rackloom.core.domains.clique import ObjectRef, Readiness, clique_json, join_clique, read_clique
-from rackloom.core.domains.compute_domain import ComputeDomainNode
+from rackloom.core.domains.clique import join_clique
 from rackloom.core.domains.observe import take_domain_snapshot
 from rackloom.core.domains.reconcile import DomainDecision, reconcile_domain
 

@@ -4,10 +4,11 @@ import msgspec
 import pytest
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.device_configs import ChannelConfig, DaemonConfig, decode_imex_config
+from rackloom.core.cluster.domain_objects import read_compute_domain
+from rackloom.core.cluster.names import AllocationMode
 from rackloom.core.cluster.scheduling import is_node_selected
 from rackloom.core.domains import manifests
-from rackloom.core.domains.compute_domain import AllocationMode, read_compute_domain
-from rackloom.core.domains.device_configs import ChannelConfig, DaemonConfig, decode_imex_config
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 
 

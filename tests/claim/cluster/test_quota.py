@@ -18,6 +18,7 @@ from tests.claim.cluster.quota_kueue import QuotaKueue, conditions_of, requests_
 
 from rackloom.claim.kube.api import Conflict, NotFound
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import read_compute_domain
 from rackloom.core.cluster.kueue_objects import read_workload
 from rackloom.core.cluster.names import ImexIsolation, ImexMode
 from rackloom.core.cluster.objects import (
@@ -35,7 +36,6 @@ from rackloom.core.cluster.objects import (
     has_condition,
     metav1_time,
 )
-from rackloom.core.domains.compute_domain import read_compute_domain
 from rackloom.core.domains.observe import take_domain_snapshot
 from rackloom.core.domains.quota import (
     DOMAINS_RESOURCE,

@@ -8,6 +8,7 @@ from tests.claim.cluster.one_domain import UID, settle, started, status_of
 
 from rackloom.claim.kube.api import Conflict
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ObjectRef, Readiness, clique_json, read_clique
 from rackloom.core.cluster.names import ImexMode
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -18,7 +19,7 @@ from rackloom.core.cluster.objects import (
     RESOURCE_CLAIM_TEMPLATE,
 )
 from rackloom.core.domains import membership, snapshot
-from rackloom.core.domains.clique import ObjectRef, Readiness, clique_json, join_clique, read_clique
+from rackloom.core.domains.clique import join_clique
 from rackloom.core.domains.observe import take_domain_snapshot
 from rackloom.core.domains.reconcile import reconcile_domain
 
@@ -159,15 +160,8 @@ def test_a_daemon_that_joins_while_stale_entries_are_removed_stays(make, setting
 @pytest.mark.parametrize("stale", STALE)
 def test_it_would_not_if_they_were_removed_from_any_version(make, settings, stale, monkeypatch):
     """The planted bug: without the resourceVersion the test above must fail."""
-    written = membership._written
-
-    def from_any_version(old, new):
-        patch = written(old, new)
-        return msgspec.structs.replace(
-            patch, patch={**patch.patch, "metadata": {**patch.patch["metadata"], "resourceVersion": None}}
-        )
-
-    monkeypatch.setattr(membership, "_written", from_any_version)
+    members = membership.clique_members_json
+    monkeypatch.setattr(membership, "clique_members_json", lambda value, version: members(value, {}))
     monkeypatch.setattr(membership, "delete_object", lambda thing, unchanged: snapshot.delete_object(thing))
     assert "n7" not in left_of_a_join_while_stale_entries_go(make, settings, stale)
 

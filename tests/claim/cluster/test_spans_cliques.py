@@ -4,16 +4,10 @@ import msgspec
 import pytest
 from tests.claim.cluster.one_domain import UID, settle, started, status_of
 
+from rackloom.core.cluster.domain_objects import ComputeDomainClique, ObjectRef, Readiness, clique_json
 from rackloom.core.cluster.names import ImexIsolation, ImexMode
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, NODE, POD, RESOURCE_CLAIM
-from rackloom.core.domains.clique import (
-    ComputeDomainClique,
-    ObjectRef,
-    Readiness,
-    clique_json,
-    join_clique,
-    with_daemon_status,
-)
+from rackloom.core.domains.clique import join_clique, with_daemon_status
 
 ONE, OTHER = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1", "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.2"
 MESHED = '{"complete": true, "peers": 1}'

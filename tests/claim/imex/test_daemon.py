@@ -18,8 +18,8 @@ from rackloom.claim.imex.nvidia_imex import ImexControl, start_imex
 from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
 from rackloom.claim.kube.api import NotFound
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ObjectRef, Readiness, read_clique
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN_CLIQUE, POD
-from rackloom.core.domains.clique import ObjectRef, Readiness, read_clique
 from rackloom.errors import Refused
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
@@ -66,7 +66,7 @@ class Rack:
             DRIVER,
             f"node-{node}",
             address,
-            ObjectRef(pod["metadata"]["name"], pod["metadata"]["uid"], DRIVER),
+            ObjectRef(pod["metadata"]["name"], pod["metadata"]["uid"]),
             self._max_nodes,
         )
         spawn = partial(start_imex, command)

@@ -12,8 +12,8 @@ from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import LABEL_SECONDS, CliqueMember, DaemonIdentity
 from rackloom.claim.kube.api import NotFound
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ObjectRef, Readiness, read_clique
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN_CLIQUE, POD
-from rackloom.core.domains.clique import ObjectRef, Readiness, read_clique
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.server import FakeKube
@@ -40,7 +40,7 @@ class Rack:
             namespace=DRIVER,
             node=f"node-{number}",
             address=f"10.0.0.{number + 1}",
-            pod=ObjectRef(meta["name"], pod["metadata"]["uid"], DRIVER),
+            pod=ObjectRef(meta["name"], pod["metadata"]["uid"]),
             max_nodes=18,
         )
 

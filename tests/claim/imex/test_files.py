@@ -4,8 +4,9 @@ from hypothesis import strategies as st
 from rackloom.claim.imex.config import ImexFiles, daemon_host, with_peers
 from rackloom.claim.imex.member import peers_of
 from rackloom.claim.imex.supervisor import PeerLayout, next_step
+from rackloom.core.cluster.domain_objects import ComputeDomainClique, DaemonInfo
 from rackloom.core.cluster.names import BOOT_FILE
-from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, is_ip_address
+from rackloom.core.domains.clique import is_ip_address
 
 KUBELETS = "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n10.0.0.3\tpod-a\n"
 ADDRESSES = st.dictionaries(st.integers(0, 71), st.ip_addresses().map(str), max_size=8)

@@ -14,7 +14,6 @@ from tests.claim.node.cdi_library import ReadSpecs
 from tests.claim.node.plugin_manager import KubeletPluginManager, PluginManagerTiming, plugin_manager_on
 
 from rackloom.claim.node.plugin import (
-    AllocatedClaim,
     CheckpointEntry,
     ContainerEdits,
     DeviceHealth,
@@ -25,6 +24,7 @@ from rackloom.claim.node.plugin import (
 )
 from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess, run_plugin
 from rackloom.core.allocate.objects import Device, DeviceAttribute
+from rackloom.core.cluster.claims import AllocatedClaim
 from rackloom.core.cluster.objects import NODE, RESOURCE_CLAIM
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rackloom.claim.node.cdi import CdiDirectory, cdi_spec, minimum_cdi_version
 from rackloom.claim.node.plugin import (
-    AllocatedDevice,
     ContainerEdits,
     ContainerHook,
     ContainerMount,
@@ -19,6 +18,7 @@ from rackloom.claim.node.plugin import (
     PreparedClaim,
     PreparedDevice,
 )
+from rackloom.core.cluster.claims import AllocatedDevice
 
 ENV = ContainerEdits(env=("A=b",))
 paths = st.text(string.ascii_letters + string.digits + "-._/", min_size=1, max_size=30).map("/{}".format)

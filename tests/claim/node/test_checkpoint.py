@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, PrepareState, ReadyDevice
+from rackloom.claim.node.plugin import CheckpointEntry, PrepareState, ReadyDevice
 from rackloom.claim.node.storage import (
     BootScopedFiles,
     Checkpoint,
@@ -18,6 +18,7 @@ from rackloom.claim.node.storage import (
     decode_checkpoint,
     encode_checkpoint,
 )
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.errors import Refused
 from rackloom.runtime.durable_files import PARTIAL
 

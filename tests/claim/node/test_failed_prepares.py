@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from tests.claim.node.conftest import DRIVER, NODE_NAME, NodeKit, allocation
 
 from rackloom.claim.node import requests
-from rackloom.claim.node.plugin import ClaimRef, PrepareState
-from rackloom.claim.node.pod_sync import RETRY_ANNOTATION, STOPPED_SECONDS
+from rackloom.claim.node.plugin import PrepareState
+from rackloom.claim.node.requests import RETRY_ANNOTATION, STOPPED_SECONDS
 from rackloom.claim.node.run import PluginProcess
 from rackloom.claim.node.tasks import beside, run_background, to_the_end
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.core.cluster.objects import EVENT, POD, RESOURCE_CLAIM, Object
 from rackloom.errors import Refused, Retry
 from rackloom.lab.kube.direct import DirectApi

@@ -13,7 +13,7 @@ from tests.waiting import until, until_so
 
 from rackloom.claim.kube.api import KubeError
 from rackloom.claim.node import run
-from rackloom.claim.node.pod_sync import RETRY_ANNOTATION
+from rackloom.claim.node.requests import RETRY_ANNOTATION
 from rackloom.claim.node.run import PluginProcess, registrar_path, run_plugin
 from rackloom.claim.node.tasks import beside
 from rackloom.core.cluster.objects import POD, RESOURCE_CLAIM, RESOURCE_SLICE

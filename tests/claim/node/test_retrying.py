@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 from rackloom.claim.kube.api import KubeError
-from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.requests import NO_ATTEMPT_ENDED, BackgroundRetries, persist
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.errors import Refused, Retry
 from rackloom.lab.virtual.event_loop import run_simulation
 

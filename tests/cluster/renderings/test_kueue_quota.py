@@ -15,6 +15,7 @@ from tests.cluster.renderings.kueue_at_work import kueue_at_work
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
+from rackloom.core.cluster.domain_objects import read_compute_domain_status
 from rackloom.core.cluster.names import IMEX_DRIVER
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -25,7 +26,6 @@ from rackloom.core.cluster.objects import (
     Object,
     has_condition,
 )
-from rackloom.core.domains.compute_domain import read_compute_domain_status
 from rackloom.core.domains.quota import (
     DOMAINS_RESOURCE,
     QUEUE_LABEL,

@@ -5,6 +5,7 @@ Names of each layer come from spaces of their own: only the join key ties them.
 
 import msgspec
 
+from rackloom.core.cluster.domain_objects import ComputeDomain, ComputeDomainStatus
 from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER
 from rackloom.core.diagnosis.snapshot import (
@@ -27,7 +28,6 @@ from rackloom.core.diagnosis.snapshot import (
     SiteSnapshot,
     TemplateRecord,
 )
-from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainStatus
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
 
 NOW = 1_800_000_000.0

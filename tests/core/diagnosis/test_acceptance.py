@@ -4,13 +4,13 @@ import msgspec
 import pytest
 from tests.core.diagnosis.healthy import NOW, domain, healthy, node, with_changed, without
 
+from rackloom.core.cluster.domain_objects import ComputeDomainStatus
 from rackloom.core.cluster.metadata import Condition
 from rackloom.core.diagnosis import examination
 from rackloom.core.diagnosis.acceptance import AcceptanceOutcome, acceptance
 from rackloom.core.diagnosis.catalogue import EXPLAINS, Check
 from rackloom.core.diagnosis.findings import fails
 from rackloom.core.diagnosis.snapshot import Layer, SiteSnapshot
-from rackloom.core.domains.compute_domain import ComputeDomainStatus
 
 WELL = healthy(racks=2, trays=3)
 DECIDED = ("CNP03-01", "SDN13", "SDN15", "SDN16", "SDN21", "SDN25", "SDN26", "SDN27", "K8S24")

@@ -12,13 +12,13 @@ from tests.core.diagnosis.healthy import NOW, domain, healthy, machine, node, se
 from tests.core.diagnosis.ward import WELL
 
 from rackloom.cli.main import app
+from rackloom.core.cluster.domain_objects import ComputeDomainStatus
 from rackloom.core.cluster.metadata import Condition
 from rackloom.core.diagnosis.catalogue import SITE_CHECKS, Check
 from rackloom.core.diagnosis.checks.fabric import AWAY_SECONDS
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import CheckState, Severity
 from rackloom.core.diagnosis.snapshot import Layer, LostPartition, SilentController
-from rackloom.core.domains.compute_domain import ComputeDomainStatus
 
 FAULTS = fabric_faults.FAULTS | cluster_faults.FAULTS
 

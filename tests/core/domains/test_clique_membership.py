@@ -6,8 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import (
+    ComputeDomainClique,
+    ObjectRef,
+    Readiness,
+    clique_json,
+    read_clique,
+)
 from rackloom.core.domains import clique
-from rackloom.core.domains.clique import ComputeDomainClique, ObjectRef, Readiness, clique_json, read_clique
 from rackloom.errors import Refused
 
 EMPTY = ComputeDomainClique(compute_domain="cd-uid", clique_id="7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1")
@@ -165,17 +171,18 @@ def test_a_write_keeps_name_and_labels_of_others():
     assert meta["labels"][names.COMPUTE_DOMAIN_LABEL] == "cd-uid"
 
 
+@pytest.mark.parametrize("text", ["10.0.0.1", "255.255.255.255", "fd00::7", "::", "::1"])
+def test_an_ip_address(text):
+    assert clique.is_ip_address(text)
+
+
 @pytest.mark.parametrize(
-    ("text", "line"),
+    "text",
     [
-        ("as it is", "as it is"),
-        ("ten chars.", "ten chars."),
-        ("eleven char", "eleven ..."),
-        ("a\x1b[1mb\nc", "a [1mb c"),
-        ("  a \t\r\n b  ", "a b"),
-        ("\n" * 39 + "x", "x"),
-        ("\n" * 40 + "x", ""),
+        *("", " ", "10.0.0", "10.0.0.01", "10.0.0.256", "10.0.0.1/24", "pod.example.com", "1" * 1000),
+        *("10.0.0.1\n", " 10.0.0.1", "10.0.0.1\x00", "\u0661.0.0.1"),
+        *("fe80::1%eth0", "fe80::1%a\n10.0.0.66 b", "::ffff:10.0.0.1"),
     ],
 )
-def test_untrusted_text_becomes_one_short_line(text, line):
-    assert clique.clean_line(text, 10) == line
+def test_no_ip_address(text):
+    assert not clique.is_ip_address(text)

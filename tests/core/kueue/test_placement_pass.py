@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackloom.core.cluster.domain_objects import read_compute_domain
 from rackloom.core.cluster.gang_objects import GangKey
 from rackloom.core.cluster.kueue_objects import KueueWorkload, read_workload
 from rackloom.core.cluster.objects import CreateObject, Object
-from rackloom.core.domains.compute_domain import read_compute_domain
 from rackloom.core.domains.quota import QUEUE_LABEL, domain_quota, spare_quotas
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.placement import PromisedSpares, spare_room

@@ -15,10 +15,8 @@ from rackloom.core.partitions.domain import (
     OwnedPartition,
     PartitionPlan,
     RemoveGpus,
-    name_flaw,
-    partition_name,
 )
-from rackloom.core.partitions.planner import make_plan
+from rackloom.core.partitions.planner import make_plan, name_flaw, partition_name
 from rackloom.core.partitions.safety import apply_operation, check_plan
 from rackloom.errors import Refused
 

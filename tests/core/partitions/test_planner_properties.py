@@ -22,10 +22,9 @@ from rackloom.core.partitions.domain import (
     ObservedPartition,
     OwnedPartition,
     PartitionHealth,
-    partition_name,
+    tray_partition_of,
 )
-from rackloom.core.partitions.partition_layout import tray_partition_of
-from rackloom.core.partitions.planner import make_plan
+from rackloom.core.partitions.planner import make_plan, partition_name
 from rackloom.core.partitions.safety import apply_operation, check_plan
 
 DOMAIN = "00000000-0000-4000-8000-00000000d001"

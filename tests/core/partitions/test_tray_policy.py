@@ -14,8 +14,9 @@ from rackloom.core.partitions.domain import (
     PartitionOperation,
     PartitionPlan,
     RemoveGpus,
+    is_tray_partition,
+    tray_partition_of,
 )
-from rackloom.core.partitions.partition_layout import is_tray_partition, tray_partition_of
 from rackloom.core.partitions.planner import make_plan
 from rackloom.core.partitions.safety import check_plan
 from rackloom.errors import Refused

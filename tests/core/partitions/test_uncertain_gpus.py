@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackloom.carve.fabric.controller import contradicted_gpus
 from rackloom.core.partitions.domain import (
     UNCERTAIN_REASON,
     AddGpus,
@@ -21,7 +22,6 @@ from rackloom.core.partitions.domain import (
     OwnedPartition,
     PartitionHealth,
     RemoveGpus,
-    contradicted_gpus,
     is_carried_out,
 )
 from rackloom.core.partitions.planner import NO_CERTAIN_READING, make_plan

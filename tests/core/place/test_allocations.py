@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.place.promises import AllocationUse, still_promised
+from rackloom.core.place.instance_trays import AllocationUse, still_promised
 
 numbers = st.integers(0, 6)
 

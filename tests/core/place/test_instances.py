@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.place.instance_trays import DomainFreeTrays, FreeTray, TrayRequest, choose_trays
-from rackloom.core.place.promises import AllocationUse
+from rackloom.core.place.instance_trays import (
+    AllocationUse,
+    DomainFreeTrays,
+    FreeTray,
+    TrayRequest,
+    choose_trays,
+)
 from rackloom.errors import Refused
 
 ills = st.sampled_from([None, None, "GPU 0 degraded"])

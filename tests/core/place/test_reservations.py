@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.place.instance_trays import DomainFreeTrays, FreeTray, TrayRequest, choose_trays
-from rackloom.core.place.promises import Reservation, given_up, in_force, owners_of_trays
+from rackloom.core.place.instance_trays import (
+    DomainFreeTrays,
+    FreeTray,
+    Reservation,
+    TrayRequest,
+    choose_trays,
+    given_up,
+    in_force,
+    owners_of_trays,
+)
 from rackloom.errors import Refused
 
 OWNERS = ("a", "b", "c")

@@ -33,8 +33,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.image import build, debian
+from rackloom.core.cluster.domain_objects import ComputeDomain
+from rackloom.core.cluster.names import AllocationMode
 from rackloom.core.domains import manifests
-from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 
 ROOT = Path(__file__).parents[3]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.claim.node.plugin_manager import NotPrepared, PluginManagerTiming, plugin_manager_on
 
-from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.run import Registrar, serve_on_socket
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.core.cluster.objects import RESOURCE_SLICE
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube

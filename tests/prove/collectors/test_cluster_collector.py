@@ -6,6 +6,7 @@ import json
 import pytest
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.device_configs import ChannelConfig, imex_config_json
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     NODE,
@@ -16,7 +17,6 @@ from rackloom.core.cluster.objects import (
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.checks.domains import check_domains
 from rackloom.core.diagnosis.findings import CheckState, verdict
-from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
 from rackloom.prove.collectors.cluster import collect_cluster
 
 CLIQUE = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"

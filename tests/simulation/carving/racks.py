@@ -26,8 +26,8 @@ from rackloom.core.partitions.domain import (
     CreatePartition,
     DefaultPartitionPolicy,
     PartitionOperation,
+    is_tray_partition,
 )
-from rackloom.core.partitions.partition_layout import is_tray_partition
 from rackloom.lab.switches.fabric import (
     FabricGpu,
     FabricPartition,

@@ -18,10 +18,9 @@ import msgspec
 import sqlalchemy as sa
 from tests.simulation.carving.racks import ConflictingController, JudgedRack, JudgedSite
 
-from rackloom.carve.fabric.controller import FabricDriver, FabricUnavailable
+from rackloom.carve.fabric.controller import REREAD_SECONDS, FabricDriver, FabricUnavailable
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.endpoints import Endpoint
-from rackloom.carve.reconcile.domain_pass import REREAD_SECONDS
 from rackloom.carve.store.database import DatabaseBackend, Store
 from rackloom.carve.store.failures import StoreUnavailable
 from rackloom.carve.store.journal import OperatorOrder

@@ -32,6 +32,7 @@ from rackloom.claim.node.requests import ClaimAnswer
 from rackloom.claim.node.run import PluginProcess
 from rackloom.claim.node.tasks import run_background
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ObjectRef
 from rackloom.core.cluster.gang_objects import reserving_plans
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import (
@@ -43,7 +44,6 @@ from rackloom.core.cluster.objects import (
     pod_claim_names,
 )
 from rackloom.core.cluster.pods import GANG_LABEL
-from rackloom.core.domains.clique import ObjectRef
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.errors import Retry
 from rackloom.lab.kube.direct import DirectApi
@@ -182,7 +182,7 @@ class StoryTray(ImexTray):
             namespace=DEFAULT_DAEMON_NAMESPACE,
             node=self.name,
             address=pod["status"]["podIP"],
-            pod=ObjectRef(meta["name"], meta["uid"], DEFAULT_DAEMON_NAMESPACE),
+            pod=ObjectRef(meta["name"], meta["uid"]),
             max_nodes=names.MAX_NODES_PER_IMEX_DOMAIN,
         )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from rackloom.claim.imex.nvidia_imex import CONNECTED, READY, ImexConnection, ImexDomain, ImexNode
 from rackloom.claim.imex.supervisor import Peers
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.device_files import ImexKernel
+from rackloom.claim.node.cdi import ImexKernel
 from rackloom.claim.node.fabric import FabricMonitor, read_declared_fabric
 from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon

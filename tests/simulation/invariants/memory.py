@@ -13,6 +13,7 @@ it never was READY.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from rackloom.core.cluster.domain_objects import Readiness
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -21,7 +22,6 @@ from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
 )
-from rackloom.core.domains.clique import Readiness
 
 MAX_WAIT_SECONDS = 10.0
 """Seconds that a pod may wait after a failure that has cleared."""

@@ -10,7 +10,7 @@ from tests.simulation.planted.plans import CALM, Bug
 
 from rackloom.carve.api import interfaces as rest_interfaces
 from rackloom.carve.store.database import Store
-from rackloom.carve.tenancy import instances, interfaces, logical_partitions
+from rackloom.carve.tenancy import instance_creation, instances, logical_partitions
 
 
 def empty_list_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -40,13 +40,13 @@ def retried_write_is_made_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def anybodys_logical_partition_accepted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(interfaces, "_check_logical_partitions", lambda *_: None)
+    patch.setattr(instance_creation, "_check_logical_partitions", lambda *_: None)
 
 
 def everybodys_interfaces_listed(patch: pytest.MonkeyPatch) -> None:
     def all_of_them(conn: sa.Connection, org: str, query: Any) -> Any:
         return rest_interfaces._page(
-            conn, rest_interfaces._tenant(conn, org), interfaces.interface_listing(), query
+            conn, rest_interfaces._tenant(conn, org), instances.interface_listing(), query
         )
 
     patch.setattr(rest_interfaces, "_list_all", all_of_them)

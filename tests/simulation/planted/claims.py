@@ -16,11 +16,11 @@ from tests.simulation.compute_domains.cluster import Disruption, StoryKind
 
 from rackloom.claim.cluster.domain_caches import OrphanSweeper
 from rackloom.claim.imex.daemon import DaemonReporter
-from rackloom.claim.node import pod_sync, tasks
+from rackloom.claim.node import requests, tasks
 from rackloom.claim.node.imex.domains import ImexDaemons
 from rackloom.claim.node.imex.labels import ComputeDomainLabel
+from rackloom.core.cluster.domain_objects import Readiness
 from rackloom.core.domains import clique, membership
-from rackloom.core.domains import clique as entries
 from rackloom.core.gangs import reconcile
 
 Bug = Callable[[pytest.MonkeyPatch], None]
@@ -48,14 +48,8 @@ def known_first(steps: Sequence[int], at: int | None) -> Sequence[int]:
 
 def stale_entries_removed_whatever_joined(patch: pytest.MonkeyPatch) -> None:
     """A controller that was stopped erases the entry of a daemon that joined meanwhile."""
-    written = membership._written
-
-    def unconditional(old: Any, new: Any) -> Any:
-        action = written(old, new)
-        meta = {key: value for key, value in action.patch["metadata"].items() if key != "resourceVersion"}
-        return msgspec.structs.replace(action, patch={**action.patch, "metadata": meta})
-
-    patch.setattr(membership, "_written", unconditional)
+    members = membership.clique_members_json
+    patch.setattr(membership, "clique_members_json", lambda value, version: members(value, {}))
 
 
 def a_pod_that_is_not_ready_is_no_member(patch: pytest.MonkeyPatch) -> None:
@@ -77,9 +71,9 @@ def ready_is_told_before_it_is_seen(patch: pytest.MonkeyPatch) -> None:
 
 def a_new_daemon_takes_over_the_readiness_of_the_last(patch: pytest.MonkeyPatch) -> None:
     def kept(present: Any, ip_address: str) -> Any:
-        return clique.Readiness.READY if present is None else present.status
+        return Readiness.READY if present is None else present.status
 
-    patch.setattr(entries, "_readiness_at", kept)
+    patch.setattr(clique, "_readiness_at", kept)
 
 
 def a_channel_does_not_wait_for_its_daemon(patch: pytest.MonkeyPatch) -> None:
@@ -127,7 +121,7 @@ def background_work_ends_piece_by_piece(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_plugin_does_not_see_that_it_was_stopped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pod_sync, "STOPPED_SECONDS", float("inf"))
+    patch.setattr(requests, "STOPPED_SECONDS", float("inf"))
 
 
 def late_secrets_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from rackloom.carve.observation import conflicts, latest
 from rackloom.carve.reconcile import records
 from rackloom.carve.store.prepared import find_row
 from rackloom.carve.store.schema import endpoint
-from rackloom.carve.tenancy import interfaces, status
+from rackloom.carve.tenancy import instances, status
 
 
 def stale_synced(patch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def swapped_tray_not_noticed(patch: pytest.MonkeyPatch) -> None:
 
 
 def interfaces_of_a_released_instance_stay_ready(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(interfaces, "detach_all_interfaces", lambda *_: None)
+    patch.setattr(instances, "detach_all_interfaces", lambda *_: None)
     patch.setattr(status, "_record_leaving_reason", lambda *_: None)
 
 
@@ -73,12 +73,12 @@ def contradiction_told_and_not_minded(patch: pytest.MonkeyPatch) -> None:
     compare = sync.apply_if_consistent
     patch.setattr(sync, "apply_if_consistent", lambda *arguments: compare(*arguments) and None)
     patch.setattr(
-        conflicts, "conflict_of_endpoint", lambda conn, key: (find_row(conn, endpoint, id=key).domain, None)
+        records, "conflict_of_endpoint", lambda conn, key: (find_row(conn, endpoint, id=key).domain, None)
     )
 
 
 def same_hardware_in_two_domains_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(conflicts, "domains_sharing_hardware", lambda *_: frozenset())
+    patch.setattr(sync, "domains_sharing_hardware", lambda *_: frozenset())
 
 
 BUGS: dict[Bug, SimPlan] = {

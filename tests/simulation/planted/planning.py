@@ -11,7 +11,7 @@ from tests.simulation.planted.plans import CALM, CRAMPED, Bug, only
 from rackloom.carve.partitions import intent
 from rackloom.carve.reconcile import domain_pass
 from rackloom.carve.store import schema
-from rackloom.core.partitions import partition_layout, planner
+from rackloom.core.partitions import domain, planner
 from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,
     DefaultPartitionPolicy,
@@ -42,7 +42,7 @@ def additions_before_removals(patch: pytest.MonkeyPatch) -> None:
 
 
 def owned_by_number_in_any_domain(patch: pytest.MonkeyPatch) -> None:
-    read_layout = partition_layout.read_layout
+    read_layout = domain.read_layout
 
     def by_number(intent: Any, observation: Any, desired: Any) -> Any:
         # The first partition of the one domain is number 1, and so is the first of any other.
@@ -87,7 +87,7 @@ def gpus_of_strangers_touched(patch: pytest.MonkeyPatch) -> None:
 
 
 def free_gpus_of_all_trays_together(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(partition_layout, "tray_partition_of", lambda _: "tray-all")
+    patch.setattr(domain, "tray_partition_of", lambda _: "tray-all")
     patch.setattr(domain_pass, "check_plan", lambda *_: None)
 
 

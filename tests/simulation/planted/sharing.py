@@ -10,18 +10,18 @@ import pytest
 from tests.simulation.carving.run import LoadPlan as SimPlan
 from tests.simulation.planted.plans import Bug
 
-from rackloom.carve.reconcile import leases
+from rackloom.carve.reconcile import domain_pass, records
 
 STOPPING = SimPlan(seconds=600, think=3, pause=30, kinds={"stop-recorded": 1}, replicas=2, operator=None)
 APART = msgspec.structs.replace(STOPPING, kinds={"clock-ahead": 1})
 
 
 def epoch_of_the_lease_not_checked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(leases, "require_lease", lambda *_: None)
+    patch.setattr(records, "require_lease", lambda *_: None)
 
 
 def deadline_not_read_before_the_request(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(leases.LeaseGuard, "has_ended", lambda _: False)
+    patch.setattr(domain_pass.LeaseGuard, "has_ended", lambda _: False)
 
 
 BUGS: dict[Bug, SimPlan] = {

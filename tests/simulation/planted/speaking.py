@@ -6,12 +6,12 @@ import pytest
 from tests.simulation.carving.run import LoadPlan as SimPlan
 from tests.simulation.planted.plans import CALM, Bug, only
 
-from rackloom.carve.fabric.nmxc import driver, protocol
+from rackloom.carve.fabric.nmxc import driver
 from rackloom.core.partitions.domain import AddGpus, CreatePartition, DeletePartition
 
 
 def return_code_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(protocol, "require_success", lambda rpc, reply: reply.server_header)
+    patch.setattr(driver, "require_success", lambda rpc, reply: reply.server_header)
 
 
 def update_drops_members(patch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,7 @@ import msgspec
 
 from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, serve_plugin
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, find_hook_program, workload_edits
-from rackloom.claim.node.device_files import DriverFiles
+from rackloom.claim.node.cdi import CdiDirectory, DriverFiles, DriverSpec, find_hook_program, workload_edits
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import DeclaredGpus, GpuSource, ShareSettings, check_declared_gpus
 from rackloom.claim.node.gpu.kernel_log import KernelLog

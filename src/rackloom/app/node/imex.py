@@ -20,8 +20,7 @@ import msgspec
 
 from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, serve_plugin
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, daemon_edits
-from rackloom.claim.node.device_files import ImexKernel
+from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, ImexKernel, daemon_edits
 from rackloom.claim.node.fabric import (
     FabricMonitor,
     NodeFabric,

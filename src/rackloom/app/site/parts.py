@@ -60,7 +60,7 @@ from rackloom.carve.store.failures import StoreUnavailable
 from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
 from rackloom.carve.store.values import IdFactory, Status
 from rackloom.core.partitions.domain import DomainObservation
-from rackloom.core.partitions.reading_age import READING_VALID_SECONDS
+from rackloom.core.partitions.status_rules import READING_VALID_SECONDS
 from rackloom.errors import Refused, Retry, Unknown
 from rackloom.runtime.traces import NO_TRACES, Traces
 

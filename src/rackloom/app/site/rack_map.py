@@ -38,7 +38,7 @@ from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
 from rackloom.core.diagnosis.index import at_domain, at_partition
 from rackloom.core.diagnosis.snapshot import SiteSnapshot
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
-from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 from rackloom.errors import Retry
 from rackloom.web.live import LiveMap
 from rackloom.web.model import SiteReading, TimelineEntry

@@ -43,8 +43,8 @@ from rackloom.carve.fabric.controller import (
     parse_controller_url,
 )
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
-from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.fabric.nmxc.protocol import NmxcSession, heart_beat_rate, open_channel
+from rackloom.carve.fabric.nmxc.driver import NmxcDriver, NmxcSession, heart_beat_rate
+from rackloom.carve.fabric.nmxc.protocol import open_channel
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
 from rackloom.carve.fabric.nmxm.protocol import NmxmLogin, NmxmSession, client_tls_context
 from rackloom.carve.inventory.endpoints import Endpoint

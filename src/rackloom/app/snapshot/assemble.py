@@ -22,7 +22,7 @@ from rackloom.carve.observation.latest import rfc3339
 from rackloom.claim.kube.api import KubeError
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
-from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 from rackloom.errors import Refused
 from rackloom.prove.collectors.transfers import read_transfers
 

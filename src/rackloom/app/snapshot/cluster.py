@@ -28,6 +28,7 @@ from rackloom.core.allocate.taint_rules import DeviceTaintRule, WithheldDevice, 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.claims import claim_consumers, held_devices, read_allocations
 from rackloom.core.cluster.devices import allocator_values
+from rackloom.core.cluster.domain_objects import ComputeDomain
 from rackloom.core.cluster.metadata import (
     condition_of,
     field_writes,
@@ -65,7 +66,6 @@ from rackloom.core.diagnosis.snapshot import (
     PoolRecord,
     TemplateRecord,
 )
-from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.prove.collectors.cluster import ListReader, collect_cluster, controller_title
 

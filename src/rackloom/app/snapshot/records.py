@@ -31,7 +31,7 @@ from rackloom.carve.store.schema import (
 )
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import catalog
-from rackloom.carve.tenancy.withheld_trays import UNLISTED, ReservedTray, reserved_trays
+from rackloom.carve.tenancy.placement import UNLISTED, ReservedTray, reserved_trays
 from rackloom.core.diagnosis.snapshot import (
     InstanceGpuRecord,
     LogicalPartitionRecord,

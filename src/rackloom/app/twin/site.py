@@ -47,7 +47,7 @@ from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.journal import MonotonicSiteClock, newest_recorded_time
 from rackloom.carve.tenancy import catalog
-from rackloom.core.partitions.reading_age import valid_seconds
+from rackloom.core.partitions.status_rules import valid_seconds
 from rackloom.errors import Refused, Undecodable
 from rackloom.lab.scenario.stage import SimulatedRacks
 from rackloom.lab.switches.fabric import MOST_RACKS, FabricSnapshot, SeededNames, SimulatedFabric, fabrics_of

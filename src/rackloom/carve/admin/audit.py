@@ -10,6 +10,7 @@ after the last id that it has.
 """
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import grpc
@@ -34,10 +35,6 @@ Subject = Callable[[Any], AuditedObject]
 """From the request of an RPC to what it is about."""
 
 
-def _chassis(request: Any) -> AuditedObject:
-    return AuditedObject("nvlink-nmxc-endpoint", request.chassis_serial)
-
-
 def _logical_partition(request: Any) -> AuditedObject:
     name = request.config.metadata.name if hasattr(request, "config") else ""
     return AuditedObject("nvlink-logical-partition", request.id.value, name)
@@ -47,14 +44,6 @@ def _new_logical_partition(request: Any) -> AuditedObject:
     return msgspec.structs.replace(
         _logical_partition(request), tenant_org=request.config.tenant_organization_id.lower() or None
     )
-
-
-def _tray(request: Any) -> AuditedObject:
-    return AuditedObject("machine", request.machine_id)
-
-
-def _domain(request: Any) -> AuditedObject:
-    return AuditedObject("nvlink-domain", request.domain)
 
 
 def _partition(request: Any) -> AuditedObject:
@@ -88,8 +77,15 @@ def _takeover_step(request: Any) -> AuditedObject:
     return AuditedObject(named, step.id, getattr(step, "name", ""), getattr(step, "org", None))
 
 
-def _of_kind(kind: str) -> Subject:
-    return lambda _request: AuditedObject(kind)
+def _of_kind(kind: str, field: str = "") -> Subject:
+    """An object with the id in a field of the request, such as `instance_id.value`."""
+    read_id = attrgetter(field) if field else lambda _request: ""
+    return lambda request: AuditedObject(kind, read_id(request))
+
+
+_chassis = _of_kind("nvlink-nmxc-endpoint", "chassis_serial")
+_domain = _of_kind("nvlink-domain", "domain")
+_tray = _of_kind("machine", "machine_id")
 
 
 SUBJECTS: Mapping[str, Subject] = {
@@ -99,10 +95,10 @@ SUBJECTS: Mapping[str, Subject] = {
     "CreateNVLinkLogicalPartition": _new_logical_partition,
     "UpdateNVLinkLogicalPartition": _logical_partition,
     "DeleteNVLinkLogicalPartition": _logical_partition,
-    "UpdateMachineNvLinkInfo": lambda request: AuditedObject("machine", request.machine_id.id),
-    "AdminForceDeleteMachine": lambda request: AuditedObject("machine", request.host_query),
-    "UpdateInstanceConfig": lambda request: AuditedObject("instance", request.instance_id.value),
-    "ReleaseInstance": lambda request: AuditedObject("instance", request.id.value),
+    "UpdateMachineNvLinkInfo": _of_kind("machine", "machine_id.id"),
+    "AdminForceDeleteMachine": _of_kind("machine", "host_query"),
+    "UpdateInstanceConfig": _of_kind("instance", "instance_id.value"),
+    "ReleaseInstance": _of_kind("instance", "id.value"),
     "CreateCredential": _of_kind("credential"),
     "DeleteCredential": _of_kind("credential"),
     "ApplyPlan": _of_kind("plan"),
@@ -113,7 +109,7 @@ SUBJECTS: Mapping[str, Subject] = {
     "UncordonTray": _tray,
     "DrainTray": _tray,
     "CreateTrayReservation": _new_reservation,
-    "DeleteTrayReservation": lambda request: AuditedObject("tray-reservation", request.id),
+    "DeleteTrayReservation": _of_kind("tray-reservation", "id"),
     "AdoptPartition": _adopted_partition,
     "ReleasePartition": _partition,
     "RunTakeoverStep": _takeover_step,
@@ -184,8 +180,7 @@ async def export_entries(deps: AdminDeps, request: pb.AuditExportRequest) -> pb.
         if (since is None or row.created >= since) and (until is None or row.created < until)
     ]
     return pb.AuditExportReply(
-        entries=[msgspec.json.encode(exported(row)) for row in wanted],
-        last=rows[-1].id if rows else 0,
+        entries=[msgspec.json.encode(exported(row)) for row in wanted], last=rows[-1].id if rows else 0
     )
 
 

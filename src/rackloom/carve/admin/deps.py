@@ -24,7 +24,7 @@ from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import tenant
 from rackloom.carve.store.values import Changed, IdFactory, Status, conflict, invalid
 from rackloom.core.partitions.domain import PartitionPlan
-from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 
 # Dependencies.
 

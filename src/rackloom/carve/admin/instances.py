@@ -21,18 +21,12 @@ from rackloom.carve.admin.deps import (
 )
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
+from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import nvlink_interface, tenant
-from rackloom.carve.store.values import (
-    Changed,
-    InterfaceSpec,
-    Status,
-    check_description,
-    check_name,
-    require,
-)
-from rackloom.carve.tenancy import instances, interfaces, outdated
-from rackloom.carve.tenancy.interfaces import InterfaceRow
+from rackloom.carve.store.values import Changed, InterfaceSpec, Status, check_description, check_name
+from rackloom.carve.tenancy import instances, outdated
+from rackloom.carve.tenancy.instances import InterfaceRow
 
 _Row = sa.Row[Any]
 
@@ -117,7 +111,7 @@ def _get(conn: sa.Connection, instance_id: str) -> _Row:
 
 def _load(conn: sa.Connection, which: "sa.ColumnElement[bool]", valid_from: float) -> list[pb.Instance]:
     rows = conn.execute(rows_with_org(table).where(which)).all()
-    listing = interfaces.interface_listing().where(which).order_by(nvlink_interface.c.device_instance)
+    listing = instances.interface_listing().where(which).order_by(nvlink_interface.c.device_instance)
     domains = latest.outdated_domains(conn, valid_from)
     attached = [
         outdated.shown_interface(InterfaceRow._make(gpu), domains) for gpu in conn.execute(listing).all()

@@ -18,9 +18,10 @@ from rackloom.carve.admin.deps import (
     tenant_state,
     timestamp,
 )
+from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import logical_partition as table
 from rackloom.carve.store.schema import site, tenant
-from rackloom.carve.store.values import Changed, check_description, check_name, conflict, invalid, require
+from rackloom.carve.store.values import Changed, check_description, check_name, conflict, invalid
 from rackloom.carve.tenancy import entitlements, logical_partitions
 
 _Row = sa.Row[Any]

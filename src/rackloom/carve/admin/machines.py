@@ -100,10 +100,7 @@ def _load(conn: sa.Connection, wanted: Sequence[str], valid_from: float) -> list
 
 
 def _message(
-    row: _Row,
-    gpus: Sequence[_Row],
-    known: LatestObservation,
-    owners: dict[tuple[str, str], PartitionListing],
+    row: _Row, gpus: Sequence[_Row], known: LatestObservation, owners: dict[tuple[str, str], PartitionListing]
 ) -> pb.Machine:
     shown = pb.Machine(
         id=ids_pb.MachineId(id=row.id),

@@ -6,6 +6,10 @@ refuses it when fabric or intent have changed. `ImportMachines` adds all machine
 `ShowDomains` returns for each domain the time of the observation or the doubt, the pause, the blocked
 GPUs, and the trays that get no instance: those in partitions that the site did not make, and those with
 GPUs that their switch controller does not list.
+
+A takeover from NICo needs our site for the planner, and one step of a plan at a time. The plan is made where
+NICo is read, by `rackloom admin import nico`, so no token of NICo reaches the site. The site decides about
+each step itself, in one transaction, whatever the plan holds.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -23,13 +27,16 @@ from rackloom.carve.observation import latest
 from rackloom.carve.observation.latest import LatestObservation
 from rackloom.carve.partitions import found, intent, ownership
 from rackloom.carve.partitions.ownership import ForeignTray
-from rackloom.carve.reconcile.current_plan import plan_of_domain
 from rackloom.carve.reconcile.domain_pass import OperationOutcome
+from rackloom.carve.reconcile.records import plan_of_domain
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import site
 from rackloom.carve.store.values import Changed, invalid, not_found
-from rackloom.carve.tenancy import catalog, withheld_trays
+from rackloom.carve.takeover.site_reading import read_site
+from rackloom.carve.takeover.steps import StepOrder, StepOutcome, do_step, undo_step
+from rackloom.carve.tenancy import catalog, placement
 from rackloom.core.partitions.domain import PartitionPlan
+from rackloom.core.takeover.records import Step
 from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import decode_json
 from rackloom.topology.join_key import Source
@@ -173,6 +180,32 @@ def _import_machines(
     return enrolment.enrol_machines(conn, site_id, records, Source.DECLARED, status, now)
 
 
+# Takeover from NICo.
+
+
+async def show_takeover_site(deps: AdminDeps, _request: pb.TakeoverSiteRequest) -> pb.TakeoverSite:
+    """What a plan depends on."""
+    return pb.TakeoverSite(
+        reading=msgspec.json.encode(await deps.store.read(read_site, deps.valid_from())).decode()
+    )
+
+
+async def run_takeover_step(deps: AdminDeps, request: pb.TakeoverStepRequest) -> pb.TakeoverStepReply:
+    """Do or undo one step."""
+    try:
+        step = decode_json(request.step, "the request", Step)
+    except Undecodable as error:
+        raise invalid(f"this is not a step of a takeover: {error.reason}") from error
+
+    def work(conn: sa.Connection) -> Changed[StepOutcome]:
+        # The order is dated inside the transaction, as for every operator step.
+        order = StepOrder(deps.order(request.reason), deps.ids, deps.valid_from())
+        return undo_step(conn, step, order) if request.undo else do_step(conn, step, order)
+
+    outcome = await deps.change(work)
+    return pb.TakeoverStepReply(state=outcome.state, message=outcome.message)
+
+
 # Domain state.
 
 
@@ -188,7 +221,7 @@ def _domain_list(conn: sa.Connection, wanted: str, valid_from: float) -> pb.Doma
     chosen = sorted(reported & {wanted} if wanted else reported)
     known = latest.latest_of_domains(conn, chosen, valid_from)
     blocked = intent.blocked_gpus_of_domains(conn, chosen)
-    unlisted = withheld_trays.unlisted_gpus(conn, None)
+    unlisted = placement.unlisted_gpus(conn, None)
     domain_of = catalog.domains_of_machines(conn, unlisted)
     return pb.DomainList(
         domains=[

@@ -14,8 +14,8 @@ from rackloom.carve.admin.deps import AdminDeps, timestamp
 from rackloom.carve.store.schema import site, tenant, tray_reservation
 from rackloom.carve.store.values import invalid, not_found
 from rackloom.carve.tenancy import reservations
+from rackloom.carve.tenancy.placement import reservations_in_force
 from rackloom.carve.tenancy.reservations import ReservationRequest
-from rackloom.carve.tenancy.withheld_trays import reservations_in_force
 
 
 async def list_all(deps: AdminDeps, request: pb.TrayReservationsRequest) -> pb.TrayReservationList:

@@ -13,6 +13,7 @@ details.
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import grpc
@@ -29,7 +30,6 @@ from rackloom.carve.admin import (
     operators,
     partitions,
     reservations,
-    takeover,
 )
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
@@ -103,11 +103,6 @@ def status_code_of(error: Exception) -> grpc.StatusCode:
     return grpc.StatusCode.UNAVAILABLE
 
 
-def reason_of(error: Exception) -> str:
-    """The sentence for the caller."""
-    return error.reason if isinstance(error, Refused | Retry | Unknown) else str(error)
-
-
 def fix_metadata_of(error: Exception) -> tuple[tuple[str, bytes], ...]:
     """Trailing metadata with the nearest fix, where there is one."""
     fix = error.nearest_fix if isinstance(error, Refused) else None
@@ -125,18 +120,10 @@ class RpcMethod(msgspec.Struct, frozen=True):
 
     request: type[Any]
     handler: Callable[[AdminDeps, Any], Awaitable[Any]]
-    access: AccessClass
+    access: AccessClass = AccessClass.ADMIN
 
 
-Handler = Callable[[AdminDeps, Any], Awaitable[Any]]
-
-
-def _reader_rpc(request: type[Any], handler: Handler) -> RpcMethod:
-    return RpcMethod(request, handler, AccessClass.READER)
-
-
-def _admin_rpc(request: type[Any], handler: Handler) -> RpcMethod:
-    return RpcMethod(request, handler, AccessClass.ADMIN)
+_admin_rpc, _reader_rpc = RpcMethod, partial(RpcMethod, access=AccessClass.READER)
 
 
 _logical, _physical = logical_partitions, partitions
@@ -189,8 +176,8 @@ RPCS: dict[str, dict[str, RpcMethod]] = {
         "ListTrayReservations": _reader_rpc(ours.TrayReservationsRequest, reservations.list_all),
         "CreateTrayReservation": _admin_rpc(ours.TrayReservationOrder, reservations.create),
         "DeleteTrayReservation": _admin_rpc(ours.TrayReservationDeletion, reservations.delete),
-        "ShowTakeoverSite": _reader_rpc(ours.TakeoverSiteRequest, takeover.show_site),
-        "RunTakeoverStep": _admin_rpc(ours.TakeoverStepRequest, takeover.run_step),
+        "ShowTakeoverSite": _reader_rpc(ours.TakeoverSiteRequest, operators.show_takeover_site),
+        "RunTakeoverStep": _admin_rpc(ours.TakeoverStepRequest, operators.run_takeover_step),
         "ExportAuditEntries": _reader_rpc(ours.AuditExportRequest, audit.export_entries),
     },
 }
@@ -296,7 +283,11 @@ class AdminServer:
             if not trail.is_recorded:
                 await deps.store.run(trail.record_alone)
         except EXPECTED_ERRORS as error:
-            await refuse(status_code_of(error), reason_of(error), fix_metadata_of(error))
+            await refuse(
+                status_code_of(error),
+                (error.reason if isinstance(error, Refused | Retry | Unknown) else str(error)),
+                fix_metadata_of(error),
+            )
         except Exception:
             log.exception("admin.failed", rpc=name, caller=caller)
             await refuse(grpc.StatusCode.INTERNAL, "internal error: see the log of the service")

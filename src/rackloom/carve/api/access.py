@@ -156,7 +156,13 @@ def check_call(
         caller.require(*roles)
     if query:
         for name in sorted(query.keys()):
-            _check_parameter(caller, name, query.getlist(name), declared)
+            if name not in declared:
+                if name.casefold().startswith("include"):
+                    raise invalid(
+                        "Unknown parameter in query", **{name: "is not a parameter of this operation"}
+                    )
+            elif declared[name].roles and not _is_off(query.getlist(name)):
+                _require_for_parameter(caller, name, declared[name].roles)
         _check_included(admitted, roles, permission, declared, query)
     return caller
 
@@ -190,16 +196,6 @@ def _check_included(
         needed = f"{_RESOURCE_OF_RELATION.get(relation)}:read"
         if relation in _RESOURCE_OF_RELATION and any((side, needed) not in caller.held for side in custom):
             raise forbidden(f"includeRelation={relation} needs the permission {needed}")
-
-
-def _check_parameter(
-    caller: Caller, name: str, values: Sequence[str], declared: Mapping[str, QueryRule]
-) -> None:
-    if name not in declared:
-        if name.casefold().startswith("include"):
-            raise invalid("Unknown parameter in query", **{name: "is not a parameter of this operation"})
-    elif declared[name].roles and not _is_off(values):
-        _require_for_parameter(caller, name, declared[name].roles)
 
 
 def _is_off(values: Sequence[str]) -> bool:

@@ -17,8 +17,8 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
+from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, site, tenant
-from rackloom.carve.store.values import require
 from rackloom.carve.tenancy import entitlements
 
 # Request models.
@@ -296,10 +296,7 @@ def _order() -> dict[str, sa.ColumnElement[Any]]:
 
 
 def _get_allocation(
-    conn: sa.Connection,
-    caller: Caller,
-    allocation_id: UUID | str,
-    query: AllocationRead = ANYBODYS,
+    conn: sa.Connection, caller: Caller, allocation_id: UUID | str, query: AllocationRead = ANYBODYS
 ) -> Json:
     mine = routing.filter_rows(
         _allocations(conn, caller).where(allocation.c.id == str(allocation_id)),

@@ -60,8 +60,8 @@ from rackloom.carve.api.auth import Role, TokenVerifier, UnauthenticatedCaller
 from rackloom.carve.api.directory import Directory, sent_key
 from rackloom.carve.api.docs_page import docs_routes
 from rackloom.carve.api.limits import CallerLimits, RequestLimitMiddleware, announced_length, has_body
+from rackloom.carve.api.operation import RouteIndex
 from rackloom.carve.api.renames import CONTRACTS, UNSERVED, describe_renames
-from rackloom.carve.api.route_index import RouteIndex
 from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.api.trace_middleware import TraceMiddleware
 from rackloom.carve.api.wire import PATTERN_RULES, Problem
@@ -281,8 +281,20 @@ def complete_openapi(app: FastAPI) -> None:
                 for operation in methods.values():
                     # The framework's validation error, which this API does not use.
                     operation["responses"].pop("422", None)
-                    _describe_errors(operation)
-                    _describe_page(operation)
+                    # Every error is a `Problem` as JSON, whatever the media type of the successful response.
+                    for status, response in operation["responses"].items():
+                        if int(status) >= HTTPStatus.BAD_REQUEST:
+                            response["content"] = {
+                                "application/json": {"schema": {"$ref": _SHAPE.format(model="Problem")}}
+                            }
+                    parameters = {parameter["name"] for parameter in operation.get("parameters", ())}
+                    if "pageNumber" in parameters:
+                        operation["responses"]["200"]["headers"] = {
+                            "X-Pagination": {
+                                "description": "pageNumber, pageSize, total and orderBy as JSON",
+                                "schema": {"type": "string"},
+                            }
+                        }
         return app.openapi_schema or {}
 
     app.openapi = described  # type: ignore[method-assign]
@@ -299,24 +311,6 @@ def _description_route(app: FastAPI) -> Route:
         return Response(encoded(), media_type="application/json")
 
     return Route("/openapi.json", answer)
-
-
-def _describe_errors(operation: dict[str, Any]) -> None:
-    """Every error is a `Problem` as JSON, whatever the media type of the successful response."""
-    for status, response in operation["responses"].items():
-        if int(status) >= HTTPStatus.BAD_REQUEST:
-            response["content"] = {"application/json": {"schema": {"$ref": _SHAPE.format(model="Problem")}}}
-
-
-def _describe_page(operation: dict[str, Any]) -> None:
-    parameters = {parameter["name"] for parameter in operation.get("parameters", ())}
-    if "pageNumber" in parameters:
-        operation["responses"]["200"]["headers"] = {
-            "X-Pagination": {
-                "description": "pageNumber, pageSize, total and orderBy as JSON",
-                "schema": {"type": "string"},
-            }
-        }
 
 
 # The application.
@@ -375,11 +369,6 @@ def create_app(deps: ApiDeps, limits: CallerLimits | None = None) -> FastAPI:
         app.add_middleware(TraceMiddleware, traces=deps.traces)
     app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier, directory=directory)
     install_error_handlers(app)
-    app.router.routes += [
-        RouteIndex(access.BASE, ROUTES),
-        *ROUTES,
-        _description_route(app),
-        *docs_routes(),
-    ]
+    app.router.routes += [RouteIndex(access.BASE, ROUTES), *ROUTES, _description_route(app), *docs_routes()]
     complete_openapi(app)
     return app

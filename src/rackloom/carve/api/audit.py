@@ -117,17 +117,6 @@ SOMEBODY = "operator of the site"
 """Who it was, for a tenant, when it was not its own request."""
 
 
-def entry_shape(row: Row) -> Json:
-    """An entry for a provider."""
-    return _shape(
-        row,
-        channel=row.channel,
-        tenant_org=row.tenant_org,
-        rpc_status=row.code or None,
-        reason=row.reason or None,
-    )
-
-
 def _tenant_entry_shape(row: Row) -> Json:
     """An entry for the tenant that it concerns."""
     if not row.by_operator:
@@ -246,7 +235,17 @@ class _Scope(msgspec.Struct, frozen=True):
 
     def shape(self, row: Row) -> Json:
         """An entry as the caller sees it."""
-        return entry_shape(row) if self.tenant_org is None else _tenant_entry_shape(row)
+        return (
+            _shape(
+                row,
+                channel=row.channel,
+                tenant_org=row.tenant_org,
+                rpc_status=row.code or None,
+                reason=row.reason or None,
+            )
+            if self.tenant_org is None
+            else _tenant_entry_shape(row)
+        )
 
 
 def _scope_of(conn: sa.Connection, caller: Caller) -> _Scope:

@@ -32,7 +32,7 @@ from rackloom.carve.store.audit import FIELD_LIMIT, MAX_FIELDS, REST, AuditRecor
 from rackloom.carve.store.audit_trail import AuditTrail, RequestAudit
 from rackloom.errors import Undecodable
 from rackloom.runtime.foreign_text import decode_json
-from rackloom.serving.fair_share import plain_address
+from rackloom.serving.acceptor import plain_address
 
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 FORBIDDEN, FIRST_REFUSAL = 403, 400

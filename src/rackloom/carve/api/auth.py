@@ -345,9 +345,7 @@ def _create_key(path: Path) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(
             Ed25519PrivateKey.generate().private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )
         )
         file.flush()

@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints
 from starlette.responses import Response
 
 from rackloom.carve.api import access, routing, wire
-from rackloom.carve.api.auth import Caller, Permission, Role, Side
+from rackloom.carve.api.auth import Permission, Role, Side
 from rackloom.carve.api.directory import BuiltIn, KnownDirectory, OwnPermissions, require_own
 from rackloom.carve.api.routing import Administrator, Deps, Reader, Row
 from rackloom.carve.api.wire import Json
@@ -72,7 +72,7 @@ RoleName = Annotated[str, Path(alias="roleName", pattern=r"^[a-z][a-z0-9-]{1,62}
 @router.get("", operation_id="get-all-role", response_model=list[AccessRole])
 async def list_all(deps: Deps, caller: Reader, directory: KnownDirectory) -> Response:
     """The roles on the sides on which the caller acts: built-in ones, then those of the organisation."""
-    sides = _sides(caller)
+    sides = frozenset(access.side_of(role) for role in caller.roles)
     rows = await deps.store.read(identities.roles_of_org, caller.org)
     built_in = [_built_in_shape(role, directory.built_in) for role in Role if access.side_of(role) in sides]
     return routing.json_response([*built_in, *(_shape(row) for row in rows if row.side in sides)])
@@ -160,10 +160,6 @@ def _wanted(side: Side, names: list[str], built_in: BuiltIn) -> frozenset[Permis
             "Error validating request data", permissions=f"{unknown[0]} does not exist as {side.lower()}"
         )
     return wanted
-
-
-def _sides(caller: Caller) -> frozenset[Side]:
-    return frozenset(access.side_of(role) for role in caller.roles)
 
 
 def _shape(row: Row) -> Json:

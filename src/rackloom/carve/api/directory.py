@@ -34,7 +34,7 @@ from rackloom.carve.api.auth import INVALID_MESSAGE, Caller, Permission, Role, S
 from rackloom.carve.store.database import Store
 from rackloom.carve.store.values import forbidden
 from rackloom.carve.tenancy import identities
-from rackloom.carve.tenancy.identities import AccountKey, Identities
+from rackloom.carve.tenancy.identities import Identities
 from rackloom.errors import Retry, Unknown
 
 KEY_PREFIX = "rlk_"
@@ -113,7 +113,12 @@ class Directory:
             raise UnauthenticatedCaller("The service account has expired")
         if found.org != org.lower():
             raise forbidden(f"Failed to validate membership for org: {org}")
-        await self._record_use(key_id, found, now)
+        last = max(found.last_used or 0.0, self._used.get(key_id, 0.0))
+        if now - last >= USE_SECONDS:
+            self._used[key_id] = now
+            # Where nothing can be written, programs can still read.
+            with suppress(Retry, Unknown):
+                await self._store.on_behalf_of(found.org).run(identities.record_use, key_id, now)
         until = now + CALLER_SECONDS
         caller = Caller(
             subject=f"service-account/{found.account_id}",
@@ -167,14 +172,6 @@ class Directory:
             return known
         finally:
             self._running = None
-
-    async def _record_use(self, key_id: str, key: AccountKey, now: float) -> None:
-        last = max(key.last_used or 0.0, self._used.get(key_id, 0.0))
-        if now - last >= USE_SECONDS:
-            self._used[key_id] = now
-            # Where nothing can be written, programs can still read.
-            with suppress(Retry, Unknown):
-                await self._store.on_behalf_of(key.org).run(identities.record_use, key_id, now)
 
 
 def _with_held(caller: Caller, known: Identities) -> Caller:

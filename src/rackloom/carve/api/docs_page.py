@@ -15,18 +15,9 @@ from starlette.routing import Route
 STATIC = Path(__file__).parent / "static"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
-    "Content-Security-Policy": "; ".join(
-        [
-            "default-src 'none'",
-            "script-src 'self'",
-            "style-src 'self'",
-            "img-src 'self'",
-            "connect-src 'self'",
-            "form-action 'none'",
-            "base-uri 'none'",
-            "frame-ancestors 'none'",
-            "require-trusted-types-for 'script'",
-        ]
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

@@ -43,9 +43,9 @@ from rackloom.carve.api.wire import NO_NUL, Answer, Json, PageQuery, shape
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
-from rackloom.carve.store.prepared import find_row
+from rackloom.carve.store.prepared import find_row, require
 from rackloom.carve.store.schema import endpoint, machine, site
-from rackloom.carve.store.values import Status, forbidden, invalid, not_found, require
+from rackloom.carve.store.values import Status, forbidden, invalid, not_found
 from rackloom.carve.tenancy import catalog, entitlements
 
 # Query parameters.
@@ -173,7 +173,7 @@ NOT_CONFIGURED = (
     "use the management network of the racks"
 )
 REFUSED: dict[int | str, dict[str, Any]] = {
-    412: {"description": "No provider of such operations is configured"},
+    412: {"description": "No provider of such operations is configured"}
 }
 
 

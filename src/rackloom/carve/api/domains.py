@@ -21,10 +21,11 @@ from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, ProviderA
 from rackloom.carve.api.wire import NO_NUL, Answer, Because, Json, PageQuery, shape
 from rackloom.carve.partitions import intent
 from rackloom.carve.store.journal import OperatorOrder
+from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import allocation, machine
-from rackloom.carve.store.values import Changed, require
-from rackloom.carve.tenancy import entitlements, placement
-from rackloom.carve.tenancy.placement import DomainCapacity
+from rackloom.carve.store.values import Changed
+from rackloom.carve.tenancy import capacity, entitlements
+from rackloom.carve.tenancy.capacity import DomainCapacity
 
 # Query parameters.
 
@@ -138,6 +139,20 @@ def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | 
     """
     observation = capacity.known.observation
     doubt = capacity.known.doubt if blocked is None else capacity.known.operators_doubt
+    for_operators: dict[str, object] = {
+        "pause_reason": capacity.pause_reason,
+        "trays_in_foreign_partitions": [
+            shape(TrayInForeignPartition, tray, partition_name=tray.name) for tray in capacity.foreign
+        ],
+        "trays_with_unlisted_gpus": [
+            {"machineId": machine_id, "deviceInstances": list(devices)}
+            for machine_id, devices in capacity.unlisted.items()
+        ],
+        "trays_reserved_for_others": [shape(TrayReservedForOthers, tray) for tray in capacity.reserved],
+        "blocked_gpus": [shape(BlockedGpu, row, gpu_guid=row.guid) for row in blocked or ()],
+    }
+    if blocked is None:
+        for_operators = dict.fromkeys(for_operators)
     return shape(
         NVLinkDomain,
         capacity,
@@ -148,32 +163,17 @@ def domain_shape(capacity: DomainCapacity, now: float, blocked: Sequence[Row] | 
         unknown_since=capacity.known.unknown_since,
         status_message=doubt or None,
         is_paused=capacity.pause_reason is not None,
-        pause_reason=None if blocked is None else capacity.pause_reason,
         total_trays=capacity.trays,
         free_trays=capacity.free,
         unhealthy_trays=capacity.unhealthy,
         foreign_trays=capacity.foreign_count,
-        trays_in_foreign_partitions=None
-        if blocked is None
-        else [shape(TrayInForeignPartition, tray, partition_name=tray.name) for tray in capacity.foreign],
         unlisted_trays=len(capacity.unlisted),
-        trays_with_unlisted_gpus=None
-        if blocked is None
-        else [
-            {"machineId": machine_id, "deviceInstances": list(devices)}
-            for machine_id, devices in capacity.unlisted.items()
-        ],
-        trays_reserved_for_others=None
-        if blocked is None
-        else [shape(TrayReservedForOthers, tray) for tray in capacity.reserved],
         own_reserved_trays=capacity.own_reserved,
         closed_trays=capacity.closed,
-        blocked_gpus=None
-        if blocked is None
-        else [shape(BlockedGpu, row, gpu_guid=row.guid) for row in blocked],
         instance_types=[shape(TypeCapacity, type_, free_trays=type_.free) for type_ in capacity.types],
         own_gpus=sum(capacity.own_gpus.values()),
         own_logical_partitions=[{"id": name, "gpus": gpus} for name, gpus in capacity.own_gpus.items()],
+        **for_operators,
     )
 
 
@@ -265,7 +265,7 @@ def _shapes(
 ) -> list[Json]:
     now = deps.clock()
     quota = entitlements.allocation_uses(conn, tenant_id, now) if tenant_id else None
-    capacities = placement.capacity_of_domains(conn, domains, tenant_id, quota, now, now - deps.valid_seconds)
+    capacities = capacity.capacity_of_domains(conn, domains, tenant_id, quota, now, now - deps.valid_seconds)
     operated = (
         set(conn.execute(entitlements.operated_domains(provider_id)).scalars()) if provider_id else set()
     )

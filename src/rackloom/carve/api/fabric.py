@@ -261,12 +261,7 @@ async def update_endpoint(
     return routing.json_response(await _register(deps, caller, serial, body, update))
 
 
-@router.delete(
-    ENDPOINT,
-    operation_id="delete-nvlink-nmxc-endpoint",
-    status_code=202,
-    response_model=Message,
-)
+@router.delete(ENDPOINT, operation_id="delete-nvlink-nmxc-endpoint", status_code=202, response_model=Message)
 async def delete_endpoint(deps: Deps, caller: ProviderAdmin, serial: Serial) -> Response:
     """Speak for a chassis no more."""
 

@@ -19,10 +19,9 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, ProviderReader, Reader, Rows
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
+from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, machine, site
-from rackloom.carve.store.values import require
 from rackloom.carve.tenancy import catalog, entitlements
-from rackloom.carve.tenancy.catalog import InstanceTypeStats
 
 # Query parameters.
 
@@ -173,7 +172,20 @@ def _type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeIncludes, n
     if query.include_machine_assignment:
         _add_machine_associations(conn, {row.id: shapes[row.id] for row in rows if row.is_provided})
     if query.include_allocation_stats:
-        _add_allocation_stats(conn, rows, shapes, now)
+        for is_provided, tenant_id in {(row.is_provided, row.reader) for row in rows}:
+            chosen = [row.id for row in rows if row.is_provided == is_provided]
+            stats = catalog.instance_type_stats(conn, chosen, None if is_provided else tenant_id, now)
+            for type_id, numbers in stats.items():
+                shapes[type_id]["allocationStats"] = {
+                    "assigned": numbers.machines if is_provided else None,
+                    "total": numbers.allocated,
+                    "used": numbers.used,
+                    "unused": numbers.promised,
+                    "unusedUsable": min(numbers.promised, numbers.usable),
+                    "maxAllocatable": max(0, numbers.machines - numbers.used - numbers.promised)
+                    if is_provided
+                    else None,
+                }
     found = list(shapes.values())
     routing.add_relations(conn, found, query.relations("InfrastructureProvider", "Site"))
     return found
@@ -191,25 +203,6 @@ def _add_machine_associations(conn: sa.Connection, shapes: dict[str, Json]) -> N
     wanted = sa.select(machine).where(machine.c.instance_type_id.in_(shapes)).order_by(machine.c.id)
     for association in _association_shapes(conn, conn.execute(wanted).all(), routing.NO_QUERY):
         shapes[association["instanceTypeId"]]["machineInstanceTypes"].append(association)
-
-
-def _add_allocation_stats(conn: sa.Connection, rows: Rows, shapes: dict[str, Json], now: float) -> None:
-    for is_provided, tenant_id in {(row.is_provided, row.reader) for row in rows}:
-        chosen = [row.id for row in rows if row.is_provided == is_provided]
-        stats = catalog.instance_type_stats(conn, chosen, None if is_provided else tenant_id, now)
-        for type_id, numbers in stats.items():
-            shapes[type_id]["allocationStats"] = _allocation_stats_shape(numbers, is_provided)
-
-
-def _allocation_stats_shape(stats: InstanceTypeStats, is_provided: bool) -> Json:
-    return {
-        "assigned": stats.machines if is_provided else None,
-        "total": stats.allocated,
-        "used": stats.used,
-        "unused": stats.promised,
-        "unusedUsable": min(stats.promised, stats.usable),
-        "maxAllocatable": max(0, stats.machines - stats.used - stats.promised) if is_provided else None,
-    }
 
 
 # Routes.

@@ -24,9 +24,9 @@ from rackloom.carve.store.journal import StatusRecord
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import site
 from rackloom.carve.store.values import InterfaceSpec, Status
-from rackloom.carve.tenancy import interfaces, outdated
-from rackloom.carve.tenancy.instances import CreationPlan, InstanceWarning
-from rackloom.carve.tenancy.interfaces import InterfaceRow
+from rackloom.carve.tenancy import instances, outdated
+from rackloom.carve.tenancy.instance_creation import CreationPlan, InstanceWarning
+from rackloom.carve.tenancy.instances import InterfaceRow
 from rackloom.carve.tenancy.outdated import OutdatedDomains
 
 # Request models.
@@ -308,7 +308,7 @@ def instance_shapes(
     """
     ids = [row.id for row in rows]
     histories = journal.status_histories(conn, ids)
-    attached = interfaces.interfaces_by_instance(conn, ids)
+    attached = instances.interfaces_by_instance(conn, ids)
     doubts = outdated.machine_doubts(conn, [row.machine_id for row in rows], domains)
     shapes = [
         _shown_instance_shape(row, attached[row.id], histories[row.id], doubts.get(row.machine_id), domains)

@@ -54,8 +54,8 @@ from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.schema import instance as table
 from rackloom.carve.store.schema import instance_type, site, tenant
 from rackloom.carve.store.values import Changed, Status
-from rackloom.carve.tenancy import entitlements, instances, outdated
-from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest
+from rackloom.carve.tenancy import entitlements, instance_creation, instances, outdated
+from rackloom.carve.tenancy.instance_creation import CreationPlan, InstanceRequest
 
 # Query parameters.
 
@@ -116,8 +116,8 @@ async def create(
     def plan(conn: sa.Connection) -> CreationPlan:
         request = _request(body, (body.name,), machine_id=body.machine_id)
         tenant = entitlements.get_tenant(conn, caller.org)
-        planned = instances.plan_creation(conn, tenant, request, deps.clock())
-        instances.check_same_plan(planned, if_plan)
+        planned = instance_creation.plan_creation(conn, tenant, request, deps.clock())
+        instance_creation.check_same_plan(planned, if_plan)
         return planned
 
     if dry_run:
@@ -144,11 +144,11 @@ async def create_batch(
 
     def plan(conn: sa.Connection) -> CreationPlan:
         tenant = entitlements.get_tenant(conn, caller.org)
-        instances.check_batch_size(conn, tenant.id, str(body.vpc_id), body.count)
+        instance_creation.check_batch_size(conn, tenant.id, str(body.vpc_id), body.count)
         names = tuple(f"{body.name_prefix}-{batch_id}-{number}" for number in range(1, body.count + 1))
         request = _request(body, names, one_domain=body.topology_optimized)
-        planned = instances.plan_creation(conn, tenant, request, deps.clock())
-        instances.check_same_plan(planned, if_plan)
+        planned = instance_creation.plan_creation(conn, tenant, request, deps.clock())
+        instance_creation.check_same_plan(planned, if_plan)
         return planned
 
     if dry_run:
@@ -268,7 +268,7 @@ def _request(
 
 
 def _make(conn: sa.Connection, deps: ApiDeps, planned: CreationPlan) -> Changed[list[Json]]:
-    made = instances.execute_creation(conn, planned, deps.clock(), deps.ids)
+    made = instance_creation.execute_creation(conn, planned, deps.clock(), deps.ids)
     rows = {row.id: row for row in conn.execute(_BY_IDS, {"ids": list(made.value)})}
     # What was just made is not Ready: nothing of it can be outdated.
     found = instance_shapes(conn, [rows[new] for new in made.value], NO_QUERY, {})

@@ -23,8 +23,8 @@ from rackloom.carve.observation import latest
 from rackloom.carve.store.schema import instance, machine
 from rackloom.carve.store.schema import nvlink_interface as table
 from rackloom.carve.store.values import forbidden
-from rackloom.carve.tenancy import entitlements, instances, interfaces, logical_partitions, outdated
-from rackloom.carve.tenancy.interfaces import InterfaceRow
+from rackloom.carve.tenancy import entitlements, instances, logical_partitions, outdated
+from rackloom.carve.tenancy.instances import InterfaceRow
 from rackloom.carve.tenancy.outdated import OutdatedDomains
 
 # Query parameters.
@@ -87,7 +87,7 @@ def _list_all(conn: sa.Connection, org: str, query: InterfaceQuery, valid_from: 
         entitlements.check_site_access(conn, tenant.id, str(site_id))
     for instance_id in query.instance_id:
         instances.get_instance(conn, tenant.id, str(instance_id))
-    visible = interfaces.interface_listing().where(instance.c.tenant_id == tenant.id)
+    visible = instances.interface_listing().where(instance.c.tenant_id == tenant.id)
     wanted = (instance.c.site_id, query.site_id), (table.c.instance_id, query.instance_id)
     return _page(conn, tenant, routing.filter_rows(visible, *wanted), query, valid_from)
 
@@ -97,7 +97,7 @@ def _list_of_instance(
 ) -> Page:
     tenant = _tenant(conn, org)
     instances.get_instance(conn, tenant.id, instance_id)
-    mine = interfaces.interface_listing().where(table.c.instance_id == instance_id)
+    mine = instances.interface_listing().where(table.c.instance_id == instance_id)
     return _page(conn, tenant, mine, query, valid_from)
 
 

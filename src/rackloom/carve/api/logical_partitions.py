@@ -21,8 +21,8 @@ from rackloom.carve.store import journal
 from rackloom.carve.store.schema import logical_partition as table
 from rackloom.carve.store.schema import nvlink_interface, vpc
 from rackloom.carve.store.values import RefusalKind, Rejected, Status, invalid
-from rackloom.carve.tenancy import catalog, entitlements, interfaces, logical_partitions, outdated
-from rackloom.carve.tenancy.interfaces import InterfaceRow
+from rackloom.carve.tenancy import catalog, entitlements, instances, logical_partitions, outdated
+from rackloom.carve.tenancy.instances import InterfaceRow
 from rackloom.carve.tenancy.outdated import OutdatedDomains
 
 # Request models.
@@ -274,7 +274,7 @@ def _add_interfaces(
     conn: sa.Connection, shapes: list[Json], query: PartitionIncludes, domains: OutdatedDomains
 ) -> None:
     by_id: dict[str, list[object]] = {shape["id"]: [] for shape in shapes}
-    mine = interfaces.interface_listing().where(nvlink_interface.c.logical_partition_id.in_(by_id))
+    mine = instances.interface_listing().where(nvlink_interface.c.logical_partition_id.in_(by_id))
     found = conn.execute(mine.order_by(nvlink_interface.c.created, nvlink_interface.c.id)).all()
     rows = [outdated.shown_interface(InterfaceRow._make(row), domains) for row in found]
     for shape in shapes:
@@ -283,10 +283,10 @@ def _add_interfaces(
         if query.include_interfaces and own:
             shape["nvLinkInterfaces"] = [interface_summary(row) for row in own]
         if query.include_stats:
-            instances = {row.instance_id for row in live}
+            distinct = {row.instance_id for row in live}
             shape["nvLinkLogicalPartitionStats"] = {
                 "totalGpus": len(live),
-                "totalDistinctInstances": len(instances),
+                "totalDistinctInstances": len(distinct),
             }
 
 

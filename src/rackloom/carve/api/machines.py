@@ -25,11 +25,12 @@ from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, Reader, R
 from rackloom.carve.api.wire import Json
 from rackloom.carve.partitions import ownership
 from rackloom.carve.store import journal
+from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import instance, instance_type, machine, machine_gpu, site
-from rackloom.carve.store.values import Status, invalid, require
+from rackloom.carve.store.values import Status, invalid
 from rackloom.carve.tenancy import catalog
-from rackloom.carve.tenancy.gpu_health import shown_gpu_healths
-from rackloom.carve.tenancy.withheld_trays import reserved_trays, shut_trays
+from rackloom.carve.tenancy.outdated import shown_gpu_healths
+from rackloom.carve.tenancy.placement import reserved_trays, shut_trays
 from rackloom.core.partitions.domain import GpuHealth
 
 # Query parameters.

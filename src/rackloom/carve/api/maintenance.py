@@ -20,7 +20,7 @@ from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.schema import drain, machine
 from rackloom.carve.store.values import Changed
 from rackloom.carve.tenancy import catalog, entitlements
-from rackloom.carve.tenancy.gpu_health import shown_gpu_healths
+from rackloom.carve.tenancy.outdated import shown_gpu_healths
 
 # Query parameters.
 

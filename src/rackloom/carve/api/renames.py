@@ -49,10 +49,7 @@ RENAMES = (
         answers=("AllocationConstraintAnswer",),
     ),
     Rename(
-        "rackLevelAdministration",
-        "flow",
-        requests=("SiteCapabilities",),
-        answers=("SiteCapabilitiesAnswer",),
+        "rackLevelAdministration", "flow", requests=("SiteCapabilities",), answers=("SiteCapabilitiesAnswer",)
     ),
     Rename("id", "machineId", answers=("MachineAssociationAnswer",)),
     Rename("isRackLevelAdministrationEnabled", "isFlowEnabled", queries=("SiteQuery",)),

@@ -22,11 +22,12 @@ from rackloom.carve.api.routing import AnySelect, ApiDeps, Deps, Page, ProviderA
 from rackloom.carve.api.wire import Json
 from rackloom.carve.partitions import ownership
 from rackloom.carve.store.journal import OperatorOrder
+from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import machine, site, tenant, tray_reservation
-from rackloom.carve.store.values import Status, require
+from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import catalog, entitlements, placement, reservations
+from rackloom.carve.tenancy.placement import reservations_in_force, unlisted_gpus
 from rackloom.carve.tenancy.reservations import MAX_TRAYS, ReservationRequest
-from rackloom.carve.tenancy.withheld_trays import reservations_in_force, unlisted_gpus
 
 # Request models.
 
@@ -144,12 +145,7 @@ def _machines(conn: sa.Connection, machine_ids: list[str]) -> tuple[dict[str, Js
 
     rows = conn.execute(listed.where(machine.c.id.in_(machine_ids))).all()
     shown = {
-        row.id: {
-            "machineId": row.id,
-            "nvLinkDomainId": row.domain,
-            "rack": row.rack,
-            "state": state(row),
-        }
+        row.id: {"machineId": row.id, "nvLinkDomainId": row.domain, "rack": row.rack, "state": state(row)}
         for row in rows
     }
     return shown, {row.id: row.tenant_id for row in rows if row.tenant_id is not None}

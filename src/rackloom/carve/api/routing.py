@@ -20,7 +20,7 @@ generated from the published description reject a whole response for an unknown 
 import secrets
 from collections import namedtuple
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Annotated, Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -46,7 +46,7 @@ from rackloom.carve.store.journal import OperatorOrder, StatusRecord
 from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.values import Changed, IdFactory, Status, invalid
 from rackloom.carve.tenancy import entitlements
-from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 from rackloom.runtime.traces import NO_TRACES, Traces
 
 # Operations.
@@ -167,7 +167,15 @@ class CallerWith:
             request.state.caller, self.roles, permission, route.query_rules, request.query_params
         )
         if Role.TENANT_ADMIN in caller.roles and Role.TENANT_ADMIN in self.roles:
-            await _ensure_tenant(request, caller)
+            # Tenants are never removed, so each org is looked up once.
+            known: set[str] = request.app.state.tenants_seen
+            deps: ApiDeps = request.app.state.deps
+            if deps.auto_tenant and caller.org not in known:
+                deps = deps.on_behalf_of(caller.org)
+                # Read first: where the database takes no writes, the tenants that it has can still read.
+                if await deps.store.read(entitlements.find_tenant, caller.org) is None:
+                    await make_tenant(request, deps, caller.org, entitled=True)
+                known.add(caller.org)
         return caller
 
 
@@ -187,18 +195,6 @@ def roles_of(route: APIRoute) -> Sequence[Role]:
         if isinstance(dependency.call, CallerWith)
     )
     return guard.roles
-
-
-async def _ensure_tenant(request: Request, caller: Caller) -> None:
-    # Tenants are never removed, so each org is looked up once.
-    known: set[str] = request.app.state.tenants_seen
-    deps: ApiDeps = request.app.state.deps
-    if deps.auto_tenant and caller.org not in known:
-        deps = deps.on_behalf_of(caller.org)
-        # Read first: where the database takes no writes, the tenants that it has can still read.
-        if await deps.store.read(entitlements.find_tenant, caller.org) is None:
-            await make_tenant(request, deps, caller.org, entitled=True)
-        known.add(caller.org)
 
 
 async def make_tenant(request: Request, deps: ApiDeps, org: str, *, entitled: bool) -> sa.Row[Any]:
@@ -501,18 +497,12 @@ def shown_instance_status(status: str) -> str:
     return Status.CONFIGURING if status == Status.UNKNOWN else status
 
 
-def summary_shape(row: Row) -> Json:
-    """A logical partition, VPC or instance type in one line."""
-    return shape(wire.Summary, row)
+summary_shape, org_shape = partial(shape, wire.Summary), partial(shape, wire.Org)
+"""A logical partition, VPC or instance type in one line, and a tenant or an infrastructure provider."""
 
 
 def _site_summary(row: Row) -> Json:
     return shape(wire.SiteSummary, row, infrastructure_provider_id=row.provider_id)
-
-
-def org_shape(row: Row) -> Json:
-    """A tenant or an infrastructure provider."""
-    return shape(wire.Org, row)
 
 
 def _instance_summary(row: Row) -> Json:
@@ -568,9 +558,7 @@ async def history_response(
     query: PageQuery,
     object_id: UUID | str,
     check: Callable[[sa.Connection], object],
-    shown: Callable[[sa.Connection, Sequence[StatusRecord]], Sequence[StatusRecord]] = lambda _conn, past: (
-        past
-    ),
+    shown: ShownHistory = lambda _conn, past: past,
 ) -> Response:
     """The history of an object, newest first. `check` refuses a caller that may not see the object."""
 

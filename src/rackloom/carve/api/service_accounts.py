@@ -141,10 +141,7 @@ async def get(deps: Deps, caller: Administrator, account_id: AccountId) -> Respo
 
 
 @router.delete(
-    "/{serviceAccountId}",
-    operation_id="delete-service-account",
-    response_model=wire.Message,
-    status_code=202,
+    "/{serviceAccountId}", operation_id="delete-service-account", response_model=wire.Message, status_code=202
 )
 async def delete(
     deps: Deps, caller: Administrator, account_id: AccountId, directory: KnownDirectory, own: OwnPermissions

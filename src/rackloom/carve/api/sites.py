@@ -14,13 +14,14 @@ from pydantic import Field, StrictBool, StrictInt
 from pydantic import model_validator as validator
 from starlette.responses import Response
 
-from rackloom.carve.api import access, machines, renames, routing, site_stats, wire
+from rackloom.carve.api import access, machines, renames, routing, statistics, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import AnySelect, Deps, Page, ProviderAdmin, Reader, Row, Rows
 from rackloom.carve.api.wire import Json
 from rackloom.carve.store import journal
+from rackloom.carve.store.prepared import require
 from rackloom.carve.store.schema import allocation, provider, site
-from rackloom.carve.store.values import Status, require
+from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import catalog, entitlements
 from rackloom.carve.tenancy.catalog import SITE_CAPABILITIES
 
@@ -131,7 +132,7 @@ class Site(wire.Timed):
     status: wire.SiteStatus
     status_history: list[wire.StatusDetail]
     machine_stats: Annotated[
-        site_stats.MachineStats | None, Field(json_schema_extra=access.PROVIDERS_ONLY)
+        statistics.MachineStats | None, Field(json_schema_extra=access.PROVIDERS_ONLY)
     ] = None
     gpu_stats: Annotated[list[machines.GpuStats] | None, Field(json_schema_extra=access.PROVIDERS_ONLY)] = (
         None
@@ -240,7 +241,15 @@ def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery, valid_fro
             enabled = sa.func.coalesce(site.c.capabilities[capability].as_boolean(), sa.false())
             visible = visible.where(enabled == wanted)
     shapes, total = LISTING.page(conn, visible, query)
-    _add_stats(conn, caller, shapes, query, valid_from)
+    # Add the numbers that the query asks for to the sites of the caller's own provider.
+    provider_id, _ = routing.provider_and_tenant(conn, caller)
+    own = {shape["id"]: shape for shape in shapes if shape["infrastructureProviderId"] == provider_id}
+    if query.include_machine_stats:
+        for site_id, numbers in statistics.machine_stats(conn, own, valid_from).items():
+            own[site_id]["machineStats"] = numbers
+    if query.include_gpu_stats:
+        for site_id, shape in own.items():
+            shape["gpuStats"] = machines.gpu_stats_shapes(conn, caller, site_id)
     return shapes, total
 
 
@@ -250,20 +259,6 @@ def _given_to(conn: sa.Connection, caller: Caller, tenant_ids: list[str]) -> sa.
     given = sa.select(allocation.c.site_id).where(allocation.c.tenant_id.in_(tenant_ids))
     known = sa.true() if own in tenant_ids else site.c.provider_id == provider_id
     return sa.and_(site.c.id.in_(given), known)
-
-
-def _add_stats(
-    conn: sa.Connection, caller: Caller, shapes: list[Json], query: SiteQuery, valid_from: float
-) -> None:
-    """Add the numbers that the query asks for to the sites of the caller's own provider."""
-    provider_id, _ = routing.provider_and_tenant(conn, caller)
-    own = {shape["id"]: shape for shape in shapes if shape["infrastructureProviderId"] == provider_id}
-    if query.include_machine_stats:
-        for site_id, numbers in site_stats.machine_stats(conn, own, valid_from).items():
-            own[site_id]["machineStats"] = numbers
-    if query.include_gpu_stats:
-        for site_id, shape in own.items():
-            shape["gpuStats"] = machines.gpu_stats_shapes(conn, caller, site_id)
 
 
 def _row(conn: sa.Connection, caller: Caller, site_id: UUID) -> Row:

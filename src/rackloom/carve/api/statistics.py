@@ -3,8 +3,15 @@
 Paths and shapes are those of NVIDIA Infra Controller. It counts objects that do not exist here, too: subnets,
 IP blocks and tenant accounts are always 0. Instances have more statuses here, and each has its number, so
 that the numbers of instances add up to the total.
+
+`machine_stats` has the numbers of machines of a site. A machine counts as healthy when the reading of its
+domain that counts lists every GPU of it as healthy, and as unhealthy when it lists one of them as one that
+placement avoids. A machine of which neither is known counts in neither: a missing one, or one with an
+unlisted GPU. So these two numbers may add up to less than the total. The allocations of a site may promise
+more machines than there are. A promise beyond the machines that are not in use is left out.
 """
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Annotated
 from uuid import UUID
@@ -17,10 +24,14 @@ from rackloom.carve.api import routing, wire
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.routing import Deps, ProviderReader, TenantAdmin
 from rackloom.carve.api.wire import Json
-from rackloom.carve.store.schema import instance_type, site
+from rackloom.carve.store.schema import instance_type, machine, site
 from rackloom.carve.store.values import forbidden
 from rackloom.carve.tenancy import catalog, entitlements, statistics
+from rackloom.carve.tenancy.outdated import shown_gpu_healths
+from rackloom.carve.tenancy.placement import UNHEALTHY_STATES
 from rackloom.carve.tenancy.statistics import AllocatedMachines, MachineUse, StatusCounts
+from rackloom.core.partitions.domain import GpuHealth
+from rackloom.core.place.instance_trays import still_promised
 
 # Query parameters.
 
@@ -251,6 +262,86 @@ def _tenant_shape(use: MachineUse, tenant_id: str, org: str, names: dict[str, st
 
 
 router = routing.operations()
+
+
+# Machines of a site.
+
+
+class HealthCounts(wire.Answer):
+    """Machines by health; those whose health is unknown are in neither number."""
+
+    healthy: int
+    unhealthy: int
+
+
+class AllocationCounts(wire.Answer):
+    """Machines by allocation."""
+
+    allocated_in_use: int
+    allocated_not_in_use: int
+    unallocated: int
+
+
+class MachineStats(wire.Answer):
+    """How many machines a site has, by status, health and allocation. Statuses of no machine are left out."""
+
+    total: int
+    total_by_status: dict[str, int]
+    total_by_health: HealthCounts
+    total_by_status_and_health: dict[str, HealthCounts]
+    total_by_allocation: AllocationCounts
+
+
+def machine_stats(conn: sa.Connection, site_ids: Collection[str], valid_from: float) -> dict[str, Json]:
+    """The `MachineStats` of each site. Readings from before `valid_from` say nothing about health."""
+    rows = conn.execute(catalog.machine_listing().where(machine.c.site_id.in_(site_ids))).all()
+    gpus = shown_gpu_healths(conn, rows, valid_from)
+    statuses: dict[str, Counter[str]] = {site_id: Counter() for site_id in site_ids}
+    healths: dict[str, dict[str, Counter[str]]] = {site_id: {} for site_id in site_ids}
+    used: dict[str, Counter[tuple[str, str]]] = {site_id: Counter() for site_id in site_ids}
+    """By tenant and instance type."""
+    for row in rows:
+        statuses[row.site_id][row.shown_status] += 1
+        by_health = healths[row.site_id].setdefault(row.shown_status, Counter())
+        by_health[_judged_health(gpus[row.id].values())] += 1
+        if row.instance_id is not None:
+            used[row.site_id][row.tenant_id, row.instance_type_id] += 1
+    allocated: dict[str, Counter[tuple[str, str]]] = {site_id: Counter() for site_id in site_ids}
+    for given in statistics.allocated_machines(conn, site_ids):
+        allocated[given.site_id][given.tenant_id, given.type_id] += given.machines
+    return {
+        site_id: {
+            "total": by_status.total(),
+            "totalByStatus": dict(by_status),
+            "totalByHealth": _health_shape(sum(healths[site_id].values(), Counter())),
+            "totalByStatusAndHealth": {
+                status: _health_shape(counts) for status, counts in healths[site_id].items()
+            },
+            "totalByAllocation": _allocation_shape(by_status.total(), used[site_id], allocated[site_id]),
+        }
+        for site_id, by_status in statuses.items()
+    }
+
+
+def _judged_health(gpus: Collection[GpuHealth]) -> str:
+    """What the GPUs of a machine say of it: `healthy`, `unhealthy`, or neither."""
+    if any(health in UNHEALTHY_STATES for health in gpus):
+        return "unhealthy"
+    return "healthy" if gpus and set(gpus) == {GpuHealth.HEALTHY} else "unknown"
+
+
+def _health_shape(counts: Counter[str]) -> Json:
+    return {"healthy": counts["healthy"], "unhealthy": counts["unhealthy"]}
+
+
+def _allocation_shape(
+    total: int, used: Counter[tuple[str, str]], allocated: Counter[tuple[str, str]]
+) -> Json:
+    unused = total - used.total()
+    promised = min(still_promised(allocated, used), unused)
+    return {"allocatedInUse": used.total(), "allocatedNotInUse": promised, "unallocated": unused - promised}
+
+
 SiteStats = Annotated[SiteStatsQuery, Param()]
 
 

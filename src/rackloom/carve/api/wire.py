@@ -44,11 +44,7 @@ from rackloom.carve.store.values import (
 
 NO_NUL = r"^[^\x00]*$"
 """PostgreSQL stores every character but NUL."""
-PATTERN_RULES = {
-    NO_NUL: "must not hold NUL",
-    TEXT_PATTERN: TEXT_RULE,
-    NAME_PATTERN: NAME_RULE,
-}
+PATTERN_RULES = {NO_NUL: "must not hold NUL", TEXT_PATTERN: TEXT_RULE, NAME_PATTERN: NAME_RULE}
 """What a text lacks that does not match a pattern."""
 
 

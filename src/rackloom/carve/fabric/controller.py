@@ -5,6 +5,10 @@ state or the outcome is unknown, never that the domain is empty. `FabricRefused`
 controller answered and did nothing; its code is shown to tenants, its message, which may contain
 addresses, only to operators.
 
+`read_again_in_doubt` repeats a reading that fails or contradicts itself. A controller lists GPUs and
+partitions one after the other, and the two lists may contradict each other: `contradicted_gpus` names the
+GPUs whose partition is then unknown. All others are as listed.
+
 The URL determines the protocol: NMX-C is gRPC and has no path; NMX-M is REST below `/nmx/v1`. One NMX-M
 may speak for several domains while an endpoint is one domain, so its URL may name it as `?domain=UUID`.
 A URL with user, password or fragment is refused, because the endpoint list would show it.
@@ -12,15 +16,18 @@ A URL with user, password or fragment is refused, because the endpoint list woul
 To add a protocol: add its kind here, and a package with a driver beside `nmxc` and `nmxm`.
 """
 
+import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
+from rackloom.core.partitions.domain import DomainObservation, ObservedPartition, PartitionOperation
 from rackloom.errors import Refused
 
 # Driver interface and errors.
@@ -72,6 +79,79 @@ class FabricDriver(Protocol):
 
     async def close(self) -> None:
         """Release the connection."""
+
+
+# Readings in doubt.
+
+
+def contradicted_gpus(claims: Mapping[int, int], partitions: Collection[ObservedPartition]) -> frozenset[int]:
+    """The GPUs whose partition is uncertain. `claims`: fabric GUID -> id of the partition that the GPU names.
+
+    A GPU is contradicted when the partition that it names does not list it, or several partitions do. What
+    else these partitions hold is uncertain too: the GPU may share memory with all of them. Id 0 contradicts
+    nothing: ids begin at 1, and 0 is what a field without a value reads as (proto3).
+    """
+    members = {partition.id: partition.members for partition in partitions}
+    denied = {
+        guid for guid, number in claims.items() if number and guid not in members.get(number, frozenset())
+    }
+    listings = Counter(guid for guids in members.values() for guid in guids)
+    denied |= {guid for guid, times in listings.items() if times > 1}
+    # Both sides of a contradiction are concerned: the partition that the GPU names, and those that list it.
+    concerned = {claims[guid] for guid in denied & claims.keys()}
+    concerned |= {number for number, guids in members.items() if not denied.isdisjoint(guids)}
+    # One step is enough: a GPU that both lists place alike ties no further partition to these.
+    listed = (members[number] for number in concerned & members.keys())
+    naming = {guid for guid, number in claims.items() if number in concerned}
+    return frozenset(naming).union(*listed)
+
+
+QUICK_SECONDS = 1.0
+"""A reading that took longer to fail has waited for its controller already, and is not repeated."""
+REREAD_PAUSES = (0.05, 0.2)
+"""Seconds before each further attempt."""
+REREAD_SECONDS = 1.0
+"""How long the further attempts may take together."""
+
+
+async def read_again_in_doubt(driver: FabricDriver) -> DomainObservation:
+    """The domain as `driver` reads it. Raises FabricUnavailable when no attempt in a row succeeds.
+
+    One lost call is no lost controller, and one change between two lists makes no GPU uncertain: without
+    further attempts a domain, or some GPUs of it, would be unknown for a moment.
+    """
+    time = asyncio.get_running_loop().time
+    began = time()
+    result = await _attempt_reading(driver)
+    if _is_doubtful(result) and time() - began < QUICK_SECONDS:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REREAD_SECONDS):
+                for pause in REREAD_PAUSES:
+                    await asyncio.sleep(pause)
+                    newer = await _attempt_reading(driver)
+                    # A reading that is uncertain about some GPUs says more than none.
+                    if not isinstance(newer, FabricUnavailable) or isinstance(result, FabricUnavailable):
+                        result = newer
+                    if not _is_doubtful(result):
+                        break
+    if isinstance(result, FabricUnavailable):
+        raise result
+    return result
+
+
+def _is_doubtful(result: DomainObservation | FabricUnavailable) -> bool:
+    return isinstance(result, FabricUnavailable) or bool(result.uncertain)
+
+
+async def _attempt_reading(driver: FabricDriver) -> DomainObservation | FabricUnavailable:
+    try:
+        return await driver.observe()
+    except FabricUnavailable as error:
+        return error
+    except Exception as error:
+        # Also MemoryError: an answer that needs too much memory is one that can't be read. The pass must not
+        # end here, because tenants would read Ready until the last reading is too old.
+        return DriverFailed(error)
 
 
 # TLS material.

@@ -28,17 +28,10 @@ from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.prepared import find_row, has_row
 from rackloom.carve.store.schema import allocation, instance, logical_partition, machine, machine_gpu, vpc
 from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, check_name, conflict
-from rackloom.carve.tenancy import (
-    catalog,
-    entitlements,
-    instances,
-    interfaces,
-    logical_partitions,
-    withheld_trays,
-)
-from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest, MachineAssignment
+from rackloom.carve.tenancy import catalog, entitlements, instance_creation, logical_partitions, placement
+from rackloom.carve.tenancy.instance_creation import CreationPlan, InstanceRequest, MachineAssignment
 from rackloom.core.partitions.domain import ObservedPartition
-from rackloom.core.place.promises import AllocationUse
+from rackloom.core.place.instance_trays import AllocationUse
 
 
 class PartitionOwner(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +48,7 @@ def adopt_for_owner(
     """Adopt a found partition for `owner`; returns what was created, in words."""
     for text in (owner.org, owner.vpc, owner.logical_partition):
         check_name(text)
-    trays = _trays_of(conn, found.adoptable_partition(conn, domain, name, order.valid_from))
+    trays = _trays_of(conn, found.foreign_partition(conn, domain, name, order.valid_from)[1])
     maker = _OwnerMaker(conn, owner, catalog.get_site(conn, _site_of(trays)), order.now, ids)
     empty = [tray for tray in trays if tray.instance_id is None]
     maker.ensure_allocation(f"partition {name} of {domain}", empty)
@@ -128,7 +121,7 @@ class _OwnerMaker:
     def ensure_allocation(self, name: str, trays: Sequence[_Tray]) -> None:
         """Let the tenant have the machines at the site, where its allocations do not hold them."""
         uses = entitlements.allocation_uses(self._conn, self._tenant_id, self._now)
-        kept = withheld_trays.reserved_trays(self._conn, self._now, [tray.machine_id for tray in trays])
+        kept = placement.reserved_trays(self._conn, self._now, [tray.machine_id for tray in trays])
         own = {tray.machine_id for tray in kept.values() if tray.tenant_id == self._tenant_id}
         wanted = Counter(tray.type_id for tray in trays if tray.type_id is not None)
         reserved = Counter(tray.type_id for tray in trays if tray.machine_id in own)
@@ -204,10 +197,10 @@ class _OwnerMaker:
 
     def _create_instance(self, tray: _Tray, network: sa.Row[Any], partition_id: str) -> frozenset[str]:
         conn, name = self._conn, f"adopted-{tray.machine_id}"
-        instances.check_instance_name(conn, self._tenant_id, self._site.id, name)
+        instance_creation.check_instance_name(conn, self._tenant_id, self._site.id, name)
         wanted = tuple(InterfaceSpec(partition_id, device) for device in tray.devices)
-        gpus = instances.nvlink_gpus_of_instance(conn, self._site, tray.type_id, tray.machine_id)
-        interfaces.check_interfaces(conn, network, wanted, gpus)
+        gpus = instance_creation.nvlink_gpus_of_instance(conn, self._site, tray.type_id, tray.machine_id)
+        instance_creation.check_interfaces(conn, network, wanted, gpus)
         domain = catalog.domains_of_machines(conn, [tray.machine_id])[tray.machine_id]
         plan = CreationPlan(
             request=InstanceRequest(
@@ -225,4 +218,4 @@ class _OwnerMaker:
             interfaces=wanted,
             warnings=(),
         )
-        return instances.execute_creation(conn, plan, self._now, self._ids).domains
+        return instance_creation.execute_creation(conn, plan, self._now, self._ids).domains

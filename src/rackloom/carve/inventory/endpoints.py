@@ -4,9 +4,6 @@ Operators register one URL for each chassis serial. `register_endpoint` assigns 
 controller that moved keeps its row and its history; an endpoint that is left without chassis is
 retired. Retiring deletes its reading, hands its open operations to the successor or closes them as
 unknown, and withdraws what rested on the reading. The row stays for the audit.
-
-`endpoint_state` answers, before a reading is recorded, whether the endpoint still speaks for a chassis
-and whether other endpoints report the same domain, or one of its domains has a conflict.
 """
 
 from collections.abc import Collection
@@ -21,35 +18,13 @@ from rackloom.carve.observation.latest import READING_COLUMNS
 from rackloom.carve.partitions import ownership
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
-from rackloom.carve.store.prepared import delete_rows, find_row, has_row, insert_row, update_rows
-from rackloom.carve.store.schema import domain_dispute, endpoint, endpoint_chassis, observation
-from rackloom.carve.store.values import Changed, IdFactory, conflict, invalid, require
+from rackloom.carve.store.prepared import delete_rows, find_row, has_row, insert_row, require, update_rows
+from rackloom.carve.store.schema import endpoint, endpoint_chassis, observation
+from rackloom.carve.store.values import Changed, IdFactory, conflict, invalid
 from rackloom.carve.tenancy import status
 from rackloom.errors import Refused
 
 # Endpoint records.
-
-
-# Built once: every pass runs these.
-_other_endpoint = endpoint.alias()
-_domains_concerned = (endpoint.c.domain, sa.bindparam("answered", type_=sa.Text))
-_ENDPOINT_STATE = (
-    sa.select(
-        endpoint.c.domain,
-        observation.c.observed_at,
-        sa.or_(
-            sa.exists().where(
-                _other_endpoint.c.domain.in_(_domains_concerned), _other_endpoint.c.id != endpoint.c.id
-            ),
-            sa.exists().where(domain_dispute.c.domain.in_(_domains_concerned)),
-        ).label("is_shared"),
-    )
-    .join(observation, observation.c.endpoint_id == endpoint.c.id, isouter=True)
-    .where(
-        endpoint.c.id == sa.bindparam("of"),
-        sa.exists().where(endpoint_chassis.c.endpoint_id == endpoint.c.id),
-    )
-)
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,18 +34,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     chassis_serials: tuple[str, ...]
     domain: str | None
-    """Domain uuid that it last answered with; None until it has answered."""
-
-
-class EndpointState(msgspec.Struct, frozen=True):
-    """The records about an endpoint, before its newest answer is recorded."""
-
-    domain: str | None
-    """Domain uuid that it last answered with."""
-    observed_at: float | None
-    """When its newest reading was taken."""
-    is_shared: bool
-    """Whether other endpoints report one of its domains too, or one of these has a conflict."""
+    """Domain uuid that it last answered with, or None until it has answered."""
 
 
 def all_endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:
@@ -83,20 +47,6 @@ def all_endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:
         for row in conn.execute(sa.select(endpoint).order_by(endpoint.c.url))
         if row.id in serials
     )
-
-
-def endpoint_state(conn: sa.Connection, endpoint_id: str, domain: str | None = None) -> EndpointState | None:
-    """The state of an endpoint that was just read and reported `domain` (None: it did not answer).
-
-    None for an endpoint that is no longer registered for any chassis.
-    """
-    row = conn.execute(_ENDPOINT_STATE, {"of": endpoint_id, "answered": domain}).one_or_none()
-    return None if row is None else EndpointState(row.domain, row.observed_at, bool(row.is_shared))
-
-
-def set_endpoint_domain(conn: sa.Connection, endpoint_id: str, domain: str, now: float) -> None:
-    """Record which domain the endpoint reports."""
-    update_rows(conn, endpoint, {"id": endpoint_id}, domain=domain, updated=now)
 
 
 def register_endpoint(
@@ -174,7 +124,8 @@ def create_chassis_endpoint(
     conn: sa.Connection, chassis_serial: str, url: str, order: OperatorOrder, ids: IdFactory
 ) -> Changed[None]:
     """Register the controller of a chassis that has none yet."""
-    _check_chassis_serial(chassis_serial)
+    if not chassis_serial.strip() or not chassis_serial.isprintable():
+        raise invalid("Error validating endpoint", chassisSerial="must be printable and not empty")
     _check_controller_url(url)
     if existing := find_row(conn, endpoint_chassis, chassis_serial=chassis_serial):
         message = "Chassis with specified serial already has an NMX-C endpoint"
@@ -207,11 +158,6 @@ def delete_chassis_endpoint(conn: sa.Connection, chassis_serial: str, order: Ope
 
 def _domains_to_wake(row: sa.Row[Any]) -> frozenset[str]:
     return frozenset() if row.domain is None else frozenset((row.domain,))
-
-
-def _check_chassis_serial(chassis_serial: str) -> None:
-    if not chassis_serial.strip() or not chassis_serial.isprintable():
-        raise invalid("Error validating endpoint", chassisSerial="must be printable and not empty")
 
 
 def _check_controller_url(url: str) -> None:

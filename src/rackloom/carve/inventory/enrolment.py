@@ -21,7 +21,7 @@ from rackloom.carve.inventory import endpoints, sync
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
-from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, update_rows
+from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, require, update_rows
 from rackloom.carve.store.schema import (
     allocation,
     cordon,
@@ -35,18 +35,9 @@ from rackloom.carve.store.schema import (
     reserved_tray,
     site,
 )
-from rackloom.carve.store.values import (
-    Changed,
-    IdFactory,
-    RefusalKind,
-    Rejected,
-    Status,
-    conflict,
-    invalid,
-    require,
-)
+from rackloom.carve.store.values import Changed, IdFactory, Status, conflict, invalid
 from rackloom.carve.tenancy import catalog, entitlements, status
-from rackloom.carve.tenancy.withheld_trays import check_unreserved
+from rackloom.carve.tenancy.placement import check_unreserved
 from rackloom.core.partitions.domain import DefaultPartitionPolicy, DomainObservation, GpuHealth
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Source
@@ -160,7 +151,12 @@ def enrol_machines(
     for record in records:
         known = _recorded_machine(conn, record)
         if known is None:
-            _insert_machine(conn, site_id, record, source, status, now)
+            if not record.chassis_serial or not 1 <= record.gpus <= 64:
+                raise invalid(f"machine {record.machine_id} needs a chassis serial, and 1 to 64 GPUs")
+            row = _machine_row(record.machine_id, record, now)
+            insert_row(conn, machine, **row, site_id=site_id, status=status)
+            modules: dict[int, int | None] = dict.fromkeys(range(1, record.gpus + 1))
+            _insert_gpus(conn, record.machine_id, modules, source)
             created.append(record.machine_id)
         else:
             unchanged.append(known)
@@ -213,15 +209,22 @@ def declare_gpus(
     """
     found = get_enrolled_machine(conn, machine_id)
     if found.instance_id is not None:
-        raise Rejected(
-            RefusalKind.CONFLICT,
+        raise conflict(
             f"machine {machine_id} carries instance {found.instance_id}",
             nearest_fix="release the instance first",
         )
     guids = {gpu.module_id: gpu.guid for gpu in gpus}
     serial, slot, tray = location
-    _check_slot_free(conn, machine_id, serial, slot)
-    _check_guids_free(conn, machine_id, guids)
+    there = sa.select(machine.c.id).where(machine.c.chassis_serial == serial, machine.c.slot == slot)
+    for occupant in conn.execute(there.where(machine.c.id != machine_id)).scalars():
+        raise conflict(f"{serial} slot {slot} is recorded as machine {occupant}", id=occupant)
+    if len(set(guids.values())) < len(guids) or 0 in guids.values():
+        raise invalid("each GPU needs a GUID of its own")
+    taken = sa.select(machine_gpu.c.machine_id, machine_gpu.c.guid).where(
+        machine_gpu.c.guid.in_([str(guid) for guid in guids.values()]), machine_gpu.c.machine_id != machine_id
+    )
+    for row in conn.execute(taken):
+        raise conflict(f"GPU {int(row.guid):#x} is recorded on machine {row.machine_id}", id=row.machine_id)
     values = {"chassis_serial": serial, "slot": slot, "tray_index": tray, "domain": domain, "updated": now}
     update_rows(conn, machine, {"id": machine_id}, **values)
     delete_rows(conn, machine_gpu, machine_id=machine_id)
@@ -250,15 +253,13 @@ def delete_missing_machine(conn: sa.Connection, machine_id: str, order: Operator
     found = get_enrolled_machine(conn, machine_id)
     if found.domain is not None:
         if found.missing_since is None:
-            raise Rejected(
-                RefusalKind.CONFLICT,
+            raise conflict(
                 "Machine is listed by the switch controller of its NVLink domain",
                 nearest_fix="take the tray out of the rack first, or put the machine into maintenance",
             )
         known = latest.latest_of_domain(conn, found.domain, order.valid_from)
         if known.observation is None:
-            raise Rejected(
-                RefusalKind.CONFLICT,
+            raise conflict(
                 f"the NVLink domain of the machine is unknown, so it may be back: {known.doubt}",
                 nearest_fix="wait until a switch controller of the domain is read again",
             )
@@ -287,17 +288,6 @@ def _recorded_machine(conn: sa.Connection, record: MachineRecord) -> str | None:
     return None
 
 
-def _insert_machine(
-    conn: sa.Connection, site_id: str, record: MachineRecord, source: Source, status: str, now: float
-) -> None:
-    if not record.chassis_serial or not 1 <= record.gpus <= 64:
-        raise invalid(f"machine {record.machine_id} needs a chassis serial, and 1 to 64 GPUs")
-    row = _machine_row(record.machine_id, record, now)
-    insert_row(conn, machine, **row, site_id=site_id, status=status)
-    modules: dict[int, int | None] = dict.fromkeys(range(1, record.gpus + 1))
-    _insert_gpus(conn, record.machine_id, modules, source)
-
-
 def _machine_row(machine_id: str, tray: MachineRecord | ComputeTray, now: float) -> dict[str, Any]:
     row: dict[str, Any] = {"id": machine_id, "chassis_serial": tray.chassis_serial, "slot": tray.slot}
     row |= {"tray_index": tray.tray_index, "rack": tray.rack, "created": now, "updated": now}
@@ -319,22 +309,6 @@ def _insert_gpus(
     ]
     if rows:
         conn.execute(sa.insert(machine_gpu), rows)
-
-
-def _check_slot_free(conn: sa.Connection, machine_id: str, serial: str, slot: int) -> None:
-    there = sa.select(machine.c.id).where(machine.c.chassis_serial == serial, machine.c.slot == slot)
-    for occupant in conn.execute(there.where(machine.c.id != machine_id)).scalars():
-        raise conflict(f"{serial} slot {slot} is recorded as machine {occupant}", id=occupant)
-
-
-def _check_guids_free(conn: sa.Connection, machine_id: str, guids: Mapping[int, int]) -> None:
-    if len(set(guids.values())) < len(guids) or 0 in guids.values():
-        raise invalid("each GPU needs a GUID of its own")
-    taken = sa.select(machine_gpu.c.machine_id, machine_gpu.c.guid).where(
-        machine_gpu.c.guid.in_([str(guid) for guid in guids.values()]), machine_gpu.c.machine_id != machine_id
-    )
-    for row in conn.execute(taken):
-        raise conflict(f"GPU {int(row.guid):#x} is recorded on machine {row.machine_id}", id=row.machine_id)
 
 
 # An embedded site from a topology.
@@ -359,14 +333,19 @@ def seed_embedded_site(
     changes nothing else.
     """
     provider = entitlements.ensure_provider(conn, org, now, ids)
-    site_id = _seed_site(conn, provider.id, racks.name, now, ids)
+    found = find_row(conn, site, name=racks.name)
+    policy = DefaultPartitionPolicy.NONE
+    site_id = str(found.id) if found else _insert_site(conn, provider.id, racks.name, policy, now, ids)
     type_id = _seed_instance_type(conn, provider.id, site_id, profile, now, ids)
     _seed_machines(conn, site_id, type_id, [tray for domain in racks.domains for tray in domain.trays], now)
     for domain in racks.domains:
         serials = {tray.chassis_serial for tray in domain.trays}
         endpoints.register_endpoint(conn, endpoint_urls[domain.uuid], serials, now, ids)
-    entitlements.ensure_tenant(conn, org, now, ids)
-    for tenant_id in _tenants_with_everything(conn, org):
+    # The embedding org, and every tenant that has an allocation of everything.
+    own = entitlements.ensure_tenant(conn, org, now, ids).id
+    everything = allocation.c.name == entitlements.EVERYTHING_ALLOCATION
+    held = conn.execute(sa.select(allocation.c.tenant_id).where(everything).distinct()).scalars()
+    for tenant_id in sorted({own, *held}):
         entitlements.grant_everything(conn, tenant_id, now, ids)
     return site_id
 
@@ -374,13 +353,6 @@ def seed_embedded_site(
 def machine_id_of_tray(tray: MachineRecord | ComputeTray) -> str:
     """The machine id of a tray: where it sits, as letters that are safe in a URL."""
     return f"{tray.chassis_serial}-{tray.slot}".lower()
-
-
-def _seed_site(conn: sa.Connection, provider_id: str, name: str, now: float, ids: IdFactory) -> str:
-    found = find_row(conn, site, name=name)
-    if found is not None:
-        return str(found.id)
-    return _insert_site(conn, provider_id, name, DefaultPartitionPolicy.NONE, now, ids)
 
 
 def _seed_instance_type(
@@ -419,13 +391,3 @@ def _seed_machines(
         for module in range(1, len(tray.gpus) + 1)
     ]
     conn.execute(sa.insert(machine_gpu), gpus)
-
-
-def _tenants_with_everything(conn: sa.Connection, org: str) -> list[str]:
-    """The embedding org, and every tenant that has an allocation of everything."""
-    held = (
-        sa.select(allocation.c.tenant_id)
-        .where(allocation.c.name == entitlements.EVERYTHING_ALLOCATION)
-        .distinct()
-    )
-    return sorted({entitlements.get_tenant(conn, org).id, *conn.execute(held).scalars()})

@@ -19,7 +19,7 @@ from rackloom.carve.store.schema import cordon as cordon_table
 from rackloom.carve.store.schema import drain as drain_table
 from rackloom.carve.store.schema import instance
 from rackloom.carve.store.values import Changed, IdFactory, RefusalKind, Rejected, conflict
-from rackloom.carve.tenancy import catalog, instances
+from rackloom.carve.tenancy import catalog, instance_creation, instances
 
 DRAIN_STARTED_MESSAGE = "waiting for the switch controller to be read after the drain began"
 
@@ -80,7 +80,7 @@ def drain_machine(conn: sa.Connection, machine_id: str, order: OperatorOrder, id
         started=order.now,
     )
     journal.record_operator_step(conn, Step.DRAIN, machine_id, machine.domain, order)
-    return Changed(new, instances.publish_intent_change(conn, [machine_id], order.now))
+    return Changed(new, instance_creation.publish_intent_change(conn, [machine_id], order.now))
 
 
 def end_machine_drain(conn: sa.Connection, machine_id: str, order: OperatorOrder) -> Changed[None]:
@@ -91,7 +91,7 @@ def end_machine_drain(conn: sa.Connection, machine_id: str, order: OperatorOrder
         raise conflict("Machine is not drained")
     update_rows(conn, drain_table, {"id": running.id}, ended=order.now)
     journal.record_operator_step(conn, Step.END_DRAIN, machine_id, machine.domain, order)
-    return Changed(None, instances.publish_intent_change(conn, [machine_id], order.now))
+    return Changed(None, instance_creation.publish_intent_change(conn, [machine_id], order.now))
 
 
 def force_delete_instance(conn: sa.Connection, machine_id: str, order: OperatorOrder) -> Changed[str]:

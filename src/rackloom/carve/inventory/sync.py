@@ -26,7 +26,7 @@ from rackloom.carve.store import journal
 from rackloom.carve.store.schema import endpoint, endpoint_chassis, instance, machine, machine_gpu, moved_gpu
 from rackloom.carve.store.schema import observation as reading
 from rackloom.carve.tenancy import status
-from rackloom.carve.tenancy.withheld_trays import UNLISTED
+from rackloom.carve.tenancy.placement import UNLISTED
 from rackloom.core.partitions.domain import DomainObservation, ObservedGpu
 from rackloom.topology.join_key import Source
 
@@ -65,10 +65,7 @@ _DELETE_LOST = sa.delete(moved_gpu).where(
 
 
 def record_lost_gpus(
-    conn: sa.Connection,
-    recorded: Mapping[GpuModule, str | None],
-    listed: Mapping[GpuModule, str],
-    now: float,
+    conn: sa.Connection, recorded: Mapping[GpuModule, str | None], listed: Mapping[GpuModule, str], now: float
 ) -> None:
     """Record which GPU an instance loses in which place; delete the record when that GPU is back.
 
@@ -161,7 +158,12 @@ _MACHINES_IN_DOMAIN = sa.select(machine.c.id, machine.c.missing_since).where(
 
 def sync_gpu_mapping(conn: sa.Connection, observation: DomainObservation, now: float) -> frozenset[str]:
     """Write the mapping that `observation` lists; returns the domains whose mapping changed."""
-    machines = _observed_machines(conn, observation)
+    slots = {(gpu.chassis_serial, gpu.slot) for gpu in observation.gpus}
+    serials = list({serial for serial, _ in slots})
+    rows = conn.execute(_MACHINES_IN_CHASSIS, {"serials": serials, "domain": observation.domain})
+    machines = {
+        (row.chassis_serial, row.slot): row for row in rows if (row.chassis_serial, row.slot) in slots
+    }
     previous_domains = {row.domain for row in machines.values() if row.domain != observation.domain}
     recorded = _recorded_gpus(conn, [row.id for row in machines.values()])
     listed = {
@@ -182,21 +184,21 @@ def sync_gpu_mapping(conn: sa.Connection, observation: DomainObservation, now: f
             replaced[row.machine_id, row.module_id] = row.guid
         record_lost_gpus(conn, replaced, guids, now)
         _write_gpus(conn, observation.domain, changed, recorded)
-    # Last: a GPU that is listed elsewhere now is not listed where it was.
-    _mark_unlisted(conn, recorded, listed)
+    # Last: a GPU that is listed elsewhere now is not listed where it was. The health that was reported of a
+    # GPU before means nothing once the controller does not list it.
+    places = [
+        {"at_machine": place[0], "at_module": place[1]}
+        for place, (_, health) in recorded.items()
+        if place not in listed and health != UNLISTED
+    ]
+    if places:
+        conn.execute(_MARK_UNLISTED, places)
     _mark_missing(conn, observation, {row.id for row in machines.values()})
     rewired = any(recorded.get(place, (None, 0))[0] != str(gpu.guid) for place, gpu in changed.items())
     # Only a change of domain or GUID voids plans; a health is a measurement.
     return journal.increment_revisions(
         conn, {observation.domain, *previous_domains} if previous_domains or rewired else ()
     )
-
-
-def _observed_machines(conn: sa.Connection, observation: DomainObservation) -> dict[SlotKey, sa.Row[Any]]:
-    slots = {(gpu.chassis_serial, gpu.slot) for gpu in observation.gpus}
-    serials = list({serial for serial, _ in slots})
-    rows = conn.execute(_MACHINES_IN_CHASSIS, {"serials": serials, "domain": observation.domain})
-    return {(row.chassis_serial, row.slot): row for row in rows if (row.chassis_serial, row.slot) in slots}
 
 
 def _recorded_gpus(conn: sa.Connection, machine_ids: list[str]) -> dict[GpuModule, tuple[str | None, int]]:
@@ -218,21 +220,6 @@ def _move_to_domain(
     )
     chosen = sa.or_(machine.c.id.in_([row.id for row in observed]), absent)
     conn.execute(sa.update(machine).where(chosen).values(domain=domain, updated=now))
-
-
-def _mark_unlisted(
-    conn: sa.Connection,
-    recorded: Mapping[GpuModule, tuple[str | None, int]],
-    listed: Collection[GpuModule],
-) -> None:
-    """What was reported of a GPU before says nothing of one that the controller does not list."""
-    places = [
-        {"at_machine": place[0], "at_module": place[1]}
-        for place, (_, health) in recorded.items()
-        if place not in listed and health != UNLISTED
-    ]
-    if places:
-        conn.execute(_MARK_UNLISTED, places)
 
 
 def _mark_missing(conn: sa.Connection, observation: DomainObservation, observed: set[str]) -> None:
@@ -276,6 +263,21 @@ def _gpu_row(place: GpuModule, gpu: ObservedGpu) -> dict[str, object]:
 
 
 # Applying observations.
+
+
+# Built once: every pass that records a changed reading runs these.
+_MACHINES_ELSEWHERE = sa.select(machine.c.chassis_serial, machine.c.slot, machine.c.domain).where(
+    machine.c.chassis_serial.in_(sa.bindparam("serials", expanding=True)),
+    machine.c.domain != sa.bindparam("domain"),
+)
+
+
+def domains_sharing_hardware(conn: sa.Connection, reading: DomainObservation) -> frozenset[str]:
+    """Other domains that have machines, in the records, where `reading` lists GPUs."""
+    slots = {(gpu.chassis_serial, gpu.slot) for gpu in reading.gpus}
+    serials = {serial for serial, _ in slots}
+    rows = conn.execute(_MACHINES_ELSEWHERE, {"serials": list(serials), "domain": reading.domain})
+    return frozenset(row.domain for row in rows if (row.chassis_serial, row.slot) in slots)
 
 
 def apply_observations(

@@ -13,7 +13,7 @@ conflict does not end because one controller became unreadable, or was read befo
 Opening a conflict increments the intent revision: earlier plans no longer hold, and the other
 controllers are read at once.
 
-`domains_sharing_hardware` and `conflicting_domains` say which other domains have to be compared.
+`conflicting_domains` names the other domains that have to be compared.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -26,10 +26,10 @@ import sqlalchemy as sa
 from rackloom.carve.observation import latest
 from rackloom.carve.store import journal
 from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, update_rows
-from rackloom.carve.store.schema import domain_dispute, endpoint, machine, observation, operation
+from rackloom.carve.store.schema import domain_dispute, endpoint, observation, operation
 from rackloom.carve.store.values import OperationState
 from rackloom.core.partitions.domain import DomainObservation, ObservedPartition
-from rackloom.core.partitions.reading_age import READING_VALID_SECONDS
+from rackloom.core.partitions.status_rules import READING_VALID_SECONDS
 from rackloom.errors import Refused
 
 # Comparing two readings. Pure.
@@ -47,7 +47,7 @@ class ControllerReading(msgspec.Struct, frozen=True):
 
 
 def compare_readings(first: ControllerReading, second: ControllerReading, changed_at: float) -> str | None:
-    """The reason why the two readings of one domain conflict; None when they agree.
+    """The reason why the two readings of one domain conflict, or None if they agree.
 
     `changed_at` is when the site last changed partitions of the domain.
     """
@@ -55,7 +55,9 @@ def compare_readings(first: ControllerReading, second: ControllerReading, change
     if not (first.observation.gpus and second.observation.gpus):
         return None
     # Operations move no hardware, so GPUs are comparable whenever they were read.
-    differences = _differing_gpus(first, second)
+    in_first, in_second = _gpu_locations(first.observation), _gpu_locations(second.observation)
+    surplus = ((first.url, in_first - in_second), (second.url, in_second - in_first))
+    differences = [f"only {url} lists {len(gpus)} of the GPUs" for url, gpus in surplus if gpus]
     # A reading that began before the last change shows the partitions of before: that is lag, no conflict.
     # One that contradicts itself about partitions is no evidence of them.
     is_certain = not (first.observation.uncertain or second.observation.uncertain)
@@ -79,12 +81,6 @@ def shared_hardware(first: ControllerReading, second: ControllerReading) -> str 
     # Sorted, so that both domains record the same reason.
     pair = f"switch controllers {' and '.join(sorted(names))}"
     return f"{pair} contradict one another: both list the same {shared} GPUs"
-
-
-def _differing_gpus(first: ControllerReading, second: ControllerReading) -> list[str]:
-    in_first, in_second = _gpu_locations(first.observation), _gpu_locations(second.observation)
-    surplus = ((first.url, in_first - in_second), (second.url, in_second - in_first))
-    return [f"only {url} lists {len(gpus)} of the GPUs" for url, gpus in surplus if gpus]
 
 
 def _gpu_locations(reading: DomainObservation) -> set[tuple[int, str, int, int]]:
@@ -140,11 +136,6 @@ _READINGS_WITH_FACTS = (
 _LAST_CHANGE = sa.select(
     sa.func.max(sa.case((operation.c.state == OperationState.PENDING, _FOREVER), else_=operation.c.finished))
 ).where(operation.c.domain == sa.bindparam("domain"))
-_CONFLICT_OF_ENDPOINT = (
-    sa.select(endpoint.c.domain, domain_dispute.c.reason, domain_dispute.c.since, domain_dispute.c.rival)
-    .join(domain_dispute, domain_dispute.c.domain == endpoint.c.domain, isouter=True)
-    .where(endpoint.c.id == sa.bindparam("of"))
-)
 
 
 class ControllerConflict(msgspec.Struct, frozen=True):
@@ -154,7 +145,7 @@ class ControllerConflict(msgspec.Struct, frozen=True):
     reason: str
     since: float
     rival: str | None = None
-    """The other domain, where two list the same hardware; None where controllers of one domain differ."""
+    """The other domain, where two list the same hardware, or None if controllers of one domain differ."""
 
     @property
     def domains(self) -> frozenset[str]:
@@ -171,16 +162,6 @@ class ConflictingControllers(Refused):
             f"domain {conflict.domain} is unknown since {latest.rfc3339(conflict.since)}: {conflict.reason}",
             nearest_fix="repair the controller that is wrong, or delete its endpoint",
         )
-
-
-def conflict_of_endpoint(
-    conn: sa.Connection, endpoint_id: str
-) -> tuple[str | None, ControllerConflict | None]:
-    """The domain that the endpoint last reported, and the conflict of that domain."""
-    row = conn.execute(_CONFLICT_OF_ENDPOINT, {"of": endpoint_id}).one_or_none()
-    if row is None or row.domain is None:
-        return None, None
-    return row.domain, None if row.reason is None else _conflict_of_row(row)
 
 
 def conflict_of_domain(conn: sa.Connection, domain: str) -> ControllerConflict | None:
@@ -209,7 +190,7 @@ def update_conflict(
         conn, domain, rivals, before
     )
     if found is None and before is not None:
-        if _any_contradicts_itself(conn, domain, before):
+        if any(_reading_of_row(row).observation.uncertain for row in _valid_readings(conn, [domain], before)):
             return before
         delete_rows(conn, domain_dispute, domain=domain)
     if found is None:
@@ -223,10 +204,6 @@ def update_conflict(
     if found != before:
         update_rows(conn, domain_dispute, {"domain": domain}, reason=found.reason, rival=found.rival)
     return found
-
-
-def _any_contradicts_itself(conn: sa.Connection, domain: str, before: ControllerConflict) -> bool:
-    return any(_reading_of_row(row).observation.uncertain for row in _valid_readings(conn, [domain], before))
 
 
 def _conflict_within_domain(
@@ -307,11 +284,6 @@ def _conflict_of_row(row: Any) -> ControllerConflict:
 # Which other domains to compare with.
 
 
-# Built once: every pass that records a changed reading runs these.
-_MACHINES_ELSEWHERE = sa.select(machine.c.chassis_serial, machine.c.slot, machine.c.domain).where(
-    machine.c.chassis_serial.in_(sa.bindparam("serials", expanding=True)),
-    machine.c.domain != sa.bindparam("domain"),
-)
 _domain_param: sa.BindParameter[str] = sa.bindparam("domain")
 _CONFLICTING_DOMAINS = sa.union(
     sa.select(domain_dispute.c.rival).where(
@@ -319,14 +291,6 @@ _CONFLICTING_DOMAINS = sa.union(
     ),
     sa.select(domain_dispute.c.domain).where(domain_dispute.c.rival == _domain_param),
 )
-
-
-def domains_sharing_hardware(conn: sa.Connection, reading: DomainObservation) -> frozenset[str]:
-    """Other domains that have machines, in the records, where `reading` lists GPUs."""
-    slots = {(gpu.chassis_serial, gpu.slot) for gpu in reading.gpus}
-    serials = {serial for serial, _ in slots}
-    rows = conn.execute(_MACHINES_ELSEWHERE, {"serials": list(serials), "domain": reading.domain})
-    return frozenset(row.domain for row in rows if (row.chassis_serial, row.slot) in slots)
 
 
 def conflicting_domains(conn: sa.Connection, domain: str) -> frozenset[str]:

@@ -34,7 +34,7 @@ import sqlalchemy as sa
 from rackloom.carve.store.prepared import PreparedStatement
 from rackloom.carve.store.schema import domain_dispute, endpoint, machine, machine_gpu, observation
 from rackloom.core.partitions.domain import DomainObservation
-from rackloom.core.partitions.reading_age import READING_VALID_SECONDS
+from rackloom.core.partitions.status_rules import READING_VALID_SECONDS
 
 CONFLICT_REASON = "the switch controllers of the domain contradict one another, or those of another domain"
 UNREADABLE_REASON = "the switch controllers of the domain cannot be read"
@@ -95,11 +95,7 @@ _DOMAINS_WITH_OUTDATED_READINGS = PreparedStatement(
 _OTHERS_WITH_GPUS = (
     sa.select(observation.c.endpoint_id)
     .join(endpoint, endpoint.c.id == observation.c.endpoint_id)
-    .where(
-        endpoint.c.domain == sa.bindparam("domain"),
-        endpoint.c.id != sa.bindparam("of"),
-        _lists_gpus,
-    )
+    .where(endpoint.c.domain == sa.bindparam("domain"), endpoint.c.id != sa.bindparam("of"), _lists_gpus)
 )
 _of_endpoint = observation.c.endpoint_id == sa.bindparam("through")
 _TIMES = sa.select(observation.c.observed_at, observation.c.unknown_since).where(_of_endpoint)
@@ -135,7 +131,7 @@ class LatestObservation(msgspec.Struct, frozen=True):
     doubt: str
     """For tenants: it contains no text of a controller, which may hold addresses."""
     unknown_since: float | None = None
-    """Since when the domain is unreadable or in conflict; None when it is known, or was never read."""
+    """Since when the domain is unreadable or in conflict, or None if it is known, or was never read."""
     cause: str | None = None
     """What controllers answered or listed, with their addresses: for those who operate the domain."""
     others: tuple[DomainObservation, ...] = ()
@@ -215,7 +211,7 @@ def _unknown_domains(
 
 
 def _why_unknown(domain: str, rows: Sequence[sa.Row[Any]]) -> LatestObservation | None:
-    """Why no reading of the domain counts; None when the newest valid one does."""
+    """Why no reading of the domain counts, or None if the newest valid one does."""
     # Every row of a domain carries the conflict of the domain. It counts while any controller can be read:
     # when all are lost, the domain is unknown since then, which is the older and simpler truth.
     readable = [row for row in rows if row.unknown_since is None]
@@ -266,7 +262,7 @@ def is_standby(conn: sa.Connection, endpoint_id: str, domain: str) -> bool:
 
 
 def last_lost_row(rows: Iterable[sa.Row[Any]]) -> sa.Row[Any] | None:
-    """Of rows with `LISTS_GPUS`: the one whose loss made the domain unknown; None if none is lost.
+    """Of rows with `LISTS_GPUS`: the one whose loss made the domain unknown, or None if none is lost.
 
     The loss of a standby, which lists no GPU, makes nothing unknown, unless all lost ones list none.
     """
@@ -319,7 +315,7 @@ def decode_facts(facts: str) -> DomainObservation:
 
 
 def read_at(conn: sa.Connection, endpoint_id: str) -> float | None:
-    """When the newest reading of the endpoint began; None without a reading."""
+    """When the newest reading of the endpoint began, or None without a reading."""
     times = conn.execute(_TIMES, {"through": endpoint_id}).one_or_none()
     return None if times is None else times[0]
 

@@ -24,24 +24,15 @@ from rackloom.carve.partitions import intent, ownership
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
 from rackloom.carve.store.schema import logical_partition, owned_partition
-from rackloom.carve.store.values import (
-    RELEASED_OWNER,
-    Changed,
-    RefusalKind,
-    Rejected,
-    Status,
-    conflict,
-    invalid,
-    not_found,
-)
+from rackloom.carve.store.values import RELEASED_OWNER, Changed, Status, conflict, invalid, not_found
 from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,
     UNCERTAIN_REASON,
     DomainObservation,
     ObservedPartition,
     as_known,
+    is_tray_partition,
 )
-from rackloom.core.partitions.partition_layout import is_tray_partition
 
 # Partitions of the latest observations.
 
@@ -81,7 +72,8 @@ def partitions_of_domains(
 
     A domain that cannot be read, or was not since `valid_from`, adds nothing: what it holds is not known.
     """
-    owners = _recorded_owners(conn, domains)
+    rows = conn.execute(sa.select(owned_partition).where(owned_partition.c.domain.in_(domains)))
+    owners = {(row.domain, row.name): row.logical_partition_id for row in rows}
     return [
         FoundPartitionView(
             domain=domain,
@@ -94,11 +86,6 @@ def partitions_of_domains(
         if known.observation is not None
         for partition in sorted(known.observation.partitions, key=lambda partition: partition.id)
     ]
-
-
-def _recorded_owners(conn: sa.Connection, domains: Collection[str]) -> dict[tuple[str, str], str]:
-    rows = conn.execute(sa.select(owned_partition).where(owned_partition.c.domain.in_(domains)))
-    return {(row.domain, row.name): row.logical_partition_id for row in rows}
 
 
 def classify_owner(partition: ObservedPartition, recorded: str | None) -> Owner:
@@ -123,7 +110,7 @@ def adopt_partition(
     conn: sa.Connection, domain: str, name: str, logical_partition_id: str, order: OperatorOrder
 ) -> Changed[None]:
     """Make a found partition the physical partition of a logical partition in its domain."""
-    readings, partition = _foreign_partition(conn, domain, name, order.valid_from)
+    readings, partition = foreign_partition(conn, domain, name, order.valid_from)
     row = conn.execute(
         sa.select(logical_partition).where(logical_partition.c.id == logical_partition_id)
     ).one_or_none()
@@ -142,8 +129,7 @@ def adopt_partition(
         if assignment.logical_partition == logical_partition_id
     }
     if unwanted := len(partition.members - wanted):
-        raise Rejected(
-            RefusalKind.CONFLICT,
+        raise conflict(
             f"{unwanted} GPUs of the partition are not wanted in the NVLink Logical Partition",
             nearest_fix="create its Instances on the machines of these GPUs first, name an owner for whom"
             " they are created, or release the partition",
@@ -153,7 +139,7 @@ def adopt_partition(
 
 def release_partition(conn: sa.Connection, domain: str, name: str, order: OperatorOrder) -> Changed[None]:
     """Let the reconciler remove a found partition; the record says who ordered it and why."""
-    readings, partition = _foreign_partition(conn, domain, name, order.valid_from)
+    readings, partition = foreign_partition(conn, domain, name, order.valid_from)
     return _record_takeover(conn, readings, partition, RELEASED_OWNER, Step.RELEASE, order)
 
 
@@ -164,15 +150,13 @@ def give_up_partition(conn: sa.Connection, domain: str, name: str) -> None:
         ownership.update_foreign_trays(conn, domain, readings)
 
 
-def adoptable_partition(conn: sa.Connection, domain: str, name: str, valid_from: float) -> ObservedPartition:
-    """The foreign partition of that name. Raises Rejected if it may be neither adopted nor released."""
-    return _foreign_partition(conn, domain, name, valid_from)[1]
-
-
-def _foreign_partition(
+def foreign_partition(
     conn: sa.Connection, domain: str, name: str, valid_from: float
 ) -> tuple[Sequence[DomainObservation], ObservedPartition]:
-    """The valid readings of `domain`, the newest first, and the partition as the newest shows it."""
+    """The valid readings of `domain`, the newest first, and the partition as the newest shows it.
+
+    Raises Rejected if it may be neither adopted nor released.
+    """
     known = latest.latest_of_domain(conn, domain, valid_from)
     if known.observation is None:
         raise conflict(f"What the domain holds cannot be told: {known.operators_doubt}")
@@ -192,14 +176,12 @@ def _check_adoptable(conn: sa.Connection, domain: str, partition: ObservedPartit
         raise conflict("The partition is the site's own already")
     if not partition.guid_based:
         # NMX-C fixes the type of a partition at its creation, and the site works by GUID.
-        raise Rejected(
-            RefusalKind.CONFLICT,
+        raise conflict(
             "The partition is location-based, and the site only works on GUID-based ones",
             nearest_fix="delete it on the switch controller",
         )
     if unknown := len(partition.members - intent.managed_gpus(conn, domain)):
-        raise Rejected(
-            RefusalKind.CONFLICT,
+        raise conflict(
             f"{unknown} GPUs of the partition are on no machine that the site knows",
             nearest_fix="register their machines with the site",
         )

@@ -66,8 +66,9 @@ from rackloom.core.partitions.domain import (
     OwnedPartition,
     PartitionOperation,
     RemoveGpus,
+    foreign_partitions,
+    is_tray_partition,
 )
-from rackloom.core.partitions.partition_layout import foreign_partitions, is_tray_partition
 from rackloom.errors import Refused
 
 # The record of operations.
@@ -130,10 +131,7 @@ _LOGICAL_PARTITION_NAME = (
 _OWNER_OF_NAME = (
     sa.select(owned_partition.c.logical_partition_id, operation.c.asked_by, operation.c.reason)
     .join(operation, operation.c.id == owned_partition.c.operation_id)
-    .where(
-        owned_partition.c.domain == sa.bindparam("domain"),
-        owned_partition.c.name == sa.bindparam("name"),
-    )
+    .where(owned_partition.c.domain == sa.bindparam("domain"), owned_partition.c.name == sa.bindparam("name"))
 )
 
 
@@ -169,7 +167,7 @@ def record_operator_takeover(
     partition: ObservedPartition,
     order: OperatorOrder,
 ) -> int:
-    """Record that an operator took over a found partition; nothing is requested from the fabric."""
+    """Record that an operator took over a found partition. Nothing is requested from the fabric."""
     through = sa.select(sa.func.min(endpoint.c.id)).where(endpoint.c.domain == observation.domain)
     row = {
         "endpoint_id": conn.execute(through).scalar_one(),

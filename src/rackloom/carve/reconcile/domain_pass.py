@@ -7,8 +7,8 @@ controller is called, and the state of a partition is taken only from an observa
 Each round of `DomainPass.run`:
 
 1. Observe and record. A reading that fails at once, or contradicts itself, is repeated twice before
-   anything is concluded (`read_again_in_doubt`). A controller that stays unreadable makes the domain
-   unknown and ends the pass. Any exception of the driver or the record makes it unreadable.
+   anything is concluded (`fabric.controller.read_again_in_doubt`). A controller that stays unreadable makes
+   the domain unknown and ends the pass. Any exception of the driver or the record makes it unreadable.
 2. Stop in read-only mode, or when this controller is a standby, which lists no GPUs while another does.
 3. Plan from intent and observation. Equal inputs give the plan of the last round.
 4. Record what blocks the plan, unless removals come first; what blocks additions is known only after
@@ -24,25 +24,38 @@ unknown, is left to the next pass. `DomainTurns`
 serializes the work of endpoints that report one domain: a plan made from an observation is void once
 another endpoint acted there. After a change the other controllers of the domain are read as well.
 
+`LeaseGuard` cancels the task that works under a lease when its deadline passes. A replica that is cut off
+from the database therefore stops before another one begins. The deadline is on a clock that counts while
+the machine is suspended (`elapsed`). The event loop's does not, so its timers ring late after a resume:
+until then no operation begins, because each checks `has_ended` before.
+
 `DomainPass.apply` executes an operator's plan after a new observation, if the plan still holds.
 """
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 import msgspec
 import sqlalchemy as sa
 import structlog
 from msgspec.structs import replace
 
-from rackloom.carve.fabric.controller import DriverFailed, FabricDriver, FabricRefused, FabricUnavailable
+from rackloom.carve.fabric.controller import (
+    DriverFailed,
+    FabricDriver,
+    FabricRefused,
+    FabricUnavailable,
+    read_again_in_doubt,
+)
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.observation import latest
 from rackloom.carve.observation.conflicts import ConflictingControllers, ControllerConflict
 from rackloom.carve.reconcile import records
-from rackloom.carve.reconcile.leases import LeaseGuard, LeaseLost
+from rackloom.carve.reconcile.records import Lease, LeaseLost
 from rackloom.carve.store.database import Store
 from rackloom.core.partitions.domain import (
     BlockedGpus,
@@ -55,8 +68,8 @@ from rackloom.core.partitions.domain import (
     is_carried_out,
 )
 from rackloom.core.partitions.planner import FailedOperations, make_plan
-from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
 from rackloom.core.partitions.safety import check_plan
+from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 from rackloom.errors import Refused, Retry, Unknown
 from rackloom.runtime.traces import NO_TRACES, SpanSide, Traces
 
@@ -120,6 +133,56 @@ class ReconcileHooks(msgspec.Struct, frozen=True, kw_only=True):
 NO_HOOKS = ReconcileHooks()
 
 
+# The deadline of the work under a lease.
+
+
+def loop_seconds() -> float:
+    """The running event loop's clock, which stands still while the machine is suspended."""
+    return asyncio.get_running_loop().time()
+
+
+class LeaseGuard:
+    """A lease, and the task that works under it, which is cancelled at the deadline of the lease.
+
+    Invariant: the deadline is counted from before the renewal was sent, on a clock that nobody sets. The work
+    therefore ends before the lease can run out in the database.
+    """
+
+    def __init__(self, lease: Lease, deadline: float, elapsed: Callable[[], float] = loop_seconds) -> None:
+        """`deadline` is in seconds of the clock `elapsed`; infinite for a lease without end."""
+        self.lease = lease
+        self._deadline = deadline
+        self._elapsed = elapsed
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def protect(self, task: "asyncio.Task[None]") -> None:
+        """Cancel `task` at the deadline."""
+        self._task = task
+        # A timer that outlived its task would keep the whole loop in memory until the deadline.
+        task.add_done_callback(lambda _: self._stop_timer())
+        self.extend(self._deadline)
+
+    def extend(self, deadline: float) -> None:
+        """Move the deadline."""
+        self._stop_timer()
+        self._deadline = deadline
+        # A deadline that has passed cancels the task in the next turn of the event loop.
+        if self._task is not None and deadline < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(
+                max(deadline - self._elapsed(), 0.0), self._task.cancel
+            )
+
+    def has_ended(self) -> bool:
+        """Whether the deadline has passed, though the timer of a process that just resumed has not fired."""
+        return self._elapsed() >= self._deadline
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 # One endpoint at a time acts in a domain.
 
 
@@ -152,57 +215,6 @@ class DomainTurns:
                 self._last_action[domain] = self._actions
 
 
-# Reading, and reading again in doubt.
-
-
-QUICK_SECONDS = 1.0
-"""A reading that took longer to fail has waited for its controller already, and is not repeated."""
-REREAD_PAUSES = (0.05, 0.2)
-"""Seconds before each further attempt."""
-REREAD_SECONDS = 1.0
-"""How long the further attempts may take together."""
-
-
-async def read_again_in_doubt(driver: FabricDriver) -> DomainObservation:
-    """The domain as `driver` reads it. Raises FabricUnavailable when no attempt in a row succeeds.
-
-    One lost call is no lost controller, and one change between two lists makes no GPU uncertain: without
-    further attempts a domain, or some GPUs of it, would be unknown for a moment.
-    """
-    time = asyncio.get_running_loop().time
-    began = time()
-    result = await _attempt_reading(driver)
-    if _is_doubtful(result) and time() - began < QUICK_SECONDS:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(REREAD_SECONDS):
-                for pause in REREAD_PAUSES:
-                    await asyncio.sleep(pause)
-                    newer = await _attempt_reading(driver)
-                    # A reading that is uncertain about some GPUs says more than none.
-                    if not isinstance(newer, FabricUnavailable) or isinstance(result, FabricUnavailable):
-                        result = newer
-                    if not _is_doubtful(result):
-                        break
-    if isinstance(result, FabricUnavailable):
-        raise result
-    return result
-
-
-def _is_doubtful(result: DomainObservation | FabricUnavailable) -> bool:
-    return isinstance(result, FabricUnavailable) or bool(result.uncertain)
-
-
-async def _attempt_reading(driver: FabricDriver) -> DomainObservation | FabricUnavailable:
-    try:
-        return await driver.observe()
-    except FabricUnavailable as error:
-        return error
-    except Exception as error:
-        # Also MemoryError: an answer that needs too much memory is one that can't be read. The pass must not
-        # end here, because tenants would read Ready until the last reading is too old.
-        return DriverFailed(error)
-
-
 # The pass.
 
 
@@ -225,36 +237,26 @@ class StandbyController(Refused):
         )
 
 
+@dataclass(eq=False)
 class DomainPass:
     """Passes over one controller endpoint, under a lease. `clock` gives seconds since the epoch."""
 
-    def __init__(
-        self,
-        endpoint: endpoints.Endpoint,
-        guard: LeaseGuard,
-        driver: FabricDriver,
-        store: Store,
-        clock: Callable[[], float],
-        turns: DomainTurns,
-        hooks: ReconcileHooks = NO_HOOKS,
-        wake: Callable[[frozenset[str]], None] = lambda _domains: None,
-        valid_seconds: float = DEFAULT_VALID_SECONDS,
-    ) -> None:
-        """`wake` starts passes over all other endpoints of the given domains.
+    endpoint: endpoints.Endpoint
+    guard: LeaseGuard
+    driver: FabricDriver
+    store: Store
+    clock: Callable[[], float]
+    turns: DomainTurns
+    hooks: ReconcileHooks = NO_HOOKS
+    wake: Callable[[frozenset[str]], None] = lambda _domains: None
+    """Starts passes over all other endpoints of the given domains."""
+    valid_seconds: float = DEFAULT_VALID_SECONDS
+    """The age at which a reading is outdated."""
 
-        A reading is outdated at the age `valid_seconds`.
-        """
-        self.endpoint = endpoint
-        self.guard = guard
-        self.driver = driver
-        self.store = store
-        self.clock = clock
-        self.turns = turns
-        self.hooks = hooks
-        self.wake = wake
-        self.valid_seconds = valid_seconds
-        self.metrics = hooks.metrics
-        self.domain = endpoint.domain
+    def __post_init__(self) -> None:
+        """Know nothing of earlier passes."""
+        self.metrics = self.hooks.metrics
+        self.domain = self.endpoint.domain
         self._met_intent: tuple[str, int] | None = None
         """Domain and intent revision that an observation met last. A plan with operations for the same
         revision means drift: somebody else changed the fabric."""
@@ -479,11 +481,7 @@ class DomainPass:
     ) -> OperationOutcome:
         # 1. Record, fenced by the lease. From here on the record says that it may have been requested.
         operation_id = await self.store.run(
-            records.begin_operation,
-            self.guard.lease,
-            operation,
-            plan.observation.observed_at,
-            self.clock(),
+            records.begin_operation, self.guard.lease, operation, plan.observation.observed_at, self.clock()
         )
         # 2. The process may have been stopped for any time since that commit. A request after the deadline
         # could overlap with the work of the next holder, and controllers know no epochs.

@@ -1,7 +1,7 @@
 """Leases: at most one replica reconciles an endpoint, and how replicas share the endpoints.
 
 A lease has an epoch that grows each time the lease is taken (a fencing token). The transaction that
-begins an operation checks holder and epoch with `require_lease`, so a replica that was paused, cut off
+begins an operation checks holder and epoch (`records.require_lease`), so a replica that was paused, cut off
 or declared dead is refused there, whatever its clock says. Clocks only decide how soon a lease is taken
 over. Replicas whose clocks differ by more than a lease take domains from each other too early; that
 costs time and nothing else. When two endpoints with different holders report the same domain, the one
@@ -12,68 +12,29 @@ share of the domains for each live replica. Endpoints of one domain go to one re
 applies the same rule to the same rows, so there is no coordinator. A lease beyond the share is left to
 run until nothing works under it. A process that owns its database alone has leases without end, which
 it need not renew.
-
-`LeaseGuard` cancels the task that works under a lease when its deadline passes. A replica that is cut off
-from the database therefore stops before another one begins. The deadline is on a clock that counts while
-the machine is suspended (`elapsed`). The event loop's does not, so its timers ring late after a resume:
-until then no operation begins, because each asks `has_ended` before.
 """
 
-import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.inventory import endpoints
 from rackloom.carve.inventory.endpoints import Endpoint
+from rackloom.carve.reconcile.records import Lease
 from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, update_rows
 from rackloom.carve.store.schema import domain_lease as lease_table
-from rackloom.carve.store.schema import endpoint as endpoint_table
 from rackloom.carve.store.schema import replica
-from rackloom.errors import Refused
 
 # Leases with fencing epochs.
-
-
-# Built once: every operation runs these.
-_HOLDER = sa.select(lease_table.c.holder, lease_table.c.epoch).where(
-    lease_table.c.endpoint_id == sa.bindparam("mine")
-)
-_my_domain = (
-    sa.select(endpoint_table.c.domain).where(endpoint_table.c.id == sa.bindparam("mine")).scalar_subquery()
-)
-_SHADOWING = (
-    sa.select(lease_table.c.endpoint_id)
-    .join(endpoint_table, endpoint_table.c.id == lease_table.c.endpoint_id)
-    .where(
-        endpoint_table.c.domain == _my_domain,
-        lease_table.c.endpoint_id < sa.bindparam("mine"),
-        lease_table.c.holder != sa.bindparam("by"),
-        lease_table.c.until > sa.bindparam("now"),
-    )
-    .limit(1)
-)
-
-
-class Lease(msgspec.Struct, frozen=True):
-    """The right to reconcile one endpoint; void once another epoch is recorded."""
-
-    endpoint_id: str
-    holder: str
-    epoch: int
-
-
-class LeaseLost(Refused):
-    """The operation was not begun: another replica holds the lease, or may soon."""
 
 
 def try_acquire_lease(
     conn: sa.Connection, endpoint_id: str, holder: str, now: float, until: float
 ) -> Lease | None:
-    """Take the endpoint's lease until `until`; None while another holder's runs.
+    """Take the endpoint's lease until `until`. Returns None while another holder's lease runs.
 
     Invariant: the epoch grows with each acquisition and release, and never shrinks. Each lease value that
     was ever handed out is therefore valid in at most one period.
@@ -112,26 +73,6 @@ def leases_held_by(conn: sa.Connection, holder: str, now: float) -> dict[str, Le
         sa.select(lease_table).where(lease_table.c.holder == holder, lease_table.c.until > now)
     )
     return {row.endpoint_id: Lease(row.endpoint_id, row.holder, row.epoch) for row in rows}
-
-
-def require_lease(conn: sa.Connection, lease: Lease, now: float) -> None:
-    """Raise LeaseLost unless `lease` is the newest one of its endpoint and of its domain.
-
-    Only holder and epoch count, not the time: a replica that was stopped and resumed may hold a lease that
-    ran out and was taken, and its own clock cannot tell it. `now` matters for endpoints of one domain that
-    different replicas acquired before the domain was known: of their running leases, the one with the
-    smallest endpoint id is valid.
-    """
-    # The epoch counts beside the holder: this replica may have lost the lease and taken it again, while the
-    # work that comes here began before.
-    row = conn.execute(_HOLDER, {"mine": lease.endpoint_id}).one_or_none()
-    shadow = {"mine": lease.endpoint_id, "by": lease.holder, "now": now}
-    if (
-        row is None
-        or (row.holder, row.epoch) != (lease.holder, lease.epoch)
-        or conn.execute(_SHADOWING, shadow).first() is not None
-    ):
-        raise LeaseLost("another replica reconciles this domain now")
 
 
 # Sharing endpoints between replicas.
@@ -215,7 +156,7 @@ def _share_of_endpoints(
     return [member for domain in share for member in domains[domain]]
 
 
-# The deadline of the work under a lease.
+# Periods of a lease.
 
 
 LEASE_SECONDS = 5.0
@@ -224,50 +165,3 @@ RENEW_SECONDS = 1.5
 """Endpoints that are new or gone are noticed at the same time."""
 ANSWER_SECONDS = 1.5
 """How long the database may take to renew: two attempts fit into a lease even if the first is lost."""
-
-
-def loop_seconds() -> float:
-    """The running event loop's clock, which stands still while the machine is suspended."""
-    return asyncio.get_running_loop().time()
-
-
-class LeaseGuard:
-    """A lease, and the task that works under it, which is cancelled at the deadline of the lease.
-
-    Invariant: the deadline is counted from before the renewal was sent, on a clock that nobody sets. The work
-    therefore ends before the lease can run out in the database.
-    """
-
-    def __init__(self, lease: Lease, deadline: float, elapsed: Callable[[], float] = loop_seconds) -> None:
-        """`deadline` is in seconds of the clock `elapsed`; infinite for a lease without end."""
-        self.lease = lease
-        self._deadline = deadline
-        self._elapsed = elapsed
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def protect(self, task: "asyncio.Task[None]") -> None:
-        """Cancel `task` at the deadline."""
-        self._task = task
-        # A timer that outlived its task would keep the whole loop in memory until the deadline.
-        task.add_done_callback(lambda _: self._stop_timer())
-        self.extend(self._deadline)
-
-    def extend(self, deadline: float) -> None:
-        """Move the deadline."""
-        self._stop_timer()
-        self._deadline = deadline
-        # A deadline that has passed cancels the task in the next turn of the event loop.
-        if self._task is not None and deadline < math.inf:
-            self._timer = asyncio.get_running_loop().call_later(
-                max(deadline - self._elapsed(), 0.0), self._task.cancel
-            )
-
-    def has_ended(self) -> bool:
-        """Whether the deadline has passed, though the timer of a process that just resumed has not fired."""
-        return self._elapsed() >= self._deadline
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

@@ -27,6 +27,7 @@ import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from zlib import crc32
 
 import msgspec
@@ -39,22 +40,17 @@ from rackloom.carve.reconcile.domain_pass import (
     NO_HOOKS,
     DomainPass,
     DomainTurns,
+    LeaseGuard,
     OperationOutcome,
     ReconcileHooks,
     StandbyController,
-)
-from rackloom.carve.reconcile.leases import (
-    ANSWER_SECONDS,
-    LEASE_SECONDS,
-    RENEW_SECONDS,
-    HeldEndpoint,
-    LeaseGuard,
     loop_seconds,
 )
+from rackloom.carve.reconcile.leases import ANSWER_SECONDS, LEASE_SECONDS, RENEW_SECONDS, HeldEndpoint
 from rackloom.carve.store.database import Store
 from rackloom.core.fair_queueing import FairQueue
 from rackloom.core.partitions.domain import PartitionPlan
-from rackloom.core.partitions.reading_age import DEFAULT_INTERVAL, valid_seconds
+from rackloom.core.partitions.status_rules import DEFAULT_INTERVAL, valid_seconds
 from rackloom.errors import Refused, Retry, Unknown
 from rackloom.runtime.traces import MAX_CAUSES, NO_TRACES, SpanSide, Traces
 
@@ -157,20 +153,17 @@ FIRST_RETRY_SECONDS = 0.5
 """Seconds; the pause after the first failed pass. It doubles with each further one, up to the interval."""
 
 
+@dataclass(eq=False)
 class EndpointLoop:
     """The passes over one endpoint, one after another."""
 
-    def __init__(
-        self,
-        work: DomainPass,
-        interval: float,
-        slots: ConcurrencySlots | None = None,
-        traces: Traces = NO_TRACES,
-    ) -> None:
-        self.work = work
-        self.interval = interval
-        self.slots = slots
-        self.traces = traces
+    work: DomainPass
+    interval: float
+    slots: ConcurrencySlots | None = None
+    traces: Traces = NO_TRACES
+
+    def __post_init__(self) -> None:
+        """Wait for the first wake-up."""
         self.woken = asyncio.Event()
         self.first_pass = asyncio.Event()
         self._awaited_by: set[str] = set()
@@ -390,7 +383,7 @@ class Reconciler:
     def wake(self, domains: frozenset[str], org: str = "") -> None:
         """Start a pass over these domains now, and over endpoints whose domain is not known yet.
 
-        `org` is the organisation that waits for it; empty for the site itself.
+        `org` is the organisation that waits for it, or empty for the site itself.
         """
         if not domains:
             # What changed has no domain yet: it may be an endpoint.

@@ -15,26 +15,28 @@ Each function is one transaction when it runs through the store. Nothing here ca
    another domain has machines at the same places, apply it only if they agree; else return the
    conflict.
 
-`begin_operation` checks in one transaction that the lease is valid, that the domain has neither a
-conflict nor a pause, and that the GPUs are still wanted there. It then records the operation and, for a
-create, claims the partition name. Only after its commit may the controller be called.
+`begin_operation` checks in one transaction that the lease is valid (`require_lease`), that the domain has
+neither a conflict nor a pause, and that the GPUs are still wanted there. It then records the operation and,
+for a create, claims the partition name. Only after its commit may the controller be called.
 `finish_operation` records the answer.
 """
 
 from collections.abc import Collection, Sequence
 
+import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.inventory import endpoints, sync
-from rackloom.carve.observation import conflicts, latest
+from rackloom.carve.inventory import sync
+from rackloom.carve.observation import latest
 from rackloom.carve.observation.conflicts import ConflictingControllers, ControllerConflict
 from rackloom.carve.partitions import intent, ownership
-from rackloom.carve.reconcile import leases
-from rackloom.carve.reconcile.leases import Lease
 from rackloom.carve.store import journal
+from rackloom.carve.store.prepared import update_rows
 from rackloom.carve.store.schema import (
+    domain_dispute,
     drain,
     endpoint,
+    endpoint_chassis,
     instance,
     logical_partition,
     machine,
@@ -44,6 +46,7 @@ from rackloom.carve.store.schema import (
     owned_partition,
     site,
 )
+from rackloom.carve.store.schema import domain_lease as lease_table
 from rackloom.carve.store.values import OperationState, Status
 from rackloom.carve.tenancy import status
 from rackloom.core.partitions.domain import (
@@ -53,9 +56,12 @@ from rackloom.core.partitions.domain import (
     DomainIntent,
     DomainObservation,
     PartitionOperation,
+    PartitionPlan,
+    is_tray_partition,
 )
-from rackloom.core.partitions.partition_layout import is_tray_partition
-from rackloom.core.partitions.reading_age import DEFAULT_VALID_SECONDS
+from rackloom.core.partitions.planner import make_plan
+from rackloom.core.partitions.safety import check_plan
+from rackloom.core.partitions.status_rules import DEFAULT_VALID_SECONDS
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Source
 
@@ -124,7 +130,60 @@ def is_unchanged_observation(
     return bool(row.facts == latest.encode_facts(reading))
 
 
-# Transactions.
+# The lease that an operation needs.
+
+
+# Built once: every operation runs these.
+_HOLDER = sa.select(lease_table.c.holder, lease_table.c.epoch).where(
+    lease_table.c.endpoint_id == sa.bindparam("mine")
+)
+_my_domain = sa.select(endpoint.c.domain).where(endpoint.c.id == sa.bindparam("mine")).scalar_subquery()
+_SHADOWING = (
+    sa.select(lease_table.c.endpoint_id)
+    .join(endpoint, endpoint.c.id == lease_table.c.endpoint_id)
+    .where(
+        endpoint.c.domain == _my_domain,
+        lease_table.c.endpoint_id < sa.bindparam("mine"),
+        lease_table.c.holder != sa.bindparam("by"),
+        lease_table.c.until > sa.bindparam("now"),
+    )
+    .limit(1)
+)
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """The right to reconcile one endpoint; void once another epoch is recorded."""
+
+    endpoint_id: str
+    holder: str
+    epoch: int
+
+
+class LeaseLost(Refused):
+    """The operation was not begun: another replica holds the lease, or may soon."""
+
+
+def require_lease(conn: sa.Connection, lease: Lease, now: float) -> None:
+    """Raise LeaseLost unless `lease` is the newest one of its endpoint and of its domain.
+
+    Only holder and epoch count, not the time: a replica that was stopped and resumed may hold a lease that
+    ran out and was taken, and its own clock cannot tell it. `now` matters for endpoints of one domain that
+    different replicas acquired before the domain was known: of their running leases, the one with the
+    smallest endpoint id is valid.
+    """
+    # The epoch counts beside the holder: this replica may have lost the lease and taken it again, while the
+    # work that comes here began before.
+    row = conn.execute(_HOLDER, {"mine": lease.endpoint_id}).one_or_none()
+    shadow = {"mine": lease.endpoint_id, "by": lease.holder, "now": now}
+    if (
+        row is None
+        or (row.holder, row.epoch) != (lease.holder, lease.epoch)
+        or conn.execute(_SHADOWING, shadow).first() is not None
+    ):
+        raise LeaseLost("another replica reconciles this domain now")
+
+
+# Intent and observations.
 
 
 def load_intent(conn: sa.Connection, domain: str) -> DomainIntent:
@@ -139,6 +198,71 @@ def load_intent(conn: sa.Connection, domain: str) -> DomainIntent:
         paused=intent.pause_reason(conn, domain),
         drained=intent.drained_gpus(conn, domain),
     )
+
+
+def plan_of_domain(conn: sa.Connection, domain: str, valid_from: float = 0.0) -> PartitionPlan:
+    """The checked plan from the newest observation. Refused while the domain cannot be read.
+
+    Readings from before `valid_from` do not count.
+    """
+    known = latest.latest_of_domain(conn, domain, valid_from)
+    if known.observation is None:
+        raise Refused(
+            f"no plan for domain {domain}: {known.operators_doubt}",
+            nearest_fix="make its switch controller reachable, then plan again",
+        )
+    # A paused domain is planned as well: an operator reads the plan before resuming.
+    wanted = msgspec.structs.replace(load_intent(conn, domain), paused=None)
+    plan = make_plan(wanted, known.observation)
+    check_plan(plan, wanted, known.observation)
+    return plan
+
+
+# Built once: every pass runs these.
+_other_endpoint = endpoint.alias()
+_domains_concerned = (endpoint.c.domain, sa.bindparam("answered", type_=sa.Text))
+_ENDPOINT_STATE = (
+    sa.select(
+        endpoint.c.domain,
+        observation.c.observed_at,
+        sa.or_(
+            sa.exists().where(
+                _other_endpoint.c.domain.in_(_domains_concerned), _other_endpoint.c.id != endpoint.c.id
+            ),
+            sa.exists().where(domain_dispute.c.domain.in_(_domains_concerned)),
+        ).label("is_shared"),
+    )
+    .join(observation, observation.c.endpoint_id == endpoint.c.id, isouter=True)
+    .where(
+        endpoint.c.id == sa.bindparam("of"),
+        sa.exists().where(endpoint_chassis.c.endpoint_id == endpoint.c.id),
+    )
+)
+
+
+class EndpointState(msgspec.Struct, frozen=True):
+    """The records about an endpoint, before its newest answer is recorded."""
+
+    domain: str | None
+    """Domain uuid that it last answered with."""
+    observed_at: float | None
+    """When its newest reading was taken."""
+    is_shared: bool
+    """Whether other endpoints report one of its domains too, or one of these has a conflict."""
+
+
+def endpoint_state(conn: sa.Connection, endpoint_id: str, domain: str | None = None) -> EndpointState | None:
+    """The state of an endpoint that was just read and reported `domain` (None: it did not answer).
+
+    None for an endpoint that is no longer registered for any chassis.
+    """
+    row = conn.execute(_ENDPOINT_STATE, {"of": endpoint_id, "answered": domain}).one_or_none()
+    return None if row is None else EndpointState(row.domain, row.observed_at, bool(row.is_shared))
+
+
+def set_endpoint_domain(conn: sa.Connection, endpoint_id: str, domain: str, now: float) -> None:
+    """Record which domain the endpoint reports."""
+    update_rows(conn, endpoint, {"id": endpoint_id}, domain=domain, updated=now)
 
 
 def record_observation(
@@ -157,7 +281,7 @@ def record_observation(
     recorded (or belongs to a standby), and no other controller contradicts it. Every other reading is at
     most stored.
     """
-    state = endpoints.endpoint_state(conn, endpoint_id, observation.domain)
+    state = endpoint_state(conn, endpoint_id, observation.domain)
     # The endpoint was deleted while it was read, or a reading that began later is recorded already.
     if state is None or observation.observed_at < (state.observed_at or 0.0):
         return None
@@ -166,7 +290,7 @@ def record_observation(
     if empty_reason is not None and not latest.is_standby(conn, endpoint_id, observation.domain):
         # A controller that has just started knows its domain before it knows the GPUs. Taken literally, this
         # reading would release every instance.
-        endpoints.set_endpoint_domain(conn, endpoint_id, observation.domain, now)
+        set_endpoint_domain(conn, endpoint_id, observation.domain, now)
         latest.mark_unreadable(conn, endpoint_id, empty_reason, now, now - valid_seconds)
         _withdraw_readings(conn, {state.domain, observation.domain}, now)
         return None
@@ -175,14 +299,14 @@ def record_observation(
         latest.confirm_reading(conn, endpoint_id, observation.observed_at)
         return None
     latest.save_reading(conn, endpoint_id, observation)
-    endpoints.set_endpoint_domain(conn, endpoint_id, observation.domain, now)
+    set_endpoint_domain(conn, endpoint_id, observation.domain, now)
     # What was requested before this reading began shows in it, or did not happen.
     ownership.close_interrupted_operations(conn, endpoint_id, observation.observed_at, now)
     ownership.confirm_operations(conn, endpoint_id, observation.observed_at)
     if state.is_shared:
         ownership.close_abandoned_operations(conn, observation.domain, observation.observed_at, now)
     previous_domains = frozenset(() if state.domain is None else (state.domain,)) - {observation.domain}
-    rivals = conflicts.domains_sharing_hardware(conn, observation)
+    rivals = sync.domains_sharing_hardware(conn, observation)
     if not state.is_shared and not rivals - previous_domains:
         sync.apply_observations(conn, [observation], now, previous_domains)
         return None
@@ -210,7 +334,7 @@ def record_unreadable(
     read_at = latest.read_at(conn, endpoint_id)
     if began is not None and read_at is not None and read_at > began:
         return
-    state = endpoints.endpoint_state(conn, endpoint_id)
+    state = endpoint_state(conn, endpoint_id)
     if state is not None:
         latest.mark_unreadable(conn, endpoint_id, reason, now, now - valid_seconds)
         _withdraw_readings(conn, {state.domain}, now)
@@ -227,6 +351,27 @@ def record_blocked(conn: sa.Connection, domain: str, blocked: Sequence[BlockedGp
         status.update_statuses(conn, domain, now)
 
 
+# Operations.
+
+
+_CONFLICT_OF_ENDPOINT = (
+    sa.select(endpoint.c.domain, domain_dispute.c.reason, domain_dispute.c.since, domain_dispute.c.rival)
+    .join(domain_dispute, domain_dispute.c.domain == endpoint.c.domain, isouter=True)
+    .where(endpoint.c.id == sa.bindparam("of"))
+)
+
+
+def conflict_of_endpoint(
+    conn: sa.Connection, endpoint_id: str
+) -> tuple[str | None, ControllerConflict | None]:
+    """The domain that the endpoint last reported, and the conflict of that domain."""
+    row = conn.execute(_CONFLICT_OF_ENDPOINT, {"of": endpoint_id}).one_or_none()
+    if row is None or row.domain is None:
+        return None, None
+    known = None if row.reason is None else ControllerConflict(row.domain, row.reason, row.since, row.rival)
+    return row.domain, known
+
+
 def begin_operation(
     conn: sa.Connection, lease: Lease, operation: PartitionOperation, observed_at: float, now: float
 ) -> str:
@@ -237,8 +382,8 @@ def begin_operation(
     """
     # Fencing. The lease is checked in the transaction that records the operation, so a replica that lost
     # it can record nothing, and what is not recorded is never requested.
-    leases.require_lease(conn, lease, now)
-    domain, conflict = conflicts.conflict_of_endpoint(conn, lease.endpoint_id)
+    require_lease(conn, lease, now)
+    domain, conflict = conflict_of_endpoint(conn, lease.endpoint_id)
     if domain is None:
         raise Refused("no operation can be planned for an endpoint that was never observed")
     if conflict is not None:

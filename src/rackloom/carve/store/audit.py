@@ -51,7 +51,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     channel: str
     subject: str = ""
     org: str = ""
-    """The organisation for which the caller acted; empty for operators of the admin interface."""
+    """The organisation for which the caller acted, or empty for operators of the admin interface."""
     roles: str = ""
     by_operator: bool = False
     source: str = ""
@@ -119,7 +119,7 @@ CLOCK_SKEW = 60.0
 
 
 class EntryFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which entries are wanted; None lets every entry pass."""
+    """Which entries are wanted. None lets every entry pass."""
 
     tenant_org: str | None = None
     """Only those that this tenant may read."""

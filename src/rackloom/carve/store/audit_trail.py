@@ -10,7 +10,7 @@ change creates is found in its result. A change of several objects has an entry 
 
 `RequestAudit` is what the interfaces share. Refused requests are counted in it, in groups
 (`core.refusal_log`), until a background job writes them: a flood of them costs no transactions of its
-own. Those that are not written when the process is killed are lost; nothing was changed by them.
+own. Those that are not written when the process is killed are lost. Nothing was changed by them.
 """
 
 import itertools
@@ -48,11 +48,7 @@ OF_TENANTS: Mapping[str, sa.Table] = {
     "instance": schema.instance,
 }
 _NAMED: Mapping[str, sa.Table] = {"site": schema.site, "instance-type": schema.instance_type}
-ID_FIELDS = {
-    "nvlink-partition": "nvLinkDomainId",
-    "nvlink-nmxc-endpoint": "chassisSerial",
-    "role": "name",
-}
+ID_FIELDS = {"nvlink-partition": "nvLinkDomainId", "nvlink-nmxc-endpoint": "chassisSerial", "role": "name"}
 """The field of an answer that names the object, where it is not `id`: partitions are found by domain."""
 
 

@@ -357,7 +357,7 @@ class DatabaseBackend(Protocol):
         """Run `work`, a large read, without delaying other transactions."""
 
     def changes(self) -> AsyncGenerator[str | None, None]:
-        """Domains whose intent changed; None when some may have been missed."""
+        """Domains whose intent changed, or None if some may have been missed."""
 
     async def close(self) -> None:
         """Finish and release everything."""
@@ -389,7 +389,7 @@ class Store:
     """The site's records. Made by `open` (a service), `inline` (a simulation) or `connect` (replicas)."""
 
     def __init__(self, backend: DatabaseBackend, org: str = "", record: Recorder | None = None) -> None:
-        """`org` is the organisation for which transactions run; empty for the site itself."""
+        """`org` is the organisation for which transactions run, or empty for the site itself."""
         self._backend = backend
         self._org = org
         self._record = record
@@ -462,7 +462,7 @@ class Store:
             return await self._backend.survey(fn)
 
     def changes(self) -> AsyncGenerator[str | None, None]:
-        """The domain of each change of intent that any process commits; None when some may have been missed.
+        """The domain of each change of intent that any process commits, or None if some may have been missed.
 
         It never ends. Where no other process can write, it never yields either.
         """

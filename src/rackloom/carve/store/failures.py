@@ -90,7 +90,7 @@ _PRIMARY = 0xFF
 
 
 def sqlite_fault(error: BaseException, *, write: bool) -> StoreUnavailable | None:
-    """The fault behind an error of SQLite; None where it is no fault of the database."""
+    """The fault behind an error of SQLite, or None if it is no fault of the database."""
     cause: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else error
     code = getattr(cause, "sqlite_errorcode", None)
     return _unavailable(None if code is None else _SQLITE_FAULTS.get(code & _PRIMARY), cause, write)

@@ -126,7 +126,7 @@ class CommitGroup:
         longest: float = math.inf,
         clock: Callable[[], float] = time.perf_counter,
     ) -> "CommitGroup | None":
-        """A group whose first member is the next that waits; None when nothing waits.
+        """A group whose first member is the next that waits, or None if nothing waits.
 
         With `spares_savepoint`, a member that is alone has no savepoint, and nobody joins it. After `longest`
         seconds nobody joins any more.

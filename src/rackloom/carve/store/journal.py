@@ -216,7 +216,7 @@ def write_status_entries(
         begin_histories(conn, new, now)
         for entry in new:
             if entry.object_id in past and past[entry.object_id].entries >= MAX_HISTORY_ENTRIES:
-                _prune_history(conn, entry.object_id)
+                _DELETE_OLD_ENTRIES.change(conn, {"of": entry.object_id})
 
 
 def begin_histories(conn: sa.Connection, entries: Collection[StatusEntry], now: float) -> None:
@@ -239,10 +239,6 @@ def delete_histories(conn: sa.Connection, object_ids: Collection[str]) -> None:
         delete_rows(conn, status_history, object_id=next(iter(object_ids)))
         return
     conn.execute(sa.delete(status_history).where(status_history.c.object_id.in_(object_ids)))
-
-
-def _prune_history(conn: sa.Connection, object_id: str) -> None:
-    _DELETE_OLD_ENTRIES.change(conn, {"of": object_id})
 
 
 # Tenant events: the outbox.

@@ -168,7 +168,7 @@ vanished."""
 
 
 async def listen_for_intent_changes(engine: AsyncEngine) -> AsyncGenerator[str | None, None]:
-    """The changes that are notified; None after each (re)connection. Never ends."""
+    """The changes that are notified, or None after each (re)connection. Never ends."""
     delay = FIRST_RECONNECT_DELAY
     while True:
         try:
@@ -185,7 +185,7 @@ async def listen_for_intent_changes(engine: AsyncEngine) -> AsyncGenerator[str |
 
 @asynccontextmanager
 async def _listening(engine: AsyncEngine) -> AsyncIterator[tuple[Any, "asyncio.Queue[str | None]"]]:
-    """A separate connection that listens, and the changes it is notified of; None when it is lost."""
+    """A separate connection that listens, and the changes it is notified of, or None if it is lost."""
     notified: asyncio.Queue[str | None] = asyncio.Queue()
     async with engine.connect() as pooled:
         connection: Any = (await pooled.get_raw_connection()).driver_connection
@@ -380,7 +380,7 @@ class PostgresBackend:
         return await self._survey_loop.do(run_with_retries(self._survey_engine, work, READ_OPTIONS))
 
     def changes(self) -> AsyncGenerator[str | None, None]:
-        """Domains whose intent any replica changed; None after each (re)connection."""
+        """Domains whose intent any replica changed, or None after each (re)connection."""
         return listen_for_intent_changes(self._engine)
 
     async def close(self) -> None:
@@ -401,27 +401,23 @@ class PostgresBackend:
     async def _write_what_waits(self) -> None:
         """One group after another, until nothing waits."""
         try:
-            while (group := self._next_group()) is not None:
+            while (
+                group := CommitGroup.begin(self._waiting, _run_member, write=True, longest=GROUP_SECONDS)
+            ) is not None:
                 try:
                     await run_with_retries(self._engine, group.work, WRITE_OPTIONS)
                 except BaseException as error:
                     group.fail(error)
                     if isinstance(error, StoreUnavailable) and error.fault is StoreFault.UNREACHABLE:
-                        self._fail_what_waits(error)
+                        # No other write waits for a server that was out of reach just now.
+                        while (job := self._waiting.begin(write=True)) is not None:
+                            job.result.set_exception(error)
                     if not isinstance(error, Exception):
                         raise
                 else:
                     group.resolve()
         finally:
             self._writer = None
-
-    def _next_group(self) -> CommitGroup | None:
-        return CommitGroup.begin(self._waiting, _run_member, write=True, longest=GROUP_SECONDS)
-
-    def _fail_what_waits(self, error: StoreUnavailable) -> None:
-        """Let nobody wait for its own attempts to reach a server that was out of reach just now."""
-        while (job := self._waiting.begin(write=True)) is not None:
-            job.result.set_exception(error)
 
 
 def engine_of(url: str, session: Mapping[str, str] = _SESSION) -> AsyncEngine:

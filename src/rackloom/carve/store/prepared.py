@@ -31,6 +31,8 @@ from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.engine.result import SimpleResultMetaData
 
+from rackloom.carve.store.values import conflict, not_found
+
 T = TypeVar("T")
 Converter = Callable[[Any], Any]
 Statement = sa.Select[Any] | sa.Insert | sa.Update | sa.Delete
@@ -125,10 +127,17 @@ class _StatementText:
 
     def rows(self, conn: sa.Connection, parameters: Mapping[str, object]) -> Sequence[Any]:
         """The rows as the driver gives them."""
-        raise NotImplementedError
+        # The driver's list, not its cursor: an open one would keep the statement in use.
+        found: Sequence[Any] = self._execute(conn, parameters).fetchall()
+        return found
 
     def change(self, conn: sa.Connection, parameters: Mapping[str, object]) -> int:
         """Change rows; returns how many."""
+        changed: int = self._execute(conn, parameters).rowcount
+        return changed
+
+    def _execute(self, conn: sa.Connection, parameters: Mapping[str, object]) -> Any:
+        """The driver's cursor after the statement has run."""
         raise NotImplementedError
 
     def change_each(self, conn: sa.Connection, rows: Iterable[Mapping[str, object]]) -> None:
@@ -176,15 +185,6 @@ class _StatementText:
 class _SqliteText(_StatementText):
     """Run at a connection of sqlite3."""
 
-    def rows(self, conn: sa.Connection, parameters: Mapping[str, object]) -> Sequence[Any]:
-        # The driver's list, not its cursor: an open one would keep the statement in use.
-        found: list[Any] = self._execute(conn, parameters).fetchall()
-        return found
-
-    def change(self, conn: sa.Connection, parameters: Mapping[str, object]) -> int:
-        changed: int = self._execute(conn, parameters).rowcount
-        return changed
-
     def change_each(self, conn: sa.Connection, rows: Iterable[Mapping[str, object]]) -> None:
         driver: Any = conn.connection.dbapi_connection
         driver.executemany(self._text, [self._ordered(row) for row in rows])
@@ -204,14 +204,6 @@ class _PostgresText(_StatementText):
             # Otherwise SQLAlchemy would ask for the key of the new row, which nobody reads.
             statement = statement.inline()
         super().__init__(statement, values, dialect)
-
-    def rows(self, conn: sa.Connection, parameters: Mapping[str, object]) -> Sequence[Any]:
-        found: Sequence[Any] = self._execute(conn, parameters).fetchall()
-        return found
-
-    def change(self, conn: sa.Connection, parameters: Mapping[str, object]) -> int:
-        changed: int = self._execute(conn, parameters).rowcount
-        return changed
 
     def change_each(self, conn: sa.Connection, rows: Iterable[Mapping[str, object]]) -> None:
         given = [self._ordered(row) for row in rows]
@@ -311,6 +303,19 @@ def _names(size: int) -> Sequence[str]:
 
 
 # Rows by the values of their columns.
+
+
+def require(row: T | None, message: str) -> T:
+    """`row`; refused as not found where there is none."""
+    if row is None:
+        raise not_found(message)
+    return row
+
+
+def require_unused(existing: Any | None, message: str) -> None:
+    """Refuse a name or id that the row `existing` has."""
+    if existing is not None:
+        raise conflict(message, id=existing.id)
 
 
 def find_row(conn: sa.Connection, table: sa.Table, **wanted: object) -> sa.Row[Any] | None:

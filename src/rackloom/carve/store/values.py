@@ -21,7 +21,6 @@ import msgspec
 
 from rackloom.errors import Refused
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 # Refusals.
@@ -46,7 +45,7 @@ class RefusalKind(StrEnum):
 
 
 class Rejected(Refused):
-    """A request that a rule of the site refuses; nothing was changed."""
+    """A request that a rule of the site refuses. Nothing was changed."""
 
     def __init__(
         self,
@@ -61,37 +60,24 @@ class Rejected(Refused):
         self.data = data
 
 
-def invalid(reason: str, **data: str) -> Rejected:
+def invalid(reason: str, nearest_fix: str | None = None, **data: str) -> Rejected:
     """The request contradicts itself or a record it names."""
-    return Rejected(RefusalKind.INVALID, reason, data=data or None)
+    return Rejected(RefusalKind.INVALID, reason, data=data or None, nearest_fix=nearest_fix)
 
 
-def forbidden(reason: str) -> Rejected:
+def forbidden(reason: str, nearest_fix: str | None = None) -> Rejected:
     """The caller may not do this."""
-    return Rejected(RefusalKind.FORBIDDEN, reason)
+    return Rejected(RefusalKind.FORBIDDEN, reason, nearest_fix=nearest_fix)
 
 
-def not_found(reason: str) -> Rejected:
+def not_found(reason: str, nearest_fix: str | None = None) -> Rejected:
     """The object named in the path does not exist."""
-    return Rejected(RefusalKind.NOT_FOUND, reason)
+    return Rejected(RefusalKind.NOT_FOUND, reason, nearest_fix=nearest_fix)
 
 
-def conflict(reason: str, **data: str) -> Rejected:
+def conflict(reason: str, nearest_fix: str | None = None, **data: str) -> Rejected:
     """The request is fine, but the state of the site is against it."""
-    return Rejected(RefusalKind.CONFLICT, reason, data=data or None)
-
-
-def require(row: T | None, message: str) -> T:
-    """`row`; refused as not found where there is none."""
-    if row is None:
-        raise not_found(message)
-    return row
-
-
-def require_unused(existing: Any | None, message: str) -> None:
-    """Refuse a name or id that the row `existing` has."""
-    if existing is not None:
-        raise conflict(message, id=existing.id)
+    return Rejected(RefusalKind.CONFLICT, reason, data=data or None, nearest_fix=nearest_fix)
 
 
 # Names of objects that people refer to.

@@ -74,10 +74,7 @@ class NicoClient:
         self._answered = answered
         self._api_name = api_name
         self._http = httpx2.Client(
-            base_url=url.rstrip("/"),
-            timeout=REQUEST_SECONDS,
-            trust_env=False,
-            verify=_trust(ca),
+            base_url=url.rstrip("/"), timeout=REQUEST_SECONDS, trust_env=False, verify=_trust(ca)
         )
 
     def close(self) -> None:
@@ -128,8 +125,7 @@ def _trust(ca: Path | None) -> ssl.SSLContext:
     except OSError as error:  # also what is no certificate
         reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else file_error_text(error)
         raise Refused(
-            f"{ca} cannot be used: {reason}",
-            nearest_fix="give the authority of NICo's REST as PEM",
+            f"{ca} cannot be used: {reason}", nearest_fix="give the authority of NICo's REST as PEM"
         ) from error
 
 
@@ -272,7 +268,12 @@ def _read_once(
     client: NicoClient, tenants: Sequence[NicoReader], provider: NicoReader | None, wanted_site: str | None
 ) -> NicoReading:
     everybody = [*([provider] if provider else []), *tenants]
-    site = _choose_site(client.list_all(everybody[0], "site"), wanted_site)
+    sites = [_as(_Named, raw, "site") for raw in client.list_all(everybody[0], "site")]
+    chosen = [site for site in sites if wanted_site in (None, site.name, site.id)]
+    if len(chosen) != 1:
+        names = ", ".join(site.name for site in sites) or "none"
+        raise Refused(f"exactly one site of NICo is taken over; it has: {names}", nearest_fix="give --site")
+    site = NicoSite(id=chosen[0].id, name=chosen[0].name)
     ids = {
         reader.org: _as(_Wire, client.get(reader, "tenant/current"), "tenant/current").id
         for reader in tenants
@@ -304,15 +305,6 @@ def _read_once(
     )
 
 
-def _choose_site(listed: Sequence[Json], wanted: str | None) -> NicoSite:
-    sites = [_as(_Named, raw, "site") for raw in listed]
-    chosen = [site for site in sites if wanted in (None, site.name, site.id)]
-    if len(chosen) != 1:
-        names = ", ".join(site.name for site in sites) or "none"
-        raise Refused(f"exactly one site of NICo is taken over; it has: {names}", nearest_fix="give --site")
-    return NicoSite(id=chosen[0].id, name=chosen[0].name)
-
-
 def _type(kind: _WireType) -> NicoInstanceType:
     capabilities = [
         {key: value for key, value in capability.items() if value is not None}
@@ -327,13 +319,14 @@ def _type(kind: _WireType) -> NicoInstanceType:
     )
 
 
+def _named(found: _Named, org: str) -> dict[str, Any]:
+    return {"id": found.id, "org": org, "name": found.name, "description": found.description}
+
+
 def _allocation(raw: Json, org: str) -> NicoAllocation:
     found = _as(_WireAllocation, raw, "allocation")
     return NicoAllocation(
-        id=found.id,
-        org=org,
-        name=found.name,
-        description=found.description,
+        **_named(found, org),
         # Reservations of addresses have no meaning here.
         quotas=tuple(
             NicoQuota(id=entry.id, type_id=entry.resource_type_id, machines=entry.constraint_value)
@@ -345,18 +338,13 @@ def _allocation(raw: Json, org: str) -> NicoAllocation:
 
 def _logical_partition(raw: Json, org: str) -> NicoLogicalPartition:
     found = _as(_WirePartition, raw, "nvlink-logical-partition")
-    return NicoLogicalPartition(
-        id=found.id, org=org, name=found.name, description=found.description, status=found.status
-    )
+    return NicoLogicalPartition(**_named(found, org), status=found.status)
 
 
 def _vpc(raw: Json, org: str) -> NicoVpc:
     found = _as(_WireVpc, raw, "vpc")
     return NicoVpc(
-        id=found.id,
-        org=org,
-        name=found.name,
-        description=found.description,
+        **_named(found, org),
         status=found.status,
         logical_partition=found.logical_partition or None,
         extra={key: value for key, value in raw.items() if key not in _COMPUTED_OF_VPC and value is not None},
@@ -366,10 +354,7 @@ def _vpc(raw: Json, org: str) -> NicoVpc:
 def _instance(raw: Json, org: str) -> NicoInstance:
     found = _as(_WireInstance, raw, "instance")
     return NicoInstance(
-        id=found.id,
-        org=org,
-        name=found.name,
-        description=found.description,
+        **_named(found, org),
         status=found.status,
         vpc=found.vpc_id,
         type_id=found.instance_type_id,

@@ -27,13 +27,7 @@ from rackloom.carve.store.schema import (
     vpc,
 )
 from rackloom.carve.store.values import Status
-from rackloom.core.takeover.records import (
-    OwnedRecord,
-    ShownPartition,
-    SiteInstance,
-    SiteMachine,
-    SiteReading,
-)
+from rackloom.core.takeover.records import OwnedRecord, ShownPartition, SiteInstance, SiteMachine, SiteReading
 
 
 def read_site(conn: sa.Connection, valid_from: float = 0.0) -> SiteReading:

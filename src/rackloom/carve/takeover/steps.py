@@ -14,7 +14,6 @@ An adoption compares the GPUs once more, within its transaction: the partition m
 of the step, and the imported instances must want exactly these in the domain.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.inventory import maintenance
 from rackloom.carve.partitions import found, intent
-from rackloom.carve.reconcile.current_plan import plan_of_domain
+from rackloom.carve.reconcile.records import plan_of_domain
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder
 from rackloom.carve.store.journal import Step as JournalStep
@@ -45,8 +44,8 @@ from rackloom.carve.store.schema import (
     vpc,
 )
 from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, conflict
-from rackloom.carve.tenancy import catalog, entitlements, instances, interfaces, logical_partitions
-from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest, MachineAssignment
+from rackloom.carve.tenancy import catalog, entitlements, instance_creation, instances, logical_partitions
+from rackloom.carve.tenancy.instance_creation import CreationPlan, InstanceRequest, MachineAssignment
 from rackloom.core.partitions.domain import UNCERTAIN_REASON
 from rackloom.core.takeover.records import (
     AdoptPartition,
@@ -111,7 +110,7 @@ def do_step(conn: sa.Connection, step: Step, order: StepOrder) -> Changed[StepOu
         return Changed(_ALREADY if _exists(conn, step) else gone, frozenset())
     if _exists(conn, step):
         raise conflict(f"{subject} is here already, and no import created it")
-    domains = _CREATE[type(step)](conn, step, order)
+    domains = _create(conn, step, order)
     journal.record_operator_step(conn, JournalStep.IMPORT, subject, _domain_of(step), order.by)
     return Changed(_DONE, domains)
 
@@ -131,7 +130,7 @@ def undo_step(conn: sa.Connection, step: Step, order: StepOrder) -> Changed[Step
         if isinstance(step, CreateTenant) and (uses := _uses_of_tenant(conn, step.id)):
             kept = f"organisation {step.org} has {uses} that no import created"
             return Changed(StepOutcome(StepState.KEPT, kept), frozenset())
-        domains = _REMOVE[type(step)](conn, step, order)
+        domains = _remove(conn, step, order)
     journal.record_operator_step(conn, JournalStep.UNDO_IMPORT, subject, _domain_of(step), order.by)
     return Changed(_DONE, domains)
 
@@ -208,85 +207,73 @@ def _provider_id(conn: sa.Connection) -> str:
     return str(_site(conn).provider_id)
 
 
-def _create_tenant(conn: sa.Connection, step: CreateTenant, order: StepOrder) -> frozenset[str]:
-    if has_row(conn, tenant, org=step.org):
-        raise conflict(f"organisation {step.org} became a tenant since the plan was made; plan again")
-    entitlements.ensure_tenant(conn, step.org, order.now, lambda: step.id)
-    return frozenset()
-
-
-def _create_type(conn: sa.Connection, step: CreateInstanceType, order: StepOrder) -> frozenset[str]:
-    catalog.create_instance_type(
-        conn,
-        _provider_id(conn),
-        site_id=_site(conn).id,
-        name=step.name,
-        description=step.description,
-        labels=step.labels,
-        capabilities=step.capabilities,
-        now=order.now,
-        ids=lambda: step.id,
-    )
-    return frozenset()
-
-
-def _create_allocation(conn: sa.Connection, step: CreateAllocation, order: StepOrder) -> frozenset[str]:
-    kept_ids = iter((step.id, *(quota.id for quota in step.quotas)))
-    entitlements.create_allocation(
-        conn,
-        _provider_id(conn),
-        name=step.name,
-        description=step.description,
-        tenant_id=entitlements.tenant_id_of(conn, step.org),
-        site_id=_site(conn).id,
-        types={quota.type_id: quota.machines for quota in step.quotas},
-        now=order.now,
-        ids=lambda: next(kept_ids),
-    )
-    return frozenset()
-
-
-def _create_logical_partition(
-    conn: sa.Connection, step: CreateLogicalPartition, order: StepOrder
-) -> frozenset[str]:
-    logical_partitions.create_logical_partition(
-        conn,
-        entitlements.tenant_id_of(conn, step.org),
-        site_id=_site(conn).id,
-        name=step.name,
-        description=step.description,
-        now=order.now,
-        ids=lambda: step.id,
-    )
-    return frozenset()
-
-
-def _create_vpc(conn: sa.Connection, step: CreateVpc, order: StepOrder) -> frozenset[str]:
-    logical_partitions.create_vpc(
-        conn,
-        entitlements.tenant_id_of(conn, step.org),
-        site_id=_site(conn).id,
-        name=step.name,
-        description=step.description,
-        logical_partition_id=step.logical_partition,
-        extra=step.extra,
-        wanted_id=step.id,
-        now=order.now,
-        ids=order.ids,
-    )
-    return frozenset()
-
-
-def _assign_type(conn: sa.Connection, step: AssignMachineType, order: StepOrder) -> frozenset[str]:
-    catalog.assign_machines_to_type(conn, _provider_id(conn), step.type_id, [step.machine], order.now)
-    return frozenset()
-
-
-def _cordon(conn: sa.Connection, step: CordonMachine, order: StepOrder) -> frozenset[str]:
-    if has_row(conn, cordon, machine_id=step.machine):
-        raise conflict(f"machine {step.machine} was cordoned since the plan was made; plan again")
-    because = OperatorOrder(order.by.by, _cordon_reason(step), order.now)
-    maintenance.cordon_machine(conn, step.machine, because)
+def _create(conn: sa.Connection, step: RecordedStep, order: StepOrder) -> frozenset[str]:
+    """Create the record of a step, with its id; returns the domains to wake."""
+    match step:
+        case CreateTenant():
+            if has_row(conn, tenant, org=step.org):
+                raise conflict(f"organisation {step.org} became a tenant since the plan was made; plan again")
+            entitlements.ensure_tenant(conn, step.org, order.now, lambda: step.id)
+        case CreateInstanceType():
+            catalog.create_instance_type(
+                conn,
+                _provider_id(conn),
+                site_id=_site(conn).id,
+                name=step.name,
+                description=step.description,
+                labels=step.labels,
+                capabilities=step.capabilities,
+                now=order.now,
+                ids=lambda: step.id,
+            )
+        case CreateAllocation():
+            kept_ids = iter((step.id, *(quota.id for quota in step.quotas)))
+            entitlements.create_allocation(
+                conn,
+                _provider_id(conn),
+                name=step.name,
+                description=step.description,
+                tenant_id=entitlements.tenant_id_of(conn, step.org),
+                site_id=_site(conn).id,
+                types={quota.type_id: quota.machines for quota in step.quotas},
+                now=order.now,
+                ids=lambda: next(kept_ids),
+            )
+        case CreateLogicalPartition():
+            logical_partitions.create_logical_partition(
+                conn,
+                entitlements.tenant_id_of(conn, step.org),
+                site_id=_site(conn).id,
+                name=step.name,
+                description=step.description,
+                now=order.now,
+                ids=lambda: step.id,
+            )
+        case CreateVpc():
+            logical_partitions.create_vpc(
+                conn,
+                entitlements.tenant_id_of(conn, step.org),
+                site_id=_site(conn).id,
+                name=step.name,
+                description=step.description,
+                logical_partition_id=step.logical_partition,
+                extra=step.extra,
+                wanted_id=step.id,
+                now=order.now,
+                ids=order.ids,
+            )
+        case AssignMachineType():
+            provider_id, machines = _provider_id(conn), [step.machine]
+            catalog.assign_machines_to_type(conn, provider_id, step.type_id, machines, order.now)
+        case CordonMachine():
+            if has_row(conn, cordon, machine_id=step.machine):
+                raise conflict(f"machine {step.machine} was cordoned since the plan was made; plan again")
+            because = OperatorOrder(order.by.by, _cordon_reason(step), order.now)
+            maintenance.cordon_machine(conn, step.machine, because)
+        case CreateInstance():
+            return _create_instance(conn, step, order)
+        case AdoptPartition():
+            return _adopt(conn, step, order)
     return frozenset()
 
 
@@ -297,12 +284,12 @@ def _cordon_reason(step: CordonMachine) -> str:
 def _create_instance(conn: sa.Connection, step: CreateInstance, order: StepOrder) -> frozenset[str]:
     tenant_id = entitlements.tenant_id_of(conn, step.org)
     home = logical_partitions.get_vpc(conn, tenant_id, step.vpc)
-    instances.check_instance_name(conn, tenant_id, home.site_id, step.name)
+    instance_creation.check_instance_name(conn, tenant_id, home.site_id, step.name)
     _check_machine(conn, step)
     wanted = tuple(InterfaceSpec(entry.logical_partition, entry.device) for entry in step.interfaces)
     if wanted:
-        gpus = instances.nvlink_gpus_of_instance(conn, _site(conn), None, step.machine)
-        interfaces.check_hardware_and_partitions(conn, home, wanted, gpus)
+        gpus = instance_creation.nvlink_gpus_of_instance(conn, _site(conn), None, step.machine)
+        instance_creation.check_hardware_and_partitions(conn, home, wanted, gpus)
     kept_ids = iter((step.id, *(entry.id for entry in step.interfaces)))
     domain = catalog.get_machine(conn, step.machine).domain
     request = InstanceRequest(
@@ -323,7 +310,7 @@ def _create_instance(conn: sa.Connection, step: CreateInstance, order: StepOrder
         interfaces=wanted,
         warnings=(),
     )
-    return instances.execute_creation(conn, planned, order.now, lambda: next(kept_ids)).domains
+    return instance_creation.execute_creation(conn, planned, order.now, lambda: next(kept_ids)).domains
 
 
 def _check_machine(conn: sa.Connection, step: CreateInstance) -> None:
@@ -360,24 +347,11 @@ def _adopt(conn: sa.Connection, step: AdoptPartition, order: StepOrder) -> froze
     return adopted.domains
 
 
-_CREATE: dict[type[Any], Callable[[sa.Connection, Any, StepOrder], frozenset[str]]] = {
-    CreateTenant: _create_tenant,
-    CreateInstanceType: _create_type,
-    CreateAllocation: _create_allocation,
-    CreateLogicalPartition: _create_logical_partition,
-    CreateVpc: _create_vpc,
-    AssignMachineType: _assign_type,
-    CordonMachine: _cordon,
-    CreateInstance: _create_instance,
-    AdoptPartition: _adopt,
-}
-
-
 # What a rollback removes.
 
 
 def _uses_of_tenant(conn: sa.Connection, tenant_id: str) -> str:
-    """The kinds of objects that an organisation has; empty when it has none."""
+    """The kinds of objects that an organisation has, or empty if it has none."""
     kinds = {
         "allocations": allocation,
         "logical partitions": logical_partition,
@@ -389,68 +363,36 @@ def _uses_of_tenant(conn: sa.Connection, tenant_id: str) -> str:
     return ", ".join(kind for kind, table in kinds.items() if has_row(conn, table, tenant_id=tenant_id))
 
 
-def _remove_tenant(conn: sa.Connection, step: CreateTenant, _order: StepOrder) -> frozenset[str]:
-    delete_rows(conn, tenant_event, tenant_id=step.id)
-    delete_rows(conn, event_counter, tenant_id=step.id)
-    delete_rows(conn, tenant_total, tenant_id=step.id)
-    delete_rows(conn, tenant, id=step.id)
+def _remove(conn: sa.Connection, step: RecordedStep, order: StepOrder) -> frozenset[str]:
+    """Remove what a step created; returns the domains to wake."""
+    match step:
+        case CreateTenant():
+            for table in (tenant_event, event_counter, tenant_total):
+                delete_rows(conn, table, tenant_id=step.id)
+            delete_rows(conn, tenant, id=step.id)
+        case CreateInstanceType():
+            catalog.delete_instance_type(conn, _provider_id(conn), step.id)
+        case CreateAllocation():
+            entitlements.delete_allocation(conn, _provider_id(conn), step.id, order.now)
+        case CreateLogicalPartition():
+            tenant_id = entitlements.tenant_id_of(conn, step.org)
+            touched = logical_partitions.delete_logical_partition(conn, tenant_id, step.id, order.now).domains
+            if has_row(conn, logical_partition, id=step.id):
+                raise conflict(f"logical partition {step.name} has a partition on the fabric or an interface")
+            return touched
+        case CreateVpc():
+            logical_partitions.delete_vpc(conn, entitlements.tenant_id_of(conn, step.org), step.id, order.now)
+        case AssignMachineType():
+            provider_id = _provider_id(conn)
+            catalog.remove_machine_from_type(conn, provider_id, step.type_id, step.machine, order.now)
+        case CordonMachine():
+            maintenance.uncordon_machine(conn, step.machine, order.by)
+        case CreateInstance():
+            row = instances.get_instance(conn, entitlements.tenant_id_of(conn, step.org), step.id)
+            return instances.forget_instance(conn, row, order.now)
+        case AdoptPartition():
+            found.give_up_partition(conn, step.domain, step.name)
+            here = sa.select(machine.c.id).where(machine.c.domain == step.domain)
+            machines = conn.execute(here).scalars().all()
+            return instance_creation.publish_intent_change(conn, machines, order.now)
     return frozenset()
-
-
-def _remove_type(conn: sa.Connection, step: CreateInstanceType, _order: StepOrder) -> frozenset[str]:
-    catalog.delete_instance_type(conn, _provider_id(conn), step.id)
-    return frozenset()
-
-
-def _remove_allocation(conn: sa.Connection, step: CreateAllocation, order: StepOrder) -> frozenset[str]:
-    entitlements.delete_allocation(conn, _provider_id(conn), step.id, order.now)
-    return frozenset()
-
-
-def _remove_logical_partition(
-    conn: sa.Connection, step: CreateLogicalPartition, order: StepOrder
-) -> frozenset[str]:
-    tenant_id = entitlements.tenant_id_of(conn, step.org)
-    touched = logical_partitions.delete_logical_partition(conn, tenant_id, step.id, order.now).domains
-    if has_row(conn, logical_partition, id=step.id):
-        raise conflict(f"logical partition {step.name} has a partition on the fabric or an interface")
-    return touched
-
-
-def _remove_vpc(conn: sa.Connection, step: CreateVpc, order: StepOrder) -> frozenset[str]:
-    logical_partitions.delete_vpc(conn, entitlements.tenant_id_of(conn, step.org), step.id, order.now)
-    return frozenset()
-
-
-def _remove_machine_type(conn: sa.Connection, step: AssignMachineType, order: StepOrder) -> frozenset[str]:
-    catalog.remove_machine_from_type(conn, _provider_id(conn), step.type_id, step.machine, order.now)
-    return frozenset()
-
-
-def _uncordon(conn: sa.Connection, step: CordonMachine, order: StepOrder) -> frozenset[str]:
-    maintenance.uncordon_machine(conn, step.machine, order.by)
-    return frozenset()
-
-
-def _remove_instance(conn: sa.Connection, step: CreateInstance, order: StepOrder) -> frozenset[str]:
-    row = instances.get_instance(conn, entitlements.tenant_id_of(conn, step.org), step.id)
-    return instances.forget_instance(conn, row, order.now)
-
-
-def _give_up(conn: sa.Connection, step: AdoptPartition, order: StepOrder) -> frozenset[str]:
-    found.give_up_partition(conn, step.domain, step.name)
-    machines = conn.execute(sa.select(machine.c.id).where(machine.c.domain == step.domain)).scalars().all()
-    return instances.publish_intent_change(conn, machines, order.now)
-
-
-_REMOVE: dict[type[Any], Callable[[sa.Connection, Any, StepOrder], frozenset[str]]] = {
-    CreateTenant: _remove_tenant,
-    CreateInstanceType: _remove_type,
-    CreateAllocation: _remove_allocation,
-    CreateLogicalPartition: _remove_logical_partition,
-    CreateVpc: _remove_vpc,
-    AssignMachineType: _remove_machine_type,
-    CordonMachine: _uncordon,
-    CreateInstance: _remove_instance,
-    AdoptPartition: _give_up,
-}

@@ -20,7 +20,16 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.store import journal
-from rackloom.carve.store.prepared import count_rows, delete_rows, find_row, has_row, insert_row, update_rows
+from rackloom.carve.store.prepared import (
+    count_rows,
+    delete_rows,
+    find_row,
+    has_row,
+    insert_row,
+    require,
+    require_unused,
+    update_rows,
+)
 from rackloom.carve.store.schema import (
     allocation,
     allocation_constraint,
@@ -35,19 +44,15 @@ from rackloom.carve.store.schema import site as site_table
 from rackloom.carve.store.values import (
     MAX_KEPT_BYTES,
     IdFactory,
-    RefusalKind,
-    Rejected,
     Status,
     conflict,
     forbidden,
     has_too_large_fields,
     invalid,
     not_found,
-    require,
-    require_unused,
 )
-from rackloom.carve.tenancy.withheld_trays import check_unreserved, is_shut, reserved_trays
-from rackloom.core.place.promises import still_promised
+from rackloom.carve.tenancy.placement import check_unreserved, is_cordoned, is_shut, reserved_trays
+from rackloom.core.place.instance_trays import still_promised
 from rackloom.topology.part_names import canonical_name, read_part_name
 
 # Sites.
@@ -90,7 +95,7 @@ def update_site(
     extra: Mapping[str, Any],
     now: float,
 ) -> None:
-    """Change a site; None leaves a field or a capability as it is."""
+    """Change a site. None leaves a field or a capability as it is."""
     site = get_site(conn, site_id)
     if site.provider_id != provider_id:
         raise forbidden("Site is not associated with org's Infrastructure Provider")
@@ -106,7 +111,7 @@ def update_site(
 
 
 def changed_values(row: sa.Row[Any], **wanted: object) -> dict[str, Any]:
-    """The columns of `row` that get another value; None leaves a column as it is."""
+    """The columns of `row` that get another value. None leaves a column as it is."""
     return {key: value for key, value in wanted.items() if value not in (None, row._mapping[key])}
 
 
@@ -114,8 +119,7 @@ def merged_extra(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[
     """The fields without a meaning here that an object keeps after a change. Raises Rejected if too large."""
     merged = {**before, **changed}
     if changed and has_too_large_fields(merged):
-        raise Rejected(
-            RefusalKind.INVALID,
+        raise invalid(
             f"the fields that have no meaning here take more than {MAX_KEPT_BYTES} bytes together",
             nearest_fix="leave some of them out",
         )
@@ -128,8 +132,6 @@ def merged_extra(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[
 MACHINE_IN_USE = "InUse"
 MACHINE_MAINTENANCE = "Maintenance"
 
-_cordon_alias = cordon.alias()
-is_cordoned = sa.exists().where(_cordon_alias.c.machine_id == machine.c.id)
 _is_ready_but_missing = sa.and_(machine.c.status == Status.READY, machine.c.missing_since.is_not(None))
 shown_machine_status = sa.case(
     (instance.c.id.is_not(None), MACHINE_IN_USE),
@@ -165,7 +167,7 @@ def machine_ids_named(conn: sa.Connection, names: Collection[str]) -> set[str]:
 
 @cache
 def machine_listing() -> sa.Select[Any]:
-    """Machines with their instance (instance_id, tenant_id; None when free), shown_status, cordon_reason."""
+    """Machines with their instance (instance_id, tenant_id, or None if free), shown_status, cordon_reason."""
     return sa.select(
         machine,
         instance.c.id.label("instance_id"),
@@ -204,7 +206,7 @@ def largest_domain_size(conn: sa.Connection, site_id: str) -> int:
 
 
 def domains_of_machines(conn: sa.Connection, machine_ids: Collection[str]) -> dict[str, str | None]:
-    """The NVLink domain of each machine; None until a switch controller reports it."""
+    """The NVLink domain of each machine, or None until a switch controller reports it."""
     rows = conn.execute(sa.select(machine.c.id, machine.c.domain).where(machine.c.id.in_(machine_ids)))
     return {row.id: row.domain for row in rows}
 
@@ -332,7 +334,7 @@ def update_instance_type(
     capabilities: Sequence[MachineCapabilities] | None,
     now: float,
 ) -> None:
-    """Change an instance type; None leaves a field. What runs on it keeps what it has."""
+    """Change an instance type. None leaves a field. What runs on it keeps what it has."""
     kind = instance_type_of_provider(conn, provider_id, type_id)
     changes = changed_values(
         kind, name=name, description=description, labels=labels, capabilities=capabilities

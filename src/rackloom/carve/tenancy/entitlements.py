@@ -1,7 +1,7 @@
 """Who may use and operate what: tenants, providers, allocations, operated hardware, and quotas of objects.
 
 An organization can be a tenant, an infrastructure provider, or both. An allocation lets a tenant use a
-number of machines of an instance type at a site. `core.place.promises` says what they hold, beside the
+number of machines of an instance type at a site. `core.place.instance_trays` defines the promise, beside the
 trays that are reserved for the tenant and idle. `check_quota` refuses more instances than that; a
 constraint can never shrink below what the tenant uses or has reserved.
 `grant_everything` gives a tenant every machine of every type, for an embedded site.
@@ -37,6 +37,8 @@ from rackloom.carve.store.prepared import (
     find_row,
     has_row,
     insert_row,
+    require,
+    require_unused,
     update_rows,
 )
 from rackloom.carve.store.schema import (
@@ -52,20 +54,10 @@ from rackloom.carve.store.schema import (
     tenant_quota,
     tenant_total,
 )
-from rackloom.carve.store.values import (
-    IdFactory,
-    RefusalKind,
-    Rejected,
-    Status,
-    forbidden,
-    invalid,
-    not_found,
-    require,
-    require_unused,
-)
+from rackloom.carve.store.values import IdFactory, Status, conflict, forbidden, invalid, not_found
 from rackloom.carve.tenancy import catalog
-from rackloom.carve.tenancy.withheld_trays import count_reserved_trays, idle_reserved_machines
-from rackloom.core.place.promises import AllocationUse
+from rackloom.carve.tenancy.placement import count_reserved_trays, idle_reserved_machines
+from rackloom.core.place.instance_trays import AllocationUse
 
 # Organizations as tenants and providers.
 
@@ -244,8 +236,7 @@ def check_quota(use: AllocationUse, requested: int, reserved: int) -> None:
     reason = f"Tenant has reached the maximum number of Instances for Instance Type. {numbers}"
     if use.lacking(requested, requested):
         raise forbidden(reason)
-    raise Rejected(
-        RefusalKind.FORBIDDEN,
+    raise forbidden(
         f"{reason}, Reserved: {use.idle}",
         nearest_fix="use the machines that are reserved for the organisation, or have the provider of the"
         " site shrink the reservation or allocate more",
@@ -271,7 +262,7 @@ def update_allocation(
     description: str | None,
     now: float,
 ) -> None:
-    """Change the name or the description; None leaves it."""
+    """Change the name or the description. None leaves it."""
     row = get_allocation(conn, provider_id, allocation_id)
     changes = catalog.changed_values(row, name=name, description=description)
     if "name" in changes:
@@ -372,14 +363,12 @@ def _check_unused_quota(conn: sa.Connection, tenant_id: str, less: Mapping[str, 
         use = uses[type_id]
         # A constraint may always grow, also where more is in use or reserved than allocated.
         if value > max(0, use.unused):
-            raise Rejected(
-                RefusalKind.CONFLICT,
+            raise conflict(
                 f"{value - use.unused} machines of Instance Type {type_id} are in use",
                 nearest_fix="release Instances of that Instance Type first",
             )
         if value > max(0, use.unreserved):
-            raise Rejected(
-                RefusalKind.CONFLICT,
+            raise conflict(
                 f"{value - use.unreserved} machines of Instance Type {type_id} are in use or reserved",
                 nearest_fix="shrink the Tray Reservations of the Tenant first",
             )
@@ -500,7 +489,7 @@ def quotas_of_tenant(conn: sa.Connection, tenant_id: str, now: float) -> list[Qu
 def set_quotas(
     conn: sa.Connection, tenant_id: str, limits: Mapping[QuotaKind, int | None], now: float
 ) -> None:
-    """Set limits of a tenant; None returns to the default."""
+    """Set limits of a tenant. None returns to the default."""
     for kind, limit in limits.items():
         delete_rows(conn, tenant_quota, tenant_id=tenant_id, kind=kind)
         if limit is not None:

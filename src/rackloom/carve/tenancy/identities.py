@@ -19,9 +19,17 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.store.prepared import count_rows, delete_rows, find_row, insert_row, update_rows
+from rackloom.carve.store.prepared import (
+    count_rows,
+    delete_rows,
+    find_row,
+    insert_row,
+    require,
+    require_unused,
+    update_rows,
+)
 from rackloom.carve.store.schema import custom_role, identity_revision, service_account, service_account_key
-from rackloom.carve.store.values import IdFactory, conflict, forbidden, invalid, require, require_unused
+from rackloom.carve.store.values import IdFactory, conflict, forbidden, invalid
 
 MAX_PER_ORG = 100
 MAX_KEYS = 2
@@ -55,7 +63,7 @@ class Identities(msgspec.Struct, frozen=True):
 
 
 def read_revision(conn: sa.Connection) -> str:
-    """A value that differs after every change here; empty before the first."""
+    """A value that differs after every change here, or empty before the first."""
     row = find_row(conn, identity_revision, id=_REVISION_ID)
     return "" if row is None else str(row.revision)
 

@@ -1,108 +1,39 @@
-"""Instances: creation with placement, change, release, and warnings about legal but unusual requests.
+"""Instances and their NVLink interfaces after their creation: listings, change and release.
 
-An instance is a tenant's use of one machine. `plan_creation` applies every rule (VPC, site, allocation,
-names, interfaces, quota), places the instances and returns a plan. `execute_creation` writes it in the
-same transaction. A batch creates all instances or none, and a dry run stops after the plan.
-
-All functions change intent only. `publish_intent_change` increments the revisions of the machines'
-domains and updates statuses; what the fabric makes of the intent is decided from observations.
-`release_instance` marks the instance as terminating and detaches its GPUs; repeating it does nothing.
-
-Warnings go with the answer and refuse nothing: a logical partition that spans several NVLink domains,
-whose GPUs share no memory across domains; a machine whose GPUs are split between partitions, because
-GPU feature discovery then drops its `nvidia.com/gpu.clique` label; and a chosen machine with GPUs in a
-partition that the site did not make, because they join nothing until an operator adopts or releases it.
+All functions change intent only, as `instance_creation` does. `release_instance` marks the instance as
+terminating and detaches its GPUs. Repeating it does nothing.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from enum import StrEnum
-from hashlib import sha256
-from typing import Any
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
-import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.partitions.ownership import foreign_partition_text, foreign_trays
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import EventKind, EventNote
-from rackloom.carve.store.prepared import delete_rows, find_row, insert_row, update_rows
+from rackloom.carve.store.prepared import PreparedListing, delete_rows, update_rows
 from rackloom.carve.store.schema import instance as table
-from rackloom.carve.store.schema import instance_type, machine
-from rackloom.carve.store.values import (
-    Changed,
-    IdFactory,
-    InterfaceSpec,
-    RefusalKind,
-    Rejected,
-    Status,
-    conflict,
-    forbidden,
-    invalid,
-    require_unused,
-)
-from rackloom.carve.tenancy import (
-    catalog,
-    entitlements,
-    interfaces,
-    logical_partitions,
-    placement,
-    status,
-    withheld_trays,
-)
+from rackloom.carve.store.schema import instance_type, machine, machine_gpu, nvlink_interface
+from rackloom.carve.store.values import Changed, IdFactory, InterfaceSpec, Status, conflict, invalid
+from rackloom.carve.tenancy import catalog, entitlements, instance_creation, logical_partitions
 from rackloom.carve.tenancy.entitlements import QuotaKind, check_object_quota
-from rackloom.core.place.instance_trays import TrayChoice, TrayRequest
-from rackloom.core.place.promises import AllocationUse
+from rackloom.carve.tenancy.instance_creation import (
+    LEAVING_REASON,
+    InstanceWarning,
+    check_instance_name,
+    nvlink_gpus_of_instance,
+    publish_intent_change,
+    warnings_for,
+)
 
 # Warnings.
 
 
-class WarningKind(StrEnum):
-    """What a warning is about."""
-
-    SPANS_DOMAINS = "LogicalPartitionSpansDomains"
-    TRAY_SPLIT = "TraySplit"
-    FOREIGN_PARTITION = "ForeignPartition"
-
-
-class InstanceWarning(msgspec.Struct, frozen=True):
-    """A legal request that is probably not meant."""
-
-    kind: WarningKind
-    message: str
-
-
-def warnings_for(
-    conn: sa.Connection, wanted: Sequence[InterfaceSpec], domains: Collection[str | None], gpus: int
-) -> tuple[InstanceWarning, ...]:
-    """The warnings about instances with `wanted` on machines with `gpus` NVLink GPUs in `domains`."""
-    partitions = sorted({spec.logical_partition_id for spec in wanted})
-    members, found = interfaces.partition_members(conn, partitions), list[InstanceWarning]()
-    for partition in partitions:
-        spanned = {*members.get(partition, {}), *domains}
-        if len(spanned) > 1:
-            names = ", ".join(sorted(domain or "not yet observed" for domain in spanned))
-            message = (
-                f"NVLink Logical Partition {partition} spans {len(spanned)} NVLink domains ({names}): GPUs in"
-                " different domains share no memory"
-            )
-            found.append(InstanceWarning(WarningKind.SPANS_DOMAINS, message))
-    # GPU feature discovery labels a node only when all its GPUs are in one clique.
-    if wanted and (len(partitions) > 1 or len(wanted) < gpus):
-        several = len(partitions) > 1
-        how = f"between {len(partitions)} partitions" if several else f"{len(wanted)} of {gpus} joined"
-        message = f"The GPUs of one machine are split ({how}): its nvidia.com/gpu.clique label will vanish"
-        found.append(InstanceWarning(WarningKind.TRAY_SPLIT, message))
-    return tuple(found)
-
-
 def warnings_of_instance(conn: sa.Connection, row: sa.Row[Any]) -> tuple[InstanceWarning, ...]:
     """The warnings about an instance as its intent is now."""
-    wanted = [
-        InterfaceSpec(interface.logical_partition_id, interface.device_instance)
-        for interface in interfaces.interfaces_of(conn, row.id)
-        if interface.status != Status.DELETING
-    ]
+    wanted = _attached_interfaces(conn, row.id)
     domain = conn.execute(sa.select(machine.c.domain).where(machine.c.id == row.machine_id)).scalar_one()
     kind = sa.select(instance_type.c.capabilities).where(instance_type.c.id == row.instance_type_id)
     capabilities = conn.execute(kind).scalar_one_or_none() or []
@@ -129,7 +60,7 @@ def update_instance(
     now: float,
     ids: IdFactory,
 ) -> Changed[None]:
-    """Change an instance; None leaves a field, and an empty list of interfaces detaches every GPU."""
+    """Change an instance. None leaves a field, and an empty list of interfaces detaches every GPU."""
     instance = get_instance(conn, tenant_id, instance_id)
     if instance.status == Status.TERMINATING:
         raise conflict("Instance is terminating and cannot be changed")
@@ -156,7 +87,7 @@ def release_instance(conn: sa.Connection, instance: sa.Row[Any], reason: str, no
     if instance.status == Status.TERMINATING:
         return frozenset()
     update_rows(conn, table, {"id": instance.id}, status=Status.TERMINATING, intent_at=now, updated=now)
-    interfaces.detach_all_interfaces(conn, instance.id, now)
+    detach_all_interfaces(conn, instance.id, now)
     journal.record_and_publish(
         conn, instance.tenant_id, EventNote(EventKind.INSTANCE, instance.id, Status.TERMINATING, reason), now
     )
@@ -170,7 +101,7 @@ def forget_instance(conn: sa.Connection, instance: sa.Row[Any], now: float) -> f
     """
     if instance.status == Status.TERMINATING:
         raise conflict("Instance is terminating")
-    interfaces.delete_interfaces(conn, instance.id)
+    delete_rows(conn, nvlink_interface, instance_id=instance.id)
     delete_rows(conn, table, id=instance.id)
     journal.delete_histories(conn, [instance.id])
     note = EventNote(EventKind.INSTANCE, instance.id, journal.EVENT_DELETED)
@@ -178,47 +109,73 @@ def forget_instance(conn: sa.Connection, instance: sa.Row[Any], now: float) -> f
     return publish_intent_change(conn, [instance.machine_id], now)
 
 
-def check_instance_name(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> None:
-    """Refuse a name that another instance of the tenant has at the site."""
-    existing = find_row(conn, table, tenant_id=tenant_id, site_id=site_id, name=name)
-    require_unused(existing, "An Instance with specified name already exists at Site")
+# Interfaces.
 
 
-def nvlink_gpus_of_instance(
-    conn: sa.Connection, site: sa.Row[Any], type_id: str | None, machine_id: str | None
-) -> int:
-    """NVLink GPUs of an instance: what its type says, else what its machine has."""
-    if type_id is None:
-        return len(catalog.gpus_of_machines(conn, [machine_id])[machine_id]) if machine_id else 0
-    try:
-        kind = catalog.get_instance_type(conn, type_id)
-    except Rejected as refusal:
-        raise invalid(
-            "Could not find Instance Type with ID specified in request", instanceTypeId=refusal.reason
-        ) from None
-    if kind.site_id != site.id:
-        raise invalid("Instance Type does not belong to the Site of the VPC")
-    return catalog.nvlink_gpu_count(kind.capabilities)
+class InterfaceRow(NamedTuple):
+    """A row of `interface_listing`, made with `_make`: reading a field costs a tenth of that of a `Row`."""
+
+    id: str
+    instance_id: str
+    logical_partition_id: str
+    device_instance: int
+    status: str
+    reason: str | None
+    created: float
+    updated: float
+    site_id: str
+    tenant_id: str
+    domain: str | None
+    guid: str | None
 
 
-def publish_intent_change(conn: sa.Connection, machine_ids: Sequence[str], now: float) -> frozenset[str]:
-    """Increment the revisions of the machines' domains, and update their statuses."""
-    found = conn.execute(sa.select(machine.c.domain).where(machine.c.id.in_(machine_ids)).distinct())
-    domains = found.scalars().all()
-    for domain in domains:
-        status.update_statuses(conn, domain, now)
-    return journal.increment_revisions(conn, domains)
+@cache
+def interface_listing() -> sa.Select[Any]:
+    """Interfaces with the GUID and the domain of their GPUs (None until observed)."""
+    gpu = sa.and_(
+        machine_gpu.c.machine_id == table.c.machine_id,
+        machine_gpu.c.module_id == nvlink_interface.c.device_instance + 1,
+    )
+    source = nvlink_interface.join(table, table.c.id == nvlink_interface.c.instance_id)
+    source = source.join(machine, machine.c.id == table.c.machine_id).join(machine_gpu, gpu, isouter=True)
+    joined = (machine.c.domain, machine_gpu.c.guid, table.c.site_id, table.c.tenant_id)
+    columns = {column.name: column for column in (*nvlink_interface.c, *joined)}
+    return sa.select(*(columns[name] for name in InterfaceRow._fields)).select_from(source)
+
+
+@cache
+def _listing_of_instances() -> PreparedListing:
+    by_device = interface_listing().order_by(nvlink_interface.c.device_instance, nvlink_interface.c.created)
+    return PreparedListing(by_device, nvlink_interface.c.instance_id)
+
+
+def interfaces_by_instance(conn: sa.Connection, instance_ids: Sequence[str]) -> dict[str, list[InterfaceRow]]:
+    """The interfaces of each instance, by device."""
+    found: defaultdict[str, list[InterfaceRow]] = defaultdict(list)
+    for interface in _listing_of_instances().records(conn, InterfaceRow._make, instance_ids):
+        found[interface.instance_id].append(interface)
+    return found
+
+
+def detach_all_interfaces(conn: sa.Connection, instance_id: str, now: float) -> None:
+    """Detach every GPU; the rows stay until the GPUs are observed outside their partitions."""
+    mine = sa.update(nvlink_interface).where(nvlink_interface.c.instance_id == instance_id)
+    conn.execute(mine.values(status=Status.DELETING, reason=LEAVING_REASON, intent_at=now, updated=now))
+
+
+def _attached_interfaces(conn: sa.Connection, instance_id: str) -> list[InterfaceSpec]:
+    return [
+        InterfaceSpec(row.logical_partition_id, row.device_instance)
+        for row in instance_creation.interfaces_of(conn, instance_id)
+        if row.status != Status.DELETING
+    ]
 
 
 def _change_interfaces(
     conn: sa.Connection, instance: sa.Row[Any], wanted: Sequence[InterfaceSpec], now: float, ids: IdFactory
 ) -> bool:
     vpc = logical_partitions.get_vpc(conn, instance.tenant_id, instance.vpc_id)
-    attached = [
-        InterfaceSpec(row.logical_partition_id, row.device_instance)
-        for row in interfaces.interfaces_of(conn, instance.id)
-        if row.status != Status.DELETING
-    ]
+    attached = _attached_interfaces(conn, instance.id)
     if set(attached) == set(wanted) and len(attached) == len(wanted):
         # Clients often send a whole object back with another field changed.
         return False
@@ -226,268 +183,9 @@ def _change_interfaces(
         raise invalid("Cannot update NVLink Interfaces if VPC has default NVLink Logical Partition")
     site = catalog.get_site(conn, instance.site_id)
     gpus = nvlink_gpus_of_instance(conn, site, instance.instance_type_id, instance.machine_id)
-    interfaces.check_interfaces(conn, vpc, wanted, gpus)
+    instance_creation.check_interfaces(conn, vpc, wanted, gpus)
     if wanted:
         catalog.check_nvlink_enabled(site)
     new = len(set(wanted) - set(attached))
     check_object_quota(conn, instance.tenant_id, QuotaKind.INTERFACES, new, now)
-    return interfaces.replace_interfaces(conn, instance.id, wanted, now, ids)
-
-
-# Creation.
-
-
-class InstanceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """New instances that differ in their names only; all are created or none."""
-
-    names: tuple[str, ...]
-    vpc_id: str
-    instance_type_id: str | None
-    machine_id: str | None = None
-    interfaces: tuple[InterfaceSpec, ...] | None = None
-    """None: those that follow from the VPC's default."""
-    one_domain: bool = True
-    same_domain: bool = False
-    """All in one domain, one where their logical partitions have members already, if they have any."""
-    allow_unhealthy: bool = False
-    description: str | None = None
-    extra: Mapping[str, Any] = {}
-    """Fields of networks and operating systems: stored and returned, never acted on."""
-
-
-def check_batch_size(conn: sa.Connection, tenant_id: str, vpc_id: str, count: int) -> None:
-    """Refuse a batch larger than the largest NVLink domain of the VPC's site."""
-    limit = max(catalog.largest_domain_size(conn, _ready_vpc(conn, tenant_id, vpc_id).site_id), 2)
-    if not 2 <= count <= limit:
-        raise invalid("Error validating batch", count=f"must be between 2 and {limit}")
-
-
-class MachineAssignment(msgspec.Struct, frozen=True):
-    """A new instance and its machine."""
-
-    name: str
-    machine_id: str
-    domain: str | None
-
-
-class CreationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The instances that would be created; `execute_creation` writes them in the same transaction.
-
-    Its `id` is a digest of what a tenant decides on: the VPC, the machines and their domains, the interfaces
-    and the warnings. Names of a batch are new in each plan, and the reason counts what is left: a plan that
-    differs in these alone is the same.
-    """
-
-    request: InstanceRequest
-    tenant_id: str
-    site_id: str
-    type_id: str | None
-    assignments: tuple[MachineAssignment, ...]
-    reason: str
-    interfaces: tuple[InterfaceSpec, ...]
-    warnings: tuple[InstanceWarning, ...]
-
-    @property
-    def id(self) -> str:
-        """Equal plans have equal ids, and different plans different ones."""
-        machines = [(assignment.machine_id, assignment.domain) for assignment in self.assignments]
-        decided = (self.tenant_id, self.request.vpc_id, machines, self.interfaces, self.warnings)
-        return sha256(msgspec.json.encode(decided)).hexdigest()
-
-
-def check_same_plan(planned: CreationPlan, wanted_id: str | None) -> None:
-    """Refuse a plan that is not the one with this id; None: any plan will do."""
-    if wanted_id is not None and planned.id != wanted_id:
-        raise Rejected(
-            RefusalKind.CONFLICT,
-            "The site has changed: the request would be carried out otherwise than in the plan that it names",
-            nearest_fix="make a new plan (dryRun=true), and name its planId",
-        )
-
-
-def create_instances(
-    conn: sa.Connection, tenant: sa.Row[Any], request: InstanceRequest, now: float, ids: IdFactory
-) -> Changed[tuple[str, ...]]:
-    """New instances on machines that placement chose; returns their ids in the order of the names."""
-    return execute_creation(conn, plan_creation(conn, tenant, request, now), now, ids)
-
-
-def plan_creation(
-    conn: sa.Connection, tenant: sa.Row[Any], request: InstanceRequest, now: float
-) -> CreationPlan:
-    """Apply every rule to `request`, and choose its machines."""
-    vpc = _ready_vpc(conn, tenant.id, request.vpc_id)
-    site = catalog.get_site(conn, vpc.site_id)
-    catalog.check_site_registered(site)
-    entitlements.check_site_access(conn, tenant.id, site.id)
-    for name in request.names:
-        check_instance_name(conn, tenant.id, site.id, name)
-    target = None if request.machine_id is None else _chosen_machine(conn, tenant, site, request, now)
-    type_id = request.instance_type_id if target is None else target.instance_type_id
-    gpus = nvlink_gpus_of_instance(conn, site, type_id, request.machine_id)
-    wanted = interfaces.initial_interfaces(conn, vpc, request.interfaces, gpus)
-    if wanted:
-        catalog.check_nvlink_enabled(site)
-    check_object_quota(conn, tenant.id, QuotaKind.INSTANCES, len(request.names), now)
-    check_object_quota(conn, tenant.id, QuotaKind.INTERFACES, len(request.names) * len(wanted), now)
-    use: AllocationUse | None = None
-    if type_id is not None:
-        # Refused now if it is not enough even on reserved trays. Which trays are taken is known only later.
-        use = entitlements.allocation_uses(conn, tenant.id, now).get(type_id, AllocationUse(None, 0, 0))
-        entitlements.check_quota(use, len(request.names), reserved=len(request.names))
-    placement = _choose_within_quota(conn, tenant, request, type_id, wanted, use, now)
-    domains = catalog.domains_of_machines(conn, placement.trays)
-    foreign = [
-        InstanceWarning(
-            WarningKind.FOREIGN_PARTITION,
-            f"Machine {machine_id} has GPUs {foreign_partition_text([tray.partition_id for tray in trays])}:"
-            " they join nothing until the operator of the site adopts or releases it",
-        )
-        for machine_id, trays in sorted(foreign_trays(conn, placement.trays).items())
-    ]
-    # The search keeps to the domain of the members. A machine that the request names has to be in it as well.
-    members: Mapping[str, Mapping[str, int]] = {}
-    if target is not None and request.same_domain:
-        members = interfaces.partition_members(conn, {spec.logical_partition_id for spec in wanted})
-    for partition, in_domain in sorted(members.items()):
-        if target is not None and target.domain not in in_domain:
-            raise Rejected(
-                RefusalKind.CONFLICT,
-                f"requireSameDomain: NVLink Logical Partition {partition} lives in NVLink domain"
-                f" {', '.join(sorted(in_domain))}, the machine is in {target.domain or 'none yet observed'}",
-                nearest_fix="choose a machine in that domain, or set requireSameDomain to false",
-            )
-    return CreationPlan(
-        request=request,
-        tenant_id=tenant.id,
-        site_id=site.id,
-        type_id=type_id,
-        assignments=tuple(
-            MachineAssignment(name, machine_id, domains[machine_id])
-            for name, machine_id in zip(request.names, placement.trays, strict=True)
-        ),
-        reason=placement.reason,
-        interfaces=wanted,
-        warnings=(*warnings_for(conn, wanted, set(domains.values()), gpus), *foreign),
-    )
-
-
-def execute_creation(
-    conn: sa.Connection, planned: CreationPlan, now: float, ids: IdFactory
-) -> Changed[tuple[str, ...]]:
-    """Create what was planned in this transaction; returns the ids in the order of the names."""
-    created, request = [], planned.request
-    for assignment in planned.assignments:
-        new = ids()
-        created.append(new)
-        insert_row(
-            conn,
-            table,
-            id=new,
-            tenant_id=planned.tenant_id,
-            site_id=planned.site_id,
-            vpc_id=request.vpc_id,
-            name=assignment.name,
-            description=request.description,
-            instance_type_id=planned.type_id,
-            machine_id=assignment.machine_id,
-            placement=planned.reason,
-            extra=request.extra,
-            status=Status.PENDING,
-            intent_at=now,
-            created=now,
-            updated=now,
-        )
-        note = EventNote(EventKind.INSTANCE, new, Status.PENDING, f"Placed {planned.reason}")
-        journal.record_and_publish(conn, planned.tenant_id, note, now)
-        interfaces.replace_interfaces(conn, new, planned.interfaces, now, ids)
-    # Statuses are updated once for all of them: each domain is read and judged as a whole.
-    machine_ids = [assignment.machine_id for assignment in planned.assignments]
-    return Changed(tuple(created), publish_intent_change(conn, machine_ids, now))
-
-
-def _ready_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
-    try:
-        vpc = logical_partitions.get_vpc(conn, tenant_id, vpc_id)
-    except Rejected as refusal:
-        raise invalid(
-            "Could not find VPC of Tenant with ID specified in request", vpcId=refusal.reason
-        ) from None
-    if vpc.status != Status.READY:
-        raise invalid("VPC specified in request is not in Ready state")
-    return vpc
-
-
-def _chosen_machine(
-    conn: sa.Connection, tenant: sa.Row[Any], site: sa.Row[Any], request: InstanceRequest, now: float
-) -> sa.Row[Any]:
-    if not tenant.targeted_instance_creation:
-        raise forbidden("Tenant does not have capability to create Instances on a chosen Machine")
-    found = conn.execute(catalog.machine_listing().where(machine.c.id == request.machine_id)).one_or_none()
-    if found is None or found.site_id != site.id:
-        raise invalid(
-            "Could not find Machine with ID specified in request", machineId="does not exist at Site"
-        )
-    if found.shown_status != Status.READY:
-        raise conflict(f"Machine specified in request is not available: it is {found.shown_status}")
-    kept = withheld_trays.reserved_trays(conn, now, [found.id]).get(found.id)
-    if kept is not None and kept.tenant_id != tenant.id:
-        # For whom and until when is for those who operate the machine.
-        raise conflict("Machine specified in request is not available")
-    if gpus := withheld_trays.unlisted_gpus(conn, [found.id]).get(found.id):
-        raise Rejected(
-            RefusalKind.CONFLICT,
-            f"Machine specified in request is not available: {withheld_trays.unlisted_text(gpus)}",
-            nearest_fix=withheld_trays.UNLISTED_FIX,
-        )
-    unhealthy = placement.unhealthy_gpus(conn, [found.id]).get(found.id)
-    if unhealthy is not None and not request.allow_unhealthy:
-        raise Rejected(
-            RefusalKind.CONFLICT,
-            f"Machine specified in request is unhealthy: {unhealthy}",
-            nearest_fix="set allowUnhealthyMachine to true, or choose another machine",
-        )
-    return found
-
-
-def _choose_within_quota(
-    conn: sa.Connection,
-    tenant: sa.Row[Any],
-    request: InstanceRequest,
-    type_id: str | None,
-    wanted: Sequence[InterfaceSpec],
-    use: AllocationUse | None,
-    now: float,
-) -> TrayChoice[str]:
-    """The best machines; where the tenant may not use these, the best among those that it may use."""
-
-    def choose(most_unreserved: int | None = None) -> TrayChoice[str]:
-        if request.machine_id is not None:
-            return TrayChoice((request.machine_id,), "on the machine that the request names")
-        if type_id is None:
-            raise invalid(
-                "Exactly one of instanceTypeId and machineId must be specified", instanceTypeId="is missing"
-            )
-        asked = TrayRequest(
-            len(request.names),
-            request.one_domain,
-            beside_members=request.same_domain,
-            allow_sick=request.allow_unhealthy,
-            tenant=tenant.id,
-            most_unreserved=most_unreserved,
-        )
-        partitions = {spec.logical_partition_id for spec in wanted}
-        return placement.place_instances(conn, asked, type_id=type_id, logical_partitions=partitions, now=now)
-
-    best = choose()
-    if use is None or not use.idle:
-        return best
-    count = len(best.trays)
-    # Which of the reserved trays are used is known only now.
-    kept = withheld_trays.reserved_trays(conn, now, best.trays).values()
-    own = sum(tray.tenant_id == tenant.id for tray in kept)
-    if use.lacking(count, own) and request.machine_id is None:
-        with suppress(Rejected):
-            return choose(max(0, use.unreserved))
-    entitlements.check_quota(use, count, own)
-    return best
+    return instance_creation.replace_interfaces(conn, instance.id, wanted, now, ids)

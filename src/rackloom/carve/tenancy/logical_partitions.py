@@ -12,7 +12,7 @@ A VPC matters here only for its optional default logical partition, which its ne
 default reserves nothing, and several VPCs may name the same logical partition. It must be the tenant's
 own, at the same site, and Ready. It cannot change while an instance of the VPC has an interface on it.
 A VPC is deleted only when it holds no instance. Fields of network virtualization are stored and
-returned; nothing here acts on them.
+returned. Nothing here acts on them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,27 +29,13 @@ from rackloom.carve.store.prepared import (
     delete_rows,
     find_row,
     insert_row,
+    require_unused,
     update_rows,
 )
-from rackloom.carve.store.schema import (
-    instance,
-    nvlink_interface,
-    operation,
-    owned_partition,
-    vpc,
-)
+from rackloom.carve.store.schema import instance, nvlink_interface, operation, owned_partition, vpc
 from rackloom.carve.store.schema import logical_partition as partitions
-from rackloom.carve.store.values import (
-    Changed,
-    IdFactory,
-    RefusalKind,
-    Rejected,
-    Status,
-    forbidden,
-    invalid,
-    require_unused,
-)
-from rackloom.carve.tenancy import catalog, entitlements, interfaces
+from rackloom.carve.store.values import Changed, IdFactory, RefusalKind, Rejected, Status, forbidden, invalid
+from rackloom.carve.tenancy import catalog, entitlements
 
 # Logical partitions.
 
@@ -144,7 +130,7 @@ def update_logical_partition(
     description: str | None,
     now: float,
 ) -> None:
-    """Change the name or the description; None leaves it, and nothing changed leaves `updated` too."""
+    """Change the name or the description. None leaves it, and nothing changed leaves `updated` too."""
     partition = get_logical_partition(conn, tenant_id, partition_id)
     changes = catalog.changed_values(partition, name=name, description=description)
     if "name" in changes:
@@ -157,6 +143,27 @@ def update_logical_partition(
         journal.publish_events(conn, tenant_id, [note], now)
 
 
+def instances_using_default(
+    conn: sa.Connection, logical_partition_id: str, vpc_ids: Sequence[str]
+) -> list[str]:
+    """The instances of VPCs with this default that have an interface on it; they keep it from changing."""
+    using = (
+        sa.select(nvlink_interface.c.instance_id)
+        .join(instance, instance.c.id == nvlink_interface.c.instance_id)
+        .where(
+            instance.c.vpc_id.in_(vpc_ids), nvlink_interface.c.logical_partition_id == logical_partition_id
+        )
+    )
+    return list(conn.execute(using.distinct().order_by(nvlink_interface.c.instance_id)).scalars())
+
+
+def describe_instances(instance_ids: Sequence[str]) -> str:
+    """Instances in a sentence: the first few by id, the others by their number."""
+    shown = ", ".join(instance_ids[:5])
+    more = len(instance_ids) - 5
+    return f"Instances {shown}" + (f" and {more} more" if more > 0 else "")
+
+
 def delete_logical_partition(
     conn: sa.Connection, tenant_id: str, partition_id: str, now: float
 ) -> Changed[None]:
@@ -167,8 +174,8 @@ def delete_logical_partition(
         vpcs = [row.id for row in _VPCS.all(conn, this)]
         # The default cannot be cleared while instances use it, so these go first.
         fix = 'send "nvLinkLogicalPartitionId": "" in a PATCH of each of these VPCs'
-        if users := interfaces.instances_using_default(conn, partition_id, vpcs):
-            fix = f"release {interfaces.describe_instances(users)}, then {fix}"
+        if users := instances_using_default(conn, partition_id, vpcs):
+            fix = f"release {describe_instances(users)}, then {fix}"
         raise Rejected(
             RefusalKind.INVALID,
             "NVLink Logical Partition is the default of VPCs, unable to delete",
@@ -285,18 +292,17 @@ def update_vpc(
     extra: Mapping[str, Any],
     now: float,
 ) -> None:
-    """Change a VPC; None leaves a field, an empty `logical_partition_id` clears the default."""
+    """Change a VPC. None leaves a field, an empty `logical_partition_id` clears the default."""
     row = get_vpc(conn, tenant_id, vpc_id)
     changes = catalog.changed_values(row, name=name, description=description)
     if "name" in changes:
         _check_vpc_name(conn, tenant_id, row.site_id, str(name))
     if logical_partition_id is not None and (logical_partition_id or None) != row.logical_partition_id:
-        users = interfaces.instances_using_default(conn, row.logical_partition_id, [row.id])
+        users = instances_using_default(conn, row.logical_partition_id, [row.id])
         if users:
-            raise Rejected(
-                RefusalKind.FORBIDDEN,
+            raise forbidden(
                 "Existing default NVLink Logical Partition is already being used by an Instance from the VPC",
-                nearest_fix=f"release {interfaces.describe_instances(users)} first",
+                nearest_fix=f"release {describe_instances(users)} first",
             )
         if logical_partition_id:
             _check_default_partition(

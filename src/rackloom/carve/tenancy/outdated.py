@@ -9,6 +9,11 @@ rows of these domains as the status writer would have written them:
 
 Every other status claims nothing about the present, and is shown as recorded. `shown_status_column` is the
 same rule in SQL, for filters. Mostly no domain is outdated, and then no row is touched.
+
+The health of a GPU is a measurement. The records keep the last health that a switch controller reported. It
+holds only while the reading that counts lists the GPU in its place. So a GPU is of unknown health while its
+domain is unknown, while its machine is missing, and while the controller does not list it
+(`shown_gpu_healths`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +27,8 @@ from rackloom.carve.store.journal import EventKind, EventNote, StatusRecord
 from rackloom.carve.store.schema import instance, machine, nvlink_interface
 from rackloom.carve.store.values import Status
 from rackloom.carve.tenancy import catalog
-from rackloom.carve.tenancy.interfaces import InterfaceRow
+from rackloom.carve.tenancy.instances import InterfaceRow
+from rackloom.core.partitions.domain import GpuHealth
 
 OutdatedDomains = Mapping[str, LatestObservation]
 """Domain -> what is known of it, for the domains without a reading that counts."""
@@ -69,6 +75,26 @@ def shown_interface(row: InterfaceRow, outdated: OutdatedDomains) -> InterfaceRo
 
 
 # Filters.
+
+
+def shown_gpu_healths(
+    conn: sa.Connection, machines: Collection[sa.Row[Any]], valid_from: float
+) -> dict[str, dict[int, GpuHealth]]:
+    """Machine id -> module id -> health, of machine rows. Readings before `valid_from` do not count."""
+    domains = {row.domain for row in machines} - {None}
+    listed = {
+        (domain, gpu.chassis_serial, gpu.slot, gpu.module_id)
+        for domain, known in latest.latest_of_domains(conn, domains, valid_from).items()
+        if known.observation is not None
+        for gpu in known.observation.gpus
+    }
+    recorded = catalog.gpus_of_machines(conn, [row.id for row in machines])
+
+    def health(row: sa.Row[Any], gpu: sa.Row[Any]) -> GpuHealth:
+        is_listed = (row.domain, row.chassis_serial, row.slot, gpu.module_id) in listed
+        return GpuHealth(gpu.health) if is_listed and row.missing_since is None else GpuHealth.UNKNOWN
+
+    return {row.id: {gpu.module_id: health(row, gpu) for gpu in recorded[row.id]} for row in machines}
 
 
 def shown_status_column(table: sa.Table, outdated: OutdatedDomains) -> sa.ColumnElement[Any]:

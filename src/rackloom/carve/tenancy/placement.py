@@ -1,31 +1,38 @@
-"""Placement of new instances on free machines, and the free capacity of each NVLink domain.
+"""Placement of new instances on free machines, and the trays that it withholds.
 
 `place_instances` builds the input of the placement search: for each domain, the empty machines of the type
 that are in service. Not in service are machines that are cordoned, missing, not Ready, or in a domain that
-is paused or has a conflict. Trays with GPUs in a partition that the site did not make, or with GPUs that
-their controller does not list, are shut (`shut_trays`). Few machines are unhealthy or shut, so only these
-are named. The others are counted in the database, also for each reservation, and stand in the search as
-interchangeable slots. After the search each slot becomes the next machine in rack, chassis and
-slot order. A request that the site cannot place is refused as a conflict, with the nearest fix.
-`choose_unreserved_trays` chooses trays for a new reservation by the same rules.
+is paused or has a conflict. Few machines are unhealthy or shut, so only these are named. The others are
+counted in the database, also for each reservation, and stand in the search as interchangeable slots. After
+the search each slot becomes the next machine in rack, chassis and slot order. A request that the site cannot
+place is refused as a conflict, with the nearest fix. `choose_unreserved_trays` chooses trays for a new
+reservation by the same rules.
 
-`capacity_of_domains` counts free, reserved, unhealthy, foreign, unlisted and closed trays, and the largest
-batch that one request can get. Fragmentation is the share of free trays that no single request can get. Of
-other tenants it shows only numbers of trays, and to operators for whom trays are reserved.
+Two kinds of trays are withheld:
+
+- A reserved tray waits for one organisation only, so it has one row. `in_force` decides whether its
+  reservation counts, when it is read, with the site's clock. So all replicas agree, and
+  nothing has to run when a reservation ends. Reservations are few. Their trays may be many, and are read only
+  for the machines in question. `reservations` makes and changes them.
+- A tray is shut if its GPUs could not join a partition now. A partition that the site did not make holds a
+  GPU of it (`partitions.ownership`), or the newest valid reading of its domain lists GPUs of the tray, but
+  not all that are recorded there. The inventory sync marks an unlisted GPU in place of its last health, which
+  means nothing any more. A tray of which no GPU is listed is missing, and its machine shows that. While a
+  domain cannot be read, its trays stay as they were last seen.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.observation import latest
-from rackloom.carve.observation.latest import LatestObservation
+from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.partitions import ownership
-from rackloom.carve.partitions.ownership import ForeignTray
+from rackloom.carve.partitions.ownership import foreign_partition_text, is_in_foreign_partition
 from rackloom.carve.store.schema import (
+    cordon,
     domain_dispute,
     domain_pause,
     instance,
@@ -33,30 +40,171 @@ from rackloom.carve.store.schema import (
     machine_gpu,
     nvlink_interface,
     reserved_tray,
+    tenant,
+    tray_reservation,
 )
-from rackloom.carve.store.values import RefusalKind, Rejected, Status
-from rackloom.carve.tenancy import catalog
-from rackloom.carve.tenancy.interfaces import partition_members
-from rackloom.carve.tenancy.withheld_trays import (
-    ReservedTray,
-    is_in_reservations,
-    is_shut,
-    reservations_in_force,
-    reserved_trays,
-    shut_trays,
-    unlisted_gpus,
-)
+from rackloom.carve.store.values import RefusalKind, Rejected, Status, conflict
 from rackloom.core.partitions.domain import GpuHealth
 from rackloom.core.place.instance_trays import (
     DomainFreeTrays,
     FreeTray,
+    Reservation,
     TrayChoice,
     TrayId,
     TrayRequest,
     choose_trays,
+    in_force,
+    owners_of_trays,
 )
-from rackloom.core.place.promises import AllocationUse, Reservation, owners_of_trays
 from rackloom.errors import Refused
+from rackloom.topology.part_names import PartName
+
+# Reserved trays.
+
+
+# Built once: every new instance runs these.
+_RESERVATIONS = sa.select(tray_reservation.c.id, tray_reservation.c.tenant_id, tray_reservation.c.until)
+is_in_reservations = machine.c.id.in_(
+    sa.select(reserved_tray.c.machine_id).where(
+        reserved_tray.c.reservation_id.in_(sa.bindparam("reservations", expanding=True))
+    )
+)
+"""Whether a row of the machine table is in one of the reservations of the parameter."""
+_TRAYS = (
+    sa.select(
+        reserved_tray.c.machine_id,
+        tray_reservation.c.id,
+        tray_reservation.c.tenant_id,
+        tenant.c.org,
+        tray_reservation.c.until,
+    )
+    .join(tray_reservation, tray_reservation.c.id == reserved_tray.c.reservation_id)
+    .join(tenant, tenant.c.id == tray_reservation.c.tenant_id)
+    .where(tray_reservation.c.id.in_(sa.bindparam("reservations", expanding=True)))
+    .order_by(reserved_tray.c.machine_id)
+)
+
+
+class ReservedTray(msgspec.Struct, frozen=True):
+    """A tray that is kept for an organisation."""
+
+    machine_id: str
+    reservation_id: str
+    tenant_id: str
+    org: str
+    until: float
+
+    def text(self) -> str:
+        """For operators: tenants do not learn of other tenants."""
+        return f"reserved for {self.org} until {rfc3339(self.until)}"
+
+
+def reservations_in_force(conn: sa.Connection, now: float) -> dict[str, Reservation]:
+    """The reservations that count now, by id."""
+    return in_force((Reservation(*row) for row in conn.execute(_RESERVATIONS)), now)
+
+
+def reserved_trays(
+    conn: sa.Connection, now: float, machine_ids: Collection[str] | None
+) -> dict[str, ReservedTray]:
+    """The trays of `machine_ids` that are reserved now, by machine; of all machines where None."""
+    if not (counting := reservations_in_force(conn, now)):
+        return {}
+    wanted = _TRAYS if machine_ids is None else _TRAYS.where(reserved_tray.c.machine_id.in_(machine_ids))
+    rows = conn.execute(wanted, {"reservations": list(counting)})
+    return {row.machine_id: ReservedTray(*row) for row in rows}
+
+
+def count_reserved_trays(conn: sa.Connection, tenant_id: str, now: float) -> int:
+    """How many trays are reserved for the tenant now."""
+    return _of_tenant(conn, tenant_id, now, sa.true()).total()
+
+
+def idle_reserved_machines(conn: sa.Connection, tenant_id: str, now: float) -> Mapping[str, int]:
+    """Instance type -> machines that are reserved for the tenant now and carry none of its instances."""
+    own = sa.select(instance.c.machine_id).where(instance.c.tenant_id == tenant_id)
+    return _of_tenant(conn, tenant_id, now, machine.c.id.not_in(own))
+
+
+def check_unreserved(conn: sa.Connection, machine_ids: Collection[str], now: float) -> None:
+    """Refuse a change of machines that are reserved: it would take them from the reservation."""
+    for tray in reserved_trays(conn, now, machine_ids).values():
+        raise conflict(
+            f"Machine {tray.machine_id} is {tray.text()}",
+            nearest_fix=f"remove it from reservation {tray.reservation_id} first",
+        )
+
+
+def _of_tenant(
+    conn: sa.Connection, tenant_id: str, now: float, condition: sa.ColumnElement[bool]
+) -> Counter[str]:
+    mine = [of.id for of in reservations_in_force(conn, now).values() if of.owner == tenant_id]
+    if not mine:
+        return Counter()
+    counted: sa.Select[Any] = (
+        sa.select(machine.c.instance_type_id, sa.func.count())
+        .where(is_in_reservations, condition)
+        .group_by(machine.c.instance_type_id)
+    )
+    return Counter(dict(map(tuple, conn.execute(counted, {"reservations": mine}))))
+
+
+# Trays that are shut.
+
+
+UNLISTED = -1
+"""Recorded as the health of a GPU that the controller does not list; no `GpuHealth` has this number."""
+
+# Built once: every new instance runs these.
+_is_unlisted = machine_gpu.c.health == UNLISTED
+is_shut = sa.or_(
+    is_in_foreign_partition, machine.c.id.in_(sa.select(machine_gpu.c.machine_id).where(_is_unlisted))
+)
+"""Whether a row of the machine table is a tray that is shut."""
+_UNLISTED_GPUS = (
+    sa.select(machine_gpu.c.machine_id, machine_gpu.c.module_id, machine.c.rack, machine.c.slot)
+    .join(machine, machine.c.id == machine_gpu.c.machine_id)
+    .where(_is_unlisted)
+    .order_by(machine_gpu.c.machine_id, machine_gpu.c.module_id)
+)
+
+FOREIGN_FIX = "have the operator of the site adopt or release the partitions that it did not make"
+UNLISTED_FIX = "have the operator of the site find out why switch controllers do not list all GPUs"
+
+
+class ShutTray(msgspec.Struct, frozen=True):
+    """Why a tray is shut, and what would help; both for tenants to read."""
+
+    why: str
+    fix: str
+
+
+def shut_trays(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, ShutTray]:
+    """The trays of `machine_ids` that are shut; of all machines where None."""
+    found = {
+        machine_id: ShutTray(foreign_partition_text([tray.partition_id for tray in trays]), FOREIGN_FIX)
+        for machine_id, trays in ownership.foreign_trays(conn, machine_ids).items()
+    }
+    for machine_id, gpus in unlisted_gpus(conn, machine_ids).items():
+        found.setdefault(machine_id, ShutTray(unlisted_text(gpus), UNLISTED_FIX))
+    return found
+
+
+def unlisted_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, dict[int, PartName]]:
+    """Machine -> device instance and name of its unlisted GPUs; of all machines where None."""
+    wanted = _UNLISTED_GPUS
+    if machine_ids is not None:
+        wanted = wanted.where(machine_gpu.c.machine_id.in_(machine_ids))
+    found: dict[str, dict[int, PartName]] = defaultdict(dict)
+    for machine_id, module_id, rack, slot in conn.execute(wanted):
+        found[machine_id][module_id - 1] = PartName(rack, slot, gpu=module_id - 1)
+    return dict(found)
+
+
+def unlisted_text(gpus: Iterable[int]) -> str:
+    """Why a tray with unlisted GPUs is not free, for tenants: they know its machine, and not its rack."""
+    return f"{' and '.join(f'gpu-{number}' for number in gpus)} not listed by the switch controller"
+
 
 # Placement.
 
@@ -67,11 +215,13 @@ UNHEALTHY_STATES = (GpuHealth.DEGRADED, GpuHealth.NO_NVLINK, GpuHealth.DEGRADED_
 # Built once: every new instance runs these.
 _unhealthy_param: sa.BindParameter[str] = sa.bindparam("unhealthy", expanding=True)
 _closed_domains = sa.union_all(sa.select(domain_pause.c.domain), sa.select(domain_dispute.c.domain))
+_cordon_alias = cordon.alias()
+is_cordoned = sa.exists().where(_cordon_alias.c.machine_id == machine.c.id)
 is_in_service = sa.and_(
     machine.c.status == Status.READY,
     machine.c.missing_since.is_(None),
     sa.or_(machine.c.domain.is_(None), machine.c.domain.not_in(_closed_domains)),
-    ~catalog.is_cordoned,
+    ~is_cordoned,
 )
 """Machines that may get an instance when empty: not those of a domain that is paused or in conflict."""
 _empty_and_in_service = sa.and_(
@@ -123,6 +273,28 @@ class MachineSlot(NamedTuple):
 
 MachineOrSlot = str | MachineSlot
 """An unhealthy or shut machine by its id, or a slot for any other."""
+
+
+def partition_members(conn: sa.Connection, logical_partitions: Collection[str]) -> dict[str, dict[str, int]]:
+    """Logical partition -> domain -> how many GPUs are, or shall be, in it."""
+    partition = nvlink_interface.c.logical_partition_id
+    counted = (
+        sa.select(partition, machine.c.domain, sa.func.count().label("members"))
+        .select_from(nvlink_interface)
+        .join(instance, instance.c.id == nvlink_interface.c.instance_id)
+        .join(machine, machine.c.id == instance.c.machine_id)
+        .where(
+            partition.in_(logical_partitions),
+            nvlink_interface.c.status != Status.DELETING,
+            instance.c.status != Status.TERMINATING,
+            machine.c.domain.is_not(None),
+        )
+        .group_by(partition, machine.c.domain)
+    )
+    found: dict[str, dict[str, int]] = {}
+    for row in conn.execute(counted):
+        found.setdefault(row.logical_partition_id, {})[row.domain] = row.members
+    return found
 
 
 def place_instances(
@@ -262,151 +434,3 @@ def unhealthy_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> 
         health = GpuHealth(row.health).name.lower().replace("_", " ")
         found[row.machine_id].append(f"gpu-{row.module_id - 1} {health}")
     return {machine_id: ", ".join(reasons) for machine_id, reasons in found.items()}
-
-
-# Capacity.
-
-
-class InstanceTypeCapacity(msgspec.Struct, frozen=True):
-    """Room for machines of one instance type."""
-
-    instance_type_id: str
-    free: int
-    largest_batch: int
-    """Within the tenant's quota."""
-
-
-class DomainCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a domain, its free capacity, and what the viewer has in it."""
-
-    domain: str
-    site_id: str | None
-    known: LatestObservation
-    pause_reason: str | None
-    trays: int
-    free: int
-    unhealthy: int
-    """Empty, and not used because of unhealthy GPUs."""
-    foreign: tuple[ForeignTray, ...]
-    """Empty, and not used because a partition that the site did not make holds GPUs of theirs. A tray in
-    several such partitions is listed with each of them."""
-    unlisted: Mapping[str, Collection[int]]
-    """Empty, not foreign, and not used because their controller does not list these device instances."""
-    reserved: tuple[ReservedTray, ...]
-    """Empty and in service, and reserved for other organisations than the viewer's."""
-    own_reserved: int
-    """Free, and reserved for the viewer."""
-    closed: int
-    """Empty, and not in service: cordoned, missing, in maintenance, or in a paused or conflicting domain."""
-    types: tuple[InstanceTypeCapacity, ...]
-    own_instances: int
-    own_gpus: Mapping[str, int]
-    """GPUs by logical partition of the viewer."""
-
-    @property
-    def foreign_count(self) -> int:
-        """Trays that are not used because of partitions that the site did not make."""
-        return len({tray.machine_id for tray in self.foreign})
-
-    @property
-    def largest_batch(self) -> int:
-        """The most machines that one request can have in this domain."""
-        return max((type_.largest_batch for type_ in self.types), default=0)
-
-    @property
-    def fragmentation(self) -> float:
-        """Share of the free trays that no single request can have: of other types, or above the quota."""
-        return 1 - self.largest_batch / self.free if self.free else 0.0
-
-
-def capacity_of_domains(
-    conn: sa.Connection,
-    domains: Collection[str],
-    tenant_id: str,
-    quota: Mapping[str, AllocationUse] | None,
-    now: float,
-    valid_from: float = 0.0,
-) -> dict[str, DomainCapacity]:
-    """The room in `domains` now for a tenant with `quota` (by instance type; None: a provider).
-
-    Readings from before `valid_from` do not count.
-    """
-    by_domain: dict[str, list[sa.Row[Any]]] = defaultdict(list)
-    listed = catalog.machine_listing().add_columns(is_in_service.label("in_service"))
-    for row in conn.execute(listed.where(machine.c.domain.in_(domains)).order_by(machine.c.id)):
-        by_domain[row.domain].append(row)
-    machine_ids = [row.id for rows in by_domain.values() for row in rows]
-    unhealthy = unhealthy_gpus(conn, machine_ids)
-    held = ownership.foreign_trays(conn, machine_ids)
-    unlisted = unlisted_gpus(conn, machine_ids)
-    reserved = reserved_trays(conn, now, machine_ids)
-    others = {tray.machine_id for tray in reserved.values() if tray.tenant_id != tenant_id}
-    known = latest.latest_of_domains(conn, domains, valid_from)
-    pauses = {row.domain: row.reason for row in conn.execute(sa.select(domain_pause))}
-    own = _gpus_of_tenant(conn, domains, tenant_id)
-    allocated = {type_id for type_id, use in (quota or {}).items() if use.allocated is not None}
-    capacities = {}
-    for domain in domains:
-        rows = by_domain[domain]
-        # From all trays to those that a request can have: empty, in service, of an allocated type, not shut,
-        # not kept for others, healthy. Each number of the result counts the trays that one step leaves out.
-        empty = [row for row in rows if row.instance_id is None]
-        open_trays = [row for row in empty if row.in_service]
-        allowed = [row for row in open_trays if quota is None or row.instance_type_id in allocated]
-        unshut = [row for row in allowed if row.id not in held and row.id not in unlisted]
-        usable = [row for row in unshut if row.id not in others]
-        healthy = [row for row in usable if row.id not in unhealthy and row.instance_type_id]
-        # A tenant learns nothing of a tray that is kept for others; a provider learns of its partition.
-        unkept = [row for row in allowed if quota is None or row.id not in others]
-        free = Counter(row.instance_type_id for row in healthy)
-        own_reserved = Counter(row.instance_type_id for row in healthy if row.id in reserved)
-        capacities[domain] = DomainCapacity(
-            domain=domain,
-            site_id=min((row.site_id for row in rows), default=None),
-            known=known[domain],
-            pause_reason=pauses.get(domain),
-            trays=len(rows),
-            free=free.total(),
-            unhealthy=sum(row.id in unhealthy for row in usable),
-            foreign=tuple(tray for row in unkept for tray in held.get(row.id, ())),
-            unlisted={
-                row.id: unlisted[row.id] for row in unkept if row.id in unlisted and row.id not in held
-            },
-            reserved=tuple(reserved[row.id] for row in unshut if row.id in others),
-            own_reserved=own_reserved.total(),
-            closed=len(empty) - len(open_trays),
-            types=tuple(
-                InstanceTypeCapacity(
-                    type_id,
-                    count,
-                    count if quota is None else quota[type_id].largest_request(count, own_reserved[type_id]),
-                )
-                for type_id, count in sorted(free.items())
-            ),
-            own_instances=sum(row.tenant_id == tenant_id for row in rows),
-            own_gpus=own[domain],
-        )
-    return capacities
-
-
-def _gpus_of_tenant(
-    conn: sa.Connection, domains: Collection[str], tenant_id: str
-) -> dict[str, dict[str, int]]:
-    partition = nvlink_interface.c.logical_partition_id
-    counted = (
-        sa.select(machine.c.domain, partition, sa.func.count().label("gpus"))
-        .select_from(nvlink_interface)
-        .join(instance, instance.c.id == nvlink_interface.c.instance_id)
-        .join(machine, machine.c.id == instance.c.machine_id)
-        .where(
-            instance.c.tenant_id == tenant_id,
-            machine.c.domain.in_(domains),
-            nvlink_interface.c.status != Status.DELETING,
-        )
-        .group_by(machine.c.domain, partition)
-        .order_by(partition)
-    )
-    found: dict[str, dict[str, int]] = {domain: {} for domain in domains}
-    for row in conn.execute(counted):
-        found[row.domain][row.logical_partition_id] = row.gpus
-    return found

@@ -24,19 +24,11 @@ import sqlalchemy as sa
 from rackloom.carve.observation.latest import rfc3339
 from rackloom.carve.store import journal
 from rackloom.carve.store.journal import OperatorOrder, Step
-from rackloom.carve.store.prepared import delete_rows, has_row, insert_row, update_rows
-from rackloom.carve.store.schema import (
-    instance,
-    machine,
-    reserved_tray,
-    site,
-    tenant,
-    tray_reservation,
-)
-from rackloom.carve.store.values import IdFactory, RefusalKind, Rejected, invalid, require
-from rackloom.carve.tenancy import catalog, entitlements, placement, withheld_trays
-from rackloom.core.place.instance_trays import TrayRequest
-from rackloom.core.place.promises import given_up
+from rackloom.carve.store.prepared import delete_rows, has_row, insert_row, require, update_rows
+from rackloom.carve.store.schema import instance, machine, reserved_tray, site, tenant, tray_reservation
+from rackloom.carve.store.values import IdFactory, conflict, invalid
+from rackloom.carve.tenancy import catalog, entitlements, placement
+from rackloom.core.place.instance_trays import TrayRequest, given_up
 
 MAX_SECONDS = 366 * 86_400.0
 """The longest time ahead: a forgotten reservation ends by itself within a year."""
@@ -99,19 +91,14 @@ def update_reservation(
     count: int | None,
     order: OperatorOrder,
 ) -> None:
-    """Change the end, the trays, or their number; None leaves it. Unused trays are given up first."""
+    """Change the end, the trays, or their number. None leaves it. Unused trays are given up first."""
     row = get_reservation(conn, provider_id, reservation_id)
-    if reservation_id not in withheld_trays.reservations_in_force(conn, order.now):
-        raise Rejected(
-            RefusalKind.CONFLICT,
-            f"Reservation ended at {rfc3339(row.until)}",
-            nearest_fix="make a new reservation",
-        )
+    if reservation_id not in placement.reservations_in_force(conn, order.now):
+        raise conflict(f"Reservation ended at {rfc3339(row.until)}", nearest_fix="make a new reservation")
     before = trays_of_reservations(conn, [reservation_id])[reservation_id]
     if count is not None:
         if count > len(before):
-            raise Rejected(
-                RefusalKind.INVALID,
+            raise invalid(
                 f"Reservation holds {len(before)} trays",
                 nearest_fix="name the trays in machineIds, or make another reservation for more",
             )
@@ -223,7 +210,7 @@ def _type_of_machines(conn: sa.Connection, provider_id: str, machine_ids: Collec
 
 def _check_machines(conn: sa.Connection, tenant_id: str, machine_ids: Collection[str], now: float) -> None:
     """Refuse machines that are reserved already, or carry an instance of another tenant."""
-    withheld_trays.check_unreserved(conn, machine_ids, now)
+    placement.check_unreserved(conn, machine_ids, now)
     used = conn.execute(
         sa.select(instance.c.machine_id, instance.c.id, tenant.c.org)
         .join(tenant, tenant.c.id == instance.c.tenant_id)
@@ -231,8 +218,7 @@ def _check_machines(conn: sa.Connection, tenant_id: str, machine_ids: Collection
         .order_by(instance.c.machine_id)
     )
     for row in used:
-        raise Rejected(
-            RefusalKind.CONFLICT,
+        raise conflict(
             f"Machine {row.machine_id} carries Instance {row.id} of {row.org}",
             nearest_fix="choose another machine, or reserve it when the instance is gone",
         )
@@ -246,8 +232,7 @@ def _check_room(
     left = max(0, uses[type_id].unreserved) if type_id in uses else 0
     idle = len(machine_ids) - len(_carrying(conn, machine_ids))
     if idle > left:
-        raise Rejected(
-            RefusalKind.CONFLICT,
+        raise conflict(
             f"Allocations of the Tenant leave room for {left} more machines of the Instance Type, requested"
             f" {idle}",
             nearest_fix="allocate more machines of the Instance Type to the Tenant first",

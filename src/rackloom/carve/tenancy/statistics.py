@@ -13,16 +13,9 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.observation import latest
-from rackloom.carve.store.schema import (
-    allocation,
-    allocation_constraint,
-    instance,
-    machine,
-    tenant,
-    vpc,
-)
+from rackloom.carve.store.schema import allocation, allocation_constraint, instance, machine, tenant, vpc
 from rackloom.carve.tenancy import catalog, outdated
-from rackloom.core.place.promises import still_promised
+from rackloom.core.place.instance_trays import still_promised
 
 StatusCounts = Counter[str]
 """Status -> how many."""

@@ -89,10 +89,10 @@ class HeldInstance(msgspec.Struct, frozen=True):
     gpus: dict[int, int | None]
     interfaces: Sequence[sa.Row[Any]]
     drain: str | None
-    """Why the tray is drained; None when it is not."""
+    """Why the tray is drained, or None if it is not."""
 
     def guid(self, device_instance: int) -> int | None:
-        """Fabric GUID of a GPU; None until observed."""
+        """Fabric GUID of a GPU, or None until observed."""
         return self.gpus.get(device_instance + 1)
 
 

@@ -30,6 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import version_of
 from rackloom.core.cluster.objects import SECRET, Object
 from rackloom.core.domains.snapshot import OwnedObject, owned_object
 
@@ -167,7 +168,7 @@ def secret_data(identity: CertifiedKey, authorities: bytes = b"") -> dict[str, s
 
 
 def read_secret(secret: Object) -> tuple[CertifiedKey, bytes]:
-    """The identity in a Secret, and the authorities to trust; what is missing is empty."""
+    """The identity in a Secret, and the authorities to trust. A missing part is empty."""
     data = secret.get("data") or {}
     key, certificate, authorities = (
         base64.b64decode(data.get(name, "")) for name in (_KEY, _CERTIFICATE, _AUTHORITY)
@@ -239,8 +240,8 @@ class DaemonCertificates:
         self, uid: str, name: str, namespace: str, data: dict[str, str], held: Object | None
     ) -> None:
         if held is not None:
-            version = {"resourceVersion": held["metadata"]["resourceVersion"]}
-            await self._api.patch(SECRET, name, namespace, {"metadata": version, "data": data})
+            patch = {"metadata": {"resourceVersion": version_of(held)}, "data": data}
+            await self._api.patch(SECRET, name, namespace, patch)
             return
         meta = {
             "name": name,

@@ -25,6 +25,7 @@ import structlog
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.informer import CacheSet
+from rackloom.core.cluster.metadata import is_being_deleted, name_of, namespace_of, uid_of, version_of
 from rackloom.core.cluster.objects import (
     CreateObject,
     DeleteObject,
@@ -191,7 +192,7 @@ class Expectations:
         self._expected.setdefault(key, []).append((kind, written, self._now() + EXPECTATION_SECONDS))
 
     def outstanding(self, key: Hashable) -> float | None:
-        """Seconds to wait at most; None when the caches show everything."""
+        """Seconds to wait at most. None if the caches show everything."""
         now = self._now()
         pending = [
             (kind, obj, until)
@@ -204,14 +205,12 @@ class Expectations:
         return max(until for _, _, until in pending) - now
 
     def _is_shown(self, kind: ResourceKind, written: Object) -> bool:
-        meta = written["metadata"]
-        cached = self._lookup(kind, meta.get("namespace"), meta["name"])
+        cached = self._lookup(kind, namespace_of(written), name_of(written))
         if cached is None:
             # Either a new object that is not shown yet, or one that went when its last finalizer was removed.
-            return bool(meta.get("deletionTimestamp"))
+            return is_being_deleted(written)
         # Another UID means that the object was replaced since. API servers issue increasing numbers.
-        is_replaced = cached["metadata"]["uid"] != meta["uid"]
-        return is_replaced or int(cached["metadata"]["resourceVersion"]) >= int(meta["resourceVersion"])
+        return uid_of(cached) != uid_of(written) or int(version_of(cached)) >= int(version_of(written))
 
 
 # The executor.
@@ -223,52 +222,41 @@ async def execute_write(api: KubeApi, action: ObjectWrite) -> Object | None:
     If an object to change or delete is gone, nothing is done: a later snapshot would show the same. Raises
     KubeError for any other failure.
     """
+    written = None
     try:
-        written = await _send(api, action)
+        match action:
+            case CreateObject(kind=kind, obj=obj):
+                written = await api.create(kind, obj)
+            case PatchObject(kind=kind, name=name, namespace=namespace, patch=patch):
+                written = await api.patch(kind, name, namespace, patch, subresource=action.subresource)
+            case DeleteObject(kind=kind, name=name, namespace=namespace):
+                await api.delete(
+                    kind,
+                    name,
+                    namespace,
+                    uid=action.uid,
+                    resource_version=action.resource_version,
+                    propagation="Background",
+                    grace_seconds=action.grace_seconds,
+                )
     except NotFound:
         if isinstance(action, CreateObject):
             raise
         return None
+    except Rejected as refusal:
+        is_json_patch = isinstance(action, PatchObject) and isinstance(action.patch, tuple)
+        if is_json_patch and refusal.code == 422:
+            # A `test` failed, so the object has changed since it was read.
+            raise Conflict(409, "Conflict", refusal.message) from refusal
+        raise
     log.info("cluster.action", what=action.what)
     return written
 
 
 async def write_status(api: KubeApi, kind: ResourceKind, read: Object, status: Object) -> Object:
     """Write the status of the object that was read, and of no other with its name. Raises KubeError."""
-    meta = read["metadata"]
-    patch = {"metadata": {"uid": meta["uid"]}, "status": status}
-    return await api.patch(kind, meta["name"], meta.get("namespace"), patch, subresource="status")
-
-
-async def _send(api: KubeApi, action: ObjectWrite) -> Object | None:
-    match action:
-        case CreateObject(kind=kind, obj=obj):
-            return await api.create(kind, obj)
-        case PatchObject():
-            return await _send_patch(api, action)
-        case DeleteObject():
-            await api.delete(
-                action.kind,
-                action.name,
-                action.namespace,
-                uid=action.uid,
-                resource_version=action.resource_version,
-                propagation="Background",
-                grace_seconds=action.grace_seconds,
-            )
-            return None
-
-
-async def _send_patch(api: KubeApi, action: PatchObject) -> Object:
-    try:
-        return await api.patch(
-            action.kind, action.name, action.namespace, action.patch, subresource=action.subresource
-        )
-    except Rejected as refusal:
-        if isinstance(action.patch, tuple) and refusal.code == 422:
-            # A `test` failed, so the object has changed since it was read.
-            raise Conflict(409, "Conflict", refusal.message) from refusal
-        raise
+    patch = {"metadata": {"uid": uid_of(read)}, "status": status}
+    return await api.patch(kind, name_of(read), namespace_of(read), patch, subresource="status")
 
 
 # The loop.
@@ -329,8 +317,8 @@ class ControllerRuntime(Generic[K]):
         self._expectations.expect(key, kind, written)
 
     async def update_status(self, key: K, kind: ResourceKind, obj: Object, status: Object) -> float | None:
-        """Write the status of an object; None when that was done, else the seconds until it may be."""
-        uid = obj["metadata"]["uid"]
+        """Write the status of an object. Returns None, or the seconds until it may be written."""
+        uid = uid_of(obj)
         early = self._status_writes.get(uid, float("-inf")) + STATUS_INTERVAL_SECONDS - _now()
         if early > 0:
             return early

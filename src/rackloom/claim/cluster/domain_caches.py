@@ -22,6 +22,7 @@ import msgspec
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.informer import CacheSet, Informer, is_not_served_to_us
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import full_name, labels_of, name_of, namespace_of, uid_of
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -119,25 +120,33 @@ class ChangeRouter:
 
     def __init__(self, cluster: ClusterIndex) -> None:
         self._cluster = cluster
-        self._before: dict[tuple[ResourceKind, str, str], frozenset[DomainWorkKey]] = {}
+        self._before: dict[tuple[ResourceKind, str | None, str], frozenset[DomainWorkKey]] = {}
         self._nodes: dict[str, tuple[object, ...]] = {}
 
     def keys(self, kind: ResourceKind, obj: Object) -> frozenset[DomainWorkKey]:
         """All keys to work on because of this change."""
         if kind == NODE and not self._is_news(obj):
             return frozenset()
-        meta = obj["metadata"]
-        place = (kind, meta.get("namespace", ""), meta["name"])
+        place = (kind, namespace_of(obj), name_of(obj))
         # A node that lost a label concerned another key before, and both keys must be reconciled.
         now = frozenset(self._concerned(kind, obj))
         before = self._before.pop(place, frozenset())
-        if self._cluster.at(kind, meta.get("namespace"), meta["name"]) is not None:
+        if self._cluster.at(*place) is not None:
             self._before[place] = now
-        return frozenset(self._with_warm(now | before))
+        keys = now | before
+        for uid in {key.uid for key in keys if isinstance(key, DomainKey)}:
+            # A change of a warm domain concerns its clique, and the jobs that have a channel of it.
+            for domain in self._cluster.by(COMPUTE_DOMAIN, BY_DOMAIN, uid):
+                for clique_id in _index_values(COMPUTE_DOMAIN, BY_CLIQUE, domain):
+                    claims = self._cluster.by(RESOURCE_CLAIM, BY_POOL, names.channel_pool_name(clique_id))
+                    jobs = (
+                        job for claim in claims for job in _index_values(RESOURCE_CLAIM, BY_DOMAIN, claim)
+                    )
+                    keys |= {CliqueKey(clique_id), *map(DomainKey, jobs)}
+        return keys
 
     def _is_news(self, node: Object) -> bool:
-        name = node["metadata"]["name"]
-        labels = node["metadata"].get("labels") or {}
+        name, labels = name_of(node), labels_of(node)
         state = (not_ready_since(node), *(labels.get(label) for label in _NODE_LABELS))
         before = self._nodes.pop(name, None)
         present = self._cluster.at(NODE, None, name) is not None
@@ -149,39 +158,16 @@ class ChangeRouter:
         yield from (DomainKey(uid) for uid in _index_values(kind, BY_DOMAIN, obj))
         for index in (BY_CLIQUE, BY_WARM_MARK, BY_READY_CHANNELS):
             yield from (CliqueKey(index_value) for index_value in _index_values(kind, index, obj))
-        if kind in (COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE):
-            yield from self._sharers_of_the_name(kind, obj)
+        # Of the ComputeDomains that name one template, only one has it, and the others may wait for it.
+        templates = (
+            (full_name(obj),) if kind == RESOURCE_CLAIM_TEMPLATE else _index_values(kind, BY_TEMPLATE, obj)
+        )
+        for template in templates:
+            domains = self._cluster.by(COMPUTE_DOMAIN, BY_TEMPLATE, template)
+            yield from (DomainKey(uid_of(domain)) for domain in domains)
         if kind == RESOURCE_CLAIM:
             pools = (names.clique_of_pool(pool) for pool in _index_values(kind, BY_POOL, obj))
             yield from (CliqueKey(pool) for pool in pools if pool is not None)
-
-    def _sharers_of_the_name(self, kind: ResourceKind, obj: Object) -> Iterable[DomainWorkKey]:
-        """ComputeDomains that want the template of this name: one of them may have to wait for another."""
-        meta = obj["metadata"]
-        if kind == RESOURCE_CLAIM_TEMPLATE:
-            places: Iterable[str] = (f"{meta['namespace']}/{meta['name']}",)
-        else:
-            places = _index_values(COMPUTE_DOMAIN, BY_TEMPLATE, obj)
-        for place in places:
-            for domain in self._cluster.by(COMPUTE_DOMAIN, BY_TEMPLATE, place):
-                yield DomainKey(domain["metadata"]["uid"])
-
-    def _with_warm(self, keys: frozenset[DomainWorkKey]) -> Iterable[DomainWorkKey]:
-        """What changes in a warm domain concerns its clique, and the jobs that have a channel of it."""
-        yield from keys
-        for key in keys:
-            for clique_id in self._warm_cliques(key):
-                yield CliqueKey(clique_id)
-                yield from self._jobs_in(clique_id)
-
-    def _warm_cliques(self, key: DomainWorkKey) -> Iterable[str]:
-        if isinstance(key, DomainKey):
-            for obj in self._cluster.by(COMPUTE_DOMAIN, BY_DOMAIN, key.uid):
-                yield from _index_values(COMPUTE_DOMAIN, BY_CLIQUE, obj)
-
-    def _jobs_in(self, clique_id: str) -> Iterable[DomainWorkKey]:
-        for claim in self._cluster.by(RESOURCE_CLAIM, BY_POOL, names.channel_pool_name(clique_id)):
-            yield from (DomainKey(uid) for uid in _index_values(RESOURCE_CLAIM, BY_DOMAIN, claim))
 
 
 def _index_values(kind: ResourceKind, index: str, obj: Object) -> Iterable[str]:
@@ -220,7 +206,7 @@ class OrphanSweeper:
 
     def domain_changed(self, domain: Object) -> None:
         """Note that a ComputeDomain was created, changed or deleted."""
-        uid = domain["metadata"]["uid"]
+        uid = uid_of(domain)
         if not self._caches.by(COMPUTE_DOMAIN, BY_DOMAIN, uid):
             self._gone.add(uid)
             self._went[uid] = LATE_SWEEPS
@@ -231,20 +217,14 @@ class OrphanSweeper:
         A missing UID in the cache proves nothing. Where the watch did not show the deletion, one fresh list
         decides.
         """
-        orphaned = {
-            uid for uid in self._labelled_uids() if not self._caches.by(COMPUTE_DOMAIN, BY_DOMAIN, uid)
-        }
+        objects = ((kind, obj) for kind in _LEFT_BEHIND for obj in self._caches.all(kind))
+        labelled = {uid for kind, obj in objects for uid in _index_values(kind, BY_DOMAIN, obj)}
+        orphaned = {uid for uid in labelled if not self._caches.by(COMPUTE_DOMAIN, BY_DOMAIN, uid)}
         # UIDs never come back, so a UID that is proven to be gone needs no second list.
         unproven = orphaned - self._gone
         if unproven:
             listed = await self._api.list(COMPUTE_DOMAIN)
-            self._gone |= unproven - {item["metadata"]["uid"] for item in listed.items}
+            self._gone |= unproven - set(map(uid_of, listed.items))
         self._gone &= orphaned
         self._went = {uid: left - 1 for uid, left in self._went.items() if left > 0}
         return tuple(sorted(self._gone | self._went.keys()))
-
-    def _labelled_uids(self) -> Iterable[str]:
-        for kind in _LEFT_BEHIND:
-            indexer = INDEXES[kind][BY_DOMAIN]
-            for obj in self._caches.all(kind):
-                yield from indexer(obj)

@@ -27,6 +27,8 @@ from rackloom.claim.cluster.domain_caches import (
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ComputeDomain, compute_domain_status_json
+from rackloom.core.cluster.metadata import namespace_of
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
@@ -40,7 +42,6 @@ from rackloom.core.cluster.objects import (
     metav1_time,
 )
 from rackloom.core.domains.channel_mode import mixed_isolation_event, reconcile_clique
-from rackloom.core.domains.compute_domain import ComputeDomain, compute_domain_status_json
 from rackloom.core.domains.membership import abandoned_nodes, needs_confirmation
 from rackloom.core.domains.observe import (
     BY_DOMAIN,
@@ -163,7 +164,7 @@ class DomainController:
         if snapshot.domain is not None and (nodes or is_withdrawn(snapshot)):
             space = snapshot.domain.namespace
             elsewhere = self.caches.by(RESOURCE_CLAIM, BY_DOMAIN, snapshot.uid)
-            lists[RESOURCE_CLAIM] = [obj for obj in elsewhere if obj["metadata"]["namespace"] != space]
+            lists[RESOURCE_CLAIM] = [obj for obj in elsewhere if namespace_of(obj) != space]
             lists[RESOURCE_CLAIM] += (await self._api.list(RESOURCE_CLAIM, space)).items
         return ConfirmedCluster(self.caches, lists, nodes)
 

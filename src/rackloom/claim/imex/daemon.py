@@ -36,8 +36,8 @@ from rackloom.claim.imex.supervisor import Supervisor
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.informer import Informer
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ComputeDomainClique, read_clique
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN_CLIQUE
-from rackloom.core.domains.clique import ComputeDomainClique, read_clique
 from rackloom.errors import Refused, Retry
 from rackloom.serving.limits import IMEX_PROBE
 

@@ -27,16 +27,17 @@ import structlog
 from rackloom.claim.imex.supervisor import Peers
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.core.cluster import names
-from rackloom.core.cluster.objects import COMPUTE_DOMAIN_CLIQUE, POD, Object
-from rackloom.core.domains import clique
-from rackloom.core.domains.clique import (
+from rackloom.core.cluster.domain_objects import (
     ComputeDomainClique,
     ObjectRef,
     Readiness,
     clique_json,
-    is_ip_address,
     read_clique,
 )
+from rackloom.core.cluster.metadata import is_being_deleted, uid_of
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN_CLIQUE, POD, Object
+from rackloom.core.domains import clique
+from rackloom.core.domains.clique import is_ip_address
 
 # The entry in the clique object.
 
@@ -216,12 +217,12 @@ class OwnPod:
 
     async def is_deleted(self) -> bool:
         """Whether it is being deleted, or gone. Raises `KubeError`."""
-        pod = self._identity.pod
+        own = self._identity.pod
         try:
-            meta = (await self._api.get(POD, pod.name, self._identity.namespace))["metadata"]
+            found = await self._api.get(POD, own.name, self._identity.namespace)
         except NotFound:
             return True
-        return meta["uid"] != pod.uid or "deletionTimestamp" in meta
+        return uid_of(found) != own.uid or is_being_deleted(found)
 
     async def report(self, mesh: str | None, error: str | None) -> None:
         """Write the mesh as JSON, and how nvidia-imex ended; None removes either. Raises `KubeError`."""

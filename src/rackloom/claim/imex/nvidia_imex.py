@@ -25,10 +25,9 @@ from typing import BinaryIO, Protocol
 
 import msgspec
 
-from rackloom.core.domains.clique import clean_line
 from rackloom.errors import Refused, Retry, Undecodable
 from rackloom.runtime import programs
-from rackloom.runtime.foreign_text import decode_json
+from rackloom.runtime.foreign_text import clean_line, decode_json
 
 # Reading nvidia-imex-ctl's output.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
+from rackloom.core.cluster.metadata import identity_of, name_of, namespace_of, uid_of
 from rackloom.core.cluster.objects import EVENT, EventNotice, Object, metav1_time
 
 log = structlog.get_logger(__name__)
@@ -57,7 +58,7 @@ class EventRecorder:
     async def record(self, regarding: Object, notice: EventNotice) -> None:
         """Record an event about an object."""
         topic = (
-            regarding["metadata"].get("uid") or regarding["metadata"]["name"],
+            uid_of(regarding) or name_of(regarding),
             notice.warning,
             notice.reason,
         )
@@ -95,7 +96,7 @@ class EventRecorder:
     async def _write(
         self, regarding: Object, notice: EventNotice, text: str, recorded: _RecordedEvent
     ) -> None:
-        namespace = regarding["metadata"].get("namespace") or "default"
+        namespace = namespace_of(regarding) or "default"
         last = metav1_time(self._now())
         if recorded.count > 1:
             try:
@@ -108,7 +109,8 @@ class EventRecorder:
         metadata = {"name": recorded.name, "namespace": namespace}
         event = {
             "metadata": metadata,
-            "involvedObject": _object_reference(regarding),
+            "involvedObject": {"apiVersion": regarding["apiVersion"], "kind": regarding["kind"]}
+            | identity_of(regarding, "name", "namespace", "uid", "resourceVersion"),
             "type": "Warning" if notice.warning else "Normal",
             "reason": notice.reason,
             "message": text,
@@ -122,13 +124,7 @@ class EventRecorder:
         await self._api.create(EVENT, event)
 
 
-def _object_reference(obj: Object) -> Object:
-    metadata = obj["metadata"]
-    named = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion") if key in metadata}
-    return {"apiVersion": obj["apiVersion"], "kind": obj["kind"]} | named
-
-
 def _event_name(obj: Object, key: object, now: float) -> str:
     """A unique name. It contains the time, so a restarted process creates another Event."""
     digest = hashlib.sha256(repr((key, now)).encode()).hexdigest()[:16]
-    return f"{obj['metadata']['name'][:_LONGEST_NAME]}.{digest}"
+    return f"{name_of(obj)[:_LONGEST_NAME]}.{digest}"

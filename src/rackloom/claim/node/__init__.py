@@ -3,13 +3,13 @@
 A prepare call of kubelet passes these modules, in this order:
 
 - `run`: the gRPC services on unix sockets. It puts all parts of one plugin process together.
-- `requests`: one task for each claim, repeated until kubelet's deadline, and then in the background.
-  `pod_sync` makes kubelet call again.
+- `requests`: one task for each claim, repeated until kubelet's deadline, and then in the background. It
+  also makes kubelet call again.
 - `prepare`: one crash-safe attempt at one claim, recorded in the checkpoint.
 - `gpu`, `nic`, `imex`: the drivers. Each implements the protocol `NodePlugin` of `plugin`.
-- `cdi`: the files that tell the container runtime what to change in a container.
+- `cdi`: the files that tell the container runtime what to change in a container, and NVIDIA's device files.
 
 Besides, `slices` keeps the node's ResourceSlices equal to its devices, `fabric` reads the NVLink fabric of
-the GPUs, `device_files` knows the numbers of NVIDIA's device files, and `storage` is what a plugin remembers
-on disk. `node_template` makes the slices of a node that does not exist yet, for an autoscaler.
+the GPUs, and `storage` is what a plugin remembers on disk. `node_template` makes the slices of a node that
+does not exist yet, for an autoscaler.
 """

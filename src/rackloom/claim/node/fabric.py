@@ -36,7 +36,7 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from rackloom.claim.node.device_files import DRIVER_SECONDS
+from rackloom.claim.node.cdi import DRIVER_SECONDS
 from rackloom.claim.node.plugin import Health
 from rackloom.core.cluster import names
 from rackloom.core.cluster.names import OLDEST_IMEX_DRIVER, is_driver_too_old

@@ -8,10 +8,9 @@ the checkpoint, CDI files, ResourceSlices and metrics.
 any step. They raise `Retry` for a reason that may pass and `Refused` for one that will not. `intent`
 returns, before anything is touched, what `unprepare` needs to undo a prepare that was cut off.
 
-The values fall into three groups. An `AllocatedClaim` is what a driver sees of a ResourceClaim: its own
-devices and opaque configurations. `ContainerEdits` are CDI containerEdits. `CheckpointEntry` and what it
-holds are stored on disk as JSON, and `ContainerEdits` are written to CDI files, so their field names are
-a file format.
+A driver gets an `AllocatedClaim` of `core.cluster.claims`: its own devices and opaque configurations.
+`ContainerEdits` are CDI containerEdits and are written to CDI files. `CheckpointEntry` is stored on disk as
+JSON, with all values in it. So the names of their fields are a file format.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -21,79 +20,13 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from rackloom.core.allocate.objects import CounterSet, Device
+from rackloom.core.cluster.claims import AllocatedClaim, AllocatedDevice, ClaimRef
 
-# Claims as a driver sees them, CDI edits, checkpoint entries, pools and health.
+# CDI edits, checkpoint entries, pools and health.
 
 
 class NodeValue(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the values of node plugins."""
-
-
-class ClaimRef(NodeValue, frozen=True, kw_only=True):
-    """A claim as kubelet names it."""
-
-    namespace: str
-    name: str
-    uid: str
-
-    def __str__(self) -> str:
-        """`namespace/name`, for messages."""
-        return f"{self.namespace}/{self.name}"
-
-
-class AllocatedDevice(NodeValue, frozen=True, kw_only=True):
-    """One device of this driver that the scheduler allocated to the claim."""
-
-    request: str
-    """As allocated, `request` or `request/subrequest`."""
-    pool: str
-    device: str
-    admin_access: bool = False
-    share_id: str | None = None
-
-    @property
-    def main_request(self) -> str:
-        """The request without its subrequest, as kubelet wants it."""
-        return self.request.partition("/")[0]
-
-
-class OpaqueConfig(NodeValue, frozen=True, kw_only=True):
-    """One opaque configuration for this driver, of the device class or of the claim."""
-
-    source: Literal["FromClass", "FromClaim"]
-    requests: tuple[str, ...]
-    """Requests that it is for; none means all."""
-    parameters: Mapping[str, Any]
-
-    def applies_to(self, result: AllocatedDevice) -> bool:
-        """Whether it was written for the request of `result`, or for all."""
-        return not self.requests or result.request in self.requests or result.main_request in self.requests
-
-
-class ClaimConsumer(NodeValue, frozen=True, kw_only=True):
-    """Who may use a claim; `resource` is `pods` for a pod."""
-
-    resource: str
-    name: str
-    uid: str
-
-
-class AllocatedClaim(NodeValue, frozen=True, kw_only=True):
-    """An allocated claim, as far as this driver is concerned."""
-
-    ref: ClaimRef
-    results: tuple[AllocatedDevice, ...]
-    configs: tuple[OpaqueConfig, ...]
-    """In order of precedence: a later one wins."""
-    fingerprint: str
-    """Changes with the allocation and with who may use it."""
-    of_pod: str | None = None
-    """The pod for which it was made from a template; None for a claim that a user created."""
-    consumers: tuple[ClaimConsumer, ...] = ()
-
-    def configs_for(self, result: AllocatedDevice) -> tuple[OpaqueConfig, ...]:
-        """Configurations of one result, the one that wins last."""
-        return tuple(config for config in self.configs if config.applies_to(result))
 
 
 class DeviceNode(NodeValue, frozen=True, kw_only=True, rename="camel"):

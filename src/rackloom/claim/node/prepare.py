@@ -30,25 +30,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
-from rackloom.claim.node.allocated_claim import read_claim
 from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.plugin import (
-    AllocatedClaim,
     CheckpointEntry,
-    ClaimRef,
     NodePlugin,
-    PreparedClaim,
-    PreparedDevice,
     PrepareState,
     ReadyDevice,
 )
 from rackloom.claim.node.storage import Checkpoint
+from rackloom.core.cluster.claims import AllocatedClaim, ClaimRef, read_claim
+from rackloom.core.cluster.metadata import uid_of
 from rackloom.core.cluster.objects import RESOURCE_CLAIM
 from rackloom.errors import Refused, Retry
 
@@ -144,9 +140,9 @@ async def fetch_claim(api: KubeApi, ref: ClaimRef, driver: str) -> AllocatedClai
         raise ObsoleteClaim(f"claim {ref} does not exist any more") from error
     except KubeError as error:
         raise api_failure(f"cannot read claim {ref}", error) from error
-    if found["metadata"]["uid"] != ref.uid:
+    if (uid := uid_of(found)) != ref.uid:
         raise ObsoleteClaim(
-            f"claim {ref} got replaced: its UID is {found['metadata']['uid']}, the pod's claim was {ref.uid}",
+            f"claim {ref} got replaced: its UID is {uid}, the pod's claim was {ref.uid}",
             nearest_fix="delete the pod, so that it is scheduled with the new claim",
         )
     return read_claim(found, ref, driver)
@@ -186,19 +182,43 @@ class ClaimPreparer:
 
     async def prepare(self, claim: AllocatedClaim) -> tuple[ReadyDevice, ...]:
         """Prepare a claim that is not `ready`. Raises `Retry` or `Refused`."""
-        self._refuse_aborted(claim)
+        uid, known = claim.ref.uid, self.checkpoint.claims.get(claim.ref.uid)
+        is_aborted = known is not None and known.state is PrepareState.ABORTED and not self._expired(known)
+        if known is not None and is_aborted and known.fingerprint == claim.fingerprint:
+            raise ObsoleteClaim(
+                f"stale prepare: claim {claim.ref} was already aborted on this node",
+                nearest_fix="delete the pod if it still waits for this claim",
+            )
         self._await_devices(claim)
         intent = self.plugin.intent(claim)
         # On disk before the driver touches anything: from here on a crash is undone by this entry.
-        self._begin(
-            CheckpointEntry(
-                ref=claim.ref, state=PrepareState.STARTED, fingerprint=claim.fingerprint, record=intent
-            )
+        started = CheckpointEntry(
+            ref=claim.ref, state=PrepareState.STARTED, fingerprint=claim.fingerprint, record=intent
         )
+        self._begin(started)
         prepared = await self.plugin.prepare(claim)
         # The attempts of two claims may overlap: the one that completes later must not share the device.
         self._await_devices(claim)
-        return self._complete(claim, intent, prepared)
+        # The spec first: a completed entry promises kubelet that its CDI ids can be resolved.
+        self.cdi.write(uid, prepared)
+        devices = tuple(
+            ReadyDevice(
+                requests=(device.result.main_request,),
+                pool=device.result.pool,
+                device=device.result.device,
+                cdi_ids=self.cdi.ids(uid, device),
+                share_id=device.result.share_id,
+                admin_access=device.result.admin_access,
+                kind=device.kind,
+            )
+            for device in prepared.devices
+        )
+        record = {**intent, **prepared.record}
+        completed = msgspec.structs.replace(
+            started, state=PrepareState.COMPLETED, devices=devices, record=record
+        )
+        self.checkpoint.put(completed)
+        return devices
 
     async def unprepare(self, uid: str) -> None:
         """Undo what was prepared of a claim, if it is known. Raises `Retry` or `Refused`."""
@@ -207,7 +227,14 @@ class ClaimPreparer:
             self.cdi.remove(uid)
             return
         self._begin(msgspec.structs.replace(entry, undoing=True))
-        await self.plugin.unprepare(entry, self._others(uid))
+        # Claims that have, or may soon have, devices here. One that is being unprepared does not count: two
+        # of them would each leave the undo to the other.
+        others = [
+            other
+            for other in self.checkpoint.claims.values()
+            if other.ref.uid != uid and other.state is not PrepareState.ABORTED and not other.undoing
+        ]
+        await self.plugin.unprepare(entry, others)
         # The entry goes last: after a crash before this, kubelet's next call or the sweep undoes again.
         self.cdi.remove(uid)
         if entry.state is PrepareState.COMPLETED:
@@ -221,18 +248,6 @@ class ClaimPreparer:
                     aborted_at=self.wall(),
                 )
             )
-
-    def _others(self, uid: str) -> list[CheckpointEntry]:
-        """Claims that have, or may soon have, devices here.
-
-        A claim that is being unprepared does not count: two of them would each leave the undo to the other.
-        """
-        entries = self.checkpoint.claims.values()
-        return [
-            entry
-            for entry in entries
-            if entry.ref.uid != uid and entry.state is not PrepareState.ABORTED and not entry.undoing
-        ]
 
     def forget_aborted(self) -> None:
         """Drop entries of aborted claims whose prepare must have ended by now."""
@@ -250,34 +265,6 @@ class ClaimPreparer:
         """Record what is about to happen."""
         if self.checkpoint.claims.get(entry.ref.uid) != entry:
             self.checkpoint.put(entry)
-
-    def _complete(
-        self, claim: AllocatedClaim, intent: Mapping[str, Any], prepared: PreparedClaim
-    ) -> tuple[ReadyDevice, ...]:
-        uid = claim.ref.uid
-        # The spec first: a completed entry promises kubelet that its CDI ids can be resolved.
-        self.cdi.write(uid, prepared)
-        devices = tuple(_ready(device, self.cdi.ids(uid, device)) for device in prepared.devices)
-        self.checkpoint.put(
-            CheckpointEntry(
-                ref=claim.ref,
-                state=PrepareState.COMPLETED,
-                fingerprint=claim.fingerprint,
-                devices=devices,
-                record={**intent, **prepared.record},
-            )
-        )
-        return devices
-
-    def _refuse_aborted(self, claim: AllocatedClaim) -> None:
-        entry = self.checkpoint.claims.get(claim.ref.uid)
-        if entry is None or entry.state is not PrepareState.ABORTED:
-            return
-        if entry.fingerprint == claim.fingerprint and not self._expired(entry):
-            raise ObsoleteClaim(
-                f"stale prepare: claim {claim.ref} was already aborted on this node",
-                nearest_fix="delete the pod if it still waits for this claim",
-            )
 
     def _expired(self, entry: CheckpointEntry) -> bool:
         return self.wall() - (entry.aborted_at or 0.0) >= ABORTED_TTL
@@ -299,16 +286,3 @@ class ClaimPreparer:
                         f"device {device.device} is still held by claim {holder.ref} on this node",
                         after=HELD_RETRY_SECONDS,
                     )
-
-
-def _ready(device: PreparedDevice, cdi_ids: tuple[str, ...]) -> ReadyDevice:
-    result = device.result
-    return ReadyDevice(
-        requests=(result.main_request,),
-        pool=result.pool,
-        device=result.device,
-        cdi_ids=cdi_ids,
-        share_id=result.share_id,
-        admin_access=result.admin_access,
-        kind=device.kind,
-    )

@@ -15,12 +15,26 @@ A prepare that failed, or that kubelet gave up, is repeated in the background (`
 900 s, until kubelet's next call for the claim or its unprepare. A refused claim is repeated too, since a node
 label, a role or a kernel module may be put right; but seldom, because each attempt asks the API server and a
 tenant can create many claims that will never be prepared. At most 512 claims, of which at most 128 refused,
-are retried at once, and refused claims share a rate of four attempts a second. kubelet by itself would call
-again late, so a claim that was prepared in the background has its pods synced (`pod_sync`).
+are retried at once, and refused claims share a rate of four attempts a second.
+
+kubelet by itself would call again late. It calls NodePrepareResources when it syncs a pod without a sandbox.
+If that fails, SyncPod records the event FailedPrepareDynamicResources and returns no error, so the pod is
+tried again not after 10 s but at its next resync, after 60 to 90 s (k8s.io/kubernetes v1.34 to v1.37,
+kuberuntime_manager.go and pod_workers.go, completeWork). A change of the pod's annotations syncs it at once
+(config.go, podsDifferSemantically). So `PodSync` writes the time into one annotation of the pods that can be
+helped now. It does so in four cases:
+
+- A claim is prepared whose call kubelet had given up.
+- kubelet has registered the plugin: earlier pods failed because the driver was not registered.
+- The API server answers again: kubelet could not read the pods' claims meanwhile.
+- This process was stopped (SIGSTOP, a frozen cgroup) for 45 s or more: calls timed out without arriving
+  here.
+
+Nothing depends on the annotation. If it cannot be written, pods wait for kubelet's resync.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,11 +44,22 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
-from rackloom.claim.kube.api import KubeApi, KubeError
-from rackloom.claim.node.plugin import ClaimRef, NodePlugin, ReadyDevice
-from rackloom.claim.node.pod_sync import PodSync
+from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
+from rackloom.claim.node.plugin import CheckpointEntry, NodePlugin, PrepareState, ReadyDevice
 from rackloom.claim.node.prepare import ClaimPreparer, ObsoleteClaim, PluginMetrics, api_failure, fetch_claim
 from rackloom.claim.node.tasks import beside, cancel_all, pause_until
+from rackloom.core.cluster.claims import ClaimRef
+from rackloom.core.cluster.metadata import full_name, is_being_deleted, name_of, namespace_of, uid_of
+from rackloom.core.cluster.objects import (
+    POD,
+    RESOURCE_CLAIM,
+    Object,
+    allocated_devices,
+    has_condition,
+    has_pod_ended,
+    metav1_micro_time,
+    pod_claim_names,
+)
 from rackloom.errors import Refused, Retry
 
 # Retrying up to a deadline, and after it.
@@ -67,7 +92,7 @@ async def persist(
     Any other error is raised at once. Each of `changes`, which are listened to from the first failure on,
     ends a pause early. Nothing is held while it pauses.
     """
-    trouble = Retry(NO_ATTEMPT_ENDED, after=0.0)
+    trouble: Retry | None = None
     pause = FIRST_PAUSE
     limit = asyncio.timeout_at(deadline)
     try:
@@ -85,7 +110,7 @@ async def persist(
                 pause = min(2 * pause, LAST_PAUSE)
     except TimeoutError:
         if limit.expired():
-            raise trouble from None
+            raise (trouble or Retry(NO_ATTEMPT_ENDED, after=0.0)) from None
         raise
 
 
@@ -170,6 +195,108 @@ class BackgroundRetries:
 
 def _claim_fields(ref: ClaimRef) -> dict[str, str]:
     return {"claim": str(ref), "uid": ref.uid}
+
+
+# Having kubelet sync pods.
+
+
+RETRY_ANNOTATION = "rackloom.dev/prepare-retry"
+"""`<time> <driver>`: no two are equal, since a write that changes nothing is no event on kubelet's watch."""
+CLOCK_CHECK_SECONDS = 10.0
+"""Between two checks of the clock."""
+STOPPED_SECONDS = 45.0
+"""kubelet's timeout of a call. A pause of `CLOCK_CHECK_SECONDS` that takes so long: the process was
+stopped."""
+API_PAUSE_SECONDS = 2.0
+"""Between attempts to reach an API server that does not answer and names no time."""
+
+
+@dataclass(eq=False)
+class PodSync:
+    """The pods of one node, for the plugin of `driver`. `claims` gives what its checkpoint holds now."""
+
+    api: KubeApi
+    node: str
+    driver: str
+    claims: Callable[[], Mapping[str, CheckpointEntry]]
+    wall: Callable[[], float]
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def wake(self) -> None:
+        """Have `run` sync pods that kubelet may have failed before it could call the plugin."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Sync the waiting pods of the node whenever woken, or stopped for long; never returns."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            is_due = await pause_until(self._wake, CLOCK_CHECK_SECONDS)
+            paused = loop.time() - began
+            if paused >= STOPPED_SECONDS:
+                log.warning("node.was-stopped", driver=self.driver, seconds=round(paused))
+            if is_due or paused >= STOPPED_SECONDS:
+                await self.sync(None)
+
+    async def sync(self, claim: ClaimRef | None) -> None:
+        """Sync the pods of this node that use a claim, or those that wait for any claim of this driver.
+
+        It repeats this until it succeeds, or the API server does not allow it.
+        """
+        namespace = None if claim is None else claim.namespace
+        while True:
+            try:
+                listed = await self.api.list(POD, namespace, fields=f"spec.nodeName={self.node}")
+                for pod in listed.items:
+                    if has_pod_ended(pod) or is_being_deleted(pod):
+                        continue
+                    uses = claim is not None and claim.name in pod_claim_names(pod)
+                    if uses or (claim is None and await self._is_waiting(pod)):
+                        await self._annotate(pod)
+            except Rejected as error:
+                log.warning("node.pods-not-synced", driver=self.driver, reason=error.message)
+                return
+            except KubeError as error:
+                await asyncio.sleep(error.retry_after or API_PAUSE_SECONDS)
+            else:
+                return
+
+    async def _is_waiting(self, pod: Object) -> bool:
+        """Whether a pod has a claim with devices of this driver, and has not started, as far as can be seen.
+
+        After a reboot kubelet may not have reported yet that the sandbox is gone; the checkpoint shows it
+        already.
+        """
+        namespace, names = namespace_of(pod) or "", tuple(pod_claim_names(pod))
+        states = {(claim.ref.namespace, claim.ref.name): claim.state for claim in self.claims().values()}
+        ours = [states[namespace, name] for name in names if (namespace, name) in states]
+        if any(state is not PrepareState.COMPLETED for state in ours):
+            return True
+        # kubelet makes the sandbox once all claims are prepared (KEP-3085).
+        if has_condition(pod, "PodReadyToStartContainers"):
+            return False
+        return bool(ours) or any([await self._is_ours(namespace, name) for name in names])
+
+    async def _is_ours(self, namespace: str, name: str) -> bool:
+        try:
+            claim = await self.api.get(RESOURCE_CLAIM, name, namespace)
+        except NotFound:
+            return False
+        return any(device["driver"] == self.driver for device in allocated_devices(claim))
+
+    async def _annotate(self, pod: Object) -> None:
+        """Change the annotation. The API server refuses the UID in the patch for another pod of the name."""
+        text = f"{metav1_micro_time(self.wall())} {self.driver}"
+        patch = {"metadata": {"uid": uid_of(pod), "annotations": {RETRY_ANNOTATION: text}}}
+        about = {"driver": self.driver, "pod": full_name(pod)}
+        try:
+            await self.api.patch(POD, name_of(pod), namespace_of(pod), patch)
+        except (NotFound, Conflict):
+            return
+        except Rejected as error:
+            log.warning("node.pod-not-synced", **about, reason=error.message)
+        else:
+            log.info("node.pod-synced", **about)
 
 
 # Answering the requests.
@@ -276,7 +403,7 @@ class Requests:
     async def _prepare_in_background(self, ref: ClaimRef) -> None:
         """Prepare as for a call of kubelet, with the claim read anew; then have kubelet call."""
         await self._devices(ref, asyncio.get_running_loop().time() + ANSWER_SECONDS)
-        await self.pods.sync_claim(ref)
+        await self.pods.sync(ref)
 
     async def _devices(self, ref: ClaimRef, deadline: float) -> tuple[ReadyDevice, ...]:
         devices = self.preparer.ready(ref.uid)

@@ -52,10 +52,9 @@ from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.node.cdi import CdiDirectory
-from rackloom.claim.node.plugin import ClaimRef, DeviceHealth, Health, NodePlugin, PrepareState, ReadyDevice
-from rackloom.claim.node.pod_sync import PodSync
+from rackloom.claim.node.plugin import DeviceHealth, Health, NodePlugin, PrepareState, ReadyDevice
 from rackloom.claim.node.prepare import ClaimPreparer, PluginMetrics
-from rackloom.claim.node.requests import ANSWER_SECONDS, Requests
+from rackloom.claim.node.requests import ANSWER_SECONDS, PodSync, Requests
 from rackloom.claim.node.slices import SlicePublisher
 from rackloom.claim.node.sockets import answering
 from rackloom.claim.node.storage import Checkpoint, StillRunning, plugin_lock
@@ -68,6 +67,8 @@ from rackloom.claim.node.wire import (
     registration_pb2,
     registration_pb2_grpc,
 )
+from rackloom.core.cluster.claims import ClaimRef
+from rackloom.core.cluster.metadata import uid_of
 from rackloom.core.cluster.objects import RESOURCE_CLAIM
 from rackloom.errors import Refused, Retry
 from rackloom.serving.grpc_server import grpc_options
@@ -396,7 +397,7 @@ class ClaimSweeper:
             return True
         except (KubeError, TimeoutError):
             return None
-        return bool(found["metadata"]["uid"] != ref.uid)
+        return uid_of(found) != ref.uid
 
 
 # The process.

@@ -14,7 +14,7 @@ server adds and treats quantities by value (`1024Mi` equals `1Gi`).
 
 `SlicePublisher` publishes at the start, when the driver reports a change, when a watch shows that
 somebody else changed a slice (kubelet deletes the slices of a plugin that it lost), and every ten
-minutes. After an outage of the API server it wakes `pod_sync`.
+minutes. After an outage of the API server it wakes `PodSync`.
 
 A server that would store no counters (before Kubernetes 1.36 they are behind a feature gate) gets the devices
 that need none: with the counters dropped, a scheduler would allocate parts of a GPU that overlap. A dry run
@@ -37,6 +37,8 @@ from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.claim.node.tasks import beside, pause_until
 from rackloom.core.allocate.objects import CounterSet, Device
 from rackloom.core.allocate.quantity import Quantity
+from rackloom.core.cluster.metadata import name_of, uid_of
+from rackloom.core.cluster.nodes import slice_content, slice_pool
 from rackloom.core.cluster.objects import NODE, RESOURCE_SLICE, Object
 from rackloom.errors import Refused, Retry
 
@@ -58,7 +60,7 @@ class DroppedFields:
 
     def record(self, sent: Object, stored: Object) -> tuple[str, ...]:
         """Compare an answer with what was sent; returns the paths that the server dropped."""
-        wanted, found = comparable_content(sent["spec"]), comparable_content(stored["spec"])
+        wanted, found = comparable_content(slice_content(sent)), comparable_content(slice_content(stored))
         dropped = tuple(dict.fromkeys(_dropped_paths(wanted, found, "")))
         self._of.pop(repr(wanted), None)
         if dropped:
@@ -67,7 +69,7 @@ class DroppedFields:
 
     def forget(self, sent: Object) -> None:
         """Take it that the server stores all of what was sent."""
-        self._of.pop(repr(comparable_content(sent["spec"])), None)
+        self._of.pop(repr(comparable_content(slice_content(sent))), None)
 
     def of(self, content: Content) -> Content:
         """The content of a slice as the server has it once it is written."""
@@ -75,14 +77,11 @@ class DroppedFields:
         return self._of.get(repr(wanted), wanted)
 
 
-def comparable_content(spec: Mapping[str, Any]) -> Content:
-    """The content of a slice without what the API server adds or words differently.
-
-    Kubernetes 1.34 has null in place of a list of devices that is empty.
-    """
+def comparable_content(content: Content) -> Content:
+    """The content of a slice without what the API server adds or words differently."""
     return {
-        "devices": [_comparable_device(device) for device in spec.get("devices") or ()],
-        "sharedCounters": [_comparable_counters(counters) for counters in spec.get("sharedCounters") or ()],
+        "devices": [_comparable_device(device) for device in content.get("devices", ())],
+        "sharedCounters": [_comparable_counters(counters) for counters in content.get("sharedCounters", ())],
     }
 
 
@@ -181,8 +180,8 @@ def plan_slices(
     """What turns `existing` (the owner's slices) into those of `pools`; `kept` is what became of writes."""
     dropped = kept or DroppedFields()
     by_pool: dict[str, list[Object]] = {}
-    for slice_ in sorted(existing, key=lambda slice_: slice_["metadata"]["name"]):
-        by_pool.setdefault(slice_["spec"]["pool"]["name"], []).append(slice_)
+    for slice_ in sorted(existing, key=name_of):
+        by_pool.setdefault(slice_pool(slice_).name, []).append(slice_)
     actions = [
         action for pool in pools for action in _plan_pool(pool, by_pool.pop(pool.name, []), owner, dropped)
     ]
@@ -198,13 +197,10 @@ def split_into_slices(pool: DevicePool) -> tuple[Content, ...]:
     """
     sets = _encoded(pool.counters)
     counters = ({"sharedCounters": part} for part in _chunks(sets, MAX_COUNTER_SETS) if part)
-    devices = ({"devices": part} for part in _chunks(_encoded(pool.devices), _most_devices(pool.devices)))
+    extras = any(device.taints or device.consumes_counters for device in pool.devices)
+    most = MAX_DEVICES_WITH_EXTRAS if extras else MAX_DEVICES
+    devices = ({"devices": part} for part in _chunks(_encoded(pool.devices), most))
     return (*counters, *devices)
-
-
-def _most_devices(devices: tuple[Device, ...]) -> int:
-    extras = any(device.taints or device.consumes_counters for device in devices)
-    return MAX_DEVICES_WITH_EXTRAS if extras else MAX_DEVICES
 
 
 def _encoded(values: tuple[Device, ...] | tuple[CounterSet, ...]) -> list[dict[str, Any]]:
@@ -220,11 +216,11 @@ def _chunks(values: list[dict[str, Any]], size: int) -> Iterator[list[dict[str, 
 def _plan_pool(
     pool: DevicePool, existing: list[Object], owner: SliceOwner, kept: DroppedFields
 ) -> Iterator[SliceWrite]:
-    newest = max(map(_generation, existing), default=0)
+    newest = max((slice_pool(slice_).generation for slice_ in existing), default=0)
     wanted = split_into_slices(pool)
-    current = [slice_ for slice_ in existing if _generation(slice_) == newest]
+    current = [slice_ for slice_ in existing if slice_pool(slice_).generation == newest]
     if _is_published([kept.of(content) for content in wanted], current):
-        yield from (_delete(slice_) for slice_ in existing if _generation(slice_) != newest)
+        yield from (_delete(slice_) for slice_ in existing if slice_pool(slice_).generation != newest)
         return
     spec = {
         "driver": owner.driver,
@@ -240,15 +236,11 @@ def _plan_pool(
             yield Update({**old, "spec": {**spec, **_keep_times(content, old)}})
 
 
-def _generation(slice_: Object) -> int:
-    return int(slice_["spec"]["pool"]["generation"])
-
-
 def _is_published(wanted: list[Content], existing: list[Object]) -> bool:
     if len(wanted) != len(existing):
         return False
-    counted = all(slice_["spec"]["pool"]["resourceSliceCount"] == len(wanted) for slice_ in existing)
-    found = [comparable_content(slice_["spec"]) for slice_ in existing]
+    counted = all(slice_pool(slice_).count == len(wanted) for slice_ in existing)
+    found = [comparable_content(slice_content(slice_)) for slice_ in existing]
     return counted and sorted(wanted, key=repr) == sorted(found, key=repr)
 
 
@@ -260,7 +252,7 @@ def _keep_times(content: Content, old: Object) -> Content:
 
     times = {
         key(device, taint): {"timeAdded": taint["timeAdded"]}
-        for device in old["spec"].get("devices") or ()
+        for device in slice_content(old)["devices"]
         for taint in device.get("taints", ())
         if "timeAdded" in taint
     }
@@ -288,7 +280,7 @@ def _new_slice(index: int, spec: dict[str, Any], owner: SliceOwner) -> Object:
 
 
 def _delete(slice_: Object) -> Delete:
-    return Delete(slice_["metadata"]["name"], slice_["metadata"]["uid"])
+    return Delete(name_of(slice_), uid_of(slice_))
 
 
 # The loop that reads, plans and writes.
@@ -361,9 +353,7 @@ class SlicePublisher:
         """
         if self._owner is None:
             node = await self.api.get(NODE, self.node)
-            self._owner = SliceOwner(
-                driver=self.plugin.driver, node=self.node, node_uid=node["metadata"]["uid"]
-            )
+            self._owner = SliceOwner(driver=self.plugin.driver, node=self.node, node_uid=uid_of(node))
         owner = self._owner
         pools = [await self._storable(pool, owner) for pool in await self.plugin.pools()]
         # The list after the writes shows whether they are there: kubelet or another writer may interfere.
@@ -379,22 +369,12 @@ class SlicePublisher:
         raise Retry(f"the slices of {owner.driver} do not stay as they are written", after=RETRY_SECONDS)
 
     async def _storable(self, pool: DevicePool, owner: SliceOwner) -> DevicePool:
-        """The pool, or what of it needs no counters where the server would not store them."""
+        """The pool, or the devices that need no counters if the server would not store counters.
+
+        Raises `KubeError`.
+        """
         if not pool.counters:
             return pool
-        trouble = await self._counters_dropped(pool, owner)
-        if trouble is not None:
-            return self._without_counters(pool, trouble)
-        return pool
-
-    def _without_counters(self, pool: DevicePool, reason: str) -> DevicePool:
-        if not pool.counters:
-            return pool
-        log.warning("node.no-counters", driver=self.plugin.driver, reason=reason)
-        return DevicePool(name=pool.name, devices=pool.without_counters)
-
-    async def _counters_dropped(self, pool: DevicePool, owner: SliceOwner) -> str | None:
-        """Why the server would not store the counters of a pool; None if it would. Raises `KubeError`."""
         contents = split_into_slices(pool)
         firsts = (contents[0], next(content for content in contents if "devices" in content))
         place = {"name": pool.name, "generation": 1, "resourceSliceCount": len(contents)}
@@ -404,43 +384,43 @@ class SlicePublisher:
             try:
                 stored = await self.api.create(RESOURCE_SLICE, sent, dry_run=True)
             except Rejected as refusal:
-                return refusal.message
-            dropped = DroppedFields().record(sent, stored)
-            lost = _lost_counters(dropped)
-            if lost:
-                return f"the API server drops {', '.join(lost)}"
-        return None
+                return self._without_counters(pool, refusal.message)
+            if lost := _lost_counters(DroppedFields().record(sent, stored)):
+                return self._without_counters(pool, f"the API server drops {', '.join(lost)}")
+        return pool
+
+    def _without_counters(self, pool: DevicePool, reason: str) -> DevicePool:
+        if not pool.counters:
+            return pool
+        log.warning("node.no-counters", driver=self.plugin.driver, reason=reason)
+        return DevicePool(name=pool.name, devices=pool.without_counters)
 
     async def _write_all(self, actions: Iterable[SliceWrite]) -> bool:
-        """Whether the server kept all counters; nothing is written after the first that it dropped.
+        """Whether the server kept all counters. Nothing is written after the first that it dropped.
 
         Another API server may have answered the dry run, or the same one before a downgrade.
         """
         for action in actions:
-            if not await self._write(action):
+            is_kept = True
+            # kubelet deletes slices of a plugin that it lost. The next list shows what is gone or changed.
+            with suppress(Conflict, NotFound):
+                match action:
+                    case Create(new):
+                        is_kept = self._keeps(new, await self.api.create(RESOURCE_SLICE, new))
+                    case Update(changed):
+                        is_kept = self._keeps(changed, await self.api.replace(RESOURCE_SLICE, changed))
+                    case Delete(name, uid):
+                        await self.api.delete(RESOURCE_SLICE, name, uid=uid)
+            log.info("node.slice", driver=self.plugin.driver, action=type(action).__name__.lower())
+            if not is_kept:
                 return False
         return True
 
-    async def _write(self, action: SliceWrite) -> bool:
-        """Whether the server kept all counters."""
-        kept = True
-        # kubelet deletes slices of a plugin that it lost. The next list shows what is gone or changed.
-        with suppress(Conflict, NotFound):
-            match action:
-                case Create(new):
-                    kept = self._compare(new, await self.api.create(RESOURCE_SLICE, new))
-                case Update(changed):
-                    kept = self._compare(changed, await self.api.replace(RESOURCE_SLICE, changed))
-                case Delete(name, uid):
-                    await self.api.delete(RESOURCE_SLICE, name, uid=uid)
-        log.info("node.slice", driver=self.plugin.driver, action=type(action).__name__.lower())
-        return kept
-
-    def _compare(self, sent: Object, stored: Object) -> bool:
+    def _keeps(self, sent: Object, stored: Object) -> bool:
+        """Whether the server stored all counters that were sent."""
         dropped = self._kept.record(sent, stored)
-        if not dropped:
-            return True
-        log.warning("node.slice-fields-dropped", driver=self.plugin.driver, fields=list(dropped))
+        if dropped:
+            log.warning("node.slice-fields-dropped", driver=self.plugin.driver, fields=list(dropped))
         if not _lost_counters(dropped):
             return True
         # Never taken for published as it is, also not by a later call.

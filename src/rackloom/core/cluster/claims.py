@@ -6,10 +6,14 @@ ended. Devices that it may only observe (adminAccess) are free for others. An un
 priority, so that no fix proposes to preempt it.
 
 A part of a GPU keeps others off the whole of it. A claim that counts GPUs holds each once.
+
+The driver of a node reads its own part of a claim as an `AllocatedClaim`.
 """
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -22,27 +26,15 @@ from rackloom.core.allocate.objects import (
     readable,
 )
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import OwnerReference, identity_of
+from rackloom.core.cluster.metadata import OwnerReference, annotations_of, identity_of, owners_of
 from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
 from rackloom.core.cluster.objects import JsonMapping, allocated_devices
 from rackloom.core.cluster.pods import ApiStruct, PodMetadata, qualified_name
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, TrayHold
+from rackloom.errors import Refused
 
 ClaimUser = str | tuple[str, str]
 """A pod, by UID, or by namespace and name if an object of a file has no UID."""
-
-
-class ClaimConsumer(ApiStruct, frozen=True, kw_only=True):
-    """An object that may use a claim; `resource` is `pods` for a pod."""
-
-    resource: str = ""
-    name: str = ""
-    uid: str = ""
-
-
-def claim_consumers(claim: JsonMapping) -> tuple[ClaimConsumer, ...]:
-    """The pods for which a claim is reserved."""
-    return msgspec.convert((claim.get("status") or {}).get("reservedFor") or (), tuple[ClaimConsumer, ...])
 
 
 def is_allocated(claim: JsonMapping) -> bool:
@@ -61,6 +53,12 @@ def held_devices(claim: JsonMapping) -> Iterator[tuple[str, str, str]]:
     for device in allocated_devices(claim):
         if not device.get("adminAccess"):
             yield device["driver"], device["pool"], device["device"]
+
+
+def class_selectors(device_class: JsonMapping) -> Iterator[str]:
+    """The CEL expressions by which a device class selects its devices."""
+    for selector in (device_class.get("spec") or {}).get("selectors") or ():
+        yield (selector.get("cel") or {}).get("expression") or ""
 
 
 def unknown_holder(claim: "ClaimShape") -> TrayHold:
@@ -215,3 +213,126 @@ class ClaimShape(ApiStruct, frozen=True):
                 yield reference.uid
             elif reference.name:
                 yield self.namespace, reference.name
+
+
+# Claims as the driver of a node sees them.
+
+
+class ClaimRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim as kubelet names it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        """`namespace/name`, for messages."""
+        return f"{self.namespace}/{self.name}"
+
+
+class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One device of this driver that the scheduler allocated to the claim."""
+
+    request: str
+    """As allocated, `request` or `request/subrequest`."""
+    pool: str
+    device: str
+    admin_access: bool = False
+    share_id: str | None = None
+
+    @property
+    def main_request(self) -> str:
+        """The request without its subrequest, as kubelet wants it."""
+        return self.request.partition("/")[0]
+
+
+class OpaqueConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One opaque configuration for this driver, of the device class or of the claim."""
+
+    source: Literal["FromClass", "FromClaim"]
+    requests: tuple[str, ...]
+    """Requests that it is for; none means all."""
+    parameters: Mapping[str, Any]
+
+    def applies_to(self, result: AllocatedDevice) -> bool:
+        """Whether it was written for the request of `result`, or for all."""
+        return not self.requests or result.request in self.requests or result.main_request in self.requests
+
+
+class ClaimConsumer(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may use a claim; `resource` is `pods` for a pod."""
+
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class AllocatedClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """An allocated claim, as far as this driver is concerned."""
+
+    ref: ClaimRef
+    results: tuple[AllocatedDevice, ...]
+    configs: tuple[OpaqueConfig, ...]
+    """In order of precedence: a later one wins."""
+    fingerprint: str
+    """Changes with the allocation and with who may use it."""
+    of_pod: str | None = None
+    """The pod for which it was made from a template; None for a claim that a user created."""
+    consumers: tuple[ClaimConsumer, ...] = ()
+
+    def configs_for(self, result: AllocatedDevice) -> tuple[OpaqueConfig, ...]:
+        """Configurations of one result, the one that wins last."""
+        return tuple(config for config in self.configs if config.applies_to(result))
+
+
+def claim_consumers(claim: JsonMapping) -> tuple[ClaimConsumer, ...]:
+    """The pods for which a claim is reserved."""
+    return msgspec.convert((claim.get("status") or {}).get("reservedFor") or (), tuple[ClaimConsumer, ...])
+
+
+POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
+"""Annotation that the control plane puts on a claim which it made from a template."""
+
+
+def read_claim(obj: JsonMapping, ref: ClaimRef, driver: str) -> AllocatedClaim:
+    """The part of a ResourceClaim that concerns `driver`. Raises Refused if it is not allocated."""
+    status = obj.get("status") or {}
+    devices = (status.get("allocation") or {}).get("devices")
+    if devices is None:
+        raise Refused(
+            f"claim {ref} is not allocated",
+            nearest_fix="let the scheduler place the pod: spec.nodeName must not be set by hand",
+        )
+    results = tuple(
+        AllocatedDevice(
+            request=result["request"],
+            pool=result["pool"],
+            device=result["device"],
+            admin_access=result.get("adminAccess") or False,
+            share_id=result.get("shareID"),
+        )
+        for result in devices.get("results") or ()
+        if result["driver"] == driver
+    )
+    configs = [
+        OpaqueConfig(
+            source=entry["source"],
+            requests=tuple(entry.get("requests") or ()),
+            parameters=entry["opaque"]["parameters"],
+        )
+        for entry in devices.get("config") or ()
+        if (entry.get("opaque") or {}).get("driver") == driver
+    ]
+    # Drivers write `status.devices` while they prepare, so the fingerprint leaves it out.
+    fixed = {part: status.get(part) for part in ("allocation", "reservedFor")}
+    # A claim made from a template has its pod as its owner, and an annotation. Either is enough.
+    pods = [owner.name for owner in owners_of(obj) if owner.kind == "Pod"]
+    return AllocatedClaim(
+        ref=ref,
+        results=results,
+        # Those of the device class come first, so that those of the claim win.
+        configs=tuple(sorted(configs, key=lambda config: config.source == "FromClaim")),
+        fingerprint=hashlib.sha256(msgspec.json.encode(fixed, order="sorted")).hexdigest(),
+        of_pod=pods[0] if pods else "unknown" if POD_CLAIM_NAME in annotations_of(obj) else None,
+        consumers=claim_consumers(obj),
+    )

@@ -138,6 +138,11 @@ def deletion_time(obj: JsonMapping) -> float | None:
     return epoch_seconds(_metadata(obj).get("deletionTimestamp") or "")
 
 
+def has_same_spec(one: JsonMapping, other: JsonMapping) -> bool:
+    """Whether two states of an object have the same spec."""
+    return bool(one.get("spec") == other.get("spec"))
+
+
 def field_managers(obj: JsonMapping, label: str | None = None) -> Iterator[str]:
     """The programs that wrote fields of an object, or one label of it."""
     return (manager for manager, _ in field_writes(obj, label))

@@ -168,6 +168,13 @@ class ImexIsolation(StrEnum):
     CHANNEL = "channel"
 
 
+class AllocationMode(StrEnum):
+    """How many of a node's IMEX channels a claim gets."""
+
+    SINGLE = "Single"
+    ALL = "All"
+
+
 def isolation_of(labels: Mapping[str, str], default: ImexIsolation) -> ImexIsolation:
     """The isolation in the labels of a node or a ComputeDomain; `default` without the label or a known value.
 

@@ -188,6 +188,14 @@ def _newest(pool: Collection[tuple[int, V]]) -> Iterator[V]:
     return (slice_ for generation, slice_ in pool if generation == newest)
 
 
+def slice_content(slice_: JsonMapping) -> JsonMapping:
+    """The fields of a slice that name devices and counters.
+
+    Kubernetes 1.34 has null in place of an empty list.
+    """
+    return {key: slice_["spec"].get(key) or () for key in ("devices", "sharedCounters")}
+
+
 class PublishedDevice(msgspec.Struct, frozen=True):
     """A device of the GPU driver in a slice."""
 
@@ -248,6 +256,18 @@ def container_runtime(node: JsonMapping) -> str | None:
     """The container runtime of a node, such as containerd://2.0.1, or None if it is not known."""
     info = (node.get("status") or {}).get("nodeInfo") or {}
     return info.get("containerRuntimeVersion") or None
+
+
+def node_addresses(node: JsonMapping) -> tuple[str, ...]:
+    """The IP addresses of a node, inside the cluster and outside."""
+    addresses = (node.get("status") or {}).get("addresses") or ()
+    return tuple(address["address"] for address in addresses if address["type"].endswith("IP"))
+
+
+def pod_networks(node: JsonMapping) -> tuple[str, ...]:
+    """The networks from which the pods of a node get their addresses, as CIDRs."""
+    spec = node.get("spec") or {}
+    return tuple(spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")]))
 
 
 def ready_status(node: JsonMapping) -> str | None:

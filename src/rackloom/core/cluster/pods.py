@@ -2,7 +2,7 @@
 
 Only the fields that decisions read are declared; all others are ignored. The API server writes an empty
 list as a missing field or as null, so lists default to None. The three served versions of
-resource.k8s.io differ in a claim's requests only, and those are not read here.
+resource.k8s.io differ in a claim's requests only. Classes are read from those of v1.
 
 The scheduling gate in this module holds a pod whose claim template does not exist yet. The gate of
 gangs is in `core.cluster.gang_objects`.
@@ -86,9 +86,22 @@ class ClaimDeviceConfig(ApiStruct, frozen=True, kw_only=True):
     opaque: OpaqueParameters | None = None
 
 
+class ExactRequest(ApiStruct, frozen=True, kw_only=True):
+    """A request for devices of one class."""
+
+    device_class_name: str = ""
+
+
+class ClaimRequest(ApiStruct, frozen=True, kw_only=True):
+    """One entry of `devices.requests` in resource.k8s.io/v1. Older versions have no `exactly`."""
+
+    exactly: ExactRequest | None = None
+
+
 class ClaimDevices(ApiStruct, frozen=True, kw_only=True):
     """What a claim asks for."""
 
+    requests: tuple[ClaimRequest, ...] | None = None
     config: tuple[ClaimDeviceConfig, ...] | None = None
 
 
@@ -101,6 +114,12 @@ class ClaimSpec(ApiStruct, frozen=True, kw_only=True):
     def configs(self) -> tuple[ClaimDeviceConfig, ...]:
         """Its configs in order."""
         return (self.devices.config if self.devices else None) or ()
+
+    @property
+    def classes(self) -> frozenset[str]:
+        """The device classes that it requests, without alternatives (`firstAvailable`)."""
+        requests = (self.devices.requests if self.devices else None) or ()
+        return frozenset(request.exactly.device_class_name for request in requests if request.exactly)
 
 
 class ClaimObject(ApiStruct, frozen=True, kw_only=True):
@@ -490,6 +509,13 @@ def node_of(pod: JsonMapping) -> str:
 def pod_address(pod: JsonMapping) -> str:
     """The IP address of a pod, or an empty text until it has one."""
     return (pod.get("status") or {}).get("podIP") or ""
+
+
+def command_words(workload: JsonMapping) -> Iterator[str]:
+    """Commands and arguments of the containers of a Deployment or a DaemonSet, word by word."""
+    template = (workload.get("spec") or {}).get("template") or {}
+    for container in (template.get("spec") or {}).get("containers") or ():
+        yield from (*(container.get("command") or ()), *(container.get("args") or ()))
 
 
 def is_bound_pod(pod: JsonMapping) -> bool:

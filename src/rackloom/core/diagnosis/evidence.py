@@ -14,8 +14,8 @@ from functools import cached_property
 
 import msgspec
 
+from rackloom.core.cluster.domain_objects import ComputeDomain
 from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord, grouped
-from rackloom.core.domains.compute_domain import ComputeDomain
 
 IMEX_CONFIG_FILE = "/etc/nvidia-imex/config.cfg"
 """Read by an nvidia-imex that the host runs; a daemon in a pod has its own file."""

@@ -27,6 +27,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ComputeDomain
 from rackloom.core.diagnosis.snapshot import (
     DeviceId,
     DeviceRecord,
@@ -37,7 +38,6 @@ from rackloom.core.diagnosis.snapshot import (
     SiteSnapshot,
     grouped,
 )
-from rackloom.core.domains.compute_domain import ComputeDomain
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, joins, merge_keys, merged_if_agreed
 

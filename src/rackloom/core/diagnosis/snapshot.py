@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from rackloom.core.allocate.taint_rules import WithheldDevice
-from rackloom.core.domains.compute_domain import ComputeDomain
+from rackloom.core.cluster.domain_objects import ComputeDomain
 from rackloom.topology.join_key import GpuKey, SlotKey
 
 K = TypeVar("K")

@@ -11,12 +11,17 @@ holds a channel, and the warm domain last. A clique whose nodes disagree is left
 """
 
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import msgspec
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.names import ImexIsolation, ImexMode, isolation_of
+from rackloom.core.cluster.domain_objects import (
+    ComputeDomain,
+    ComputeDomainNode,
+    Readiness,
+)
+from rackloom.core.cluster.names import ImexIsolation, ImexMode
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     RESOURCE_SLICE,
@@ -25,8 +30,6 @@ from rackloom.core.cluster.objects import (
     Object,
     ObjectWrite,
 )
-from rackloom.core.domains.clique import Readiness
-from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode, read_compute_domain
 from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.domains.snapshot import OwnedObject, delete_object, patch_object, remove_label
 
@@ -110,32 +113,28 @@ class CliqueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a claim has one of its channels."""
 
 
-def warm_domain(found: Iterable[Object], settings: ControllerSettings) -> ComputeDomain | None:
-    """The controller's own ComputeDomain among those that carry a clique's label."""
-    ours = (obj for obj in found if obj["metadata"]["namespace"] in settings.namespaces)
-    return next((read_compute_domain(obj) for obj in ours), None)
-
-
-def isolation_of_nodes(
-    nodes: Iterable[OwnedObject], settings: ControllerSettings
-) -> frozenset[ImexIsolation]:
-    """The isolation modes of the nodes of a clique: one if all is well."""
-    return frozenset(isolation_of(node.labels, settings.isolation) for node in nodes)
-
-
 def reconcile_clique(snapshot: CliqueSnapshot, settings: ControllerSettings) -> tuple[ObjectWrite, ...]:
     """The writes after which a clique offers channels, or no longer does. A mixed clique is left as it is."""
     if len(snapshot.isolations) > 1:
         return ()
     managed = settings.imex_mode is ImexMode.DRIVER_MANAGED
-    if managed and snapshot.isolations == {ImexIsolation.CHANNEL}:
-        return (
-            *_create_warm_domain(snapshot, settings),
-            *_mark_nodes(snapshot),
-            *_label_ready_nodes(snapshot),
-            *_create_slice(snapshot),
-        )
-    return _leave_channel_mode(snapshot)
+    if not managed or snapshot.isolations != {ImexIsolation.CHANNEL}:
+        return _leave_channel_mode(snapshot)
+    clique_id, warm = snapshot.clique_id, snapshot.warm
+    writes: list[ObjectWrite] = []
+    if warm is None:
+        writes.append(CreateObject(kind=COMPUTE_DOMAIN, obj=warm_domain_manifest(clique_id, settings)))
+    # Our own label decides where the daemon runs. Another program may remove the clique's label for a moment,
+    # and the daemons of running jobs must not end with it.
+    members = {node.name for node in snapshot.nodes}
+    writes += _set_label(names.WARM_CLIQUE_LABEL, snapshot, members, snapshot.marked)
+    # A warm domain that is being deleted waits for the jobs that use it, and takes no new ones.
+    stays = warm is not None and not warm.deleting
+    ready = {node.name for node in snapshot.members if stays and node.status is Readiness.READY}
+    writes += _set_label(names.CHANNELS_READY_LABEL, snapshot, ready, snapshot.labelled)
+    if snapshot.pool is None and snapshot.members:
+        writes.append(CreateObject(kind=RESOURCE_SLICE, obj=channel_slice_manifest(clique_id)))
+    return tuple(writes)
 
 
 def mixed_isolation_event(snapshot: CliqueSnapshot) -> EventNotice | None:
@@ -145,32 +144,6 @@ def mixed_isolation_event(snapshot: CliqueSnapshot) -> EventNotice | None:
     modes = ", ".join(sorted(snapshot.isolations))
     mixed = f"the nodes of clique {snapshot.clique_id} disagree about isolation ({modes})"
     return EventNotice(True, "IsolationMixed", f"{mixed}; give all of them the same {names.ISOLATION_LABEL}")
-
-
-def _create_warm_domain(snapshot: CliqueSnapshot, settings: ControllerSettings) -> tuple[ObjectWrite, ...]:
-    if snapshot.warm is not None:
-        return ()
-    return (CreateObject(kind=COMPUTE_DOMAIN, obj=warm_domain_manifest(snapshot.clique_id, settings)),)
-
-
-def _mark_nodes(snapshot: CliqueSnapshot) -> tuple[ObjectWrite, ...]:
-    # Our own label decides where the daemon runs. Another program may remove the clique's label for a moment,
-    # and the daemons of running jobs must not end with it.
-    members = {node.name for node in snapshot.nodes}
-    return _set_label(names.WARM_CLIQUE_LABEL, snapshot, members, snapshot.marked)
-
-
-def _create_slice(snapshot: CliqueSnapshot) -> tuple[ObjectWrite, ...]:
-    if snapshot.pool is not None or not snapshot.members:
-        return ()
-    return (CreateObject(kind=RESOURCE_SLICE, obj=channel_slice_manifest(snapshot.clique_id)),)
-
-
-def _label_ready_nodes(snapshot: CliqueSnapshot) -> tuple[ObjectWrite, ...]:
-    # A warm domain that is being deleted waits for the jobs that use it, and takes no new ones.
-    stays = snapshot.warm is not None and not snapshot.warm.deleting
-    ready = {node.name for node in snapshot.members if stays and node.status is Readiness.READY}
-    return _set_label(names.CHANNELS_READY_LABEL, snapshot, ready, snapshot.labelled)
 
 
 def _set_label(

@@ -1,9 +1,7 @@
-"""ComputeDomainClique: its object, and the membership of IMEX daemons with their node indices.
+"""The membership of IMEX daemons in a ComputeDomainClique, with their node indices.
 
-A clique object lists the daemons of one ComputeDomain in one NVLink clique. Writing changes only these
-fields of the object that was read and keeps the rest, so that fields of other writers survive.
-
-Membership changes are pure functions from one value to the next:
+A clique object lists the daemons of one ComputeDomain in one NVLink clique. Membership changes are pure
+functions from one value to the next:
 
 - `join_clique` adds or refreshes the daemon of a node. It keeps the index that the node has, else takes
   the smallest free one of [0, max_nodes), and raises Refused when none is free.
@@ -22,91 +20,12 @@ only.
 
 import ipaddress
 from collections.abc import Collection, Mapping
-from enum import StrEnum
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
-from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ComputeDomainClique, DaemonInfo, ObjectRef, Readiness
 from rackloom.errors import Refused
-
-# The object as a value, from and to the JSON of the API server.
-
-
-JsonObject = dict[str, Any]
-"""One Kubernetes object, as the API server sends it."""
-
-
-class Readiness(StrEnum):
-    """Of a daemon, a node or a whole ComputeDomain."""
-
-    READY = "Ready"
-    NOT_READY = "NotReady"
-
-
-class ObjectRef(msgspec.Struct, frozen=True):
-    """An object by its name, as an owner or in a message."""
-
-    name: str
-    uid: str
-    namespace: str = ""
-
-
-class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One IMEX daemon in a clique object: who it is and which IMEX node index it has."""
-
-    node_name: str
-    ip_address: str
-    clique_id: str = msgspec.field(name="cliqueID")
-    index: int = 0
-    status: Readiness = Readiness.NOT_READY
-
-
-class ComputeDomainClique(msgspec.Struct, frozen=True, kw_only=True):
-    """One ComputeDomainClique: the daemons of one ComputeDomain in one clique."""
-
-    compute_domain: str
-    """UID of the ComputeDomain."""
-    clique_id: str
-    """`<clusterUUID>.<cliqueId>`."""
-    daemons: tuple[DaemonInfo, ...] = ()
-    owners: tuple[ObjectRef, ...] = ()
-    """The daemon pods: the object is collected when none of them is left."""
-
-    @property
-    def name(self) -> str:
-        """The object's name in the driver's namespace."""
-        return names.clique_object_name(self.compute_domain, self.clique_id)
-
-    def on(self, node: str) -> DaemonInfo | None:
-        """The daemon of a node."""
-        return next((daemon for daemon in self.daemons if daemon.node_name == node), None)
-
-
-def read_clique(obj: JsonObject) -> ComputeDomainClique:
-    """Read a ComputeDomainClique. Its labels name the domain and the clique; without them, its name does."""
-    meta = obj["metadata"]
-    labels = meta.get("labels") or {}
-    uid, _, clique_id = meta["name"].partition(".")
-    return ComputeDomainClique(
-        compute_domain=labels.get(names.COMPUTE_DOMAIN_LABEL, uid),
-        clique_id=labels.get(names.CLIQUE_ID_LABEL, clique_id),
-        daemons=msgspec.convert(obj.get("daemons") or (), tuple[DaemonInfo, ...]),
-        owners=tuple(ObjectRef(owner["name"], owner["uid"]) for owner in meta.get("ownerReferences") or ()),
-    )
-
-
-def clique_json(value: ComputeDomainClique, namespace: str, read: JsonObject | None = None) -> JsonObject:
-    """The object to write: changes to the object that was read, or a new one in the driver's `namespace`."""
-    base: JsonObject = read or {"apiVersion": names.API_VERSION, "kind": "ComputeDomainClique"}
-    meta: JsonObject = dict(base.get("metadata") or {"name": value.name, "namespace": namespace})
-    labels = {names.COMPUTE_DOMAIN_LABEL: value.compute_domain, names.CLIQUE_ID_LABEL: value.clique_id}
-    meta["labels"] = {**(meta.get("labels") or {}), **labels}
-    meta["ownerReferences"] = [
-        {"apiVersion": "v1", "kind": "Pod", "name": owner.name, "uid": owner.uid} for owner in value.owners
-    ]
-    return {**base, "metadata": meta, "daemons": [msgspec.to_builtins(daemon) for daemon in value.daemons]}
 
 
 @lru_cache(maxsize=4096)
@@ -126,13 +45,6 @@ def is_ip_address(text: str) -> bool:
     return address.version == 4 or address.ipv4_mapped is None
 
 
-def clean_line(text: str, most: int) -> str:
-    """Untrusted text as one line of at most `most` characters, without control characters."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * most])
-    line = " ".join(shown.split())
-    return line if len(line) <= most else f"{line[: most - 3]}..."
-
-
 # Membership: pure steps from one clique to the next.
 
 
@@ -149,8 +61,11 @@ def join_clique(
     taken = {daemon.index for daemon in others}
     if present is not None and present.index in range(max_nodes) and present.index not in taken:
         index = present.index
+    elif (free := next((index for index in range(max_nodes) if index not in taken), None)) is not None:
+        index = free
     else:
-        index = _smallest_free_index(taken, max_nodes)
+        fix = "raise the controller's --max-nodes-per-imex-domain, or use fewer nodes of the clique"
+        raise Refused(f"all {max_nodes} places of this clique's IMEX domain are taken", nearest_fix=fix)
     entry = DaemonInfo(
         node_name=node,
         ip_address=ip_address,
@@ -206,11 +121,3 @@ def without_stale_daemons(
         daemons=tuple(daemon for daemon in clique.daemons if living.get(daemon.node_name)),
         owners=tuple(owner for owner in clique.owners if owner.uid in pods),
     )
-
-
-def _smallest_free_index(taken: Collection[int], max_nodes: int) -> int:
-    index = next((index for index in range(max_nodes) if index not in taken), None)
-    if index is None:
-        fix = "raise the controller's --max-nodes-per-imex-domain, or use fewer nodes of the clique"
-        raise Refused(f"all {max_nodes} places of this clique's IMEX domain are taken", nearest_fix=fix)
-    return index

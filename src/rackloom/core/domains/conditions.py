@@ -19,16 +19,16 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import Condition
-from rackloom.core.cluster.names import SPANS_CLIQUES, ImexIsolation, ImexMode
-from rackloom.core.cluster.objects import RESOURCE_CLAIM_TEMPLATE, EventNotice
-from rackloom.core.domains import owned
-from rackloom.core.domains.clique import Readiness
-from rackloom.core.domains.compute_domain import (
+from rackloom.core.cluster.domain_objects import (
     ComputeDomain,
     ComputeDomainNode,
     ComputeDomainStatus,
+    Readiness,
 )
+from rackloom.core.cluster.metadata import Condition, labels_of
+from rackloom.core.cluster.names import SPANS_CLIQUES, ImexIsolation, ImexMode
+from rackloom.core.cluster.objects import RESOURCE_CLAIM_TEMPLATE, EventNotice
+from rackloom.core.domains import owned
 from rackloom.core.domains.owned import (
     RequiredObject,
     asks_for_channels_of_others,
@@ -90,7 +90,7 @@ def _of_required(required: RequiredObject) -> DomainProblem | None:
         return None
     owner = f"ComputeDomain {taken_by.domain}" if taken_by.domain else "somebody else"
     message = f"{required.title} exists and belongs to {owner}; delete it ({taken_by.title})"
-    target = required.wanted["metadata"]["labels"].get(names.TARGET_LABEL)
+    target = labels_of(required.wanted).get(names.TARGET_LABEL)
     if required.kind == RESOURCE_CLAIM_TEMPLATE and target == names.TARGET_WORKLOAD:
         fix = "or create this ComputeDomain anew with another spec.channel.resourceClaimTemplate.name"
         return DomainProblem("TemplateNameTaken", f"{message}, {fix}")
@@ -139,7 +139,7 @@ def _of_channel_mode(domain: ComputeDomain, snapshot: DomainSnapshot) -> list[Do
         return [DomainProblem("AllChannelsRefused", f"{why}; {fix}")]
     problems = []
     shared = names.shared_claim_name(snapshot.uid)
-    pods = sum(len(claim.reserved_for) for claim in snapshot.claims if claim.owned.name == shared)
+    pods = sum(len(claim.reserved_for) for claim in snapshot.claims if claim.name == shared)
     if pods >= names.PODS_PER_CLAIM:
         limit = f"ResourceClaim {shared} is reserved for {pods} pods, the most that one claim allows"
         fix = "further pods wait: put more GPUs in each pod, or split the job"

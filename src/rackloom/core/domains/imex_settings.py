@@ -93,14 +93,16 @@ def read_imex_settings(text: str) -> ImexSettings:
 
     Spaces around names and values do not count.
     """
-    pairs = [_split_pair(pair) for pair in text.split(",") if pair.strip()]
+    split = (pair.partition("=") for pair in text.split(",") if pair.strip())
+    pairs = [(name.strip(), value.strip()) for name, _, value in split]
     names = [name for name, _ in pairs]
     repeated = [f"{name} is set twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     problems = [problem for name, value in pairs for problem in _problems(name, value)]
     if problems or repeated:
+        choices = ", ".join(f"{name} ({_words(allowed)})" for name, allowed in _ALLOWED.items())
         raise Refused(
             f"settings of nvidia-imex: {'; '.join([*problems, *repeated])}",
-            nearest_fix=f"settings that may be chosen: {_choices()}",
+            nearest_fix=f"settings that may be chosen: {choices}",
         )
     return dict(pairs)
 
@@ -108,11 +110,6 @@ def read_imex_settings(text: str) -> ImexSettings:
 def imex_settings_text(settings: ImexSettings) -> str:
     """The text that `read_imex_settings` reads as these settings."""
     return ",".join(f"{name}={value}" for name, value in sorted(settings.items()))
-
-
-def _split_pair(pair: str) -> tuple[str, str]:
-    name, _, value = pair.partition("=")
-    return name.strip(), value.strip()
 
 
 def _problems(name: str, value: str) -> Iterator[str]:
@@ -129,10 +126,6 @@ def _is_allowed(value: str, allowed: range | tuple[str, ...]) -> bool:
     if isinstance(allowed, range):
         return _NUMBER.fullmatch(value) is not None and int(value) in allowed
     return value in allowed
-
-
-def _choices() -> str:
-    return ", ".join(f"{name} ({_words(allowed)})" for name, allowed in _ALLOWED.items())
 
 
 def _words(allowed: range | tuple[str, ...]) -> str:

@@ -12,10 +12,10 @@ daemons of the same ComputeDomain reach each other on IMEX's two ports.
 from typing import Any
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.names import ImexIsolation, ImexMode, isolation_of
+from rackloom.core.cluster.device_configs import ChannelConfig, DaemonConfig, ImexConfig, imex_config_json
+from rackloom.core.cluster.domain_objects import ComputeDomain
+from rackloom.core.cluster.names import AllocationMode, ImexIsolation, ImexMode, isolation_of
 from rackloom.core.cluster.objects import Object
-from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
-from rackloom.core.domains.device_configs import ChannelConfig, DaemonConfig, ImexConfig, imex_config_json
 from rackloom.core.domains.imex_settings import imex_settings_text
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 

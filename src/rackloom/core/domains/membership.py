@@ -19,21 +19,19 @@ the channel, so no other ComputeDomain gets it. Before anything is removed, the 
 objects anew: a member that is removed by mistake would come back at another index.
 """
 
-import msgspec
-
+from rackloom.core.cluster.domain_objects import (
+    ComputeDomainClique,
+    ComputeDomainNode,
+    DaemonInfo,
+    DaemonPod,
+    ObjectRef,
+    Readiness,
+    clique_members_json,
+)
 from rackloom.core.cluster.objects import ObjectWrite, PatchObject, epoch_seconds
 from rackloom.core.domains import clique
-from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, ObjectRef, Readiness, clique_json
-from rackloom.core.domains.compute_domain import ComputeDomainNode
 from rackloom.core.domains.manifests import warm_clique
-from rackloom.core.domains.snapshot import (
-    CliqueRecord,
-    DaemonPod,
-    DomainSnapshot,
-    delete_object,
-    patch_object,
-    release_node,
-)
+from rackloom.core.domains.snapshot import DomainSnapshot, delete_object, patch_object, release_node
 
 
 def joined_nodes(snapshot: DomainSnapshot) -> frozenset[str]:
@@ -99,7 +97,9 @@ def remove_stale_entries(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
             # deletion fails if it has changed.
             actions += [] if record.owned.deleting else [delete_object(record.owned, unchanged=True)]
         elif left != record.clique:
-            actions.append(_written(record, msgspec.structs.replace(record, clique=left)))
+            # The resourceVersion makes the write fail if a daemon has joined meanwhile.
+            version = {"resourceVersion": record.owned.resource_version}
+            actions.append(patch_object(record.owned, clique_members_json(left, version)))
     return tuple(actions)
 
 
@@ -124,18 +124,6 @@ def _living_daemons(
 def _may_be_in_clique(pod: DaemonPod, clique: ComputeDomainClique) -> bool:
     """Whether a pod may be in a clique: repartitioning a fabric leaves old entries behind."""
     return pod.clique_id in (None, clique.clique_id)
-
-
-def _written(old: CliqueRecord, new: CliqueRecord) -> PatchObject:
-    owned = old.owned
-    obj = clique_json(new.clique, owned.namespace or "")
-    # The resourceVersion makes the write fail if a daemon has joined meanwhile.
-    meta = {
-        "resourceVersion": owned.resource_version,
-        "ownerReferences": obj["metadata"]["ownerReferences"],
-    }
-    patch = {"metadata": meta, "daemons": obj["daemons"]}
-    return patch_object(owned, patch)
 
 
 def _fabric_node(daemon: DaemonInfo, pod: DaemonPod) -> ComputeDomainNode:

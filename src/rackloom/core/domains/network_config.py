@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from rackloom.core.domains.device_configs import ConfigValue, decode_strictly, refuse_problems
+from rackloom.core.cluster.device_configs import ConfigValue, decode_strictly, refuse_problems
 
 # The config as a value.
 

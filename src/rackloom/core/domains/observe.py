@@ -16,7 +16,19 @@ from typing import Protocol
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import (
+    ChannelClaim,
+    ComputeDomain,
+    claimed_domain_uid,
+    read_any_compute_domain,
+    read_channel_claim,
+    read_clique,
+    read_compute_domain,
+    read_daemon_pod,
+)
 from rackloom.core.cluster.kueue_objects import read_workload
+from rackloom.core.cluster.metadata import labels_of, name_of, namespace_of
+from rackloom.core.cluster.names import ImexIsolation, isolation_of
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -35,27 +47,13 @@ from rackloom.core.cluster.objects import (
     index_by_uid,
     not_ready_since,
 )
-from rackloom.core.domains import channel_mode
-from rackloom.core.domains.clique import read_clique
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
+from rackloom.core.domains.channel_mode import CliqueSnapshot
 from rackloom.core.domains.manifests import warm_clique
 from rackloom.core.domains.membership import node_entries
 from rackloom.core.domains.owned import uses_warm_clique
 from rackloom.core.domains.quota import DomainQuota, domain_quota, workload_name
 from rackloom.core.domains.settings import ControllerSettings, QuotaMode
-from rackloom.core.domains.snapshot import (
-    ChannelClaim,
-    CliqueRecord,
-    DaemonPod,
-    DomainSnapshot,
-    OwnedObject,
-    WarmDomain,
-    claimed_domain_uid,
-    owned_object,
-    read_channel_claim,
-    read_daemon_pod,
-)
-from rackloom.errors import Refused
+from rackloom.core.domains.snapshot import CliqueRecord, DomainSnapshot, OwnedObject, WarmDomain, owned_object
 
 BY_DOMAIN, BY_CLIQUE, BY_TEMPLATE, BY_POOL = "domain", "clique", "template", "pool"
 BY_WARM_MARK, BY_READY_CHANNELS = "mark", "offer"
@@ -101,24 +99,23 @@ class ConfirmedCluster:
             return cached
         # A fresh read replaces the cached node, also where the node no longer has the value.
         fresh = (obj for obj in self.nodes.values() if obj is not None and value in indexer(obj))
-        return [*(obj for obj in cached if obj["metadata"]["name"] not in self.nodes), *fresh]
+        return [*(obj for obj in cached if name_of(obj) not in self.nodes), *fresh]
 
 
 def _index_clique(obj: Object) -> tuple[str, ...]:
     # While a node lacks the clique label for a moment, the controller's own label tells its clique.
-    labels = obj["metadata"].get("labels") or {}
+    labels = labels_of(obj)
     clique_id = labels.get(names.GPU_CLIQUE_LABEL) or labels.get(names.WARM_CLIQUE_LABEL)
     return () if clique_id is None else (clique_id,)
 
 
 def _index_template(obj: Object) -> tuple[str, ...]:
-    spec = obj.get("spec") or {}
-    name = ((spec.get("channel") or {}).get("resourceClaimTemplate") or {}).get("name", "")
-    return (f"{obj['metadata']['namespace']}/{name}",)
+    domain, _ = read_any_compute_domain(obj)
+    return (f"{domain.namespace}/{domain.template}",)
 
 
 def _index_claimed_domain(obj: Object) -> tuple[str, ...]:
-    labelled = (obj["metadata"].get("labels") or {}).get(names.COMPUTE_DOMAIN_LABEL)
+    labelled = labels_of(obj).get(names.COMPUTE_DOMAIN_LABEL)
     return tuple({uid for uid in (claimed_domain_uid(obj), labelled) if uid})
 
 
@@ -157,11 +154,21 @@ def take_domain_snapshot(
 ) -> DomainSnapshot:
     """Everything about the ComputeDomain of a UID, or about what is left of it. `now` is RFC 3339."""
     obj = next(iter(cluster.by(COMPUTE_DOMAIN, BY_DOMAIN, uid)), None)
-    domain, invalid = (None, "") if obj is None else _read_domain(obj)
-    claims = _claims(cluster, uid, None if domain is None else warm_clique(domain, settings))
+    domain, invalid = (None, "") if obj is None else read_any_compute_domain(obj)
+    kept_warm = None if domain is None else warm_clique(domain, settings)
+    claims = _claims(cluster, uid, kept_warm)
     nodes = _nodes_by(cluster, BY_DOMAIN, uid)
-    pods = daemon_pods(cluster.by(POD, BY_DOMAIN, uid), settings)
+    # A label alone makes no daemon pod: it must be in a namespace of daemons.
+    labelled_pods = cluster.by(POD, BY_DOMAIN, uid)
+    ours = (pod for pod in labelled_pods if namespace_of(pod) in settings.namespaces)
+    pods = tuple(filter(None, map(read_daemon_pod, ours)))
     cliques = _cliques(cluster, uid, settings)
+    home = daemon_namespace_of(cluster, uid, settings)
+    quota = DomainQuota()
+    # The controller's own ComputeDomains need none: each serves the jobs of a clique.
+    if domain is not None and kept_warm is None and settings.quota is not QuotaMode.NONE:
+        found = cluster.at(WORKLOAD, domain.namespace, workload_name(domain.uid))
+        quota = domain_quota(domain, None if found is None else read_workload(found), settings.quota, now)
     labelled = {node.name for node in nodes}
     entered = {daemon.node_name for record in cliques for daemon in record.clique.daemons}
     pools = {claim.device[0] for claim in claims if claim.device is not None}
@@ -173,8 +180,8 @@ def take_domain_snapshot(
         domain_object=None if obj is None else owned_object(COMPUTE_DOMAIN, obj),
         invalid=invalid,
         held=_held_objects(cluster, uid, domain, settings),
-        home=daemon_namespace_of(cluster, uid, settings),
-        named=() if domain is None else _objects_by_name(cluster, domain, settings),
+        home=home,
+        named=() if domain is None else _objects_by_name(cluster, domain, home),
         nodes=nodes,
         unready=_unready(cluster, labelled | entered | {pod.node for pod in pods}),
         clique_labels=_clique_labels(cluster, labelled | pools),
@@ -182,8 +189,8 @@ def take_domain_snapshot(
         cliques=cliques,
         claims=claims,
         warm=None if domain is None else _warm_state(cluster, domain, claims, settings, now),
-        mixed_nodes=_mixed_cliques(cluster, uid, domain, settings),
-        quota=_quota(cluster, domain, settings, now),
+        mixed_nodes=_mixed_cliques(cluster, nodes, kept_warm, settings),
+        quota=quota,
         failures=failures,
     )
 
@@ -194,27 +201,21 @@ def daemon_namespace_of(cluster: ClusterIndex, uid: str, settings: ControllerSet
     Claim template, DaemonSet and certificates must be in one namespace. The objects of an earlier
     installation therefore stay in theirs until the ComputeDomain is deleted.
     """
-    used = {daemon_set["metadata"]["namespace"] for daemon_set in cluster.by(DAEMON_SET, BY_DOMAIN, uid)}
+    used = {namespace_of(daemon_set) for daemon_set in cluster.by(DAEMON_SET, BY_DOMAIN, uid)}
     return next((name for name in settings.namespaces if name in used), settings.daemon_namespace)
-
-
-def daemon_pods(objects: Iterable[Object], settings: ControllerSettings) -> tuple[DaemonPod, ...]:
-    """The daemon pods among pods. A label alone makes none: they must be in the daemons' namespaces."""
-    ours = (obj for obj in objects if obj["metadata"].get("namespace") in settings.namespaces)
-    return tuple(pod for pod in map(read_daemon_pod, ours) if pod is not None)
 
 
 def take_clique_snapshot(
     cluster: ClusterIndex, clique_id: str, settings: ControllerSettings, now: str
-) -> channel_mode.CliqueSnapshot:
+) -> CliqueSnapshot:
     """One clique and the objects of channel mode in it."""
-    warm = channel_mode.warm_domain(cluster.by(COMPUTE_DOMAIN, BY_CLIQUE, clique_id), settings)
+    warm = _warm_domain(cluster, clique_id, settings)
     snapshot = None if warm is None else take_domain_snapshot(cluster, warm.uid, settings, now)
     nodes = _nodes_by(cluster, BY_CLIQUE, clique_id)
     slices = cluster.by(RESOURCE_SLICE, BY_CLIQUE, clique_id)
-    return channel_mode.CliqueSnapshot(
+    return CliqueSnapshot(
         clique_id=clique_id,
-        isolations=channel_mode.isolation_of_nodes(nodes, settings),
+        isolations=_isolations(nodes, settings),
         nodes=nodes,
         warm=warm,
         warm_object=None if snapshot is None else snapshot.domain_object,
@@ -226,26 +227,19 @@ def take_clique_snapshot(
     )
 
 
+def _warm_domain(cluster: ClusterIndex, clique_id: str, settings: ControllerSettings) -> ComputeDomain | None:
+    """The controller's own ComputeDomain that keeps a clique warm. Anybody may write its label."""
+    found = cluster.by(COMPUTE_DOMAIN, BY_CLIQUE, clique_id)
+    return next((read_compute_domain(obj) for obj in found if namespace_of(obj) in settings.namespaces), None)
+
+
+def _isolations(nodes: Iterable[OwnedObject], settings: ControllerSettings) -> frozenset[ImexIsolation]:
+    """The isolation modes of the nodes of a clique: one if all is well."""
+    return frozenset(isolation_of(node.labels, settings.isolation) for node in nodes)
+
+
 def _nodes_by(cluster: ClusterIndex, index: str, value: str) -> tuple[OwnedObject, ...]:
     return tuple(owned_object(NODE, node) for node in cluster.by(NODE, index, value))
-
-
-def _quota(
-    cluster: ClusterIndex, domain: ComputeDomain | None, settings: ControllerSettings, now: str
-) -> DomainQuota:
-    # The controller's own ComputeDomains need none: each serves the jobs of a clique.
-    if domain is None or settings.quota is QuotaMode.NONE or warm_clique(domain, settings) is not None:
-        return DomainQuota()
-    obj = cluster.at(WORKLOAD, domain.namespace, workload_name(domain.uid))
-    return domain_quota(domain, None if obj is None else read_workload(obj), settings.quota, now)
-
-
-def _read_domain(obj: Object) -> tuple[ComputeDomain, str]:
-    try:
-        return read_compute_domain(obj), ""
-    except Refused as refused:
-        placeholder = {"channel": {"resourceClaimTemplate": {"name": ""}}}
-        return read_compute_domain({**obj, "spec": placeholder}), str(refused)
 
 
 def _held_objects(
@@ -271,10 +265,7 @@ def _is_expected_at(owned: OwnedObject, domain: ComputeDomain | None, settings: 
     return not is_for_daemons and (domain is None or owned.namespace == domain.namespace)
 
 
-def _objects_by_name(
-    cluster: ClusterIndex, domain: ComputeDomain, settings: ControllerSettings
-) -> tuple[OwnedObject, ...]:
-    home = daemon_namespace_of(cluster, domain.uid, settings)
+def _objects_by_name(cluster: ClusterIndex, domain: ComputeDomain, home: str) -> tuple[OwnedObject, ...]:
     places = (
         (RESOURCE_CLAIM_TEMPLATE, home, names.daemon_name(domain.uid)),
         (NETWORK_POLICY, home, names.daemon_name(domain.uid)),
@@ -294,16 +285,15 @@ def _unready(cluster: ClusterIndex, nodes: Iterable[str]) -> dict[str, float]:
 
 def _clique_labels(cluster: ClusterIndex, nodes: Iterable[str]) -> dict[str, str]:
     found = filter(None, (cluster.at(NODE, None, name) for name in nodes))
-    labels = {node["metadata"]["name"]: node["metadata"].get("labels") or {} for node in found}
-    key = names.GPU_CLIQUE_LABEL
-    return {name: have[key] for name, have in labels.items() if key in have}
+    labels = {name_of(node): labels_of(node).get(names.GPU_CLIQUE_LABEL) for node in found}
+    return {name: clique_id for name, clique_id in labels.items() if clique_id is not None}
 
 
 def _cliques(cluster: ClusterIndex, uid: str, settings: ControllerSettings) -> tuple[CliqueRecord, ...]:
     return tuple(
         CliqueRecord(owned=owned_object(COMPUTE_DOMAIN_CLIQUE, obj), clique=read_clique(obj))
         for obj in cluster.by(COMPUTE_DOMAIN_CLIQUE, BY_DOMAIN, uid)
-        if obj["metadata"].get("namespace") in settings.namespaces
+        if namespace_of(obj) in settings.namespaces
     )
 
 
@@ -327,11 +317,11 @@ def _warm_state(
     if not uses_warm_clique(domain, settings):
         return None
     shared = names.shared_claim_name(domain.uid)
-    device = next((claim.device for claim in claims if claim.owned.name == shared and claim.device), None)
+    device = next((claim.device for claim in claims if claim.name == shared and claim.device), None)
     clique_id = None if device is None else names.clique_of_pool(device[0])
     if clique_id is None:
         return None
-    warm = channel_mode.warm_domain(cluster.by(COMPUTE_DOMAIN, BY_CLIQUE, clique_id), settings)
+    warm = _warm_domain(cluster, clique_id, settings)
     if warm is None:
         return WarmDomain(clique_id=clique_id, nodes=())
     snapshot = take_domain_snapshot(cluster, warm.uid, settings, now)
@@ -339,16 +329,13 @@ def _warm_state(
 
 
 def _mixed_cliques(
-    cluster: ClusterIndex, uid: str, domain: ComputeDomain | None, settings: ControllerSettings
+    cluster: ClusterIndex, nodes: Iterable[OwnedObject], kept_warm: str | None, settings: ControllerSettings
 ) -> dict[str, tuple[str, ...]]:
-    warm = None if domain is None else warm_clique(domain, settings)
-    cliques = {warm} if warm is not None else set()
-    for node in _nodes_by(cluster, BY_DOMAIN, uid):
-        if names.GPU_CLIQUE_LABEL in node.labels:
-            cliques.add(node.labels[names.GPU_CLIQUE_LABEL])
+    cliques = {kept_warm, *(node.labels.get(names.GPU_CLIQUE_LABEL) for node in nodes)}
     isolations = {
-        clique: channel_mode.isolation_of_nodes(_nodes_by(cluster, BY_CLIQUE, clique), settings)
+        clique: _isolations(_nodes_by(cluster, BY_CLIQUE, clique), settings)
         for clique in cliques
+        if clique is not None
     }
     return {clique: tuple(sorted(values)) for clique, values in isolations.items() if len(values) > 1}
 

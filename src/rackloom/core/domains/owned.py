@@ -21,7 +21,9 @@ from collections.abc import Iterable
 import msgspec
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.names import ImexIsolation, ImexMode, isolation_of
+from rackloom.core.cluster.domain_objects import ChannelClaim, ComputeDomain
+from rackloom.core.cluster.metadata import labels_of, title_of
+from rackloom.core.cluster.names import AllocationMode, ImexIsolation, ImexMode, isolation_of
 from rackloom.core.cluster.objects import (
     DAEMON_SET,
     NETWORK_POLICY,
@@ -31,9 +33,7 @@ from rackloom.core.cluster.objects import (
     Object,
     ObjectWrite,
     ResourceKind,
-    object_title,
 )
-from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
 from rackloom.core.domains.manifests import (
     daemon_set,
     daemon_template,
@@ -45,7 +45,6 @@ from rackloom.core.domains.manifests import (
 from rackloom.core.domains.quota import QuotaState
 from rackloom.core.domains.settings import ControllerSettings
 from rackloom.core.domains.snapshot import (
-    ChannelClaim,
     DomainSnapshot,
     OwnedObject,
     delete_object,
@@ -68,8 +67,7 @@ class RequiredObject(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         """`Kind namespace/name` of the required object."""
-        meta = self.wanted["metadata"]
-        return object_title(self.kind, meta["namespace"], meta["name"])
+        return title_of(self.kind, self.wanted)
 
     def writes(self) -> tuple[ObjectWrite, ...]:
         """Create it if it is missing; release one that somebody deleted, so that it can be created again."""
@@ -125,15 +123,12 @@ def uses_warm_clique(domain: ComputeDomain, settings: ControllerSettings) -> boo
 
 
 def _required_object(kind: ResourceKind, wanted: Object, snapshot: DomainSnapshot) -> RequiredObject:
-    meta = wanted["metadata"]
-    name = (kind, meta["namespace"], meta["name"])
+    title = title_of(kind, wanted)
     return RequiredObject(
         kind=kind,
         wanted=wanted,
-        ours=snapshot.held_of(kind, meta["labels"].get(names.TARGET_LABEL)),
-        taken_by=next(
-            (item for item in snapshot.named if (item.kind, item.namespace, item.name) == name), None
-        ),
+        ours=snapshot.held_of(kind, labels_of(wanted).get(names.TARGET_LABEL)),
+        taken_by=next((item for item in snapshot.named if item.title == title), None),
     )
 
 
@@ -155,17 +150,17 @@ def teardown_writes(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
         return _releases(workload)
     if daemons:
         return _releases(daemons)
-    return _last_writes(snapshot)
+    if snapshot.domain_object is not None:
+        return _releases((snapshot.domain_object,))
+    # A living daemon would create its clique object again.
+    if any(pod.alive for pod in snapshot.pods):
+        return ()
+    return _deletions(record.owned for record in snapshot.cliques)
 
 
 def is_withdrawn(snapshot: DomainSnapshot) -> bool:
     """Whether its objects go though it stays: it is evicted, and no pod uses it."""
     return snapshot.quota.state is QuotaState.EVICTED and not channel_holders(snapshot)
-
-
-def is_held(snapshot: DomainSnapshot) -> bool:
-    """Whether nothing that it lacks may be made."""
-    return snapshot.quota.state is QuotaState.WAITING or is_withdrawn(snapshot)
 
 
 def may_have_certificates(snapshot: DomainSnapshot) -> bool:
@@ -215,7 +210,7 @@ def channel_holders(snapshot: DomainSnapshot) -> tuple[str, ...]:
 
 def _holders(claims: Iterable[ChannelClaim]) -> tuple[str, ...]:
     allocated = (claim for claim in claims if claim.device is not None)
-    return tuple(f"{claim.owned.namespace}/{pod}" for claim in allocated for pod in claim.reserved_for)
+    return tuple(f"{claim.namespace}/{pod}" for claim in allocated for pod in claim.reserved_for)
 
 
 def _deletions(objects: Iterable[OwnedObject]) -> tuple[ObjectWrite, ...]:
@@ -228,12 +223,3 @@ def _unlabelling(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
 
 def _releases(objects: Iterable[OwnedObject]) -> tuple[ObjectWrite, ...]:
     return tuple(release_finalizer(owned) for owned in objects if names.FINALIZER in owned.finalizers)
-
-
-def _last_writes(snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
-    if snapshot.domain_object is not None:
-        return _releases((snapshot.domain_object,))
-    # A living daemon would create its clique object again.
-    if any(pod.alive for pod in snapshot.pods):
-        return ()
-    return _deletions(record.owned for record in snapshot.cliques)

@@ -15,13 +15,13 @@ pod holds a channel of it, and its objects are gone (`reconcile`). It then write
 """
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from enum import StrEnum
 
 import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ComputeDomain, readable_compute_domains
 from rackloom.core.cluster.kueue_objects import READY, KueueWorkload
 from rackloom.core.cluster.metadata import (
     Condition,
@@ -39,9 +39,7 @@ from rackloom.core.cluster.objects import (
     PatchObject,
     has_condition,
 )
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
 from rackloom.core.domains.settings import QuotaMode
-from rackloom.errors import Refused
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """On a ComputeDomain: the LocalQueue of its namespace that counts it."""
@@ -274,13 +272,11 @@ def spare_quotas(
         return None
     by_name = {(workload.namespace, workload.name): workload for workload in workloads}
     found: dict[tuple[str, str], int] = {}
-    for obj in domains:
-        with suppress(Refused):
-            domain = read_compute_domain(obj)
-            workload = by_name.get((domain.namespace, workload_name(domain.uid)))
-            quota = domain_quota(domain, workload, mode, "")
-            if quota.state is not QuotaState.UNCOUNTED:
-                # Of two that name one template, only one has it.
-                key = domain.namespace, domain.template
-                found[key] = max(found.get(key, 0), quota.spares)
+    for domain in readable_compute_domains(domains):
+        workload = by_name.get((domain.namespace, workload_name(domain.uid)))
+        quota = domain_quota(domain, workload, mode, "")
+        if quota.state is not QuotaState.UNCOUNTED:
+            # Of two that name one template, only one has it.
+            key = domain.namespace, domain.template
+            found[key] = max(found.get(key, 0), quota.spares)
     return SpareQuotas(by_template=found, are_required=mode is QuotaMode.ALL)

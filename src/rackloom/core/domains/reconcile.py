@@ -13,13 +13,18 @@ apart. For a UID without a ComputeDomain only teardown remains.
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import (
+    ComputeDomain,
+    ComputeDomainNode,
+    ComputeDomainStatus,
+    Readiness,
+)
 from rackloom.core.cluster.names import ImexMode
 from rackloom.core.cluster.objects import CreateObject, EventNotice, ObjectWrite
 from rackloom.core.domains import conditions, membership, owned
-from rackloom.core.domains.clique import Readiness
-from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode, ComputeDomainStatus
 from rackloom.core.domains.conditions import DomainProblem, api_failures, domain_problems, status_events
 from rackloom.core.domains.owned import required_objects, uses_warm_clique
+from rackloom.core.domains.quota import QuotaState
 from rackloom.core.domains.snapshot import DomainSnapshot, adopt_domain
 
 
@@ -55,17 +60,13 @@ def _reconcile_wanted(domain: ComputeDomain, snapshot: DomainSnapshot) -> Domain
         return DomainDecision(actions=actions)
     decision = _with_status(domain, snapshot, actions, problems)
     abandoned = () if snapshot.invalid else membership.remove_abandoned_labels(snapshot)
+    why = f"has not been ready for {snapshot.settings.lost_after:.0f} s, and no pod holds a channel on it"
+    left = (f"node {node.name} {why}: it is no node of this ComputeDomain any more" for node in abandoned)
     return msgspec.structs.replace(
         decision,
-        done=tuple(_node_left_event(node.name, snapshot.settings.lost_after) for node in abandoned),
+        done=tuple(EventNotice(False, "NodeLeft", message) for message in left),
         recheck_after=membership.seconds_to_next_loss(snapshot),
     )
-
-
-def _node_left_event(node: str, lost_after: float) -> EventNotice:
-    since = f"node {node} has not been ready for {lost_after:.0f} s"
-    why = f"{since}, and no pod holds a channel on it: it is no node of this ComputeDomain any more"
-    return EventNotice(False, "NodeLeft", why)
 
 
 def _upkeep(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[ObjectWrite, ...]:
@@ -79,7 +80,10 @@ def _upkeep(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[ObjectWrit
     if owned.is_withdrawn(snapshot):
         actions += owned.withdraw_writes(snapshot)
     else:
-        actions += _writes_of_required(domain, snapshot)
+        writes = (write for required in required_objects(domain, snapshot) for write in required.writes())
+        # A ComputeDomain that waits for quota gets none of the objects that it lacks.
+        waits = snapshot.quota.state is QuotaState.WAITING
+        actions += (write for write in writes if not (waits and isinstance(write, CreateObject)))
     return (
         *actions,
         *membership.remove_abandoned_labels(snapshot),
@@ -87,13 +91,6 @@ def _upkeep(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[ObjectWrit
         # Last: without Kueue, or the rights of its overlay, it fails, and what runs is kept up all the same.
         *(() if snapshot.quota.write is None else (snapshot.quota.write,)),
     )
-
-
-def _writes_of_required(domain: ComputeDomain, snapshot: DomainSnapshot) -> list[ObjectWrite]:
-    writes = [write for required in required_objects(domain, snapshot) for write in required.writes()]
-    if owned.is_held(snapshot):
-        return [write for write in writes if not isinstance(write, CreateObject)]
-    return writes
 
 
 def _reconcile_deleted(domain: ComputeDomain, snapshot: DomainSnapshot) -> DomainDecision:
@@ -113,7 +110,12 @@ def _with_status(
     actions: tuple[ObjectWrite, ...],
     problems: tuple[DomainProblem, ...],
 ) -> DomainDecision:
-    nodes = _status_nodes(domain, snapshot)
+    nodes: tuple[ComputeDomainNode, ...] = ()
+    if uses_warm_clique(domain, snapshot.settings):
+        # In channel mode the nodes are those of the IMEX domain in which the channel was allocated.
+        nodes = () if snapshot.warm is None else snapshot.warm.nodes
+    elif snapshot.settings.imex_mode is ImexMode.DRIVER_MANAGED:
+        nodes = membership.node_entries(snapshot)
     inputs = conditions.ConditionInputs(
         domain=domain,
         snapshot=snapshot,
@@ -133,12 +135,3 @@ def _with_status(
     if status == domain.status:
         return DomainDecision(actions=actions)
     return DomainDecision(actions=actions, status=status, notices=status_events(domain.status, status))
-
-
-def _status_nodes(domain: ComputeDomain, snapshot: DomainSnapshot) -> tuple[ComputeDomainNode, ...]:
-    """In channel mode the nodes are those of the IMEX domain in which the channel was allocated."""
-    if snapshot.settings.imex_mode is ImexMode.HOST_MANAGED:
-        return ()
-    if uses_warm_clique(domain, snapshot.settings):
-        return () if snapshot.warm is None else snapshot.warm.nodes
-    return membership.node_entries(snapshot)

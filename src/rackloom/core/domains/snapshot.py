@@ -2,11 +2,8 @@
 
 `OwnedObject` is any object as far as ownership and deletion are concerned: labels, finalizers,
 versions. Ownership is a label with the UID of the ComputeDomain plus a finalizer, not an owner
-reference, because owner references cannot cross namespaces. `DaemonPod` and `ChannelClaim` are what is
-read of IMEX daemon pods and of claims for IMEX channels. A `DomainSnapshot` joins them for one UID; it
-may describe what is left of a ComputeDomain that is gone.
-
-What a daemon says about nvidia-imex is cut to a limit and to one line: it runs on a tenant's node.
+reference, because owner references cannot cross namespaces. A `DomainSnapshot` joins the objects of one
+UID. It may describe the rest of a ComputeDomain that is gone.
 """
 
 from collections.abc import Mapping
@@ -15,6 +12,22 @@ from typing import Any
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import (
+    ChannelClaim,
+    ComputeDomain,
+    ComputeDomainClique,
+    ComputeDomainNode,
+    DaemonPod,
+)
+from rackloom.core.cluster.metadata import (
+    finalizers_of,
+    is_being_deleted,
+    labels_of,
+    name_of,
+    namespace_of,
+    uid_of,
+    version_of,
+)
 from rackloom.core.cluster.objects import (
     DAEMON_SET,
     NETWORK_POLICY,
@@ -25,21 +38,10 @@ from rackloom.core.cluster.objects import (
     Object,
     PatchObject,
     ResourceKind,
-    allocated_devices,
-    has_pod_ended,
-    is_pod_ready,
     object_title,
 )
-from rackloom.core.domains.clique import ComputeDomainClique, ObjectRef, clean_line
-from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode
-from rackloom.core.domains.device_configs import ChannelConfig, decode_imex_config_leniently
 from rackloom.core.domains.quota import DomainQuota
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings
-from rackloom.errors import Refused, Undecodable
-from rackloom.runtime.foreign_text import decode_json
-
-LONGEST_ERROR = 500
-"""Characters of a daemon's report that go into a status: it comes from a tenant's node."""
 
 
 class OwnedObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,127 +67,18 @@ class OwnedObject(msgspec.Struct, frozen=True, kw_only=True):
         return object_title(self.kind, self.namespace, self.name)
 
 
-class DaemonMesh(msgspec.Struct, frozen=True):
-    """The connections that a daemon reports in an annotation."""
-
-    complete: bool
-    missing: tuple[str, ...] = ()
-
-
-class DaemonPod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod of a ComputeDomain's DaemonSet."""
-
-    ref: ObjectRef
-    domain: str
-    node: str
-    ip_address: str
-    clique_id: str | None
-    """None until the daemon has reported it; empty on a node without an NVLink fabric."""
-    ready: bool
-    mesh: DaemonMesh | None = None
-    """Whether it reaches all its peers; None until the daemon has reported it."""
-    imex_error: str = ""
-    """Why nvidia-imex does not run in it, in one line; empty while it runs, and where that is unknown."""
-    alive: bool
-    """False once all its containers have ended for good."""
-    deleting: bool = False
-
-
 def owned_object(kind: ResourceKind, obj: Object) -> OwnedObject:
-    """Read the fields that all objects have."""
-    meta = obj["metadata"]
+    """The metadata of an object as a value."""
     return OwnedObject(
         kind=kind,
-        namespace=meta.get("namespace"),
-        name=meta["name"],
-        uid=meta.get("uid", ""),
-        resource_version=meta.get("resourceVersion", ""),
-        labels=meta.get("labels") or {},
-        finalizers=tuple(meta.get("finalizers") or ()),
-        deleting=meta.get("deletionTimestamp") is not None,
+        namespace=namespace_of(obj),
+        name=name_of(obj),
+        uid=uid_of(obj),
+        resource_version=version_of(obj),
+        labels=labels_of(obj),
+        finalizers=tuple(finalizers_of(obj)),
+        deleting=is_being_deleted(obj),
     )
-
-
-class ChannelClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim for IMEX channels."""
-
-    owned: OwnedObject
-    domain: str
-    """UID of the ComputeDomain that its config names."""
-    created: str
-    """RFC 3339."""
-    reserved_for: tuple[str, ...]
-    """Names of the pods that may use it now."""
-    device: tuple[str, str] | None
-    """Pool and device allocated to it."""
-
-
-def read_daemon_pod(obj: Object) -> DaemonPod | None:
-    """Read a daemon pod; None for one that has no node yet."""
-    meta, status = obj["metadata"], obj.get("status") or {}
-    labels = meta.get("labels") or {}
-    node = (obj.get("spec") or {}).get("nodeName")
-    if not node:
-        return None
-    deleting = meta.get("deletionTimestamp") is not None
-    return DaemonPod(
-        ref=ObjectRef(meta["name"], meta["uid"], meta.get("namespace", "")),
-        domain=labels.get(names.COMPUTE_DOMAIN_LABEL, ""),
-        node=node,
-        ip_address=status.get("podIP", ""),
-        clique_id=labels.get(names.CLIQUE_ID_LABEL),
-        ready=not deleting and is_pod_ready(obj),
-        mesh=_read_mesh(meta),
-        imex_error=clean_line(_annotation(meta, names.IMEX_ERROR_ANNOTATION), LONGEST_ERROR),
-        alive=not has_pod_ended(obj),
-        deleting=deleting,
-    )
-
-
-def read_channel_claim(obj: Object) -> ChannelClaim | None:
-    """Read a claim; None when it names no ComputeDomain for a channel."""
-    domain = claimed_domain_uid(obj)
-    if domain is None:
-        return None
-    ours = [device for device in allocated_devices(obj) if device.get("driver") == names.IMEX_DRIVER]
-    return ChannelClaim(
-        owned=owned_object(RESOURCE_CLAIM, obj),
-        domain=domain,
-        created=obj["metadata"].get("creationTimestamp", ""),
-        reserved_for=tuple(pod["name"] for pod in (obj.get("status") or {}).get("reservedFor") or ()),
-        device=(ours[0]["pool"], ours[0]["device"]) if ours else None,
-    )
-
-
-def claimed_domain_uid(obj: Object) -> str | None:
-    """UID of the ComputeDomain whose channel a claim asks for; None where it asks for none."""
-    for entry in ((obj.get("spec") or {}).get("devices") or {}).get("config") or ():
-        config = _channel_config(entry.get("opaque") or {})
-        if config is not None:
-            return config.domain_id
-    return None
-
-
-def _channel_config(opaque: Mapping[str, Any]) -> ChannelConfig | None:
-    if opaque.get("driver") != names.IMEX_DRIVER:
-        return None
-    try:
-        config = decode_imex_config_leniently(opaque.get("parameters") or {})
-    except Refused:
-        return None
-    return config if isinstance(config, ChannelConfig) else None
-
-
-def _annotation(meta: Object, name: str) -> str:
-    return (meta.get("annotations") or {}).get(name) or ""
-
-
-def _read_mesh(meta: Object) -> DaemonMesh | None:
-    try:
-        mesh = decode_json(_annotation(meta, names.MESH_ANNOTATION), names.MESH_ANNOTATION, DaemonMesh)
-    except Undecodable:  # none, malformed JSON, a lone surrogate, or endless nesting
-        return None
-    return DaemonMesh(mesh.complete, tuple(clean_line(peer, LONGEST_ERROR) for peer in mesh.missing))
 
 
 # Writes to the objects of a ComputeDomain. Each fails when another writer was faster.
@@ -331,6 +224,6 @@ class DomainSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         Claims of other namespaces are never prepared.
         """
         space = None if self.domain is None else self.domain.namespace
-        held = (claim for claim in self.claims if claim.owned.namespace == space and claim.reserved_for)
+        held = (claim for claim in self.claims if claim.namespace == space and claim.reserved_for)
         pools = (claim.device[0] for claim in held if claim.device is not None)
         return frozenset(pool for pool in pools if names.clique_of_pool(pool) is None)

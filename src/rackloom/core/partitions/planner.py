@@ -3,7 +3,7 @@
 `make_plan` is a pure function. Equal inputs give equal plans, whatever the order of their parts; the
 executor makes no further choices. It works in this order:
 
-1. Derive the desired partitions and the present layout (`partition_layout`).
+1. Derive the desired partitions and the present layout (`domain`).
 2. Collect blockers: GPUs that are unmanaged, not observed, without NVLink, held by a foreign partition,
    or contradictory. GPUs with the same reason are reported together, with the nearest fix.
 3. Plan removals and deletions, the default partition last.
@@ -15,13 +15,14 @@ removals done, so between any two operations a GPU is in at most one partition, 
 GPUs of two tenants.
 
 Operations that the controller has just refused, or answered in no valid way (`failed`), are not repeated;
-they are reported as blockers. A failed removal delays only what depends on it, because the observation
-still shows its GPUs where they are. A create reuses the recorded name: its reply may have been lost, and
-the controller refuses a second partition of that name. In a paused domain nothing is planned, and what
-would have been done is reported. Where an observation contradicts itself about a GPU, that GPU and all that
-may share memory with it wait; so does a new partition for a logical partition that wants one of them, because
-it may stand already, in a list that omits it. The rest of the domain goes on: one broken GPU does not keep
-everybody else's from being joined or released.
+they are reported as blockers. A failed removal delays only what depends on it, because the observation still
+shows its GPUs where they are. A create reuses the recorded name: its reply may have been lost, and the
+controller refuses a second partition of that name. The controller chooses the id of a partition only after
+the request, so the name (`rl-<logical partition>`) is the only link between a switch and the records. In a
+paused domain nothing is planned, and what would have been done is reported. Where an observation contradicts
+itself about a GPU, that GPU and all that may share memory with it wait; so does a new partition for a
+logical partition that wants one of them, because it may stand already, in a list that omits it. The rest of
+the domain goes on: one broken GPU does not keep everybody else's from being joined or released.
 """
 
 from collections import defaultdict
@@ -38,19 +39,15 @@ from rackloom.core.partitions.domain import (
     CreatePartition,
     DefaultPartitionPolicy,
     DeletePartition,
+    DesiredPartitions,
     DomainIntent,
     DomainObservation,
     GpuHealth,
     ObservedPartition,
+    PartitionLayout,
     PartitionOperation,
     PartitionPlan,
     RemoveGpus,
-    name_flaw,
-    partition_name,
-)
-from rackloom.core.partitions.partition_layout import (
-    DesiredPartitions,
-    PartitionLayout,
     doubtful_partitions,
     gpus_of_tray,
     is_tray_partition,
@@ -75,9 +72,7 @@ class PlanningInput(NamedTuple):
 
 
 def make_plan(
-    intent: DomainIntent,
-    observation: DomainObservation,
-    failed: FailedOperations = NONE_FAILED,
+    intent: DomainIntent, observation: DomainObservation, failed: FailedOperations = NONE_FAILED
 ) -> PartitionPlan:
     """The next operations for one domain; none when nothing can or need be done.
 
@@ -355,6 +350,33 @@ def _gpus_to_add(
         if guid not in layout.held and guid not in blocked:
             joining[logical_partition].append(guid)
     return sorted((name, tuple(guids)) for name, guids in joining.items())
+
+
+# Names of new partitions.
+
+
+RESERVED_NAME = "Default Partition"
+"""NMX-C: no other partition may have the name of the factory default partition."""
+MAX_NAME_LENGTH = 255
+"""NMX-C: names have up to 255 ASCII characters."""
+
+
+def partition_name(logical_partition: str) -> str:
+    """Name of the physical partition of `logical_partition`, unique in a domain as there is one in each.
+
+    Names are a domain's own: the same logical partition has the same name in every domain that it reaches.
+    """
+    return f"rl-{logical_partition}"
+
+
+def name_flaw(name: str) -> str | None:
+    """Why a controller would refuse `name`, or None."""
+    # Checked before the request, because the name is the only link between a switch and the records.
+    if not name or not name.isascii() or not name.isprintable() or len(name) > MAX_NAME_LENGTH:
+        return f"a partition name has 1 to {MAX_NAME_LENGTH} printable ASCII characters"
+    if name == RESERVED_NAME:
+        return "the name is reserved for the factory default partition"
+    return None
 
 
 class _PartitionNamer:

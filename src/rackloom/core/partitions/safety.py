@@ -38,9 +38,10 @@ from rackloom.core.partitions.domain import (
     PartitionOperation,
     PartitionPlan,
     RemoveGpus,
-    name_flaw,
+    doubtful_partitions,
+    is_tray_partition,
 )
-from rackloom.core.partitions.partition_layout import doubtful_partitions, is_tray_partition
+from rackloom.core.partitions.planner import name_flaw
 from rackloom.errors import Refused
 
 PLAN_AGAIN = "plan again from the newest observation and intent"
@@ -164,7 +165,14 @@ class _SafetyRules:
                 )
             return
         if isinstance(operation, CreatePartition):
-            self._allow_creation(operation, after)
+            if flaw := name_flaw(operation.name):
+                raise Refused(f"{operation.name!r} cannot name a partition: {flaw}")
+            # A name that is recorded for another owner would give that owner this partition.
+            if self.owner_of.get(operation.name, operation.logical_partition) != operation.logical_partition:
+                raise Refused(f"name {operation.name!r} is recorded for another logical partition")
+            limit = after.limits.max_partitions
+            if limit is not None and len(after.partitions) > limit:
+                raise Refused(f"the domain would have {len(after.partitions)} partitions of at most {limit}")
             logical_partition = operation.logical_partition
         else:
             logical_partition = self._owner(target)
@@ -189,16 +197,6 @@ class _SafetyRules:
         trays = {gpu.guid: (gpu.chassis_serial, gpu.slot) for gpu in after.gpus}
         if len({trays.get(guid) for guid in target.members}) > 1:
             raise Refused(f"partition {target.name!r} would hold GPUs of several trays")
-
-    def _allow_creation(self, operation: CreatePartition, after: DomainObservation) -> None:
-        if flaw := name_flaw(operation.name):
-            raise Refused(f"{operation.name!r} cannot name a partition: {flaw}")
-        # A name that is recorded for another owner would give that owner this partition.
-        if self.owner_of.get(operation.name, operation.logical_partition) != operation.logical_partition:
-            raise Refused(f"name {operation.name!r} is recorded for another logical partition")
-        limit = after.limits.max_partitions
-        if limit is not None and len(after.partitions) > limit:
-            raise Refused(f"the domain would have {len(after.partitions)} partitions of at most {limit}")
 
     def _owner(self, target: ObservedPartition) -> str:
         # The site makes no location-based partition: one under a recorded name was made by another hand.
@@ -251,8 +249,7 @@ def apply_operation(observation: DomainObservation, operation: PartitionOperatio
         members = target.members - guids
     changed = msgspec.structs.replace(target, members=members)
     return msgspec.structs.replace(
-        observation,
-        partitions=tuple(changed if partition is target else partition for partition in present),
+        observation, partitions=tuple(changed if partition is target else partition for partition in present)
     )
 
 

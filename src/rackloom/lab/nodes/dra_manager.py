@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rackloom.claim.node.plugin import ClaimRef
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.core.cluster.objects import Object
 from rackloom.errors import Retry
 

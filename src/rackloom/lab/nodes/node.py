@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.plugin import ClaimRef, NodePlugin
+from rackloom.claim.node.plugin import NodePlugin
 from rackloom.claim.node.requests import ClaimAnswer, Requests
 from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.errors import Retry
 from rackloom.lab.nodes.dra_manager import PodClaim
 

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from rackloom.claim.kube.api import Expired, KubeApi, KubeError
-from rackloom.claim.node.device_files import DriverFiles, ImexKernel
+from rackloom.claim.node.cdi import DriverFiles, ImexKernel
 from rackloom.claim.node.fabric import FabricMonitor
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import DeclaredInventory

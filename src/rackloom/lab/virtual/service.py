@@ -38,7 +38,7 @@ from rackloom.carve.store.database import DatabaseBackend, Store
 from rackloom.carve.store.failures import StoreUnavailable
 from rackloom.carve.store.journal import MonotonicSiteClock, newest_recorded_time
 from rackloom.carve.store.schema import domain_revision
-from rackloom.core.partitions.reading_age import valid_seconds
+from rackloom.core.partitions.status_rules import valid_seconds
 from rackloom.lab.switches.nmxm import NmxmService
 from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, NmxmTransport, SimController
 from rackloom.lab.virtual.process import Process, RestartedProcess, T

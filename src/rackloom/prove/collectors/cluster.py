@@ -10,12 +10,13 @@ and only in the one namespace given: anybody may set labels and name containers 
 own. The state of a mesh comes from the annotation that each daemon writes on its pod.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.claims import claim_consumers, is_allocated
+from rackloom.core.cluster.domain_objects import DaemonMesh, claimed_domain_uid, readable_compute_domains
 from rackloom.core.cluster.metadata import (
     annotations_of,
     controller_of,
@@ -46,9 +47,7 @@ from rackloom.core.cluster.pods import (
 )
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
-from rackloom.core.domains.snapshot import DaemonMesh, claimed_domain_uid
-from rackloom.errors import Refused, Undecodable
+from rackloom.errors import Undecodable
 from rackloom.runtime.foreign_text import decode_json
 
 V = TypeVar("V")
@@ -78,7 +77,7 @@ async def collect_cluster(read: ListReader, namespace: str, each: ObjectMapper =
         elif refers_to_claims(pod) and not has_pod_ended(pod):
             users.append(pod)
     return ClusterEvidence(
-        domains=tuple(_compute_domains(await read(COMPUTE_DOMAIN))),
+        domains=tuple(readable_compute_domains(await read(COMPUTE_DOMAIN))),
         templates=tuple(each(_template, await read(RESOURCE_CLAIM_TEMPLATE))),
         claims=tuple(each(_claim, await read(RESOURCE_CLAIM))),
         pods=tuple(each(_pod, users)),
@@ -90,14 +89,6 @@ async def collect_cluster(read: ListReader, namespace: str, each: ObjectMapper =
             if (clique := node_clique(node, names.GPU_CLIQUE_LABEL))
         },
     )
-
-
-def _compute_domains(objects: list[Object]) -> Iterator[ComputeDomain]:
-    for obj in objects:
-        try:
-            yield read_compute_domain(obj)
-        except Refused:
-            continue  # An unreadable spec is the controller's to report, with condition InvalidSpec.
 
 
 def _template(obj: Object) -> TemplateRecord:

@@ -9,6 +9,7 @@ from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewReq
 from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.kube.events import EventRecorder
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import read_compute_domain
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -19,7 +20,6 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
 )
 from rackloom.core.cluster.pods import TEMPLATE_GATE
-from rackloom.core.domains.compute_domain import read_compute_domain
 from rackloom.core.domains.manifests import workload_template
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 from rackloom.lab.kube.controllers.claims import ResourceClaimController

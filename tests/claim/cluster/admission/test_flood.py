@@ -18,7 +18,7 @@ from tests.waiting import until_so
 
 from rackloom.app.listeners import serve_http
 from rackloom.app.webhook import BODIES, MAX_BODY
-from rackloom.serving.fair_share import FairShare, address_key
+from rackloom.serving.acceptor import FairShare, address_key
 from rackloom.serving.limits import HttpLimits
 
 FLOOD = Path(__file__).parent / "flood.py"

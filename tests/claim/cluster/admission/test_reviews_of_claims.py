@@ -17,7 +17,7 @@ from rackloom.claim.cluster.admission.reviews import (
     read_review,
 )
 from rackloom.claim.cluster.admission.webhook import review_claim
-from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
+from rackloom.core.cluster.device_configs import ChannelConfig, imex_config_json
 from rackloom.errors import Refused
 
 JSON = st.recursive(

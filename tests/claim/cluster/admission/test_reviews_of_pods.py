@@ -17,7 +17,14 @@ from rackloom.claim.cluster.admission.channel_pods import (
     template_state,
 )
 from rackloom.claim.cluster.admission.reviews import AdmissionMode
-from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, ISOLATION_LABEL, ImexIsolation, shared_claim_name
+from rackloom.core.cluster.domain_objects import ComputeDomain
+from rackloom.core.cluster.names import (
+    GPU_CLIQUE_LABEL,
+    ISOLATION_LABEL,
+    AllocationMode,
+    ImexIsolation,
+    shared_claim_name,
+)
 from rackloom.core.cluster.pods import (
     CHANNEL_LABEL,
     GANG_LABEL,
@@ -27,7 +34,6 @@ from rackloom.core.cluster.pods import (
     channel_label,
     decode_object,
 )
-from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
 from rackloom.core.domains.manifests import workload_template
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 from rackloom.errors import Refused

@@ -24,6 +24,7 @@ from rackloom.claim.cluster.uninstall.executor import (
 from rackloom.claim.cluster.uninstall.inventory import ClusterInventory
 from rackloom.claim.kube.api import Conflict
 from rackloom.core.cluster import names
+from rackloom.core.cluster.device_configs import ChannelConfig, imex_config_json
 from rackloom.core.cluster.gang_objects import GANG_FINALIZER, GANG_TAINT
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -50,7 +51,6 @@ from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
 )
-from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.objects import TypeSchema
 from rackloom.lab.kube.server import AdmissionReview, FakeKube

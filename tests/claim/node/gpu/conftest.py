@@ -15,8 +15,7 @@ import msgspec
 import pytest
 from tests.waiting import until_so
 
-from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, workload_edits
-from rackloom.claim.node.device_files import DriverFiles
+from rackloom.claim.node.cdi import CdiDirectory, DriverFiles, DriverSpec, workload_edits
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import DeclaredGpus, DeclaredInventory
 from rackloom.claim.node.gpu.monitor import GpuMonitor, GpuReader

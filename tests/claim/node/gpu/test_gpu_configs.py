@@ -8,7 +8,7 @@ from tests.fuzz import tries
 from rackloom.claim.node.gpu.inventory import MigDevice, NodeGpu
 from rackloom.claim.node.gpu.monitor import GpuCondition, PublishedGpu
 from rackloom.claim.node.gpu.sharing import claimed_gpus, plan_sharing
-from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
+from rackloom.core.cluster.claims import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from rackloom.errors import Refused
 
 GPU = NodeGpu(minor=0, uuid="GPU-1", pci_address="0000:01:00.0", product="", memory_bytes=0)

@@ -6,7 +6,6 @@ from tests.claim.node.gpu.test_gpu_configs import NAMES
 
 from rackloom.claim.node.gpu.inventory import parse_shares
 from rackloom.claim.node.gpu.sharing import claimed_gpus
-from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from rackloom.core.allocate.allocator import allocate
 from rackloom.core.allocate.objects import (
     Device,
@@ -20,6 +19,7 @@ from rackloom.core.allocate.objects import (
     ResourceSliceSpec,
 )
 from rackloom.core.allocate.outcome import Allocation
+from rackloom.core.cluster.claims import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from rackloom.errors import Refused
 
 GIBIBYTE = 1 << 30

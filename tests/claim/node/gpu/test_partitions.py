@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.claim.node.crash_points import ENDINGS, FusedApi, Lives, deaths_survived
 from tests.node.hardware import LIBRARIES, gpu_table, install_nvml
 
-from rackloom.claim.node.device_files import DriverFiles
+from rackloom.claim.node.cdi import DriverFiles
 from rackloom.claim.node.gpu.inventory import PlaceTaken
 from rackloom.claim.node.gpu.monitor import GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.nvml import NvmlGpus, read_gpus

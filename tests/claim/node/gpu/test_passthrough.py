@@ -14,7 +14,7 @@ from tests.claim.node.crash_points import ENDINGS, Fuse, FusedApi, Lives, deaths
 from tests.claim.node.takeover import nvidia_files
 from tests.node.hardware import LIBRARIES, gpu_table, install_nvml
 
-from rackloom.claim.node.device_files import DriverFiles
+from rackloom.claim.node.cdi import DriverFiles
 from rackloom.claim.node.gpu.monitor import GpuMonitor, GpuReader
 from rackloom.claim.node.gpu.nvml import NvmlGpus, read_gpus
 from rackloom.claim.node.gpu.passthrough import PciBinder, read_vfio

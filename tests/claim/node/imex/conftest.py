@@ -10,16 +10,14 @@ import pytest
 from tests.waiting import until
 
 from rackloom.claim.kube.api import NotFound
-from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, daemon_edits
-from rackloom.claim.node.device_files import ImexKernel
+from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, ImexKernel, daemon_edits
 from rackloom.claim.node.fabric import FabricMonitor, read_declared_fabric
 from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
-from rackloom.core.cluster import names
+from rackloom.core.cluster import device_configs, names
+from rackloom.core.cluster.domain_objects import ComputeDomainClique, DaemonInfo, Readiness, clique_json
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, NODE, RESOURCE_CLAIM
-from rackloom.core.domains import device_configs
-from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, Readiness, clique_json
 from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim
 
 CLUSTER = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"

@@ -5,7 +5,7 @@ from tests.claim.node.crash_points import ENDINGS, FusedApi, Lives, deaths_survi
 
 from rackloom.claim.node.run import PluginProcess
 from rackloom.core.cluster import names
-from rackloom.core.domains.clique import Readiness
+from rackloom.core.cluster.domain_objects import Readiness
 
 
 class ImexLives(Lives):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rackloom.claim.node.device_files import ImexKernel
+from rackloom.claim.node.cdi import ImexKernel
 from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN
 from rackloom.errors import Refused

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rackloom.claim.node.imex.devices import ImexDeviceKind, ImexRequest, ImexSettings, imex_request
-from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from rackloom.core.cluster import names
+from rackloom.core.cluster.claims import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from rackloom.core.cluster.names import ImexIsolation, ImexMode
 from rackloom.errors import Refused
 

@@ -13,8 +13,14 @@ from rackloom.claim.node.nic import links, netlink, rdma
 from rackloom.claim.node.nic.links import read_links, read_settings
 from rackloom.claim.node.nic.netlink import Rtnetlink
 from rackloom.claim.node.nic.plugin import nic_config, prepare_nic
-from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, ClaimConsumer, ClaimRef, OpaqueConfig
 from rackloom.core.allocate.objects import Device
+from rackloom.core.cluster.claims import (
+    AllocatedClaim,
+    AllocatedDevice,
+    ClaimConsumer,
+    ClaimRef,
+    OpaqueConfig,
+)
 from rackloom.core.nics.attachment import LinkSettings, pod_settings
 from rackloom.core.nics.devices import HostLink, HostNic, parse_pci_ids
 from rackloom.errors import Refused

@@ -12,8 +12,9 @@ from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.nic import links, rdma
 from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
 from rackloom.claim.node.nic.leases import LeaseStore
-from rackloom.claim.node.plugin import AllocatedDevice, ContainerEdits, PreparedClaim, PreparedDevice
+from rackloom.claim.node.plugin import ContainerEdits, PreparedClaim, PreparedDevice
 from rackloom.core.allocate.objects import Device
+from rackloom.core.cluster.claims import AllocatedDevice
 from rackloom.core.nics.attachment import LinkIdentity, LinkSettings, PreparedNic
 from rackloom.topology.discovery.sysfs import Sysroot
 

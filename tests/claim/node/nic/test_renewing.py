@@ -19,9 +19,9 @@ from rackloom.claim.node.nic import attach as lending
 from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
 from rackloom.claim.node.nic.leases import LeaseRecord, LeaseStore
 from rackloom.claim.node.nic.renewal import REQUEST_THREADS, LeaseKeeper
-from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.tasks import run_background
 from rackloom.core.allocate.objects import Device
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.core.cluster.objects import RESOURCE_CLAIM
 from rackloom.core.nics import lease
 from rackloom.core.nics.attachment import AttachedLink, Attachment, PreparedNic

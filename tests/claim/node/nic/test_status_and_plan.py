@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rackloom.claim.node.nic.attach import NicSandboxHooks, ReadyClaim, plan_attachments
 from rackloom.claim.node.nic.status import claim_status, lease_status
 from rackloom.claim.node.nri.client import PodSandbox
-from rackloom.claim.node.plugin import ClaimRef
 from rackloom.core.allocate.objects import Device
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.core.nics.attachment import AttachedLink, Attachment, LinkIdentity, PreparedNic
 from rackloom.core.nics.lease import DhcpGrant, LeaseState, new_lease
 from rackloom.errors import Retry

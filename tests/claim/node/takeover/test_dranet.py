@@ -6,10 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, PrepareState
+from rackloom.claim.node.plugin import CheckpointEntry, PrepareState
 from rackloom.claim.node.storage import Checkpoint, StillRunning
 from rackloom.claim.node.takeover.dranet import DRANET, plan_dranet, require_drained
 from rackloom.claim.node.takeover.node_files import Phase
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.errors import Refused
 
 NICS = {DRANET: ["pci-0000-8a-00-0"], "gpu.nvidia.com": ["gpu-0"]}

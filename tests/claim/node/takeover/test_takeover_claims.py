@@ -13,7 +13,7 @@ from tests.claim.node.takeover.nvidia_files import (
     status,
 )
 
-from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, PrepareState, ReadyDevice
+from rackloom.claim.node.plugin import CheckpointEntry, PrepareState, ReadyDevice
 from rackloom.claim.node.takeover.claims import (
     Fate,
     NvidiaInstallation,
@@ -22,6 +22,7 @@ from rackloom.claim.node.takeover.claims import (
     take_over_claim,
 )
 from rackloom.claim.node.takeover.nvidia_checkpoint import decode_nvidia_checkpoint
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER
 
 INSTALLED = NvidiaInstallation(namespace="nvidia", has_module=True)

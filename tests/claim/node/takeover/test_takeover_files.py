@@ -22,7 +22,7 @@ from tests.claim.node.takeover.nvidia_files import (
     kubelet_state,
 )
 
-from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, PrepareState, ReadyDevice
+from rackloom.claim.node.plugin import CheckpointEntry, PrepareState, ReadyDevice
 from rackloom.claim.node.storage import Checkpoint
 from rackloom.claim.node.takeover.claims import Release
 from rackloom.claim.node.takeover.node_files import (
@@ -35,6 +35,7 @@ from rackloom.claim.node.takeover.node_files import (
     plan_takeover,
     plan_way_back,
 )
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER
 from rackloom.errors import Refused
 

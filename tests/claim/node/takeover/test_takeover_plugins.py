@@ -6,8 +6,8 @@ import pytest
 from tests.claim.node.imex.conftest import ImexKit
 from tests.claim.node.takeover.nvidia_files import Node, checkpoint_file, imex_claim
 
-from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.takeover.node_files import apply_takeover, give_back
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL, IMEX_DRIVER
 from rackloom.core.cluster.objects import NODE
 from rackloom.errors import Refused

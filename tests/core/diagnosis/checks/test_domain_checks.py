@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from inline_snapshot import snapshot
 
+from rackloom.core.cluster.domain_objects import ComputeDomain, ComputeDomainStatus
 from rackloom.core.cluster.metadata import Condition
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.checks.domains import check_domains
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.findings import CheckState, verdict
 from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord
-from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainStatus
 
 
 def condition(type_, status, reason="AllNodesReady", message="2 nodes ready"):

@@ -14,29 +14,45 @@ The answers of an idle domain repeat themselves. The lists are fetched for each 
 from the last answers serves again where the new ones are the same byte for byte: of a rack, reading them
 takes as long as two calls.
 
-`protocol` maps errors of calls to refused or unknown. Operations name a partition by id and name, so that
+Every call has a deadline. A call that gRPC reports as OK may still have been refused: the answer is the
+return code in the server header, and a reply without that header counts as no answer. `protocol` maps the
+other failures to refused or unknown. `call_in` accepts a reply only from the domain that answered `Hello`.
+
+`wake_ups` yields once for each new subscription, since anything may have been missed, once per change,
+and at once when a subscription is lost. A heartbeat that repeats the last state is no change. Heartbeats
+detect a silent controller: the subscription is lost once none came for `SILENT_BEATS` of them.
+`heart_beat_rate` derives their rate from the interval of the site's passes, so that silence is noticed well
+before the timer. A lost subscription is renewed with exponential backoff. Until it is, the session is
+suspect: its next reading waits only `PROBE_SECONDS` for the first answer, because the loss is already one
+sign that the controller does not answer.
+
+Operations name a partition by id and name, so that
 the controller refuses when the id has a new meaning. Before an operation, `Hello` must still report the
 observed domain. A create asks for multicast groups, and repeats without any when they are exhausted: the
 factory default partition may hold all of them.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
+import grpc
+import grpc.aio
 import msgspec
+from google.protobuf.message import Message
 
-from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, TlsMaterial
-from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
-from rackloom.carve.fabric.nmxc.protocol import (
-    CONNECT_SECONDS,
-    MAX_HEART_BEAT_SECONDS,
-    PROBE_SECONDS,
-    NmxcSession,
-    OpenChannel,
-    open_channel,
-    wake_ups,
+from rackloom.carve.fabric.controller import (
+    FabricRefused,
+    FabricUnavailable,
+    TlsMaterial,
+    canonical_domain,
+    contradicted_gpus,
 )
+from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
+from rackloom.carve.fabric.nmxc.nmx_c_pb2 import NMX_ST_SUCCESS, ServerHeader
+from rackloom.carve.fabric.nmxc.nmx_c_pb2_grpc import NMX_ControllerStub
+from rackloom.carve.fabric.nmxc.protocol import OpenChannel, error_from_status, open_channel, return_code_name
 from rackloom.core.partitions.domain import (
     MAX_PARTITION_ID,
     AddGpus,
@@ -50,38 +66,187 @@ from rackloom.core.partitions.domain import (
     PartitionHealth,
     PartitionOperation,
     RemoveGpus,
-    contradicted_gpus,
 )
 
-# Requests.
+# Calls.
+
+
+_OUTCOME_UNKNOWN_CODES = frozenset({"UNDEFINED", "TIMEOUT"})
+"""Return codes after which the change may have been made."""
+
+
+def require_success(rpc: str, reply: Any) -> ServerHeader:
+    """The header of `reply`, any NMX-C response, if it says success.
+
+    Raises FabricRefused with the name of the return code (StReturnCode without its prefix), FabricUnavailable
+    if the outcome is unknown. gRPC returns None for bytes that are no message.
+    """
+    if reply is None or not reply.HasField("server_header"):
+        raise FabricUnavailable(f"{rpc}: the reply has no server header")
+    header: ServerHeader = reply.server_header
+    code = header.return_code
+    if code == NMX_ST_SUCCESS:
+        return header
+    name = return_code_name(code)
+    if name in _OUTCOME_UNKNOWN_CODES:
+        raise FabricUnavailable(f"{rpc}: the controller answered {name}")
+    raise FabricRefused(name, f"{rpc}: the controller answered {name}")
+
+
+MAJOR_VERSION, MINOR_VERSION = 2, 20
+"""Protocol version that the client announces."""
+CONNECT_SECONDS = 5.0
+PROBE_SECONDS = 1.0
+"""For the first answer of a controller whose subscription was lost."""
+CALL_SECONDS = 10.0
+
+
+class NmxcSession:
+    """The connection to one controller, and the name by which it knows this client."""
+
+    def __init__(
+        self, url: str, tls: TlsMaterial | None, gateway_id: str, connect: OpenChannel = open_channel
+    ) -> None:
+        self.url = url
+        self.gateway_id = gateway_id
+        self.is_suspect = False
+        """Whether a subscription was lost and none has begun since."""
+        self._channel = connect(url, tls)
+        self._stub = NMX_ControllerStub(self._channel)
+
+    async def hello(self, seconds: float = CONNECT_SECONDS) -> str:
+        """Say hello and return the uuid of the domain that answers."""
+        request = pb.ClientHello(
+            gateway_id=self.gateway_id, major_version=MAJOR_VERSION, minor_version=MINOR_VERSION
+        )
+        reply: pb.ServerHello = await self.call("Hello", request, seconds=seconds)
+        return canonical_domain(reply.server_header.domain_uuid)
+
+    async def call(self, rpc: str, request: Message, *, seconds: float = CALL_SECONDS) -> Any:
+        """The reply of `rpc`, which the caller annotates with its type.
+
+        Raises FabricRefused when the controller refuses, FabricUnavailable when the outcome is unknown.
+        """
+        try:
+            reply = await getattr(self._stub, rpc)(request, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_status(rpc, error) from error
+        require_success(rpc, reply)
+        return reply
+
+    async def call_in(self, domain: str, rpc: str, request: Message, *, seconds: float = CALL_SECONDS) -> Any:
+        """As `call`. Raises FabricUnavailable for a reply of another domain than `domain`."""
+        reply = await self.call(rpc, request, seconds=seconds)
+        speaker = reply.server_header.domain_uuid
+        if speaker != domain and (speaker := canonical_domain(speaker)) != domain:
+            raise FabricUnavailable(f"{rpc}: answered by domain {speaker}, {domain} had said hello")
+        return reply
+
+    def subscribe(self, heart_beat_seconds: int) -> "grpc.aio.UnaryStreamCall[Any, pb.ServerNotification]":
+        """Subscribe to notifications, also of our own changes: one that is executed late is news."""
+        request = pb.SubscribeRequest(
+            gateway_id=self.gateway_id, notify_on_self_change=True, heart_beat_rate=heart_beat_seconds
+        )
+        return self._stub.Subscribe(request)
+
+    async def close(self) -> None:
+        """Release the connection."""
+        await self._channel.close()
+
+
+# Subscription.
+
+
+MAX_HEART_BEAT_SECONDS = 10
+"""How often the controller shall send its state when nothing changes, at most."""
+SILENT_BEATS = 2.5
+"""After the time of so many heart beats without any the subscription counts as lost."""
+FIRST_RESUBSCRIBE_DELAY, MAX_RESUBSCRIBE_DELAY = 0.5, 30.0
+"""Seconds before a lost subscription is tried again; doubled until one holds."""
+
+
+def heart_beat_rate(interval: float) -> int:
+    """Seconds between heart beats where a pass runs every `interval` seconds.
+
+    Silence and one unanswered call then end within half an interval of a few seconds or more.
+    """
+    return max(1, min(MAX_HEART_BEAT_SECONDS, int(interval / 6)))
+
+
+async def wake_ups(
+    session: NmxcSession,
+    sleep: Callable[[float], Awaitable[None]],
+    heart_beat_seconds: int = MAX_HEART_BEAT_SECONDS,
+) -> AsyncGenerator[None, None]:
+    """One item when a subscription begins (anything may have been missed before), changes, or is lost."""
+    delay = FIRST_RESUBSCRIBE_DELAY
+    while True:
+        has_begun = False
+        # The next observation meets and reports the same error; here it only means to subscribe again.
+        with suppress(FabricUnavailable, FabricRefused):
+            async with aclosing(_subscription(session, heart_beat_seconds)) as items:
+                async for is_first in items:
+                    has_begun, session.is_suspect = True, False
+                    yield
+                    if not is_first:
+                        delay = FIRST_RESUBSCRIBE_DELAY
+        if has_begun:
+            session.is_suspect = True
+            yield
+        await sleep(delay)
+        delay = min(2 * delay, MAX_RESUBSCRIBE_DELAY)
+
+
+async def _subscription(session: NmxcSession, heart_beat_seconds: int) -> AsyncGenerator[bool, None]:
+    """One subscription, until it is lost; yields whether the item is its beginning."""
+    await session.hello()
+    call = session.subscribe(heart_beat_seconds)
+    try:
+        await _read_notification(call, CALL_SECONDS)
+        yield True
+        last_state: bytes | None = None
+        while True:
+            notification = await _read_notification(call, SILENT_BEATS * heart_beat_seconds)
+            state = _domain_state(notification)
+            if state is None or state != last_state:
+                yield False
+            last_state = state or last_state
+    finally:
+        call.cancel()
+
+
+async def _read_notification(
+    call: "grpc.aio.UnaryStreamCall[pb.SubscribeRequest, pb.ServerNotification]", seconds: float
+) -> pb.ServerNotification:
+    try:
+        async with asyncio.timeout(seconds):
+            notification: pb.ServerNotification = await call.read()
+    except grpc.aio.AioRpcError as error:
+        raise FabricUnavailable(f"Subscribe: {error.code().name}: {error.details()}") from error
+    except TimeoutError as error:
+        raise FabricUnavailable(f"Subscribe: nothing heard for {seconds:g} s") from error
+    if notification is None:
+        raise FabricUnavailable("Subscribe: the notification cannot be decoded")
+    if notification is grpc.aio.EOF:
+        raise FabricUnavailable("Subscribe: the controller ended the subscription")
+    if notification.HasField("subscription_response"):
+        require_success("Subscribe", notification.subscription_response)
+    return notification
+
+
+def _domain_state(notification: pb.ServerNotification) -> bytes | None:
+    """The state in a heart beat; a heart beat that repeats the last state is no change."""
+    if not notification.HasField("domain_state_info"):
+        return None
+    return notification.domain_state_info.SerializeToString(deterministic=True)
+
+
+# Operations.
 
 
 DEFAULT_MULTICAST_GROUPS = 16
 """Multicast groups requested for a new partition. NMX-C: a multiple of 4, of the domain's 1024, fixed at
 creation."""
-
-
-def creation_request(
-    operation: CreatePartition, gateway_id: str, multicast_groups: int
-) -> pb.CreatePartitionRequest:
-    """A GUID-based partition; the controller chooses the id."""
-    return pb.CreatePartitionRequest(
-        context=pb.Context(),
-        name=operation.name,
-        gpu_resource_id=[pb.GpuResourceId(gpu_uid=guid) for guid in operation.guids],
-        attr=pb.PartitionAttr(multicast_groups_limit=multicast_groups),
-        gateway_id=gateway_id,
-    )
-
-
-def deletion_request(operation: DeletePartition, gateway_id: str) -> pb.DeletePartitionRequest:
-    """Deletion by id and name: the controller refuses when the id means another partition by now."""
-    return pb.DeletePartitionRequest(
-        context=pb.Context(),
-        partition_id=pb.PartitionId(partition_id=operation.partition_id),
-        name=operation.name,
-        gateway_id=gateway_id,
-    )
 
 
 def membership_request(operation: AddGpus | RemoveGpus, gateway_id: str) -> pb.UpdatePartitionRequest:
@@ -252,7 +417,15 @@ class NmxcDriver:
             case CreatePartition():
                 return await self._create(operation)
             case DeletePartition():
-                await self._session.call("DeletePartition", deletion_request(operation, gateway))
+                await self._session.call(
+                    "DeletePartition",
+                    pb.DeletePartitionRequest(
+                        context=pb.Context(),
+                        partition_id=pb.PartitionId(partition_id=operation.partition_id),
+                        name=operation.name,
+                        gateway_id=gateway,
+                    ),
+                )
             case AddGpus():
                 await self._session.call("AddGpusToPartition", membership_request(operation, gateway))
             case RemoveGpus():
@@ -282,7 +455,11 @@ class NmxcDriver:
             domain, "GetPartitionInfoList", pb.GetPartitionInfoListRequest(**client)
         )
         known = self._last
-        lists = self._lists_of(gpus, partitions)
+        # What these answers say; the values of the last answers where those were the same, byte for byte.
+        answers = gpus.SerializeToString(deterministic=True), partitions.SerializeToString(deterministic=True)
+        if self._last is None or self._last[0] != answers:
+            self._last = answers, read_lists(gpus, partitions)
+        lists = self._last[1]
         if self._free_groups is None or self._last is not known:
             self._free_groups = await self._read_free_groups(domain, pb.GetDomainStateInfoRequest(**client))
         return DomainObservation(
@@ -293,15 +470,6 @@ class NmxcDriver:
             observed_at=observed_at,
             uncertain=lists.uncertain,
         )
-
-    def _lists_of(
-        self, gpus: pb.GetGpuInfoListResponse, partitions: pb.GetPartitionInfoListResponse
-    ) -> DomainLists:
-        """What these answers say; the values of the last answers where those were the same, byte for byte."""
-        answers = gpus.SerializeToString(deterministic=True), partitions.SerializeToString(deterministic=True)
-        if self._last is None or self._last[0] != answers:
-            self._last = answers, read_lists(gpus, partitions)
-        return self._last[1]
 
     async def _limits(self, domain: str) -> DomainLimits:
         request = pb.GetDomainPropertiesRequest(context=pb.Context(), gateway_id=self._session.gateway_id)
@@ -331,7 +499,13 @@ class NmxcDriver:
         return await self._create_with(operation, 0)
 
     async def _create_with(self, operation: CreatePartition, multicast_groups: int) -> int:
-        request = creation_request(operation, self._session.gateway_id, multicast_groups)
+        request = pb.CreatePartitionRequest(
+            context=pb.Context(),
+            name=operation.name,
+            gpu_resource_id=[pb.GpuResourceId(gpu_uid=guid) for guid in operation.guids],
+            attr=pb.PartitionAttr(multicast_groups_limit=multicast_groups),
+            gateway_id=self._session.gateway_id,
+        )
         reply: pb.CreatePartitionResponse = await self._session.call("CreatePartition", request)
         if not reply.partition_id.partition_id:
             raise FabricUnavailable("CreatePartition: the reply names no partition")

@@ -83,7 +83,8 @@ async def wait_for_operation(session: NmxmSession, call: str, operation_id: str,
 
     try:
         if not await poll.until(has_ended):
-            await _cancel_operation(session, operation_id)
+            with suppress(FabricRefused, FabricUnavailable):
+                await session.begin("CancelOperation", "DELETE", f"operations/{operation_id}")
             raise FabricUnavailable(f"{call}: operation {operation_id} not done in {poll.seconds:g} s")
     except FabricRefused as refusal:
         # Accepted, and then not found any more: it may have been executed.
@@ -126,11 +127,6 @@ def _require_completed(call: str, operation: protocol.NmxmOperation) -> None:
         raise FabricUnavailable(f"{call}: {text}")
     code = result.error if _ERROR_CODE.fullmatch(result.error) else operation.status.upper()
     raise FabricRefused(code, f"{call}: {text}")
-
-
-async def _cancel_operation(session: NmxmSession, operation_id: str) -> None:
-    with suppress(FabricRefused, FabricUnavailable):
-        await session.begin("CancelOperation", "DELETE", f"operations/{operation_id}")
 
 
 # The driver.

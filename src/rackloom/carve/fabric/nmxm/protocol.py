@@ -179,21 +179,17 @@ def client_tls_context(material: TlsMaterial) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cadata=material.ca.decode() if material.ca else None)
         if material.certificate is not None and material.key is not None:
-            _load_client_certificate(context, material.certificate, material.key)
+            # OpenSSL takes a key only from a file; this one is readable for nobody else, and gone at once.
+            with tempfile.TemporaryDirectory() as directory:
+                pem = Path(directory) / "client.pem"
+                pem.touch(mode=0o600)
+                pem.write_bytes(material.certificate + b"\n" + material.key)
+                context.load_cert_chain(pem)
     except (ssl.SSLError, UnicodeDecodeError) as error:
         raise Refused(
             f"the TLS material is not usable: {error}", nearest_fix="give a CA, certificate and key as PEM"
         ) from error
     return context
-
-
-def _load_client_certificate(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    # OpenSSL takes a key only from a file; this one is readable for nobody else, and gone at once.
-    with tempfile.TemporaryDirectory() as directory:
-        pem = Path(directory) / "client.pem"
-        pem.touch(mode=0o600)
-        pem.write_bytes(certificate + b"\n" + key)
-        context.load_cert_chain(pem)
 
 
 # Calls.
@@ -285,7 +281,9 @@ class NmxmSession:
 
     async def _send(self, call: str, method: str, path: str, body: msgspec.Struct | None = None) -> bytes:
         """Raises FabricRefused when NMX-M refuses, FabricUnavailable when the outcome is unknown."""
-        login = await self._logged_in()
+        if self._login is None:
+            self._login = await self._read_login()
+        login = self._login
         try:
             with asked(method, self.url, path) as request:
                 async with self._client.stream(
@@ -315,11 +313,6 @@ class NmxmSession:
             bytes(content),
             httpx2.codes.OK if method == "GET" else httpx2.codes.ACCEPTED,
         )
-
-    async def _logged_in(self) -> NmxmLogin:
-        if self._login is None:
-            self._login = await self._read_login()
-        return self._login
 
 
 def _checked_content(call: str, status: int, content: bytes, expected: int) -> bytes:

@@ -14,11 +14,11 @@ not a member, but part of the full member list that a change must send.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from rackloom.carve.fabric.controller import FabricUnavailable, canonical_domain
+from rackloom.carve.fabric.controller import FabricUnavailable, canonical_domain, contradicted_gpus
 from rackloom.carve.fabric.nmxm import protocol
 from rackloom.core.partitions.domain import (
     MAX_PARTITION_ID,
@@ -26,7 +26,6 @@ from rackloom.core.partitions.domain import (
     ObservedGpu,
     ObservedPartition,
     PartitionHealth,
-    contradicted_gpus,
 )
 
 _GPU_HEALTH = {
@@ -116,8 +115,16 @@ def read_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> DomainReading
         for chassis in lists.chassis
         if canonical_domain(chassis.domain_uuid) == domain
     }
-    _require_unique_guids(mine)
-    _require_nodes_filled(lists.nodes, mine, domain)
+    guids = {gpu.device_uid for gpu in mine}
+    if 0 in guids or len(guids) != len(mine):
+        raise FabricUnavailable("GetGpus: GPUs without a GUID of their own")
+    filled = {_tray_location(gpu.location_info) for gpu in mine}
+    for node in lists.nodes:
+        if canonical_domain(node.domain_uuid) != domain or node.health != "HEALTHY":
+            continue
+        if _tray_location(node.location_info) not in filled:
+            slot = node.location_info.slot_id
+            raise FabricUnavailable(f"GetGpus: the compute node in slot {slot} is healthy, but lists no GPU")
     names.update((gpu.id, gpu.device_uid) for gpu in lists.gpus)
     partitions = _partitions_of_domain(lists, domain, names)
     claims = {gpu.device_uid: gpu.partition_id for gpu in mine}
@@ -224,24 +231,6 @@ def _observed_gpu(gpu: protocol.NmxmGpu, serials: Mapping[int, str]) -> Observed
         module_id=gpu.device_id,
         health=_GPU_HEALTH.get(gpu.health, GpuHealth.UNKNOWN),
     )
-
-
-def _require_unique_guids(gpus: Sequence[protocol.NmxmGpu]) -> None:
-    guids = {gpu.device_uid for gpu in gpus}
-    if 0 in guids or len(guids) != len(gpus):
-        raise FabricUnavailable("GetGpus: GPUs without a GUID of their own")
-
-
-def _require_nodes_filled(
-    nodes: Iterable[protocol.NmxmComputeNode], gpus: Iterable[protocol.NmxmGpu], domain: str
-) -> None:
-    filled = {_tray_location(gpu.location_info) for gpu in gpus}
-    for node in nodes:
-        if canonical_domain(node.domain_uuid) != domain or node.health != "HEALTHY":
-            continue
-        if _tray_location(node.location_info) not in filled:
-            slot = node.location_info.slot_id
-            raise FabricUnavailable(f"GetGpus: the compute node in slot {slot} is healthy, but lists no GPU")
 
 
 def _tray_location(where: protocol.NmxmLocation) -> tuple[int, int, int]:

@@ -18,8 +18,15 @@ import msgspec
 
 from rackloom.claim.cluster.admission.reviews import AdmissionMode, AdmissionVerdict, RuleOutcome, verdict_on
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import OwnerReference
-from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, ImexIsolation, isolation_of, shared_claim_name
+from rackloom.core.cluster.domain_objects import ComputeDomain
+from rackloom.core.cluster.metadata import OwnerReference, labels_of
+from rackloom.core.cluster.names import (
+    GPU_CLIQUE_LABEL,
+    AllocationMode,
+    ImexIsolation,
+    isolation_of,
+    shared_claim_name,
+)
 from rackloom.core.cluster.objects import Object, PatchOperation, add_entries, add_operation
 from rackloom.core.cluster.pods import (
     CHANNEL_LABEL,
@@ -27,15 +34,17 @@ from rackloom.core.cluster.pods import (
     TEMPLATE_GATE,
     WATCHED_LABEL,
     WATCHED_VALUE,
+    ClaimTemplateObject,
     NodeAffinity,
     PodAffinity,
+    PodAffinityRules,
     PodObject,
     PodSpec,
     add_gate,
     channel_label,
+    decode_object,
     narrow_nodes,
 )
-from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
 
 # Rules that keep pods in one clique, as JSON patch operations.
 
@@ -47,10 +56,16 @@ def has_clique_rule(spec: PodSpec) -> bool:
     """
     if GPU_CLIQUE_LABEL in (spec.node_selector or {}):
         return True
-    affinity = spec.affinity
-    if affinity is None:
-        return False
-    return _pod_rules_name_clique(affinity.pod_affinity) or _node_rules_name_clique(affinity.node_affinity)
+    affinity = spec.affinity or PodAffinityRules()
+    near, nodes = affinity.pod_affinity or PodAffinity(), affinity.node_affinity or NodeAffinity()
+    around = (*(near.required or ()), *(rule.pod_affinity_term for rule in near.preferred or ()))
+    required = (nodes.required.node_selector_terms if nodes.required else None) or ()
+    terms = (*required, *(rule.preference for rule in nodes.preferred or ()))
+    return any(term.topology_key == GPU_CLIQUE_LABEL for term in around) or any(
+        rule.key == GPU_CLIQUE_LABEL and rule.operator == "In"
+        for term in terms
+        for rule in term.match_expressions or ()
+    )
 
 
 def require_domain_affinity(spec: PodSpec, label: str) -> tuple[PatchOperation, ...]:
@@ -78,22 +93,6 @@ def require_clique(spec: PodSpec, clique: str | None) -> tuple[PatchOperation, .
     return tuple(narrow_nodes(spec, "matchExpressions", {"key": GPU_CLIQUE_LABEL} | rule))
 
 
-def _pod_rules_name_clique(near: PodAffinity | None) -> bool:
-    if near is None:
-        return False
-    preferred = (rule.pod_affinity_term for rule in near.preferred or ())
-    return any(term.topology_key == GPU_CLIQUE_LABEL for term in (*(near.required or ()), *preferred))
-
-
-def _node_rules_name_clique(nodes: NodeAffinity | None) -> bool:
-    if nodes is None:
-        return False
-    required = (nodes.required.node_selector_terms if nodes.required else None) or ()
-    preferred = (rule.preference for rule in nodes.preferred or ())
-    rules = (rule for term in (*required, *preferred) for rule in term.match_expressions or ())
-    return any(rule.key == GPU_CLIQUE_LABEL and rule.operator == "In" for rule in rules)
-
-
 # The pods of one ComputeDomain.
 
 
@@ -102,11 +101,11 @@ class DomainPods(msgspec.Struct, frozen=True):
 
     pods: tuple[PodObject, ...] = ()
     clique: str | None = None
-    """The clique of a node to which one of them is bound; None where none is in a clique yet."""
+    """The clique of a node to which one of them is bound. None if none is in a clique yet."""
 
     @property
     def owners(self) -> tuple[OwnerReference | None, ...]:
-        """The controllers that created them, each once; None stands for all pods without one."""
+        """The controllers that created them, each once. None stands for all pods without one."""
         return tuple({pod.owner.uid if pod.owner else "": pod.owner for pod in self.pods}.values())
 
     @property
@@ -138,21 +137,20 @@ class ClaimTemplateState(msgspec.Struct, frozen=True):
 
     exists: bool = False
     channel: ChannelTemplate | None = None
-    """Known before the template exists if its ComputeDomain does; None for templates without channels."""
+    """Known before the template exists if its ComputeDomain does. None for templates without channels."""
 
 
 def template_state(obj: Object) -> ClaimTemplateState:
     """The state of a ResourceClaimTemplate, from the labels and the class that the controller gave it."""
-    labels = obj["metadata"].get("labels") or {}
+    labels = labels_of(obj)
     uid = labels.get(names.COMPUTE_DOMAIN_LABEL)
     if uid is None or labels.get(names.TARGET_LABEL) != names.TARGET_WORKLOAD:
         return ClaimTemplateState(exists=True)
-    devices = obj["spec"]["spec"].get("devices", {})
-    requests = (request.get("exactly") or {} for request in devices.get("requests") or ())
-    is_isolated = any(request.get("deviceClassName") == names.ISOLATED_CHANNEL_CLASS for request in requests)
-    opaque = (entry.get("opaque") or {} for entry in devices.get("config") or ())
-    modes = ((config.get("parameters") or {}).get("allocationMode") for config in opaque)
-    return ClaimTemplateState(True, ChannelTemplate(uid, is_isolated and AllocationMode.ALL not in modes))
+    spec = decode_object(obj, ClaimTemplateObject).spec.spec
+    parameters = (config.opaque.parameters or {} for config in spec.configs if config.opaque)
+    takes_all = any(found.get("allocationMode") == AllocationMode.ALL for found in parameters)
+    is_shared = names.ISOLATED_CHANNEL_CLASS in spec.classes and not takes_all
+    return ClaimTemplateState(True, ChannelTemplate(uid, is_shared))
 
 
 def promised_template(domain: ComputeDomain, default: ImexIsolation) -> ClaimTemplateState:
@@ -196,11 +194,27 @@ def mutate_pod(pod: PodObject, context: PodContext) -> AdmissionVerdict:
     channels = {
         name: template.channel for name, template in context.templates.items() if template.channel is not None
     }
-    by_rule = {
-        "shared-claim": tuple(_use_shared_claims(pod, channels)),
-        "gate": _add_gate(pod, context),
-        "label": _add_pod_labels(pod, channels, context),
-        "clique": _add_clique_rule(pod, channels),
+    shared = {name: channel for name, channel in channels.items() if channel.is_shared}
+    labels, waits = {}, must_wait(pod, context)
+    if channels or waits:
+        labels[WATCHED_LABEL] = WATCHED_VALUE
+    if channels:
+        # The first template that the pod still names afterwards, so that a second review finds the same.
+        labels[CHANNEL_LABEL] = channel_label(min(channels, key=lambda name: name in shared))
+    needs_clique = channels and not (pod.is_of_a_gang or pod.is_bound or has_clique_rule(pod.spec))
+    by_rule: dict[str, tuple[PatchOperation, ...]] = {
+        "shared-claim": tuple(
+            {
+                "op": "replace",
+                "path": f"/spec/resourceClaims/{number}",
+                "value": {"name": claim.name, "resourceClaimName": shared_claim_name(channel.domain_uid)},
+            }
+            for number, claim in enumerate(pod.claims)
+            if (channel := shared.get(claim.resource_claim_template_name or "")) is not None
+        ),
+        "gate": (add_gate(pod, TEMPLATE_GATE),) if waits and pod.gate_index is None else (),
+        "label": add_labels(pod, labels),
+        "clique": require_domain_affinity(pod.spec, labels[CHANNEL_LABEL]) if needs_clique else (),
     }
     warnings = tuple(_warnings(pod, channels, context))
     rules: list[RuleOutcome] = [(rule, "changed") for rule, patch in by_rule.items() if patch]
@@ -211,14 +225,6 @@ def mutate_pod(pod: PodObject, context: PodContext) -> AdmissionVerdict:
         warnings=warnings,
         rules=tuple(rules),
     )
-
-
-def _use_shared_claims(pod: PodObject, channels: Mapping[str, ChannelTemplate]) -> Iterator[PatchOperation]:
-    for number, claim in enumerate(pod.claims):
-        channel = channels.get(claim.resource_claim_template_name or "")
-        if channel is not None and channel.is_shared:
-            value = {"name": claim.name, "resourceClaimName": shared_claim_name(channel.domain_uid)}
-            yield {"op": "replace", "path": f"/spec/resourceClaims/{number}", "value": value}
 
 
 def must_wait(pod: PodObject, context: PodContext) -> bool:
@@ -237,35 +243,10 @@ def must_wait(pod: PodObject, context: PodContext) -> bool:
     return not pod.is_of_a_gang and any(context.group(name).is_settling for name in named)
 
 
-def _add_gate(pod: PodObject, context: PodContext) -> tuple[PatchOperation, ...]:
-    if pod.gate_index is not None or not must_wait(pod, context):
-        return ()
-    return (add_gate(pod, TEMPLATE_GATE),)
-
-
-def _add_pod_labels(
-    pod: PodObject, channels: Mapping[str, ChannelTemplate], context: PodContext
-) -> tuple[PatchOperation, ...]:
-    if not channels:
-        return add_labels(pod, {WATCHED_LABEL: WATCHED_VALUE}) if must_wait(pod, context) else ()
-    return add_labels(pod, {WATCHED_LABEL: WATCHED_VALUE, CHANNEL_LABEL: _channel_label_of(channels)})
-
-
 def add_labels(pod: PodObject, wanted: Mapping[str, str]) -> tuple[PatchOperation, ...]:
     """Give a pod labels."""
     missing = {name: value for name, value in wanted.items() if pod.labels.get(name) != value}
     return add_entries("/metadata/labels", pod.metadata.labels, missing)
-
-
-def _add_clique_rule(pod: PodObject, channels: Mapping[str, ChannelTemplate]) -> tuple[PatchOperation, ...]:
-    if not channels or pod.is_of_a_gang or pod.is_bound or has_clique_rule(pod.spec):
-        return ()
-    return require_domain_affinity(pod.spec, _channel_label_of(channels))
-
-
-def _channel_label_of(channels: Mapping[str, ChannelTemplate]) -> str:
-    """The label for the first template that the pod still names, so that a second review finds the same."""
-    return channel_label(min(channels, key=lambda name: channels[name].is_shared))
 
 
 def _warnings(pod: PodObject, channels: Mapping[str, ChannelTemplate], context: PodContext) -> Iterator[str]:

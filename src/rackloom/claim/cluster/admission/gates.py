@@ -29,6 +29,7 @@ from rackloom.claim.cluster.admission.webhook import AdmissionCache
 from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.events import EventRecorder
+from rackloom.core.cluster.metadata import condition_of, identity_of, namespace_of
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
 from rackloom.core.cluster.nodes import node_clique
 from rackloom.core.cluster.objects import (
@@ -86,10 +87,6 @@ class CreatedTooEarly(msgspec.Struct, frozen=True):
             "one claim (channel mode), and a pod's claims are fixed: delete the pod and create it again"
         )
 
-    def condition(self, reason: str) -> PatchOperation:
-        """The pod condition with the message; it outlasts an event."""
-        return {"type": CHANNEL_CONDITION, "status": "False", "reason": reason, "message": self.message}
-
 
 GateStep = GateOpening | CreatedTooEarly
 
@@ -106,30 +103,25 @@ def gate_steps(
     groups: Mapping[str, DomainPods],
 ) -> tuple[GateStep, ...]:
     """What to do about the gated pods of one namespace; `groups` are its pods with channels, by template."""
-    ready = [pod for pod in gated if all(templates[name].exists for name in pod.templates)]
     steps: list[GateStep] = []
-    for pod in ready:
+    members: dict[str, list[PodObject]] = {}
+    for pod in gated:
+        if not all(templates[name].exists for name in pod.templates):
+            continue
         name = channel_template(pod, templates)
         channel = templates[name].channel if name is not None else None
         if name is None or channel is None or pod.is_of_a_gang:
             steps.append(GateOpening(pod, _channel_labels(pod, name)))
         elif channel.is_shared:
             steps.append(CreatedTooEarly(pod, name))
+        else:
+            members.setdefault(name, []).append(pod)
     for name, group in groups.items():
-        members = tuple(pod for pod in ready if _uses_channel_of(pod, name, templates))
-        steps += (GateOpening(pod, changes) for pod, changes in _openings_for(members, name, group))
+        steps += _openings_for(members.get(name, []), name, group)
     return tuple(steps)
 
 
-def _uses_channel_of(pod: PodObject, template: str, templates: Mapping[str, ClaimTemplateState]) -> bool:
-    channel = templates[template].channel if template in templates else None
-    is_of_it = channel_template(pod, templates) == template and not pod.is_of_a_gang
-    return is_of_it and channel is not None and not channel.is_shared
-
-
-def _openings_for(
-    gated: tuple[PodObject, ...], template: str, group: DomainPods
-) -> Iterator[tuple[PodObject, tuple[PatchOperation, ...]]]:
+def _openings_for(gated: list[PodObject], template: str, group: DomainPods) -> Iterator[GateOpening]:
     """Open gates so that all pods of a ComputeDomain come into one clique.
 
     Until a clique is known, at most one pod without a clique rule is being scheduled; it decides the clique.
@@ -137,19 +129,20 @@ def _openings_for(
     led = [pod for pod in gated if has_clique_rule(pod.spec)]
     free = [pod for pod in gated if not has_clique_rule(pod.spec)]
     if group.clique is not None:
-        yield from ((pod, _channel_labels(pod, template)) for pod in led)
+        yield from (GateOpening(pod, _channel_labels(pod, template)) for pod in led)
         for pod in free:
-            yield pod, (*_channel_labels(pod, template), *require_clique(pod.spec, group.clique))
+            changes = (*_channel_labels(pod, template), *require_clique(pod.spec, group.clique))
+            yield GateOpening(pod, changes)
         return
     under_way = [pod for pod in group.waiting if pod.gate_index is None]
     if any(not has_clique_rule(pod.spec) for pod in under_way):
         # The first pod is being scheduled, and the others follow it.
         return
     if led or under_way:
-        yield from ((pod, _channel_labels(pod, template)) for pod in led)
+        yield from (GateOpening(pod, _channel_labels(pod, template)) for pod in led)
     elif free:
         first = min(free, key=lambda pod: (pod.metadata.creation_timestamp or "", pod.metadata.name))
-        yield first, (*_channel_labels(first, template), *require_clique(first.spec, None))
+        yield GateOpening(first, (*_channel_labels(first, template), *require_clique(first.spec, None)))
 
 
 def _channel_labels(pod: PodObject, template: str | None) -> tuple[PatchOperation, ...]:
@@ -181,7 +174,7 @@ class GateController:
         """Queue the namespace of a template or a pod that changed."""
         # A ComputeDomain opens no gate by itself: its template follows, and is what pods wait for.
         if kind != COMPUTE_DOMAIN:
-            self._runtime.queue.add(obj["metadata"]["namespace"])
+            self._runtime.queue.add(namespace_of(obj) or "")
 
     async def run(self) -> None:
         """Open gates until cancelled, for one term as leader. The caller runs the informers of the cache."""
@@ -201,7 +194,7 @@ class GateController:
                 raise refusal
         return None
 
-    async def _execute(self, namespace: str, step: GateOpening | CreatedTooEarly) -> KubeError | None:
+    async def _execute(self, namespace: str, step: GateStep) -> KubeError | None:
         """Execute a step; returns the error of a pod that cannot be changed: it must not delay others."""
         if isinstance(step, CreatedTooEarly):
             await self._report_too_early(namespace, step)
@@ -215,11 +208,17 @@ class GateController:
 
     async def _report_too_early(self, namespace: str, step: CreatedTooEarly) -> None:
         pod = self._cache.at(POD, namespace, step.pod.metadata.name)
-        condition = step.condition(TOO_EARLY_REASON)
-        if pod is None or condition in ((pod.get("status") or {}).get("conditions") or ()):
+        known = None if pod is None else condition_of(pod, CHANNEL_CONDITION)
+        if pod is None or (known is not None and known.message == step.message):
             return
         await self._recorder.record(pod, EventNotice(True, TOO_EARLY_REASON, step.message))
-        meta = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
+        condition = {
+            "type": CHANNEL_CONDITION,
+            "status": "False",
+            "reason": TOO_EARLY_REASON,
+            "message": step.message,
+        }
+        meta = identity_of(pod, "name", "namespace", "uid")
         status = {"metadata": meta, "status": {"conditions": [condition]}}
         with suppress(NotFound):
             written = await self._api.apply(
@@ -229,18 +228,9 @@ class GateController:
 
     async def _group(self, namespace: str, template: str) -> DomainPods:
         pods = self._cache.group(namespace, template).pods
-        return DomainPods(pods, await self._clique(pods))
-
-    async def _clique(self, pods: tuple[PodObject, ...]) -> str | None:
-        """The clique of the first pod that is in one; a node without one is in none."""
+        # Their clique is that of the first pod that is in one: a node without a clique is in none.
         for node in dict.fromkeys(pod.spec.node_name for pod in pods):
-            if node and (clique := await self._clique_of(node)):
-                return clique
-        return None
-
-    async def _clique_of(self, node: str) -> str | None:
-        try:
-            obj = await self._api.get(NODE, node)
-        except NotFound:
-            return None
-        return node_clique(obj, GPU_CLIQUE_LABEL)
+            with suppress(NotFound):
+                if node and (clique := node_clique(await self._api.get(NODE, node), GPU_CLIQUE_LABEL)):
+                    return DomainPods(pods, clique)
+        return DomainPods(pods)

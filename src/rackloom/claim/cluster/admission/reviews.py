@@ -87,7 +87,7 @@ def encode_response(uid: str, verdict: AdmissionVerdict) -> bytes:
     """The response to the request `uid`."""
     response: dict[str, Any] = {"uid": uid, "allowed": verdict.allowed}
     if not verdict.allowed:
-        response["status"] = {"code": verdict.code, "message": verdict.message}
+        response |= {"status": {"code": verdict.code, "message": verdict.message}}
     if verdict.warnings:
         response["warnings"] = verdict.warnings
     if verdict.patch:

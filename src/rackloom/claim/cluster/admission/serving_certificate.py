@@ -26,6 +26,7 @@ from rackloom.claim.cluster.certificates import (
     secret_data,
 )
 from rackloom.claim.kube.api import KubeApi
+from rackloom.core.cluster.metadata import version_of
 from rackloom.core.cluster.objects import (
     MUTATING_WEBHOOK,
     SECRET,
@@ -110,7 +111,7 @@ class CertificateIssuer:
         """The identity in a Secret, the authorities to trust, and the version that was read."""
         secret = await self._api.get(SECRET, name, self._namespace)
         identity, trusted = read_secret(secret)
-        version = secret["metadata"]["resourceVersion"]
+        version = version_of(secret)
         is_filled = identity.key and identity.certificate
         return (identity, trusted, version) if is_filled else (None, b"", version)
 

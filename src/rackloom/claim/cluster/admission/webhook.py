@@ -18,7 +18,7 @@ the mutating path denies with 503: the client tries again.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -41,6 +41,8 @@ from rackloom.claim.cluster.admission.reviews import (
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
 from rackloom.claim.kube.informer import CacheSet, Informer
 from rackloom.core.cluster import names
+from rackloom.core.cluster.device_configs import decode_gpu_config, decode_imex_config
+from rackloom.core.cluster.domain_objects import readable_compute_domains
 from rackloom.core.cluster.gang_objects import (
     GANG_GATE,
     GROUP_LABEL,
@@ -49,6 +51,7 @@ from rackloom.core.cluster.gang_objects import (
     gang_group_of,
     read_gang_spec,
 )
+from rackloom.core.cluster.metadata import has_same_spec, is_being_deleted
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -63,7 +66,6 @@ from rackloom.core.cluster.pods import (
     SIZE_ANNOTATION,
     WATCHED_LABEL,
     ClaimObject,
-    ClaimSpec,
     ClaimTemplateObject,
     NameReference,
     PodObject,
@@ -71,8 +73,6 @@ from rackloom.core.cluster.pods import (
     channel_label,
     decode_object,
 )
-from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
-from rackloom.core.domains.device_configs import decode_gpu_config, decode_imex_config
 from rackloom.core.domains.network_config import decode_network_config
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, DEFAULT_NAMESPACE
 from rackloom.errors import Refused
@@ -90,46 +90,31 @@ _DECODERS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
 
 def review_claim(request: ReviewRequest, mode: AdmissionMode) -> AdmissionVerdict:
     """Review a claim or a template. Raises Refused for a request about anything else."""
-    if request.operation not in ("CREATE", "UPDATE") or _is_unchanged_spec(request):
-        return AdmissionVerdict()
-    spec, path = _claim_spec(request)
-    problems = tuple(_config_problems(spec, path))
-    return verdict_on(problems, mode, f"{len(problems)} configs failed to validate", "device-config")
-
-
-def _is_unchanged_spec(request: ReviewRequest) -> bool:
-    """Whether an update keeps the spec: an admitted object must be able to lose its finalizers."""
     new, old = request.object, request.old_object
-    both = isinstance(new, dict) and isinstance(old, dict)
-    return request.operation == "UPDATE" and both and new.get("spec") == old.get("spec")
-
-
-def _claim_spec(request: ReviewRequest) -> tuple[ClaimSpec, str]:
+    is_update = request.operation == "UPDATE" and isinstance(new, dict) and isinstance(old, dict)
+    # An update that keeps the spec passes: an admitted object must be able to lose its finalizers.
+    if request.operation not in ("CREATE", "UPDATE") or (is_update and has_same_spec(new, old)):
+        return AdmissionVerdict()
     match request.resource.resource:
         case "resourceclaims":
-            return decode_object(request.object, ClaimObject).spec, "spec"
+            spec, path = decode_object(new, ClaimObject).spec, "spec"
         case "resourceclaimtemplates":
-            return decode_object(request.object, ClaimTemplateObject).spec.spec, "spec.spec"
+            spec, path = decode_object(new, ClaimTemplateObject).spec.spec, "spec.spec"
         case other:
             raise Refused(f"asked about {other!r}, not resourceclaims or resourceclaimtemplates")
-
-
-def _config_problems(spec: ClaimSpec, path: str) -> Iterator[str]:
+    problems = []
     for number, config in enumerate(spec.configs):
-        decode = _DECODERS.get(config.opaque.driver) if config.opaque else None
-        if decode is None or config.opaque is None:
+        if config.opaque is None or (decode := _DECODERS.get(config.opaque.driver)) is None:
             continue
+        at, parameters = f"{path}.devices.config[{number}].opaque.parameters", config.opaque.parameters
         try:
-            decode(_as_mapping(config.opaque.parameters))
+            if not isinstance(parameters, dict):
+                fix = "give it apiVersion, kind and the fields of that kind"
+                raise Refused("it is no object", nearest_fix=fix)
+            decode(parameters)
         except Refused as refused:
-            where = f"{path}.devices.config[{number}].opaque.parameters"
-            yield f"object at {where} is invalid: {refused}"
-
-
-def _as_mapping(parameters: object) -> Mapping[str, Any]:
-    if not isinstance(parameters, dict):
-        raise Refused("it is no object", nearest_fix="give it apiVersion, kind and the fields of that kind")
-    return parameters
+            problems.append(f"object at {at} is invalid: {refused}")
+    return verdict_on(tuple(problems), mode, f"{len(problems)} configs failed to validate", "device-config")
 
 
 # Gating of gang pods.
@@ -221,11 +206,11 @@ class AdmissionCache(CacheSet):
         return tuple(
             decode_object(pod, PodObject)
             for pod in self.by(POD, index, value)
-            if not has_pod_ended(pod) and not pod["metadata"].get("deletionTimestamp")
+            if not has_pod_ended(pod) and not is_being_deleted(pod)
         )
 
     async def context_of(self, namespace: str, pod: PodObject) -> PodContext:
-        """The templates and groups of a new pod; what the cache lacks is read. Raises KubeError."""
+        """The templates and groups of a new pod, also those that the cache lacks. Raises KubeError."""
         templates = {name: await self._read_template(namespace, name) for name in pod.templates}
         if pod.owner is not None and self._default is ImexIsolation.CHANNEL:
             await self._await_unknown(namespace, templates)
@@ -259,32 +244,25 @@ class AdmissionCache(CacheSet):
 
 
 def _promised_state(domains: Iterable[Object], template: str, default: ImexIsolation) -> ClaimTemplateState:
-    for domain in map(_readable_domain, domains):
-        if domain is not None and domain.template == template and not domain.deleting:
+    for domain in readable_compute_domains(domains):
+        if domain.template == template and not domain.deleting:
             return promised_template(domain, default)
     return ClaimTemplateState()
 
 
-def _readable_domain(obj: Object) -> ComputeDomain | None:
-    try:
-        return read_compute_domain(obj)
-    except Refused:
-        return None
-
-
 def _promised_templates(obj: Object) -> Iterable[str]:
-    domain = _readable_domain(obj)
-    return () if domain is None else (f"{domain.namespace}/{domain.template}",)
+    return [f"{domain.namespace}/{domain.template}" for domain in readable_compute_domains((obj,))]
 
 
 def _channel_keys(obj: Object) -> Iterable[str]:
-    pod, namespace = decode_object(obj, PodObject), obj["metadata"]["namespace"]
+    pod = decode_object(obj, PodObject)
     labels = {channel_label(name) for name in pod.templates} | {pod.labels.get(CHANNEL_LABEL, "")}
-    return [f"{namespace}/{label}" for label in sorted(labels) if label]
+    return [f"{pod.metadata.namespace}/{label}" for label in sorted(labels) if label]
 
 
 def _gated_namespaces(obj: Object) -> Iterable[str]:
-    return () if decode_object(obj, PodObject).gate_index is None else (obj["metadata"]["namespace"],)
+    pod = decode_object(obj, PodObject)
+    return () if pod.gate_index is None else (pod.metadata.namespace or "",)
 
 
 # The paths.

@@ -18,17 +18,22 @@ from rackloom.claim.cluster.uninstall.inventory import (
     PART_OF_LABEL,
     ClusterInventory,
     DeviceHolder,
-    is_being_deleted,
+    defined_group,
     is_part_of_rackloom,
+)
+from rackloom.core.cluster import names
+from rackloom.core.cluster.gang_objects import GANG_GATE, gang_key_of
+from rackloom.core.cluster.metadata import (
+    annotations_of,
+    controller_of,
+    full_name,
+    is_being_deleted,
     labels_of,
     name_of,
     namespace_of,
-    object_label,
+    title_of,
     uid_of,
 )
-from rackloom.core.cluster import names
-from rackloom.core.cluster import pods as kubernetes_pods
-from rackloom.core.cluster.gang_objects import GANG_GATE, gang_key_of
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     CRD,
@@ -44,6 +49,7 @@ from rackloom.core.cluster.objects import (
     has_pod_ended,
     list_names,
 )
+from rackloom.core.cluster.pods import TEMPLATE_GATE, PodObject, decode_object
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 
 _NAMED_ALIKE = frozenset({"admissionregistration.k8s.io", "rbac.authorization.k8s.io"})
@@ -122,7 +128,7 @@ def _unlabelled(inventory: ClusterInventory) -> Iterator[UninstallBlocker]:
             if is_program and namespace_of(obj) in inventory.homes and not is_part_of_rackloom(obj):
                 yield UninstallBlocker(
                     phase=UninstallPhase.WEBHOOKS,
-                    what=object_label(kind, obj),
+                    what=title_of(kind, obj),
                     why=f"was installed without the label {PART_OF_LABEL}, by which we tell what is ours",
                     fix="kubectl apply --server-side -k deploy/kubernetes/base of this version labels it all",
                 )
@@ -136,7 +142,9 @@ def _reasons(inventory: ClusterInventory) -> Iterator[tuple[UninstallPhase | Non
     for pod in inventory.all(POD):
         if is_being_deleted(pod) or has_pod_ended(pod):
             continue
-        gate, gang = _gate_of(pod), gang_key_of(pod)
+        gates = {gate.name for gate in decode_object(pod, PodObject).spec.scheduling_gates or ()}
+        gate = next((name for name in (GANG_GATE, TEMPLATE_GATE) if name in gates), None)
+        gang = gang_key_of(pod)
         if gate is not None:
             yield first, pod, f"waits at the gate {gate}, which nobody would open"
         elif gang is not None and (gang.namespace, gang.name) in plans:
@@ -151,43 +159,23 @@ def _loss_of(
     if use.domain is None:
         phase = first if inventory.serves(use.driver) else None
         return phase, use.pod, f"holds devices of {use.driver}, which only its node plugin can take back"
-    guarded = next((domain for domain in _domains_of(use, inventory) if _guards(domain, inventory)), None)
-    if guarded is None:
-        phase = UninstallPhase.PLUGINS if inventory.serves(use.driver) else None
-        return phase, use.pod, "holds an IMEX channel, which only its node plugin can take back"
-    place = f"{namespace_of(guarded)}/{name_of(guarded)}"
-    why = f"holds a channel of ComputeDomain {place}: its memory sharing would end"
-    return (UninstallPhase.REMAINS if inventory.is_warm(guarded) else first), use.pod, why
-
-
-def _domains_of(use: DeviceHolder, inventory: ClusterInventory) -> Iterator[Object]:
-    """The ComputeDomain of a channel, and in channel mode the one that keeps its clique warm."""
-    yield from inventory.by(COMPUTE_DOMAIN, "domain", use.domain or "")
+    # The ComputeDomain of a channel, and in channel mode the one that keeps its clique warm.
     warm = None if use.clique is None else inventory.warm_domain(use.clique)
-    if warm is not None:
-        yield warm
-
-
-def _guards(domain: Object, inventory: ClusterInventory) -> bool:
-    """Whether a ComputeDomain in use must stay: its controller would hold deletion back, or daemons run."""
-    annotations = domain["metadata"].get("annotations") or {}
-    if annotations.get(names.ALLOW_DELETION_ANNOTATION) == "true":
-        return False
-    return inventory.runs("controller") or bool(inventory.daemons(uid_of(domain)))
-
-
-def _gate_of(pod: Object) -> str | None:
-    gates = {gate["name"] for gate in (pod.get("spec") or {}).get("schedulingGates") or ()}
-    return next((gate for gate in (GANG_GATE, kubernetes_pods.TEMPLATE_GATE) if gate in gates), None)
+    for domain in (*inventory.by(COMPUTE_DOMAIN, "domain", use.domain or ""), *((warm,) if warm else ())):
+        # One in use stays while its controller would hold deletion back, or daemons of it run.
+        may_go = annotations_of(domain).get(names.ALLOW_DELETION_ANNOTATION) == "true"
+        if not may_go and (inventory.runs("controller") or inventory.daemons(uid_of(domain))):
+            why = f"holds a channel of ComputeDomain {full_name(domain)}: its memory sharing would end"
+            return (UninstallPhase.REMAINS if inventory.is_warm(domain) else first), use.pod, why
+    phase = UninstallPhase.PLUGINS if inventory.serves(use.driver) else None
+    return phase, use.pod, "holds an IMEX channel, which only its node plugin can take back"
 
 
 def _owner_and_fix(pod: Object) -> tuple[str, str]:
     """The owner that would recreate a pod, and the command that deletes it."""
-    owners = pod["metadata"].get("ownerReferences") or ()
-    owner = next((reference for reference in owners if reference.get("controller")), None)
     namespace, name, kind, group = namespace_of(pod), name_of(pod), "Pod", ""
-    if owner is not None:
-        kind, name, group = owner["kind"], owner["name"], owner["apiVersion"].rpartition("/")[0]
+    if (owner := controller_of(pod)) is not None:
+        kind, name, group = owner.kind, owner.name, owner.api_version.rpartition("/")[0]
         deployment = name.removesuffix(f"-{labels_of(pod).get('pod-template-hash', '')}")
         if kind == "ReplicaSet" and deployment != name:
             kind, name = "Deployment", deployment
@@ -202,7 +190,7 @@ def find_left_behind(inventory: ClusterInventory) -> Iterator[LeftBehind]:
         for obj in inventory.all(kind):
             why = _why_it_stays(kind, obj, inventory)
             if why is not None:
-                yield LeftBehind(what=object_label(kind, obj), why=why[0], fix=why[1])
+                yield LeftBehind(what=title_of(kind, obj), why=why[0], fix=why[1])
     yield from _foreign_domains(inventory)
     yield from _namespaces_with_foreign_content(inventory)
     yield from _labels_of_operators(inventory)
@@ -214,7 +202,7 @@ def _lost_uses(inventory: ClusterInventory) -> Iterator[LeftBehind]:
     for phase, pod, why in _reasons(inventory):
         if phase is None:
             yield LeftBehind(
-                what=object_label(POD, pod),
+                what=title_of(POD, pod),
                 why=f"{why}, and that is gone: it runs on, but its kubelet cannot finish its deletion",
                 fix="install again and delete it then, or when it may end: kubectl delete pod --force "
                 f"-n {namespace_of(pod)} {name_of(pod)}",
@@ -222,7 +210,7 @@ def _lost_uses(inventory: ClusterInventory) -> Iterator[LeftBehind]:
 
 
 def _why_it_stays(kind: ResourceKind, obj: Object, inventory: ClusterInventory) -> tuple[str, str] | None:
-    """Why an object with our label, or only our name, stays, and a fix; None for all others."""
+    """Why an object with our label, or only our name, stays, and a fix. None for all others."""
     if is_part_of_rackloom(obj) and inventory.is_at_home(obj):
         release = inventory.foreign_release_of(obj)
         if release is not None:
@@ -238,7 +226,7 @@ def _why_it_stays(kind: ResourceKind, obj: Object, inventory: ClusterInventory) 
 
 def _has_only_our_name(kind: ResourceKind, obj: Object) -> bool:
     if kind == CRD:
-        return obj["spec"].get("group") in _DEFINED_GROUPS
+        return defined_group(obj) in _DEFINED_GROUPS
     if kind == DEVICE_CLASS:
         return name_of(obj) in _SHIPPED_CLASSES
     if kind == NAMESPACE:
@@ -248,13 +236,9 @@ def _has_only_our_name(kind: ResourceKind, obj: Object) -> bool:
 
 def _foreign_domains(inventory: ClusterInventory) -> Iterator[LeftBehind]:
     ours = {uid_of(domain) for domain in inventory.domains}
-    others = [
-        object_label(COMPUTE_DOMAIN, obj) for obj in inventory.all(COMPUTE_DOMAIN) if uid_of(obj) not in ours
-    ]
+    others = [full_name(obj) for obj in inventory.all(COMPUTE_DOMAIN) if uid_of(obj) not in ours]
     if others:
-        yield LeftBehind(
-            what=_listed_names([name.split()[1] for name in others], "ComputeDomain"), why="not ours"
-        )
+        yield LeftBehind(what=_listed_names(others, "ComputeDomain"), why="not ours")
 
 
 def _namespaces_with_foreign_content(inventory: ClusterInventory) -> Iterator[LeftBehind]:
@@ -263,9 +247,9 @@ def _namespaces_with_foreign_content(inventory: ClusterInventory) -> Iterator[Le
             inventory.foreign_content(name_of(obj)) if kind == NAMESPACE and not is_being_deleted(obj) else ()
         )
         if content:
-            found = list_names([object_label(inside, each) for inside, each in content], _SHOWN)
+            found = list_names([title_of(inside, each) for inside, each in content], _SHOWN)
             yield LeftBehind(
-                what=object_label(kind, obj),
+                what=title_of(kind, obj),
                 why=f"holds what is not ours: {found}",
                 fix=f"kubectl delete namespace {name_of(obj)} takes all of that along",
             )

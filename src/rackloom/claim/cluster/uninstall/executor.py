@@ -25,6 +25,8 @@ from rackloom.claim.cluster.uninstall.inventory import (
 )
 from rackloom.claim.cluster.uninstall.plan import UninstallPlan, UninstallStep, build_uninstall_plan
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
+from rackloom.core.cluster.claims import claim_consumers
+from rackloom.core.cluster.metadata import namespace_of
 from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -336,10 +338,11 @@ async def _gather(reads: Iterable[Coroutine[Any, Any, None]]) -> None:
 def _namespaces_of_claims(claims: Iterable[Object]) -> set[str]:
     """Namespaces in which pods hold devices of drivers that we serve."""
     return {
-        claim["metadata"]["namespace"]
+        namespace
         for claim in claims
-        if (claim.get("status") or {}).get("reservedFor")
-        and any(device.get("driver") in PLUGINS for device in allocated_devices(claim))
+        if claim_consumers(claim)
+        and any(device["driver"] in PLUGINS for device in allocated_devices(claim))
+        and (namespace := namespace_of(claim))
     }
 
 

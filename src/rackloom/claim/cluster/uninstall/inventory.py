@@ -16,13 +16,26 @@ only if our controller wrote it and NVIDIA's did not.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 import msgspec
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.claims import ClaimConsumer, claim_consumers, class_selectors
+from rackloom.core.cluster.domain_objects import claimed_domain_uid
+from rackloom.core.cluster.metadata import (
+    annotations_of,
+    field_managers,
+    finalizers_of,
+    is_being_deleted,
+    labels_of,
+    name_of,
+    namespace_of,
+    owners_of,
+    uid_of,
+)
+from rackloom.core.cluster.nodes import slice_pool
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -42,10 +55,9 @@ from rackloom.core.cluster.objects import (
     allocated_devices,
     has_pod_ended,
     is_pod_ready,
-    object_title,
 )
+from rackloom.core.cluster.pods import command_words
 from rackloom.core.domains.observe import INDEXES
-from rackloom.core.domains.snapshot import claimed_domain_uid
 
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 PART_OF = "rackloom"
@@ -81,7 +93,7 @@ class DeviceHolder(msgspec.Struct, frozen=True):
     claim: Object
     driver: str
     domain: str | None
-    """UID of the ComputeDomain whose channel it holds; None for a GPU or a NIC."""
+    """UID of the ComputeDomain whose channel it holds. None for a GPU or a NIC."""
     clique: str | None
     """Clique of the pool that the channel is from, in channel mode."""
 
@@ -157,7 +169,7 @@ class ClusterInventory:
 
     def foreign_release_of(self, obj: Object) -> str | None:
         """The Helm release that says an object is its own, where it is not the one of this installation."""
-        found: str | None = (obj["metadata"].get("annotations") or {}).get(_HELM)
+        found = annotations_of(obj).get(_HELM)
         return None if found == self._helm_release else found
 
     def pods_of(self, component: str) -> list[Object]:
@@ -192,17 +204,14 @@ class ClusterInventory:
         )
 
     def _belongs_at_home(self, kind: ResourceKind, obj: Object) -> bool:
+        domain = labels_of(obj).get(names.COMPUTE_DOMAIN_LABEL)
         return (
             (is_part_of_rackloom(obj) and self.foreign_release_of(obj) is None)
-            or bool(obj["metadata"].get("ownerReferences"))
-            or self._is_of_our_domains(obj)
+            or bool(owners_of(obj))
+            or (domain is not None and domain not in self._foreign_domains)
             or (kind.kind, name_of(obj)) in _EVERY_NAMESPACE_HAS
             or (was_written_by_us(obj) and kind != POD)
         )
-
-    def _is_of_our_domains(self, obj: Object) -> bool:
-        uid = labels_of(obj).get(names.COMPUTE_DOMAIN_LABEL)
-        return uid is not None and uid not in self._foreign_domains
 
     # ComputeDomains.
 
@@ -210,7 +219,7 @@ class ClusterInventory:
     def foreign_drivers(self) -> frozenset[str]:
         """Drivers that we serve and of which another program publishes devices."""
         slices = (obj for obj in self.all(RESOURCE_SLICE) if not was_written_by_us(obj))
-        return frozenset(PLUGINS.keys() & {obj["spec"].get("driver", "") for obj in slices})
+        return frozenset(PLUGINS.keys() & {slice_pool(obj).driver for obj in slices})
 
     @cached_property
     def has_foreign_controller(self) -> bool:
@@ -221,13 +230,18 @@ class ClusterInventory:
             for obj in self.all(kind)
             if not is_part_of_rackloom(obj) and namespace_of(obj) not in self.homes
         )
-        return names.IMEX_DRIVER in self.foreign_drivers or any(map(_runs_foreign, programs))
+        return names.IMEX_DRIVER in self.foreign_drivers or any(
+            program in word
+            for workload in programs
+            for word in command_words(workload)
+            for program in _FOREIGN_PROGRAMS
+        )
 
     def is_shared(self, kind: ResourceKind, obj: Object) -> bool:
         """Whether another driver that is at work here uses a definition or a device class too."""
         if kind == CRD:
-            return self.has_foreign_controller and obj["spec"].get("group") == names.GROUP
-        selectors = str((obj.get("spec") or {}).get("selectors") or ()) if kind == DEVICE_CLASS else ""
+            return self.has_foreign_controller and defined_group(obj) == names.GROUP
+        selectors = " ".join(class_selectors(obj)) if kind == DEVICE_CLASS else ""
         return any(f"'{driver}'" in selectors for driver in self.foreign_drivers)
 
     @cached_property
@@ -243,7 +257,7 @@ class ClusterInventory:
     def _is_ours(self, domain: Object) -> bool:
         if not was_written_by_us(domain) or not (self.installed or is_being_deleted(domain)):
             return False
-        return not (self.has_foreign_controller and set(_FOREIGN_PROGRAMS) & set(_writers(domain)))
+        return not (self.has_foreign_controller and set(_FOREIGN_PROGRAMS) & set(field_managers(domain)))
 
     @cached_property
     def _foreign_domains(self) -> frozenset[str]:
@@ -265,18 +279,21 @@ class ClusterInventory:
                 if kind == POD and namespace_of(obj) not in self.daemon_namespaces:
                     continue
                 if uid and uid not in living:
-                    found[uid] = found.get(uid, False) or self._was_ours(obj)
+                    is_shared = self.has_foreign_controller and namespace_of(obj) not in self.homes
+                    found[uid] = found.get(uid, False) or not is_shared or was_written_by_us(obj)
         return tuple(sorted(uid for uid, was_ours in found.items() if was_ours))
-
-    def _was_ours(self, obj: Object) -> bool:
-        return was_written_by_us(obj) or not self.has_foreign_controller or namespace_of(obj) in self.homes
 
     @cached_property
     def daemon_namespaces(self) -> tuple[str, ...]:
         """Namespaces of our IMEX daemons: our own, and those of installations that were taken over."""
-        kinds = () if self.has_foreign_controller else (DAEMON_SET, SECRET)
-        held = (obj for kind in kinds for obj in self.all(kind) if _is_of_domain(obj))
-        others = {obj["metadata"]["namespace"] for obj in held}
+        # An object was made for a ComputeDomain if it has the finalizer too, not only the label.
+        others = {
+            namespace
+            for kind in (DAEMON_SET, SECRET)
+            for obj in self.all(kind)
+            if names.COMPUTE_DOMAIN_LABEL in labels_of(obj) and names.FINALIZER in finalizers_of(obj)
+            if not self.has_foreign_controller and (namespace := namespace_of(obj))
+        }
         return (*sorted(self.homes), *sorted(others - self.homes))
 
     def daemons(self, uid: str) -> list[Object]:
@@ -308,8 +325,7 @@ class ClusterInventory:
     def _uses_of(self, claim: Object) -> Iterator[DeviceHolder]:
         devices = filter(self._is_published, allocated_devices(claim))
         pools = {device["driver"]: device["pool"] for device in devices}
-        reserved = (claim.get("status") or {}).get("reservedFor") or ()
-        for pod in filter(None, (self._holder(claim, entry) for entry in reserved)):
+        for pod in filter(None, map(self._holder, claim_consumers(claim))):
             for driver, pool in pools.items():
                 is_channel = driver == names.IMEX_DRIVER
                 yield DeviceHolder(
@@ -328,14 +344,12 @@ class ClusterInventory:
 
     @cached_property
     def _pools(self) -> dict[tuple[str, str], bool]:
-        return {
-            (obj["spec"]["driver"], obj["spec"]["pool"]["name"]): was_written_by_us(obj)
-            for obj in self.all(RESOURCE_SLICE)
-        }
+        found = ((slice_pool(obj), was_written_by_us(obj)) for obj in self.all(RESOURCE_SLICE))
+        return {(pool.driver, pool.name): is_ours for pool, is_ours in found}
 
-    def _holder(self, claim: Object, entry: Mapping[str, Any]) -> Object | None:
-        """The pod that a claim is reserved for; None if it is gone or has ended, or is one of our daemons."""
-        pod = self._objects.get(POD, {}).get(entry.get("uid", ""))
+    def _holder(self, consumer: ClaimConsumer) -> Object | None:
+        """The pod that may use a claim. None if it is gone or has ended, or is one of our daemons."""
+        pod = self._objects.get(POD, {}).get(consumer.uid)
         if pod is None or has_pod_ended(pod):
             return None
         is_at_home = namespace_of(pod) in self.daemon_namespaces
@@ -349,76 +363,19 @@ def is_part_of_rackloom(obj: Object) -> bool:
 
 def was_written_by_us(obj: Object) -> bool:
     """Whether one of our programs wrote any field of an object."""
-    return any(writer.startswith(FIELD_MANAGER_PREFIX) for writer in _writers(obj))
+    return any(writer.startswith(FIELD_MANAGER_PREFIX) for writer in field_managers(obj))
+
+
+def defined_group(definition: Object) -> str:
+    """The API group of a CustomResourceDefinition, which the API server requires in its name."""
+    return name_of(definition).partition(".")[2]
 
 
 def is_sole_label_writer(obj: Object, label: str) -> bool:
     """Whether our programs, and nobody else, own a label of an object."""
-    owners = [
-        entry.get("manager", "")
-        for entry in obj["metadata"].get("managedFields") or ()
-        if f"f:{label}" in entry.get("fieldsV1", {}).get("f:metadata", {}).get("f:labels", {})
-    ]
+    owners = list(field_managers(obj, label))
     return bool(owners) and all(owner.startswith(FIELD_MANAGER_PREFIX) for owner in owners)
-
-
-def labels_of(obj: Object) -> Mapping[str, str]:
-    """The labels of an object."""
-    return obj["metadata"].get("labels") or {}
-
-
-def name_of(obj: Object) -> str:
-    """The name of an object."""
-    return str(obj["metadata"]["name"])
-
-
-def namespace_of(obj: Object) -> str | None:
-    """The namespace of an object; None for one of the whole cluster."""
-    found: str | None = obj["metadata"].get("namespace")
-    return found
-
-
-def uid_of(obj: Object) -> str:
-    """The UID of an object."""
-    return str(obj["metadata"]["uid"])
-
-
-def object_label(kind: ResourceKind, obj: Object) -> str:
-    """`Kind namespace/name`, for messages."""
-    return object_title(kind, namespace_of(obj), name_of(obj))
-
-
-def is_being_deleted(obj: Object) -> bool:
-    """Whether the deletion of an object was asked for."""
-    return "deletionTimestamp" in obj["metadata"]
-
-
-def seconds_overdue(obj: Object, now: float) -> float:
-    """Seconds since an object that is being deleted should have been gone; negative before."""
-    asked = obj["metadata"].get("deletionTimestamp")
-    return float("-inf") if asked is None else now - datetime.fromisoformat(asked).timestamp()
-
-
-def _writers(obj: Object) -> Iterator[str]:
-    for entry in obj["metadata"].get("managedFields") or ():
-        yield entry.get("manager", "")
-
-
-def _is_of_domain(obj: Object) -> bool:
-    """Whether an object was made for a ComputeDomain: it has the finalizer too, not only the label."""
-    held = obj["metadata"].get("finalizers") or ()
-    return names.COMPUTE_DOMAIN_LABEL in labels_of(obj) and names.FINALIZER in held
 
 
 def _place_of(obj: Object) -> tuple[str, ...]:
     return (f"{namespace_of(obj) or ''}/{name_of(obj)}",)
-
-
-def _runs_foreign(workload: Object) -> bool:
-    containers = workload["spec"].get("template", {}).get("spec", {}).get("containers") or ()
-    words = (
-        word
-        for container in containers
-        for word in (*(container.get("command") or ()), *(container.get("args") or ()))
-    )
-    return any(program in word for word in words for program in _FOREIGN_PROGRAMS)

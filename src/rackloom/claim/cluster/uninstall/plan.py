@@ -35,19 +35,25 @@ from rackloom.claim.cluster.uninstall.inventory import (
     NODE_COMPONENTS,
     PLUGINS,
     ClusterInventory,
-    is_being_deleted,
     is_part_of_rackloom,
     is_sole_label_writer,
-    labels_of,
-    name_of,
-    namespace_of,
-    object_label,
-    seconds_overdue,
-    uid_of,
     was_written_by_us,
 )
 from rackloom.core.cluster import names
 from rackloom.core.cluster.gang_objects import read_tray_node, reserving_plans
+from rackloom.core.cluster.metadata import (
+    conditions_of,
+    deletion_time,
+    finalizers_of,
+    is_being_deleted,
+    labels_of,
+    name_of,
+    namespace_of,
+    owners_of,
+    title_of,
+    uid_of,
+)
+from rackloom.core.cluster.nodes import slice_pool
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     CRD,
@@ -70,6 +76,7 @@ from rackloom.core.cluster.objects import (
     metav1_time,
     object_title,
 )
+from rackloom.core.cluster.pods import PodObject, decode_object
 from rackloom.core.domains.observe import take_domain_snapshot, with_secrets
 from rackloom.core.domains.owned import teardown_writes
 from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
@@ -113,12 +120,12 @@ class UninstallStep(msgspec.Struct, frozen=True, kw_only=True):
     waits: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Why an object that is being deleted still exists."""
     actions: tuple[ObjectWrite, ...] = ()
-    """Writes to send now; empty while it remains to wait for deletions."""
+    """Writes to send now. Empty while it remains to wait for deletions."""
     blockers: tuple[UninstallBlocker, ...] = ()
 
 
 class UninstallPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps that are not done, in order; empty when nothing of ours remains except `left`."""
+    """Steps that are not done, in order. Empty when nothing of ours remains except `left`."""
 
     steps: tuple[UninstallStep, ...] = ()
     left: tuple[LeftBehind, ...] = ()
@@ -135,10 +142,15 @@ def build_uninstall_plan(inventory: ClusterInventory) -> UninstallPlan:
     _plan_installed(work, inventory)
     _plan_programs(work, inventory)
     _plan_gangs(work, inventory)
-    _plan_domains(work, inventory)
+    for domain in inventory.domains:
+        if not inventory.is_warm(domain):
+            _take_apart(UninstallPhase.DOMAINS, domain, work, inventory)
     _plan_remains(work, inventory)
     _plan_devices(work, inventory)
-    _plan_objects(work, inventory)
+    for kind in inventory.kinds():
+        for obj in inventory.all(kind):
+            if _is_created_at_run_time(kind, obj, inventory):
+                work.delete(UninstallPhase.OBJECTS, kind, obj)
     steps = tuple(work.step(phase) for phase in PHASE_ORDER)
     steps = tuple(step for step in steps if step.objects or step.actions)
     return UninstallPlan(
@@ -170,7 +182,7 @@ class _StepCollector:
 
     def wait(self, phase: UninstallPhase, kind: ResourceKind, obj: Object) -> None:
         """Wait for an object that goes by itself."""
-        self._objects[phase][object_label(kind, obj)] = _why_it_waits(kind, obj)
+        self._objects[phase][title_of(kind, obj)] = _why_it_waits(kind, obj)
 
     def act(self, phase: UninstallPhase, *actions: ObjectWrite) -> None:
         """Add other writes than deletions."""
@@ -214,16 +226,10 @@ def _plan_gangs(work: _StepCollector, inventory: ClusterInventory) -> None:
         work.act(UninstallPhase.GANGS, *(release_trays(nodes, held, uid) or close_record(read_record(plan))))
 
 
-def _plan_domains(work: _StepCollector, inventory: ClusterInventory) -> None:
-    for domain in inventory.domains:
-        if not inventory.is_warm(domain):
-            _take_apart(UninstallPhase.DOMAINS, domain, work, inventory)
-
-
 def _take_apart(
     phase: UninstallPhase, domain: Object, work: _StepCollector, inventory: ClusterInventory
 ) -> None:
-    """Delete a ComputeDomain; where no controller runs, also do what its finalizer waits for."""
+    """Delete a ComputeDomain. If no controller runs, also do what its finalizer waits for."""
     work.delete(phase, COMPUTE_DOMAIN, domain)
     if is_being_deleted(domain) and not inventory.runs("controller"):
         _tear_down(phase, uid_of(domain), work, inventory)
@@ -231,13 +237,23 @@ def _take_apart(
 
 def _tear_down(phase: UninstallPhase, uid: str, work: _StepCollector, inventory: ClusterInventory) -> None:
     """What the controller would do for a ComputeDomain that is being deleted, or that is gone."""
-    settings = _teardown_settings(inventory)
+    # Taking apart needs of the settings only where daemons may be.
+    first, *more = inventory.daemon_namespaces
+    settings = ControllerSettings(
+        daemon=ImexDaemonSettings(image=""), daemon_namespace=first, additional_namespaces=tuple(more)
+    )
     certificates = tuple(owned_object(SECRET, secret) for secret in inventory.certificates(uid))
     snapshot = take_domain_snapshot(inventory, uid, settings, metav1_time(inventory.now))
     snapshot = with_secrets(snapshot, certificates)
     daemons = inventory.daemons(uid)
     for pod in daemons:
-        _end_daemon(phase, pod, work, inventory)
+        # A daemon ends with its DaemonSet. Its kubelet cannot finish while the plugin of its claim is gone.
+        due = deletion_time(pod)
+        is_stuck = due is not None and inventory.now - due > _OVERDUE_SECONDS
+        if is_stuck and not inventory.serves(names.IMEX_DRIVER):
+            work.delete(phase, POD, pod, grace=0)
+        else:
+            work.wait(phase, POD, pod)
     for held in snapshot.held:
         obj = inventory.at(held.kind, held.namespace, held.name)
         if obj is not None and (held.deleting or names.FINALIZER in held.finalizers):
@@ -246,25 +262,6 @@ def _tear_down(phase: UninstallPhase, uid: str, work: _StepCollector, inventory:
     # The ComputeDomain's finalizer is the last to go, and only after its daemons have ended.
     if not (daemons and any(action.kind == COMPUTE_DOMAIN for action in actions)):
         work.act(phase, *actions)
-
-
-def _end_daemon(
-    phase: UninstallPhase, pod: Object, work: _StepCollector, inventory: ClusterInventory
-) -> None:
-    """A daemon ends with its DaemonSet; its kubelet cannot finish while the plugin of its claim is gone."""
-    is_stuck = seconds_overdue(pod, inventory.now) > _OVERDUE_SECONDS
-    if is_stuck and not inventory.serves(names.IMEX_DRIVER):
-        work.delete(phase, POD, pod, grace=0)
-    else:
-        work.wait(phase, POD, pod)
-
-
-def _teardown_settings(inventory: ClusterInventory) -> ControllerSettings:
-    """As far as taking apart needs them: where daemons may be."""
-    first, *more = inventory.daemon_namespaces
-    return ControllerSettings(
-        daemon=ImexDaemonSettings(image=""), daemon_namespace=first, additional_namespaces=tuple(more)
-    )
 
 
 def _plan_programs(work: _StepCollector, inventory: ClusterInventory) -> None:
@@ -290,7 +287,7 @@ def _plan_remains(work: _StepCollector, inventory: ClusterInventory) -> None:
 
 
 def _plan_node(node: Object, work: _StepCollector, inventory: ClusterInventory) -> None:
-    """Labels and taints of the controller; those of ComputeDomains go with these."""
+    """Labels and taints of the controller. Those of ComputeDomains go with these."""
     owned = owned_object(NODE, node)
     for label in (names.CHANNELS_READY_LABEL, names.WARM_CLIQUE_LABEL):
         if label in owned.labels:
@@ -315,15 +312,8 @@ def _plan_devices(work: _StepCollector, inventory: ClusterInventory) -> None:
 
 def _our_slices(inventory: ClusterInventory) -> Iterator[Object]:
     for found in inventory.all(RESOURCE_SLICE):
-        if found["spec"].get("driver") in PLUGINS and was_written_by_us(found):
+        if slice_pool(found).driver in PLUGINS and was_written_by_us(found):
             yield found
-
-
-def _plan_objects(work: _StepCollector, inventory: ClusterInventory) -> None:
-    for kind in inventory.kinds():
-        for obj in inventory.all(kind):
-            if _is_created_at_run_time(kind, obj, inventory):
-                work.delete(UninstallPhase.OBJECTS, kind, obj)
 
 
 def _is_created_at_run_time(kind: ResourceKind, obj: Object, inventory: ClusterInventory) -> bool:
@@ -334,7 +324,7 @@ def _is_created_at_run_time(kind: ResourceKind, obj: Object, inventory: ClusterI
         and was_written_by_us(obj)
         and not is_part_of_rackloom(obj)
         and names.COMPUTE_DOMAIN_LABEL not in labels_of(obj)
-        and not obj["metadata"].get("ownerReferences")
+        and not owners_of(obj)
     )
 
 
@@ -352,21 +342,19 @@ def _with_blockers(
 
 
 def _why_it_waits(kind: ResourceKind, obj: Object) -> str:
-    """Why an object that is being deleted still exists; empty for all others."""
+    """Why an object that is being deleted still exists. Empty for all others."""
     if not is_being_deleted(obj):
         return ""
-    conditions = (obj.get("status") or {}).get("conditions") or ()
-    holding = (condition for condition in conditions if condition.get("status") == "True")
-    messages = {condition["type"]: condition.get("message", "") for condition in holding}
+    messages = {found.type: found.message for found in conditions_of(obj) if found.status == "True"}
     if kind == NAMESPACE:
         return (
             "; ".join(message for message in messages.values() if message) or "its content is being deleted"
         )
     if kind == POD:
-        node = obj["spec"].get("nodeName")
+        node = decode_object(obj, PodObject).spec.node_name
         forced = f"kubectl delete pod --force -n {namespace_of(obj)} {name_of(obj)}"
         return f"node {node} has not ended it; if that node is lost: {forced}"
-    held = ", ".join(obj["metadata"].get("finalizers") or ()) or "its dependents"
+    held = ", ".join(finalizers_of(obj)) or "its dependents"
     reasons = (messages.get(type_) for type_ in ("Progressing", "Degraded", "Terminating"))
     why = "; ".join(filter(None, reasons))
     return f"held by {held}{f' ({why})' if why else ''}"

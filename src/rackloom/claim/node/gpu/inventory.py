@@ -23,18 +23,21 @@ there by `PciFunction` (`topology.discovery.sysfs`), `Gpu` (`topology.machine`) 
 later. In mode `memory` a claim that names no memory takes all of it; in mode `unlimited` it takes none; a
 number limits the claims. The scheduler keeps the account: nothing keeps a program from using more memory.
 Modes and defaults are those of NVIDIA's DRA driver (ConsumableShares).
+
+The checkpoint records which GPUs and MIG devices a claim has, before it gets them (`partitions_of`,
+`passed_through`).
 """
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from rackloom.claim.node.plugin import Health, NodeValue
+from rackloom.claim.node.plugin import CheckpointEntry, Health, NodeValue, PrepareState
 from rackloom.core.allocate.attributes import (
     STANDARD_DOMAIN,
     TRAY,
@@ -170,6 +173,16 @@ class NodeGpu(GpuFacts, frozen=True, kw_only=True):
     """MIG devices that may be made on it; none where that is switched off, or the GPU cannot."""
     mig_switchable: bool = False
     """Whether MIG mode is switched without a reset of the GPU (Hopper and later)."""
+
+    @property
+    def is_partitionable(self) -> bool:
+        """Whether MIG devices are made of it: `migs` are those that no claim made."""
+        return bool(self.partitions) and not self.migs
+
+    @property
+    def is_published_whole(self) -> bool:
+        """A GPU in MIG mode is not, unless it leaves the mode when a claim needs the whole."""
+        return not self.mig_mode or (self.mig_switchable and self.is_partitionable)
 
 
 class GpuInventory(NodeValue, frozen=True, kw_only=True):
@@ -521,3 +534,69 @@ def _shared_capacity(size: int, default: int, least: int, step: int) -> DeviceCa
     return DeviceCapacity(
         value=str(size), request_policy=CapacityRequestPolicy(default=str(default), valid_range=steps)
     )
+
+
+# GPUs that claims have, by the checkpoint.
+
+
+PARTITIONS, UUIDS = "partitions", "uuids"
+"""Keys of a checkpoint entry's record: the partitions of the claim, and the UUID of each of its devices."""
+PASSED_THROUGH, PERSISTENT = "passedThrough", "persistent"
+"""Keys, too: PCI addresses of the GPUs that the claim has bound to vfio-pci, or may have, and of those that
+get persistence mode back."""
+
+
+def partitions_of(entry: CheckpointEntry) -> tuple[MigPartition, ...]:
+    """The MIG devices that the claim has, or may have: they are recorded before they are made."""
+    return msgspec.convert(entry.record.get(PARTITIONS, ()), tuple[MigPartition, ...])
+
+
+def passed_through(entries: Collection[CheckpointEntry]) -> frozenset[str]:
+    """PCI addresses of all GPUs that claims have bound, or may have: they are recorded before they are."""
+    return frozenset(address for entry in entries for address in entry.record.get(PASSED_THROUGH, ()))
+
+
+def made_by_others(
+    gpu_uuid: str, migs: Iterable[MigDevice], entries: Collection[CheckpointEntry]
+) -> tuple[MigDevice, ...]:
+    """The MIG devices of a GPU that no claim made: an entry goes only after its devices were destroyed."""
+    made = [part for entry in entries for part in partitions_of(entry) if part.gpu == gpu_uuid]
+    return tuple(mig for mig in migs if not any(part.is_place_of(mig) for part in made))
+
+
+def held_uuids(entry: CheckpointEntry) -> frozenset[str]:
+    """UUIDs of the GPUs and MIG devices that a prepared claim has, without those that it only observes."""
+    known = entry.record.get(UUIDS, {})
+    return frozenset(known.get(device.device, "") for device in entry.devices if not device.admin_access)
+
+
+def has_another_claim(uid: str, wanted: MigPartition, entries: Iterable[CheckpointEntry]) -> bool:
+    """Whether a claim besides `uid` has the same MIG device, or may have it soon.
+
+    A claim that is being unprepared does not count: two of them would each leave the device to the other.
+    """
+    place = (wanted.gpu, wanted.profile_id, wanted.placement_start)
+    return any(
+        (part.gpu, part.profile_id, part.placement_start) == place
+        for entry in entries
+        if entry.ref.uid != uid and not entry.undoing
+        for part in partitions_of(entry)
+    )
+
+
+def blocking_claim(
+    uid: str, wanted: Collection[MigPartition], whole: Collection[str], entries: Iterable[CheckpointEntry]
+) -> CheckpointEntry | None:
+    """A prepared claim besides `uid` that has a part of what is wanted: partitions, and `whole` GPUs.
+
+    Two claims for one whole GPU are the same device to the scheduler, and no matter of this.
+    """
+    for entry in entries:
+        if entry.ref.uid == uid or entry.state is not PrepareState.COMPLETED:
+            continue
+        parts, uuids = partitions_of(entry), held_uuids(entry)
+        if any(part.gpu in uuids or any(part.overlaps(other) for other in parts) for part in wanted):
+            return entry
+        if any(part.gpu in whole for part in parts):
+            return entry
+    return None

@@ -43,21 +43,15 @@ from rackloom.claim.node.gpu.inventory import (
     RecoveryAction,
     XidError,
     gpu_locations,
+    made_by_others,
+    passed_through,
 )
 from rackloom.claim.node.gpu.kernel_log import KernelLogReading
-from rackloom.claim.node.gpu.partitions import (
-    counter_set,
-    is_partitionable,
-    is_published_whole,
-    made_by_others,
-    partition_name,
-    partitionable_devices,
-)
+from rackloom.claim.node.gpu.partitions import counter_set, partition_name, partitionable_devices
 from rackloom.claim.node.gpu.passthrough import (
     VfioGpu,
     by_address,
     drawing_unit,
-    passed_through,
     switch_counters,
     switchable,
     switchable_device,
@@ -322,9 +316,9 @@ def devices_by_name(node: NodeGpus) -> Mapping[str, PublishedGpu]:
     found: dict[str, PublishedGpu] = {}
     for condition in _by_minor(node.conditions):
         gpu = condition.gpu
-        if is_published_whole(gpu):
+        if gpu.is_published_whole:
             found[inventory.gpu_name(gpu)] = PublishedGpu(condition=condition)
-        if is_partitionable(gpu):
+        if gpu.is_partitionable:
             for partition in gpu.partitions:
                 device = PublishedGpu(condition=condition, partition=partition)
                 found[partition_name(gpu, partition)] = device
@@ -345,7 +339,7 @@ def published_devices(node: NodeGpus, rules: XidRules, *, partitioned: bool = Tr
     for condition in _by_minor(node.conditions):
         gpu, taints = condition.gpu, gpu_taints(condition, rules)
         location = newest.locations.get(gpu.pci_address, UNKNOWN_LOCATION)
-        if is_partitionable(gpu) and partitioned:
+        if gpu.is_partitionable and partitioned:
             found = partitionable_devices(gpu, newest.inventory, location)
         else:
             found = _existing_devices(gpu, newest.inventory, location)
@@ -359,7 +353,7 @@ def published_devices(node: NodeGpus, rules: XidRules, *, partitioned: bool = Tr
 def counter_sets(node: NodeGpus) -> tuple[CounterSet, ...]:
     """What the published devices draw from: those of divided GPUs, and of GPUs that may be passed through."""
     gpus = [condition.gpu for condition in _by_minor(node.conditions)]
-    divided = (counter_set(gpu) for gpu in gpus if is_partitionable(gpu))
+    divided = (counter_set(gpu) for gpu in gpus if gpu.is_partitionable)
     return (*divided, *map(switch_counters, _switchable(node).values()))
 
 
@@ -368,7 +362,7 @@ def _switchable(node: NodeGpus) -> Mapping[str, VfioGpu]:
 
 
 def _existing_devices(gpu: NodeGpu, driver: GpuInventory, location: GpuLocation) -> tuple[Device, ...]:
-    whole = [inventory.gpu_device(gpu, driver, location)] if is_published_whole(gpu) else []
+    whole = [inventory.gpu_device(gpu, driver, location)] if gpu.is_published_whole else []
     return (*whole, *(inventory.mig_device(gpu, mig, driver, location) for mig in gpu.migs))
 
 

@@ -6,9 +6,9 @@ engine, one for memory, and one of value 1 for each memory slice. The whole GPU 
 scheduler never allocates the whole beside a part, nor two parts that overlap. The published devices stay the
 same while MIG devices come and go.
 
-A MIG device is made when a claim is prepared and destroyed when the claim is unprepared. `blocking_claim`
-finds a claim that was not unprepared yet and has what another one needs: kubelet may prepare the next pod
-before it has ended the previous one.
+A MIG device is made when a claim is prepared and destroyed when the claim is unprepared.
+`inventory.blocking_claim` finds a claim that was not unprepared yet and has what another one needs: kubelet
+may prepare the next pod before it has ended the previous one.
 
 A GPU with a MIG device that no claim on this node made is not partitioned: an operator's layout is published
 as it exists (`inventory.mig_device`) and never changed. A GPU in MIG mode that would need a reset to leave it
@@ -19,14 +19,13 @@ whole GPU is the largest of each kind among the profiles, as there.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from rackloom.claim.node.gpu.inventory import (
     GpuInventory,
     GpuLocation,
-    MigDevice,
     MigPartition,
     NodeGpu,
     gpu_device,
@@ -34,20 +33,9 @@ from rackloom.claim.node.gpu.inventory import (
     mig_device_name,
     quantities,
 )
-from rackloom.claim.node.plugin import CheckpointEntry, PrepareState
 from rackloom.core.allocate.objects import Counter, CounterConsumption, CounterSet, Device
 
 # What is published.
-
-
-def is_partitionable(gpu: NodeGpu) -> bool:
-    """Whether MIG devices are made of the GPU: `gpu.migs` are those that no claim made."""
-    return bool(gpu.partitions) and not gpu.migs
-
-
-def is_published_whole(gpu: NodeGpu) -> bool:
-    """A GPU in MIG mode is not, unless it leaves the mode when a claim needs the whole."""
-    return not gpu.mig_mode or (gpu.mig_switchable and is_partitionable(gpu))
 
 
 def partition_name(gpu: NodeGpu, partition: MigPartition) -> str:
@@ -67,7 +55,7 @@ def partitionable_devices(gpu: NodeGpu, inventory: GpuInventory, location: GpuLo
         consumes_counters=_draws(gpu, total, _slices(gpu.partitions)),
     )
     parts = [_part(gpu, partition, inventory, location) for partition in gpu.partitions]
-    shown = [whole, *parts] if is_published_whole(gpu) else parts
+    shown = [whole, *parts] if gpu.is_published_whole else parts
     return tuple(sorted(shown, key=lambda device: device.name))
 
 
@@ -125,61 +113,3 @@ def _counters(amounts: Mapping[str, int], slices: Iterable[int]) -> dict[str, Co
 
 def _counter_set_name(gpu: NodeGpu) -> str:
     return f"gpu-{gpu.minor}-counter-set"
-
-
-# What claims have.
-
-
-PARTITIONS, UUIDS = "partitions", "uuids"
-"""Keys of a checkpoint entry's record: the partitions of the claim, and the UUID of each of its devices."""
-
-
-def partitions_of(entry: CheckpointEntry) -> tuple[MigPartition, ...]:
-    """The MIG devices that the claim has, or may have: they are recorded before they are made."""
-    return msgspec.convert(entry.record.get(PARTITIONS, ()), tuple[MigPartition, ...])
-
-
-def made_by_others(
-    gpu_uuid: str, migs: Iterable[MigDevice], entries: Collection[CheckpointEntry]
-) -> tuple[MigDevice, ...]:
-    """The MIG devices of a GPU that no claim made: an entry goes only after its devices were destroyed."""
-    made = [part for entry in entries for part in partitions_of(entry) if part.gpu == gpu_uuid]
-    return tuple(mig for mig in migs if not any(part.is_place_of(mig) for part in made))
-
-
-def held_uuids(entry: CheckpointEntry) -> frozenset[str]:
-    """UUIDs of the GPUs and MIG devices that a prepared claim has, without those that it only observes."""
-    known = entry.record.get(UUIDS, {})
-    return frozenset(known.get(device.device, "") for device in entry.devices if not device.admin_access)
-
-
-def has_another_claim(uid: str, wanted: MigPartition, entries: Iterable[CheckpointEntry]) -> bool:
-    """Whether a claim besides `uid` has the same MIG device, or may have it soon.
-
-    A claim that is being unprepared does not count: two of them would each leave the device to the other.
-    """
-    place = (wanted.gpu, wanted.profile_id, wanted.placement_start)
-    return any(
-        (part.gpu, part.profile_id, part.placement_start) == place
-        for entry in entries
-        if entry.ref.uid != uid and not entry.undoing
-        for part in partitions_of(entry)
-    )
-
-
-def blocking_claim(
-    uid: str, wanted: Collection[MigPartition], whole: Collection[str], entries: Iterable[CheckpointEntry]
-) -> CheckpointEntry | None:
-    """A prepared claim besides `uid` that has a part of what is wanted: partitions, and `whole` GPUs.
-
-    Two claims for one whole GPU are the same device to the scheduler, and no matter of this.
-    """
-    for entry in entries:
-        if entry.ref.uid == uid or entry.state is not PrepareState.COMPLETED:
-            continue
-        parts, uuids = partitions_of(entry), held_uuids(entry)
-        if any(part.gpu in uuids or any(part.overlaps(other) for other in parts) for part in wanted):
-            return entry
-        if any(part.gpu in whole for part in parts):
-            return entry
-    return None

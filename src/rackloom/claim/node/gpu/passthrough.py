@@ -27,7 +27,7 @@ from uuid import NAMESPACE_DNS, uuid5
 import msgspec
 
 from rackloom.claim.node.gpu.inventory import NodeGpu, pci_attributes, quantities
-from rackloom.claim.node.plugin import CheckpointEntry, NodeValue
+from rackloom.claim.node.plugin import NodeValue
 from rackloom.core.allocate.attributes import device_attributes
 from rackloom.core.allocate.objects import Counter, CounterConsumption, CounterSet, Device
 from rackloom.core.nics.devices import PciNames
@@ -137,10 +137,6 @@ def _memory_windows(resource: str) -> Iterator[int]:
 # What is published. Pure.
 
 
-PASSED_THROUGH = "passedThrough"
-"""Key of a checkpoint entry's record: PCI addresses of the GPUs that the claim has bound, or may have."""
-PERSISTENT = "persistent"
-"""Key of a checkpoint entry's record: those of them that get persistence mode back."""
 _UNIT = {"gpu": Counter(value="1")}
 
 
@@ -165,11 +161,6 @@ def vfio_device(vfio: VfioGpu) -> Device:
     )
     memory = quantities(addressableMemory=vfio.addressable_memory)
     return Device(name=vfio_name(vfio), attributes=attributes, capacity=memory)
-
-
-def passed_through(entries: Collection[CheckpointEntry]) -> frozenset[str]:
-    """PCI addresses of all GPUs that claims have bound, or may have: they are recorded before they are."""
-    return frozenset(address for entry in entries for address in entry.record.get(PASSED_THROUGH, ()))
 
 
 def switchable(vfio: VfioGpu, claimed: Collection[str]) -> VfioGpu:

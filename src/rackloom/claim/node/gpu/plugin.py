@@ -24,35 +24,29 @@ import msgspec
 import structlog
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.cdi import DriverSpec
-from rackloom.claim.node.device_files import DRIVER_SECONDS, DriverFiles, vfio_device_files
+from rackloom.claim.node.cdi import DRIVER_SECONDS, DriverFiles, DriverSpec, vfio_device_files
 from rackloom.claim.node.gpu.adopted_mps import AdoptedMpsDaemon, AdoptedMpsDaemons
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.inventory import (
+    PARTITIONS,
+    PASSED_THROUGH,
+    PERSISTENT,
+    UUIDS,
     GpuPartitioner,
     MigDevice,
     MigPartition,
     PlaceTaken,
     ShareSettings,
-)
-from rackloom.claim.node.gpu.monitor import OBSERVE_SECONDS, GpuMonitor
-from rackloom.claim.node.gpu.mps import MpsDaemons
-from rackloom.claim.node.gpu.mps_launcher import MpsLauncher, OwnContainer
-from rackloom.claim.node.gpu.partitions import (
-    PARTITIONS,
-    UUIDS,
     blocking_claim,
     has_another_claim,
     held_uuids,
     partitions_of,
-)
-from rackloom.claim.node.gpu.passthrough import (
-    PASSED_THROUGH,
-    PERSISTENT,
-    PciBinder,
-    VfioGpu,
     passed_through,
 )
+from rackloom.claim.node.gpu.monitor import OBSERVE_SECONDS, GpuMonitor
+from rackloom.claim.node.gpu.mps import MpsDaemons
+from rackloom.claim.node.gpu.mps_launcher import MpsLauncher, OwnContainer
+from rackloom.claim.node.gpu.passthrough import PciBinder, VfioGpu
 from rackloom.claim.node.gpu.sharing import (
     ClaimedGpu,
     SharingPlan,
@@ -64,9 +58,7 @@ from rackloom.claim.node.gpu.sharing import (
     undo_sharing,
 )
 from rackloom.claim.node.plugin import (
-    AllocatedClaim,
     CheckpointEntry,
-    ClaimRef,
     ContainerEdits,
     DeviceHealth,
     DeviceNode,
@@ -78,6 +70,7 @@ from rackloom.claim.node.plugin import (
     PrepareState,
 )
 from rackloom.claim.node.tasks import to_the_end
+from rackloom.core.cluster.claims import AllocatedClaim, ClaimRef
 from rackloom.errors import Refused, Retry
 
 # Settings.

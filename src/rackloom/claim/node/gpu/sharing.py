@@ -20,8 +20,9 @@ from rackloom.claim.node.gpu.adopted_mps import AdoptedMpsDaemon, AdoptedMpsDaem
 from rackloom.claim.node.gpu.driver_programs import DriverPrograms
 from rackloom.claim.node.gpu.monitor import PublishedGpu
 from rackloom.claim.node.gpu.mps import MpsDaemon, MpsDaemons
-from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, NodeValue, OpaqueConfig
-from rackloom.core.domains.device_configs import (
+from rackloom.claim.node.plugin import NodeValue
+from rackloom.core.cluster.claims import AllocatedClaim, AllocatedDevice, OpaqueConfig
+from rackloom.core.cluster.device_configs import (
     GpuConfig,
     GpuDeviceConfig,
     IommuConfig,

@@ -22,21 +22,15 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.claim.node.device_files import ImexKernel
+from rackloom.claim.node.cdi import ImexKernel
 from rackloom.claim.node.fabric import FabricMonitor, NodeFabric
-from rackloom.claim.node.plugin import (
-    AllocatedClaim,
-    AllocatedDevice,
-    DeviceHealth,
-    DevicePool,
-    Health,
-)
+from rackloom.claim.node.plugin import DeviceHealth, DevicePool, Health
 from rackloom.core.allocate.attributes import TRAY, clique_attributes, device_attributes, tray_attributes
 from rackloom.core.allocate.objects import Device
 from rackloom.core.cluster import names
-from rackloom.core.cluster.names import ImexIsolation, ImexMode
-from rackloom.core.domains.compute_domain import AllocationMode
-from rackloom.core.domains.device_configs import ChannelConfig, DaemonConfig, ImexConfig, decode_imex_config
+from rackloom.core.cluster.claims import AllocatedClaim, AllocatedDevice
+from rackloom.core.cluster.device_configs import ChannelConfig, DaemonConfig, ImexConfig, decode_imex_config
+from rackloom.core.cluster.names import AllocationMode, ImexIsolation, ImexMode
 from rackloom.errors import Refused
 
 # Settings.

@@ -27,6 +27,8 @@ import msgspec
 
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.node.imex.devices import ImexSettings
+from rackloom.core.cluster.domain_objects import Readiness, read_clique
+from rackloom.core.cluster.metadata import condition_of, is_being_deleted, name_of, namespace_of, uid_of
 from rackloom.core.cluster.names import (
     BOOT_FILE,
     CLIQUE_ID_LABEL,
@@ -37,7 +39,6 @@ from rackloom.core.cluster.names import (
     clique_object_name,
 )
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, Object
-from rackloom.core.domains.clique import Readiness, read_clique
 from rackloom.errors import Refused, Retry
 from rackloom.runtime import programs
 
@@ -71,7 +72,7 @@ class ComputeDomains:
         the node would outlive it), or when it is in another namespace: a claim that could name a foreign
         ComputeDomain would share memory with its pods. Raises `Retry` while it waits for quota.
         """
-        found = await self._find(uid, namespace)
+        found = await self.find(uid, namespace)
         if found.namespace != namespace:
             raise Refused(
                 f"ComputeDomain {uid} is not in namespace {namespace} of the claim",
@@ -84,36 +85,33 @@ class ComputeDomains:
         try:
             obj = await self._api.get(COMPUTE_DOMAIN, found.name, found.namespace)
         except NotFound:
-            obj = {"metadata": {}}
-        meta = obj["metadata"]
-        if meta.get("uid") != uid or meta.get("deletionTimestamp") is not None:
+            obj = {}
+        if uid_of(obj) != uid or is_being_deleted(obj):
             raise Refused(
                 f"ComputeDomain {found.namespace}/{found.name} of this claim is deleted",
                 nearest_fix="create it anew, and then the pods from the claim template that it makes",
             )
-        for condition in (obj.get("status") or {}).get("conditions") or ():
-            if condition["type"] == QUOTA_RESERVED and condition.get("reason") in _WITHOUT_QUOTA:
-                why = condition.get("message") or "waits for quota"
-                raise Retry(f"ComputeDomain {found.namespace}/{found.name} {why}", after=QUOTA_RETRY_SECONDS)
-
-    async def of_daemon(self, uid: str) -> DomainReference:
-        """The ComputeDomain `uid`, wherever it is. Raises `Refused` when there is none."""
-        return await self._find(uid, None)
+        quota = condition_of(obj, QUOTA_RESERVED)
+        if quota is not None and quota.reason in _WITHOUT_QUOTA:
+            why = quota.message or "waits for quota"
+            raise Retry(f"ComputeDomain {found.namespace}/{found.name} {why}", after=QUOTA_RETRY_SECONDS)
 
     async def living(self) -> frozenset[str]:
         """UIDs of all ComputeDomains."""
         listed = await self._api.list(COMPUTE_DOMAIN)
-        return frozenset(item["metadata"]["uid"] for item in listed.items)
+        return frozenset(map(uid_of, listed.items))
 
-    async def _find(self, uid: str, namespace: str | None) -> DomainReference:
-        """By the label of Rackloom's controller; a ComputeDomain of another controller is searched for."""
+    async def find(self, uid: str, namespace: str | None = None) -> DomainReference:
+        """The ComputeDomain `uid`, in this namespace first. Raises `Refused` when there is none.
+
+        The label of Rackloom's controller finds it. A ComputeDomain of another controller is searched for.
+        """
         if uid not in self._known and _UID.fullmatch(uid):
             for where, labels in ((namespace, domain_selector(uid)), (namespace, ""), (None, "")):
                 for item in (await self._api.list(COMPUTE_DOMAIN, where, labels=labels)).items:
-                    meta = item["metadata"]
                     # Anybody may put a label on an object, but nobody chooses its UID.
-                    if meta["uid"] == uid:
-                        self._known[uid] = DomainReference(meta["namespace"], meta["name"])
+                    if uid_of(item) == uid:
+                        self._known[uid] = DomainReference(namespace_of(item) or "", name_of(item))
                 if uid in self._known:
                     break
         if uid not in self._known:

@@ -14,12 +14,12 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import structlog
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound
 from rackloom.claim.node.fabric import FabricMonitor
+from rackloom.core.cluster.metadata import field_managers, labels_of, version_of
 from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL, ImexIsolation, isolation_of
 from rackloom.core.cluster.objects import NODE, Object
 from rackloom.errors import Retry
@@ -42,7 +42,7 @@ class ComputeDomainLabel:
         # A node holds one IMEX session. Two ComputeDomains that race for it read the same resourceVersion, so
         # the later write gets a conflict; the attempt is repeated and then finds the label taken.
         node = await self._api.get(NODE, self._node)
-        found = node["metadata"].get("labels", {}).get(COMPUTE_DOMAIN_LABEL)
+        found = labels_of(node).get(COMPUTE_DOMAIN_LABEL)
         if found == uid:
             return
         if found is not None:
@@ -50,7 +50,7 @@ class ComputeDomainLabel:
                 f"node {self._node} still belongs to ComputeDomain {found}: it can be in one at a time",
                 after=NODE_LABEL_RETRY_SECONDS,
             )
-        await self._write(node["metadata"]["resourceVersion"], uid)
+        await self._write(node, uid)
 
     async def release(self, uid: str) -> None:
         """Remove the label if it names `uid`."""
@@ -58,13 +58,13 @@ class ComputeDomainLabel:
             node = await self._api.get(NODE, self._node)
         except NotFound:
             return
-        if node["metadata"].get("labels", {}).get(COMPUTE_DOMAIN_LABEL) == uid:
-            await self._write(node["metadata"]["resourceVersion"], None)
+        if labels_of(node).get(COMPUTE_DOMAIN_LABEL) == uid:
+            await self._write(node, None)
 
-    async def _write(self, resource_version: str, uid: str | None) -> None:
+    async def _write(self, read: Object, uid: str | None) -> None:
         """The resourceVersion has the API server refuse the write if the node changed since it was read."""
         labels = {COMPUTE_DOMAIN_LABEL: uid}
-        patch = {"metadata": {"resourceVersion": resource_version, "labels": labels}}
+        patch = {"metadata": {"resourceVersion": version_of(read), "labels": labels}}
         try:
             await self._api.patch(NODE, self._node, None, patch)
         except Conflict as conflict:
@@ -119,7 +119,7 @@ class NodeIsolation:
             changed()
 
     def _update(self, node: Object) -> None:
-        self.isolation = isolation_of(node["metadata"].get("labels", {}), self._default)
+        self.isolation = isolation_of(labels_of(node), self._default)
 
 
 # The clique.
@@ -170,8 +170,8 @@ class CliqueLabel:
         """Write the label once, unless somebody else does. Raises `Retry` while the clique is unknown."""
         clique = await self._fabric.clique()
         node = await self._api.get(NODE, self._node)
-        others = (owner for owner in label_owners(node, GPU_CLIQUE_LABEL) if owner != CLIQUE_LABEL_MANAGER)
-        self._note_writer(next(others, None))
+        writers = field_managers(node, GPU_CLIQUE_LABEL)
+        self._note_writer(next((writer for writer in writers if writer != CLIQUE_LABEL_MANAGER), None))
         # Two writers would undo each other: give the label up while somebody else owns it.
         if self.second_writer is not None or not clique:
             await self._release(node)
@@ -187,7 +187,7 @@ class CliqueLabel:
         await self._release(await self._api.get(NODE, self._node))
 
     async def _release(self, node: Object) -> None:
-        if CLIQUE_LABEL_MANAGER in label_owners(node, GPU_CLIQUE_LABEL):
+        if CLIQUE_LABEL_MANAGER in field_managers(node, GPU_CLIQUE_LABEL):
             await self._apply({})
 
     def _note_writer(self, writer: str | None) -> None:
@@ -199,16 +199,3 @@ class CliqueLabel:
         metadata: Object = {"name": self._node, **({"labels": labels} if labels else {})}
         obj = {"apiVersion": NODE.api_version, "kind": NODE.kind, "metadata": metadata}
         await self._api.apply(NODE, obj, manager=CLIQUE_LABEL_MANAGER)
-
-
-def label_owners(obj: Object, label: str) -> tuple[str, ...]:
-    """Field managers that own `label` of `obj`."""
-    return tuple(entry["manager"] for entry in _label_entries(obj, label))
-
-
-def _label_entries(obj: Object, label: str) -> list[dict[str, Any]]:
-    return [
-        entry
-        for entry in obj["metadata"].get("managedFields", ())
-        if f"f:{label}" in entry.get("fieldsV1", {}).get("f:metadata", {}).get("f:labels", {})
-    ]

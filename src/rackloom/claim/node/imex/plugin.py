@@ -22,8 +22,7 @@ from typing import Any
 import msgspec
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.cdi import DriverSpec
-from rackloom.claim.node.device_files import DRIVER_SECONDS, channel_node
+from rackloom.claim.node.cdi import DRIVER_SECONDS, DriverSpec, channel_node
 from rackloom.claim.node.fabric import FabricMonitor
 from rackloom.claim.node.imex.devices import (
     ImexDeviceKind,
@@ -42,7 +41,6 @@ from rackloom.claim.node.imex.domains import (
 )
 from rackloom.claim.node.imex.labels import ComputeDomainLabel, NodeIsolation
 from rackloom.claim.node.plugin import (
-    AllocatedClaim,
     CheckpointEntry,
     ContainerEdits,
     ContainerMount,
@@ -53,6 +51,7 @@ from rackloom.claim.node.plugin import (
     PreparedDevice,
 )
 from rackloom.core.cluster import names
+from rackloom.core.cluster.claims import AllocatedClaim
 from rackloom.core.cluster.names import ImexMode
 from rackloom.errors import Refused, Retry
 
@@ -207,7 +206,7 @@ class ImexPlugin(NodePlugin):
         )
 
     async def _daemon(self, wanted: ImexRequest) -> PreparedDevice:
-        domain = await self._domains.of_daemon(wanted.domain)
+        domain = await self._domains.find(wanted.domain)
         clique = await self._fabric.clique()
         home = self._settings.domains / wanted.domain
         home.mkdir(parents=True, exist_ok=True, mode=0o750)

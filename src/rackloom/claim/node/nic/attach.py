@@ -45,8 +45,8 @@ from rackloom.claim.node.nic import links, rdma
 from rackloom.claim.node.nic.leases import LeaseRecord, LeaseStore, boot_seconds
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, in_namespace, namespace_id
 from rackloom.claim.node.nri.client import PodSandbox
-from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.storage import BootScopedFiles
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.core.nics.attachment import AttachedLink, Attachment, LinkIdentity, LinkSettings, PreparedNic
 from rackloom.core.nics.lease import LOST_STATES
 from rackloom.errors import Refused, Retry

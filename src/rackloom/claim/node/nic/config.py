@@ -27,7 +27,7 @@ import msgspec
 
 from rackloom.core.allocate.attributes import LONGEST_TEXT
 from rackloom.core.allocate.objects import Device, DeviceAttribute
-from rackloom.core.domains.device_configs import refuse_problems
+from rackloom.core.cluster.device_configs import refuse_problems
 from rackloom.core.domains.network_config import (
     NETWORK_CONFIG_KIND,
     NetworkConfig,

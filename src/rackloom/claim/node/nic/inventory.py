@@ -30,6 +30,7 @@ from rackloom.claim.node.nic.links import read_all_addresses, read_links, read_m
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, Rtnetlink, in_namespace
 from rackloom.claim.node.plugin import DeviceHealth, Health
 from rackloom.claim.node.tasks import pause_until
+from rackloom.core.cluster.nodes import node_addresses, pod_networks
 from rackloom.core.cluster.objects import ENDPOINT_SLICE, NODE, Object
 from rackloom.core.nics.attachment import NetworkLink, PreparedNic, find_link
 from rackloom.core.nics.devices import EbpfPrograms, HostLink, HostNic, NicSnapshot
@@ -147,13 +148,10 @@ class NodeNetwork:
 
     async def _read(self) -> ClusterNetwork:
         node = await self._api.get(NODE, self._node)
-        spec, addresses = node.get("spec") or {}, (node.get("status") or {}).get("addresses") or ()
         return ClusterNetwork(
-            node_addresses=tuple(
-                address["address"] for address in addresses if address["type"].endswith("IP")
-            ),
+            node_addresses=node_addresses(node),
             api_servers=await self._api_servers(),
-            pod_cidrs=tuple(spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")])),
+            pod_cidrs=pod_networks(node),
         )
 
     async def _api_servers(self) -> tuple[str, ...]:

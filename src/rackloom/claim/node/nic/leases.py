@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.storage import BootScopedFiles
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.core.domains.network_config import RouteConfig
 from rackloom.core.nics.attachment import NicValue, PreparedNic
 from rackloom.core.nics.lease import DhcpLease, restored_lease

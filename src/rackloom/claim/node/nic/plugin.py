@@ -39,8 +39,6 @@ from rackloom.claim.node.nic.links import read_links, read_settings
 from rackloom.claim.node.nic.metadata import CloudWatcher
 from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, Rtnetlink, in_namespace
 from rackloom.claim.node.plugin import (
-    AllocatedClaim,
-    AllocatedDevice,
     CheckpointEntry,
     ContainerEdits,
     DeviceHealth,
@@ -52,6 +50,7 @@ from rackloom.claim.node.plugin import (
 )
 from rackloom.claim.node.tasks import run_background, to_the_end
 from rackloom.core.allocate.objects import Device
+from rackloom.core.cluster.claims import AllocatedClaim, AllocatedDevice
 from rackloom.core.domains.network_config import (
     SMALLEST_IPV6_MTU,
     NetworkConfig,

@@ -24,8 +24,8 @@ from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.node.nic.attach import AttachmentStore, AttachOutcome
 from rackloom.claim.node.nic.leases import LeaseRecord
 from rackloom.claim.node.nri.client import PodSandbox
-from rackloom.claim.node.plugin import ClaimRef
 from rackloom.claim.node.tasks import TaskSet
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.core.cluster.objects import RESOURCE_CLAIM, EventNotice, Object, metav1_time
 from rackloom.core.nics.attachment import AttachedLink, Attachment, PreparedNic
 from rackloom.core.nics.lease import LOST_STATES, DhcpLease, LeaseState

@@ -26,19 +26,9 @@ from typing import Any
 
 import msgspec
 
-from rackloom.claim.node.allocated_claim import read_claim
 from rackloom.claim.node.gpu.adopted_mps import AdoptedMpsDaemon
-from rackloom.claim.node.gpu.partitions import UUIDS
-from rackloom.claim.node.gpu.passthrough import PASSED_THROUGH, PERSISTENT
-from rackloom.claim.node.plugin import (
-    AllocatedClaim,
-    CheckpointEntry,
-    ClaimRef,
-    NodeValue,
-    OpaqueConfig,
-    PrepareState,
-    ReadyDevice,
-)
+from rackloom.claim.node.gpu.inventory import PASSED_THROUGH, PERSISTENT, UUIDS
+from rackloom.claim.node.plugin import CheckpointEntry, NodeValue, PrepareState, ReadyDevice
 from rackloom.claim.node.takeover.nvidia_checkpoint import (
     NvidiaCheckpoint,
     NvidiaClaim,
@@ -48,7 +38,8 @@ from rackloom.claim.node.takeover.nvidia_checkpoint import (
     with_texts,
 )
 from rackloom.core.cluster import names
-from rackloom.core.domains.device_configs import (
+from rackloom.core.cluster.claims import AllocatedClaim, ClaimRef, OpaqueConfig, read_claim
+from rackloom.core.cluster.device_configs import (
     ChannelConfig,
     DaemonConfig,
     GpuConfig,

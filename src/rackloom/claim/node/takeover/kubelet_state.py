@@ -18,7 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.claim.node.plugin import ClaimRef, NodeValue
+from rackloom.claim.node.plugin import NodeValue
+from rackloom.core.cluster.claims import ClaimRef
 from rackloom.errors import Undecodable
 from rackloom.runtime.foreign_text import decode_json
 

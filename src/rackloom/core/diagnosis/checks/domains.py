@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import ComputeDomain
 from rackloom.core.cluster.metadata import Condition
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.findings import Finding, fails, first_few, holds, unknown
 from rackloom.core.diagnosis.index import at_node, at_pod
 from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, grouped
-from rackloom.core.domains.compute_domain import ComputeDomain
 
 # Pods that wait for devices, grouped by their owner.
 

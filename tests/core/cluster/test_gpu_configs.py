@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.domains.device_configs import (
+from rackloom.core.cluster.device_configs import (
     GPU_CONFIG_API_VERSION,
     GpuConfig,
     MpsConfig,

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.core.domains.compute_domain import AllocationMode
-from rackloom.core.domains.device_configs import (
+from rackloom.core.cluster.device_configs import (
     ChannelConfig,
     DaemonConfig,
     decode_imex_config,
     decode_imex_config_leniently,
     imex_config_json,
 )
+from rackloom.core.cluster.names import AllocationMode
 from rackloom.errors import Refused
 
 CHANNEL = {

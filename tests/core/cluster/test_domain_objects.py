@@ -1,19 +1,21 @@
-"""ComputeDomains as values."""
+"""ComputeDomains and their daemon pods as values, hostile ones too."""
 
+import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rackloom.core.cluster.metadata import Condition
-from rackloom.core.domains.clique import Readiness, clean_line, is_ip_address
-from rackloom.core.domains.compute_domain import (
-    AllocationMode,
+from rackloom.core.cluster import names
+from rackloom.core.cluster.domain_objects import (
+    LONGEST_ERROR,
     ComputeDomainNode,
     ComputeDomainStatus,
+    Readiness,
     compute_domain_status_json,
     read_compute_domain,
     read_compute_domain_status,
+    read_daemon_pod,
 )
+from rackloom.core.cluster.metadata import Condition
+from rackloom.core.cluster.names import AllocationMode
 from rackloom.errors import Refused
 
 OBJECT = {
@@ -54,26 +56,31 @@ def test_a_status_that_cannot_be_read_is_none():
     assert read_compute_domain_status({}).status is Readiness.NOT_READY
 
 
-@pytest.mark.parametrize("text", ["10.0.0.1", "255.255.255.255", "fd00::7", "::", "::1"])
-def test_an_ip_address(text):
-    assert is_ip_address(text)
+@pytest.mark.parametrize("text", ["", "{", "\ud800", "[" * 100_000, '{"complete": "yes"}', "7"])
+def test_a_mesh_that_cannot_be_read_has_not_been_said(text: str) -> None:
+    pod = read_daemon_pod(
+        {
+            "metadata": {"name": "daemon", "uid": "1", "annotations": {names.MESH_ANNOTATION: text}},
+            "spec": {"nodeName": "tray"},
+        }
+    )
+    assert pod is not None
+    assert pod.mesh is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", " ", "10.0.0", "10.0.0.01", "10.0.0.256", "10.0.0.1/24", "pod.example.com", "1" * 1000),
-        *("10.0.0.1\n", " 10.0.0.1", "10.0.0.1\x00", "\u0661.0.0.1"),
-        *("fe80::1%eth0", "fe80::1%a\n10.0.0.66 b", "::ffff:10.0.0.1"),
-    ],
-)
-def test_no_ip_address(text):
-    assert not is_ip_address(text)
-
-
-@given(st.text(), st.integers(4, 40))
-def test_a_clean_line_can_be_shown_and_is_not_too_long(text, most):
-    line = clean_line(text, most)
-    assert line.isprintable()
-    assert len(line) <= most
-    assert clean_line(line, most) == line
+def test_an_error_of_a_daemon_is_one_short_printable_line() -> None:
+    text = "exit status 255: \x1b[31mred\u202e\n" + "x" * 100_000
+    mesh = msgspec.json.encode({"complete": False, "missing": [text]}).decode()
+    annotations = {names.IMEX_ERROR_ANNOTATION: text, names.MESH_ANNOTATION: mesh}
+    pod = read_daemon_pod(
+        {
+            "metadata": {"name": "daemon", "uid": "1", "annotations": annotations},
+            "spec": {"nodeName": "tray"},
+        }
+    )
+    assert pod is not None
+    assert pod.mesh is not None
+    for line in (pod.imex_error, *pod.mesh.missing):
+        assert line.startswith("exit status 255: [31mred xxx")
+        assert line.isprintable()
+        assert len(line) == LONGEST_ERROR

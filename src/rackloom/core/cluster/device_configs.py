@@ -24,7 +24,7 @@ import msgspec
 
 from rackloom.core.allocate.quantity import Quantity
 from rackloom.core.cluster import names
-from rackloom.core.domains.compute_domain import AllocationMode
+from rackloom.core.cluster.names import AllocationMode
 from rackloom.errors import Refused
 
 # Strict decoding, shared with the network config.
