@@ -10,18 +10,17 @@ from rackloom.app.site import cluster
 from rackloom.app.site.cluster import ClusterFollower
 from rackloom.app.site.rack_map import SiteSource
 from rackloom.app.snapshot.assemble import site_snapshot
-from rackloom.app.snapshot.cluster import SNAPSHOT_KINDS, project_object
 from rackloom.carve.store.database import Store
 from rackloom.claim.kube.api import KubeError, NotFound
-from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL
+from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL, DAEMON_CONTAINER, GPU_CLIQUE_LABEL
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, DEVICE_TAINT_RULES, NAMESPACE, NODE, POD
+from rackloom.core.cluster.projection import SNAPSHOT_KINDS, project_object
 from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.virtual import event_loop
-from rackloom.prove.collectors.cluster import DAEMON_CONTAINER
 
 EPOCH = 1_800_000_000.0
 LONG = 100.0

@@ -19,10 +19,9 @@ from rackloom.app.demo.story import example_directory
 from rackloom.app.listeners import serve_http
 from rackloom.app.site.service import site_service
 from rackloom.app.snapshot.assemble import site_snapshot
-from rackloom.app.snapshot.cluster import ORG_LABEL, SNAPSHOT_KINDS, project_object
 from rackloom.app.twin.cluster import twin_cluster
 from rackloom.claim.kube.api import ObjectList
-from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, ORG_LABEL
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     JOB,
@@ -31,6 +30,7 @@ from rackloom.core.cluster.objects import (
     POD,
     RESOURCE_CLAIM_TEMPLATE,
 )
+from rackloom.core.cluster.projection import SNAPSHOT_KINDS, project_object
 from rackloom.errors import Refused
 from rackloom.lab.kube import refusals
 from rackloom.lab.kube.direct import DirectApi

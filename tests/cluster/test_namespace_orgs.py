@@ -8,9 +8,9 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubectl import LEAVE, kubectl
 from tests.waiting import until
 
-from rackloom.app.snapshot.cluster import ORG_LABEL
 from rackloom.claim.kube.api import KubeApi, KubeError, Rejected
 from rackloom.claim.kube.client import connect
+from rackloom.core.cluster.names import ORG_LABEL
 from rackloom.core.cluster.objects import NAMESPACE, Object
 
 pytestmark = pytest.mark.anyio

@@ -14,10 +14,10 @@ from tests.waiting import until
 
 from rackloom.app.site.cluster import ClusterFollower
 from rackloom.app.snapshot.assemble import site_snapshot
-from rackloom.app.snapshot.cluster import SNAPSHOT_KINDS, project_object
 from rackloom.claim.kube.api import KubeApi, Rejected
 from rackloom.claim.kube.client import connect
 from rackloom.core.cluster.objects import NAMESPACE, NODE, SECRET, ResourceKind
+from rackloom.core.cluster.projection import SNAPSHOT_KINDS, project_object
 from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
 
 pytestmark = pytest.mark.anyio

@@ -9,13 +9,12 @@ from tests.app.test_map_of_a_served_cluster import ApiServer
 from rackloom.app.config import load_config
 from rackloom.app.doctor import DoctorSources, read_snapshot
 from rackloom.app.site.service import site_service
-from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL
+from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL, DAEMON_CONTAINER
 from rackloom.core.cluster.objects import NAMESPACE, NODE, POD
 from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.errors import Refused
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.server import FakeKube
-from rackloom.prove.collectors.cluster import DAEMON_CONTAINER
 
 
 async def nodes_seen(sources):

@@ -3,10 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.app.snapshot.cluster import SNAPSHOT_KINDS, project_object
 from rackloom.core.cluster import names
 from rackloom.core.cluster.objects import POD
-from rackloom.prove.collectors.cluster import DAEMON_CONTAINER
+from rackloom.core.cluster.projection import SNAPSHOT_KINDS, project_object
 
 WORDS = st.sampled_from(["a", "b"])
 LABELS = st.dictionaries(st.sampled_from(["x", names.GPU_CLIQUE_LABEL, names.COMPUTE_DOMAIN_LABEL]), WORDS)
@@ -49,7 +48,9 @@ OBJECTS = st.fixed_dictionaries(
             unschedulable=st.booleans(),
             nodeName=WORDS,
             resourceClaims=st.lists(st.just({"name": "a"}), max_size=2),
-            containers=st.lists(st.fixed_dictionaries({"name": st.sampled_from(["a", DAEMON_CONTAINER])})),
+            containers=st.lists(
+                st.fixed_dictionaries({"name": st.sampled_from(["a", names.DAEMON_CONTAINER])})
+            ),
         ),
     },
     optional={

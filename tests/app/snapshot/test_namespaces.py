@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from rackloom.app.snapshot.assemble import site_snapshot
-from rackloom.app.snapshot.cluster import ORG_LABEL, read_cluster
+from rackloom.app.snapshot.cluster import read_cluster
 from rackloom.claim.kube.api import KubeError, ObjectList
+from rackloom.core.cluster.names import ORG_LABEL
 from rackloom.core.cluster.objects import NAMESPACE, ResourceKind
 from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.lab.kube import refusals

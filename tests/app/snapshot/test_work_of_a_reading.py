@@ -92,7 +92,7 @@ async def test_one_node_that_publishes_anew_is_one_node_read_again(monkeypatch):
     cluster, known = Cluster(), ReadCache()
     for node in range(NODES):
         published(cluster, f"node-{node}")
-    read = counted(monkeypatch, devices, "_newest")
+    read = counted(monkeypatch, devices, "devices_of")
     first = await read_cluster(cluster, known)
     assert len(read) == NODES
     again = await read_cluster(cluster, known)

@@ -324,6 +324,7 @@ class _Maker:
         if has_channel:
             results.append({"request": "channel", "driver": IMEX, "pool": node, "device": "channel-0"})
         name = self.name("claim")
+        pod["spec"]["resourceClaims"] = [{"name": "devices", "resourceClaimName": name}]
         users = [{"resource": "pods", "name": meta["name"], "uid": meta["uid"]}]
         if owner is None or self.odd():
             # Its pod is gone or cannot be read: the claim still holds its devices.

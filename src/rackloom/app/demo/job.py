@@ -14,16 +14,18 @@ the same examination that `rackloom doctor` makes.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import partial
 
 import yaml
 
 from rackloom.app.demo.story import Evidence, NotObserved, example_directory, wait_until
-from rackloom.app.snapshot.cluster import ORG_LABEL
 from rackloom.app.twin.up import RunningTwin
+from rackloom.core.cluster.claims import claim_consumers, is_allocated
 from rackloom.core.cluster.gang_objects import GANG_TAINT
-from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
-from rackloom.core.cluster.nodes import gpus_by_node
+from rackloom.core.cluster.jobs import read_jobs
+from rackloom.core.cluster.metadata import conditions_of, labels_of, name_of
+from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, ORG_LABEL, SchedulerLabels
+from rackloom.core.cluster.nodes import gpus_by_node, node_clique, taints_of
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     GANG_PLAN,
@@ -34,8 +36,10 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     Object,
     ResourceKind,
+    pod_phase,
 )
 from rackloom.core.cluster.objects import NAMESPACE as NAMESPACES
+from rackloom.core.cluster.pods import node_of
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.trays import placement_site
 from rackloom.core.diagnosis.findings import Finding
@@ -68,18 +72,11 @@ class RackJob:
         self._org = org
         text = (example_directory("whole-rack-job") / "job.yaml").read_text()
         self._objects: list[Object] = list(yaml.safe_load_all(text))
-        self._job = next(obj for obj in self._objects if obj["kind"] == "MPIJob")
+        # The ComputeDomain, the job and its gang have one name.
+        (job,) = read_jobs(self._objects, SchedulerLabels())
+        self._name = job.name
+        self.workers = next(group.members for group in job.groups if group.name == "worker")
         self._clique = ""
-
-    @property
-    def workers(self) -> int:
-        """Number of workers in the manifest."""
-        return int(self._roles["Worker"]["replicas"])
-
-    @property
-    def _roles(self) -> dict[str, Any]:
-        roles: dict[str, Any] = self._job["spec"]["mpiReplicaSpecs"]
-        return roles
 
     async def place(self) -> Evidence:
         """Choose the clique by what the nodes report now; no tray of it may belong to another tenant."""
@@ -96,17 +93,20 @@ class RackJob:
         labelled = {"metadata": {"name": JOB_NAMESPACE, "labels": {ORG_LABEL: self._org}}}
         await self._whole.api.create(NAMESPACES, labelled)
         for obj in self._objects:
-            obj["metadata"]["namespace"] = JOB_NAMESPACE
-            await self._whole.api.create(_JOB_KINDS[obj["kind"]], obj)
+            metadata = {"name": name_of(obj), "namespace": JOB_NAMESPACE}
+            await self._whole.api.create(_JOB_KINDS[obj["kind"]], {**obj, "metadata": metadata})
         pods = await wait_until(self._running, "the job does not run")
-        status = await wait_until(self._ready, "the ComputeDomain is not Ready")
+        # The IMEX daemons of all workers are connected to one another.
+        ready = partial(self._message_of, COMPUTE_DOMAIN, "Ready", "Meshed")
+        status = await wait_until(ready, "the ComputeDomain is not Ready")
+        bound = partial(self._message_of, GANG_PLAN, "Bound")
         held = await self._held()
         nodes = await self._nodes_of(pods)
         return {
             "running": f"{self.workers} workers and the launcher, after {time.monotonic() - began:.1f} s",
             "namespace": f"{JOB_NAMESPACE}, labelled {ORG_LABEL}={await self._labelled()}",
             "nodes": f"{len(nodes)} of clique {self._clique}",
-            "gang": await wait_until(self._bound, "the gang is not bound"),
+            "gang": await wait_until(bound, "the gang is not bound"),
             "computeDomain": status,
             "claims": f"{held} allocated,reserved: a channel and 4 GPUs for each worker",
             "simulated": "API server, kubelets, containers, nvidia-imex; our programs are the real ones",
@@ -115,7 +115,7 @@ class RackJob:
     async def end(self) -> Evidence:
         """Delete the job, and verify that no pod, claim, ComputeDomain, plan, taint or daemon is left."""
         for obj in reversed(self._objects):
-            await self._whole.api.delete(_JOB_KINDS[obj["kind"]], obj["metadata"]["name"], JOB_NAMESPACE)
+            await self._whole.api.delete(_JOB_KINDS[obj["kind"]], name_of(obj), JOB_NAMESPACE)
         await self._whole.api.delete(NAMESPACES, JOB_NAMESPACE)
         await wait_until(self._nothing_left, "something of the job is left")
         return {"pods": 0, "claims": 0, "computeDomains": 0, "gangPlans": 0, "reservedTrays": 0}
@@ -126,49 +126,38 @@ class RackJob:
         nodes, pods = (await self._whole.api.list(NODE)).items, (await self._whole.api.list(POD)).items
         slices = (await self._whole.api.list(RESOURCE_SLICE)).items
         site = placement_site(read_state(nodes, pods, slices=slices), claimed=True)
-        worker = GangGroup(name="worker", members=self.workers, gpus=self._job["spec"]["slotsPerWorker"])
+        gpus = self._whole.site.twin.profile.gpus_per_tray
+        worker = GangGroup(name="worker", members=self.workers, gpus=gpus)
         launcher = GangGroup(name="launcher", members=1, gpus=0)
         try:
-            return plan_gang(site, Gang(name=self._job["metadata"]["name"], groups=(worker, launcher)))
+            return plan_gang(site, Gang(name=self._name, groups=(worker, launcher)))
         except Refused as refused:
             raise NotObserved(refused.reason, fix=refused.nearest_fix) from refused
 
     async def _published(self) -> Counter[str] | None:
         """The GPUs that drivers publish, by node, once each node has those of a tray."""
-        names = [node["metadata"]["name"] for node in (await self._whole.api.list(NODE)).items]
+        nodes = (await self._whole.api.list(NODE)).items
         found = (await self._whole.api.list(RESOURCE_SLICE)).items
         gpus = gpus_by_node(read_state(slices=found).published)
         whole = self._whole.site.twin.profile.gpus_per_tray
-        return gpus if all(gpus[name] == whole for name in names) else None
+        return gpus if all(gpus[name_of(node)] == whole for node in nodes) else None
 
     async def _running(self) -> list[Object] | None:
         pods = (await self._whole.api.list(POD, JOB_NAMESPACE)).items
-        running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
+        running = [pod for pod in pods if pod_phase(pod) == "Running"]
         return running if len(running) == self.workers + 1 else None
 
-    async def _ready(self) -> str | None:
-        """Ready with every worker's node, and the IMEX daemons connected to one another."""
-        found = await self._whole.api.get(COMPUTE_DOMAIN, self._domain, JOB_NAMESPACE)
-        conditions = (found.get("status") or {}).get("conditions") or ()
-        met = {condition["type"]: condition for condition in conditions if condition["status"] == "True"}
-        return str(met["Ready"]["message"]) if {"Ready", "Meshed"} <= met.keys() else None
-
-    async def _bound(self) -> str | None:
-        """The message of the GangPlan once every pod is where it was planned."""
-        plan = await self._whole.api.get(GANG_PLAN, self._job["metadata"]["name"], JOB_NAMESPACE)
-        met = {
-            condition["type"]: condition for condition in (plan.get("status") or {}).get("conditions") or ()
-        }
-        bound = met.get("Bound", {})
-        return str(bound["message"]) if bound.get("status") == "True" else None
+    async def _message_of(self, kind: ResourceKind, *conditions: str) -> str | None:
+        """The message of the first of these conditions, once all of them hold."""
+        found = await self._whole.api.get(kind, self._name, JOB_NAMESPACE)
+        met = {known.type: known.message for known in conditions_of(found) if known.status == "True"}
+        return met[conditions[0]] if met.keys() >= set(conditions) else None
 
     async def _nodes_of(self, pods: list[Object]) -> set[str]:
         """The nodes of the pods. Raises NotObserved if they are not in the clique of the plan."""
-        names = {str(pod["spec"]["nodeName"]) for pod in pods}
-        nodes = [
-            item for item in (await self._whole.api.list(NODE)).items if item["metadata"]["name"] in names
-        ]
-        cliques = {node["metadata"]["labels"].get(GPU_CLIQUE_LABEL) for node in nodes}
+        names = set(map(node_of, pods))
+        nodes = (await self._whole.api.list(NODE)).items
+        cliques = {node_clique(node, GPU_CLIQUE_LABEL) for node in nodes if name_of(node) in names}
         if cliques != {self._clique}:
             raise NotObserved(
                 f"the job runs in {sorted(map(str, cliques))}, and was placed in {self._clique}"
@@ -177,9 +166,7 @@ class RackJob:
 
     async def _held(self) -> int:
         claims = (await self._whole.api.list(RESOURCE_CLAIM, JOB_NAMESPACE)).items
-        held = [
-            claim for claim in claims if {"allocation", "reservedFor"} <= (claim.get("status") or {}).keys()
-        ]
+        held = [claim for claim in claims if is_allocated(claim) and claim_consumers(claim)]
         wanted = 2 * self.workers
         if not len(held) == len(claims) == wanted:
             raise NotObserved(
@@ -190,22 +177,14 @@ class RackJob:
     async def _labelled(self) -> str:
         """The organisation to which the map assigns the pods of the job."""
         found = await self._whole.api.get(NAMESPACES, JOB_NAMESPACE)
-        return str(found["metadata"]["labels"][ORG_LABEL])
+        return labels_of(found)[ORG_LABEL]
 
     async def _nothing_left(self) -> bool:
         for kind in (POD, RESOURCE_CLAIM, COMPUTE_DOMAIN, GANG_PLAN):
             if (await self._whole.api.list(kind)).items:
                 return False
-        return not any(_is_reserved(node) for node in (await self._whole.api.list(NODE)).items)
-
-    @property
-    def _domain(self) -> str:
-        names = [obj["metadata"]["name"] for obj in self._objects if obj["kind"] == "ComputeDomain"]
-        return str(names[0])
-
-
-def _is_reserved(node: Object) -> bool:
-    return any(taint["key"] == GANG_TAINT for taint in (node.get("spec") or {}).get("taints") or ())
+        nodes = (await self._whole.api.list(NODE)).items
+        return all(taint.key != GANG_TAINT for node in nodes for taint in taints_of(node))
 
 
 # The lost GPU.
@@ -230,7 +209,7 @@ class LostGpu:
     async def lose(self) -> Evidence:
         """The switch still counts the GPU and the claim holds it; the node does not have it any more."""
         pod = await self._whole.api.get(POD, _LOST_WORKER, JOB_NAMESPACE)
-        self._node = pod["spec"]["nodeName"]
+        self._node = node_of(pod)
         self._whole.nodes[self._node].gpus.lose(_LOST_MODULE)
         await self._whole.nodes.look(self._node)
         tray = self._whole.nodes[self._node].tray

@@ -19,14 +19,13 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from rackloom.app.config import ClusterConfig
-from rackloom.app.snapshot.cluster import SNAPSHOT_KINDS, ClusterFreshness, is_excused, project_object
+from rackloom.app.snapshot.cluster import ClusterFreshness, is_excused
 from rackloom.claim.kube.api import KubeApi, KubeError, ObjectList
 from rackloom.claim.kube.client import KubeClient, connect
 from rackloom.claim.kube.informer import Informer, key_of
 from rackloom.core.cluster.objects import Object, ResourceKind
+from rackloom.core.cluster.projection import SNAPSHOT_KINDS, content_hash, project_object
 from rackloom.errors import Refused
 
 # The cache.
@@ -112,18 +111,12 @@ class ClusterFollower:
         )
         before = self._fingerprints.pop((kind, namespace, name), None)
         if shown is not None:
-            self._fingerprints[kind, namespace, name] = _fingerprint(shown)
+            self._fingerprints[kind, namespace, name] = content_hash(shown)
         self._changes += before != self._fingerprints.get((kind, namespace, name))
 
 
 def _is_behind(informer: Informer) -> bool:
     return informer.unknown_since is not None or not informer.is_synced
-
-
-def _fingerprint(shown: Object) -> int:
-    """A fingerprint of an object without its version."""
-    metadata = {key: value for key, value in shown["metadata"].items() if key != "resourceVersion"}
-    return hash(msgspec.json.encode({**shown, "metadata": metadata}))
 
 
 # The client.

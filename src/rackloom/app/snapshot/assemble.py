@@ -15,7 +15,7 @@ import msgspec
 
 from rackloom.app.snapshot.cache import ReadCache
 from rackloom.app.snapshot.cluster import ClusterFreshness, Lister, read_cluster
-from rackloom.app.snapshot.fabric import FabricSnapshot, Staleness, read_fabrics
+from rackloom.app.snapshot.fabric import Staleness, read_fabrics
 from rackloom.app.snapshot.readers import RecordReader
 from rackloom.app.snapshot.records import read_records, with_doubts
 from rackloom.carve.observation.latest import rfc3339
@@ -73,20 +73,19 @@ async def _with_records(
         since = snapshot.at if at is None else at
         status = msgspec.structs.replace(status, unknown_since=since, problem=stale.reason, fix=stale.start)
     else:
-        site = with_doubts(site, _doubts(fabrics))
+        # Tenants read this: a reason may hold what a controller answered.
+        site = with_doubts(
+            site,
+            {
+                domain.uuid: f"unknown since {rfc3339(domain.unknown_since)}"
+                for domain in fabrics.domains
+                if domain.unknown_since is not None
+            },
+        )
     with_fabric = _with_layer(snapshot, status, **msgspec.structs.asdict(fabrics))
     return _with_layer(
         with_fabric, LayerStatus(layer=Layer.SITE, at=snapshot.at), **msgspec.structs.asdict(site)
     )
-
-
-def _doubts(fabrics: FabricSnapshot) -> dict[str, str]:
-    """Domain -> since when it is unknown. Tenants read this: a reason may hold what a controller answered."""
-    return {
-        domain.uuid: f"unknown since {rfc3339(domain.unknown_since)}"
-        for domain in fabrics.domains
-        if domain.unknown_since is not None
-    }
 
 
 async def _with_cluster(
@@ -107,22 +106,10 @@ async def _with_cluster(
             fix="kubectl get --raw /readyz",
         )
         return _with_layer(snapshot, lost)
-    return _with_layer(
-        snapshot,
-        LayerStatus(layer=Layer.CLUSTER, at=freshness.at, problem=cluster.problem),
-        nodes=cluster.nodes,
-        pools=cluster.pools,
-        devices=cluster.devices,
-        uses=cluster.uses,
-        meshes=cluster.evidence.daemons,
-        daemons_in=namespace,
-        compute_domains=cluster.evidence.domains,
-        templates=cluster.evidence.templates,
-        claims=cluster.evidence.claims,
-        pods=cluster.evidence.pods,
-        namespaces=cluster.namespaces,
-        simulated=(Layer.CLUSTER,) if any(node.simulated for node in cluster.nodes) else (),
-    )
+    fields = msgspec.structs.asdict(cluster)
+    status = LayerStatus(layer=Layer.CLUSTER, at=freshness.at, problem=fields.pop("problem"))
+    simulated = (Layer.CLUSTER,) if any(node.simulated for node in cluster.nodes) else ()
+    return _with_layer(snapshot, status, **fields, daemons_in=namespace, simulated=simulated)
 
 
 def _with_transfers(snapshot: SiteSnapshot, folder: Path) -> SiteSnapshot:

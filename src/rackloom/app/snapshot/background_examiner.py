@@ -85,7 +85,8 @@ class Examiner:
         self._gather()
         self._latest = snapshot, joined
         shown = known is not None and abs(snapshot.at - known.at) <= OLDEST_SECONDS
-        if self._work is None and (known is None or self._is_due(snapshot, known)):
+        is_old = known is None or abs(snapshot.at - known.at) >= EVERY_SECONDS
+        if self._work is None and (is_old or self._differs(snapshot)):
             self._begin(self._pause() if shown else 0.0)
         work = self._work
         if known is not None and shown:
@@ -100,9 +101,6 @@ class Examiner:
         await asyncio.wait([work])
         self._gather()
         return work.result()
-
-    def _is_due(self, snapshot: SiteSnapshot, known: Examination) -> bool:
-        return abs(snapshot.at - known.at) >= EVERY_SECONDS or self._differs(snapshot)
 
     def _differs(self, snapshot: SiteSnapshot) -> bool:
         """Whether it says something else than the snapshot examined last."""

@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from rackloom.app.snapshot.devices import DeviceCache
+from rackloom.core.cluster.metadata import uid_of, version_of
+from rackloom.core.cluster.objects import Object
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 
-Json = dict[str, Any]
 K = TypeVar("K")
 I = TypeVar("I")  # noqa: E741 (what it is made of)
 S = TypeVar("S")
@@ -25,7 +26,7 @@ class ReadCache:
     def __init__(self) -> None:
         self.devices = DeviceCache()
         self._made: dict[Callable[..., Any], Memo[Any, Any, Any]] = {}
-        self._decoded: dict[Callable[..., Any], tuple[list[Json], list[Any], dict[tuple[str, str], Any]]] = {}
+        self._decoded: dict[Callable[..., Any], tuple[list[Object], list[Any], dict[Any, Any]]] = {}
         self._read: dict[Callable[..., Any], dict[str, tuple[str, Any]]] = {}
 
     def again(self, inputs: Mapping[K, I], make: Callable[[I], V]) -> list[V]:
@@ -34,7 +35,7 @@ class ReadCache:
         self._made[make] = made
         return [value for _, value in made.values()]
 
-    def each(self, decode: Callable[[Json], V], objects: Iterable[Json]) -> list[V]:
+    def each(self, decode: Callable[[Object], V], objects: Iterable[Object]) -> list[V]:
         """`decode` of each Kubernetes object; an object of a known version is not decoded again."""
         current = list(objects)
         same, found, before = self._decoded.get(decode, ([], [], {}))
@@ -43,7 +44,7 @@ class ReadCache:
             return list(found)
         now, found = {}, []
         for obj in current:
-            version = obj["metadata"].get("uid", ""), obj["metadata"].get("resourceVersion", "")
+            version = uid_of(obj), version_of(obj)
             value = before[version] if version in before else decode(obj)
             if all(version):
                 now[version] = value

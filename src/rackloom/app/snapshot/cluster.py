@@ -4,41 +4,41 @@
 faults that are not there. Some refusals are excused: a cluster without our CRD has no ComputeDomains, and
 one that does not serve DeviceTaintRules has none; a user who may not list namespaces gets a snapshot that
 shows no tenant its pods, and one who may not list rules or device classes learns nothing of rules, or of
-pods that rules hold up. A device that a claim
-may only observe (adminAccess) is not allocated by it. Decoding runs in a thread, so that the event loop
-stays free.
+pods that rules hold up. Decoding runs in a thread, so that the event loop stays free.
 
 An object that cannot be read, by the rules of `core.cluster.reader`, is left out and named.
 
-`project_object` reduces each object to the fields that the snapshot reads, for a service that follows a
-large cluster: images of nodes, environments of pods and field ownership are most of the data of a cluster.
-Projecting a projection changes nothing. A field that `read_cluster` newly reads has to be added here.
+A service that follows a large cluster keeps only the fields that are read here: `core.cluster.projection`
+declares them.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Awaitable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from itertools import chain
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from rackloom.app.snapshot.cache import ReadCache
-from rackloom.app.snapshot.devices import taint_text
 from rackloom.claim.kube.api import KubeError, NotFound, ObjectList, list_taint_rules
 from rackloom.claim.node.imex.labels import CLIQUE_LABEL_MANAGER
-from rackloom.core.allocate.objects import (
-    AllocationResult,
-    DeviceClass,
-    Node,
-    ResourceClaim,
-    ResourceSlice,
-    readable,
-)
+from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, WithheldDevice, readable_rules
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import field_writes
-from rackloom.core.cluster.nodes import node_clique
+from rackloom.core.cluster.claims import claim_consumers, held_devices, read_allocations
+from rackloom.core.cluster.devices import allocator_values
+from rackloom.core.cluster.domain_objects import ComputeDomain
+from rackloom.core.cluster.metadata import (
+    condition_of,
+    field_writes,
+    full_name,
+    labels_of,
+    name_of,
+    namespace_of,
+    uid_of,
+)
+from rackloom.core.cluster.nodes import container_runtime, is_cordoned, node_clique, taints_of
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DEVICE_CLASS,
@@ -47,12 +47,12 @@ from rackloom.core.cluster.objects import (
     NODE,
     POD,
     RESOURCE_CLAIM,
-    RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
     Object,
     ResourceKind,
-    metav1_time,
+    epoch_seconds,
 )
+from rackloom.core.cluster.pods import accepted_at
 from rackloom.core.cluster.reader import find_fault
 from rackloom.core.cluster.state import Unreadable
 from rackloom.core.diagnosis.evidence import ClusterEvidence
@@ -60,19 +60,16 @@ from rackloom.core.diagnosis.snapshot import (
     AllocatedDevice,
     ClaimRecord,
     DeviceRecord,
+    ImexMeshRecord,
     NodeRecord,
     PodRecord,
     PoolRecord,
+    TemplateRecord,
 )
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
-from rackloom.prove.collectors.cluster import DAEMON_CONTAINER, ListReader, collect_cluster, pod_owner
+from rackloom.prove.collectors.cluster import ListReader, collect_cluster, controller_title
 
-# Reading.
-
-
-Json = dict[str, Any]
-ORG_LABEL = "rackloom.dev/org"
-"""On a namespace: the organisation whose pods are in it."""
+V = TypeVar("V")
 _FORBIDDEN = 403
 _NAMESPACES_FORBIDDEN = "namespaces may not be listed, so no tenant is shown its own pods"
 _RULES_FORBIDDEN = "DeviceTaintRules may not be listed, so devices that they taint look free"
@@ -85,16 +82,19 @@ _MOST_WITHHELD = 64
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything in a cluster that a snapshot shows."""
+    """Everything in a cluster that a snapshot shows. Its fields have the names of `SiteSnapshot`."""
 
-    evidence: ClusterEvidence
     nodes: tuple[NodeRecord, ...]
     pools: tuple[PoolRecord, ...]
     devices: tuple[DeviceRecord, ...]
     uses: tuple[AllocatedDevice, ...]
+    meshes: tuple[ImexMeshRecord, ...]
+    compute_domains: tuple[ComputeDomain, ...]
+    templates: tuple[TemplateRecord, ...]
+    claims: tuple[ClaimRecord, ...]
+    pods: tuple[PodRecord, ...]
     namespaces: Mapping[str, str]
-    """The organisation of each namespace that is labelled with one."""
-    problem: str = ""
+    problem: str
     """What could not be read nevertheless, in words."""
 
 
@@ -124,9 +124,9 @@ def is_excused(kind: ResourceKind, error: KubeError) -> bool:
 
 def _list_once(api: Lister, cache: ReadCache, left_out: list[Unreadable]) -> ListReader:
     """Reads each list of the API server at most once, without objects that cannot be read."""
-    known: dict[ResourceKind, list[Json]] = {}
+    known: dict[ResourceKind, list[Object]] = {}
 
-    async def read(kind: ResourceKind) -> list[Json]:
+    async def read(kind: ResourceKind) -> list[Object]:
         if kind not in known:
             try:
                 listed = list((await api.list(kind)).items)
@@ -155,350 +155,162 @@ async def read_cluster(
     read = _list_once(api, cache, left_out)
     evidence = await collect_cluster(read, namespace, cache.each)
     slices, nodes, claims, pods = [await read(kind) for kind in _FAULTS]
-    orgs = await _org_by_namespace(api)
-    rules = await _taint_rules(api)
+    namespaces = await _unless_forbidden(api.list(NAMESPACE))
+    listed_rules = await _unless_forbidden(list_taint_rules(api.list))
+    rules = tuple(readable_rules(listed_rules or ()))
     # Only claims that may wait because of a rule are looked into.
     classes = await read(DEVICE_CLASS) if rules else []
-    # In a thread: decoding a large cluster takes long enough to delay other requests of the event loop.
-    return await asyncio.to_thread(
-        _cluster_snapshot, cache, evidence, slices, nodes, claims, pods, orgs, rules, classes, left_out
+    more = len(left_out) - _MOST_NAMED
+    problems = (
+        *([_NAMESPACES_FORBIDDEN] if namespaces is None else ()),
+        *([_RULES_FORBIDDEN] if listed_rules is None else ()),
+        *map(str, left_out[:_MOST_NAMED]),
+        *([f"{more} more objects are left out"] if more > 0 else ()),
     )
 
+    def decode() -> ClusterSnapshot:
+        published = cache.devices.of(slices, rules)
+        inputs = _RuleInputs(rules, classes, slices, claims, nodes)
+        labelled = namespaces.items if namespaces else ()
+        return ClusterSnapshot(
+            nodes=tuple(sorted(cache.each(_node_record, nodes), key=lambda node: node.name)),
+            pools=published.pools,
+            devices=published.devices,
+            uses=allocated_devices(claims, pods, cache),
+            meshes=tuple(sorted(evidence.daemons, key=lambda daemon: (daemon.domain, daemon.node))),
+            compute_domains=evidence.domains,
+            templates=evidence.templates,
+            claims=_with_withheld(evidence, cache, inputs),
+            pods=evidence.pods,
+            namespaces={
+                name_of(obj): org for obj in labelled if (org := labels_of(obj).get(names.ORG_LABEL))
+            },
+            problem="; ".join(problems),
+        )
 
-async def _taint_rules(api: Lister) -> tuple[DeviceTaintRule, ...] | None:
-    """The rules, none where the server has no such type; None if they may not be listed."""
+    # In a thread: decoding a large cluster takes long enough to delay other requests of the event loop.
+    return await asyncio.to_thread(decode)
+
+
+async def _unless_forbidden(listing: Awaitable[V]) -> V | None:
+    """The list, or None if the user may not read it."""
     try:
-        return tuple(readable_rules(await list_taint_rules(api.list)))
+        return await listing
     except KubeError as error:
         if error.code != _FORBIDDEN:
             raise
         return None
 
 
-async def _org_by_namespace(api: Lister) -> Mapping[str, str] | None:
-    """The organisation of each labelled namespace; None if namespaces may not be listed."""
-    try:
-        found = (await api.list(NAMESPACE)).items
-    except KubeError as error:
-        if not is_excused(NAMESPACE, error):
-            raise
-        return None
-    labels = {namespace["metadata"]["name"]: namespace["metadata"].get("labels") or {} for namespace in found}
-    return {name: org for name, own in labels.items() if (org := own.get(ORG_LABEL))}
-
-
-def _cluster_snapshot(
-    cache: ReadCache,
-    evidence: ClusterEvidence,
-    slices: Sequence[Json],
-    nodes: list[Json],
-    claims: list[Json],
-    pods: list[Json],
-    orgs: Mapping[str, str] | None,
-    rules: tuple[DeviceTaintRule, ...] | None,
-    classes: list[Json],
-    left_out: Sequence[Unreadable],
-) -> ClusterSnapshot:
-    published = cache.devices.of(slices, rules or ())
-    daemons = sorted(evidence.daemons, key=lambda daemon: (daemon.domain, daemon.node))
-    return ClusterSnapshot(
-        evidence=msgspec.structs.replace(
-            evidence,
-            daemons=tuple(daemons),
-            claims=_with_withheld(evidence, cache, _RuleInputs(rules or (), classes, slices, claims, nodes)),
-        ),
-        nodes=tuple(sorted(cache.each(_node_record, nodes), key=lambda node: node.name)),
-        pools=published.pools,
-        devices=published.devices,
-        uses=allocated_devices(claims, pods, cache),
-        namespaces=orgs or {},
-        problem="; ".join(
-            (
-                *([_NAMESPACES_FORBIDDEN] if orgs is None else ()),
-                *([_RULES_FORBIDDEN] if rules is None else ()),
-                *map(str, left_out[:_MOST_NAMED]),
-                *([f"{more} more objects are left out"] if (more := len(left_out) - _MOST_NAMED) > 0 else ()),
-            )
-        ),
-    )
-
-
 class _RuleInputs(NamedTuple):
     """What decides which devices rules keep from claims that are pending."""
 
     rules: tuple[DeviceTaintRule, ...]
-    classes: list[Json]
-    slices: Sequence[Json]
-    claims: list[Json]
-    nodes: list[Json]
+    classes: list[Object]
+    slices: list[Object]
+    claims: list[Object]
+    nodes: list[Object]
+    wanted: tuple[str, ...] = ()
+    """Claims for which it is found out."""
 
 
 def _with_withheld(
     evidence: ClusterEvidence, cache: ReadCache, inputs: _RuleInputs
 ) -> tuple[ClaimRecord, ...]:
     """The claims, those that wait for devices with what rules keep from them."""
-    waiting = {f"{pod.namespace}/{name}" for pod in evidence.pods for name in _claims_to_give(pod)}
+    # The scheduler does not consider pods with gates.
+    considered = (pod for pod in evidence.pods if not pod.gated)
+    waiting = {f"{pod.namespace}/{name}" for pod in considered for name in pod.claims.values()}
     pending = {claim.key for claim in evidence.claims if not claim.allocated and claim.key in waiting}
     if not inputs.rules or not pending:
         return evidence.claims
-    wanted = sorted(pending)[:_MOST_WITHHELD]
-    (found,) = cache.again({"": (inputs, wanted)}, _withheld)
+    wanted = tuple(sorted(pending)[:_MOST_WITHHELD])
+    (found,) = cache.again({"": inputs._replace(wanted=wanted)}, _withheld)
     return tuple(
         msgspec.structs.replace(claim, withheld=found[claim.key]) if claim.key in found else claim
         for claim in evidence.claims
     )
 
 
-def _claims_to_give(pod: PodRecord) -> Iterable[str]:
-    """Claims of a pod that the scheduler considers."""
-    return () if pod.gated else pod.claims.values()
-
-
-def _withheld(question: tuple[_RuleInputs, list[str]]) -> Mapping[str, tuple[WithheldDevice, ...]]:
+def _withheld(inputs: _RuleInputs) -> Mapping[str, tuple[WithheldDevice, ...]]:
     # Rarely needed: other readings do not load the allocator.
     from rackloom.core.allocate.withheld import DeviceSupply, withheld_devices
 
-    inputs, wanted = question
     asked = {
         key: claim
         for obj in inputs.claims
-        if (key := _object_key(obj)) in wanted
-        for claim in readable([{"spec": obj["spec"]}], ResourceClaim)
+        if (key := full_name(obj)) in inputs.wanted
+        for claim in allocator_values([obj], ResourceClaim)
     }
-    given = (allocation for claim in inputs.claims if (allocation := _allocation(claim)))
     supply = DeviceSupply(
-        nodes=tuple(readable(map(_named_and_labelled, inputs.nodes), Node)),
-        classes=tuple(readable(map(_spec_and_name, inputs.classes), DeviceClass)),
-        slices=tuple(readable(map(_spec_and_name, inputs.slices), ResourceSlice)),
-        in_use=tuple(readable(given, AllocationResult)),
+        nodes=tuple(allocator_values(inputs.nodes, Node)),
+        classes=tuple(allocator_values(inputs.classes, DeviceClass)),
+        slices=tuple(allocator_values(inputs.slices, ResourceSlice)),
+        in_use=tuple(read_allocations(inputs.claims)),
         rules=inputs.rules,
     )
     return dict(zip(asked, withheld_devices(asked.values(), supply), strict=True))
 
 
-def _allocation(claim: Json) -> Json | None:
-    return (claim.get("status") or {}).get("allocation")
-
-
-def _named_and_labelled(node: Json) -> Json:
-    meta = node["metadata"]
-    return {"metadata": {"name": meta["name"], "labels": meta.get("labels") or {}}}
-
-
-def _spec_and_name(obj: Json) -> Json:
-    return {"metadata": {"name": obj["metadata"].get("name", "")}, "spec": obj.get("spec") or {}}
-
-
-def _node_record(obj: Json) -> NodeRecord:
-    meta, spec = obj["metadata"], obj.get("spec") or {}
-    labels, info = meta.get("labels") or {}, (obj.get("status") or {}).get("nodeInfo") or {}
-    ready, since = _node_ready(obj)
-    writes = tuple(field_writes(obj, names.GPU_CLIQUE_LABEL))
+def _node_record(node: Object) -> NodeRecord:
+    ready = condition_of(node, "Ready")
+    writes = tuple(field_writes(node, names.GPU_CLIQUE_LABEL))
     writers = [name for name, _ in writes]
     writer = CLIQUE_LABEL_MANAGER if CLIQUE_LABEL_MANAGER in writers else next(iter(writers), "")
     return NodeRecord(
-        name=meta["name"],
-        ready=ready,
-        ready_since=since,
-        clique=node_clique(obj, names.GPU_CLIQUE_LABEL),
+        name=name_of(node),
+        ready=None if ready is None else {"True": True, "False": False}.get(ready.status),
+        ready_since=None if ready is None else epoch_seconds(ready.last_transition_time),
+        clique=node_clique(node, names.GPU_CLIQUE_LABEL),
         clique_writer=writer,
         clique_since={name: time for name, time in writes if time is not None}.get(writer),
         other_writers=tuple(name for name in writers if name != writer),
-        taints=tuple(map(taint_text, spec.get("taints") or ())),
-        unschedulable=bool(spec.get("unschedulable")),
-        runtime=info.get("containerRuntimeVersion") or None,
-        simulated=labels.get(names.SIMULATED_LABEL) == "true",
+        taints=tuple(taint.text for taint in taints_of(node)),
+        unschedulable=is_cordoned(node),
+        runtime=container_runtime(node),
+        simulated=labels_of(node).get(names.SIMULATED_LABEL) == "true",
     )
-
-
-def _node_ready(node: Json) -> tuple[bool | None, float | None]:
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    found = next((condition for condition in conditions if condition.get("type") == "Ready"), None)
-    if found is None:
-        return None, None
-    ready = {"True": True, "False": False}.get(found.get("status", ""))
-    return ready, _timestamp(found.get("lastTransitionTime"))
-
-
-def _timestamp(text: str | None) -> float | None:
-    return None if not text else datetime.fromisoformat(text).timestamp()
 
 
 def allocated_devices(
-    claims: Iterable[Json], pods: Iterable[Json], cache: ReadCache
+    claims: list[Object], pods: list[Object], cache: ReadCache
 ) -> tuple[AllocatedDevice, ...]:
     """Allocated devices by claim, without those that a claim may only observe."""
     users = dict(cache.each(_pod_start, pods))
-    held = sorted(cache.each(_claim_devices, claims), key=lambda claim: claim.claim)
-    inputs = {claim.claim: (claim, tuple(users.get(uid) for uid, _ in claim.users)) for claim in held}
-    return tuple(use for uses in cache.again(inputs, _claim_allocations) for use in uses)
+    inputs = {
+        name: (claim, tuple(map(users.get, uids)))
+        for claim, (name, uids) in zip(claims, cache.each(_claim_users, claims), strict=True)
+    }
+    by_name = {name: inputs[name] for name in sorted(inputs)}
+    return tuple(chain.from_iterable(cache.again(by_name, _claim_allocations)))
 
 
-class _ClaimDevices(msgspec.Struct, frozen=True):
-    """The devices of a claim, and its users as it names them."""
-
-    claim: str
-    devices: tuple[tuple[str, str, str], ...]
-    """Driver, pool and name."""
-    users: tuple[tuple[str, str], ...]
-    """UID, and namespace/name."""
+def _claim_users(claim: Object) -> tuple[str, tuple[str, ...]]:
+    return full_name(claim), tuple(user.uid for user in claim_consumers(claim))
 
 
-def _claim_devices(claim: Json) -> _ClaimDevices:
-    status, namespace = claim.get("status") or {}, claim["metadata"]["namespace"]
-    devices = (status.get("allocation") or {}).get("devices") or {}
-    return _ClaimDevices(
-        claim=_object_key(claim),
-        devices=tuple(
-            (result["driver"], result["pool"], result["device"])
-            for result in devices.get("results") or ()
-            if not result.get("adminAccess")  # Monitoring: another claim may hold the device.
-        ),
-        users=tuple((user["uid"], f"{namespace}/{user['name']}") for user in status.get("reservedFor") or ()),
-    )
+_PodStart = tuple[float | None, str]
+"""When the kubelet accepted a pod, if it reports it, and the controller that makes the pod again."""
 
 
-class _PodStart(msgspec.Struct, frozen=True):
-    """A pod that may use claims."""
-
-    name: str
-    since: float | None
-    """When its kubelet accepted it; None: it has not, or does not report it."""
-    job: str
-    """What makes it again; empty: nothing."""
+def _pod_start(pod: Object) -> tuple[str, _PodStart]:
+    return uid_of(pod), (accepted_at(pod), controller_title(pod))
 
 
-def _pod_start(pod: Json) -> tuple[str, _PodStart]:
-    started = (pod.get("status") or {}).get("startTime")
-    return pod["metadata"]["uid"], _PodStart(_object_key(pod), _timestamp(started), pod_owner(pod))
-
-
-def _claim_allocations(
-    inputs: tuple[_ClaimDevices, tuple[_PodStart | None, ...]],
-) -> tuple[AllocatedDevice, ...]:
-    held, users = inputs
-    pods = [name if user is None else user.name for (_, name), user in zip(held.users, users, strict=True)]
-    since = [None if user is None else user.since for user in users]
-    first = min((at for at in since if at is not None), default=None)
-    jobs = tuple(sorted({user.job for user in users if user is not None and user.job}))
+def _claim_allocations(inputs: tuple[Object, tuple[_PodStart | None, ...]]) -> tuple[AllocatedDevice, ...]:
+    claim, users = inputs
+    since = [user[0] if user else None for user in users]
+    jobs = {job for _, job in filter(None, users) if job}
+    pods = sorted(f"{namespace_of(claim)}/{user.name}" for user in claim_consumers(claim))
     return tuple(
         AllocatedDevice(
             driver=driver,
             pool=pool,
             device=device,
-            claim=held.claim,
-            pods=tuple(sorted(pods)),
-            since=None if None in since else first,
-            jobs=jobs,
+            claim=full_name(claim),
+            pods=tuple(pods),
+            since=None if None in since else min(filter(None, since), default=None),
+            jobs=tuple(sorted(jobs)),
         )
-        for driver, pool, device in held.devices
+        for driver, pool, device in held_devices(claim)
     )
-
-
-def _object_key(obj: Json) -> str:
-    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
-
-
-# Projection: what a follower of the cluster keeps of each object.
-
-
-_METADATA_FIELDS = ("namespace", "name", "uid", "resourceVersion")
-_POD_METADATA_FIELDS = ("creationTimestamp", "ownerReferences")
-_POD_STATUS_FIELDS = ("phase", "startTime", "resourceClaimStatuses", "extendedResourceClaimStatus")
-_LABELS_READ = (
-    names.GPU_CLIQUE_LABEL,
-    names.SIMULATED_LABEL,
-    names.COMPUTE_DOMAIN_LABEL,
-    names.CLIQUE_ID_LABEL,
-    ORG_LABEL,
-)
-
-
-def project_object(kind: ResourceKind, obj: Object) -> Object | None:
-    """The part of an object of `SNAPSHOT_KINDS` that a snapshot reads; None: it reads nothing of it.
-
-    Projecting a projection changes nothing.
-    """
-    return _PROJECTIONS[kind](obj)
-
-
-def _project_all(obj: Object) -> Object:
-    metadata = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
-    return {**obj, "metadata": metadata}
-
-
-def _project_named(obj: Object) -> Object:
-    return {"metadata": _project_metadata(obj)}
-
-
-def _project_metadata(obj: Object) -> Object:
-    metadata = _pick(obj["metadata"], *_METADATA_FIELDS)
-    labels = _pick(obj["metadata"].get("labels") or {}, *_LABELS_READ)
-    return {**metadata, "labels": labels} if labels else metadata
-
-
-def _project_node(obj: Object) -> Object:
-    writers = [_project_owner(*write) for write in field_writes(obj, names.GPU_CLIQUE_LABEL)]
-    status = obj.get("status") or {}
-    return {
-        "metadata": {**_project_metadata(obj), "managedFields": writers},
-        "spec": _pick(obj.get("spec") or {}, "taints", "unschedulable"),
-        "status": {
-            # Without the heartbeat, which changes all the time and is not shown.
-            "conditions": [
-                _pick(condition, "type", "status", "lastTransitionTime")
-                for condition in status.get("conditions") or ()
-                if condition["type"] == "Ready"
-            ],
-            **_pick(status, "allocatable", "capacity"),
-            "nodeInfo": _pick(status.get("nodeInfo") or {}, "containerRuntimeVersion"),
-        },
-    }
-
-
-def _project_owner(manager: str, time: float | None) -> Object:
-    owned: Object = {"f:metadata": {"f:labels": {f"f:{names.GPU_CLIQUE_LABEL}": {}}}}
-    entry: Object = {"manager": manager, "fieldsV1": owned}
-    return entry if time is None else {**entry, "time": metav1_time(time)}
-
-
-def _project_pod(obj: Object) -> Object | None:
-    """A pod that claims devices, or of an IMEX daemon; snapshots contain no other pods."""
-    spec, status = obj["spec"], obj.get("status") or {}
-    daemon = [
-        container for container in spec.get("containers") or () if container.get("name") == DAEMON_CONTAINER
-    ]
-    if not (spec.get("resourceClaims") or daemon or status.get("extendedResourceClaimStatus")):
-        return None
-    mesh = _pick(obj["metadata"].get("annotations") or {}, names.MESH_ANNOTATION)
-    return {
-        "metadata": {
-            **_project_metadata(obj),
-            **_pick(obj["metadata"], *_POD_METADATA_FIELDS),
-            "annotations": mesh,
-        },
-        "spec": {
-            **_pick(spec, "nodeName", "schedulingGates", "resourceClaims"),
-            "containers": [{"name": DAEMON_CONTAINER} for _ in daemon],
-        },
-        "status": _pick(status, *_POD_STATUS_FIELDS),
-    }
-
-
-def _pick(fields: Mapping[str, Any], *keys: str) -> Object:
-    return {key: fields[key] for key in keys if key in fields}
-
-
-_PROJECTIONS: Mapping[ResourceKind, Callable[[Object], Object | None]] = {
-    COMPUTE_DOMAIN: _project_all,
-    RESOURCE_CLAIM_TEMPLATE: _project_named,
-    RESOURCE_CLAIM: _project_all,
-    POD: _project_pod,
-    NODE: _project_node,
-    RESOURCE_SLICE: _project_all,
-    NAMESPACE: _project_named,
-    DEVICE_CLASS: _project_all,
-    **dict.fromkeys(DEVICE_TAINT_RULES, _project_all),
-}
-SNAPSHOT_KINDS = tuple(_PROJECTIONS)
-"""The kinds of objects that a snapshot reads."""

@@ -1,9 +1,9 @@
 """Devices out of ResourceSlices, with the parts of the join key that their plugins publish.
 
-Only the newest generation of each pool counts. Devices of the GPU and the IMEX driver state their kind; a
-device of any other driver is a NIC if it has `rdma` or `ifName`. GPU drivers other than ours publish no
-slot, so the attributes of the tray's IMEX devices add slot and fabric GUID to the GPU of the same node
-with that UUID. Where both contradict each other, the GPU's own device counts.
+Devices of the GPU and the IMEX driver state their kind. A device of any other driver is a NIC if it has
+`rdma` or `ifName`. GPU drivers other than ours publish no slot, so the attributes of the tray's IMEX devices
+add slot and fabric GUID to the GPU of the same node with that UUID. If both contradict each other, the GPU's
+own device counts.
 
 DeviceTaintRules add their taints to those that drivers publish.
 
@@ -12,6 +12,7 @@ DeviceTaintRules add their taints to those that drivers publish.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -28,13 +29,14 @@ from rackloom.core.allocate.attributes import (
 )
 from rackloom.core.allocate.taint_rules import DeviceTaintRule
 from rackloom.core.cluster import names
-from rackloom.core.cluster.objects import epoch_seconds
+from rackloom.core.cluster.devices import Device, devices_of
+from rackloom.core.cluster.nodes import Taint, newest_slices, node_of_slice, slice_pool
+from rackloom.core.cluster.objects import JsonMapping, Object, epoch_seconds
 from rackloom.core.diagnosis.index import BLOCKING_EFFECTS
 from rackloom.core.diagnosis.snapshot import DeviceRecord, PoolRecord, grouped
 from rackloom.errors import Refused
 from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, merge_keys
 
-Json = dict[str, Any]
 Attributes = Mapping[str, Any]
 _PCIE_ROOT, _NUMA_NODE = f"{STANDARD_DOMAIN}/pcieRoot", f"{STANDARD_DOMAIN}/numaNode"
 _PCI_ADDRESS = f"{STANDARD_DOMAIN}/pciBusID"
@@ -54,7 +56,7 @@ Rules = tuple[DeviceTaintRule, ...]
 class _NodeDevices(NamedTuple):
     """The slices of one node with the rules that may concern them, and what they show."""
 
-    slices: list[Json]
+    slices: list[JsonMapping]
     rules: Rules
     published: PublishedDevices
 
@@ -63,14 +65,14 @@ class DeviceCache:
     """Devices of the previous reading: a node whose slices did not change is not read again."""
 
     def __init__(self) -> None:
-        self._newest: tuple[list[Json], Rules, dict[str, _NodeDevices], PublishedDevices] = (
+        self._newest: tuple[list[Object], Rules, dict[str, _NodeDevices], PublishedDevices] = (
             [],
             (),
             {},
             PublishedDevices(),
         )
 
-    def of(self, slices: Iterable[Json], rules: Rules = ()) -> PublishedDevices:
+    def of(self, slices: Iterable[Object], rules: Rules = ()) -> PublishedDevices:
         """The pools of all nodes, and the devices of their newest generation, by node, driver and name."""
         # The state is read once and written once: an abandoned reading may still run in its thread.
         same, same_rules, before, published = self._newest
@@ -78,8 +80,8 @@ class DeviceCache:
         # A follower of the cluster returns the very same objects, which are compared by address.
         if current == same and rules == same_rules:
             return published
-        by_node = grouped((slice_["spec"].get("nodeName") or "", slice_) for slice_ in current)
-        nodes = {node: _read_node(some, rules, before.get(node)) for node, some in by_node.items()}
+        by_node = grouped((node_of_slice(slice_), slice_) for slice_ in newest_slices(current))
+        nodes = {node: _read_node(node, some, rules, before.get(node)) for node, some in by_node.items()}
         if len(nodes) != len(before) or any(found is not before.get(node) for node, found in nodes.items()):
             shown = [nodes[name].published for name in sorted(nodes)]
             published = PublishedDevices(
@@ -90,83 +92,60 @@ class DeviceCache:
         return published
 
 
-def _read_node(slices: list[Json], rules: Rules, before: _NodeDevices | None) -> _NodeDevices:
-    pools_here = {_pool(slice_) for slice_ in slices} if rules else ()
-    rules = tuple(rule for rule in rules if any(rule.concerns(*pool) for pool in pools_here))
+def _read_node(
+    node: str, slices: list[JsonMapping], rules: Rules, before: _NodeDevices | None
+) -> _NodeDevices:
+    pools = sorted({(pool.driver, pool.name) for pool in map(slice_pool, slices)})
+    rules = tuple(rule for rule in rules if any(rule.concerns(*pool) for pool in pools))
     if before is not None and before.slices == slices and before.rules == rules:
         return before
-    newest = list(_newest(slices))
-    trays = dict(_tray_keys(newest))
-    found = (device for slice_ in newest for device in _devices(slice_, trays, rules))
-    devices = tuple(sorted(found, key=lambda device: device.device_id))
-    names = {(*_pool(slice_), slice_["spec"].get("nodeName") or "") for slice_ in slices}
-    pools = tuple(PoolRecord(driver=driver, name=pool, node=node) for driver, pool, node in sorted(names))
-    return _NodeDevices(slices, rules, PublishedDevices(devices=devices, pools=pools))
+    devices = [device for slice_ in slices for device in devices_of(slice_)]
+    trays = dict(_tray_keys(devices))
+    records = sorted((_record(device, trays, rules) for device in devices), key=lambda found: found.device_id)
+    here = tuple(PoolRecord(driver=driver, name=pool, node=node) for driver, pool in pools)
+    return _NodeDevices(slices, rules, PublishedDevices(devices=tuple(records), pools=here))
 
 
-def _newest(slices: Iterable[Json]) -> Iterator[Json]:
-    """The slices of the newest generation of each pool: a driver replaces a pool slice by slice."""
-    for some in grouped((_pool(slice_), slice_) for slice_ in slices).values():
-        generation = max(slice_["spec"]["pool"]["generation"] for slice_ in some)
-        yield from (slice_ for slice_ in some if slice_["spec"]["pool"]["generation"] == generation)
+def _record(device: Device, trays: Mapping[tuple[str, str], GpuKey], rules: Rules) -> DeviceRecord:
+    attributes, key = device.attributes, _key(device.attributes)
+    selecting = [rule for rule in rules if rule.selects(device.driver, device.pool, device.name)]
+    of_rules = (msgspec.convert(rule.spec.taint, Taint, from_attributes=True) for rule in selecting)
+    taints = (*device.taints, *of_rules)
+    # The API server dates each taint.
+    times = [epoch_seconds(taint.time_added or "") for taint in taints if taint.effect in BLOCKING_EFFECTS]
+    if key.gpu_uuid is not None and (device.node, key.gpu_uuid.value) in trays:
+        # If the two contradict each other, the key of the GPU's own device counts.
+        with suppress(Refused):
+            key = merge_keys(key, trays[device.node, key.gpu_uuid.value])
+    return DeviceRecord(
+        driver=device.driver,
+        pool=device.pool,
+        name=device.name,
+        node=device.node,
+        kind=_kind(device),
+        key=key,
+        clique=attributes.get(CLIQUE),
+        pcie_root=attributes.get(_PCIE_ROOT),
+        numa=attributes.get(_NUMA_NODE, attributes.get("numaNode")),
+        partner=attributes.get("nicPartner") or attributes.get("gpuPartnerPCIBusID"),
+        partner_address=attributes.get("nicPartnerPCIBusID"),
+        partner_class=attributes.get("nicPartnerClass") or attributes.get("gpuPartnerClass"),
+        link=attributes.get("rdmaState") or attributes.get("state"),
+        gbps=attributes.get("linkSpeedGbps"),
+        taints=tuple(taint.text for taint in taints),
+        rules=tuple(
+            sorted(rule.metadata.name for rule in selecting if rule.spec.taint.effect in BLOCKING_EFFECTS)
+        ),
+        tainted_since=min((time for time in times if time is not None), default=None),
+    )
 
 
-def _pool(json: Json) -> tuple[str, str]:
-    return json["spec"]["driver"], json["spec"]["pool"]["name"]
-
-
-def _devices(json: Json, trays: Mapping[tuple[str, str], GpuKey], rules: Rules) -> Iterator[DeviceRecord]:
-    spec = json["spec"]
-    node = spec.get("nodeName") or ""
-    for device in spec.get("devices") or ():
-        attributes = _attributes(device)
-        key = _key(attributes)
-        selecting = [rule for rule in rules if rule.selects(*_pool(json), device["name"])]
-        of_rules = [msgspec.to_builtins(rule.spec.taint) for rule in selecting]
-        taints = [*(device.get("taints") or ()), *of_rules]
-        tray = trays.get((node, key.gpu_uuid.value)) if key.gpu_uuid is not None else None
-        yield DeviceRecord(
-            driver=spec["driver"],
-            pool=spec["pool"]["name"],
-            name=device["name"],
-            node=node,
-            kind=_kind(spec["driver"], attributes),
-            key=key if tray is None else _merged_key(key, tray),
-            clique=attributes.get(CLIQUE),
-            pcie_root=attributes.get(_PCIE_ROOT),
-            numa=attributes.get(_NUMA_NODE, attributes.get("numaNode")),
-            partner=attributes.get("nicPartner") or attributes.get("gpuPartnerPCIBusID"),
-            partner_address=attributes.get("nicPartnerPCIBusID"),
-            partner_class=attributes.get("nicPartnerClass") or attributes.get("gpuPartnerClass"),
-            link=attributes.get("rdmaState") or attributes.get("state"),
-            gbps=attributes.get("linkSpeedGbps"),
-            taints=tuple(map(taint_text, taints)),
-            rules=tuple(
-                sorted(rule.metadata.name for rule in selecting if rule.spec.taint.effect in BLOCKING_EFFECTS)
-            ),
-            tainted_since=_tainted_since(taints),
-        )
-
-
-def _tainted_since(taints: Iterable[Json]) -> float | None:
-    """When the first taint came that keeps new pods away; the API server dates each."""
-    blocking = (taint for taint in taints if taint["effect"] in BLOCKING_EFFECTS)
-    times = [epoch_seconds(taint.get("timeAdded") or "") for taint in blocking]
-    return min((time for time in times if time is not None), default=None)
-
-
-def _attributes(device: Json) -> Attributes:
-    """Attribute values by name. The API server keeps each under its type."""
-    found = device.get("attributes") or {}
-    return {name: next(iter(value.values()), None) for name, value in found.items()}
-
-
-def _kind(driver: str, attributes: Attributes) -> str:
+def _kind(device: Device) -> str:
     # As `is_whole_gpu` has it: a GPU driver may publish no type.
-    kind = str(attributes.get("type", "gpu" if driver == names.GPU_DRIVER else ""))
-    if driver in (names.GPU_DRIVER, names.IMEX_DRIVER):
+    kind = str(device.attributes.get("type", "gpu" if device.driver == names.GPU_DRIVER else ""))
+    if device.driver in (names.GPU_DRIVER, names.IMEX_DRIVER):
         return "channel" if kind == names.ISOLATED_CHANNEL_TYPE else kind
-    return "nic" if "rdma" in attributes or "ifName" in attributes else "other"
+    return "nic" if "rdma" in device.attributes or "ifName" in device.attributes else "other"
 
 
 def _key(attributes: Attributes) -> GpuKey:
@@ -196,32 +175,15 @@ def _slot_key(attributes: Attributes, module: object) -> Fact[SlotKey] | None:
     return None
 
 
-def _tray_keys(slices: Iterable[Json]) -> Iterator[tuple[tuple[str, str], GpuKey]]:
+def _tray_keys(devices: Iterable[Device]) -> Iterator[tuple[tuple[str, str], GpuKey]]:
     """GPUs as IMEX devices publish them, by node and UUID: other GPU drivers publish no slot."""
-    for slice_ in slices:
-        node = slice_["spec"].get("nodeName") or ""
-        for device in slice_["spec"].get("devices") or ():
-            attributes = _attributes(device)
-            for name, uuid in attributes.items():
-                found = _MODULE_UUID.fullmatch(name)
-                if found is not None and isinstance(uuid, str):
-                    key = GpuKey(
-                        place=_slot_key(attributes, int(found[1])),
-                        fabric_guid=_guid(attributes.get(f"module{found[1]}FabricGUID")),
-                        gpu_uuid=Fact(uuid, Source.NVML),
-                    )
-                    yield (node, uuid), key
-
-
-def _merged_key(key: GpuKey, tray: GpuKey) -> GpuKey:
-    """Both keys as one; if they contradict each other, that of the GPU's own device."""
-    try:
-        return merge_keys(key, tray)
-    except Refused:
-        return key
-
-
-def taint_text(taint: Json) -> str:
-    """`key=value:effect` of a device's taint, or a node's."""
-    value = f"={taint['value']}" if taint.get("value") else ""
-    return f"{taint['key']}{value}:{taint['effect']}"
+    for device in devices:
+        for name, uuid in device.attributes.items():
+            found = _MODULE_UUID.fullmatch(name)
+            if found is not None and isinstance(uuid, str):
+                key = GpuKey(
+                    place=_slot_key(device.attributes, int(found[1])),
+                    fabric_guid=_guid(device.attributes.get(f"module{found[1]}FabricGUID")),
+                    gpu_uuid=Fact(uuid, Source.NVML),
+                )
+                yield (device.node, uuid), key

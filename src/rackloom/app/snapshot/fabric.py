@@ -10,7 +10,7 @@ Observations are decoded again only where their stored facts, or the owners of t
 changed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -95,7 +95,8 @@ def read_fabrics(conn: sa.Connection, stale: Staleness, cache: ReadCache | None 
     domains: list[NvlinkDomainRecord] = []
     shown: dict[str, _DomainFacts] = {}
     for uuid in sorted(readings):
-        newest = _newest(readings[uuid])
+        rows = [reading.row for reading in readings[uuid] if reading.row.facts is not None]
+        newest = latest.newest_valid_row(rows) if rows else None
         doubt = _unknown(readings[uuid], newest, stale, disputed.get(uuid))
         domain = _domain(uuid, readings[uuid], newest, doubt)
         policy = policies.get(uuid, DefaultPartitionPolicy.KEEP).value
@@ -125,8 +126,10 @@ def _decoded(shown: _DomainFacts) -> _DecodedReading:
     observed = latest.decode_facts(shown.facts)
     partitions = sorted(observed.partitions, key=lambda partition: partition.id)
     owners = (shown.owners.get(partition.name) for partition in partitions)
+    holders = grouped((guid, partition.id) for partition in partitions for guid in partition.members)
+    gpus = sorted(observed.gpus, key=lambda gpu: (gpu.tray_index, gpu.module_id))
     return _DecodedReading(
-        tuple(_gpus(observed, partitions)),
+        tuple(_gpu(observed, gpu, holders[gpu.guid]) for gpu in gpus),
         tuple(map(partial(_partition, observed), partitions, owners)),
         len(observed.uncertain),
         observed.limits.max_multicast_groups,
@@ -161,12 +164,6 @@ def _readings(conn: sa.Connection) -> Mapping[str, list[_EndpointReading]]:
     )
 
 
-def _newest(readings: Iterable[_EndpointReading]) -> Any | None:
-    """The newest valid row, even if it was lost since; None if nothing was ever read."""
-    rows = [reading.row for reading in readings if reading.row.facts is not None]
-    return latest.newest_valid_row(rows) if rows else None
-
-
 def _domain(
     uuid: str, readings: list[_EndpointReading], newest: Any | None, doubt: _Unknown
 ) -> NvlinkDomainRecord:
@@ -194,23 +191,13 @@ def _unknown(
 ) -> _Unknown:
     """One readable controller is enough, and only a recent reading shows the present state."""
     if newest is None or newest.unknown_since is not None:
-        return _unknown_by_silence(readings, stale.now)
+        last = latest.last_lost_row(reading.row for reading in readings)
+        if last is None:
+            return _Unknown(stale.now, "no switch controller of it has answered yet")
+        return _Unknown(last.unknown_since, last.unknown_reason or "")
     if stale.now - newest.observed_at > stale.seconds:
         return _Unknown(newest.observed_at, stale.reason)
     return _CURRENT if dispute is None else _Unknown(dispute.since, dispute.reason, disputed=True)
-
-
-def _unknown_by_silence(readings: list[_EndpointReading], now: float) -> _Unknown:
-    last = latest.last_lost_row(reading.row for reading in readings)
-    if last is None:
-        return _Unknown(now, "no switch controller of it has answered yet")
-    return _Unknown(last.unknown_since, last.unknown_reason or "")
-
-
-def _gpus(observed: DomainObservation, partitions: Iterable[ObservedPartition]) -> Iterator[FabricGpuRecord]:
-    holders = grouped((guid, partition.id) for partition in partitions for guid in partition.members)
-    for gpu in sorted(observed.gpus, key=lambda gpu: (gpu.tray_index, gpu.module_id)):
-        yield _gpu(observed, gpu, holders[gpu.guid])
 
 
 def _gpu(observed: DomainObservation, gpu: ObservedGpu, holders: list[int]) -> FabricGpuRecord:

@@ -38,6 +38,7 @@ from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
 from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.core.cluster import names
+from rackloom.core.cluster.metadata import namespace_of
 from rackloom.core.cluster.names import SIMULATED_LABEL
 from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
@@ -135,7 +136,15 @@ class InProcessAdmission:
         if obj is None or review.subresource:
             return None
         for review_by in self._handlers(review):
-            verdict = await review_by(_review_request(review, obj))
+            request = ReviewRequest(
+                uid="",
+                operation=review.operation,
+                resource=ReviewedResource(review.kind.group, review.kind.version, review.kind.plural),
+                namespace=namespace_of(obj) or "",
+                object=obj,
+                old_object=review.old,
+            )
+            verdict = await review_by(request)
             if not verdict.allowed:
                 why = f'admission webhook "{WEBHOOK_NAME}" denied the request: {verdict.message}'
                 raise Rejected(verdict.code, "Invalid", why)
@@ -150,18 +159,6 @@ class InProcessAdmission:
         if review.kind in (RESOURCE_CLAIM, RESOURCE_CLAIM_TEMPLATE):
             return (self._reviewer.validate_claims,)
         return ()
-
-
-def _review_request(review: AdmissionReview, obj: Object) -> ReviewRequest:
-    kind = review.kind
-    return ReviewRequest(
-        uid="",
-        operation=review.operation,
-        resource=ReviewedResource(kind.group, kind.version, kind.plural),
-        namespace=obj["metadata"].get("namespace", ""),
-        object=obj,
-        old_object=review.old,
-    )
 
 
 # The cluster.

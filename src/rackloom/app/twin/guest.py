@@ -25,7 +25,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -35,12 +34,14 @@ from rackloom.app.twin.cluster import GuestNodes, installed_device_classes, twin
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound
 from rackloom.claim.kube.leader import LeaderElection
 from rackloom.core.allocate.driver_slices import NIC_DRIVER
+from rackloom.core.cluster.metadata import labels_of, name_of, namespace_of, uid_of
 from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER, SIMULATED_LABEL
+from rackloom.core.cluster.nodes import node_of_slice, slice_pool
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
-    COMPUTE_DOMAIN_CLIQUE,
     CRD,
     DEVICE_CLASS,
+    GANG_PLAN,
     LEASE,
     NAMESPACE,
     NODE,
@@ -60,6 +61,7 @@ from rackloom.core.domains.settings import (
 )
 from rackloom.core.gangs.crd import gang_crd
 from rackloom.errors import Refused, Retry
+from rackloom.lab.kube.patches import merge_patch
 from rackloom.lab.kube.server import FakeKube
 from rackloom.lab.nodes.kubelets import LEASE_NAMESPACE
 from rackloom.lab.scenario.controllers import ControllerProcess, ControllersClock
@@ -102,7 +104,7 @@ def _node_names(racks: SimulatedRacks) -> set[str]:
 async def refuse_foreign(api: KubeApi, racks: SimulatedRacks) -> None:
     """Raise Refused for a cluster in which something of the guest would meet what is not its own."""
     try:
-        nodes = {node["metadata"]["name"]: node for node in (await api.list(NODE)).items}
+        nodes = {name_of(node): node for node in (await api.list(NODE)).items}
         slices = (await api.list(RESOURCE_SLICE)).items
     except NotFound as error:
         raise Refused(
@@ -112,30 +114,20 @@ async def refuse_foreign(api: KubeApi, racks: SimulatedRacks) -> None:
     except KubeError as error:
         raise _asked(error, "list nodes and resource slices") from error
     for name in sorted(_node_names(racks) & nodes.keys()):
-        if _labels(nodes[name]).get(SITE_LABEL) != site_id(racks):
+        if labels_of(nodes[name]).get(SITE_LABEL) != site_id(racks):
             raise Refused(
                 f"the cluster has a node {name} that this site did not make",
                 nearest_fix="use another cluster, or another --home or --seed",
             )
     for item in slices:
-        spec = item["spec"]
-        owner = _labels(nodes.get(spec.get("nodeName", ""), {}))
-        if spec["driver"] in _DRIVERS and owner.get(SIMULATED_LABEL) != "true":
-            place = (
-                f"on node {spec['nodeName']}, which is not simulated"
-                if "nodeName" in spec
-                else "for several nodes"
-            )
+        driver, node = slice_pool(item).driver, node_of_slice(item)
+        if driver in _DRIVERS and labels_of(nodes.get(node, {})).get(SIMULATED_LABEL) != "true":
+            place = f"on node {node}, which is not simulated" if node else "for several nodes"
             raise Refused(
-                f"the cluster has devices of {spec['driver']} {place}:"
+                f"the cluster has devices of {driver} {place}:"
                 " its workloads would be scheduled onto simulated ones",
                 nearest_fix="use a cluster of its own, such as one of kind",
             )
-
-
-def _labels(obj: Object) -> dict[str, str]:
-    found: dict[str, str] = obj.get("metadata", {}).get("labels") or {}
-    return found
 
 
 def _asked(error: KubeError, what: str) -> Exception:
@@ -176,7 +168,7 @@ class GuestObjects:
             try:
                 await self._make(kind, wanted)
             except KubeError as error:
-                raise _asked(error, f"create {kind.kind} {wanted['metadata']['name']}") from error
+                raise _asked(error, f"create {kind.kind} {name_of(wanted)}") from error
         deadline = time.monotonic() + SERVED_SECONDS
         while not await self._is_served():
             if time.monotonic() > deadline:
@@ -184,18 +176,16 @@ class GuestObjects:
             await asyncio.sleep(0.2)
 
     async def _make(self, kind: ResourceKind, wanted: Object) -> None:
-        meta = wanted["metadata"]
-        body: Any = {
+        added = {
             "apiVersion": kind.api_version,
             "kind": kind.kind,
-            **wanted,
-            "metadata": {**meta, "labels": {**meta.get("labels", {}), SITE_LABEL: self._site}},
+            "metadata": {"labels": {SITE_LABEL: self._site}},
         }
         try:
-            made = await self._api.create(kind, body)
+            made = await self._api.create(kind, merge_patch(wanted, added))
         except Conflict:
-            made = await self._api.get(kind, meta["name"], meta.get("namespace"))
-            if _labels(made).get(SITE_LABEL) != self._site:
+            made = await self._api.get(kind, name_of(wanted), namespace_of(wanted))
+            if labels_of(made).get(SITE_LABEL) != self._site:
                 return  # Somebody else's: used, and left alone.
         self._made.append((kind, made))
 
@@ -210,32 +200,25 @@ class GuestObjects:
         """Delete what was made, the newest first; returns why some of it stays."""
         kept = []
         for kind, made in reversed(self._made):
-            meta = made["metadata"]
+            title = f"{kind.kind} {name_of(made)}"
             try:
                 why = await self._in_use(kind, made)
                 if why:
-                    kept.append(f"{kind.kind} {meta['name']} stays: {why}")
+                    kept.append(f"{title} stays: {why}")
                 else:
-                    await self._api.delete(kind, meta["name"], meta.get("namespace"), uid=meta["uid"])
+                    await self._api.delete(kind, name_of(made), namespace_of(made), uid=uid_of(made))
             except NotFound:
                 continue
             except KubeError as error:
-                kept.append(f"{kind.kind} {meta['name']} could not be deleted: {error.message}")
+                kept.append(f"{title} could not be deleted: {error.message}")
         return kept
 
     async def _in_use(self, kind: ResourceKind, made: Object) -> str:
-        name = made["metadata"]["name"]
+        name = name_of(made)
         if kind == CRD:
-            spec = made["spec"]
-            served = ResourceKind(
-                spec["group"],
-                spec["versions"][0]["name"],
-                spec["names"]["kind"],
-                spec["names"]["plural"],
-                namespaced=spec["scope"] == "Namespaced",
-            )
             # Cliques are records of IMEX daemons, and mean nothing without a ComputeDomain.
-            counted = COMPUTE_DOMAIN if served.plural == COMPUTE_DOMAIN_CLIQUE.plural else served
+            is_of_gangs = name == f"{GANG_PLAN.plural}.{GANG_PLAN.group}"
+            counted = GANG_PLAN if is_of_gangs else COMPUTE_DOMAIN
             left = len((await self._api.list(counted)).items)
             return f"{left} {counted.plural} are there" if left else ""
         if kind == NAMESPACE:
@@ -246,21 +229,19 @@ class GuestObjects:
 
 async def remove_nodes(api: KubeApi, names: set[str], site: str) -> None:
     """Delete the nodes of a site that have its label, with their slices and leases."""
-    own = [
-        node
-        for node in (await api.list(NODE, labels=f"{SITE_LABEL}={site}")).items
-        if node["metadata"]["name"] in names
-    ]
+    labelled = (await api.list(NODE, labels=f"{SITE_LABEL}={site}")).items
     slices = (await api.list(RESOURCE_SLICE)).items
-    for node in own:
-        name = node["metadata"]["name"]
+    for node in labelled:
+        name = name_of(node)
+        if name not in names:
+            continue
         with suppress(NotFound, Conflict):
-            await api.delete(NODE, name, uid=node["metadata"]["uid"])
+            await api.delete(NODE, name, uid=uid_of(node))
         # Where nobody collects garbage (envtest), what a node owns would stay.
         for item in slices:
-            if item["spec"].get("nodeName") == name and item["spec"]["driver"] in _DRIVERS:
+            if node_of_slice(item) == name and slice_pool(item).driver in _DRIVERS:
                 with suppress(NotFound):
-                    await api.delete(RESOURCE_SLICE, item["metadata"]["name"], uid=item["metadata"]["uid"])
+                    await api.delete(RESOURCE_SLICE, name_of(item), uid=uid_of(item))
         with suppress(NotFound):
             await api.delete(LEASE, name, LEASE_NAMESPACE)
 

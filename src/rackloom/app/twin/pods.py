@@ -29,14 +29,15 @@ from rackloom.claim.imex.nvidia_imex import ImexChild
 from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.core.cluster import names
-from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL
+from rackloom.core.cluster.metadata import annotations_of, labels_of, name_of, namespace_of, uid_of
 from rackloom.core.cluster.objects import RESOURCE_CLAIM, SECRET, Object, pod_claim_names
+from rackloom.core.cluster.pods import node_of, pod_address
 from rackloom.core.domains.imex_settings import ImexSettings, read_imex_settings
 from rackloom.errors import Retry
 from rackloom.lab.imex.in_process import ImexNetwork, InMemoryImex, InMemoryImexControl
 from rackloom.lab.imex.settings import ImexHost
 from rackloom.lab.nodes.kubelets import SimulatedKubelets
-from rackloom.lab.nodes.pods import ContainerRuntime, DeviceManager
+from rackloom.lab.nodes.pods import ContainerRuntime, DeviceManager, container_environment, rackloom_arguments
 from rackloom.runtime.foreign_text import decode_json
 
 # Addresses of pods.
@@ -59,10 +60,9 @@ class AddressedKubelets(SimulatedKubelets):
         self._planned = planned
 
     def _address(self, pod: Object) -> str:
-        has_none = not pod.get("status", {}).get("podIP")
-        is_daemon = COMPUTE_DOMAIN_LABEL in pod["metadata"].get("labels", {})
-        if has_none and is_daemon and pod["spec"]["nodeName"] in self._planned:
-            return self._planned.pop(pod["spec"]["nodeName"])
+        is_daemon = names.COMPUTE_DOMAIN_LABEL in labels_of(pod)
+        if not pod_address(pod) and is_daemon and node_of(pod) in self._planned:
+            return self._planned.pop(node_of(pod))
         return super()._address(pod)
 
 
@@ -93,16 +93,16 @@ class PodPrograms:
         try:
             return await self._run(node, pod, ready)
         except Exception as error:
-            log.exception("twin.container", pod=pod["metadata"]["name"], error=str(error))
+            log.exception("twin.container", pod=name_of(pod), error=str(error))
             return 1
 
     async def _run(self, node: str, pod: Object, ready: ReadyCallback) -> int:
-        if any(_arguments_of(container)[:2] == _DAEMON_ARGUMENTS for container in pod["spec"]["containers"]):
+        if any(arguments[:2] == _DAEMON_ARGUMENTS for arguments in rackloom_arguments(pod)):
             return await self._daemon(node, pod, ready)
         return await _run_workload(pod, ready)
 
     async def _daemon(self, node: str, pod: Object, ready: ReadyCallback) -> int:
-        environment = _environment(pod, await self._edits(node, pod))
+        environment = container_environment(pod, await self._edits(node, pod))
         identity = member_from_environment(environment)
         if not identity.clique_id:
             await label_pod(self._api, identity)
@@ -113,7 +113,7 @@ class PodPrograms:
         spawn = partial(self._spawn, files.config, files.config.with_name("hosts"))
         supervisor = Supervisor(PeerLayout("dns", identity.max_nodes), files, tls, spawn)
         control = InMemoryImexControl(files.config, identity.address, self._network)
-        rng = random.Random(pod["metadata"]["uid"])  # noqa: S311 (jitter)
+        rng = random.Random(uid_of(pod))  # noqa: S311 (jitter)
         running = asyncio.create_task(ImexDaemon(self._api, identity, supervisor, control, rng).run())
         try:
             await _until_ready(control, running)
@@ -128,8 +128,8 @@ class PodPrograms:
         """The variables that the pod's claims bring, as a container runtime reads them."""
         found: list[str] = []
         for name in pod_claim_names(pod):
-            claim = await self._api.get(RESOURCE_CLAIM, name, pod["metadata"]["namespace"])
-            for file in self._cdi(node, claim["metadata"]["uid"]):
+            claim = await self._api.get(RESOURCE_CLAIM, name, namespace_of(pod))
+            for file in self._cdi(node, uid_of(claim)):
                 devices = decode_json(file.read_bytes(), str(file))["devices"]
                 found += [
                     variable for device in devices for variable in device["containerEdits"].get("env", ())
@@ -143,7 +143,7 @@ class PodPrograms:
         self, pod: Object, identity: DaemonIdentity, settings: ImexSettings
     ) -> tuple[ImexFiles, ImexTls]:
         """The container's own files; its certificate is what kubelet projects of the domain's Secret."""
-        folder = self._home / pod["metadata"]["uid"]
+        folder = self._home / uid_of(pod)
         folder.mkdir(parents=True, exist_ok=True)
         hosts = folder / "hosts"
         hosts.write_text("127.0.0.1\tlocalhost\n")
@@ -166,10 +166,11 @@ class PodPrograms:
 
 async def _run_workload(pod: Object, ready: ReadyCallback) -> int:
     await ready()
-    seconds = pod["metadata"].get("annotations", {}).get(RUN_ANNOTATION)
+    seconds = annotations_of(pod).get(RUN_ANNOTATION)
     if seconds is None:
         await asyncio.Event().wait()
-    await asyncio.sleep(float(seconds))
+    else:
+        await asyncio.sleep(float(seconds))
     return 0
 
 
@@ -180,28 +181,3 @@ async def _until_ready(control: InMemoryImexControl, running: "asyncio.Task[None
             await control.local_status()
             return
         await asyncio.sleep(_POLL_SECONDS)
-
-
-def _arguments_of(container: Object) -> tuple[str, ...]:
-    """The arguments with which a container runs `rackloom`."""
-    words = (*container.get("command", ()), *container.get("args", ()))
-    return words[1:] if words[:1] == ("rackloom",) else words
-
-
-def _environment(pod: Object, edits: list[str]) -> dict[str, str]:
-    """A container's variables: those of the CDI specs, and those of the pod template."""
-    meta = pod["metadata"]
-    fields = {
-        "spec.nodeName": pod["spec"]["nodeName"],
-        "status.podIP": pod["status"]["podIP"],
-        "metadata.uid": meta["uid"],
-        "metadata.name": meta["name"],
-        "metadata.namespace": meta["namespace"],
-    }
-    found = dict(edit.split("=", 1) for edit in edits)
-    for variable in pod["spec"]["containers"][0].get("env", ()):
-        source = variable.get("valueFrom")
-        found[variable["name"]] = (
-            fields[source["fieldRef"]["fieldPath"]] if source else variable.get("value", "")
-        )
-    return found

@@ -18,17 +18,41 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.allocate.objects import ObjectMeta, ResourceClaim, ResourceClaimSpec, readable
+from rackloom.core.allocate.objects import (
+    AllocationResult,
+    ObjectMeta,
+    ResourceClaim,
+    ResourceClaimSpec,
+    readable,
+)
 from rackloom.core.cluster import names
 from rackloom.core.cluster.metadata import OwnerReference, annotations_of, identity_of, owners_of
 from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
-from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.objects import JsonMapping, allocated_devices
 from rackloom.core.cluster.pods import ApiStruct, PodMetadata, qualified_name
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, TrayHold
 from rackloom.errors import Refused
 
 ClaimUser = str | tuple[str, str]
 """A pod, by UID, or by namespace and name if an object of a file has no UID."""
+
+
+def is_allocated(claim: JsonMapping) -> bool:
+    """Whether a claim has what it needs, which may be no device."""
+    return (claim.get("status") or {}).get("allocation") is not None
+
+
+def read_allocations(claims: Iterable[JsonMapping]) -> Iterator[AllocationResult]:
+    """What claims have, as the allocator takes it."""
+    written = ((claim.get("status") or {}).get("allocation") for claim in claims)
+    return readable(filter(None, written), AllocationResult)
+
+
+def held_devices(claim: JsonMapping) -> Iterator[tuple[str, str, str]]:
+    """Driver, pool and name of each device that a claim keeps from others."""
+    for device in allocated_devices(claim):
+        if not device.get("adminAccess"):
+            yield device["driver"], device["pool"], device["device"]
 
 
 def class_selectors(device_class: JsonMapping) -> Iterator[str]:
@@ -238,9 +262,9 @@ class OpaqueConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ClaimConsumer(msgspec.Struct, frozen=True, kw_only=True):
     """Who may use a claim; `resource` is `pods` for a pod."""
 
-    resource: str
-    name: str
-    uid: str
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
 
 
 class AllocatedClaim(msgspec.Struct, frozen=True, kw_only=True):

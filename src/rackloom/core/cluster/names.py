@@ -54,6 +54,9 @@ replaces the driver there."""
 SIMULATED_LABEL = "rackloom.dev/simulated"
 """On every node of the twin, wherever it is registered."""
 
+ORG_LABEL = "rackloom.dev/org"
+"""On a namespace: the organisation whose pods are in it."""
+
 DAEMON_CONTAINER = "compute-domain-daemon"
 """The container by which pods of IMEX daemons are recognised."""
 MESH_ANNOTATION = "rackloom.dev/imex-mesh"

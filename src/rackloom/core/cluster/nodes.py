@@ -17,8 +17,9 @@ Source: kube-scheduler, plugins NodeUnschedulable, TaintToleration and NodeResou
 (`shouldDelegateResourceToDRA`); KEP-5004.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -30,19 +31,32 @@ from rackloom.core.cluster.objects import JsonMapping, Object
 from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration
 from rackloom.core.cluster.scheduling import blocking_taints, node_amounts
 
+V = TypeVar("V")
 _CORDON_TAINT = "node.kubernetes.io/unschedulable"
 _UNREADY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints by which the node controller repeats the Ready condition of the node."""
 
 
-class _Taint(ApiStruct, frozen=True):
+class Taint(ApiStruct, frozen=True):
+    """A taint of a node, or of a device."""
+
     key: str
-    effect: TaintEffect
+    effect: str
     value: str | None = None
+    time_added: str | None = None
+
+    @property
+    def text(self) -> str:
+        """`key=value:effect`."""
+        return f"{self.key}{f'={self.value}' if self.value else ''}:{self.effect}"
+
+
+class _NodeTaint(Taint, frozen=True):
+    effect: TaintEffect
 
 
 class _NodeSpec(ApiStruct, frozen=True):
-    taints: tuple[_Taint, ...] | None = None
+    taints: tuple[_NodeTaint, ...] | None = None
     unschedulable: bool | None = None
 
 
@@ -145,7 +159,33 @@ def slice_pool(slice_: JsonMapping) -> SlicePool:
     """The pool that a slice is a part of. It counts in its newest generation, once all its slices exist."""
     spec = slice_["spec"]
     pool = spec["pool"]
-    return SlicePool(spec["driver"], pool["name"], pool["generation"], pool["resourceSliceCount"])
+    return SlicePool(
+        spec["driver"], pool["name"], pool.get("generation") or 0, pool.get("resourceSliceCount") or 0
+    )
+
+
+def node_of_slice(slice_: JsonMapping) -> str:
+    """The node of the devices of a slice, or an empty text if several nodes have them."""
+    return slice_["spec"].get("nodeName") or ""
+
+
+def newest_slices(slices: Iterable[JsonMapping]) -> Iterator[JsonMapping]:
+    """The slices of the newest generation of each pool, pool by pool.
+
+    A driver replaces a pool slice by slice, so slices of two generations may be there at once.
+    """
+    pools: dict[tuple[str, str], list[tuple[int, JsonMapping]]] = defaultdict(list)
+    for slice_ in slices:
+        pool = slice_pool(slice_)
+        pools[pool.driver, pool.name].append((pool.generation, slice_))
+    for found in pools.values():
+        yield from _newest(found)
+
+
+def _newest(pool: Collection[tuple[int, V]]) -> Iterator[V]:
+    """The slices of the newest of these generations."""
+    newest = max((generation for generation, _ in pool), default=0)
+    return (slice_ for generation, slice_ in pool if generation == newest)
 
 
 def slice_content(slice_: JsonMapping) -> JsonMapping:
@@ -171,11 +211,10 @@ PublishedDevices = Mapping[tuple[str, str], PublishedDevice]
 
 def published_devices(pool: Collection[SliceShape]) -> PublishedDevices:
     """GPUs and their parts in the slices of a pool, which counts in its newest generation."""
-    # A driver replaces a pool slice by slice, so slices of two generations may be there at once.
-    newest = max((slice_.spec.pool.generation for slice_ in pool if slice_.spec.node_name), default=0)
     found = {}
-    for spec in (slice_.spec for slice_ in pool):
-        for device in spec.devices if spec.node_name and spec.pool.generation == newest else ():
+    local = [(slice_.spec.pool.generation, slice_.spec) for slice_ in pool if slice_.spec.node_name]
+    for spec in _newest(local):
+        for device in spec.devices:
             key, attributes = (spec.pool.name, device.name), device.attributes
             gpu = attributes.parent_uuid.string or attributes.uuid.string or "/".join(key)
             found[key] = PublishedDevice(str(spec.node_name), gpu, is_whole_gpu(attributes.type.string))
@@ -203,9 +242,20 @@ def node_clique(node: JsonMapping, label: str) -> str | None:
     return None if clique is not None and clique.startswith(names.NO_CLUSTER) else clique
 
 
-def taint_keys(node: JsonMapping) -> Iterator[str]:
-    """The keys of the taints of a node."""
-    yield from (taint["key"] for taint in (node.get("spec") or {}).get("taints") or ())
+def taints_of(node: JsonMapping) -> tuple[Taint, ...]:
+    """The taints of a node."""
+    return msgspec.convert((node.get("spec") or {}).get("taints") or (), tuple[Taint, ...])
+
+
+def is_cordoned(node: JsonMapping) -> bool:
+    """Whether the spec of a node keeps new pods off it."""
+    return bool((node.get("spec") or {}).get("unschedulable"))
+
+
+def container_runtime(node: JsonMapping) -> str | None:
+    """The container runtime of a node, such as containerd://2.0.1, or None if it is not known."""
+    info = (node.get("status") or {}).get("nodeInfo") or {}
+    return info.get("containerRuntimeVersion") or None
 
 
 def node_addresses(node: JsonMapping) -> tuple[str, ...]:
@@ -238,7 +288,7 @@ def closed_reasons(node: JsonMapping, tolerations: tuple[Toleration, ...] | None
     None leaves out all taints but those of the node's own state, because pods may tolerate them.
     """
     taints = list(blocking_taints(node, tolerations or ()))
-    if (node.get("spec") or {}).get("unschedulable") or _CORDON_TAINT in taints:
+    if is_cordoned(node) or _CORDON_TAINT in taints:
         yield "cordoned"
     ready = ready_status(node)
     if ready is None:

@@ -168,17 +168,18 @@ def pod_claim_names(pod: JsonMapping) -> Iterator[str]:
     A claim that is made from a template is named in the pod's status, and so is the one that the scheduler
     makes for extended resources (KEP-5004). A template without requests needs none.
     """
+    yield from named_pod_claims(pod).values()
     status = pod.get("status") or {}
-    created = {entry["name"]: entry for entry in status.get("resourceClaimStatuses") or ()}
-    for reference in pod["spec"].get("resourceClaims") or ():
-        name = reference.get("resourceClaimName") or created.get(reference["name"], {}).get(
-            "resourceClaimName"
-        )
-        if name:
-            yield name
     extended = (status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
     if extended:
         yield extended
+
+
+def named_pod_claims(pod: JsonMapping) -> dict[str, str]:
+    """The ResourceClaims of a pod by their names in its spec, as far as they have been made."""
+    created = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+    written = (*((pod.get("spec") or {}).get("resourceClaims") or ()), *created)
+    return {entry["name"]: name for entry in written if (name := entry.get("resourceClaimName"))}
 
 
 def is_resource_claimed(pod: Mapping[str, Any], resource: str) -> bool:

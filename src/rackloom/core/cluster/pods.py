@@ -23,7 +23,14 @@ from rackloom.core.cluster.metadata import (
     namespace_of,
     object_name,
 )
-from rackloom.core.cluster.objects import JsonMapping, PatchOperation, add_operation, has_pod_ended
+from rackloom.core.cluster.names import DAEMON_CONTAINER
+from rackloom.core.cluster.objects import (
+    JsonMapping,
+    PatchOperation,
+    add_operation,
+    epoch_seconds,
+    has_pod_ended,
+)
 from rackloom.errors import Refused
 
 # Labels, a condition and a scheduling gate that admission writes on pods.
@@ -499,6 +506,11 @@ def node_of(pod: JsonMapping) -> str:
     return (pod.get("spec") or {}).get("nodeName") or ""
 
 
+def pod_address(pod: JsonMapping) -> str:
+    """The IP address of a pod, or an empty text until it has one."""
+    return (pod.get("status") or {}).get("podIP") or ""
+
+
 def command_words(workload: JsonMapping) -> Iterator[str]:
     """Commands and arguments of the containers of a Deployment or a DaemonSet, word by word."""
     template = (workload.get("spec") or {}).get("template") or {}
@@ -511,11 +523,31 @@ def is_bound_pod(pod: JsonMapping) -> bool:
     return bool(node_of(pod)) and not has_pod_ended(pod)
 
 
-def claim_templates_of(pod: JsonMapping) -> Iterator[str]:
-    """The claim templates that a pod, or the template of pods, names."""
-    for claim in pod["spec"].get("resourceClaims") or ():
-        if claim.get("resourceClaimTemplateName"):
-            yield claim["resourceClaimTemplateName"]
+def is_gated(pod: JsonMapping) -> bool:
+    """Whether a pod has scheduling gates: the scheduler does not consider it before they are removed."""
+    return bool((pod.get("spec") or {}).get("schedulingGates"))
+
+
+def refers_to_claims(pod: JsonMapping) -> bool:
+    """Whether the spec of a pod refers to claims or templates of claims."""
+    return bool((pod.get("spec") or {}).get("resourceClaims"))
+
+
+def claim_templates(pod: JsonMapping) -> dict[str, str]:
+    """The claim templates of a pod, by the names of the claims in its spec."""
+    written = (pod.get("spec") or {}).get("resourceClaims") or ()
+    return {entry["name"]: name for entry in written if (name := entry.get("resourceClaimTemplateName"))}
+
+
+def accepted_at(pod: JsonMapping) -> float | None:
+    """When the kubelet accepted a pod, in seconds since 1970, or None before that."""
+    return epoch_seconds((pod.get("status") or {}).get("startTime") or "")
+
+
+def runs_imex_daemon(pod: JsonMapping) -> bool:
+    """Whether a pod has the container of an IMEX daemon. Anybody may name a container so."""
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    return any(container.get("name") == DAEMON_CONTAINER for container in containers)
 
 
 # Owners.

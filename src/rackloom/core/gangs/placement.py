@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from rackloom.core.cluster.gang_objects import SPARES_ANNOTATION, GangKey, gang_key_of
 from rackloom.core.cluster.objects import ObjectWrite, list_names
-from rackloom.core.cluster.pods import claim_templates_of
+from rackloom.core.cluster.pods import claim_templates
 from rackloom.core.cluster.scheduling import Thousandths
 from rackloom.core.cluster.trays import PlacementSite, PlacementTray
 from rackloom.core.gangs.requests import (
@@ -111,7 +111,9 @@ def spare_room(
     if quotas is None or counted is None:
         return by_namespace
     channels = {name for name in templates if (key.namespace, name) in quotas.by_template}
-    sharing = {gang_key_of(pod) for pod in cluster.pods if not channels.isdisjoint(claim_templates_of(pod))}
+    sharing = {
+        gang_key_of(pod) for pod in cluster.pods if not channels.isdisjoint(claim_templates(pod).values())
+    }
     sharing |= {spares.gang for spares in promised if not channels.isdisjoint(spares.templates)}
     used = sum(spares for gang, spares in others.items() if gang in sharing)
     by_quota = SpareRoom(max(counted - used, 0), "its ComputeDomains, by their quota,")

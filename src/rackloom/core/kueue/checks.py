@@ -40,7 +40,7 @@ from rackloom.core.cluster.metadata import annotations_of, labels_of, name_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import opened_node
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, Object, allocated_devices, list_names
-from rackloom.core.cluster.pods import GANG_LABEL, claim_templates_of
+from rackloom.core.cluster.pods import GANG_LABEL, claim_templates
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import NodeRule
 from rackloom.core.cluster.state import TrayHold, owners_of_claims
@@ -199,7 +199,7 @@ class PlacementPass:
         gang, spares = _gang_of(workload), planned_spares(updates)
         if gang is not None and spares:
             templates = (pod_set.template for pod_set in workload.pod_sets)
-            named = frozenset(name for template in templates for name in claim_templates_of(template))
+            named = frozenset(name for template in templates for name in claim_templates(template).values())
             self._promised[workload.uid] = PromisedSpares(gang, spares, named)
 
     def _report(

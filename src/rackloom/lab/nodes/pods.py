@@ -24,12 +24,13 @@ import asyncio
 import contextlib
 import ipaddress
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
+from rackloom.core.cluster.metadata import is_being_deleted
 from rackloom.core.cluster.objects import (
     EVENT,
     POD,
@@ -98,15 +99,33 @@ class IdleContainers:
         return 0
 
 
+# What a container runtime reads in a Pod.
+
+
+def rackloom_arguments(pod: Object) -> Iterator[tuple[str, ...]]:
+    """The arguments with which each container runs `rackloom`, which is the program of the image, too."""
+    for container in pod["spec"]["containers"]:
+        words = (*container.get("command", ()), *container.get("args", ()))
+        yield words[1:] if words[:1] == ("rackloom",) else words
+
+
+def container_environment(pod: Object, edits: Iterable[str]) -> dict[str, str]:
+    """The variables of the first container: those of the CDI specs, and those of the pod template."""
+    found = dict(edit.split("=", 1) for edit in edits)
+    for variable in pod["spec"]["containers"][0].get("env", ()):
+        source = variable.get("valueFrom")
+        if source:
+            part, field = source["fieldRef"]["fieldPath"].split(".")
+            found[variable["name"]] = pod[part][field]
+        else:
+            found[variable["name"]] = variable.get("value", "")
+    return found
+
+
 # What kubelet reads in a Pod and writes into its status.
 
 
 _POD_NETWORK = ipaddress.IPv4Address("10.0.0.0")
-
-
-def is_being_deleted(pod: Object) -> bool:
-    """Whether its deletion was requested."""
-    return "deletionTimestamp" in pod["metadata"]
 
 
 def has_work(pod: Object) -> bool:

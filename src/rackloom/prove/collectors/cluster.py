@@ -10,15 +10,22 @@ and only in the one namespace given: anybody may set labels and name containers 
 own. The state of a mesh comes from the annotation that each daemon writes on its pod.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from datetime import datetime
-from typing import Any, Protocol, TypeVar
-
-import msgspec
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Protocol, TypeVar
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.device_configs import ChannelConfig, decode_imex_config_leniently
-from rackloom.core.cluster.domain_objects import readable_compute_domains
+from rackloom.core.cluster.claims import claim_consumers, is_allocated
+from rackloom.core.cluster.domain_objects import DaemonMesh, claimed_domain_uid, readable_compute_domains
+from rackloom.core.cluster.metadata import (
+    annotations_of,
+    controller_of,
+    created_at,
+    labels_of,
+    name_of,
+    namespace_of,
+    uid_of,
+)
 from rackloom.core.cluster.nodes import node_clique
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -26,32 +33,32 @@ from rackloom.core.cluster.objects import (
     POD,
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
+    Object,
     ResourceKind,
+    has_pod_ended,
+    named_pod_claims,
+)
+from rackloom.core.cluster.pods import (
+    claim_templates,
+    is_gated,
+    node_of,
+    refers_to_claims,
+    runs_imex_daemon,
 )
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.snapshot import ClaimRecord, ImexMeshRecord, PodRecord, TemplateRecord
-from rackloom.errors import Refused, Undecodable
+from rackloom.errors import Undecodable
 from rackloom.runtime.foreign_text import decode_json
 
-Json = dict[str, Any]
 V = TypeVar("V")
-ListReader = Callable[[ResourceKind], Awaitable[list[Json]]]
+ListReader = Callable[[ResourceKind], Awaitable[list[Object]]]
 """Lists all objects of a kind, in all namespaces. Raises if the API server does not answer or refuses."""
-DAEMON_CONTAINER = "compute-domain-daemon"
-"""The container by which pods of IMEX daemons are recognised."""
-
-
-class _MeshAnnotation(msgspec.Struct, frozen=True):
-    """The content of a daemon's annotation."""
-
-    complete: bool
-    missing: tuple[str, ...] = ()
 
 
 class ObjectMapper(Protocol):
     """Applies a function to objects, as `map` does; an implementation may cache results."""
 
-    def __call__(self, decode: Callable[[Json], V], objects: Iterable[Json], /) -> Iterable[V]:
+    def __call__(self, decode: Callable[[Object], V], objects: Iterable[Object], /) -> Iterable[V]:
         """`decode` of each object, in order."""
         ...
 
@@ -61,9 +68,14 @@ async def collect_cluster(read: ListReader, namespace: str, each: ObjectMapper =
 
     Errors of `read` pass through: a partial reading would show faults that do not exist.
     """
-    pods = await read(POD)
-    daemons = [pod for pod in pods if _is_daemon(pod, namespace)]
-    users = [pod for pod in pods if _claims_devices(pod) and not _is_daemon(pod, namespace)]
+    daemons, users = list[Object](), list[Object]()
+    for pod in await read(POD):
+        # Anybody may name a container and set labels, but only the controller creates pods in this namespace.
+        is_labelled = namespace_of(pod) == namespace and labels_of(pod).get(names.COMPUTE_DOMAIN_LABEL)
+        if is_labelled and runs_imex_daemon(pod):
+            daemons.append(pod)
+        elif refers_to_claims(pod) and not has_pod_ended(pod):
+            users.append(pod)
     return ClusterEvidence(
         domains=tuple(readable_compute_domains(await read(COMPUTE_DOMAIN))),
         templates=tuple(each(_template, await read(RESOURCE_CLAIM_TEMPLATE))),
@@ -72,111 +84,61 @@ async def collect_cluster(read: ListReader, namespace: str, each: ObjectMapper =
         daemons=tuple(each(_daemon, daemons)),
         daemons_in=namespace,
         cliques={
-            node["metadata"]["name"]: clique
+            name_of(node): clique
             for node in await read(NODE)
             if (clique := node_clique(node, names.GPU_CLIQUE_LABEL))
         },
     )
 
 
-def _template(obj: Json) -> TemplateRecord:
-    meta = obj["metadata"]
+def _template(obj: Object) -> TemplateRecord:
     return TemplateRecord(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        domain=_labels(obj).get(names.COMPUTE_DOMAIN_LABEL, ""),
+        namespace=namespace_of(obj) or "",
+        name=name_of(obj),
+        domain=labels_of(obj).get(names.COMPUTE_DOMAIN_LABEL, ""),
     )
 
 
-def _claim(obj: Json) -> ClaimRecord:
-    meta, status = obj["metadata"], obj.get("status") or {}
+def _claim(obj: Object) -> ClaimRecord:
     return ClaimRecord(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        domain=_domain_of_claim(obj),
-        allocated="allocation" in status,
-        reserved_for=tuple(user["uid"] for user in status.get("reservedFor") or ()),
-        since=_created(obj),
+        namespace=namespace_of(obj) or "",
+        name=name_of(obj),
+        domain=claimed_domain_uid(obj) or "",
+        allocated=is_allocated(obj),
+        reserved_for=tuple(user.uid for user in claim_consumers(obj)),
+        since=created_at(obj),
     )
 
 
-def _domain_of_claim(obj: Json) -> str:
-    for entry in (obj["spec"].get("devices") or {}).get("config") or ():
-        opaque = entry.get("opaque") or {}
-        if opaque.get("driver") != names.IMEX_DRIVER:
-            continue
-        try:
-            config = decode_imex_config_leniently(opaque.get("parameters") or {})
-        except Refused:
-            continue
-        if isinstance(config, ChannelConfig):
-            return config.domain_id
-    return ""
-
-
-def _claims_devices(pod: Json) -> bool:
-    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-    return bool(pod["spec"].get("resourceClaims")) and not ended
-
-
-def _pod(obj: Json) -> PodRecord:
-    meta, spec = obj["metadata"], obj["spec"]
-    claims = spec["resourceClaims"]
-    generated = (obj.get("status") or {}).get("resourceClaimStatuses") or ()
+def _pod(obj: Object) -> PodRecord:
     return PodRecord(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        uid=meta["uid"],
-        node=spec.get("nodeName", ""),
-        owner=pod_owner(obj),
-        since=_created(obj),
-        gated=bool(spec.get("schedulingGates")),
-        templates=_by_claim_name(claims, "resourceClaimTemplateName"),
-        claims=_by_claim_name((*claims, *generated), "resourceClaimName"),
+        namespace=namespace_of(obj) or "",
+        name=name_of(obj),
+        uid=uid_of(obj),
+        node=node_of(obj),
+        owner=controller_title(obj),
+        since=created_at(obj),
+        gated=is_gated(obj),
+        templates=claim_templates(obj),
+        claims=named_pod_claims(obj),
     )
 
 
-def _by_claim_name(entries: Iterable[Json], field: str) -> dict[str, str]:
-    return {entry["name"]: entry[field] for entry in entries if entry.get(field)}
+def controller_title(pod: Object) -> str:
+    """The controller that recreates a pod, as `Job team/train`. It is empty if a person made the pod."""
+    owner = controller_of(pod)
+    return f"{owner.kind} {namespace_of(pod)}/{owner.name}" if owner else ""
 
 
-def pod_owner(obj: Json) -> str:
-    """The controller that recreates a pod, as `Job team/train`; empty: none."""
-    meta = obj["metadata"]
-    found = (reference for reference in meta.get("ownerReferences") or () if reference.get("controller"))
-    return next((f"{owner['kind']} {meta['namespace']}/{owner['name']}" for owner in found), "")
-
-
-def _created(obj: Json) -> float | None:
-    created = obj["metadata"].get("creationTimestamp")
-    return None if created is None else datetime.fromisoformat(created).timestamp()
-
-
-def _is_daemon(pod: Json, namespace: str) -> bool:
-    # Anybody may name a container and set labels, but only the controller creates pods in this namespace.
-    if pod["metadata"]["namespace"] != namespace or not _labels(pod).get(names.COMPUTE_DOMAIN_LABEL):
-        return False
-    return any(container.get("name") == DAEMON_CONTAINER for container in pod["spec"].get("containers") or ())
-
-
-def _daemon(pod: Json) -> ImexMeshRecord:
-    mesh = _mesh(pod)
+def _daemon(pod: Object) -> ImexMeshRecord:
+    text, mesh = annotations_of(pod).get(names.MESH_ANNOTATION), None
+    if text is not None:
+        with suppress(Undecodable):
+            mesh = decode_json(text, names.MESH_ANNOTATION, DaemonMesh)
     return ImexMeshRecord(
-        domain=_labels(pod).get(names.COMPUTE_DOMAIN_LABEL, ""),
-        node=pod["spec"].get("nodeName", ""),
-        clique=_labels(pod).get(names.CLIQUE_ID_LABEL),
+        domain=labels_of(pod).get(names.COMPUTE_DOMAIN_LABEL, ""),
+        node=node_of(pod),
+        clique=labels_of(pod).get(names.CLIQUE_ID_LABEL),
         complete=None if mesh is None else mesh.complete,
         missing=() if mesh is None else mesh.missing,
     )
-
-
-def _mesh(pod: Json) -> _MeshAnnotation | None:
-    text = (pod["metadata"].get("annotations") or {}).get(names.MESH_ANNOTATION)
-    try:
-        return None if text is None else decode_json(text, names.MESH_ANNOTATION, _MeshAnnotation)
-    except Undecodable:
-        return None
-
-
-def _labels(obj: Json) -> Mapping[str, str]:
-    return obj["metadata"].get("labels") or {}
