@@ -35,7 +35,7 @@ from site_figures import load
 from tests.simulation.compute_domains.tray import write_kernel_files
 
 from rackloom.claim.cluster.domain_controller import DomainController
-from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.api import EventRecorder
 from rackloom.core.cluster import names
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE

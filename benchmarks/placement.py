@@ -35,10 +35,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.core.place.packing_score import packing_score
 
 from rackloom.core.cluster.state import TrayHold
-from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import ClaimCapacity, Gang, GangGroup, PlacementSite, PlacementTray
 from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.gang_planner import try_gang
-from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.packing import (
     TRAY_WORTH,
     PackingClique,

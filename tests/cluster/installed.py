@@ -25,9 +25,8 @@ from rackloom.app.webhook import WebhookOptions, webhook
 from rackloom.claim.cluster.admission.serving_certificate import ISSUER_NAME, CertificateIssuer
 from rackloom.claim.cluster.admission.webhook import AdmissionSettings
 from rackloom.claim.cluster.domain_controller import DomainController
-from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
+from rackloom.claim.kube.api import EventRecorder, KubeApi, KubeError, NotFound
 from rackloom.claim.kube.client import connect
-from rackloom.claim.kube.events import EventRecorder
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,

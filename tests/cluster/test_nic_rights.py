@@ -11,9 +11,8 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubectl import kubectl, tried
 from tests.waiting import until
 
-from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.api import EventRecorder, KubeApi
 from rackloom.claim.kube.client import connect
-from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.node.nic.inventory import NodeNetwork
 from rackloom.claim.node.nic.status import AttachmentReporter
 from rackloom.claim.node.nri.client import PodSandbox

@@ -9,7 +9,7 @@ from rackloom.core.cluster.domain_objects import (
     ComputeDomainStatus,
     Readiness,
 )
-from rackloom.core.cluster.metadata import Condition
+from rackloom.core.cluster.objects import Condition
 from rackloom.core.diagnosis.examination import examine
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.snapshot import (

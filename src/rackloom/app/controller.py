@@ -42,10 +42,9 @@ from rackloom.app.process import (
 from rackloom.claim.cluster.domain_controller import DomainController
 from rackloom.claim.cluster.gang_controller import GangController, GangMetrics
 from rackloom.claim.cluster.kueue_controller import KueueController
-from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.api import EventRecorder, KubeApi
 from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
-from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.kube.leader import LeaderElection
 from rackloom.core.cluster.domain_objects import Readiness, read_compute_domain_status
 from rackloom.core.cluster.names import ImexIsolation, ImexMode

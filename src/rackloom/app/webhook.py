@@ -51,10 +51,9 @@ from rackloom.claim.cluster.admission.serving_certificate import (
 )
 from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.cluster.certificates import CertifiedKey, expires_at
-from rackloom.claim.kube.api import KubeApi, KubeError
+from rackloom.claim.kube.api import EventRecorder, KubeApi, KubeError
 from rackloom.claim.kube.client import KubeClient, RateLimiter, connect
 from rackloom.claim.kube.connection import http_client
-from rackloom.claim.kube.events import EventRecorder
 from rackloom.claim.kube.leader import LeaderElection
 from rackloom.errors import Refused, Retry
 from rackloom.serving.acceptor import END_REASONS, FairShare, address_key

@@ -23,7 +23,7 @@ from rackloom.core.allocate.lint.selectors import (
 )
 from rackloom.core.allocate.objects import DeviceClass, ResourceClaim, ResourceClaimTemplate
 from rackloom.core.allocate.templates.inventory import inventory_of_machine
-from rackloom.core.cluster.metadata import title_in_file
+from rackloom.core.cluster.objects import title_in_file
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.errors import Refused
 from rackloom.topology import profiles

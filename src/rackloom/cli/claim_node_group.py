@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from rackloom.cli.claim_options import HardwareParameters, Slices
 from rackloom.cli.common import note, with_common_flags
-from rackloom.core.cluster.metadata import labels_of, name_of
+from rackloom.core.cluster.objects import labels_of, name_of
 from rackloom.errors import Misuse, Refused
 
 Names = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]

@@ -27,6 +27,7 @@ from rackloom.cli.place_site import (
 )
 from rackloom.core.cluster.jobs import Job, TemplateName, channel_templates, read_jobs
 from rackloom.core.cluster.objects import list_names
+from rackloom.core.cluster.trays import FreeRegionCount, GangPlan
 from rackloom.core.cluster.workload_kinds import JOB_KINDS, value_at
 from rackloom.core.place.job_moves import JobMove
 from rackloom.core.place.kueue_topology import (
@@ -35,7 +36,6 @@ from rackloom.core.place.kueue_topology import (
     shared_topology,
     topology_attempts,
 )
-from rackloom.core.place.placement_values import FreeRegionCount, GangPlan
 from rackloom.core.place.site_planner import (
     JobAnswer,
     PlacementReport,

@@ -5,8 +5,8 @@ import pytest
 from tests.app.doctor.hosts import examine_host, laid_out
 
 from rackloom.core.cluster.domain_objects import ComputeDomain, ComputeDomainStatus
-from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.names import GPU_DRIVER
+from rackloom.core.cluster.objects import Condition
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.findings import CheckState, Severity
 from rackloom.core.diagnosis.snapshot import (

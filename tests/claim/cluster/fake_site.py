@@ -5,8 +5,7 @@ import random
 from contextlib import suppress
 
 from rackloom.claim.cluster.domain_controller import DomainController
-from rackloom.claim.kube.api import Conflict, NotFound
-from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.api import Conflict, EventRecorder, NotFound
 from rackloom.core.cluster import names
 from rackloom.core.cluster.domain_objects import (
     ComputeDomainClique,

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.kube.events import COMBINED, EventRecorder
+from rackloom.claim.kube.api import COMBINED, EventRecorder, KubeApi
 from rackloom.core.cluster.objects import COMPUTE_DOMAIN, EVENT, EventNotice, Object
 from rackloom.lab.kube.direct import DirectApi
 from rackloom.lab.kube.faults import RequestFault

@@ -3,8 +3,8 @@
 import pytest
 
 from rackloom.core.cluster.claims import ClaimConsumer, ClaimRef, claim_consumers, class_selectors, read_claim
-from rackloom.core.cluster.metadata import condition_of, has_same_spec
 from rackloom.core.cluster.nodes import SlicePool, node_addresses, pod_networks, slice_content, slice_pool
+from rackloom.core.cluster.objects import condition_of, has_same_spec
 from rackloom.core.cluster.pods import ClaimTemplateObject, command_words, decode_object
 from rackloom.errors import Refused
 

@@ -14,8 +14,8 @@ from rackloom.core.cluster.domain_objects import (
     read_compute_domain_status,
     read_daemon_pod,
 )
-from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.names import AllocationMode
+from rackloom.core.cluster.objects import Condition
 from rackloom.errors import Refused
 
 OBJECT = {

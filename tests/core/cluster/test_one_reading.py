@@ -23,19 +23,24 @@ from rackloom.core.allocate.objects import ResourceSlice, convert_object
 from rackloom.core.cluster import reader
 from rackloom.core.cluster.claims import held_devices
 from rackloom.core.cluster.jobs import Job, owner_of_job
-from rackloom.core.cluster.metadata import full_name, name_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import NodeGpus, gpus_by_node
-from rackloom.core.cluster.objects import NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE, ResourceKind
+from rackloom.core.cluster.objects import (
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_SLICE,
+    ResourceKind,
+    full_name,
+    name_of,
+)
 from rackloom.core.cluster.pods import is_bound_pod, pod_owner
 from rackloom.core.cluster.projection import project_object
 from rackloom.core.cluster.reader import ClusterReader, read_state
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState
-from rackloom.core.cluster.trays import PlacementSite, placement_site
+from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite, placement_site
 from rackloom.core.gangs.trays import running_site
-from rackloom.core.place.gang_planner import try_gang
-from rackloom.core.place.node_resources import NodeUse
-from rackloom.core.place.placement_values import Gang, GangGroup
+from rackloom.core.place.gang_planner import NodeUse, try_gang
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.core.place.slurm_topology import topology_of_nodes
 from rackloom.errors import Refused

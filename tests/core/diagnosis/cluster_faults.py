@@ -6,8 +6,8 @@ from tests.core.diagnosis.ward import NODE, TRAY, of_node
 
 from rackloom.core.allocate.taint_rules import WithheldDevice
 from rackloom.core.cluster.domain_objects import ComputeDomainStatus
-from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER
+from rackloom.core.cluster.objects import Condition
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.snapshot import PoolRecord
 

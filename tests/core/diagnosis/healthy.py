@@ -6,8 +6,8 @@ Names of each layer come from spaces of their own: only the join key ties them.
 import msgspec
 
 from rackloom.core.cluster.domain_objects import ComputeDomain, ComputeDomainStatus
-from rackloom.core.cluster.metadata import Condition
 from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER
+from rackloom.core.cluster.objects import Condition
 from rackloom.core.diagnosis.snapshot import (
     AllocatedDevice,
     ClaimRecord,

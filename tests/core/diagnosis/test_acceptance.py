@@ -5,7 +5,7 @@ import pytest
 from tests.core.diagnosis.healthy import NOW, domain, healthy, node, with_changed, without
 
 from rackloom.core.cluster.domain_objects import ComputeDomainStatus
-from rackloom.core.cluster.metadata import Condition
+from rackloom.core.cluster.objects import Condition
 from rackloom.core.diagnosis import examination
 from rackloom.core.diagnosis.acceptance import AcceptanceOutcome, acceptance
 from rackloom.core.diagnosis.catalogue import EXPLAINS, Check

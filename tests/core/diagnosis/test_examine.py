@@ -13,7 +13,7 @@ from tests.core.diagnosis.ward import WELL
 
 from rackloom.cli.main import app
 from rackloom.core.cluster.domain_objects import ComputeDomainStatus
-from rackloom.core.cluster.metadata import Condition
+from rackloom.core.cluster.objects import Condition
 from rackloom.core.diagnosis.catalogue import SITE_CHECKS, Check
 from rackloom.core.diagnosis.checks.fabric import AWAY_SECONDS
 from rackloom.core.diagnosis.examination import examine

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from rackloom.core.cluster.gang_objects import GROUP_LABEL, TRAY_ANNOTATION, GangKey, read_member
 from rackloom.core.cluster.gang_owners import FinishedMPIJob, OwnerJob, read_finished_mpi_job, read_owner_job
 from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
+from rackloom.core.cluster.trays import FreeRegionCount, Gang, GangGroup, GangPlan, MemberAssignment
 from rackloom.core.gangs.slots import awaits_last_pods, may_have_unused_trays, without_unused_trays
 from rackloom.core.gangs.snapshot import GangRecord, GangSnapshot
-from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup, GangPlan, MemberAssignment
 
 KEY = GangKey("team", "big")
 INDEX = "batch.kubernetes.io/job-completion-index"

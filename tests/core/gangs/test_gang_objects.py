@@ -23,7 +23,16 @@ from rackloom.core.cluster.gang_objects import (
 from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.state import TrayHold
-from rackloom.core.cluster.trays import PlacementSite, PlacementTray, without_foreign_names
+from rackloom.core.cluster.trays import (
+    FreeRegionCount,
+    Gang,
+    GangGroup,
+    GangPlan,
+    MemberAssignment,
+    PlacementSite,
+    PlacementTray,
+    without_foreign_names,
+)
 from rackloom.core.gangs.crd import gang_crd
 from rackloom.core.gangs.requests import claim_specs, group_demand, whole_tray_gpus
 from rackloom.core.gangs.slots import pin_and_ungate
@@ -37,7 +46,6 @@ from rackloom.core.gangs.snapshot import (
     release_tray,
     reserve_tray,
 )
-from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup, GangPlan, MemberAssignment
 from rackloom.errors import Refused
 from rackloom.lab.kube.patches import json_patch, merge_patch
 

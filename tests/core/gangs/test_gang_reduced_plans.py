@@ -11,9 +11,9 @@ from rackloom.core.cluster.gang_objects import (
 )
 from rackloom.core.cluster.objects import GANG_PLAN, POD
 from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
+from rackloom.core.cluster.trays import Gang, GangGroup, GangPlan, MemberAssignment
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.snapshot import GangRecord, GangSettings, GangSnapshot
-from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, MemberAssignment
 
 KEY = GangKey("team", "big")
 TAINT = NodeTaint(GANG_TAINT, "NoSchedule", "u")

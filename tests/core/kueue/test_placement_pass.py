@@ -11,13 +11,13 @@ from rackloom.core.cluster.domain_objects import read_compute_domain
 from rackloom.core.cluster.gang_objects import GangKey
 from rackloom.core.cluster.kueue_objects import KueueWorkload, read_workload
 from rackloom.core.cluster.objects import CreateObject, Object
+from rackloom.core.cluster.trays import GangPlan
 from rackloom.core.domains.quota import QUEUE_LABEL, domain_quota, spare_quotas
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.placement import PromisedSpares, spare_room
 from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSettings
 from rackloom.core.kueue.checks import KueueCluster, PlacementPass
 from rackloom.core.kueue.plans import Verdict, held_seats, planned_spares
-from rackloom.core.place.placement_values import GangPlan
 
 CLIQUE, CHECK, GPU = "nvidia.com/gpu.clique", "c", "nvidia.com/gpu"
 

@@ -20,12 +20,11 @@ from tests.web.snapshots import snapshot
 from tests.web.test_what_tenants_see import seen_by
 
 from rackloom.core.cluster.state import TrayHold
-from rackloom.core.cluster.trays import PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite, PlacementTray
 from rackloom.core.place.batch import plan_batch
 from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.instance_trays import DomainFreeTrays, FreeTray, TrayRequest, choose_trays
 from rackloom.core.place.job_moves import plan_defragmentation
-from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.errors import Refused
 from rackloom.web.make_room import room_plan
 from rackloom.web.model import SiteReading, site_map

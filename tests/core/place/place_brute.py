@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, product
 
-from rackloom.core.cluster.trays import PlacementSite, PlacementTray
-from rackloom.core.place.placement_values import Gang, GangGroup
+from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite, PlacementTray
 from rackloom.core.place.search.clique_search import regions_closed
 from rackloom.core.place.search.gang_needs import ColocationGroup, colocation_groups
 

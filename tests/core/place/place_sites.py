@@ -7,8 +7,7 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from rackloom.core.cluster.state import TrayHold
-from rackloom.core.cluster.trays import PlacementSite, PlacementTray
-from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
+from rackloom.core.cluster.trays import Gang, GangGroup, GangPlan, PlacementSite, PlacementTray
 from rackloom.errors import Refused
 
 T = TypeVar("T")

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.core.place.place_sites import busy_sites, faults, held, site, workers
 
-from rackloom.core.cluster.trays import PlacementSite
+from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite
 from rackloom.core.place.gang_planner import shares_clique, try_gang
-from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.gang_needs import colocation_groups
 from rackloom.core.place.search.site_view import capacity_for
 from rackloom.core.place.search.tray_assignment import SearchBudget

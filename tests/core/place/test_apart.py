@@ -7,9 +7,8 @@ from tests.core.place.place_brute import best_ways
 from tests.core.place.place_sites import faults
 
 from rackloom.core.cluster.state import TrayHold
-from rackloom.core.cluster.trays import PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite, PlacementTray
 from rackloom.core.place.gang_planner import try_gang
-from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.tray_assignment import SearchBudget
 
 CASES = 20

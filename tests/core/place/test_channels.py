@@ -6,10 +6,9 @@ import pytest
 from tests.core.cluster.views import read_site
 from tests.core.gangs.gang_toy import read_site as seen_by_the_controller
 
-from rackloom.core.cluster.trays import PlacementSite
+from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite, PlacementTerms
 from rackloom.core.gangs.snapshot import ClusterLists, GangSettings
 from rackloom.core.place.gang_fixes import plan_gang
-from rackloom.core.place.placement_values import Gang, GangGroup, PlacementTerms
 from rackloom.errors import Refused
 
 

@@ -19,10 +19,16 @@ from rackloom.core.cluster.scheduling import (
     selector_matches,
     unmet_requirements,
 )
-from rackloom.core.cluster.trays import PlacementSite, PlacementTray, combine_sites, trays_avoided_by
+from rackloom.core.cluster.trays import (
+    Gang,
+    PlacementSite,
+    PlacementTerms,
+    PlacementTray,
+    combine_sites,
+    trays_avoided_by,
+)
 from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.gang_requests import gang_of_job, groups_by_trays, terms_of_groups
-from rackloom.core.place.placement_values import Gang, PlacementTerms
 from rackloom.core.place.plan_notes import unsupported_constraints
 from rackloom.errors import Refused
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.core.place.place_sites import busy_sites, held, outcome_of, site
 
-from rackloom.core.cluster.trays import PlacementSite
+from rackloom.core.cluster.trays import REGION_SIZES, PlacementSite
 from rackloom.core.place.job_moves import plan_defragmentation, plan_drain
-from rackloom.core.place.placement_values import REGION_SIZES
 from rackloom.errors import Refused
 
 

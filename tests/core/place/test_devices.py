@@ -18,6 +18,8 @@ from rackloom.core.cluster.state import HIGHEST_PRIORITY, ClusterState, TrayHold
 from rackloom.core.cluster.trays import (
     ClaimCapacity,
     DraDevices,
+    Gang,
+    GangGroup,
     PlacementSite,
     PlacementTray,
     claims_devices,
@@ -25,7 +27,6 @@ from rackloom.core.cluster.trays import (
 from rackloom.core.place.claim_capacity import gpus_per_member, with_claim_capacity
 from rackloom.core.place.gang_fixes import find_fixes
 from rackloom.core.place.gang_planner import try_gang, with_plan_reserved
-from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.site_view import capacity_for
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused

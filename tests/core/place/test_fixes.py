@@ -9,10 +9,9 @@ from msgspec.structs import replace
 from tests.core.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
 from rackloom.core.cluster.state import TrayHold
-from rackloom.core.cluster.trays import PlacementSite
+from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite
 from rackloom.core.place.gang_fixes import PlacementFix, find_fixes, plan_gang
 from rackloom.core.place.gang_planner import gang_fits, try_gang
-from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.site_view import SiteCapacity, capacity_for
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused

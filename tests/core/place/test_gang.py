@@ -7,10 +7,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.core.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
-from rackloom.core.cluster.trays import PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import FreeRegionCount, Gang, GangGroup, PlacementSite, PlacementTray
 from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.gang_planner import plan_in_cliques, try_gang
-from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup
 from rackloom.core.place.search import tray_assignment
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused

@@ -13,8 +13,8 @@ from rackloom.core.cluster.pods import Toleration
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import NodeRule
 from rackloom.core.cluster.state import TrayHold
+from rackloom.core.cluster.trays import Gang
 from rackloom.core.place.gang_requests import claims_by_kind, gang_of_job
-from rackloom.core.place.placement_values import Gang
 from rackloom.errors import Refused
 
 LABELS = SchedulerLabels()

@@ -11,7 +11,7 @@ from tests.core.cluster.views import as_ready
 from rackloom.core.cluster.jobs import PriorityClasses, read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.reader import read_state
-from rackloom.core.cluster.trays import DraDevices
+from rackloom.core.cluster.trays import DraDevices, GangPlan
 from rackloom.core.place.kueue_topology import (
     GROUP_NAME,
     PREFERRED,
@@ -26,7 +26,6 @@ from rackloom.core.place.kueue_topology import (
     shared_topology,
     topology_attempts,
 )
-from rackloom.core.place.placement_values import GangPlan
 from rackloom.core.place.site_planner import PlacementReport, PlanRequest, SiteObjects, SitePlanner
 from rackloom.errors import Refused
 

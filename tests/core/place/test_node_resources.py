@@ -14,7 +14,7 @@ from rackloom.core.cluster.jobs import PriorityClasses, read_jobs
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import pod_requests
 from rackloom.core.cluster.trays import DraDevices
-from rackloom.core.place.node_resources import NodeUse
+from rackloom.core.place.gang_planner import NodeUse
 from rackloom.core.place.site_planner import JobAnswer, PlanRequest, SiteObjects, SitePlanner
 
 Amounts = dict[str, str]

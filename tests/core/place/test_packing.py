@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tests.core.place.packing_score import packing_score
 from tests.core.place.place_sites import held, site
 
-from rackloom.core.cluster.trays import PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import Gang, GangGroup, PlacementSite, PlacementTray
 from rackloom.core.place.batch import plan_batch
-from rackloom.core.place.placement_values import Gang, GangGroup
 from rackloom.core.place.search.packing import (
     PackingAssignment,
     PackingClique,

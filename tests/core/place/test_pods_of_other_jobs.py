@@ -8,8 +8,8 @@ from tests.cli.place_objects import job, node, ran, saved
 
 from rackloom.core.cluster.jobs import Job, read_jobs
 from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.trays import GangPlan, MemberAssignment
 from rackloom.core.place.gang_requests import are_anti_affine, avoiding_job
-from rackloom.core.place.placement_values import GangPlan, MemberAssignment
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 

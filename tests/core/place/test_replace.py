@@ -7,11 +7,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.core.place.place_sites import busy_sites, gangs, held, outcome_of, site, workers
 
-from rackloom.core.cluster.trays import PlacementSite
+from rackloom.core.cluster.trays import Gang, PlacementSite
 from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.gang_planner import try_gang, with_plan_reserved
 from rackloom.core.place.job_moves import replace_member, with_trays_closed
-from rackloom.core.place.placement_values import Gang
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused
 

@@ -7,11 +7,10 @@ from msgspec.structs import replace
 from tests.core.place.place_sites import busy_sites, gangs, held, outcome_of, site, workers
 
 from rackloom.core.cluster.state import TrayHold
-from rackloom.core.cluster.trays import PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import Gang, PlacementSite, PlacementTray
 from rackloom.core.place.batch import plan_batch
 from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.gang_planner import view_with_plan_reserved, with_plan_reserved
-from rackloom.core.place.placement_values import Gang
 from rackloom.core.place.search.site_view import CliqueTrays, SiteView
 
 Change = tuple[tuple[PlacementTray, ...], tuple[TrayHold, ...], tuple[TrayHold, ...]]

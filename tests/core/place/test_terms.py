@@ -7,10 +7,17 @@ from msgspec.structs import replace
 from tests.core.place.place_brute import best_ways, can_carry
 
 from rackloom.core.cluster.state import TrayHold
-from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import (
+    ClaimCapacity,
+    Gang,
+    GangGroup,
+    GangPlan,
+    PlacementSite,
+    PlacementTerms,
+    PlacementTray,
+)
 from rackloom.core.place.gang_fixes import find_fixes, plan_gang
 from rackloom.core.place.gang_planner import try_gang, with_plan_reserved
-from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, PlacementTerms
 from rackloom.core.place.search.site_view import capacity_for
 from rackloom.core.place.search.tray_assignment import SearchBudget
 from rackloom.errors import Refused

@@ -8,11 +8,18 @@ from tests.core.place.place_brute import best_ways, can_carry
 from tests.core.place.place_sites import faults, held, site
 
 from rackloom.core.cluster.state import TrayHold
-from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import (
+    REGION_SIZES,
+    ClaimCapacity,
+    Gang,
+    GangGroup,
+    GangPlan,
+    PlacementSite,
+    PlacementTray,
+)
 from rackloom.core.place import gang_planner
 from rackloom.core.place.gang_fixes import plan_gang
 from rackloom.core.place.gang_planner import try_gang
-from rackloom.core.place.placement_values import REGION_SIZES, Gang, GangGroup, GangPlan
 from rackloom.core.place.search import tray_assignment
 from rackloom.core.place.search.gang_needs import MAX_NEEDS, MemberNeed, TrayVacancy, colocation_groups
 from rackloom.core.place.search.tray_assignment import SearchBudget

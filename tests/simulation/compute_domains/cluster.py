@@ -28,8 +28,7 @@ from tests.simulation.invariants.memory import ChannelInvariants, ImexMemberInva
 
 from rackloom.claim.cluster.domain_controller import DomainController
 from rackloom.claim.cluster.gang_controller import GangController
-from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
-from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.api import EventRecorder, KubeApi, KubeError, NotFound
 from rackloom.claim.kube.leader import LeaderElection
 from rackloom.core.cluster import names
 from rackloom.core.cluster.names import ImexIsolation

@@ -23,7 +23,6 @@ from rackloom.app.twin.up import RunningTwin
 from rackloom.core.cluster.claims import claim_consumers, is_allocated
 from rackloom.core.cluster.gang_objects import GANG_TAINT
 from rackloom.core.cluster.jobs import read_jobs
-from rackloom.core.cluster.metadata import conditions_of, labels_of, name_of
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL, ORG_LABEL, SchedulerLabels
 from rackloom.core.cluster.nodes import gpus_by_node, node_clique, taints_of
 from rackloom.core.cluster.objects import (
@@ -36,16 +35,18 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     Object,
     ResourceKind,
+    conditions_of,
+    labels_of,
+    name_of,
     pod_phase,
 )
 from rackloom.core.cluster.objects import NAMESPACE as NAMESPACES
 from rackloom.core.cluster.pods import node_of
 from rackloom.core.cluster.reader import read_state
-from rackloom.core.cluster.trays import placement_site
+from rackloom.core.cluster.trays import Gang, GangGroup, GangPlan, placement_site
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.diagnosis.report import summary_line
 from rackloom.core.place.gang_fixes import plan_gang
-from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
 from rackloom.errors import Refused
 from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB
 from rackloom.topology.part_names import PartName

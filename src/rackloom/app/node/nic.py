@@ -22,8 +22,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, serve_plugin
-from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.api import EventRecorder, KubeApi
 from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore, NicSandboxHooks
 from rackloom.claim.node.nic.config import (
     NO_PROFILES,

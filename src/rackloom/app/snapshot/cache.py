@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from rackloom.app.snapshot.devices import DeviceCache
-from rackloom.core.cluster.metadata import uid_of, version_of
-from rackloom.core.cluster.objects import Object
+from rackloom.core.cluster.objects import Object, uid_of, version_of
 from rackloom.core.diagnosis.incremental import Memo, recompute_changed
 
 K = TypeVar("K")

@@ -29,15 +29,6 @@ from rackloom.core.cluster import names
 from rackloom.core.cluster.claims import claim_consumers, held_devices, read_allocations
 from rackloom.core.cluster.devices import allocator_values
 from rackloom.core.cluster.domain_objects import ComputeDomain
-from rackloom.core.cluster.metadata import (
-    condition_of,
-    field_writes,
-    full_name,
-    labels_of,
-    name_of,
-    namespace_of,
-    uid_of,
-)
 from rackloom.core.cluster.nodes import container_runtime, is_cordoned, node_clique, taints_of
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -50,7 +41,14 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     Object,
     ResourceKind,
+    condition_of,
     epoch_seconds,
+    field_writes,
+    full_name,
+    labels_of,
+    name_of,
+    namespace_of,
+    uid_of,
 )
 from rackloom.core.cluster.pods import accepted_at
 from rackloom.core.cluster.reader import find_fault

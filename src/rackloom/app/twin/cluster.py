@@ -33,12 +33,10 @@ from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import AdmissionVerdict, ReviewedResource, ReviewRequest
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME
 from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
-from rackloom.claim.kube.api import KubeApi, Rejected
-from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.api import EventRecorder, KubeApi, Rejected
 from rackloom.claim.node.nic.plugin import NIC_DRIVER
 from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import namespace_of
 from rackloom.core.cluster.names import SIMULATED_LABEL
 from rackloom.core.cluster.objects import (
     DEVICE_CLASS,
@@ -46,6 +44,7 @@ from rackloom.core.cluster.objects import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     Object,
+    namespace_of,
 )
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings, ImexDaemonSettings
 from rackloom.lab.imex.in_process import ImexNetwork

@@ -34,7 +34,6 @@ from rackloom.app.twin.cluster import GuestNodes, installed_device_classes, twin
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound
 from rackloom.claim.kube.leader import LeaderElection
 from rackloom.core.allocate.driver_slices import NIC_DRIVER
-from rackloom.core.cluster.metadata import labels_of, name_of, namespace_of, uid_of
 from rackloom.core.cluster.names import GPU_DRIVER, IMEX_DRIVER, SIMULATED_LABEL
 from rackloom.core.cluster.nodes import node_of_slice, slice_pool
 from rackloom.core.cluster.objects import (
@@ -50,6 +49,10 @@ from rackloom.core.cluster.objects import (
     SERVICE_ACCOUNT,
     Object,
     ResourceKind,
+    labels_of,
+    name_of,
+    namespace_of,
+    uid_of,
 )
 from rackloom.core.domains.crds import domain_crds
 from rackloom.core.domains.manifests import DAEMON_SERVICE_ACCOUNT

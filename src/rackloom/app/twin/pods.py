@@ -29,8 +29,17 @@ from rackloom.claim.imex.nvidia_imex import ImexChild
 from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import annotations_of, labels_of, name_of, namespace_of, uid_of
-from rackloom.core.cluster.objects import RESOURCE_CLAIM, SECRET, Object, pod_claim_names
+from rackloom.core.cluster.objects import (
+    RESOURCE_CLAIM,
+    SECRET,
+    Object,
+    annotations_of,
+    labels_of,
+    name_of,
+    namespace_of,
+    pod_claim_names,
+    uid_of,
+)
 from rackloom.core.cluster.pods import node_of, pod_address
 from rackloom.core.domains.imex_settings import ImexSettings, read_imex_settings
 from rackloom.errors import Retry

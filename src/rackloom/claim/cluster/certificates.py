@@ -30,8 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import version_of
-from rackloom.core.cluster.objects import SECRET, Object
+from rackloom.core.cluster.objects import SECRET, Object, version_of
 from rackloom.core.domains.snapshot import OwnedObject, owned_object
 
 # Issuing and checking certificates.

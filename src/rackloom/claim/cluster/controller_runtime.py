@@ -25,7 +25,6 @@ import structlog
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
 from rackloom.claim.kube.informer import CacheSet
-from rackloom.core.cluster.metadata import is_being_deleted, name_of, namespace_of, uid_of, version_of
 from rackloom.core.cluster.objects import (
     CreateObject,
     DeleteObject,
@@ -33,6 +32,11 @@ from rackloom.core.cluster.objects import (
     ObjectWrite,
     PatchObject,
     ResourceKind,
+    is_being_deleted,
+    name_of,
+    namespace_of,
+    uid_of,
+    version_of,
 )
 from rackloom.errors import Retry
 

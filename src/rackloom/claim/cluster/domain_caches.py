@@ -22,7 +22,6 @@ import msgspec
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.informer import CacheSet, Informer, is_not_served_to_us
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import full_name, labels_of, name_of, namespace_of, uid_of
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -36,7 +35,12 @@ from rackloom.core.cluster.objects import (
     WORKLOAD,
     Object,
     ResourceKind,
+    full_name,
+    labels_of,
+    name_of,
+    namespace_of,
     not_ready_since,
+    uid_of,
 )
 from rackloom.core.domains.observe import (
     BY_CLIQUE,

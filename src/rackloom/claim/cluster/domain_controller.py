@@ -24,11 +24,9 @@ from rackloom.claim.cluster.domain_caches import (
     OrphanSweeper,
     SweepKey,
 )
-from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
-from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.api import EventRecorder, KubeApi, KubeError, NotFound, Rejected
 from rackloom.core.cluster import names
 from rackloom.core.cluster.domain_objects import ComputeDomain, compute_domain_status_json
-from rackloom.core.cluster.metadata import namespace_of
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
@@ -40,6 +38,7 @@ from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
     metav1_time,
+    namespace_of,
 )
 from rackloom.core.domains.channel_mode import mixed_isolation_event, reconcile_clique
 from rackloom.core.domains.membership import abandoned_nodes, needs_confirmation

@@ -23,11 +23,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.cluster.gang_placer import GangPlacer, with_owners
-from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
-from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.api import EventRecorder, KubeApi, NotFound, Rejected
 from rackloom.claim.kube.informer import CacheSet, Informer, taint_rule_informers
 from rackloom.core.cluster.gang_objects import GangKey, gang_key_of, read_tray_node, reserving_plans
-from rackloom.core.cluster.metadata import controller_of, name_of, namespace_of, uid_of
 from rackloom.core.cluster.objects import (
     DEVICE_TAINT_RULES,
     GANG_PLAN,
@@ -39,7 +37,11 @@ from rackloom.core.cluster.objects import (
     ObjectWrite,
     PatchObject,
     ResourceKind,
+    controller_of,
     index_by_uid,
+    name_of,
+    namespace_of,
+    uid_of,
 )
 from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.gangs.reconcile import API_REFUSED, WARNING_REASONS, GangDecision, reconcile_gang

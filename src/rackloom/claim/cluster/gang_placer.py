@@ -26,7 +26,6 @@ from rackloom.core.cluster.gang_owners import (
     read_owner_job,
 )
 from rackloom.core.cluster.kueue_objects import KueueWorkload, read_workload
-from rackloom.core.cluster.metadata import OwnerReference, controller_of, uid_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -41,9 +40,13 @@ from rackloom.core.cluster.objects import (
     WORKLOAD,
     Object,
     ObjectWrite,
+    OwnerReference,
     ResourceKind,
+    controller_of,
+    uid_of,
 )
 from rackloom.core.cluster.reader import ClusterReader
+from rackloom.core.cluster.trays import GangPlan
 from rackloom.core.domains.quota import spare_quotas
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.placement import answer_placement
@@ -64,8 +67,7 @@ from rackloom.core.gangs.snapshot import (
 )
 from rackloom.core.gangs.trays import TrayCountCache, running_site
 from rackloom.core.kueue.plans import held_plans
-from rackloom.core.place.node_resources import NodeUse
-from rackloom.core.place.placement_values import GangPlan
+from rackloom.core.place.gang_planner import NodeUse
 from rackloom.errors import Refused
 
 log = structlog.get_logger(__name__)

@@ -24,7 +24,6 @@ from rackloom.claim.cluster.controller_runtime import DEFECT_RETRY_SECONDS, Cont
 from rackloom.claim.kube.api import Conflict, KubeApi, NotFound, list_taint_rules
 from rackloom.claim.kube.informer import CacheSet, Informer, is_not_served
 from rackloom.core.cluster.kueue_objects import PENDING, KueueWorkload, controller_of_check, read_workload
-from rackloom.core.cluster.metadata import identity_of, name_of
 from rackloom.core.cluster.objects import (
     ADMISSION_CHECK,
     COMPUTE_DOMAIN,
@@ -39,7 +38,9 @@ from rackloom.core.cluster.objects import (
     WORKLOAD,
     Object,
     ResourceKind,
+    identity_of,
     metav1_time,
+    name_of,
 )
 from rackloom.core.domains.settings import QuotaMode
 from rackloom.core.gangs.snapshot import GangSettings

@@ -23,9 +23,18 @@ import structlog
 from rackloom.claim.cluster.controller_runtime import ControllerRuntime
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.informer import CacheSet, Informer
-from rackloom.core.cluster.metadata import annotations_of, name_of, uid_of
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.objects import CONFIG_MAP, NODE, POD, Object, ResourceKind, has_condition
+from rackloom.core.cluster.objects import (
+    CONFIG_MAP,
+    NODE,
+    POD,
+    Object,
+    ResourceKind,
+    annotations_of,
+    has_condition,
+    name_of,
+    uid_of,
+)
 from rackloom.core.cluster.pods import node_of
 from rackloom.core.place.slurm_topology import (
     SLURM_TAINT,

@@ -34,8 +34,7 @@ from rackloom.core.cluster.domain_objects import (
     clique_json,
     read_clique,
 )
-from rackloom.core.cluster.metadata import is_being_deleted, uid_of
-from rackloom.core.cluster.objects import COMPUTE_DOMAIN_CLIQUE, POD, Object
+from rackloom.core.cluster.objects import COMPUTE_DOMAIN_CLIQUE, POD, Object, is_being_deleted, uid_of
 from rackloom.core.domains import clique
 from rackloom.core.domains.clique import is_ip_address
 

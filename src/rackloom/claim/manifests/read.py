@@ -34,8 +34,7 @@ from rackloom.core.allocate.objects import (
 )
 from rackloom.core.allocate.sharing import SharedParts
 from rackloom.core.allocate.taint_rules import DeviceTaintRule, with_taint_rules
-from rackloom.core.cluster.metadata import title_in_file
-from rackloom.core.cluster.objects import DEVICE_TAINT_RULES, NODE
+from rackloom.core.cluster.objects import DEVICE_TAINT_RULES, NODE, title_in_file
 from rackloom.errors import Refused
 
 # API versions and server defaults.

@@ -44,8 +44,7 @@ from rackloom.claim.node.plugin import (
 )
 from rackloom.claim.node.storage import Checkpoint
 from rackloom.core.cluster.claims import AllocatedClaim, ClaimRef, read_claim
-from rackloom.core.cluster.metadata import uid_of
-from rackloom.core.cluster.objects import RESOURCE_CLAIM
+from rackloom.core.cluster.objects import RESOURCE_CLAIM, uid_of
 from rackloom.errors import Refused, Retry
 
 OPERATIONS = ("prepare", "unprepare")

@@ -49,16 +49,20 @@ from rackloom.claim.node.plugin import CheckpointEntry, NodePlugin, PrepareState
 from rackloom.claim.node.prepare import ClaimPreparer, ObsoleteClaim, PluginMetrics, api_failure, fetch_claim
 from rackloom.claim.node.tasks import beside, cancel_all, pause_until
 from rackloom.core.cluster.claims import ClaimRef
-from rackloom.core.cluster.metadata import full_name, is_being_deleted, name_of, namespace_of, uid_of
 from rackloom.core.cluster.objects import (
     POD,
     RESOURCE_CLAIM,
     Object,
     allocated_devices,
+    full_name,
     has_condition,
     has_pod_ended,
+    is_being_deleted,
     metav1_micro_time,
+    name_of,
+    namespace_of,
     pod_claim_names,
+    uid_of,
 )
 from rackloom.errors import Refused, Retry
 

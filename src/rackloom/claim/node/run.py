@@ -68,8 +68,7 @@ from rackloom.claim.node.wire import (
     registration_pb2_grpc,
 )
 from rackloom.core.cluster.claims import ClaimRef
-from rackloom.core.cluster.metadata import uid_of
-from rackloom.core.cluster.objects import RESOURCE_CLAIM
+from rackloom.core.cluster.objects import RESOURCE_CLAIM, uid_of
 from rackloom.errors import Refused, Retry
 from rackloom.serving.grpc_server import grpc_options
 from rackloom.serving.limits import PLUGIN_SOCKET

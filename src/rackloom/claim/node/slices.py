@@ -37,9 +37,8 @@ from rackloom.claim.node.prepare import PluginMetrics
 from rackloom.claim.node.tasks import beside, pause_until
 from rackloom.core.allocate.objects import CounterSet, Device
 from rackloom.core.allocate.quantity import Quantity
-from rackloom.core.cluster.metadata import name_of, uid_of
 from rackloom.core.cluster.nodes import slice_content, slice_pool
-from rackloom.core.cluster.objects import NODE, RESOURCE_SLICE, Object
+from rackloom.core.cluster.objects import NODE, RESOURCE_SLICE, Object, name_of, uid_of
 from rackloom.errors import Refused, Retry
 
 # Fields that the API server does not store.

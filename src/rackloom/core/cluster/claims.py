@@ -26,9 +26,15 @@ from rackloom.core.allocate.objects import (
     readable,
 )
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import OwnerReference, annotations_of, identity_of, owners_of
 from rackloom.core.cluster.nodes import PublishedDevice, PublishedDevices
-from rackloom.core.cluster.objects import JsonMapping, allocated_devices
+from rackloom.core.cluster.objects import (
+    JsonMapping,
+    OwnerReference,
+    allocated_devices,
+    annotations_of,
+    identity_of,
+    owners_of,
+)
 from rackloom.core.cluster.pods import ApiStruct, PodMetadata, qualified_name
 from rackloom.core.cluster.state import HIGHEST_PRIORITY, TrayHold
 from rackloom.errors import Refused

@@ -6,9 +6,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from rackloom.core.allocate.objects import readable
-from rackloom.core.cluster.metadata import labels_of, name_of
 from rackloom.core.cluster.nodes import Taint, node_of_slice, slice_pool
-from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.objects import JsonMapping, labels_of, name_of
 
 V = TypeVar("V")
 

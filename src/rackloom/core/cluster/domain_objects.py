@@ -20,26 +20,24 @@ import msgspec
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.device_configs import ChannelConfig, decode_imex_config_leniently
-from rackloom.core.cluster.metadata import (
+from rackloom.core.cluster.names import AllocationMode
+from rackloom.core.cluster.objects import (
     Condition,
+    JsonMapping,
+    Object,
+    allocated_devices,
     annotations_of,
     finalizers_of,
     full_name,
     generation_of,
+    has_pod_ended,
     is_being_deleted,
+    is_pod_ready,
     labels_of,
     name_of,
     namespace_of,
     owners_of,
     uid_of,
-)
-from rackloom.core.cluster.names import AllocationMode
-from rackloom.core.cluster.objects import (
-    JsonMapping,
-    Object,
-    allocated_devices,
-    has_pod_ended,
-    is_pod_ready,
 )
 from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import clean_line, decode_json

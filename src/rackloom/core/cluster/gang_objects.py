@@ -23,22 +23,20 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
-from rackloom.core.cluster.metadata import (
-    OwnerReference,
-    annotations_of,
-    is_being_deleted,
-    labels_of,
-    name_of,
-    version_of,
-)
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import (
     JOB,
     JsonMapping,
     Object,
+    OwnerReference,
+    annotations_of,
     epoch_seconds,
     has_pod_ended,
+    is_being_deleted,
+    labels_of,
+    name_of,
     not_ready_since,
+    version_of,
 )
 from rackloom.core.cluster.pods import (
     GANG_LABEL,

@@ -19,8 +19,15 @@ from operator import attrgetter
 import msgspec
 
 from rackloom.core.cluster.gang_objects import GangMember, gang_group_of
-from rackloom.core.cluster.metadata import conditions_of, controller_of, is_being_deleted, uid_of
-from rackloom.core.cluster.objects import Object, ResourceKind, has_condition
+from rackloom.core.cluster.objects import (
+    Object,
+    ResourceKind,
+    conditions_of,
+    controller_of,
+    has_condition,
+    is_being_deleted,
+    uid_of,
+)
 from rackloom.core.cluster.pods import GANG_LABEL
 from rackloom.core.cluster.workload_kinds import other_manager
 

@@ -21,9 +21,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.cluster.metadata import object_name, title_in_file
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.objects import JsonMapping, list_names
+from rackloom.core.cluster.objects import JsonMapping, list_names, object_name, title_in_file
 from rackloom.core.cluster.pods import (
     AnyObject,
     Owner,

@@ -13,14 +13,17 @@ from typing import Any
 
 import msgspec
 
-from rackloom.core.cluster.metadata import (
+from rackloom.core.cluster.objects import (
+    WORKLOAD,
+    JsonMapping,
+    Object,
     condition_of,
+    has_condition,
     is_being_deleted,
     name_of,
     namespace_of,
     uid_of,
 )
-from rackloom.core.cluster.objects import WORKLOAD, JsonMapping, Object, has_condition
 
 PENDING, READY, RETRY, REJECTED = "Pending", "Ready", "Retry", "Rejected"
 """States of a check on a Workload."""

@@ -26,8 +26,7 @@ import msgspec
 from rackloom.core.allocate.attributes import is_whole_gpu
 from rackloom.core.allocate.objects import Amount
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import labels_of
-from rackloom.core.cluster.objects import JsonMapping, Object
+from rackloom.core.cluster.objects import JsonMapping, Object, labels_of
 from rackloom.core.cluster.pods import ApiStruct, TaintEffect, Toleration
 from rackloom.core.cluster.scheduling import blocking_taints, node_amounts
 

@@ -15,21 +15,19 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from rackloom.core.allocate.objects import Amount, convert_object
-from rackloom.core.cluster.metadata import (
-    OwnerReference,
-    annotations_of,
-    controller_of,
-    labels_of,
-    namespace_of,
-    object_name,
-)
 from rackloom.core.cluster.names import DAEMON_CONTAINER
 from rackloom.core.cluster.objects import (
     JsonMapping,
+    OwnerReference,
     PatchOperation,
     add_operation,
+    annotations_of,
+    controller_of,
     epoch_seconds,
     has_pod_ended,
+    labels_of,
+    namespace_of,
+    object_name,
 )
 from rackloom.errors import Refused
 

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from rackloom.core.cluster import names
-from rackloom.core.cluster.metadata import field_writes
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     DEVICE_CLASS,
@@ -27,6 +26,7 @@ from rackloom.core.cluster.objects import (
     JsonMapping,
     Object,
     ResourceKind,
+    field_writes,
     pod_claim_names,
 )
 from rackloom.core.cluster.pods import refers_to_claims, runs_imex_daemon

@@ -23,7 +23,6 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster.claims import ClaimShape, ClaimUser, claim_holds, unknown_holder
-from rackloom.core.cluster.metadata import annotations_of, labels_of, name_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import (
     NodeGpus,
@@ -41,7 +40,10 @@ from rackloom.core.cluster.objects import (
     RESOURCE_SLICE,
     JsonMapping,
     ResourceKind,
+    annotations_of,
     is_resource_claimed,
+    labels_of,
+    name_of,
 )
 from rackloom.core.cluster.pods import PodObject, check_shape, is_bound_pod, node_of, pod_owner
 from rackloom.core.cluster.scheduling import requested_devices

@@ -43,9 +43,8 @@ from msgspec.structs import replace
 from rackloom.core.allocate.objects import Node, NodeSelector, ObjectMeta, convert_object
 from rackloom.core.allocate.pools import MalformedNodeSelector, node_selector_matches
 from rackloom.core.allocate.quantity import Quantity
-from rackloom.core.cluster.metadata import labels_of, name_of
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.objects import JsonMapping, labels_of, name_of
 from rackloom.core.cluster.pods import REQUIRED, PodObject, Toleration, object_namespace
 from rackloom.errors import Refused
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rackloom.core.cluster.metadata import name_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import NodeGpus, PublishedDevices
-from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.objects import JsonMapping, name_of
 from rackloom.core.cluster.pods import object_namespace
 
 HIGHEST_PRIORITY = 2**31 - 1

@@ -20,8 +20,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.core.cluster.metadata import object_name
-from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.objects import JsonMapping, object_name
 from rackloom.errors import Refused
 
 ObjectPath = tuple[str | int, ...]

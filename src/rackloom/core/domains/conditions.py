@@ -25,9 +25,8 @@ from rackloom.core.cluster.domain_objects import (
     ComputeDomainStatus,
     Readiness,
 )
-from rackloom.core.cluster.metadata import Condition, labels_of
 from rackloom.core.cluster.names import SPANS_CLIQUES, ImexIsolation, ImexMode
-from rackloom.core.cluster.objects import RESOURCE_CLAIM_TEMPLATE, EventNotice
+from rackloom.core.cluster.objects import RESOURCE_CLAIM_TEMPLATE, Condition, EventNotice, labels_of
 from rackloom.core.domains import owned
 from rackloom.core.domains.owned import (
     RequiredObject,

@@ -27,7 +27,6 @@ from rackloom.core.cluster.domain_objects import (
     read_daemon_pod,
 )
 from rackloom.core.cluster.kueue_objects import read_workload
-from rackloom.core.cluster.metadata import labels_of, name_of, namespace_of
 from rackloom.core.cluster.names import ImexIsolation, isolation_of
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -45,6 +44,9 @@ from rackloom.core.cluster.objects import (
     ResourceKind,
     index_by_label,
     index_by_uid,
+    labels_of,
+    name_of,
+    namespace_of,
     not_ready_since,
 )
 from rackloom.core.domains.channel_mode import CliqueSnapshot

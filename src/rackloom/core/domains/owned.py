@@ -22,7 +22,6 @@ import msgspec
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.domain_objects import ChannelClaim, ComputeDomain
-from rackloom.core.cluster.metadata import labels_of, title_of
 from rackloom.core.cluster.names import AllocationMode, ImexIsolation, ImexMode, isolation_of
 from rackloom.core.cluster.objects import (
     DAEMON_SET,
@@ -33,6 +32,8 @@ from rackloom.core.cluster.objects import (
     Object,
     ObjectWrite,
     ResourceKind,
+    labels_of,
+    title_of,
 )
 from rackloom.core.domains.manifests import (
     daemon_set,

@@ -23,21 +23,19 @@ from msgspec.structs import replace
 from rackloom.core.cluster import names
 from rackloom.core.cluster.domain_objects import ComputeDomain, readable_compute_domains
 from rackloom.core.cluster.kueue_objects import READY, KueueWorkload
-from rackloom.core.cluster.metadata import (
-    Condition,
-    changed_conditions,
-    condition_of,
-    controller_of,
-    identity_of,
-)
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     WORKLOAD,
+    Condition,
     CreateObject,
     Object,
     ObjectWrite,
     PatchObject,
+    changed_conditions,
+    condition_of,
+    controller_of,
     has_condition,
+    identity_of,
 )
 from rackloom.core.domains.settings import QuotaMode
 

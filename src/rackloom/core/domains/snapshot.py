@@ -19,15 +19,6 @@ from rackloom.core.cluster.domain_objects import (
     ComputeDomainNode,
     DaemonPod,
 )
-from rackloom.core.cluster.metadata import (
-    finalizers_of,
-    is_being_deleted,
-    labels_of,
-    name_of,
-    namespace_of,
-    uid_of,
-    version_of,
-)
 from rackloom.core.cluster.objects import (
     DAEMON_SET,
     NETWORK_POLICY,
@@ -38,7 +29,14 @@ from rackloom.core.cluster.objects import (
     Object,
     PatchObject,
     ResourceKind,
+    finalizers_of,
+    is_being_deleted,
+    labels_of,
+    name_of,
+    namespace_of,
     object_title,
+    uid_of,
+    version_of,
 )
 from rackloom.core.domains.quota import DomainQuota
 from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings

@@ -19,7 +19,7 @@ Why a node is closed to a job: the refusal of the search is the message of the c
 (`reconcile`, reason DoesNotFit). It quotes `PlacementTray.shut` and `closed`. `trays` writes these by the
 rules of the members, and `core.cluster.nodes` (`closed_reasons`) by the state of the node.
 
-A field of GangPlan: declare it in `core.place.placement_values` and in `crd`. `snapshot.read_record` then
+A field of GangPlan: declare it in `core.cluster.trays` and in `crd`. `snapshot.read_record` then
 reads it and `record_plan` writes it. `requests` (for `Gang`) or the search (for `GangPlan`) fills it in,
 and `reconcile` decides from it and reports it in a condition.
 """

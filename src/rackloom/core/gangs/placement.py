@@ -32,7 +32,14 @@ from rackloom.core.cluster.gang_objects import SPARES_ANNOTATION, GangKey, gang_
 from rackloom.core.cluster.objects import ObjectWrite, list_names
 from rackloom.core.cluster.pods import claim_templates
 from rackloom.core.cluster.scheduling import Thousandths
-from rackloom.core.cluster.trays import PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import (
+    Gang,
+    GangPlan,
+    MemberAssignment,
+    PlacementSite,
+    PlacementTerms,
+    PlacementTray,
+)
 from rackloom.core.gangs.requests import (
     claim_gpus,
     claims_by_kind,
@@ -51,10 +58,8 @@ from rackloom.core.gangs.snapshot import (
 )
 from rackloom.core.gangs.trays import TrayCountCache, site_for_members, site_with_rooms
 from rackloom.core.place.gang_fixes import gang_refusal
-from rackloom.core.place.gang_planner import plan_or_refuse
+from rackloom.core.place.gang_planner import NodeUse, plan_or_refuse, scarcity, with_node_resources
 from rackloom.core.place.job_moves import replace_member
-from rackloom.core.place.node_resources import NodeUse, scarcity, with_node_resources
-from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment, PlacementTerms
 from rackloom.errors import Refused
 
 # Spare trays.

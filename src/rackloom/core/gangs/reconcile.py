@@ -32,8 +32,15 @@ from collections.abc import Collection
 import msgspec
 
 from rackloom.core.cluster.gang_objects import GangMember, GangSpec
-from rackloom.core.cluster.metadata import Condition
-from rackloom.core.cluster.objects import EventNotice, ObjectWrite, epoch_seconds, list_names, metav1_time
+from rackloom.core.cluster.objects import (
+    Condition,
+    EventNotice,
+    ObjectWrite,
+    epoch_seconds,
+    list_names,
+    metav1_time,
+)
+from rackloom.core.cluster.trays import GangPlan
 from rackloom.core.gangs import slots
 from rackloom.core.gangs.requests import check_terms
 from rackloom.core.gangs.snapshot import (
@@ -51,7 +58,6 @@ from rackloom.core.gangs.snapshot import (
     reserve_tray,
     withdraw_plan,
 )
-from rackloom.core.place.placement_values import GangPlan
 from rackloom.errors import Refused
 
 # Conditions.

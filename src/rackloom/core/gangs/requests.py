@@ -40,14 +40,20 @@ from rackloom.core.cluster.gang_objects import (
     NodeRequirements,
     PodConstraints,
 )
-from rackloom.core.cluster.metadata import name_of, namespace_of
+from rackloom.core.cluster.objects import name_of, namespace_of
 from rackloom.core.cluster.pods import CHANNEL_LABEL, GANG_LABEL, LabelSelector, PodAffinityTerm, PodSpec
 from rackloom.core.cluster.scheduling import AntiAffinityTerm, selector_matches
-from rackloom.core.cluster.trays import PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import (
+    Gang,
+    GangGroup,
+    GangPlan,
+    PlacementSite,
+    PlacementTerms,
+    PlacementTray,
+)
 from rackloom.core.gangs.slots import remaining_spec
 from rackloom.core.gangs.snapshot import ClusterLists, GangSnapshot
 from rackloom.core.gangs.trays import MemberClaims, label_keys, site_for_members, two_of_each_class
-from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, PlacementTerms
 from rackloom.errors import Refused
 
 SPLIT_GROUP_FIX = "give those that differ a group of their own (label rackloom.dev/gang-group)"

@@ -42,10 +42,10 @@ from rackloom.core.cluster.gang_objects import (
     GangSpec,
 )
 from rackloom.core.cluster.gang_owners import LONGEST_JOB_BACKOFF, MPI_JOB, FinishedMPIJob, OwnerJob
-from rackloom.core.cluster.metadata import OwnerReference
 from rackloom.core.cluster.objects import (
     POD,
     DeleteObject,
+    OwnerReference,
     PatchObject,
     PatchOperation,
     add_entries,
@@ -54,8 +54,8 @@ from rackloom.core.cluster.objects import (
     metav1_time,
 )
 from rackloom.core.cluster.pods import narrow_nodes
+from rackloom.core.cluster.trays import Gang, GangPlan, MemberAssignment
 from rackloom.core.gangs.snapshot import AWAITING_LAST_PODS, PLACED, GangRecord, GangSettings, GangSnapshot
-from rackloom.core.place.placement_values import Gang, GangPlan, MemberAssignment
 from rackloom.errors import Refused
 
 # Members that are still to come.

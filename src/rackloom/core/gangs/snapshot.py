@@ -44,8 +44,14 @@ from rackloom.core.cluster.gang_objects import (
     reserving_plans,
 )
 from rackloom.core.cluster.gang_owners import OwnerWorkloads
-from rackloom.core.cluster.metadata import (
+from rackloom.core.cluster.objects import (
+    GANG_PLAN,
+    NODE,
     Condition,
+    CreateObject,
+    DeleteObject,
+    Object,
+    PatchObject,
     conditions_of,
     created_at,
     finalizers_of,
@@ -54,13 +60,11 @@ from rackloom.core.cluster.metadata import (
     uid_of,
     version_of,
 )
-from rackloom.core.cluster.objects import GANG_PLAN, NODE, CreateObject, DeleteObject, Object, PatchObject
 from rackloom.core.cluster.state import ClusterState, TrayHold
-from rackloom.core.cluster.trays import PlacementSite
+from rackloom.core.cluster.trays import Gang, GangPlan, PlacementSite
 from rackloom.core.domains.quota import SpareQuotas
 from rackloom.core.domains.settings import QuotaMode
-from rackloom.core.place.node_resources import NodeUse
-from rackloom.core.place.placement_values import Gang, GangPlan
+from rackloom.core.place.gang_planner import NodeUse
 from rackloom.errors import Refused
 
 # What an operator sets for the gang controller.

@@ -42,9 +42,8 @@ from rackloom.core.cluster.gang_objects import (
     constraints_of_bound,
     gang_key_of,
 )
-from rackloom.core.cluster.metadata import labels_of, name_of, uid_of, version_of
 from rackloom.core.cluster.nodes import closing_taints, slice_devices
-from rackloom.core.cluster.objects import Object, allocated_devices
+from rackloom.core.cluster.objects import Object, allocated_devices, labels_of, name_of, uid_of, version_of
 from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL, Toleration
 from rackloom.core.cluster.scheduling import TopologyDomains, selector_keys, unmet_requirements
 from rackloom.core.cluster.state import ClusterState, TrayHold
@@ -52,6 +51,7 @@ from rackloom.core.cluster.trays import (
     ClaimCapacity,
     DraDevices,
     PlacementSite,
+    PlacementTerms,
     PlacementTray,
     combine_sites,
     name_and_spec,
@@ -60,7 +60,6 @@ from rackloom.core.cluster.trays import (
 )
 from rackloom.core.gangs.snapshot import ClusterLists, GangRecord, GangSnapshot
 from rackloom.core.place.claim_capacity import with_claim_capacity
-from rackloom.core.place.placement_values import PlacementTerms
 from rackloom.errors import Refused, Undecodable
 from rackloom.runtime.foreign_text import decode_json
 

@@ -36,10 +36,17 @@ from rackloom.core.cluster.claims import claims_to_allocate
 from rackloom.core.cluster.gang_objects import GangKey, read_gang_spec
 from rackloom.core.cluster.jobs import Job, PriorityClasses, channel_templates, read_jobs
 from rackloom.core.cluster.kueue_objects import READY, REJECTED, RETRY, KueueWorkload, as_admitted
-from rackloom.core.cluster.metadata import annotations_of, labels_of, name_of
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.nodes import opened_node
-from rackloom.core.cluster.objects import COMPUTE_DOMAIN, Object, allocated_devices, list_names
+from rackloom.core.cluster.objects import (
+    COMPUTE_DOMAIN,
+    Object,
+    allocated_devices,
+    annotations_of,
+    labels_of,
+    list_names,
+    name_of,
+)
 from rackloom.core.cluster.pods import GANG_LABEL, claim_templates
 from rackloom.core.cluster.reader import read_state
 from rackloom.core.cluster.scheduling import NodeRule

@@ -17,15 +17,16 @@ from contextlib import suppress
 import msgspec
 
 from rackloom.core.cluster.kueue_objects import READY, AdmissionCheckState, KueueWorkload, has_parameters
-from rackloom.core.cluster.metadata import (
+from rackloom.core.cluster.objects import (
     Condition,
+    Object,
     annotations_of,
     condition_of,
     dated_condition,
     labels_of,
     namespace_of,
+    pod_phase,
 )
-from rackloom.core.cluster.objects import Object, pod_phase
 from rackloom.core.cluster.pods import KUEUE_WORKLOAD_LABEL, node_of
 from rackloom.core.cluster.state import TrayHold
 from rackloom.core.place.site_planner import PlacedJob

@@ -13,9 +13,8 @@ counting trays does not describe them.
 from collections import Counter
 from collections.abc import Sequence
 
-from rackloom.core.cluster.trays import PlacementSite
+from rackloom.core.cluster.trays import Gang, GangPlan, PlacementSite
 from rackloom.core.place.gang_planner import plan_in_cliques, try_gang, view_with_plan_reserved
-from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.core.place.search.gang_needs import colocation_groups
 from rackloom.core.place.search.packing import PackingClique, PackingItem, pack
 from rackloom.core.place.search.site_view import SiteCapacity, SiteView

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.objects import list_names
-from rackloom.core.cluster.trays import PlacementSite, PlacementTray
+from rackloom.core.cluster.trays import Gang, GangPlan, PlacementSite, PlacementTray
 from rackloom.core.place.gang_planner import gang_fits, plan_or_refuse
 from rackloom.core.place.job_moves import (
     JobMove,
@@ -35,7 +35,6 @@ from rackloom.core.place.job_moves import (
     move_unit,
     without_units,
 )
-from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.core.place.search.clique_search import CliqueRequest, choose_cliques
 from rackloom.core.place.search.gang_needs import (
     ColocationGroup,

@@ -21,8 +21,14 @@ from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.cluster.jobs import Job, JobGroup, TemplateName, may_preempt, priority_of_job
 from rackloom.core.cluster.pods import object_namespace, qualified_name
 from rackloom.core.cluster.scheduling import PodIdentity
-from rackloom.core.cluster.trays import AvoidedTrays, claims_devices
-from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, PlacementTerms
+from rackloom.core.cluster.trays import (
+    AvoidedTrays,
+    Gang,
+    GangGroup,
+    GangPlan,
+    PlacementTerms,
+    claims_devices,
+)
 from rackloom.core.place.search.gang_needs import groups_apart
 from rackloom.errors import Refused
 

@@ -25,9 +25,15 @@ from msgspec.structs import replace
 
 from rackloom.core.cluster.objects import list_names
 from rackloom.core.cluster.state import TrayHold
-from rackloom.core.cluster.trays import PlacementSite
+from rackloom.core.cluster.trays import (
+    FreeRegionCount,
+    Gang,
+    GangGroup,
+    GangPlan,
+    PlacementSite,
+    PlacementTerms,
+)
 from rackloom.core.place.gang_planner import try_gang
-from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangGroup, GangPlan, PlacementTerms
 from rackloom.core.place.search.clique_search import fragmentation_price
 from rackloom.core.place.search.gang_needs import MemberNeed
 from rackloom.core.place.search.site_view import SiteCapacity, SiteView

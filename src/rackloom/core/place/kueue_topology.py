@@ -26,7 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster.jobs import Job
-from rackloom.core.cluster.metadata import labels_of
+from rackloom.core.cluster.objects import labels_of
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.site_planner import PlacementReport, PlanRequest, SitePlanner
 from rackloom.errors import Refused

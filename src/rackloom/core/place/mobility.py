@@ -19,9 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.allocate.pools import MalformedNodeSelector
-from rackloom.core.cluster.metadata import name_of
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.objects import JsonMapping, name_of
 from rackloom.core.cluster.pods import Toleration, is_bound_pod, node_of, pod_owner
 from rackloom.core.cluster.reader import pod_hold
 from rackloom.core.cluster.scheduling import (

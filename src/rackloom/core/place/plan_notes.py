@@ -18,9 +18,8 @@ from math import comb
 
 from rackloom.core.allocate.objects import convert_object
 from rackloom.core.cluster.jobs import Job, JobGroup, pod_specs_of
-from rackloom.core.cluster.metadata import annotations_of, object_name
 from rackloom.core.cluster.names import SchedulerLabels
-from rackloom.core.cluster.objects import JsonMapping
+from rackloom.core.cluster.objects import JsonMapping, annotations_of, object_name
 from rackloom.core.cluster.pods import PodSpec
 from rackloom.core.cluster.scheduling import (
     host_ports,
@@ -30,13 +29,12 @@ from rackloom.core.cluster.scheduling import (
     selector_values,
     term_selects,
 )
-from rackloom.core.cluster.trays import PlacementSite
+from rackloom.core.cluster.trays import Gang, GangPlan, PlacementSite
 from rackloom.core.cluster.workload_kinds import (
     is_launcher_a_worker,
     other_manager,
     value_at,
 )
-from rackloom.core.place.placement_values import Gang, GangPlan
 
 
 def plan_notes(

@@ -22,8 +22,8 @@ from typing import Any
 from rackloom.core.cluster.jobs import Job, JobGroup
 from rackloom.core.cluster.names import SchedulerLabels
 from rackloom.core.cluster.pods import REQUIRED
+from rackloom.core.cluster.trays import Gang, GangPlan
 from rackloom.core.cluster.workload_kinds import value_at
-from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.core.place.search.gang_needs import colocation_groups
 from rackloom.errors import Refused
 

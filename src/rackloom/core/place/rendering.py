@@ -25,13 +25,12 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.core.cluster.jobs import Job
-from rackloom.core.cluster.metadata import namespace_of
 from rackloom.core.cluster.names import POD_GROUP_VERSIONS, SchedulerLabels
-from rackloom.core.cluster.trays import PlacementSite
+from rackloom.core.cluster.objects import namespace_of
+from rackloom.core.cluster.trays import Gang, GangGroup, GangPlan, PlacementSite
 from rackloom.core.cluster.workload_kinds import value_at
 from rackloom.core.place.gang_planner import shares_clique
 from rackloom.core.place.kueue_topology import job_topology
-from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
 from rackloom.core.place.pod_templates import (
     JsonObject,
     ManifestDraft,

@@ -25,8 +25,8 @@ from msgspec.structs import replace
 
 from rackloom.core.allocate.objects import ResourceClaim
 from rackloom.core.cluster.jobs import Job, JobGroup, PriorityClasses, TemplateName, owner_of_job
-from rackloom.core.cluster.metadata import labels_of
 from rackloom.core.cluster.names import SchedulerLabels
+from rackloom.core.cluster.objects import labels_of
 from rackloom.core.cluster.pods import Toleration, node_of, object_namespace
 from rackloom.core.cluster.scheduling import NodeRule
 from rackloom.core.cluster.state import ClusterState, TrayHold
@@ -34,6 +34,8 @@ from rackloom.core.cluster.trays import (
     AvoidedTrays,
     ClaimsByKind,
     DraDevices,
+    Gang,
+    GangPlan,
     PlacementSite,
     combine_sites,
     placement_site,
@@ -42,9 +44,11 @@ from rackloom.core.cluster.trays import (
 )
 from rackloom.core.place.batch import plan_batch
 from rackloom.core.place.gang_planner import (
+    NodeUse,
     exclusive_cliques,
     try_gang,
     with_cliques_closed,
+    with_node_resources,
     with_plan_reserved,
 )
 from rackloom.core.place.gang_requests import (
@@ -62,8 +66,6 @@ from rackloom.core.place.job_moves import (
     with_trays_closed,
 )
 from rackloom.core.place.mobility import restrict_moves, tolerations_of_movable
-from rackloom.core.place.node_resources import NodeUse, with_node_resources
-from rackloom.core.place.placement_values import Gang, GangPlan
 from rackloom.core.place.plan_notes import plan_notes, usable_share
 from rackloom.core.place.search.gang_needs import colocation_groups, rank_sequences
 from rackloom.core.place.search.tray_assignment import SearchBudget

@@ -30,13 +30,13 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
-from rackloom.core.cluster.metadata import is_being_deleted
 from rackloom.core.cluster.objects import (
     EVENT,
     POD,
     RESOURCE_CLAIM,
     Object,
     has_pod_ended,
+    is_being_deleted,
     is_pod_ready,
     metav1_time,
     pod_claim_names,

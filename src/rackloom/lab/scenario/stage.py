@@ -23,9 +23,9 @@ import msgspec
 from rackloom.claim.kube.api import KubeApi
 from rackloom.core.cluster.gang_objects import GangKey
 from rackloom.core.cluster.objects import GANG_PLAN, POD, Object, ResourceKind
+from rackloom.core.cluster.trays import GangPlan
 from rackloom.core.diagnosis.findings import Finding
 from rackloom.core.gangs.snapshot import read_record
-from rackloom.core.place.placement_values import GangPlan
 from rackloom.lab.faults import NetworkFault, SwitchControl
 from rackloom.lab.imex.in_process import ImexNetwork
 from rackloom.lab.invariants.fabric import FabricInvariants

@@ -17,15 +17,6 @@ from typing import Protocol, TypeVar
 from rackloom.core.cluster import names
 from rackloom.core.cluster.claims import claim_consumers, is_allocated
 from rackloom.core.cluster.domain_objects import DaemonMesh, claimed_domain_uid, readable_compute_domains
-from rackloom.core.cluster.metadata import (
-    annotations_of,
-    controller_of,
-    created_at,
-    labels_of,
-    name_of,
-    namespace_of,
-    uid_of,
-)
 from rackloom.core.cluster.nodes import node_clique
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -35,8 +26,15 @@ from rackloom.core.cluster.objects import (
     RESOURCE_CLAIM_TEMPLATE,
     Object,
     ResourceKind,
+    annotations_of,
+    controller_of,
+    created_at,
     has_pod_ended,
+    labels_of,
+    name_of,
     named_pod_claims,
+    namespace_of,
+    uid_of,
 )
 from rackloom.core.cluster.pods import (
     claim_templates,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewRequest
 from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
-from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.api import EventRecorder
 from rackloom.core.cluster import names
 from rackloom.core.cluster.domain_objects import read_compute_domain
 from rackloom.core.cluster.names import ImexIsolation

@@ -10,8 +10,7 @@ from rackloom.claim.cluster.admission.gates import GateController
 from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewRequest
 from rackloom.claim.cluster.admission.webhook import AdmissionCache, AdmissionReviewer, AdmissionSettings
 from rackloom.claim.cluster.gang_controller import GangController, GangMetrics
-from rackloom.claim.kube.api import Conflict, NotFound
-from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.api import Conflict, EventRecorder, NotFound
 from rackloom.core.cluster import names
 from rackloom.core.cluster.gang_objects import GANG_TAINT, GROUP_LABEL, SPARES_ANNOTATION
 from rackloom.core.cluster.names import ImexIsolation

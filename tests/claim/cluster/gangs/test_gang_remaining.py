@@ -11,8 +11,7 @@ from tests.claim.cluster.gangs.gang_stories import bound_job, over, until_dead_a
 from rackloom.claim.kube.api import NotFound
 from rackloom.core.cluster.gang_objects import GANG_GATE, GROUP_LABEL, GangKey, read_member
 from rackloom.core.cluster.gang_owners import FinishedMPIJob, OwnerJob
-from rackloom.core.cluster.metadata import Condition
-from rackloom.core.cluster.objects import JOB, POD
+from rackloom.core.cluster.objects import JOB, POD, Condition
 from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.slots import remaining_spec

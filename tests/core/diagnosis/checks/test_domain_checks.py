@@ -7,7 +7,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from rackloom.core.cluster.domain_objects import ComputeDomain, ComputeDomainStatus
-from rackloom.core.cluster.metadata import Condition
+from rackloom.core.cluster.objects import Condition
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.checks.domains import check_domains
 from rackloom.core.diagnosis.evidence import ClusterEvidence

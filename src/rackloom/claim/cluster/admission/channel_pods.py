@@ -19,7 +19,6 @@ import msgspec
 from rackloom.claim.cluster.admission.reviews import AdmissionMode, AdmissionVerdict, RuleOutcome, verdict_on
 from rackloom.core.cluster import names
 from rackloom.core.cluster.domain_objects import ComputeDomain
-from rackloom.core.cluster.metadata import OwnerReference, labels_of
 from rackloom.core.cluster.names import (
     GPU_CLIQUE_LABEL,
     AllocationMode,
@@ -27,7 +26,14 @@ from rackloom.core.cluster.names import (
     isolation_of,
     shared_claim_name,
 )
-from rackloom.core.cluster.objects import Object, PatchOperation, add_entries, add_operation
+from rackloom.core.cluster.objects import (
+    Object,
+    OwnerReference,
+    PatchOperation,
+    add_entries,
+    add_operation,
+    labels_of,
+)
 from rackloom.core.cluster.pods import (
     CHANNEL_LABEL,
     REQUIRED,

@@ -27,9 +27,7 @@ from rackloom.claim.cluster.admission.channel_pods import (
 from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME
 from rackloom.claim.cluster.admission.webhook import AdmissionCache
 from rackloom.claim.cluster.controller_runtime import ControllerRuntime
-from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
-from rackloom.claim.kube.events import EventRecorder
-from rackloom.core.cluster.metadata import condition_of, identity_of, namespace_of
+from rackloom.claim.kube.api import Conflict, EventRecorder, KubeApi, KubeError, NotFound, Rejected
 from rackloom.core.cluster.names import GPU_CLIQUE_LABEL
 from rackloom.core.cluster.nodes import node_clique
 from rackloom.core.cluster.objects import (
@@ -41,6 +39,9 @@ from rackloom.core.cluster.objects import (
     PatchObject,
     PatchOperation,
     ResourceKind,
+    condition_of,
+    identity_of,
+    namespace_of,
 )
 from rackloom.core.cluster.pods import (
     CHANNEL_CONDITION,

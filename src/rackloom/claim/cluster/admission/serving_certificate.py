@@ -26,7 +26,6 @@ from rackloom.claim.cluster.certificates import (
     secret_data,
 )
 from rackloom.claim.kube.api import KubeApi
-from rackloom.core.cluster.metadata import version_of
 from rackloom.core.cluster.objects import (
     MUTATING_WEBHOOK,
     SECRET,
@@ -34,6 +33,7 @@ from rackloom.core.cluster.objects import (
     PatchOperation,
     ResourceKind,
     add_operation,
+    version_of,
 )
 
 WEBHOOK_NAME = "rackloom-webhook"

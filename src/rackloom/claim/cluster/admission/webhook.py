@@ -51,7 +51,6 @@ from rackloom.core.cluster.gang_objects import (
     gang_group_of,
     read_gang_spec,
 )
-from rackloom.core.cluster.metadata import has_same_spec, is_being_deleted
 from rackloom.core.cluster.names import ImexIsolation
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -59,6 +58,8 @@ from rackloom.core.cluster.objects import (
     RESOURCE_CLAIM_TEMPLATE,
     Object,
     has_pod_ended,
+    has_same_spec,
+    is_being_deleted,
 )
 from rackloom.core.cluster.pods import (
     CHANNEL_LABEL,

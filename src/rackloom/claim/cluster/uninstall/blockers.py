@@ -23,17 +23,6 @@ from rackloom.claim.cluster.uninstall.inventory import (
 )
 from rackloom.core.cluster import names
 from rackloom.core.cluster.gang_objects import GANG_GATE, gang_key_of
-from rackloom.core.cluster.metadata import (
-    annotations_of,
-    controller_of,
-    full_name,
-    is_being_deleted,
-    labels_of,
-    name_of,
-    namespace_of,
-    title_of,
-    uid_of,
-)
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
     CRD,
@@ -46,8 +35,17 @@ from rackloom.core.cluster.objects import (
     POD,
     Object,
     ResourceKind,
+    annotations_of,
+    controller_of,
+    full_name,
     has_pod_ended,
+    is_being_deleted,
+    labels_of,
     list_names,
+    name_of,
+    namespace_of,
+    title_of,
+    uid_of,
 )
 from rackloom.core.cluster.pods import TEMPLATE_GATE, PodObject, decode_object
 from rackloom.core.domains.settings import DEFAULT_NAMESPACE

@@ -26,7 +26,6 @@ from rackloom.claim.cluster.uninstall.inventory import (
 from rackloom.claim.cluster.uninstall.plan import UninstallPlan, UninstallStep, build_uninstall_plan
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
 from rackloom.core.cluster.claims import claim_consumers
-from rackloom.core.cluster.metadata import namespace_of
 from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -49,6 +48,7 @@ from rackloom.core.cluster.objects import (
     ObjectWrite,
     ResourceKind,
     allocated_devices,
+    namespace_of,
 )
 from rackloom.core.cluster.pods import GANG_LABEL, WATCHED_LABEL
 from rackloom.errors import Refused

@@ -24,17 +24,6 @@ import msgspec
 from rackloom.core.cluster import names
 from rackloom.core.cluster.claims import ClaimConsumer, claim_consumers, class_selectors
 from rackloom.core.cluster.domain_objects import claimed_domain_uid
-from rackloom.core.cluster.metadata import (
-    annotations_of,
-    field_managers,
-    finalizers_of,
-    is_being_deleted,
-    labels_of,
-    name_of,
-    namespace_of,
-    owners_of,
-    uid_of,
-)
 from rackloom.core.cluster.nodes import slice_pool
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -53,8 +42,17 @@ from rackloom.core.cluster.objects import (
     Object,
     ResourceKind,
     allocated_devices,
+    annotations_of,
+    field_managers,
+    finalizers_of,
     has_pod_ended,
+    is_being_deleted,
     is_pod_ready,
+    labels_of,
+    name_of,
+    namespace_of,
+    owners_of,
+    uid_of,
 )
 from rackloom.core.cluster.pods import command_words
 from rackloom.core.domains.observe import INDEXES

@@ -41,18 +41,6 @@ from rackloom.claim.cluster.uninstall.inventory import (
 )
 from rackloom.core.cluster import names
 from rackloom.core.cluster.gang_objects import read_tray_node, reserving_plans
-from rackloom.core.cluster.metadata import (
-    conditions_of,
-    deletion_time,
-    finalizers_of,
-    is_being_deleted,
-    labels_of,
-    name_of,
-    namespace_of,
-    owners_of,
-    title_of,
-    uid_of,
-)
 from rackloom.core.cluster.nodes import slice_pool
 from rackloom.core.cluster.objects import (
     COMPUTE_DOMAIN,
@@ -73,8 +61,18 @@ from rackloom.core.cluster.objects import (
     Object,
     ObjectWrite,
     ResourceKind,
+    conditions_of,
+    deletion_time,
+    finalizers_of,
+    is_being_deleted,
+    labels_of,
     metav1_time,
+    name_of,
+    namespace_of,
     object_title,
+    owners_of,
+    title_of,
+    uid_of,
 )
 from rackloom.core.cluster.pods import PodObject, decode_object
 from rackloom.core.domains.observe import take_domain_snapshot, with_secrets

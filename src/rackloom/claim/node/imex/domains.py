@@ -28,7 +28,6 @@ import msgspec
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.node.imex.devices import ImexSettings
 from rackloom.core.cluster.domain_objects import Readiness, read_clique
-from rackloom.core.cluster.metadata import condition_of, is_being_deleted, name_of, namespace_of, uid_of
 from rackloom.core.cluster.names import (
     BOOT_FILE,
     CLIQUE_ID_LABEL,
@@ -38,7 +37,16 @@ from rackloom.core.cluster.names import (
     WITHDRAWN,
     clique_object_name,
 )
-from rackloom.core.cluster.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, Object
+from rackloom.core.cluster.objects import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    Object,
+    condition_of,
+    is_being_deleted,
+    name_of,
+    namespace_of,
+    uid_of,
+)
 from rackloom.errors import Refused, Retry
 from rackloom.runtime import programs
 

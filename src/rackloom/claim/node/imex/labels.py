@@ -19,9 +19,8 @@ import structlog
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound
 from rackloom.claim.node.fabric import FabricMonitor
-from rackloom.core.cluster.metadata import field_managers, labels_of, version_of
 from rackloom.core.cluster.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL, ImexIsolation, isolation_of
-from rackloom.core.cluster.objects import NODE, Object
+from rackloom.core.cluster.objects import NODE, Object, field_managers, labels_of, version_of
 from rackloom.errors import Retry
 
 # The ComputeDomain of the node.

@@ -19,8 +19,7 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
-from rackloom.claim.kube.api import KubeApi, KubeError
-from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.api import EventRecorder, KubeApi, KubeError
 from rackloom.claim.node.nic.attach import AttachmentStore, AttachOutcome
 from rackloom.claim.node.nic.leases import LeaseRecord
 from rackloom.claim.node.nri.client import PodSandbox

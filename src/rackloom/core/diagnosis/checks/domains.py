@@ -21,7 +21,7 @@ from datetime import datetime
 
 from rackloom.core.cluster import names
 from rackloom.core.cluster.domain_objects import ComputeDomain
-from rackloom.core.cluster.metadata import Condition
+from rackloom.core.cluster.objects import Condition
 from rackloom.core.diagnosis.catalogue import Check
 from rackloom.core.diagnosis.evidence import ClusterEvidence
 from rackloom.core.diagnosis.findings import Finding, fails, first_few, holds, unknown

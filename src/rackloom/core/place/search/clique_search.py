@@ -49,7 +49,7 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from typing import NamedTuple
 
-from rackloom.core.place.placement_values import REGION_SIZES, FreeRegionCount
+from rackloom.core.cluster.trays import REGION_SIZES, FreeRegionCount
 from rackloom.core.place.search.gang_needs import (
     MAX_NEEDS,
     BoundsByNeed,

@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from rackloom.core.cluster.trays import ClaimCapacity
-from rackloom.core.place.placement_values import Gang, GangGroup, PlacementTerms
+from rackloom.core.cluster.trays import ClaimCapacity, Gang, GangGroup, PlacementTerms
 from rackloom.errors import Refused
 
 # What of a gang must share a clique.

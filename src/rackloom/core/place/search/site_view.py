@@ -27,8 +27,14 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from rackloom.core.cluster.state import TrayHold
-from rackloom.core.cluster.trays import ClaimCapacity, PlacementSite, PlacementTray
-from rackloom.core.place.placement_values import REGION_SIZES, Gang, PlacementTerms
+from rackloom.core.cluster.trays import (
+    REGION_SIZES,
+    ClaimCapacity,
+    Gang,
+    PlacementSite,
+    PlacementTerms,
+    PlacementTray,
+)
 from rackloom.core.place.search.gang_needs import (
     KEPT,
     CliqueBounds,
