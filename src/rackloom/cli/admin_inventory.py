@@ -343,13 +343,9 @@ def _gpu_table(found: Any) -> str:
         at = status.domain_id.value if status else ""
         logical = status.logical_partition_id.value if status else ""
         guid = f"{gpu.guid:#x}" if gpu.guid else "-"
-        name, absent = f"gpu-{gpu.device_id - 1}", _absent_value(known)
+        name, absent = f"gpu-{gpu.device_id - 1}", "-" if known else "unknown"
         rows.append((name, guid, at or absent, logical or absent))
     return columns(("GPU", "GUID", "DOMAIN", "LOGICAL PARTITION ID"), rows)
-
-
-def _absent_value(known: bool) -> str:
-    return "-" if known else "unknown"
 
 
 def _observed_info(body: dict[str, Any], known: Any) -> pb.MachineNVLinkInfo:

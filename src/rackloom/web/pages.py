@@ -405,6 +405,8 @@ class _MapPages:
         racks = {rack_id(rack.name): rack.name for rack in sheet.whole.racks}
         view = view.with_rack_of_gpu(racks)
         found = await self._found(request, viewer, view, sheet)
+        # The choice that stays in colour, or None if everything does.
+        unknown = FilterChoice(view.only, "what is not on the map now")
         return HTMLResponse(
             render.render_page(
                 viewer.org,
@@ -418,7 +420,7 @@ class _MapPages:
                 changes=changes,
                 operator=viewer.operator,
                 room=_room_plan(request, sheet.whole),
-                only=_filter_of(view, sheet),
+                only=sheet.choices.get(view.only, unknown) if view.only else None,
                 acting=self._acting and past is None and not viewer.operator,
                 dashboards=self._dashboards(viewer, past),
             )
@@ -494,7 +496,8 @@ class _MapPages:
 
     async def gpu(self, request: Request, viewer: Viewer) -> Response:
         """One GPU through all layers."""
-        address = _path_address(request)
+        # The GPU that a path names; None: the path is malformed.
+        address = gpu_address("-".join(str(request.path_params[name]) for name in ("rack", "tray", "gpu")))
         _, sheet, _ = await self._seen(request, viewer)
         markup, found = _chain(sheet, address)
         return HTMLResponse(markup, 200 if found else 404)
@@ -561,13 +564,6 @@ def _room_plan(request: Request, whole: SiteMap) -> RoomPlan | None:
     return room_plan(whole, trays) if 0 < trays <= MOST_TRAYS else None
 
 
-def _filter_of(view: PageView, sheet: PageSheet) -> FilterChoice | None:
-    """What stays in colour; None: everything does."""
-    if not view.only:
-        return None
-    return sheet.choices.get(view.only, FilterChoice(view.only, "what is not on the map now"))
-
-
 def _viewer_kind(viewer: Viewer, mode: ColourMode) -> ViewerKind:
     return None if viewer.operator else viewer.org, mode
 
@@ -578,11 +574,6 @@ def _lead_to_named(asked: str, found: Sequence[SearchResult], mode: ColourMode) 
     named = (result for result in found if name in (result.name.casefold(), result.part.casefold()))
     ids = {result.gpu for result in named if result.gpu}
     return RedirectResponse(gpu_link(mode, *ids) if len(ids) == 1 else f"?{urlencode({'find': asked})}", 303)
-
-
-def _path_address(request: Request) -> GpuAddress | None:
-    """The GPU that a path names; None: the path is malformed."""
-    return gpu_address("-".join(str(request.path_params[name]) for name in ("rack", "tray", "gpu")))
 
 
 def _chain(sheet: PageSheet, address: GpuAddress | None) -> tuple[str, bool]:

@@ -134,7 +134,14 @@ class _Planner:
         self._plan_tenants()
         self._plan_types()
         self._plan_allocations()
-        self._plan_logical_partitions()
+        # The name of a logical partition is unique for its tenant, here as in NICo.
+        for partition in self._nico.logical_partitions:
+            step = CreateLogicalPartition(
+                id=partition.id, org=partition.org, name=partition.name, description=partition.description
+            )
+            refusal = self._why_not_ready(partition.status) or self._why_no_access(partition.org)
+            if self._add_record(step, self._site.logical_partitions, refusal):
+                self._logical_partitions.add((partition.org, partition.id))
         self._plan_vpcs()
         instances = self._instances()
         adoptions = self._adoptions()
@@ -192,16 +199,6 @@ class _Planner:
             )
             if self._add_record(step, self._site.allocations, refusal):
                 self._with_access.add(allocation.org)
-
-    def _plan_logical_partitions(self) -> None:
-        # The name of a logical partition is unique for its tenant, here as in NICo.
-        for partition in self._nico.logical_partitions:
-            step = CreateLogicalPartition(
-                id=partition.id, org=partition.org, name=partition.name, description=partition.description
-            )
-            refusal = self._why_not_ready(partition.status) or self._why_no_access(partition.org)
-            if self._add_record(step, self._site.logical_partitions, refusal):
-                self._logical_partitions.add((partition.org, partition.id))
 
     def _plan_vpcs(self) -> None:
         for vpc in self._nico.vpcs:

@@ -161,7 +161,10 @@ def read_imex_options(path: Path, host: ImexHost) -> ImexOptions:
     lines = (line.strip() for line in path.read_text().splitlines())
     options = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     if options.get("IMEX_ENABLE_AUTH_ENCRYPTION") == "1":
-        _check_authentication(options)
+        if options.get("IMEX_AUTH_ENCRYPTION_MODE") != "SSL_TLS":
+            raise ImexRefusal("the stand-in knows IMEX_AUTH_ENCRYPTION_MODE=SSL_TLS only")
+        if options.get("IMEX_AUTH_SOURCE") != "FILE":
+            raise ImexRefusal("the stand-in knows IMEX_AUTH_SOURCE=FILE only")
     nodes_file = options.get("IMEX_NODE_CONFIG_FILE") or DEFAULT_NODES
     nodes = Path(nodes_file).read_text()
     return ImexOptions(
@@ -175,13 +178,6 @@ def read_imex_options(path: Path, host: ImexHost) -> ImexOptions:
         options=options,
         host=host,
     )
-
-
-def _check_authentication(options: dict[str, str]) -> None:
-    if options.get("IMEX_AUTH_ENCRYPTION_MODE") != "SSL_TLS":
-        raise ImexRefusal("the stand-in knows IMEX_AUTH_ENCRYPTION_MODE=SSL_TLS only")
-    if options.get("IMEX_AUTH_SOURCE") != "FILE":
-        raise ImexRefusal("the stand-in knows IMEX_AUTH_SOURCE=FILE only")
 
 
 def _is_interface_address(address: str) -> bool:

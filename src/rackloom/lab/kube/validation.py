@@ -105,7 +105,10 @@ def _update_problems(before: Object, after: Object) -> Iterator[str]:
             yield f"spec.{which}: Forbidden: pod updates may not add or remove containers"
             return
     yield from _of_deadline(before.get("activeDeadlineSeconds"), after.get("activeDeadlineSeconds"))
-    yield from _of_tolerations(before, after)
+    kept = [_endless(toleration) for toleration in after.get("tolerations") or ()]
+    if any(_endless(toleration) not in kept for toleration in before.get("tolerations") or ()):
+        why = "existing toleration can not be modified except its tolerationSeconds"
+        yield f"spec.tolerations: Forbidden: {why}"
     yield from _of_gates(before, after)
     if before.get("schedulingGates"):
         yield from _of_selector(before.get("nodeSelector") or {}, after.get("nodeSelector") or {})
@@ -120,13 +123,6 @@ def _of_deadline(before: int | None, after: int | None) -> Iterator[str]:
         yield f"{path}: null: must not update from a positive integer to nil value"
     elif before is not None and after is not None and after > before:
         yield f"{path}: {after}: must be less than or equal to previous value"
-
-
-def _of_tolerations(before: Object, after: Object) -> Iterator[str]:
-    kept = [_endless(toleration) for toleration in after.get("tolerations") or ()]
-    if any(_endless(toleration) not in kept for toleration in before.get("tolerations") or ()):
-        why = "existing toleration can not be modified except its tolerationSeconds"
-        yield f"spec.tolerations: Forbidden: {why}"
 
 
 def _endless(toleration: Object) -> Object:

@@ -121,8 +121,14 @@ class SimulatedFabric:
         """Create a GUID-based partition and return its id (the lowest free one by default)."""
         members = tuple(guids)
         # The order of the checks decides which return code a request with several faults gets.
-        self._require_name(name)
-        self._require_id(partition_id)
+        if not name.isascii() or len(name) > MAX_NAME or name == DEFAULT_PARTITION_NAME:
+            raise FabricRefusal("BADPARAM")
+        if name and any(partition.name == name for partition in self.partitions.values()):
+            raise FabricRefusal("PARTITION_NAME_IN_USE")
+        if not 0 <= partition_id < DEFAULT_PARTITION_ID:
+            raise FabricRefusal("BADPARAM")
+        if partition_id in self.partitions:
+            raise FabricRefusal("PARTITION_ID_IN_USE")
         self._require_free(members)
         self._require_room(multicast_groups)
         return self._put_new(name, members, partition_id, multicast_groups)
@@ -252,18 +258,6 @@ class SimulatedFabric:
             raise FabricRefusal("BADPARAM")
         return target
 
-    def _require_name(self, name: str) -> None:
-        if not name.isascii() or len(name) > MAX_NAME or name == DEFAULT_PARTITION_NAME:
-            raise FabricRefusal("BADPARAM")
-        if name and any(partition.name == name for partition in self.partitions.values()):
-            raise FabricRefusal("PARTITION_NAME_IN_USE")
-
-    def _require_id(self, partition_id: int) -> None:
-        if not 0 <= partition_id < DEFAULT_PARTITION_ID:
-            raise FabricRefusal("BADPARAM")
-        if partition_id in self.partitions:
-            raise FabricRefusal("PARTITION_ID_IN_USE")
-
     def _require_known(self, guids: Iterable[int]) -> None:
         wanted = set(guids)
         if not wanted:
@@ -334,8 +328,10 @@ def _domain_gpus(domain: NvlinkDomain, seed: str) -> Iterator[FabricGpu]:
     }
     for host_id, tray in enumerate(domain.trays, 1):
         for module_id in range(1, len(tray.gpus) + 1):
+            # A 64-bit GUID that does not reveal the GPU's slot; above 2**63 as those of real fabrics are.
+            text = f"{seed} fabric guid {tray.chassis_serial} {tray.slot} {module_id}"
             yield FabricGpu(
-                guid=_seeded_guid(seed, tray.chassis_serial, tray.slot, module_id),
+                guid=int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | 1 << 63,
                 chassis_serial=tray.chassis_serial,
                 chassis_id=chassis[tray.chassis_serial],
                 slot=tray.slot,
@@ -343,12 +339,6 @@ def _domain_gpus(domain: NvlinkDomain, seed: str) -> Iterator[FabricGpu]:
                 tray_index=tray.tray_index,
                 module_id=module_id,
             )
-
-
-def _seeded_guid(seed: str, chassis_serial: str, slot: int, module_id: int) -> int:
-    """A 64-bit GUID that does not reveal the GPU's slot; above 2**63 as those of real fabrics are."""
-    text = f"{seed} fabric guid {chassis_serial} {slot} {module_id}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | 1 << 63
 
 
 # Names of a simulated site, drawn from its seed: the same home gives the same racks again.
