@@ -407,6 +407,9 @@ class _MapPages:
         found = await self._found(request, viewer, view, sheet)
         # The choice that stays in colour, or None if everything does.
         unknown = FilterChoice(view.only, "what is not on the map now")
+        # The address names a number of trays, and the map shows a place for a job of that size.
+        asked = request.query_params.get("trays", "")
+        trays = int(asked) if _TRAY_COUNT.fullmatch(asked) else 0
         return HTMLResponse(
             render.render_page(
                 viewer.org,
@@ -419,7 +422,7 @@ class _MapPages:
                 past=past,
                 changes=changes,
                 operator=viewer.operator,
-                room=_room_plan(request, sheet.whole),
+                room=room_plan(sheet.whole, trays) if 0 < trays <= MOST_TRAYS else None,
                 only=sheet.choices.get(view.only, unknown) if view.only else None,
                 acting=self._acting and past is None and not viewer.operator,
                 dashboards=self._dashboards(viewer, past),
@@ -555,13 +558,6 @@ class _MapPages:
 def _hour_around(at: float) -> tuple[str, str]:
     """Half an hour before and after a time, as Grafana takes it: milliseconds since the epoch."""
     return str(int((at - 1800) * 1000)), str(int((at + 1800) * 1000))
-
-
-def _room_plan(request: Request, whole: SiteMap) -> RoomPlan | None:
-    """Where a job fits of as many trays as an address names; None: it names no such number."""
-    asked = request.query_params.get("trays", "")
-    trays = int(asked) if _TRAY_COUNT.fullmatch(asked) else 0
-    return room_plan(whole, trays) if 0 < trays <= MOST_TRAYS else None
 
 
 def _viewer_kind(viewer: Viewer, mode: ColourMode) -> ViewerKind:

@@ -349,10 +349,18 @@ def drawing(rack: DrawnRack, switch_trays: int) -> RackDrawing:
     lines = tuple(
         _tray_line(y, n, tray, nics_at) for n, (y, tray) in enumerate(zip(heights, rack.trays, strict=True))
     )
+    # One frame for trays of one ComputeDomain that follow one another, across the switches too.
+    found = []
+    for badge, run in groupby(lines, key=lambda line: line.tray.badge):
+        if badge is not None:
+            rows = list(run)
+            first = rows[0].tray
+            height = rows[-1].y - rows[0].y + ROW - 1
+            found.append(DomainOutline(rows[0].y - 1, height, badge, first.badge_hue, first.laid_over))
     return RackDrawing(
         rack=rack,
         lines=lines,
-        outlines=_domain_outlines(lines),
+        outlines=tuple(found),
         switches=switches,
         width=nics_at + NIC * widest + BADGE,
         height=under + ROW * len(rack.below) + 2,
@@ -397,15 +405,3 @@ _STROKES = {
     "none": "M{left} 11.5h5",
 }
 """A distinct shape for each state of a NIC, so that colour is not needed."""
-
-
-def _domain_outlines(lines: Sequence[TrayLine]) -> tuple[DomainOutline, ...]:
-    """One frame for trays of one ComputeDomain that follow one another, across the switches too."""
-    found = []
-    for badge, run in groupby(lines, key=lambda line: line.tray.badge):
-        if badge is not None:
-            rows = list(run)
-            first = rows[0].tray
-            height = rows[-1].y - rows[0].y + ROW - 1
-            found.append(DomainOutline(rows[0].y - 1, height, badge, first.badge_hue, first.laid_over))
-    return tuple(found)

@@ -135,7 +135,16 @@ class ImexOptions:
         if self.host.shared and self.command_ip:
             # Every address of 127.0.0.0/8 is local to all who share the machine; this one is the daemon's.
             return address == self.host.address(self.command_ip)
-        return _is_interface_address(address)
+        # Whether an interface has it; Linux binds to all of 127.0.0.0/8, of which only one is an interface's.
+        if address.startswith("127.") and address != "127.0.0.1":
+            return False
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind((address, 0))
+            except OSError:
+                return False
+        return True
 
     def server_tls(self) -> ssl.SSLContext | None:
         """The context for peers that connect, or None without authentication."""
@@ -178,16 +187,3 @@ def read_imex_options(path: Path, host: ImexHost) -> ImexOptions:
         options=options,
         host=host,
     )
-
-
-def _is_interface_address(address: str) -> bool:
-    """Whether an interface has it; Linux binds to all of 127.0.0.0/8, of which only one is an interface's."""
-    if address.startswith("127.") and address != "127.0.0.1":
-        return False
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True

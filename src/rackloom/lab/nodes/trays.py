@@ -99,9 +99,16 @@ class TrayNode(SimulatedNode):
         )
         plugin = NicPlugin(NicSettings(node=self.name), self.nics, attachments, shared.wall, _no_network)
         plugin.remember(Checkpoint(home / "checkpoint.json", self.boot_id).claims.values())
+        root = shared.host.root
+        files = DriverFiles(
+            proc_devices=shared.host.proc_devices,
+            capabilities=root / "proc/driver/nvidia/capabilities",
+            devices=root / "dev",
+        )
+        settings = GpuSettings(node=self.name, mps_home=places.home(GPU_DRIVER) / "mps", files=files)
         plugins: tuple[NodePlugin, ...] = (
             _imex_plugin(self.name, self._fabric, places, shared),
-            _gpu_plugin(self.name, self._monitor, places, shared),
+            GpuPlugin(shared.plugins, settings, self._monitor, DriverPrograms(root)),
             plugin,
         )
         self._plugins = {plugin.driver: plugin for plugin in plugins}
@@ -164,19 +171,6 @@ def _imex_plugin(
         kernel=kernel,
     )
     return ImexPlugin(shared.plugins, settings, fabric, HostImexDaemon(root=shared.host.root))
-
-
-def _gpu_plugin(
-    node: str, monitor: GpuMonitor, places: PluginDirectories, shared: TrayEnvironment
-) -> GpuPlugin:
-    root = shared.host.root
-    files = DriverFiles(
-        proc_devices=shared.host.proc_devices,
-        capabilities=root / "proc/driver/nvidia/capabilities",
-        devices=root / "dev",
-    )
-    settings = GpuSettings(node=node, mps_home=places.home(GPU_DRIVER) / "mps", files=files)
-    return GpuPlugin(shared.plugins, settings, monitor, DriverPrograms(root))
 
 
 async def _no_network() -> ClusterNetwork:

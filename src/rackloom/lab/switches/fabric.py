@@ -131,7 +131,14 @@ class SimulatedFabric:
             raise FabricRefusal("PARTITION_ID_IN_USE")
         self._require_free(members)
         self._require_room(multicast_groups)
-        return self._put_new(name, members, partition_id, multicast_groups)
+        number = partition_id or next(
+            free for free in range(1, DEFAULT_PARTITION_ID) if free not in self.partitions
+        )
+        self.partitions[number] = FabricPartition(
+            id=number, name=name, guids=tuple(sorted(members)), multicast_groups=multicast_groups
+        )
+        self._changed()
+        return number
 
     def delete(self, partition_id: int, name: str = "") -> int:
         """Delete a partition; its GPUs are then in none."""
@@ -223,16 +230,6 @@ class SimulatedFabric:
             guids=tuple(sorted(self.gpus)),
             multicast_groups=self.limits.max_multicast_groups,
         )
-
-    def _put_new(self, name: str, members: tuple[int, ...], partition_id: int, multicast_groups: int) -> int:
-        number = partition_id or next(
-            free for free in range(1, DEFAULT_PARTITION_ID) if free not in self.partitions
-        )
-        self.partitions[number] = FabricPartition(
-            id=number, name=name, guids=tuple(sorted(members)), multicast_groups=multicast_groups
-        )
-        self._changed()
-        return number
 
     def _set_members(self, target: FabricPartition, members: set[int]) -> int:
         self.partitions[target.id] = msgspec.structs.replace(target, guids=tuple(sorted(members)))

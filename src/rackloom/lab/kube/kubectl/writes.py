@@ -225,18 +225,14 @@ class UnreadableProtobuf(Exception):
 def read_protobuf(body: bytes) -> Object:
     """The object. Raises `Unreadable`."""
     try:
-        return _read_envelope(body)
+        if not body.startswith(_MAGIC):
+            raise UnreadableProtobuf("it does not begin as Kubernetes' protobuf does")
+        envelope = wire.Unknown.FromString(body.removeprefix(_MAGIC))
+        kind = envelope.typeMeta.kind
+        if kind not in _MESSAGES:
+            raise UnreadableProtobuf(f"kind {kind!r}")
+        message = _MESSAGES[kind].FromString(envelope.raw)
+        fields = MessageToDict(message, preserving_proto_field_name=True)
+        return {"apiVersion": envelope.typeMeta.apiVersion, "kind": kind, **fields}
     except DecodeError as error:
         raise UnreadableProtobuf(str(error)) from error
-
-
-def _read_envelope(body: bytes) -> Object:
-    if not body.startswith(_MAGIC):
-        raise UnreadableProtobuf("it does not begin as Kubernetes' protobuf does")
-    envelope = wire.Unknown.FromString(body.removeprefix(_MAGIC))
-    kind = envelope.typeMeta.kind
-    if kind not in _MESSAGES:
-        raise UnreadableProtobuf(f"kind {kind!r}")
-    message = _MESSAGES[kind].FromString(envelope.raw)
-    fields = MessageToDict(message, preserving_proto_field_name=True)
-    return {"apiVersion": envelope.typeMeta.apiVersion, "kind": kind, **fields}
