@@ -45,7 +45,7 @@ from rackloom.web.frames import ColourMode
 from rackloom.web.highlight import HUE, MARK, FilterChoice, filter_style
 from rackloom.web.history import PastTime
 from rackloom.web.live import LiveMap
-from rackloom.web.make_room import MOST_TRAYS, RoomPlan, room_plan
+from rackloom.web.make_room import MOST_TRAYS, room_plan
 from rackloom.web.model import SiteMap, rack_id
 from rackloom.web.painters import PageSheet, Painters, ViewerKind
 from rackloom.web.places import findings_at

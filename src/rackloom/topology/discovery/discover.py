@@ -16,7 +16,6 @@ declaration, because entity expansion can make a small XML file arbitrarily larg
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import msgspec
