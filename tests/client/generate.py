@@ -264,9 +264,8 @@ def function(
         assert wire_name(snake(query["name"])) == query["name"], f"{query['name']} is missing in WIRE_NAMES"
         assert query["name"] not in (*ids, "body")
     parts = [f"{{{snake(part[1:-1])}}}" if part.startswith("{") else part for part in path.split("/")]
-    given = [repr(operation["operationId"])] + ([] if is_paged else [repr(method)])
     kind, result = ("PagedCall", type_of(shape["items"])) if is_paged else ("Call", type_of(shape))
-    given += [repr("/".join(parts)), result]
+    given = [repr(f"{operation['operationId']} {method} {'/'.join(parts)}"), result]
     arguments = ["locals()"] if parameters else []
     arguments += [repr({snake(key): value for key, value in fixed.items()})] if fixed else []
     given += [" | ".join(arguments)] if arguments else []
