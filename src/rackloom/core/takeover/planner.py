@@ -144,7 +144,14 @@ class _Planner:
             refusal = self._why_not_ready(partition.status) or self._why_no_access(partition.org)
             if self._add_record(step, self._site.logical_partitions, refusal):
                 self._logical_partitions.add((partition.org, partition.id))
-        self._plan_vpcs()
+        for vpc in self._nico.vpcs:
+            step = _step_of(CreateVpc, vpc)
+            refusal = self._why_not_ready(vpc.status) or self._why_no_access(vpc.org)
+            default = vpc.logical_partition
+            if default is not None and (vpc.org, default) not in self._logical_partitions:
+                refusal = refusal or f"its default logical partition {default} is not imported"
+            if self._add_record(step, self._site.vpcs, refusal):
+                self._vpcs.add((vpc.org, vpc.id))
         instances = self._instances()
         adoptions = self._adoptions()
         self._plan_machine_types(instances)
@@ -189,16 +196,6 @@ class _Planner:
             step = _step_of(CreateAllocation, allocation)
             if self._add_record(step, self._site.allocations, refusal):
                 self._with_access.add(allocation.org)
-
-    def _plan_vpcs(self) -> None:
-        for vpc in self._nico.vpcs:
-            step = _step_of(CreateVpc, vpc)
-            refusal = self._why_not_ready(vpc.status) or self._why_no_access(vpc.org)
-            default = vpc.logical_partition
-            if default is not None and (vpc.org, default) not in self._logical_partitions:
-                refusal = refusal or f"its default logical partition {default} is not imported"
-            if self._add_record(step, self._site.vpcs, refusal):
-                self._vpcs.add((vpc.org, vpc.id))
 
     def _add_record(
         self,

@@ -274,19 +274,6 @@ class SettleDomain(msgspec.Struct, frozen=True, kw_only=True, tag="settle-domain
     domain: str
 
 
-Step: TypeAlias = (
-    PauseDomain
-    | CreateTenant
-    | CreateInstanceType
-    | CreateAllocation
-    | CreateLogicalPartition
-    | CreateVpc
-    | AssignMachineType
-    | CordonMachine
-    | CreateInstance
-    | AdoptPartition
-    | SettleDomain
-)
 RecordedStep: TypeAlias = (
     CreateTenant
     | CreateInstanceType
@@ -299,6 +286,7 @@ RecordedStep: TypeAlias = (
     | AdoptPartition
 )
 """A step that leaves something behind, which the journal records and a rollback removes."""
+Step: TypeAlias = PauseDomain | RecordedStep | SettleDomain
 
 
 def kind_of_step(step: Step) -> str:
