@@ -72,11 +72,61 @@ def _references(part: Any) -> Iterator[str]:
 # Models.
 
 
+SCHEMAS = "#/components/schemas/"
+STRING, TIME = {"type": "string"}, {"type": "string", "format": "date-time"}
+OPTIONAL = {"anyOf": [STRING, {"type": "null"}]}
+BASES = (
+    (
+        "Stored",
+        None,
+        "An object that the service keeps.",
+        {"created": TIME, "updated": TIME, "id": STRING},
+        True,
+    ),
+    ("Named", "Stored", "A kept object with a name.", {"name": STRING, "description": OPTIONAL}, True),
+    ("Reference", None, "An object by id and name.", {"id": STRING, "name": STRING}, True),
+    ("Renaming", None, "Another name or description.", {"name": OPTIONAL, "description": OPTIONAL}, False),
+)
+"""Bases of schemas that begin alike: name, base, description, fields, and whether the fields are required."""
+
+
 def schemas(served: Any) -> dict[str, Any]:
     """The schemas without what a client has no use for."""
     return {
         name: _plain(schema) for name, schema in served["components"]["schemas"].items() if name not in UNUSED
     }
+
+
+def with_bases(found: dict[str, Any]) -> dict[str, Any]:
+    """The schemas, and a common base for those that begin alike."""
+    bases: dict[str, str | None] = {}
+    for base, parent, description, fields, is_required in BASES:
+        for name, schema in found.items():
+            if bases.get(name) == parent and _begins_with(schema, fields, is_required):
+                rest = {key: field for key, field in schema["properties"].items() if key not in fields}
+                found[name] = schema | {"properties": rest, "required": [*rest.keys() & schema["required"]]}
+                bases[name] = base
+        required = [*fields] if is_required else []
+        found[base] = {
+            "description": description,
+            "type": "object",
+            "properties": fields,
+            "required": required,
+        }
+        bases[base] = parent
+    return {
+        name: schema
+        if (base := bases.get(name)) is None
+        else schema | {"allOf": [{"$ref": f"{SCHEMAS}{base}"}]}
+        for name, schema in found.items()
+    }
+
+
+def _begins_with(schema: Any, fields: dict[str, Any], is_required: bool) -> bool:
+    """Whether these are the first fields of a schema. An id is a text in Python."""
+    own = schema.get("properties", {})
+    first = [(key, STRING if own[key].get("format") == "uuid" else own[key]) for key in own][: len(fields)]
+    return first == [*fields.items()] and all((key in schema["required"]) == is_required for key in fields)
 
 
 def _plain(schema: Any) -> Any:
@@ -115,7 +165,7 @@ def write_models(served: Any, file: Path) -> None:
     with tempfile.TemporaryDirectory() as room:
         source = Path(room) / "document.json"
         described = {"openapi": "3.1.0", "info": served["info"], "paths": {}}
-        source.write_text(json.dumps(described | {"components": {"schemas": schemas(served)}}))
+        source.write_text(json.dumps(described | {"components": {"schemas": with_bases(schemas(served))}}))
         subprocess.run(
             (
                 *(sys.executable, "-m", "datamodel_code_generator", "--input", source, "--output", file),
@@ -214,9 +264,8 @@ def function(
         assert wire_name(snake(query["name"])) == query["name"], f"{query['name']} is missing in WIRE_NAMES"
         assert query["name"] not in (*ids, "body")
     parts = [f"{{{snake(part[1:-1])}}}" if part.startswith("{") else part for part in path.split("/")]
-    given = [repr(operation["operationId"])] + ([] if is_paged else [repr(method)])
     kind, result = ("PagedCall", type_of(shape["items"])) if is_paged else ("Call", type_of(shape))
-    given += [repr("/".join(parts)), result]
+    given = [repr(f"{operation['operationId']} {method} {'/'.join(parts)}"), result]
     arguments = ["locals()"] if parameters else []
     arguments += [repr({snake(key): value for key, value in fixed.items()})] if fixed else []
     given += [" | ".join(arguments)] if arguments else []

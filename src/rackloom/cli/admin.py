@@ -10,17 +10,19 @@ and `admin_audit`. They are named here by import path and imported when one is c
 modules take time to load.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from cyclopts import App, Parameter
 
-from rackloom.cli.common import Format, columns, emit
+from rackloom.cli.common import Format, Output, columns, emit, with_common_flags
 from rackloom.errors import Misuse, Refused, Retry, file_error_text
 from rackloom.serving.request_log import asked
 
@@ -47,13 +49,43 @@ class Connection:
     """Key of our certificate (PEM)."""
 
 
+@dataclass(frozen=True)
+class Place(Connection):
+    """The connection of a command, and how the command prints its answer."""
+
+    output: Format = "table"
+
+
 ConnectionParameters = Annotated[Connection, Parameter(name="*")]
 DEFAULT_CONNECTION = Connection()
+HERE = Place()
 Reason = Annotated[str, Parameter(name="--reason", help="Why; it is recorded.")]
 Domain = Annotated[str, Parameter(help="Domain uuid.")]
 MachineId = Annotated[str, Parameter(help="Machine id, name of its tray, or fabric GUID of a GPU.")]
 Serial = Annotated[str, Parameter(name="--chassis-serial", help="Serial number of the chassis.")]
 Url = Annotated[str, Parameter(name="--endpoint", help="https://HOST[:PORT] of its controller.")]
+T = TypeVar("T")
+
+
+def admin_command(function: Callable[..., T]) -> Callable[..., T]:
+    """The command with the options of `Place` in the place of `at`, and with the flags of every command."""
+    own = inspect.signature(function)
+    options = {"at": (ConnectionParameters, DEFAULT_CONNECTION), "output": (Output, "table")}
+
+    @wraps(function)
+    def run(*args: Any, at: Connection = DEFAULT_CONNECTION, output: Format = "table", **others: Any) -> T:
+        return function(*args, at=Place(**vars(at), output=output), **others)
+
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in options.items()
+    ]
+    parameters = [parameter for name, parameter in own.parameters.items() if name != "at"]
+    run.__signature__ = own.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = function.__annotations__ | {each.name: each.annotation for each in added}
+    return with_common_flags(run)
+
+
 PAGE_SIZE = 100
 """The server's limit on ids in one call."""
 
@@ -139,9 +171,9 @@ def id_pages(ids: Sequence[Any]) -> list[Sequence[Any]]:
     return [ids[start : start + PAGE_SIZE] for start in range(0, len(ids), PAGE_SIZE)]
 
 
-def send_order(at: Connection, rpc: str, request: Any, output: Format) -> None:
+def send_order(at: Place, rpc: str, request: Any) -> None:
     """Call an RPC of our interface whose reply is a sentence, and print it."""
-    report(call(at, rpc, request).message, output)
+    report(call(at, rpc, request).message, at.output)
 
 
 def find_machine(call_rpc: RpcCaller, name: str) -> Any:
@@ -157,13 +189,13 @@ def find_machine(call_rpc: RpcCaller, name: str) -> Any:
     return found[0]
 
 
-def order_tray(at: Connection, rpc: str, name: str, reason: str, output: Format) -> None:
+def order_tray(at: Place, rpc: str, name: str, reason: str) -> None:
     """Call an RPC about the tray that a name of any form means, and print its sentence."""
     from rackloom.carve.admin import operator_pb2 as ours
 
     with connect(at) as call_rpc:
         request = ours.TrayRequest(machine_id=find_machine(call_rpc, name).id.id, reason=reason)
-        report(call_rpc(rpc, request).message, output)
+        report(call_rpc(rpc, request).message, at.output)
 
 
 def report(message: str, output: Format, **fields: str) -> None:

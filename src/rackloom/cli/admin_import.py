@@ -19,23 +19,22 @@ from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.carve.takeover.nico_rest import NicoClient, NicoReader, read_nico
 from rackloom.cli.admin import (
-    DEFAULT_CONNECTION,
+    HERE,
     Connection,
-    ConnectionParameters,
+    Place,
     RpcCaller,
+    admin_command,
     connect,
     id_pages,
 )
 from rackloom.cli.common import (
     FILE,
     Format,
-    Output,
     beside_progress,
     columns,
     emit,
     progress,
     read_text,
-    with_common_flags,
     with_progress,
 )
 from rackloom.core.takeover.planner import plan_takeover
@@ -73,7 +72,7 @@ PlanFile = Annotated[Path, FILE, Parameter(help="What `rackloom admin import nic
 
 
 @nico.command(name="plan")
-@with_common_flags
+@admin_command
 def plan(
     *,
     url: Annotated[str, Parameter(help="https://HOST[:PORT] of NICo's REST.")],
@@ -99,8 +98,7 @@ def plan(
     nico_admin_ca: Annotated[Path | None, Parameter(help="Its certificate authority (PEM).")] = None,
     nico_admin_cert: Annotated[Path | None, Parameter(help="Our certificate for it (PEM).")] = None,
     nico_admin_key: Annotated[Path | None, Parameter(help="Key of our certificate for it (PEM).")] = None,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    at: Place = HERE,
 ) -> None:
     """Read NICo and our site, and write what an import would do. Nothing is changed."""
     tenants = [_reader(entry, token_file) for entry in org]
@@ -125,32 +123,22 @@ def plan(
     with progress("reading our site"), connect(at) as call_rpc:
         made = plan_takeover(reading, _read_site(call_rpc))
     _write_plan(out, made)
-    emit(made, output, lambda: _plan_text(made))
+    emit(made, at.output, lambda: _plan_text(made))
 
 
 @nico.command(name="apply")
-@with_common_flags
-def apply(
-    file: PlanFile,
-    *,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
-) -> int:
+@admin_command
+def apply(file: PlanFile, *, at: Place = HERE) -> int:
     """Create the records of a plan and adopt its partitions. The fabric is not touched. Repeat it at will."""
     made = _read_plan(file)
     with connect(at) as call_rpc:
         _check_site(made, _read_site(call_rpc))
-        return _run_steps(call_rpc, made, made.steps, undo=False, output=output)
+        return _run_steps(call_rpc, made, made.steps, undo=False, output=at.output)
 
 
 @nico.command(name="rollback")
-@with_common_flags
-def rollback(
-    file: PlanFile,
-    *,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
-) -> int:
+@admin_command
+def rollback(file: PlanFile, *, at: Place = HERE) -> int:
     """Remove what the import of a plan created, and give up its partitions. The fabric is not touched."""
     made = _read_plan(file)
     with connect(at) as call_rpc:
@@ -161,7 +149,7 @@ def rollback(
         pauses = [step for step in made.steps if isinstance(step, PauseDomain)]
         ends = [step for step in made.steps if isinstance(step, SettleDomain)]
         steps = [*pauses, *reversed(imported_steps(made, site)), *ends]
-        return _run_steps(call_rpc, made, steps, undo=True, output=output)
+        return _run_steps(call_rpc, made, steps, undo=True, output=at.output)
 
 
 # Readings.

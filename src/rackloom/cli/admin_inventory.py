@@ -20,11 +20,14 @@ from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.carve.fabric.controller import ControllerKind, controller_kind, url_of_kind
 from rackloom.cli.admin import (
     DEFAULT_CONNECTION,
+    HERE,
     ConnectionParameters,
     MachineId,
+    Place,
     RpcCaller,
     Serial,
     Url,
+    admin_command,
     as_dict,
     call,
     connect,
@@ -52,12 +55,9 @@ PasswordKind = Annotated[
 
 
 @endpoint.command(name="show")
-@with_common_flags
+@admin_command
 def endpoint_show(
-    *,
-    chassis_serial: Annotated[str | None, Parameter(help="Only this chassis.")] = None,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    *, chassis_serial: Annotated[str | None, Parameter(help="Only this chassis.")] = None, at: Place = HERE
 ) -> None:
     """Show which controller speaks for which chassis."""
     rows = [
@@ -66,25 +66,20 @@ def endpoint_show(
         if chassis_serial in (None, entry.chassis_serial)
     ]
     value = [{"chassis_serial": serial, "endpoint": url, "kind": kind} for serial, kind, url in rows]
-    emit(value, output, lambda: columns(("CHASSIS SERIAL", "KIND", "ENDPOINT"), rows))
+    emit(value, at.output, lambda: columns(("CHASSIS SERIAL", "KIND", "ENDPOINT"), rows))
 
 
 def _add_put_command(verb: str, help_text: str) -> None:
     """`create` and `update` have the same parameters, and differ in the RPC alone."""
 
-    @with_common_flags
-    def put(
-        *,
-        chassis_serial: Serial,
-        url: Url,
-        kind: ControllerKindName = None,
-        at: ConnectionParameters = DEFAULT_CONNECTION,
-        output: Output = "table",
-    ) -> None:
+    @admin_command
+    def put(*, chassis_serial: Serial, url: Url, kind: ControllerKindName = None, at: Place = HERE) -> None:
         whole = url if kind is None else url_of_kind(url, ControllerKind(kind))
         request = pb.NvlinkNmxcEndpoint(chassis_serial=chassis_serial, endpoint=whole)
         call(at, f"{verb.title()}NvlinkNmxcEndpoint", request)
-        report(f"{verb}d {chassis_serial} -> {whole}", output, chassis_serial=chassis_serial, endpoint=whole)
+        report(
+            f"{verb}d {chassis_serial} -> {whole}", at.output, chassis_serial=chassis_serial, endpoint=whole
+        )
 
     endpoint.command(put, name=verb, help=help_text)
 
@@ -94,13 +89,11 @@ _add_put_command("update", "Give a chassis another controller, or another addres
 
 
 @endpoint.command(name="delete")
-@with_common_flags
-def endpoint_delete(
-    *, chassis_serial: Serial, at: ConnectionParameters = DEFAULT_CONNECTION, output: Output = "table"
-) -> None:
+@admin_command
+def endpoint_delete(*, chassis_serial: Serial, at: Place = HERE) -> None:
     """Stop speaking to the controller of a chassis; what it told turns unknown."""
     call(at, "DeleteNvlinkNmxcEndpoint", pb.DeleteNvlinkNmxcEndpointRequest(chassis_serial=chassis_serial))
-    report(f"deleted {chassis_serial}", output, chassis_serial=chassis_serial)
+    report(f"deleted {chassis_serial}", at.output, chassis_serial=chassis_serial)
 
 
 @with_common_flags
@@ -119,7 +112,7 @@ def browse(
 
 
 @credential.command(name="add")
-@with_common_flags
+@admin_command
 def credential_add(
     kind: PasswordKind,
     *,
@@ -127,25 +120,22 @@ def credential_add(
     password_file: Annotated[
         Path | None, Parameter(help="File whose first line is the password; asked for where left out.")
     ] = None,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    at: Place = HERE,
 ) -> None:
     """Keep the name and password of a controller in the site's secret provider."""
     request = pb.CredentialCreationRequest(
         credential_type=pb.NmxM, username=username, password=_read_password(password_file)
     )
     call(at, "CreateCredential", request)
-    report(f"kept the credential of {kind}", output, kind=kind)
+    report(f"kept the credential of {kind}", at.output, kind=kind)
 
 
 @credential.command(name="delete")
-@with_common_flags
-def credential_delete(
-    kind: PasswordKind, *, at: ConnectionParameters = DEFAULT_CONNECTION, output: Output = "table"
-) -> None:
+@admin_command
+def credential_delete(kind: PasswordKind, *, at: Place = HERE) -> None:
     """Forget the name and password of a controller."""
     call(at, "DeleteCredential", pb.CredentialDeletionRequest(credential_type=pb.NmxM))
-    report(f"forgot the credential of {kind}", output, kind=kind)
+    report(f"forgot the credential of {kind}", at.output, kind=kind)
 
 
 def browse_controller(call_rpc: RpcCaller, chassis_serial: str, operation: str, gpu_uid: int) -> str:
@@ -201,19 +191,19 @@ class _InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @machine.command(name="list")
-@with_common_flags
-def machine_list(*, at: ConnectionParameters = DEFAULT_CONNECTION, output: Output = "table") -> None:
+@admin_command
+def machine_list(*, at: Place = HERE) -> None:
     """List the machines with their place, domain and state."""
     with connect(at) as call_rpc:
         ids = call_rpc("FindMachineIds", pb.MachineSearchConfig()).machine_ids
         requests = [pb.MachinesByIdsRequest(machine_ids=page) for page in id_pages(ids)]
         found = [row for request in requests for row in call_rpc("FindMachinesByIds", request).machines]
     heads = ("MACHINE", "CHASSIS SERIAL", "SLOT", "DOMAIN", "GPUS", "STATE")
-    emit_messages(found, output, heads, _machine_row)
+    emit_messages(found, at.output, heads, _machine_row)
 
 
 @machine.command(name="import")
-@with_common_flags
+@admin_command
 def machine_import(
     file: Annotated[
         Path,
@@ -221,32 +211,28 @@ def machine_import(
         Parameter(help="A list of {chassis_serial, slot, tray_index, rack, gpus, id}; id may be left out."),
     ],
     *,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    at: Place = HERE,
 ) -> None:
     """Add the machines of a file (JSON or YAML); all of them or none."""
     records = [ours.MachineRecord(**msgspec.structs.asdict(record)) for record in _read_records(file)]
     reply = call(at, "ImportMachines", ours.ImportRequest(machines=records))
     rows = [(id_, result) for result in ("created", "unchanged") for id_ in getattr(reply, result)]
-    emit(as_dict(reply), output, lambda: columns(("MACHINE", "RESULT"), rows))
+    emit(as_dict(reply), at.output, lambda: columns(("MACHINE", "RESULT"), rows))
 
 
 @machine.command(name="force-delete")
-@with_common_flags
+@admin_command
 def machine_force_delete(
-    *,
-    machine_id: Annotated[str, Parameter(name="--machine", help="Machine id.")],
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    *, machine_id: Annotated[str, Parameter(name="--machine", help="Machine id.")], at: Place = HERE
 ) -> int:
     """Release what runs on a machine and forget the machine. Exit code 1: not done yet, ask again."""
     reply = call(at, "AdminForceDeleteMachine", pb.AdminForceDeleteMachineRequest(host_query=machine_id))
     if reply.all_done:
-        report(f"deleted {machine_id}", output, machine=machine_id)
+        report(f"deleted {machine_id}", at.output, machine=machine_id)
         return 0
     report(
         f"releasing instance {reply.instance_id} of {machine_id}: its GPUs are still to leave the fabric",
-        output,
+        at.output,
         machine=machine_id,
         instance=reply.instance_id,
     )
@@ -295,13 +281,12 @@ def nvlink_info_populate(
 
 
 @instance.command(name="update-nvlink-config")
-@with_common_flags
+@admin_command
 def instance_update(
     *,
     instance_id: Annotated[str, Parameter(name=["--instance", "-i"], help="Instance id.")],
     config: Annotated[str, Parameter(help=CONFIG_HELP)],
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    at: Place = HERE,
 ) -> None:
     """Change which logical partition each GPU of an instance joins."""
     try:
@@ -318,7 +303,7 @@ def instance_update(
     after = call(at, "UpdateInstanceConfig", request)
     gpus = after.config.nvlink.gpu_configs
     rows = [(f"gpu-{gpu.device_instance}", gpu.logical_partition_id.value) for gpu in gpus]
-    emit(as_dict(after), output, lambda: columns(("GPU", "LOGICAL PARTITION ID"), rows))
+    emit(as_dict(after), at.output, lambda: columns(("GPU", "LOGICAL PARTITION ID"), rows))
 
 
 def _machine_row(row: Any) -> tuple[object, ...]:
@@ -343,13 +328,9 @@ def _gpu_table(found: Any) -> str:
         at = status.domain_id.value if status else ""
         logical = status.logical_partition_id.value if status else ""
         guid = f"{gpu.guid:#x}" if gpu.guid else "-"
-        name, absent = f"gpu-{gpu.device_id - 1}", _absent_value(known)
+        name, absent = f"gpu-{gpu.device_id - 1}", "-" if known else "unknown"
         rows.append((name, guid, at or absent, logical or absent))
     return columns(("GPU", "GUID", "DOMAIN", "LOGICAL PARTITION ID"), rows)
-
-
-def _absent_value(known: bool) -> str:
-    return "-" if known else "unknown"
 
 
 def _observed_info(body: dict[str, Any], known: Any) -> pb.MachineNVLinkInfo:

@@ -17,12 +17,13 @@ from cyclopts import App, Parameter
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.cli.admin import (
-    DEFAULT_CONNECTION,
+    HERE,
     Connection,
-    ConnectionParameters,
     Domain,
     MachineId,
+    Place,
     Reason,
+    admin_command,
     as_dict,
     call,
     connect,
@@ -33,7 +34,7 @@ from rackloom.cli.admin import (
     send_order,
     utc_time,
 )
-from rackloom.cli.common import FILE, Output, columns, emit, read_text, with_common_flags
+from rackloom.cli.common import FILE, columns, emit, read_text
 from rackloom.errors import Misuse, Refused
 from rackloom.runtime.foreign_text import decode_json
 
@@ -45,53 +46,46 @@ partition = App(name="partition", help="Physical partitions, as the switch contr
 
 
 @logical.command(name="show")
-@with_common_flags
+@admin_command
 def logical_show(
     partition_id: Annotated[str | None, Parameter(help="Only this one.")] = None,
     *,
     name: Annotated[str | None, Parameter(name=["--name", "-n"], help="Only those of this name.")] = None,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    at: Place = HERE,
 ) -> None:
     """Show logical partitions."""
     wanted = pb.NVLinkLogicalPartitionSearchFilter(name=name)
     found = _find_partitions(at, "NVLinkLogicalPartition", wanted, partition_id)
-    emit_messages(found, output, ("ID", "NAME", "TENANT", "STATUS"), _logical_row)
+    emit_messages(found, at.output, ("ID", "NAME", "TENANT", "STATUS"), _logical_row)
 
 
 @logical.command(name="create")
-@with_common_flags
+@admin_command
 def logical_create(
     *,
     name: Annotated[str, Parameter(name=["--name", "-n"], help="Its name, unique for the tenant.")],
     tenant: Annotated[str, Parameter(name=["--tenant", "-t"], help="Organisation of the tenant.")],
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    at: Place = HERE,
 ) -> None:
     """Make a logical partition for a tenant, and print its id."""
     config = pb.NVLinkLogicalPartitionConfig(metadata=pb.Metadata(name=name), tenant_organization_id=tenant)
     request = pb.NVLinkLogicalPartitionCreationRequest(config=config)
     made = call(at, "CreateNVLinkLogicalPartition", request)
-    emit(as_dict(made), output, lambda: str(made.id.value))
+    emit(as_dict(made), at.output, lambda: str(made.id.value))
 
 
 @logical.command(name="delete")
-@with_common_flags
-def logical_delete(
-    partition_id: Annotated[str, Parameter(help="Its id.")],
-    *,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
-) -> None:
+@admin_command
+def logical_delete(partition_id: Annotated[str, Parameter(help="Its id.")], *, at: Place = HERE) -> None:
     """Begin to delete a logical partition that nothing refers to."""
     request = pb.NVLinkLogicalPartitionDeletionRequest()
     request.id.value = partition_id
     call(at, "DeleteNVLinkLogicalPartition", request)
-    report(f"deleting {partition_id}", output, partition=partition_id)
+    report(f"deleting {partition_id}", at.output, partition=partition_id)
 
 
 @partition.command(name="show")
-@with_common_flags
+@admin_command
 def partition_show(
     partition_id: Annotated[str | None, Parameter(help="Only this one.")] = None,
     *,
@@ -99,18 +93,17 @@ def partition_show(
         str | None, Parameter(name=["--tenant", "-t"], help="Only those of this organisation.")
     ] = None,
     name: Annotated[str | None, Parameter(name=["--name", "-n"], help="Only those of this name.")] = None,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    at: Place = HERE,
 ) -> None:
     """Show physical partitions; those without a logical partition were found, and are nobody's."""
     wanted = pb.NVLinkPartitionSearchFilter(tenant_organization_id=tenant, name=name)
     found = _find_partitions(at, "NVLinkPartition", wanted, partition_id)
     heads = ("ID", "NAME", "LOGICAL PARTITION ID", "NMX-C PARTITION ID", "NVLINK DOMAIN UUID")
-    emit_messages(found, output, heads, _partition_row, tenant=tenant)
+    emit_messages(found, at.output, heads, _partition_row, tenant=tenant)
 
 
 @partition.command(name="adopt")
-@with_common_flags
+@admin_command
 def partition_adopt(
     *,
     domain: Domain,
@@ -132,8 +125,7 @@ def partition_adopt(
     logical_partition_name: Annotated[
         str | None, Parameter(help="With --tenant: name of the logical partition; that of the partition.")
     ] = None,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    at: Place = HERE,
 ) -> None:
     """Make a partition that was found that of a logical partition. No GPU moves."""
     if (logical_partition is None) == (tenant is None):
@@ -144,22 +136,21 @@ def partition_adopt(
     if tenant is not None:
         owner = {"vpc": vpc, "logical_partition": logical_partition_name or name}
         request.owner.CopyFrom(ours.PartitionOwner(tenant_organization_id=tenant, **owner))
-    send_order(at, "AdoptPartition", request, output)
+    send_order(at, "AdoptPartition", request)
 
 
 @partition.command(name="release")
-@with_common_flags
+@admin_command
 def partition_release(
     *,
     domain: Domain,
     name: Annotated[str, Parameter(help="Name of the partition.")],
     reason: Reason,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    at: Place = HERE,
 ) -> None:
     """Let a partition that was found be taken apart."""
     request = ours.ReleaseRequest(domain=domain, partition_name=name, reason=reason)
-    send_order(at, "ReleasePartition", request, output)
+    send_order(at, "ReleasePartition", request)
 
 
 def _find_partitions(at: Connection, kind: str, wanted: Any, only: str | None) -> list[Any]:
@@ -190,15 +181,14 @@ domain = App(name="domain", help="NVLink domains.")
 tray = App(name="tray", help="Trays under maintenance.")
 
 
-@with_common_flags
+@admin_command
 def plan(
     domain: Domain,
     *,
     to: Annotated[
         Path | None, Parameter(help="Also write the plan into this file, for `rackloom admin apply`.")
     ] = None,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    at: Place = HERE,
 ) -> None:
     """Show what would be done to a domain now; nothing is done."""
     text = call(at, "MakePlan", ours.PlanRequest(domain=domain)).plan
@@ -207,97 +197,65 @@ def plan(
             to.write_text(text + "\n")
         except OSError as error:
             raise Refused(f"cannot write {to}: {error.strerror}") from error
-    emit(decode_json(text, "the plan"), output, lambda: _plan_table(decode_json(text, "the plan")))
+    emit(decode_json(text, "the plan"), at.output, lambda: _plan_table(decode_json(text, "the plan")))
 
 
-@with_common_flags
+@admin_command
 def apply(
-    file: Annotated[Path, FILE, Parameter(help="What `rackloom admin plan --to` wrote.")],
-    *,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    file: Annotated[Path, FILE, Parameter(help="What `rackloom admin plan --to` wrote.")], *, at: Place = HERE
 ) -> int:
     """Carry out a plan. Refused when fabric or intent are no longer as the plan found them."""
     text = read_text(file, "write one with: rackloom admin plan --to FILE")
     outcomes = call(at, "ApplyPlan", ours.ApplyRequest(plan=text)).outcomes
     heads = ("OPERATION", "PARTITION", "RESULT", "MESSAGE")
     row = attrgetter("kind", "partition_name", "state", "message")
-    emit_messages(outcomes, output, heads, row)
+    emit_messages(outcomes, at.output, heads, row)
     return 0 if all(outcome.state == "done" for outcome in outcomes) else 1
 
 
 @domain.command(name="show")
-@with_common_flags
+@admin_command
 def domain_show(
-    domain: Annotated[str | None, Parameter(help="Only this one.")] = None,
-    *,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    domain: Annotated[str | None, Parameter(help="Only this one.")] = None, *, at: Place = HERE
 ) -> None:
     """Show what is known of domains, which GPUs are blocked, and which trays get no instance."""
     found = call(at, "ShowDomains", ours.DomainsRequest(domain=domain or "")).domains
-    emit([as_dict(row) for row in found], output, lambda: _domains_table(found))
+    emit([as_dict(row) for row in found], at.output, lambda: _domains_table(found))
 
 
 @domain.command(name="pause")
-@with_common_flags
-def domain_pause(
-    domain: Domain, *, reason: Reason, at: ConnectionParameters = DEFAULT_CONNECTION, output: Output = "table"
-) -> None:
+@admin_command
+def domain_pause(domain: Domain, *, reason: Reason, at: Place = HERE) -> None:
     """Do nothing to a domain until it is resumed; it is observed as ever."""
-    send_order(at, "PauseDomain", ours.DomainRequest(domain=domain, reason=reason), output)
+    send_order(at, "PauseDomain", ours.DomainRequest(domain=domain, reason=reason))
 
 
 @domain.command(name="resume")
-@with_common_flags
-def domain_resume(
-    domain: Domain,
-    *,
-    reason: Reason = "",
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
-) -> None:
+@admin_command
+def domain_resume(domain: Domain, *, reason: Reason = "", at: Place = HERE) -> None:
     """Work on a domain again."""
-    send_order(at, "ResumeDomain", ours.DomainRequest(domain=domain, reason=reason), output)
+    send_order(at, "ResumeDomain", ours.DomainRequest(domain=domain, reason=reason))
 
 
 @tray.command(name="cordon")
-@with_common_flags
-def tray_cordon(
-    machine_id: MachineId,
-    *,
-    reason: Reason,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
-) -> None:
+@admin_command
+def tray_cordon(machine_id: MachineId, *, reason: Reason, at: Place = HERE) -> None:
     """Place nothing new on a tray; what runs there stays."""
-    order_tray(at, "CordonTray", machine_id, reason, output)
+    order_tray(at, "CordonTray", machine_id, reason)
 
 
 @tray.command(name="uncordon")
-@with_common_flags
-def tray_uncordon(
-    machine_id: MachineId,
-    *,
-    reason: Reason = "",
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
-) -> None:
+@admin_command
+def tray_uncordon(machine_id: MachineId, *, reason: Reason = "", at: Place = HERE) -> None:
     """Use a tray again, and join the GPUs of its instance again if it was drained."""
-    order_tray(at, "UncordonTray", machine_id, reason, output)
+    order_tray(at, "UncordonTray", machine_id, reason)
 
 
 @tray.command(name="drain")
-@with_common_flags
-def tray_drain(
-    machine_id: MachineId,
-    *,
-    reason: Reason,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
-) -> None:
+@admin_command
+def tray_drain(machine_id: MachineId, *, reason: Reason, at: Place = HERE) -> None:
     """Take the GPUs of a tray out of all partitions. Its instance stays and is not Ready meanwhile."""
-    order_tray(at, "DrainTray", machine_id, reason, output)
+    order_tray(at, "DrainTray", machine_id, reason)
 
 
 def _plan_table(plan: dict[str, Any]) -> str:

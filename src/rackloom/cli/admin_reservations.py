@@ -11,9 +11,10 @@ from cyclopts import App, Parameter
 
 from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.cli.admin import (
-    DEFAULT_CONNECTION,
-    ConnectionParameters,
+    HERE,
+    Place,
     Reason,
+    admin_command,
     as_dict,
     call,
     emit_messages,
@@ -21,28 +22,27 @@ from rackloom.cli.admin import (
     timestamp,
     utc_time,
 )
-from rackloom.cli.common import Output, emit, with_common_flags
+from rackloom.cli.common import emit
 
 app = App(name="reservation", help="Trays that wait for an organisation until a time.")
 
 
 @app.command(name="list")
-@with_common_flags
+@admin_command
 def reservation_list(
     *,
     tenant: Annotated[str, Parameter(name=("--tenant", "-t"), help="Only those of this organisation.")] = "",
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    at: Place = HERE,
 ) -> None:
     """List reservations, also those that have ended; those that end first come first."""
     request = ours.TrayReservationsRequest(tenant_organization_id=tenant)
     found = call(at, "ListTrayReservations", request).reservations
     heads = ("ID", "ORGANISATION", "UNTIL", "STATE", "TRAYS", "REASON", "BY")
-    emit_messages(found, output, heads, _row, tenant=tenant)
+    emit_messages(found, at.output, heads, _row, tenant=tenant)
 
 
 @app.command(name="create")
-@with_common_flags
+@admin_command
 def reservation_create(
     *,
     tenant: Annotated[str, Parameter(name=("--tenant", "-t"), help="Organisation of the tenant.")],
@@ -58,8 +58,7 @@ def reservation_create(
     span_domains: Annotated[
         bool, Parameter(negative="", help="Choose trays of several domains, where it must be.")
     ] = False,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    at: Place = HERE,
 ) -> None:
     """Keep trays for an organisation until a time."""
     order = ours.TrayReservationOrder(
@@ -77,24 +76,18 @@ def reservation_create(
     machines = " ".join(made.machine_ids)
     emit(
         as_dict(made),
-        output,
+        at.output,
         lambda: f"reservation {made.id} keeps {machines} for {made.tenant_organization_id}",
     )
 
 
 @app.command(name="delete")
-@with_common_flags
+@admin_command
 def reservation_delete(
-    reservation: Annotated[str, Parameter(help="Reservation id.")],
-    *,
-    reason: Reason,
-    at: ConnectionParameters = DEFAULT_CONNECTION,
-    output: Output = "table",
+    reservation: Annotated[str, Parameter(help="Reservation id.")], *, reason: Reason, at: Place = HERE
 ) -> None:
     """Free the trays of a reservation now; instances on them stay."""
-    send_order(
-        at, "DeleteTrayReservation", ours.TrayReservationDeletion(id=reservation, reason=reason), output
-    )
+    send_order(at, "DeleteTrayReservation", ours.TrayReservationDeletion(id=reservation, reason=reason))
 
 
 def _row(made: Any) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from rackloom.claim.manifests.read import Manifests, read_manifests
 from rackloom.cli.claim_options import HardwareParameters, TemplateParameters
 from rackloom.cli.common import json_text
 from rackloom.cli.hardware import machine_of
-from rackloom.core.allocate.objects import ResourceClaimTemplate
 from rackloom.core.allocate.templates.generate import AlternativeInventory, generate_template
 from rackloom.core.allocate.templates.inventory import (
     HardwareInventory,
@@ -43,7 +42,13 @@ def template_text(request: TemplateParameters, hardware: HardwareParameters, out
     found = _hardware_manifests(hardware)
     elsewhere = _matching_profiles(found) if found is not None and hardware.profile is None else ()
     generated = generate_template(wanted, stock_of(hardware.profile, found), elsewhere=elsewhere)
-    value = _manifest(generated.template)
+    # The template as an object for the API server.
+    value = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": generated.template.metadata.name},
+        "spec": {"spec": msgspec.to_builtins(generated.template.spec.spec)},
+    }
     if output == "json":
         return json_text(value) + "\n"
     notes = "".join(f"# {note}\n" for note in generated.notes)
@@ -75,13 +80,3 @@ def _matching_profiles(found: Manifests) -> Iterator[AlternativeInventory]:
         known = {gpu.pci_address for gpu in profiles.load_machine(name).gpus} - {None}
         if known and known == seen:
             yield f"--profile {name}", lambda name=name: stock_of(name, found)  # type: ignore[misc]
-
-
-def _manifest(made: ResourceClaimTemplate) -> dict[str, object]:
-    """The template as an object for the API server."""
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": made.metadata.name},
-        "spec": {"spec": msgspec.to_builtins(made.spec.spec)},
-    }

@@ -104,7 +104,13 @@ def doctor(
     try:
         examined = diagnose(sources, progress)
     except Exception:
-        _write_failed_textfile(textfile)
+        # Replace an old success, which a monitor would otherwise keep reading.
+        if textfile is not None:
+            import time
+
+            from rackloom.app.doctor_metrics import write_failed_textfile
+
+            write_failed_textfile(textfile, time.time())
         raise
     if textfile is not None:
         from rackloom.app.doctor_metrics import write_textfile
@@ -130,16 +136,6 @@ def _print_runbook(name: str, output: Format) -> int:
     text = runbook_text(found)
     emit({"runbook": runbook_name(name), "text": text}, output, lambda: text)
     return 0
-
-
-def _write_failed_textfile(textfile: Path | None) -> None:
-    """Replace an old success, which a monitor would otherwise keep reading."""
-    if textfile is not None:
-        import time
-
-        from rackloom.app.doctor_metrics import write_failed_textfile
-
-        write_failed_textfile(textfile, time.time())
 
 
 def _print_result(examined: "DoctorResult", output: Format) -> None:

@@ -95,9 +95,22 @@ for _place, (_name, _path, _help) in enumerate(COMMANDS):
 
 def main() -> None:
     """Entry point of the console script."""
-    _open_missing_streams()
-    _silence_grpc()
-    _describe_called(sys.argv[1:])
+    # A program that was started with its output closed (`>&-`) has no stream; discard what it prints.
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (open until the end)
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    # Let no stranger fill the log: gRPC writes a line for each handshake that fails. It reads this when it is
+    # imported, which the commands do.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # Describe the command that is called or asked for help.
+    words = sys.argv[1:]
+    command = app
+    for word in words[1:] if words[:1] == ["help"] else words:
+        if word.startswith("-") or word not in command:
+            break
+        command = command[word]
+    describe(command)
     try:
         result = _run_command()
         sys.stdout.flush()  # A pipe is written in blocks: whether anybody reads the last shows here.
@@ -135,32 +148,6 @@ def describe(command: App) -> None:
     """Have the help of a command show its docstring, not its line in the list of commands."""
     if command.default_command is not None and command.default_command.__doc__:
         command.help = None
-
-
-def _describe_called(words: list[str]) -> None:
-    """Describe the command that is called or asked for help."""
-    command = app
-    for word in words[1:] if words[:1] == ["help"] else words:
-        if word.startswith("-") or word not in command:
-            break
-        command = command[word]
-    describe(command)
-
-
-def _open_missing_streams() -> None:
-    """A program that was started with its output closed (`>&-`) has no stream; discard what it prints."""
-    if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (open until the end)
-    if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-
-
-def _silence_grpc() -> None:
-    """Let no stranger fill the log: gRPC writes a line for each handshake that fails.
-
-    It reads this when it is imported, which the commands do.
-    """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def _discard_output() -> None:

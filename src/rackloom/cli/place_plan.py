@@ -8,7 +8,7 @@ files, those that several jobs need once.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from msgspec.structs import replace
@@ -45,9 +45,6 @@ from rackloom.core.place.site_planner import (
 )
 from rackloom.errors import Misuse, Refused
 
-if TYPE_CHECKING:
-    from rackloom.core.place.rendering import RenderedJob
-
 
 def answer_placement(
     files: Sequence[Path],
@@ -75,7 +72,13 @@ def answer_placement(
     with progress("reading the site"):
         if target == "podgroup":
             request = replace(request, labels=labels_of_served_pod_groups(source, request.labels))
-        cluster = read_cluster_objects(source, templates=_lacks_templates(jobs, documents))
+        # Whether a job claims by a template that none of its files has.
+        known = channel_templates([document.value for document in documents])
+        known |= {
+            (claim.metadata.namespace or "default", claim.metadata.name)
+            for claim in manifests_of(documents).claims
+        }
+        cluster = read_cluster_objects(source, templates=_claims_devices(jobs, known))
     makers = [document for document in cluster.documents if document.value.get("kind") in TEMPLATE_KINDS]
     sources = [*makers, *documents]
     jobs = read_jobs([document.value for document in sources], request.labels) if makers else jobs
@@ -101,7 +104,14 @@ def answer_placement(
     refused = [job for job in report.jobs if job.plan is None]
     if target is not None and report.jobs and not refused:
         others = [] if target == "slurm" else objects_beside(documents, jobs)
-        print(rendered_manifests(planner.rendered(target), others), end="")
+        # Scripts first, then all objects, those that several jobs need once.
+        done = planner.rendered(target)
+        scripts = "\n".join(rendered.script for rendered in done if rendered.script)
+        objects: list[Any] = []
+        for value in (*others, *(value for rendered in done for value in rendered.objects)):
+            if value not in objects:
+                objects.append(value)
+        print(scripts + "---\n".join(yaml.safe_dump(value, sort_keys=False) for value in objects), end="")
         note(report_page(report, seats=False))
     else:
         emit(report, output, lambda: report_page(report))
@@ -111,16 +121,6 @@ def answer_placement(
 def _is_about_trays(request: PlanRequest) -> bool:
     """Whether there is something to plan without a job."""
     return bool(request.drain or request.defrag or request.down is not None)
-
-
-def _lacks_templates(jobs: Sequence[Job], documents: Sequence[Document]) -> bool:
-    """Whether a job claims by a template that none of its files has."""
-    known = channel_templates([document.value for document in documents])
-    known |= {
-        (claim.metadata.namespace or "default", claim.metadata.name)
-        for claim in manifests_of(documents).claims
-    }
-    return _claims_devices(jobs, known)
 
 
 def _claims_devices(jobs: Sequence[Job], channels: Collection[TemplateName]) -> bool:
@@ -199,16 +199,6 @@ def _hole_text(hole: FreeRegionCount) -> str:
 
 
 _SITE_KINDS = ("Node", "Pod", "ResourceSlice")
-
-
-def rendered_manifests(done: "Sequence[RenderedJob]", beside: Iterable[Any]) -> str:
-    """Scripts first, then all objects, those that several jobs need once."""
-    scripts = "\n".join(rendered.script for rendered in done if rendered.script)
-    objects: list[Any] = []
-    for value in (*beside, *(value for rendered in done for value in rendered.objects)):
-        if value not in objects:
-            objects.append(value)
-    return scripts + "---\n".join(yaml.safe_dump(value, sort_keys=False) for value in objects)
 
 
 def objects_beside(documents: Iterable[Document], jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ A logical partition gives its name to the NVLink partitions of one tenant, a VPC
 and instances are machines: so they are made in that order, and deleted in the opposite one.
 """
 
+import sys
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -21,7 +22,6 @@ from rackloom.cli.tenant_objects import (
     SiteAccess,
     age,
     show,
-    show_list,
     status_of,
     wait,
     wait_until_gone,
@@ -169,7 +169,12 @@ def _app(kind: ObjectKind[Any], what: str) -> App:
         with site.client() as client:
             if watching:
                 watch(client, kind)
-            show_list(client, kind, site.org, output)
+            # An empty list is reported on standard error.
+            objects = list(client.items(kind.listed()))
+            if objects or output in ("json", "yaml"):
+                show(client, kind, objects, output)
+            if not objects:
+                print(f"organisation {site.org} has no {kind.plural}", file=sys.stderr)
 
     @with_common_flags
     def get(

@@ -13,7 +13,6 @@ and how they look in a table. Everything else is the same for all kinds:
 """
 
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -182,15 +181,6 @@ def show(
         return
     value = objects[0] if single else objects
     emit(value, output, lambda: _table(kind, objects, Names(client)))
-
-
-def show_list(client: Client, kind: ObjectKind[T], org: str, output: ObjectFormat) -> None:
-    """Print all objects of a kind; that there is none, on standard error."""
-    objects = list(client.items(kind.listed()))
-    if objects or output in ("json", "yaml"):
-        show(client, kind, objects, output)
-    if not objects:
-        print(f"organisation {org} has no {kind.plural}", file=sys.stderr)
 
 
 def _table(kind: ObjectKind[T], objects: Sequence[T], names: Names) -> str:

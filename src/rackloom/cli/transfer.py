@@ -191,7 +191,12 @@ def serve(
     key = check_secret(secret)
     host, port = parse_address(listen)
     if devices.pair or devices.every_gpu or devices.sweep:
-        _serve_pairs(host, port, secret, devices, once=once, timeout=timeout)
+        from rackloom.core.transfer.pairing import pinned_config
+        from rackloom.prove.transfer.processes import serve_targets
+
+        base = devices.config()
+        configs = [pinned_config(base, pair) for pair in devices.pairs(_discover_machine())]
+        serve_targets(host, port, secret, configs, partial(print, flush=True), once=once, timeout=timeout)
         return
     deadline = time.monotonic() + timeout if once else None
     with endpoints.listen_for_initiator(host, port) as listener:
@@ -272,15 +277,6 @@ def _remote_targets(target: str, secret: str, count: int) -> "list[RemoteTarget]
 
     host, port = parse_address(target)
     return [RemoteTarget(host, port + k, secret) for k in range(count)]
-
-
-def _serve_pairs(host: str, port: int, secret: str, devices: Devices, *, once: bool, timeout: float) -> None:
-    from rackloom.core.transfer.pairing import pinned_config
-    from rackloom.prove.transfer.processes import serve_targets
-
-    base = devices.config()
-    configs = [pinned_config(base, pair) for pair in devices.pairs(_discover_machine())]
-    serve_targets(host, port, secret, configs, partial(print, flush=True), once=once, timeout=timeout)
 
 
 def _discover_machine() -> "Machine | None":

@@ -59,21 +59,22 @@ class PagedCall(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         )
 
 
-def make_call(
-    operation: str, method: str, path: str, answer: type[T], given: Mapping[str, Any] = {}
-) -> Call[T]:
+def make_call(request: str, answer: type[T], given: Mapping[str, Any] = {}) -> Call[T]:
     """The call of a function of `operations`; `given` are its arguments by name.
 
-    `{name}` in the path is an id. `body` is the body, and every other argument is a parameter of the query.
-    Raises ValueError as `path_of`.
+    `request` has the operation, the method and the path: `get-site GET site/{site_id}`. `{name}` in the path
+    is an id. `body` is the body, and every other argument is a parameter of the query. Raises ValueError as
+    `path_of`.
     """
+    operation, method, path = request.split()
     filled, query = _fill_path(path, given)
     body = query.pop("body", None)
     return Call(operation=operation, method=method, path=filled, answer=answer, query=query, body=body)
 
 
-def make_paged_call(operation: str, path: str, item: type[T], given: Mapping[str, Any] = {}) -> PagedCall[T]:
-    """The call of a function whose answer is a list in pages, as `make_call`."""
+def make_paged_call(request: str, item: type[T], given: Mapping[str, Any] = {}) -> PagedCall[T]:
+    """The call of a function whose answer is a list in pages, as `make_call`; its method is GET."""
+    operation, _, path = request.split()
     filled, query = _fill_path(path, given)
     return PagedCall(operation=operation, path=filled, item=item, query=query)
 

@@ -27,19 +27,6 @@ class AllocationConstraint(Model, frozen=True, kw_only=True):
     constraint_value: int
 
 
-class AllocationConstraintAnswer(Model, frozen=True, kw_only=True):
-    """So many machines of a type."""
-
-    created: datetime
-    updated: datetime
-    id: str
-    allocation_id: str
-    resource_type: Literal["InstanceType"]
-    resource_type_id: str
-    constraint_type: Literal["Reserved"]
-    constraint_value: int
-
-
 class AllocationConstraintUpdate(Model, frozen=True, kw_only=True):
     """Another number of machines."""
 
@@ -73,13 +60,6 @@ class AllocationStats(Model, frozen=True, kw_only=True):
     unused: int
     unused_usable: int
     max_allocatable: int | None
-
-
-class AllocationUpdate(Model, frozen=True, kw_only=True):
-    """Changes of an allocation."""
-
-    name: str | None = None
-    description: str | None = None
 
 
 class AuditEntry(Model, frozen=True, kw_only=True):
@@ -232,16 +212,6 @@ class InterfaceSummary(Model, frozen=True, kw_only=True):
 JsonValue: TypeAlias = Any
 
 
-class KeptInterface(Model, frozen=True, kw_only=True):
-    """A network interface as the request asked for it; nothing here acts on it."""
-
-    created: datetime
-    updated: datetime
-    id: str
-    instance_id: str
-    status: Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]
-
-
 class LogicalPartitionCreate(Model, frozen=True, kw_only=True):
     """A new NVLink logical partition."""
 
@@ -256,13 +226,6 @@ class LogicalPartitionPlan(Model, frozen=True, kw_only=True):
     dry_run: bool
     name: str
     site_id: str
-
-
-class LogicalPartitionUpdate(Model, frozen=True, kw_only=True):
-    """Changes of an NVLink logical partition."""
-
-    name: str | None = None
-    description: str | None = None
 
 
 class MachineAssociation(Model, frozen=True, kw_only=True):
@@ -404,15 +367,6 @@ class ObjectStats(Model, frozen=True, kw_only=True):
     deleting: int
 
 
-class Org(Model, frozen=True, kw_only=True):
-    """A tenant or provider."""
-
-    created: datetime
-    updated: datetime
-    id: str
-    org: str
-
-
 class OwnPartition(Model, frozen=True, kw_only=True):
     """A logical partition of the caller that reaches into the domain."""
 
@@ -533,33 +487,6 @@ class SiteLocation(Model, frozen=True, kw_only=True):
     country: str | None = None
 
 
-class SiteSummary(Model, frozen=True, kw_only=True):
-    """A site in one line."""
-
-    id: str
-    name: str
-    infrastructure_provider_id: str
-    status: str
-
-
-class SiteUpdate(Model, frozen=True, kw_only=True):
-    """Changes of a site; what is not named stays. The serial console is kept, and not acted on."""
-
-    name: str | None = None
-    description: str | None = None
-    capabilities: SiteCapabilities | None = None
-    location: SiteLocation | None = None
-    contact: SiteContact | None = None
-    serial_console_hostname: str | None = None
-    is_serial_console_enabled: bool | None = None
-    serial_console_idle_timeout: int | None = None
-    serial_console_max_session_length: int | None = None
-    is_serial_console_ssh_keys_enabled: bool | None = field(
-        name="isSerialConsoleSSHKeysEnabled", default=None
-    )
-    renew_registration_token: bool | None = None
-
-
 class StatusDetail(Model, frozen=True, kw_only=True):
     """One entry of a status history."""
 
@@ -598,15 +525,6 @@ Step: TypeAlias = Annotated[
 ]
 
 
-class Summary(Model, frozen=True, kw_only=True):
-    """An object in one line."""
-
-    id: str
-    name: str
-    site_id: str
-    status: str
-
-
 class TenantAccountStats(Model, frozen=True, kw_only=True):
     """Tenant accounts by status; there are none."""
 
@@ -632,61 +550,12 @@ class TenantStats(Model, frozen=True, kw_only=True):
     tenant_account: TenantAccountStats
 
 
-class TenantTypeAllocation(Model, frozen=True, kw_only=True):
-    """Machines of a type that one allocation gives."""
-
-    id: str
-    name: str
-    total: int
-
-
-class TenantTypeStats(Model, frozen=True, kw_only=True):
-    """What a tenant was given of a type, and uses."""
-
-    id: str
-    name: str
-    allocated: int
-    used_machine_stats: MachineStatusBreakdown
-    max_allocatable: int
-    allocations: list[TenantTypeAllocation]
-
-
-class TenantTypes(Model, frozen=True, kw_only=True):
-    """A tenant, with the instance types of which it was given machines."""
-
-    id: str
-    org: str
-    org_display_name: str
-    instance_types: list[TenantTypeStats]
-
-
 class TrayInForeignPartition(Model, frozen=True, kw_only=True):
     """A tray with GPUs in a partition that the site did not make."""
 
     machine_id: str
     partition_id: int
     partition_name: str
-
-
-class TrayReservation(Model, frozen=True, kw_only=True):
-    """Trays that wait for a tenant until a time."""
-
-    created: datetime
-    updated: datetime
-    id: str
-    tenant_id: str
-    site_id: str
-    instance_type_id: str
-    status: Literal["Active", "Ended"]
-    until: datetime
-    trays: int
-    ready_trays: int
-    in_use_trays: int
-    nv_link_domain_ids: list[str]
-    org: str | None
-    reason: str | None
-    asked_by: str | None
-    machines: list[ReservedMachine] | None
 
 
 class TrayReservationCreate(Model, frozen=True, kw_only=True):
@@ -737,32 +606,6 @@ class TypeCapacity(Model, frozen=True, kw_only=True):
     largest_batch: int
 
 
-class TypeTenantAllocation(Model, frozen=True, kw_only=True):
-    """Machines of a type that one allocation gives."""
-
-    id: str
-    name: str
-    allocated: int
-
-
-class Vpc(Model, frozen=True, kw_only=True):
-    """A VPC."""
-
-    created: datetime
-    updated: datetime
-    id: str
-    name: str
-    description: str | None
-    org: str
-    site_id: str
-    tenant_id: str
-    controller_vpc_id: str
-    nv_link_logical_partition_id: str | None
-    nv_link_logical_partition_summary: Summary | None
-    status: Literal["Pending", "Provisioning", "Configuring", "Ready", "Deleting", "Error"]
-    status_history: list[StatusDetail]
-
-
 class VpcCreate(Model, frozen=True, kw_only=True):
     """A new VPC."""
 
@@ -785,19 +628,39 @@ class VpcPlan(Model, frozen=True, kw_only=True):
     nv_link_logical_partition_id: str | None
 
 
-class VpcUpdate(Model, frozen=True, kw_only=True):
-    """Changes of a VPC; an empty nvLinkLogicalPartitionId clears the default."""
-
-    name: str | None = None
-    description: str | None = None
-    labels: dict[str, str] | None = None
-    nv_link_logical_partition_id: str | Literal[""] | None = None
-
-
 class VpcVirtualization(Model, frozen=True, kw_only=True):
     """The network virtualization that a VPC is to have; kept, and not acted on."""
 
     network_virtualization_type: Literal["FNN"]
+
+
+class Stored(Model, frozen=True, kw_only=True):
+    """An object that the service keeps."""
+
+    created: datetime
+    updated: datetime
+    id: str
+
+
+class Named(Stored, frozen=True, kw_only=True):
+    """A kept object with a name."""
+
+    name: str
+    description: str | None
+
+
+class Reference(Model, frozen=True, kw_only=True):
+    """An object by id and name."""
+
+    id: str
+    name: str
+
+
+class Renaming(Model, frozen=True, kw_only=True):
+    """Another name or description."""
+
+    name: str | None = None
+    description: str | None = None
 
 
 class AccessRole(Model, frozen=True, kw_only=True):
@@ -822,20 +685,18 @@ class Adoption(Model, frozen=True, kw_only=True):
     owner: AdoptionOwner | None = None
 
 
-class Allocation(Model, frozen=True, kw_only=True):
-    """What a tenant may use of a site."""
+class AllocationConstraintAnswer(Stored, frozen=True, kw_only=True):
+    """So many machines of a type."""
 
-    created: datetime
-    updated: datetime
-    id: str
-    name: str
-    description: str | None
-    infrastructure_provider_id: str
-    tenant_id: str
-    site_id: str
-    allocation_constraints: list[AllocationConstraintAnswer]
-    status: Literal["Pending", "Registered", "Deleting", "Error"]
-    status_history: list[StatusDetail]
+    allocation_id: str
+    resource_type: Literal["InstanceType"]
+    resource_type_id: str
+    constraint_type: Literal["Reserved"]
+    constraint_value: int
+
+
+class AllocationUpdate(Renaming, frozen=True, kw_only=True):
+    """Changes of an allocation."""
 
 
 class InstanceBatchCreate(Model, frozen=True, kw_only=True):
@@ -867,14 +728,9 @@ class InstanceCreate(Model, frozen=True, kw_only=True):
     machine_id: str | None = None
 
 
-class InstanceType(Model, frozen=True, kw_only=True):
+class InstanceType(Named, frozen=True, kw_only=True):
     """An instance type."""
 
-    created: datetime
-    updated: datetime
-    id: str
-    name: str
-    description: str | None
     site_id: str
     infrastructure_provider_id: str
     labels: dict[str, str]
@@ -895,11 +751,9 @@ class InstanceTypeCreate(Model, frozen=True, kw_only=True):
     machine_capabilities: list[MachineCapability] | None = None
 
 
-class InstanceTypeUpdate(Model, frozen=True, kw_only=True):
+class InstanceTypeUpdate(Renaming, frozen=True, kw_only=True):
     """Changes of an instance type."""
 
-    name: str | None = None
-    description: str | None = None
     labels: dict[str, str] | None = None
     machine_capabilities: list[MachineCapability] | None = None
 
@@ -911,6 +765,17 @@ class InstanceUpdate(Model, frozen=True, kw_only=True):
     name: str | None = None
     description: str | None = None
     nv_link_interfaces: list[InterfaceBody] | None = None
+
+
+class KeptInterface(Stored, frozen=True, kw_only=True):
+    """A network interface as the request asked for it; nothing here acts on it."""
+
+    instance_id: str
+    status: Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]
+
+
+class LogicalPartitionUpdate(Renaming, frozen=True, kw_only=True):
+    """Changes of an NVLink logical partition."""
 
 
 class MachineMetadata(Model, frozen=True, kw_only=True):
@@ -951,44 +816,6 @@ class NVLinkDomain(Model, frozen=True, kw_only=True):
     own_logical_partitions: list[OwnPartition]
 
 
-class NVLinkInterface(Model, frozen=True, kw_only=True):
-    """An NVLink interface and what the fabric told of its GPU."""
-
-    created: datetime
-    updated: datetime
-    id: str
-    instance_id: str
-    nv_link_logical_partition_id: str
-    device_instance: int
-    status: Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]
-    site_id: str
-    nv_link_domain_id: str | None
-    gpu_guid: str | None
-    status_message: str | None
-    site: SiteSummary | None = None
-    instance: Summary | None = None
-    nv_link_logical_partition: Summary | None = None
-
-
-class NVLinkLogicalPartition(Model, frozen=True, kw_only=True):
-    """An NVLink logical partition."""
-
-    created: datetime
-    updated: datetime
-    id: str
-    name: str
-    description: str | None
-    site_id: str
-    tenant_id: str
-    nv_link_logical_partition_stats: PartitionStats | None
-    status: Literal["Pending", "Provisioning", "Configuring", "Ready", "Deleting", "Error"]
-    status_history: list[StatusDetail]
-    site: SiteSummary | None = None
-    tenant: Org | None = None
-    vpcs: list[Summary] | None = None
-    nv_link_interfaces: list[InterfaceSummary] | None = None
-
-
 class NVLinkPartition(Model, frozen=True, kw_only=True):
     """A partition as the switch controller shows it, and whose it is."""
 
@@ -1014,6 +841,12 @@ class OperatorStep(Model, frozen=True, kw_only=True):
     asked_by: str
     reason: str
     created: datetime
+
+
+class Org(Stored, frozen=True, kw_only=True):
+    """A tenant or provider."""
+
+    org: str
 
 
 class PlannedInstance(Model, frozen=True, kw_only=True):
@@ -1063,14 +896,9 @@ class RoleCreate(Model, frozen=True, kw_only=True):
     description: str | None = None
 
 
-class Site(Model, frozen=True, kw_only=True):
+class Site(Named, frozen=True, kw_only=True):
     """A site."""
 
-    created: datetime
-    updated: datetime
-    id: str
-    name: str
-    description: str | None
     org: str
     infrastructure_provider_id: str
     is_online: bool
@@ -1081,34 +909,199 @@ class Site(Model, frozen=True, kw_only=True):
     gpu_stats: list[GpuStats] | None = None
 
 
-class Tenant(Model, frozen=True, kw_only=True):
+class SiteSummary(Reference, frozen=True, kw_only=True):
+    """A site in one line."""
+
+    infrastructure_provider_id: str
+    status: str
+
+
+class SiteUpdate(Renaming, frozen=True, kw_only=True):
+    """Changes of a site; what is not named stays. The serial console is kept, and not acted on."""
+
+    capabilities: SiteCapabilities | None = None
+    location: SiteLocation | None = None
+    contact: SiteContact | None = None
+    serial_console_hostname: str | None = None
+    is_serial_console_enabled: bool | None = None
+    serial_console_idle_timeout: int | None = None
+    serial_console_max_session_length: int | None = None
+    is_serial_console_ssh_keys_enabled: bool | None = field(
+        name="isSerialConsoleSSHKeysEnabled", default=None
+    )
+    renew_registration_token: bool | None = None
+
+
+class Summary(Reference, frozen=True, kw_only=True):
+    """An object in one line."""
+
+    site_id: str
+    status: str
+
+
+class Tenant(Stored, frozen=True, kw_only=True):
     """A tenant."""
 
-    created: datetime
-    updated: datetime
-    id: str
     org: str
     capabilities: TenantCapabilities
 
 
-class TypeTenant(Model, frozen=True, kw_only=True):
+class TenantTypeAllocation(Reference, frozen=True, kw_only=True):
+    """Machines of a type that one allocation gives."""
+
+    total: int
+
+
+class TenantTypeStats(Reference, frozen=True, kw_only=True):
     """What a tenant was given of a type, and uses."""
 
+    allocated: int
+    used_machine_stats: MachineStatusBreakdown
+    max_allocatable: int
+    allocations: list[TenantTypeAllocation]
+
+
+class TenantTypes(Model, frozen=True, kw_only=True):
+    """A tenant, with the instance types of which it was given machines."""
+
     id: str
-    name: str
+    org: str
+    org_display_name: str
+    instance_types: list[TenantTypeStats]
+
+
+class TrayReservation(Stored, frozen=True, kw_only=True):
+    """Trays that wait for a tenant until a time."""
+
+    tenant_id: str
+    site_id: str
+    instance_type_id: str
+    status: Literal["Active", "Ended"]
+    until: datetime
+    trays: int
+    ready_trays: int
+    in_use_trays: int
+    nv_link_domain_ids: list[str]
+    org: str | None
+    reason: str | None
+    asked_by: str | None
+    machines: list[ReservedMachine] | None
+
+
+class TypeTenantAllocation(Reference, frozen=True, kw_only=True):
+    """Machines of a type that one allocation gives."""
+
+    allocated: int
+
+
+class Vpc(Named, frozen=True, kw_only=True):
+    """A VPC."""
+
+    org: str
+    site_id: str
+    tenant_id: str
+    controller_vpc_id: str
+    nv_link_logical_partition_id: str | None
+    nv_link_logical_partition_summary: Summary | None
+    status: Literal["Pending", "Provisioning", "Configuring", "Ready", "Deleting", "Error"]
+    status_history: list[StatusDetail]
+
+
+class VpcUpdate(Renaming, frozen=True, kw_only=True):
+    """Changes of a VPC; an empty nvLinkLogicalPartitionId clears the default."""
+
+    labels: dict[str, str] | None = None
+    nv_link_logical_partition_id: str | Literal[""] | None = None
+
+
+class Allocation(Named, frozen=True, kw_only=True):
+    """What a tenant may use of a site."""
+
+    infrastructure_provider_id: str
+    tenant_id: str
+    site_id: str
+    allocation_constraints: list[AllocationConstraintAnswer]
+    status: Literal["Pending", "Registered", "Deleting", "Error"]
+    status_history: list[StatusDetail]
+
+
+class InstancePlan(Model, frozen=True, kw_only=True):
+    """What a request would make; nothing was changed."""
+
+    dry_run: bool
+    plan_id: str
+    reason: str
+    nv_link_domain_ids: list[str | None]
+    instances: list[PlannedInstance]
+    warnings: list[CautionAnswer]
+
+
+class Machine(Stored, frozen=True, kw_only=True):
+    """A machine."""
+
+    infrastructure_provider_id: str
+    site_id: str
+    instance_type_id: str | None
+    instance_id: str | None
+    tenant_id: str | None
+    controller_machine_id: str
+    hw_sku_device_type: Literal["gpu"] | None
+    serial_number: str | None
+    machine_capabilities: list[Capability]
+    maintenance_message: str | None
+    is_missing_on_site: bool
+    is_usable_by_tenant: bool
+    foreign_partition_ids: list[int]
+    status: Literal[
+        "Initializing", "Ready", "Reset", "Maintenance", "InUse", "Error", "Decommissioned", "Unknown"
+    ]
+    status_history: list[StatusDetail]
+    labels: dict[str, str] | None
+    reservation: MachineReservation | None = None
+    metadata: MachineMetadata | None = None
+
+
+class NVLinkInterface(Stored, frozen=True, kw_only=True):
+    """An NVLink interface and what the fabric told of its GPU."""
+
+    instance_id: str
+    nv_link_logical_partition_id: str
+    device_instance: int
+    status: Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]
+    site_id: str
+    nv_link_domain_id: str | None
+    gpu_guid: str | None
+    status_message: str | None
+    site: SiteSummary | None = None
+    instance: Summary | None = None
+    nv_link_logical_partition: Summary | None = None
+
+
+class NVLinkLogicalPartition(Named, frozen=True, kw_only=True):
+    """An NVLink logical partition."""
+
+    site_id: str
+    tenant_id: str
+    nv_link_logical_partition_stats: PartitionStats | None
+    status: Literal["Pending", "Provisioning", "Configuring", "Ready", "Deleting", "Error"]
+    status_history: list[StatusDetail]
+    site: SiteSummary | None = None
+    tenant: Org | None = None
+    vpcs: list[Summary] | None = None
+    nv_link_interfaces: list[InterfaceSummary] | None = None
+
+
+class TypeTenant(Reference, frozen=True, kw_only=True):
+    """What a tenant was given of a type, and uses."""
+
     allocated: int
     used_machine_stats: MachineStatusBreakdown
     allocations: list[TypeTenantAllocation]
 
 
-class Instance(Model, frozen=True, kw_only=True):
+class Instance(Named, frozen=True, kw_only=True):
     """An instance."""
 
-    created: datetime
-    updated: datetime
-    id: str
-    name: str
-    description: str | None
     tenant_id: str
     infrastructure_provider_id: str
     site_id: str
@@ -1135,50 +1128,9 @@ class Instance(Model, frozen=True, kw_only=True):
     warnings: list[CautionAnswer] | None = None
 
 
-class InstancePlan(Model, frozen=True, kw_only=True):
-    """What a request would make; nothing was changed."""
-
-    dry_run: bool
-    plan_id: str
-    reason: str
-    nv_link_domain_ids: list[str | None]
-    instances: list[PlannedInstance]
-    warnings: list[CautionAnswer]
-
-
-class Machine(Model, frozen=True, kw_only=True):
-    """A machine."""
-
-    created: datetime
-    updated: datetime
-    id: str
-    infrastructure_provider_id: str
-    site_id: str
-    instance_type_id: str | None
-    instance_id: str | None
-    tenant_id: str | None
-    controller_machine_id: str
-    hw_sku_device_type: Literal["gpu"] | None
-    serial_number: str | None
-    machine_capabilities: list[Capability]
-    maintenance_message: str | None
-    is_missing_on_site: bool
-    is_usable_by_tenant: bool
-    foreign_partition_ids: list[int]
-    status: Literal[
-        "Initializing", "Ready", "Reset", "Maintenance", "InUse", "Error", "Decommissioned", "Unknown"
-    ]
-    status_history: list[StatusDetail]
-    labels: dict[str, str] | None
-    reservation: MachineReservation | None = None
-    metadata: MachineMetadata | None = None
-
-
-class MachineTypeStats(Model, frozen=True, kw_only=True):
+class MachineTypeStats(Reference, frozen=True, kw_only=True):
     """The machines of an instance type, and who has them."""
 
-    id: str
-    name: str
     assigned_machine_stats: MachineStatusBreakdown
     allocated: int
     max_allocatable: int

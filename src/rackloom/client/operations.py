@@ -12,7 +12,7 @@ def get_metadata() -> Call[models.Metadata]:
 
     GET /metadata
     """
-    return make_call("get-metadata", "GET", "metadata", models.Metadata)
+    return make_call("get-metadata GET metadata", models.Metadata)
 
 
 def get_current_tenant() -> Call[models.Tenant]:
@@ -20,7 +20,7 @@ def get_current_tenant() -> Call[models.Tenant]:
 
     GET /tenant/current
     """
-    return make_call("get-current-tenant", "GET", "tenant/current", models.Tenant)
+    return make_call("get-current-tenant GET tenant/current", models.Tenant)
 
 
 def get_current_infrastructure_provider() -> Call[models.Org]:
@@ -28,9 +28,7 @@ def get_current_infrastructure_provider() -> Call[models.Org]:
 
     GET /infrastructure-provider/current
     """
-    return make_call(
-        "get-current-infrastructure-provider", "GET", "infrastructure-provider/current", models.Org
-    )
+    return make_call("get-current-infrastructure-provider GET infrastructure-provider/current", models.Org)
 
 
 def get_current_service_account() -> Call[models.ServiceAccount]:
@@ -38,7 +36,7 @@ def get_current_service_account() -> Call[models.ServiceAccount]:
 
     GET /service-account/current
     """
-    return make_call("get-current-service-account", "GET", "service-account/current", models.ServiceAccount)
+    return make_call("get-current-service-account GET service-account/current", models.ServiceAccount)
 
 
 def get_current_tenant_quota() -> Call[list[models.Quota]]:
@@ -46,7 +44,7 @@ def get_current_tenant_quota() -> Call[list[models.Quota]]:
 
     GET /tenant/current/quota
     """
-    return make_call("get-current-tenant-quota", "GET", "tenant/current/quota", list[models.Quota])
+    return make_call("get-current-tenant-quota GET tenant/current/quota", list[models.Quota])
 
 
 def get_tenant_quota(tenant_id: str) -> Call[list[models.Quota]]:
@@ -54,7 +52,7 @@ def get_tenant_quota(tenant_id: str) -> Call[list[models.Quota]]:
 
     GET /tenant/{tenantId}/quota
     """
-    return make_call("get-tenant-quota", "GET", "tenant/{tenant_id}/quota", list[models.Quota], locals())
+    return make_call("get-tenant-quota GET tenant/{tenant_id}/quota", list[models.Quota], locals())
 
 
 def update_tenant_quota(tenant_id: str, body: models.QuotaUpdate) -> Call[list[models.Quota]]:
@@ -62,7 +60,7 @@ def update_tenant_quota(tenant_id: str, body: models.QuotaUpdate) -> Call[list[m
 
     PATCH /tenant/{tenantId}/quota
     """
-    return make_call("update-tenant-quota", "PATCH", "tenant/{tenant_id}/quota", list[models.Quota], locals())
+    return make_call("update-tenant-quota PATCH tenant/{tenant_id}/quota", list[models.Quota], locals())
 
 
 def get_all_site(
@@ -85,7 +83,7 @@ def get_all_site(
 
     GET /site
     """
-    return make_paged_call("get-all-site", "site", models.Site, locals())
+    return make_paged_call("get-all-site GET site", models.Site, locals())
 
 
 def get_site(site_id: str, *, include_relation: Many[str] | None = None) -> Call[models.Site]:
@@ -93,7 +91,7 @@ def get_site(site_id: str, *, include_relation: Many[str] | None = None) -> Call
 
     GET /site/{siteId}
     """
-    return make_call("get-site", "GET", "site/{site_id}", models.Site, locals())
+    return make_call("get-site GET site/{site_id}", models.Site, locals())
 
 
 def update_site(site_id: str, body: models.SiteUpdate) -> Call[models.Site]:
@@ -101,7 +99,7 @@ def update_site(site_id: str, body: models.SiteUpdate) -> Call[models.Site]:
 
     PATCH /site/{siteId}
     """
-    return make_call("update-site", "PATCH", "site/{site_id}", models.Site, locals())
+    return make_call("update-site PATCH site/{site_id}", models.Site, locals())
 
 
 def get_site_status_history(site_id: str, *, order_by: str | None = None) -> PagedCall[models.StatusDetail]:
@@ -110,7 +108,7 @@ def get_site_status_history(site_id: str, *, order_by: str | None = None) -> Pag
     GET /site/{siteId}/status-history
     """
     return make_paged_call(
-        "get-site-status-history", "site/{site_id}/status-history", models.StatusDetail, locals()
+        "get-site-status-history GET site/{site_id}/status-history", models.StatusDetail, locals()
     )
 
 
@@ -132,7 +130,7 @@ def get_all_instance_type(
 
     GET /instance/type
     """
-    return make_paged_call("get-all-instance-type", "instance/type", models.InstanceType, locals())
+    return make_paged_call("get-all-instance-type GET instance/type", models.InstanceType, locals())
 
 
 def create_instance_type(body: models.InstanceTypeCreate) -> Call[models.InstanceType]:
@@ -140,7 +138,7 @@ def create_instance_type(body: models.InstanceTypeCreate) -> Call[models.Instanc
 
     POST /instance/type
     """
-    return make_call("create-instance-type", "POST", "instance/type", models.InstanceType, locals())
+    return make_call("create-instance-type POST instance/type", models.InstanceType, locals())
 
 
 def get_instance_type(
@@ -155,9 +153,7 @@ def get_instance_type(
 
     GET /instance/type/{instanceTypeId}
     """
-    return make_call(
-        "get-instance-type", "GET", "instance/type/{instance_type_id}", models.InstanceType, locals()
-    )
+    return make_call("get-instance-type GET instance/type/{instance_type_id}", models.InstanceType, locals())
 
 
 def update_instance_type(instance_type_id: str, body: models.InstanceTypeUpdate) -> Call[models.InstanceType]:
@@ -166,7 +162,7 @@ def update_instance_type(instance_type_id: str, body: models.InstanceTypeUpdate)
     PATCH /instance/type/{instanceTypeId}
     """
     return make_call(
-        "update-instance-type", "PATCH", "instance/type/{instance_type_id}", models.InstanceType, locals()
+        "update-instance-type PATCH instance/type/{instance_type_id}", models.InstanceType, locals()
     )
 
 
@@ -175,9 +171,7 @@ def delete_instance_type(instance_type_id: str) -> Call[models.Message]:
 
     DELETE /instance/type/{instanceTypeId}
     """
-    return make_call(
-        "delete-instance-type", "DELETE", "instance/type/{instance_type_id}", models.Message, locals()
-    )
+    return make_call("delete-instance-type DELETE instance/type/{instance_type_id}", models.Message, locals())
 
 
 def get_instance_type_machine_association(
@@ -188,8 +182,7 @@ def get_instance_type_machine_association(
     GET /instance/type/{instanceTypeId}/machine
     """
     return make_paged_call(
-        "get-instance-type-machine-association",
-        "instance/type/{instance_type_id}/machine",
+        "get-instance-type-machine-association GET instance/type/{instance_type_id}/machine",
         models.MachineAssociationAnswer,
         locals(),
     )
@@ -203,9 +196,7 @@ def create_instance_type_machine_association(
     POST /instance/type/{instanceTypeId}/machine
     """
     return make_call(
-        "create-instance-type-machine-association",
-        "POST",
-        "instance/type/{instance_type_id}/machine",
+        "create-instance-type-machine-association POST instance/type/{instance_type_id}/machine",
         list[models.MachineAssociationAnswer],
         locals(),
     )
@@ -219,9 +210,7 @@ def delete_instance_type_machine_association(
     DELETE /instance/type/{instanceTypeId}/machine/{machineAssociationId}
     """
     return make_call(
-        "delete-instance-type-machine-association",
-        "DELETE",
-        "instance/type/{instance_type_id}/machine/{machine_association_id}",
+        "delete-instance-type-machine-association DELETE instance/type/{instance_type_id}/machine/{machine_association_id}",
         models.Message,
         locals(),
     )
@@ -232,7 +221,7 @@ def get_current_tenant_stats() -> Call[models.TenantStats]:
 
     GET /tenant/current/stats
     """
-    return make_call("get-current-tenant-stats", "GET", "tenant/current/stats", models.TenantStats)
+    return make_call("get-current-tenant-stats GET tenant/current/stats", models.TenantStats)
 
 
 def get_current_infrastructure_provider_stats() -> Call[models.ProviderStats]:
@@ -241,9 +230,7 @@ def get_current_infrastructure_provider_stats() -> Call[models.ProviderStats]:
     GET /infrastructure-provider/current/stats
     """
     return make_call(
-        "get-current-infrastructure-provider-stats",
-        "GET",
-        "infrastructure-provider/current/stats",
+        "get-current-infrastructure-provider-stats GET infrastructure-provider/current/stats",
         models.ProviderStats,
     )
 
@@ -254,11 +241,7 @@ def get_tenant_instance_type_stats(*, site_id: str | None = None) -> Call[list[m
     GET /tenant/instance-type/stats
     """
     return make_call(
-        "get-tenant-instance-type-stats",
-        "GET",
-        "tenant/instance-type/stats",
-        list[models.TenantTypes],
-        locals(),
+        "get-tenant-instance-type-stats GET tenant/instance-type/stats", list[models.TenantTypes], locals()
     )
 
 
@@ -268,9 +251,7 @@ def get_machine_instance_type_stats_summary(*, site_id: str | None = None) -> Ca
     GET /machine/instance-type/stats/summary
     """
     return make_call(
-        "get-machine-instance-type-stats-summary",
-        "GET",
-        "machine/instance-type/stats/summary",
+        "get-machine-instance-type-stats-summary GET machine/instance-type/stats/summary",
         models.MachineSummary,
         locals(),
     )
@@ -282,9 +263,7 @@ def get_machine_instance_type_stats(*, site_id: str | None = None) -> Call[list[
     GET /machine/instance-type/stats
     """
     return make_call(
-        "get-machine-instance-type-stats",
-        "GET",
-        "machine/instance-type/stats",
+        "get-machine-instance-type-stats GET machine/instance-type/stats",
         list[models.MachineTypeStats],
         locals(),
     )
@@ -317,7 +296,7 @@ def get_all_machine(
 
     GET /machine
     """
-    return make_paged_call("get-all-machine", "machine", models.Machine, locals())
+    return make_paged_call("get-all-machine GET machine", models.Machine, locals())
 
 
 def get_all_machine_capabilities(
@@ -331,7 +310,7 @@ def get_all_machine_capabilities(
 
     GET /machine-capability
     """
-    return make_paged_call("get-all-machine-capabilities", "machine-capability", models.Capability, locals())
+    return make_paged_call("get-all-machine-capabilities GET machine-capability", models.Capability, locals())
 
 
 def get_machine_gpu_stats(*, site_id: str | None = None) -> Call[list[models.GpuStats]]:
@@ -339,7 +318,7 @@ def get_machine_gpu_stats(*, site_id: str | None = None) -> Call[list[models.Gpu
 
     GET /machine/gpu/stats
     """
-    return make_call("get-machine-gpu-stats", "GET", "machine/gpu/stats", list[models.GpuStats], locals())
+    return make_call("get-machine-gpu-stats GET machine/gpu/stats", list[models.GpuStats], locals())
 
 
 def get_machine(
@@ -349,7 +328,7 @@ def get_machine(
 
     GET /machine/{machineId}
     """
-    return make_call("get-machine", "GET", "machine/{machine_id}", models.Machine, locals())
+    return make_call("get-machine GET machine/{machine_id}", models.Machine, locals())
 
 
 def update_machine(machine_id: str, body: models.MachineUpdate) -> Call[models.Machine]:
@@ -357,7 +336,7 @@ def update_machine(machine_id: str, body: models.MachineUpdate) -> Call[models.M
 
     PATCH /machine/{machineId}
     """
-    return make_call("update-machine", "PATCH", "machine/{machine_id}", models.Machine, locals())
+    return make_call("update-machine PATCH machine/{machine_id}", models.Machine, locals())
 
 
 def delete_machine(machine_id: str) -> Call[models.Message]:
@@ -365,7 +344,7 @@ def delete_machine(machine_id: str) -> Call[models.Message]:
 
     DELETE /machine/{machineId}
     """
-    return make_call("delete-machine", "DELETE", "machine/{machine_id}", models.Message, locals())
+    return make_call("delete-machine DELETE machine/{machine_id}", models.Message, locals())
 
 
 def get_machine_status_history(
@@ -376,7 +355,7 @@ def get_machine_status_history(
     GET /machine/{machineId}/status-history
     """
     return make_paged_call(
-        "get-machine-status-history", "machine/{machine_id}/status-history", models.StatusDetail, locals()
+        "get-machine-status-history GET machine/{machine_id}/status-history", models.StatusDetail, locals()
     )
 
 
@@ -386,7 +365,7 @@ def get_machine_nvlink_info(machine_id: str) -> Call[models.NVLinkInfo]:
     GET /machine/{machineId}/nvlink-info
     """
     return make_call(
-        "get-machine-nvlink-info", "GET", "machine/{machine_id}/nvlink-info", models.NVLinkInfo, locals()
+        "get-machine-nvlink-info GET machine/{machine_id}/nvlink-info", models.NVLinkInfo, locals()
     )
 
 
@@ -395,7 +374,7 @@ def cordon_machine(machine_id: str, body: models.Because) -> Call[models.Machine
 
     POST /machine/{machineId}/cordon
     """
-    return make_call("cordon-machine", "POST", "machine/{machine_id}/cordon", models.Machine, locals())
+    return make_call("cordon-machine POST machine/{machine_id}/cordon", models.Machine, locals())
 
 
 def uncordon_machine(machine_id: str, body: models.Because) -> Call[models.Machine]:
@@ -403,7 +382,7 @@ def uncordon_machine(machine_id: str, body: models.Because) -> Call[models.Machi
 
     POST /machine/{machineId}/uncordon
     """
-    return make_call("uncordon-machine", "POST", "machine/{machine_id}/uncordon", models.Machine, locals())
+    return make_call("uncordon-machine POST machine/{machine_id}/uncordon", models.Machine, locals())
 
 
 def force_delete_machine_instance(machine_id: str, body: models.Because) -> Call[models.Machine]:
@@ -412,7 +391,7 @@ def force_delete_machine_instance(machine_id: str, body: models.Because) -> Call
     POST /machine/{machineId}/force-delete
     """
     return make_call(
-        "force-delete-machine-instance", "POST", "machine/{machine_id}/force-delete", models.Machine, locals()
+        "force-delete-machine-instance POST machine/{machine_id}/force-delete", models.Machine, locals()
     )
 
 
@@ -421,7 +400,7 @@ def drain_machine(machine_id: str, body: models.Because) -> Call[models.Drain]:
 
     POST /machine/{machineId}/drain
     """
-    return make_call("drain-machine", "POST", "machine/{machine_id}/drain", models.Drain, locals())
+    return make_call("drain-machine POST machine/{machine_id}/drain", models.Drain, locals())
 
 
 def end_machine_drain(machine_id: str, body: models.Because) -> Call[models.Machine]:
@@ -429,7 +408,7 @@ def end_machine_drain(machine_id: str, body: models.Because) -> Call[models.Mach
 
     POST /machine/{machineId}/drain/end
     """
-    return make_call("end-machine-drain", "POST", "machine/{machine_id}/drain/end", models.Machine, locals())
+    return make_call("end-machine-drain POST machine/{machine_id}/drain/end", models.Machine, locals())
 
 
 def get_all_nvlink_drain(
@@ -439,7 +418,7 @@ def get_all_nvlink_drain(
 
     GET /nvlink-drain
     """
-    return make_paged_call("get-all-nvlink-drain", "nvlink-drain", models.Drain, locals())
+    return make_paged_call("get-all-nvlink-drain GET nvlink-drain", models.Drain, locals())
 
 
 def get_all_nvlink_domain(
@@ -449,7 +428,7 @@ def get_all_nvlink_domain(
 
     GET /nvlink-domain
     """
-    return make_paged_call("get-all-nvlink-domain", "nvlink-domain", models.NVLinkDomain, locals())
+    return make_paged_call("get-all-nvlink-domain GET nvlink-domain", models.NVLinkDomain, locals())
 
 
 def get_nvlink_domain(nv_link_domain_id: str) -> Call[models.NVLinkDomain]:
@@ -457,9 +436,7 @@ def get_nvlink_domain(nv_link_domain_id: str) -> Call[models.NVLinkDomain]:
 
     GET /nvlink-domain/{nvLinkDomainId}
     """
-    return make_call(
-        "get-nvlink-domain", "GET", "nvlink-domain/{nv_link_domain_id}", models.NVLinkDomain, locals()
-    )
+    return make_call("get-nvlink-domain GET nvlink-domain/{nv_link_domain_id}", models.NVLinkDomain, locals())
 
 
 def pause_nvlink_domain(nv_link_domain_id: str, body: models.Because) -> Call[models.NVLinkDomain]:
@@ -468,11 +445,7 @@ def pause_nvlink_domain(nv_link_domain_id: str, body: models.Because) -> Call[mo
     POST /nvlink-domain/{nvLinkDomainId}/pause
     """
     return make_call(
-        "pause-nvlink-domain",
-        "POST",
-        "nvlink-domain/{nv_link_domain_id}/pause",
-        models.NVLinkDomain,
-        locals(),
+        "pause-nvlink-domain POST nvlink-domain/{nv_link_domain_id}/pause", models.NVLinkDomain, locals()
     )
 
 
@@ -482,11 +455,7 @@ def resume_nvlink_domain(nv_link_domain_id: str, body: models.Because) -> Call[m
     POST /nvlink-domain/{nvLinkDomainId}/resume
     """
     return make_call(
-        "resume-nvlink-domain",
-        "POST",
-        "nvlink-domain/{nv_link_domain_id}/resume",
-        models.NVLinkDomain,
-        locals(),
+        "resume-nvlink-domain POST nvlink-domain/{nv_link_domain_id}/resume", models.NVLinkDomain, locals()
     )
 
 
@@ -501,7 +470,7 @@ def get_all_nvlink_partition(
 
     GET /nvlink-partition
     """
-    return make_paged_call("get-all-nvlink-partition", "nvlink-partition", models.NVLinkPartition, locals())
+    return make_paged_call("get-all-nvlink-partition GET nvlink-partition", models.NVLinkPartition, locals())
 
 
 def adopt_nvlink_partition(body: models.Adoption) -> Call[models.NVLinkPartition]:
@@ -509,9 +478,7 @@ def adopt_nvlink_partition(body: models.Adoption) -> Call[models.NVLinkPartition
 
     POST /nvlink-partition/adopt
     """
-    return make_call(
-        "adopt-nvlink-partition", "POST", "nvlink-partition/adopt", models.NVLinkPartition, locals()
-    )
+    return make_call("adopt-nvlink-partition POST nvlink-partition/adopt", models.NVLinkPartition, locals())
 
 
 def release_nvlink_partition(body: models.FoundPartition) -> Call[models.NVLinkPartition]:
@@ -520,7 +487,7 @@ def release_nvlink_partition(body: models.FoundPartition) -> Call[models.NVLinkP
     POST /nvlink-partition/release
     """
     return make_call(
-        "release-nvlink-partition", "POST", "nvlink-partition/release", models.NVLinkPartition, locals()
+        "release-nvlink-partition POST nvlink-partition/release", models.NVLinkPartition, locals()
     )
 
 
@@ -534,7 +501,7 @@ def get_all_nvlink_operation(
 
     GET /nvlink-operation
     """
-    return make_paged_call("get-all-nvlink-operation", "nvlink-operation", models.NVLinkOperation, locals())
+    return make_paged_call("get-all-nvlink-operation GET nvlink-operation", models.NVLinkOperation, locals())
 
 
 def get_all_operator_step(
@@ -544,7 +511,7 @@ def get_all_operator_step(
 
     GET /operator-step
     """
-    return make_paged_call("get-all-operator-step", "operator-step", models.OperatorStep, locals())
+    return make_paged_call("get-all-operator-step GET operator-step", models.OperatorStep, locals())
 
 
 def get_all_audit_entry(
@@ -568,7 +535,7 @@ def get_all_audit_entry(
 
     GET /audit
     """
-    return make_paged_call("get-all-audit-entry", "audit", models.AuditEntry, locals())
+    return make_paged_call("get-all-audit-entry GET audit", models.AuditEntry, locals())
 
 
 def get_audit_retention() -> Call[models.AuditRetention]:
@@ -576,7 +543,7 @@ def get_audit_retention() -> Call[models.AuditRetention]:
 
     GET /audit/retention
     """
-    return make_call("get-audit-retention", "GET", "audit/retention", models.AuditRetention)
+    return make_call("get-audit-retention GET audit/retention", models.AuditRetention)
 
 
 def get_audit_entry(audit_entry_id: str) -> Call[models.AuditEntry]:
@@ -584,7 +551,7 @@ def get_audit_entry(audit_entry_id: str) -> Call[models.AuditEntry]:
 
     GET /audit/{auditEntryId}
     """
-    return make_call("get-audit-entry", "GET", "audit/{audit_entry_id}", models.AuditEntry, locals())
+    return make_call("get-audit-entry GET audit/{audit_entry_id}", models.AuditEntry, locals())
 
 
 def get_all_allocation(
@@ -606,7 +573,7 @@ def get_all_allocation(
 
     GET /allocation
     """
-    return make_paged_call("get-all-allocation", "allocation", models.Allocation, locals())
+    return make_paged_call("get-all-allocation GET allocation", models.Allocation, locals())
 
 
 def create_allocation(body: models.AllocationCreate) -> Call[models.Allocation]:
@@ -614,7 +581,7 @@ def create_allocation(body: models.AllocationCreate) -> Call[models.Allocation]:
 
     POST /allocation
     """
-    return make_call("create-allocation", "POST", "allocation", models.Allocation, locals())
+    return make_call("create-allocation POST allocation", models.Allocation, locals())
 
 
 def get_allocation(
@@ -628,7 +595,7 @@ def get_allocation(
 
     GET /allocation/{allocationId}
     """
-    return make_call("get-allocation", "GET", "allocation/{allocation_id}", models.Allocation, locals())
+    return make_call("get-allocation GET allocation/{allocation_id}", models.Allocation, locals())
 
 
 def update_allocation(allocation_id: str, body: models.AllocationUpdate) -> Call[models.Allocation]:
@@ -636,7 +603,7 @@ def update_allocation(allocation_id: str, body: models.AllocationUpdate) -> Call
 
     PATCH /allocation/{allocationId}
     """
-    return make_call("update-allocation", "PATCH", "allocation/{allocation_id}", models.Allocation, locals())
+    return make_call("update-allocation PATCH allocation/{allocation_id}", models.Allocation, locals())
 
 
 def delete_allocation(allocation_id: str) -> Call[models.Message]:
@@ -644,7 +611,7 @@ def delete_allocation(allocation_id: str) -> Call[models.Message]:
 
     DELETE /allocation/{allocationId}
     """
-    return make_call("delete-allocation", "DELETE", "allocation/{allocation_id}", models.Message, locals())
+    return make_call("delete-allocation DELETE allocation/{allocation_id}", models.Message, locals())
 
 
 def update_allocation_constraint(
@@ -655,9 +622,7 @@ def update_allocation_constraint(
     PATCH /allocation/{allocationId}/constraint/{allocationConstraintId}
     """
     return make_call(
-        "update-allocation-constraint",
-        "PATCH",
-        "allocation/{allocation_id}/constraint/{allocation_constraint_id}",
+        "update-allocation-constraint PATCH allocation/{allocation_id}/constraint/{allocation_constraint_id}",
         models.AllocationConstraintAnswer,
         locals(),
     )
@@ -675,7 +640,7 @@ def get_all_tray_reservation(
 
     GET /tray-reservation
     """
-    return make_paged_call("get-all-tray-reservation", "tray-reservation", models.TrayReservation, locals())
+    return make_paged_call("get-all-tray-reservation GET tray-reservation", models.TrayReservation, locals())
 
 
 def create_tray_reservation(body: models.TrayReservationCreate) -> Call[models.TrayReservation]:
@@ -683,7 +648,7 @@ def create_tray_reservation(body: models.TrayReservationCreate) -> Call[models.T
 
     POST /tray-reservation
     """
-    return make_call("create-tray-reservation", "POST", "tray-reservation", models.TrayReservation, locals())
+    return make_call("create-tray-reservation POST tray-reservation", models.TrayReservation, locals())
 
 
 def get_tray_reservation(tray_reservation_id: str) -> Call[models.TrayReservation]:
@@ -692,11 +657,7 @@ def get_tray_reservation(tray_reservation_id: str) -> Call[models.TrayReservatio
     GET /tray-reservation/{trayReservationId}
     """
     return make_call(
-        "get-tray-reservation",
-        "GET",
-        "tray-reservation/{tray_reservation_id}",
-        models.TrayReservation,
-        locals(),
+        "get-tray-reservation GET tray-reservation/{tray_reservation_id}", models.TrayReservation, locals()
     )
 
 
@@ -708,9 +669,7 @@ def update_tray_reservation(
     PATCH /tray-reservation/{trayReservationId}
     """
     return make_call(
-        "update-tray-reservation",
-        "PATCH",
-        "tray-reservation/{tray_reservation_id}",
+        "update-tray-reservation PATCH tray-reservation/{tray_reservation_id}",
         models.TrayReservation,
         locals(),
     )
@@ -722,11 +681,7 @@ def delete_tray_reservation(tray_reservation_id: str) -> Call[models.Message]:
     DELETE /tray-reservation/{trayReservationId}
     """
     return make_call(
-        "delete-tray-reservation",
-        "DELETE",
-        "tray-reservation/{tray_reservation_id}",
-        models.Message,
-        locals(),
+        "delete-tray-reservation DELETE tray-reservation/{tray_reservation_id}", models.Message, locals()
     )
 
 
@@ -746,8 +701,7 @@ def get_all_nvlink_logical_partition(
     GET /nvlink-logical-partition
     """
     return make_paged_call(
-        "get-all-nvlink-logical-partition",
-        "nvlink-logical-partition",
+        "get-all-nvlink-logical-partition GET nvlink-logical-partition",
         models.NVLinkLogicalPartition,
         locals(),
     )
@@ -761,9 +715,7 @@ def create_nvlink_logical_partition(
     POST /nvlink-logical-partition
     """
     return make_call(
-        "create-nvlink-logical-partition",
-        "POST",
-        "nvlink-logical-partition",
+        "create-nvlink-logical-partition POST nvlink-logical-partition",
         models.NVLinkLogicalPartition,
         locals(),
     )
@@ -777,9 +729,7 @@ def create_nvlink_logical_partition_dry_run(
     POST /nvlink-logical-partition?dryRun=true
     """
     return make_call(
-        "create-nvlink-logical-partition",
-        "POST",
-        "nvlink-logical-partition",
+        "create-nvlink-logical-partition POST nvlink-logical-partition",
         models.LogicalPartitionPlan,
         locals() | {"dry_run": True},
     )
@@ -798,9 +748,7 @@ def get_nvlink_logical_partition(
     GET /nvlink-logical-partition/{nvLinkLogicalPartitionId}
     """
     return make_call(
-        "get-nvlink-logical-partition",
-        "GET",
-        "nvlink-logical-partition/{nv_link_logical_partition_id}",
+        "get-nvlink-logical-partition GET nvlink-logical-partition/{nv_link_logical_partition_id}",
         models.NVLinkLogicalPartition,
         locals(),
     )
@@ -814,9 +762,7 @@ def update_nvlink_logical_partition(
     PATCH /nvlink-logical-partition/{nvLinkLogicalPartitionId}
     """
     return make_call(
-        "update-nvlink-logical-partition",
-        "PATCH",
-        "nvlink-logical-partition/{nv_link_logical_partition_id}",
+        "update-nvlink-logical-partition PATCH nvlink-logical-partition/{nv_link_logical_partition_id}",
         models.NVLinkLogicalPartition,
         locals(),
     )
@@ -828,9 +774,7 @@ def delete_nvlink_logical_partition(nv_link_logical_partition_id: str) -> Call[m
     DELETE /nvlink-logical-partition/{nvLinkLogicalPartitionId}
     """
     return make_call(
-        "delete-nvlink-logical-partition",
-        "DELETE",
-        "nvlink-logical-partition/{nv_link_logical_partition_id}",
+        "delete-nvlink-logical-partition DELETE nvlink-logical-partition/{nv_link_logical_partition_id}",
         models.Message,
         locals(),
     )
@@ -844,8 +788,7 @@ def get_nvlink_logical_partition_status_history(
     GET /nvlink-logical-partition/{nvLinkLogicalPartitionId}/status-history
     """
     return make_paged_call(
-        "get-nvlink-logical-partition-status-history",
-        "nvlink-logical-partition/{nv_link_logical_partition_id}/status-history",
+        "get-nvlink-logical-partition-status-history GET nvlink-logical-partition/{nv_link_logical_partition_id}/status-history",
         models.StatusDetail,
         locals(),
     )
@@ -865,7 +808,7 @@ def get_all_nvlink_interface(
 
     GET /nvlink-interface
     """
-    return make_paged_call("get-all-nvlink-interface", "nvlink-interface", models.NVLinkInterface, locals())
+    return make_paged_call("get-all-nvlink-interface GET nvlink-interface", models.NVLinkInterface, locals())
 
 
 def get_all_instance_nvlink_interface(
@@ -882,8 +825,7 @@ def get_all_instance_nvlink_interface(
     GET /instance/{instanceId}/nvlink-interface
     """
     return make_paged_call(
-        "get-all-instance-nvlink-interface",
-        "instance/{instance_id}/nvlink-interface",
+        "get-all-instance-nvlink-interface GET instance/{instance_id}/nvlink-interface",
         models.NVLinkInterface,
         locals(),
     )
@@ -903,7 +845,7 @@ def get_all_subnet(
 
     GET /subnet
     """
-    return make_paged_call("get-all-subnet", "subnet", models.Summary, locals())
+    return make_paged_call("get-all-subnet GET subnet", models.Summary, locals())
 
 
 def get_all_vpc_prefix(
@@ -920,7 +862,7 @@ def get_all_vpc_prefix(
 
     GET /vpc-prefix
     """
-    return make_paged_call("get-all-vpc-prefix", "vpc-prefix", models.Summary, locals())
+    return make_paged_call("get-all-vpc-prefix GET vpc-prefix", models.Summary, locals())
 
 
 def get_all_vpc(
@@ -939,7 +881,7 @@ def get_all_vpc(
 
     GET /vpc
     """
-    return make_paged_call("get-all-vpc", "vpc", models.Vpc, locals())
+    return make_paged_call("get-all-vpc GET vpc", models.Vpc, locals())
 
 
 def create_vpc(body: models.VpcCreate) -> Call[models.Vpc]:
@@ -947,7 +889,7 @@ def create_vpc(body: models.VpcCreate) -> Call[models.Vpc]:
 
     POST /vpc
     """
-    return make_call("create-vpc", "POST", "vpc", models.Vpc, locals())
+    return make_call("create-vpc POST vpc", models.Vpc, locals())
 
 
 def create_vpc_dry_run(body: models.VpcCreate) -> Call[models.VpcPlan]:
@@ -955,7 +897,7 @@ def create_vpc_dry_run(body: models.VpcCreate) -> Call[models.VpcPlan]:
 
     POST /vpc?dryRun=true
     """
-    return make_call("create-vpc", "POST", "vpc", models.VpcPlan, locals() | {"dry_run": True})
+    return make_call("create-vpc POST vpc", models.VpcPlan, locals() | {"dry_run": True})
 
 
 def get_vpc(vpc_id: str, *, include_relation: Many[str] | None = None) -> Call[models.Vpc]:
@@ -963,7 +905,7 @@ def get_vpc(vpc_id: str, *, include_relation: Many[str] | None = None) -> Call[m
 
     GET /vpc/{vpcId}
     """
-    return make_call("get-vpc", "GET", "vpc/{vpc_id}", models.Vpc, locals())
+    return make_call("get-vpc GET vpc/{vpc_id}", models.Vpc, locals())
 
 
 def update_vpc(vpc_id: str, body: models.VpcUpdate) -> Call[models.Vpc]:
@@ -971,7 +913,7 @@ def update_vpc(vpc_id: str, body: models.VpcUpdate) -> Call[models.Vpc]:
 
     PATCH /vpc/{vpcId}
     """
-    return make_call("update-vpc", "PATCH", "vpc/{vpc_id}", models.Vpc, locals())
+    return make_call("update-vpc PATCH vpc/{vpc_id}", models.Vpc, locals())
 
 
 def delete_vpc(vpc_id: str) -> Call[models.Message]:
@@ -979,7 +921,7 @@ def delete_vpc(vpc_id: str) -> Call[models.Message]:
 
     DELETE /vpc/{vpcId}
     """
-    return make_call("delete-vpc", "DELETE", "vpc/{vpc_id}", models.Message, locals())
+    return make_call("delete-vpc DELETE vpc/{vpc_id}", models.Message, locals())
 
 
 def update_vpc_virtualization(vpc_id: str, body: models.VpcVirtualization) -> Call[models.Vpc]:
@@ -987,9 +929,7 @@ def update_vpc_virtualization(vpc_id: str, body: models.VpcVirtualization) -> Ca
 
     PATCH /vpc/{vpcId}/virtualization
     """
-    return make_call(
-        "update-vpc-virtualization", "PATCH", "vpc/{vpc_id}/virtualization", models.Vpc, locals()
-    )
+    return make_call("update-vpc-virtualization PATCH vpc/{vpc_id}/virtualization", models.Vpc, locals())
 
 
 def get_vpc_status_history(vpc_id: str, *, order_by: str | None = None) -> PagedCall[models.StatusDetail]:
@@ -998,7 +938,7 @@ def get_vpc_status_history(vpc_id: str, *, order_by: str | None = None) -> Paged
     GET /vpc/{vpcId}/status-history
     """
     return make_paged_call(
-        "get-vpc-status-history", "vpc/{vpc_id}/status-history", models.StatusDetail, locals()
+        "get-vpc-status-history GET vpc/{vpc_id}/status-history", models.StatusDetail, locals()
     )
 
 
@@ -1037,7 +977,7 @@ def get_all_instance(
 
     GET /instance
     """
-    return make_paged_call("get-all-instance", "instance", models.Instance, locals())
+    return make_paged_call("get-all-instance GET instance", models.Instance, locals())
 
 
 def create_instance(body: models.InstanceCreate, *, if_plan: str | None = None) -> Call[models.Instance]:
@@ -1045,7 +985,7 @@ def create_instance(body: models.InstanceCreate, *, if_plan: str | None = None) 
 
     POST /instance
     """
-    return make_call("create-instance", "POST", "instance", models.Instance, locals())
+    return make_call("create-instance POST instance", models.Instance, locals())
 
 
 def create_instance_dry_run(
@@ -1055,7 +995,7 @@ def create_instance_dry_run(
 
     POST /instance?dryRun=true
     """
-    return make_call("create-instance", "POST", "instance", models.InstancePlan, locals() | {"dry_run": True})
+    return make_call("create-instance POST instance", models.InstancePlan, locals() | {"dry_run": True})
 
 
 def batch_create_instance(
@@ -1065,7 +1005,7 @@ def batch_create_instance(
 
     POST /instance/batch
     """
-    return make_call("batch-create-instance", "POST", "instance/batch", list[models.Instance], locals())
+    return make_call("batch-create-instance POST instance/batch", list[models.Instance], locals())
 
 
 def batch_create_instance_dry_run(
@@ -1076,7 +1016,7 @@ def batch_create_instance_dry_run(
     POST /instance/batch?dryRun=true
     """
     return make_call(
-        "batch-create-instance", "POST", "instance/batch", models.InstancePlan, locals() | {"dry_run": True}
+        "batch-create-instance POST instance/batch", models.InstancePlan, locals() | {"dry_run": True}
     )
 
 
@@ -1085,7 +1025,7 @@ def get_instance(instance_id: str, *, include_relation: Many[str] | None = None)
 
     GET /instance/{instanceId}
     """
-    return make_call("get-instance", "GET", "instance/{instance_id}", models.Instance, locals())
+    return make_call("get-instance GET instance/{instance_id}", models.Instance, locals())
 
 
 def update_instance(instance_id: str, body: models.InstanceUpdate) -> Call[models.Instance]:
@@ -1093,7 +1033,7 @@ def update_instance(instance_id: str, body: models.InstanceUpdate) -> Call[model
 
     PATCH /instance/{instanceId}
     """
-    return make_call("update-instance", "PATCH", "instance/{instance_id}", models.Instance, locals())
+    return make_call("update-instance PATCH instance/{instance_id}", models.Instance, locals())
 
 
 def delete_instance(instance_id: str) -> Call[models.Message]:
@@ -1101,7 +1041,7 @@ def delete_instance(instance_id: str) -> Call[models.Message]:
 
     DELETE /instance/{instanceId}
     """
-    return make_call("delete-instance", "DELETE", "instance/{instance_id}", models.Message, locals())
+    return make_call("delete-instance DELETE instance/{instance_id}", models.Message, locals())
 
 
 def get_instance_status_history(
@@ -1112,7 +1052,7 @@ def get_instance_status_history(
     GET /instance/{instanceId}/status-history
     """
     return make_paged_call(
-        "get-instance-status-history", "instance/{instance_id}/status-history", models.StatusDetail, locals()
+        "get-instance-status-history GET instance/{instance_id}/status-history", models.StatusDetail, locals()
     )
 
 
@@ -1128,7 +1068,7 @@ def get_all_interface(
     GET /instance/{instanceId}/interface
     """
     return make_paged_call(
-        "get-all-interface", "instance/{instance_id}/interface", models.KeptInterface, locals()
+        "get-all-interface GET instance/{instance_id}/interface", models.KeptInterface, locals()
     )
 
 
@@ -1144,8 +1084,7 @@ def get_all_instance_infiniband_interface(
     GET /instance/{instanceId}/infiniband-interface
     """
     return make_paged_call(
-        "get-all-instance-infiniband-interface",
-        "instance/{instance_id}/infiniband-interface",
+        "get-all-instance-infiniband-interface GET instance/{instance_id}/infiniband-interface",
         models.KeptInterface,
         locals(),
     )
@@ -1156,7 +1095,7 @@ def get_all_role() -> Call[list[models.AccessRole]]:
 
     GET /role
     """
-    return make_call("get-all-role", "GET", "role", list[models.AccessRole])
+    return make_call("get-all-role GET role", list[models.AccessRole])
 
 
 def create_role(body: models.RoleCreate) -> Call[models.AccessRole]:
@@ -1164,7 +1103,7 @@ def create_role(body: models.RoleCreate) -> Call[models.AccessRole]:
 
     POST /role
     """
-    return make_call("create-role", "POST", "role", models.AccessRole, locals())
+    return make_call("create-role POST role", models.AccessRole, locals())
 
 
 def update_role(role_name: str, body: models.RoleUpdate) -> Call[models.AccessRole]:
@@ -1172,7 +1111,7 @@ def update_role(role_name: str, body: models.RoleUpdate) -> Call[models.AccessRo
 
     PATCH /role/{roleName}
     """
-    return make_call("update-role", "PATCH", "role/{role_name}", models.AccessRole, locals())
+    return make_call("update-role PATCH role/{role_name}", models.AccessRole, locals())
 
 
 def delete_role(role_name: str) -> Call[models.Message]:
@@ -1180,4 +1119,4 @@ def delete_role(role_name: str) -> Call[models.Message]:
 
     DELETE /role/{roleName}
     """
-    return make_call("delete-role", "DELETE", "role/{role_name}", models.Message, locals())
+    return make_call("delete-role DELETE role/{role_name}", models.Message, locals())

@@ -74,17 +74,13 @@ def by_declaration(rows: tuple[ClassRow, ...], gpu: Gpu, nic: Nic) -> Iterator[C
 def _by_bridge(gpu: Gpu, nic: Nic) -> Cell | None:
     if gpu.pcie is None or nic.pcie is None or gpu.pcie.root != nic.pcie.root:
         return None
-    common = _common_bridges(gpu.pcie, nic.pcie)
+    pairs = zip(gpu.pcie.bridges or (), nic.pcie.bridges or (), strict=False)
+    common = [bridge for bridge, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
     if not common:
         return None
     below = max(len(path.bridges or ()) - len(common) for path in (gpu.pcie, nic.pcie))
     found = PathClass.PIX if below <= 1 else PathClass.PXB
     return _cell_for(gpu, nic, found, f"common bridge {common[-1]}", gpu.pcie.source, nic.pcie.source)
-
-
-def _common_bridges(pcie_path: PciePath, other: PciePath) -> list[str]:
-    pairs = zip(pcie_path.bridges or (), other.bridges or (), strict=False)
-    return [bridge for bridge, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 def _by_numa_apart(gpu: Gpu, nic: Nic) -> Cell | None:

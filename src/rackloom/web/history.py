@@ -106,12 +106,8 @@ class SiteHistory:
 
     def _limit(self) -> None:
         """Drop what is too old, too close to its neighbours, or too much."""
-        self._thin_out(self._maps[-1].at)
-        while len(self._racks) > self._racks_kept and len(self._maps) > 1:
-            self._drop(0)
-
-    def _thin_out(self, now: float) -> None:
-        """Drop what is too old, and maps between neighbours that are close enough without them."""
+        # Drop what is too old, and maps between neighbours that are close enough without them.
+        now = self._maps[-1].at
         while now - self._maps[0].at > REACH_SECONDS:
             self._drop(0)
         place = 1
@@ -121,6 +117,8 @@ class SiteHistory:
                 self._drop(place)
             else:
                 place += 1
+        while len(self._racks) > self._racks_kept and len(self._maps) > 1:
+            self._drop(0)
 
     def _drop(self, place: int) -> None:
         self._racks.subtract(id(rack) for rack in self._maps.pop(place).racks)

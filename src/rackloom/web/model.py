@@ -270,7 +270,9 @@ def update_site_map(reading: SiteReading, before: SiteMapCache) -> tuple[SiteMap
     # Each step recomputes only entries whose input changed, and passes on the same objects for the others.
     joined = reading.joined or join_shares(snapshot, before.joined)
     shares = recompute_changed(before.shares, dict(_share_facts(bare, joined)), _gpus_by_rack)
-    racks = recompute_changed(before.racks, _by_rack(shares), _make_rack)
+    # The GPUs of each rack, by share; mostly one share has all of them.
+    parts = grouped((rack, gpus) for _, racks in shares.values() for rack, gpus in racks.items())
+    racks = recompute_changed(before.racks, {rack: tuple(found) for rack, found in parts.items()}, _make_rack)
     found = sorted((rack for _, rack in racks.values()), key=lambda rack: rack.order)
     return msgspec.structs.replace(bare, racks=tuple(found)), SiteMapCache(
         joined=joined, shares=shares, racks=racks
@@ -301,12 +303,6 @@ def _gpus_by_rack(facts: _ShareFacts) -> _GpusByRack:
         for chain in facts.chains
     ]
     return {rack: tuple(gpus) for rack, gpus in grouped((gpu.place.rack, gpu) for gpu in found).items()}
-
-
-def _by_rack(shares: Memo[GroupName, _ShareFacts, _GpusByRack]) -> dict[str, tuple[tuple[MapGpu, ...], ...]]:
-    """The GPUs of each rack, by share; mostly one share has all of them."""
-    parts = grouped((rack, gpus) for _, racks in shares.values() for rack, gpus in racks.items())
-    return {rack: tuple(found) for rack, found in parts.items()}
 
 
 def _make_rack(parts: tuple[tuple[MapGpu, ...], ...]) -> MapRack:

@@ -258,9 +258,10 @@ UNKNOWN = "unknown"
 
 def site_summary(now: LiveReading, whole: SiteMap, counts: RackCounts, room: FreeCapacity) -> SiteSummary:
     """The sentence and the numbers of one viewer, whose part of the site is `whole`."""
+    label = "GPUs in use" if whole.operator else "Your GPUs used by pods"
     numbers: tuple[KeyNumber, ...] = (
         _attention(whole),
-        _in_use(whole, counts),
+        _share(whole, counts, label, counts.used, counts.use_unknown),
         _healthy(whole, counts),
         _largest_job(whole, room),
         _fastest_path(whole, counts),
@@ -316,11 +317,6 @@ def _attention(whole: SiteMap) -> KeyNumber:
         at=whole.examined_at,
         tone="bad" if wrong else "doubt" if doubts else "",
     )
-
-
-def _in_use(whole: SiteMap, counts: RackCounts) -> KeyNumber:
-    label = "GPUs in use" if whole.operator else "Your GPUs used by pods"
-    return _share(whole, counts, label, counts.used, counts.use_unknown)
 
 
 def _healthy(whole: SiteMap, counts: RackCounts) -> KeyNumber:

@@ -45,7 +45,7 @@ from rackloom.web.frames import ColourMode
 from rackloom.web.highlight import HUE, MARK, FilterChoice, filter_style
 from rackloom.web.history import PastTime
 from rackloom.web.live import LiveMap
-from rackloom.web.make_room import MOST_TRAYS, RoomPlan, room_plan
+from rackloom.web.make_room import MOST_TRAYS, room_plan
 from rackloom.web.model import SiteMap, rack_id
 from rackloom.web.painters import PageSheet, Painters, ViewerKind
 from rackloom.web.places import findings_at
@@ -405,6 +405,11 @@ class _MapPages:
         racks = {rack_id(rack.name): rack.name for rack in sheet.whole.racks}
         view = view.with_rack_of_gpu(racks)
         found = await self._found(request, viewer, view, sheet)
+        # The choice that stays in colour, or None if everything does.
+        unknown = FilterChoice(view.only, "what is not on the map now")
+        # The address names a number of trays, and the map shows a place for a job of that size.
+        asked = request.query_params.get("trays", "")
+        trays = int(asked) if _TRAY_COUNT.fullmatch(asked) else 0
         return HTMLResponse(
             render.render_page(
                 viewer.org,
@@ -417,8 +422,8 @@ class _MapPages:
                 past=past,
                 changes=changes,
                 operator=viewer.operator,
-                room=_room_plan(request, sheet.whole),
-                only=_filter_of(view, sheet),
+                room=room_plan(sheet.whole, trays) if 0 < trays <= MOST_TRAYS else None,
+                only=sheet.choices.get(view.only, unknown) if view.only else None,
                 acting=self._acting and past is None and not viewer.operator,
                 dashboards=self._dashboards(viewer, past),
             )
@@ -494,7 +499,8 @@ class _MapPages:
 
     async def gpu(self, request: Request, viewer: Viewer) -> Response:
         """One GPU through all layers."""
-        address = _path_address(request)
+        # The GPU that a path names; None: the path is malformed.
+        address = gpu_address("-".join(str(request.path_params[name]) for name in ("rack", "tray", "gpu")))
         _, sheet, _ = await self._seen(request, viewer)
         markup, found = _chain(sheet, address)
         return HTMLResponse(markup, 200 if found else 404)
@@ -554,20 +560,6 @@ def _hour_around(at: float) -> tuple[str, str]:
     return str(int((at - 1800) * 1000)), str(int((at + 1800) * 1000))
 
 
-def _room_plan(request: Request, whole: SiteMap) -> RoomPlan | None:
-    """Where a job fits of as many trays as an address names; None: it names no such number."""
-    asked = request.query_params.get("trays", "")
-    trays = int(asked) if _TRAY_COUNT.fullmatch(asked) else 0
-    return room_plan(whole, trays) if 0 < trays <= MOST_TRAYS else None
-
-
-def _filter_of(view: PageView, sheet: PageSheet) -> FilterChoice | None:
-    """What stays in colour; None: everything does."""
-    if not view.only:
-        return None
-    return sheet.choices.get(view.only, FilterChoice(view.only, "what is not on the map now"))
-
-
 def _viewer_kind(viewer: Viewer, mode: ColourMode) -> ViewerKind:
     return None if viewer.operator else viewer.org, mode
 
@@ -578,11 +570,6 @@ def _lead_to_named(asked: str, found: Sequence[SearchResult], mode: ColourMode) 
     named = (result for result in found if name in (result.name.casefold(), result.part.casefold()))
     ids = {result.gpu for result in named if result.gpu}
     return RedirectResponse(gpu_link(mode, *ids) if len(ids) == 1 else f"?{urlencode({'find': asked})}", 303)
-
-
-def _path_address(request: Request) -> GpuAddress | None:
-    """The GPU that a path names; None: the path is malformed."""
-    return gpu_address("-".join(str(request.path_params[name]) for name in ("rack", "tray", "gpu")))
 
 
 def _chain(sheet: PageSheet, address: GpuAddress | None) -> tuple[str, bool]:

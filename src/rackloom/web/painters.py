@@ -172,7 +172,17 @@ class Painter:
         """
         if now.number > self._sheet.number:
             self._sheet = self._next_sheet(now)
-        return msgspec.structs.replace(self._sheet, racks=self._drawn_whole(opened))
+        # The racks that this viewer sees whole, by id and in the order of the site.
+        frames = {rack_id(name): frame for name, frame in self.memory.frames.frames.items()}
+        shown = {id_: frame for id_, frame in frames.items() if len(frames) <= WHOLE_RACKS or id_ in opened}
+        others = [id_ for id_ in self._parts if id_ in frames and id_ not in shown]
+        kept = others[max(0, len(others) - RACKS_KEPT) :]
+        before = self.memory.opened
+        drawn = recompute_changed(before, shown, lambda frame: drawn_rack(frame, self._mode, self._colours))
+        self.memory.opened = {id_: before[id_] for id_ in kept if id_ in before} | drawn
+        parts = {id_: self._rack(id_, rack) for id_, (_, rack) in drawn.items()}
+        self._parts = {id_: self._parts[id_] for id_ in kept} | parts
+        return msgspec.structs.replace(self._sheet, racks=parts)
 
     def follow_past(self, whole: SiteMap, opened: Collection[str] = ()) -> PageSheet:
         """The parts as of a map of the history, in the colours of the present."""
@@ -242,19 +252,6 @@ class Painter:
             counts,
             rack_capacity(frame.rack),
         )
-
-    def _drawn_whole(self, opened: Collection[str]) -> dict[str, PagePart]:
-        """The racks that this viewer sees whole, by id and in the order of the site."""
-        frames = {rack_id(name): frame for name, frame in self.memory.frames.frames.items()}
-        shown = {id_: frame for id_, frame in frames.items() if len(frames) <= WHOLE_RACKS or id_ in opened}
-        others = [id_ for id_ in self._parts if id_ in frames and id_ not in shown]
-        kept = others[max(0, len(others) - RACKS_KEPT) :]
-        before = self.memory.opened
-        drawn = recompute_changed(before, shown, lambda frame: drawn_rack(frame, self._mode, self._colours))
-        self.memory.opened = {id_: before[id_] for id_ in kept if id_ in before} | drawn
-        parts = {id_: self._rack(id_, rack) for id_, (_, rack) in drawn.items()}
-        self._parts = {id_: self._parts[id_] for id_ in kept} | parts
-        return parts
 
     def _rack(self, id_: str, drawn: DrawnRack) -> PagePart:
         before = self._parts.get(id_)

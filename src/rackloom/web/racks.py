@@ -172,9 +172,14 @@ def _drawn_tray(frame: RackFrame, mode: ColourMode, colours: MapColours, tray: i
     chain = next((gpu.chain for gpu in gpus if gpu.chain is not None), None)
     laid = frame.over.get(chain.node.name) if chain is not None and chain.node is not None else None
     mark = None if frame.marks is None else frame.marks.trays.get(tray)
+    names = [str(gpus[0].place.name.tray)]
+    if chain is not None and chain.machine is not None:
+        names.append(f"machine {chain.machine.id}")
+    if chain is not None and chain.node is not None:
+        names.append(f"node {chain.node.name}")
     return DrawnTray(
         slot=gpus[0].place.name.slot or 0,
-        title=_tray_title(gpus[0], chain),
+        title=", ".join(names),
         cells=tuple(_drawn_gpu(frame, mode, colours, (tray, number)) for number in range(len(gpus))),
         free=tray_free(gpus),
         notes=(*_tray_notes(chain), *([mark.title] if mark else [])),
@@ -183,15 +188,6 @@ def _drawn_tray(frame: RackFrame, mode: ColourMode, colours: MapColours, tray: i
         badge=None if laid is None else colours.badges.number(ColourGroup(*laid)),
         badge_hue=0 if laid is None else colours.badges.hue(ColourGroup(*laid)),
     )
-
-
-def _tray_title(gpu: MapGpu, chain: GpuChain | None) -> str:
-    names = [str(gpu.place.name.tray)]
-    if chain is not None and chain.machine is not None:
-        names.append(f"machine {chain.machine.id}")
-    if chain is not None and chain.node is not None:
-        names.append(f"node {chain.node.name}")
-    return ", ".join(names)
 
 
 def _tray_notes(chain: GpuChain | None) -> Iterator[str]:
@@ -353,10 +349,18 @@ def drawing(rack: DrawnRack, switch_trays: int) -> RackDrawing:
     lines = tuple(
         _tray_line(y, n, tray, nics_at) for n, (y, tray) in enumerate(zip(heights, rack.trays, strict=True))
     )
+    # One frame for trays of one ComputeDomain that follow one another, across the switches too.
+    found = []
+    for badge, run in groupby(lines, key=lambda line: line.tray.badge):
+        if badge is not None:
+            rows = list(run)
+            first = rows[0].tray
+            height = rows[-1].y - rows[0].y + ROW - 1
+            found.append(DomainOutline(rows[0].y - 1, height, badge, first.badge_hue, first.laid_over))
     return RackDrawing(
         rack=rack,
         lines=lines,
-        outlines=_domain_outlines(lines),
+        outlines=tuple(found),
         switches=switches,
         width=nics_at + NIC * widest + BADGE,
         height=under + ROW * len(rack.below) + 2,
@@ -365,7 +369,12 @@ def drawing(rack: DrawnRack, switch_trays: int) -> RackDrawing:
 
 
 def _tray_line(y: int, index: int, tray: DrawnTray, nics_at: int) -> TrayLine:
-    letters, nics = _letter_runs(tray.cells), _nic_paths(tray.cells, nics_at)
+    found: dict[str, str] = {}
+    for number, cell in enumerate(tray.cells):
+        if stroke := _STROKES.get(cell.nic):
+            x = nics_at + NIC * number + 3
+            found[cell.nic] = found.get(cell.nic, "") + stroke.format(x=x, left=x - 3)
+    letters, nics = _letter_runs(tray.cells), tuple(found.items())
     return TrayLine(y=y, index=index, tray=tray, letters=letters, nics=nics)
 
 
@@ -396,24 +405,3 @@ _STROKES = {
     "none": "M{left} 11.5h5",
 }
 """A distinct shape for each state of a NIC, so that colour is not needed."""
-
-
-def _nic_paths(cells: Sequence[DrawnGpu], at: int) -> tuple[tuple[str, str], ...]:
-    found: dict[str, str] = {}
-    for number, cell in enumerate(cells):
-        if stroke := _STROKES.get(cell.nic):
-            x = at + NIC * number + 3
-            found[cell.nic] = found.get(cell.nic, "") + stroke.format(x=x, left=x - 3)
-    return tuple(found.items())
-
-
-def _domain_outlines(lines: Sequence[TrayLine]) -> tuple[DomainOutline, ...]:
-    """One frame for trays of one ComputeDomain that follow one another, across the switches too."""
-    found = []
-    for badge, run in groupby(lines, key=lambda line: line.tray.badge):
-        if badge is not None:
-            rows = list(run)
-            first = rows[0].tray
-            height = rows[-1].y - rows[0].y + ROW - 1
-            found.append(DomainOutline(rows[0].y - 1, height, badge, first.badge_hue, first.laid_over))
-    return tuple(found)

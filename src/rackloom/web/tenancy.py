@@ -130,7 +130,11 @@ def tenant_map(whole: SiteMap, org: str, before: TenantRacks) -> tuple[SiteMap, 
     Racks that equal those of `before` for the same organisation keep their values.
     """
     tenant = next((id_ for id_, name in whole.tenants.items() if name == org), None)
-    nodes, none = _node_numbers(whole), dict[str, str]()
+    # Numbers in place of the node names that distinguish trays, in the same order.
+    homeless = (rack for rack in whole.racks if rack.name == NO_RACK)
+    gpus = [gpu for rack in homeless for tray in reversed(rack.trays) for gpu in tray]
+    names = dict.fromkeys(gpu.place.name.rack for gpu in gpus)
+    nodes, none = {name: f"{number:06}" for number, name in enumerate(names)}, dict[str, str]()
     inputs = {
         rack.name: _TenantRack(rack, tenant, nodes if rack.name == NO_RACK else none) for rack in whole.racks
     }
@@ -168,14 +172,6 @@ def tenant_map(whole: SiteMap, org: str, before: TenantRacks) -> tuple[SiteMap, 
 def labelled_namespaces(whole: SiteMap, org: str) -> frozenset[str]:
     """The namespaces that carry the label of an organisation: the only statement of whose pods are."""
     return frozenset(name for name, owner in whole.namespaces.items() if owner == org)
-
-
-def _node_numbers(whole: SiteMap) -> Mapping[str, str]:
-    """Numbers in place of the node names that distinguish trays, in the same order."""
-    homeless = (rack for rack in whole.racks if rack.name == NO_RACK)
-    gpus = [gpu for rack in homeless for tray in reversed(rack.trays) for gpu in tray]
-    names = dict.fromkeys(gpu.place.name.rack for gpu in gpus)
-    return {name: f"{number:06}" for number, name in enumerate(names)}
 
 
 # Step 1: its own chains.

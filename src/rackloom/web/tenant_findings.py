@@ -113,22 +113,18 @@ def _about_hardware(
     words = ", ".join(link.words for link in found.named) + (f" and {found.more} more" if found.more else "")
     # What was so before the tenant had the GPU is not its own.
     recent = finding.since is not None and all(_held_since(racks, spot) <= finding.since for spot in spots)
+    title = f"{words} {'are' if len(found.named) + found.more > 1 else 'is'} {what}"
+    if finding.check == Check.DEVICE_TAINT:
+        title = taint_title(finding.message).format(place=words)
     return _written(
         finding,
         subject=words,
-        title=_title(finding, words, what, several=len(found.named) + found.more > 1),
+        title=_in_doubt(finding, title),
         message=_MESSAGE,
         since=finding.since if recent else None,
         where=tuple(held),
         affects=tuple(dict.fromkeys(name for spot in spots for name in _users(_gpu(racks, spot)))),
     )
-
-
-def _title(finding: Finding, words: str, what: str, *, several: bool) -> str:
-    title = f"{words} {'are' if several else 'is'} {what}"
-    if finding.check == Check.DEVICE_TAINT:
-        title = taint_title(finding.message).format(place=words)
-    return _in_doubt(finding, title)
 
 
 def _in_doubt(finding: Finding, title: str) -> str:

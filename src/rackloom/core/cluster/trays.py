@@ -1,4 +1,4 @@
-"""The placement problem as values: a gang, the trays that it may use, its plan. The only constructor of trays.
+"""The placement problem as values: a gang, its trays, and its plan. The only constructor of trays.
 
 A `PlacementSite` is the trays of a cluster in filling order, and the holds on them. A clique is what
 `nvidia.com/gpu.clique` names: GPUs that share memory over NVLink. A tray is one node. A node without a

@@ -120,6 +120,12 @@ def pod_settings(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
     neighbors = {neighbor.destination: neighbor for neighbor in (*known, *config.neighbors)}
     # The kernel's own l3mdev rule selects the table of a VRF.
     rules = () if interface.vrf is not None else (*kept.rules, *config.rules)
+    found = {"ipv4/arp_ignore": interface.arp_ignore, "ipv4/arp_announce": interface.arp_announce}
+    if interface.forwarding is not None:
+        found |= dict.fromkeys(("ipv4/forwarding", "ipv6/forwarding"), int(interface.forwarding))
+    if interface.addressing is Addressing.SLAAC:
+        found |= _ROUTER_SYSCTLS | ({} if interface.hardware_addr else _WITHOUT_DAD)
+    found |= {f"ipv6/{name}": value for name, value in interface.ipv6.items()}
     return LinkSettings(
         name=interface.name or host.name,
         mtu=interface.mtu,
@@ -131,7 +137,7 @@ def pod_settings(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
         neighbors=tuple(neighbors.values()),
         features=dict(config.ethtool.features),
         private_flags=dict(config.ethtool.private_flags),
-        sysctls=_wanted_sysctls(interface),
+        sysctls={name: value for name, value in found.items() if value is not None},
         vrf=interface.vrf,
         without_ebpf=bool(interface.disable_ebpf_programs),
         autoconfigures=autoconfigures,
@@ -170,16 +176,6 @@ def _without_ipv6(host: LinkSettings) -> LinkSettings:
         addresses=tuple(address for address in host.addresses if not is_ipv6(address)),
         routes=tuple(route for route in host.routes if not is_ipv6(route.destination)),
     )
-
-
-def _wanted_sysctls(interface: InterfaceConfig) -> dict[str, int]:
-    found = {"ipv4/arp_ignore": interface.arp_ignore, "ipv4/arp_announce": interface.arp_announce}
-    if interface.forwarding is not None:
-        found |= dict.fromkeys(("ipv4/forwarding", "ipv6/forwarding"), int(interface.forwarding))
-    if interface.addressing is Addressing.SLAAC:
-        found |= _ROUTER_SYSCTLS | ({} if interface.hardware_addr else _WITHOUT_DAD)
-    found |= {f"ipv6/{name}": value for name, value in interface.ipv6.items()}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 # A link as netlink shows it, and finding it again.

@@ -189,7 +189,12 @@ def _with_answer(lease: DhcpLease, answer: DhcpAnswer | None) -> DhcpLease:
     if answer is None:
         return lease
     if isinstance(answer.result, DhcpGrant):
-        return _with_grant(lease, answer.result, answer.asked_at)
+        # A grant counts only for the same address, from after the newest grant, and not after a refusal.
+        offered, held = (granted.address.partition("/")[0] for granted in (answer.result, lease.grant))
+        if offered != held or lease.state is LeaseState.REFUSED or answer.asked_at < lease.since:
+            return lease
+        kept = msgspec.structs.replace(answer.result, address=lease.grant.address)
+        return new_lease(kept, lease.mac, answer.asked_at)
     if answer.asked_at <= lease.since or lease.state is LeaseState.REFUSED:
         # The request was sent before this grant, so the grant has answered it.
         return lease
@@ -198,15 +203,6 @@ def _with_answer(lease: DhcpLease, answer: DhcpAnswer | None) -> DhcpLease:
     since = answer.asked_at if lease.silent_since is None else lease.silent_since
     state = LeaseState.SILENT if lease.state is LeaseState.HELD else lease.state
     return msgspec.structs.replace(lease, state=state, silent_since=since)
-
-
-def _with_grant(lease: DhcpLease, grant: DhcpGrant, asked_at: float) -> DhcpLease:
-    """A grant counts only for the same address, from after the newest grant, and not after a refusal."""
-    offered, held = (granted.address.partition("/")[0] for granted in (grant, lease.grant))
-    if offered != held or lease.state is LeaseState.REFUSED or asked_at < lease.since:
-        return lease
-    kept = msgspec.structs.replace(grant, address=lease.grant.address)
-    return new_lease(kept, lease.mac, asked_at)
 
 
 def _with_request(

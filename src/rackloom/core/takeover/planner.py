@@ -19,6 +19,9 @@ contradict. Everything else on the fabric is left as it is, with the reason.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
 
 from rackloom.core.takeover.machines import MachineFinder
 from rackloom.core.takeover.records import (
@@ -54,6 +57,7 @@ from rackloom.core.takeover.records import (
 )
 from rackloom.topology.part_names import PartName
 
+T = TypeVar("T", bound=msgspec.Struct)
 FOREIGN = "foreign"
 READY = "Ready"
 DELETING = "Deleting"
@@ -134,8 +138,20 @@ class _Planner:
         self._plan_tenants()
         self._plan_types()
         self._plan_allocations()
-        self._plan_logical_partitions()
-        self._plan_vpcs()
+        # The name of a logical partition is unique for its tenant, here as in NICo.
+        for partition in self._nico.logical_partitions:
+            step = _step_of(CreateLogicalPartition, partition)
+            refusal = self._why_not_ready(partition.status) or self._why_no_access(partition.org)
+            if self._add_record(step, self._site.logical_partitions, refusal):
+                self._logical_partitions.add((partition.org, partition.id))
+        for vpc in self._nico.vpcs:
+            step = _step_of(CreateVpc, vpc)
+            refusal = self._why_not_ready(vpc.status) or self._why_no_access(vpc.org)
+            default = vpc.logical_partition
+            if default is not None and (vpc.org, default) not in self._logical_partitions:
+                refusal = refusal or f"its default logical partition {default} is not imported"
+            if self._add_record(step, self._site.vpcs, refusal):
+                self._vpcs.add((vpc.org, vpc.id))
         instances = self._instances()
         adoptions = self._adoptions()
         self._plan_machine_types(instances)
@@ -152,7 +168,7 @@ class _Planner:
                 self._leave("tenant", tenant.id, tenant.org, f"its id is that of {owners[tenant.id]} here")
                 continue
             self._orgs.add(tenant.org)
-            step = CreateTenant(id=tenant.id, org=tenant.org)
+            step = _step_of(CreateTenant, tenant)
             if here is None:
                 self.steps.append(step)
             elif here == tenant.id:
@@ -163,13 +179,7 @@ class _Planner:
     def _plan_types(self) -> None:
         names = {name: type_id for type_id, name in self._site.types.items()}
         for kind in self._nico.types:
-            step = CreateInstanceType(
-                id=kind.id,
-                name=kind.name,
-                description=kind.description,
-                labels=kind.labels,
-                capabilities=kind.capabilities,
-            )
+            step = _step_of(CreateInstanceType, kind)
             if kind.id in self._site.types:
                 self.present.append(subject_of_step(step))
             elif kind.name in names:
@@ -183,42 +193,9 @@ class _Planner:
         for allocation in self._nico.allocations:
             missing = sorted({quota.type_id for quota in allocation.quotas} - self._types)
             refusal = f"instance type {missing[0]} is not here" if missing else None
-            step = CreateAllocation(
-                id=allocation.id,
-                org=allocation.org,
-                name=allocation.name,
-                description=allocation.description,
-                quotas=allocation.quotas,
-            )
+            step = _step_of(CreateAllocation, allocation)
             if self._add_record(step, self._site.allocations, refusal):
                 self._with_access.add(allocation.org)
-
-    def _plan_logical_partitions(self) -> None:
-        # The name of a logical partition is unique for its tenant, here as in NICo.
-        for partition in self._nico.logical_partitions:
-            step = CreateLogicalPartition(
-                id=partition.id, org=partition.org, name=partition.name, description=partition.description
-            )
-            refusal = self._why_not_ready(partition.status) or self._why_no_access(partition.org)
-            if self._add_record(step, self._site.logical_partitions, refusal):
-                self._logical_partitions.add((partition.org, partition.id))
-
-    def _plan_vpcs(self) -> None:
-        for vpc in self._nico.vpcs:
-            step = CreateVpc(
-                id=vpc.id,
-                org=vpc.org,
-                name=vpc.name,
-                description=vpc.description,
-                logical_partition=vpc.logical_partition,
-                extra=vpc.extra,
-            )
-            refusal = self._why_not_ready(vpc.status) or self._why_no_access(vpc.org)
-            default = vpc.logical_partition
-            if default is not None and (vpc.org, default) not in self._logical_partitions:
-                refusal = refusal or f"its default logical partition {default} is not imported"
-            if self._add_record(step, self._site.vpcs, refusal):
-                self._vpcs.add((vpc.org, vpc.id))
 
     def _add_record(
         self,
@@ -440,25 +417,22 @@ def _kept_interfaces(known: NicoInstance) -> list[NicoInterface]:
 
 
 def _instance_step(known: NicoInstance, machine: SiteMachine) -> CreateInstance:
-    return CreateInstance(
-        id=known.id,
-        org=known.org,
-        name=known.name,
-        description=known.description,
-        vpc=known.vpc,
-        type_id=known.type_id,
-        machine=machine.id,
-        interfaces=tuple(
-            PlannedInterface(
-                id=entry.id,
-                device=entry.device,
-                logical_partition=entry.logical_partition,
-                guid=machine.gpus.get(entry.device + 1) or "",
-            )
-            for entry in _kept_interfaces(known)
-        ),
-        extra=known.extra,
+    interfaces = tuple(
+        PlannedInterface(
+            id=entry.id,
+            device=entry.device,
+            logical_partition=entry.logical_partition,
+            guid=machine.gpus.get(entry.device + 1) or "",
+        )
+        for entry in _kept_interfaces(known)
     )
+    return _step_of(CreateInstance, known, machine=machine.id, interfaces=interfaces)
+
+
+def _step_of(kind: type[T], record: msgspec.Struct, **others: object) -> T:
+    """The step that creates a record of NICo, from the fields that both have."""
+    fields = msgspec.structs.asdict(record) | others
+    return kind(**{name: fields[name] for name in kind.__struct_fields__})
 
 
 def _gpu_list(guids: Iterable[str]) -> str:

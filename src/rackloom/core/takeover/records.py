@@ -14,6 +14,21 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+
+class OwnedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A record of a tenant: a logical partition, a VPC, an allocation or an instance."""
+
+    id: str
+    org: str
+    name: str
+
+
+class DescribedRecord(OwnedRecord, frozen=True, kw_only=True):
+    """A record of a tenant with its description."""
+
+    description: str | None
+
+
 # A reading of NICo.
 
 
@@ -49,33 +64,21 @@ class NicoQuota(msgspec.Struct, frozen=True, kw_only=True):
     machines: int
 
 
-class NicoAllocation(msgspec.Struct, frozen=True, kw_only=True):
+class NicoAllocation(DescribedRecord, frozen=True, kw_only=True):
     """What an organisation may use."""
 
-    id: str
-    org: str
-    name: str
-    description: str | None
     quotas: tuple[NicoQuota, ...]
 
 
-class NicoLogicalPartition(msgspec.Struct, frozen=True, kw_only=True):
+class NicoLogicalPartition(DescribedRecord, frozen=True, kw_only=True):
     """A logical partition of an organisation."""
 
-    id: str
-    org: str
-    name: str
-    description: str | None
     status: str
 
 
-class NicoVpc(msgspec.Struct, frozen=True, kw_only=True):
+class NicoVpc(DescribedRecord, frozen=True, kw_only=True):
     """A VPC of an organisation; `extra` are the fields that the site stores and does not act on."""
 
-    id: str
-    org: str
-    name: str
-    description: str | None
     status: str
     logical_partition: str | None
     extra: dict[str, Any]
@@ -91,13 +94,9 @@ class NicoInterface(msgspec.Struct, frozen=True, kw_only=True):
     guid: str | None
 
 
-class NicoInstance(msgspec.Struct, frozen=True, kw_only=True):
+class NicoInstance(DescribedRecord, frozen=True, kw_only=True):
     """An instance of an organisation; `extra` as for a VPC."""
 
-    id: str
-    org: str
-    name: str
-    description: str | None
     status: str
     vpc: str
     type_id: str | None
@@ -139,14 +138,6 @@ class NicoReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # A reading of our site.
-
-
-class OwnedRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A record of a tenant at our site: a logical partition, a VPC, an allocation or an instance."""
-
-    id: str
-    org: str
-    name: str
 
 
 class SiteInstance(OwnedRecord, frozen=True, kw_only=True):
@@ -212,49 +203,25 @@ class PauseDomain(msgspec.Struct, frozen=True, kw_only=True, tag="pause-domain")
     domain: str
 
 
-class CreateTenant(msgspec.Struct, frozen=True, kw_only=True, tag="tenant"):
+class CreateTenant(NicoTenant, frozen=True, kw_only=True, tag="tenant"):
     """Create an organisation as tenant."""
 
-    id: str
-    org: str
 
-
-class CreateInstanceType(msgspec.Struct, frozen=True, kw_only=True, tag="instance-type"):
+class CreateInstanceType(NicoInstanceType, frozen=True, kw_only=True, tag="instance-type"):
     """Create a kind of machine."""
 
-    id: str
-    name: str
-    description: str | None
-    labels: dict[str, str]
-    capabilities: list[dict[str, Any]]
 
-
-class CreateAllocation(msgspec.Struct, frozen=True, kw_only=True, tag="allocation"):
+class CreateAllocation(NicoAllocation, frozen=True, kw_only=True, tag="allocation"):
     """Let an organisation use machines."""
 
-    id: str
-    org: str
-    name: str
-    description: str | None
-    quotas: tuple[NicoQuota, ...]
 
-
-class CreateLogicalPartition(msgspec.Struct, frozen=True, kw_only=True, tag="logical-partition"):
+class CreateLogicalPartition(DescribedRecord, frozen=True, kw_only=True, tag="logical-partition"):
     """Create the record of a logical partition."""
 
-    id: str
-    org: str
-    name: str
-    description: str | None
 
-
-class CreateVpc(msgspec.Struct, frozen=True, kw_only=True, tag="vpc"):
+class CreateVpc(DescribedRecord, frozen=True, kw_only=True, tag="vpc"):
     """Create a VPC."""
 
-    id: str
-    org: str
-    name: str
-    description: str | None
     logical_partition: str | None
     extra: dict[str, Any]
 
@@ -282,13 +249,9 @@ class PlannedInterface(msgspec.Struct, frozen=True, kw_only=True):
     guid: str
 
 
-class CreateInstance(msgspec.Struct, frozen=True, kw_only=True, tag="instance"):
+class CreateInstance(DescribedRecord, frozen=True, kw_only=True, tag="instance"):
     """Create the record of an instance on its machine."""
 
-    id: str
-    org: str
-    name: str
-    description: str | None
     vpc: str
     type_id: str | None
     machine: str
@@ -311,19 +274,6 @@ class SettleDomain(msgspec.Struct, frozen=True, kw_only=True, tag="settle-domain
     domain: str
 
 
-Step: TypeAlias = (
-    PauseDomain
-    | CreateTenant
-    | CreateInstanceType
-    | CreateAllocation
-    | CreateLogicalPartition
-    | CreateVpc
-    | AssignMachineType
-    | CordonMachine
-    | CreateInstance
-    | AdoptPartition
-    | SettleDomain
-)
 RecordedStep: TypeAlias = (
     CreateTenant
     | CreateInstanceType
@@ -336,6 +286,7 @@ RecordedStep: TypeAlias = (
     | AdoptPartition
 )
 """A step that leaves something behind, which the journal records and a rollback removes."""
+Step: TypeAlias = PauseDomain | RecordedStep | SettleDomain
 
 
 def kind_of_step(step: Step) -> str:

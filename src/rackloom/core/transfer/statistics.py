@@ -149,18 +149,14 @@ def t_quantile(freedom: float) -> float:
     low, high = 0.0, math.pi / 2
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if _t_probability(middle, freedom) < CONFIDENCE else (low, middle)
+        # P(|T| < sqrt(freedom) * tan(angle)): the density of t becomes cos^(freedom - 1) in that variable.
+        width = middle / _STEPS
+        weights = (1 if k in (0, _STEPS) else 4 if k % 2 else 2 for k in range(_STEPS + 1))
+        heights = (math.pow(math.cos(k * width), freedom - 1) for k in range(_STEPS + 1))
+        area = sum(weight * height for weight, height in zip(weights, heights, strict=True)) * width / 3
+        scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+        low, high = (middle, high) if 2 * scale * area < CONFIDENCE else (low, middle)
     return math.sqrt(freedom) * math.tan(low)
-
-
-def _t_probability(angle: float, freedom: float) -> float:
-    """P(|T| < sqrt(freedom) * tan(angle)): the density of t becomes cos^(freedom - 1) in that variable."""
-    width = angle / _STEPS
-    weights = (1 if k in (0, _STEPS) else 4 if k % 2 else 2 for k in range(_STEPS + 1))
-    heights = (math.pow(math.cos(k * width), freedom - 1) for k in range(_STEPS + 1))
-    area = sum(weight * height for weight, height in zip(weights, heights, strict=True)) * width / 3
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    return 2 * scale * area
 
 
 def _welch_half_width(a: Sequence[float], b: Sequence[float]) -> float:

@@ -394,13 +394,6 @@ def logging_to(file: TextIO, most: int) -> LogLine:
     return log
 
 
-def log_start(options: dict[str, str], log: LogLine) -> None:
-    """Log the version, and each option on a separate line."""
-    log("INFO", "IMEX version 0.0.0-stand-in is running with the following configuration options:")
-    for name, value in options.items():
-        log("INFO", f"{name} = {value}")
-
-
 def main() -> int:
     """Run one daemon in the foreground."""
     parser = argparse.ArgumentParser(prog="nvidia-imex")
@@ -410,7 +403,10 @@ def main() -> int:
     try:
         settings = read_imex_options(parser.parse_args().config, imex_host_from_environment())
         log = logging_to(open_log(settings.options), settings.log_level)
-        log_start(settings.options, log)
+        # Log the version, and each option on a separate line.
+        log("INFO", "IMEX version 0.0.0-stand-in is running with the following configuration options:")
+        for name, value in settings.options.items():
+            log("INFO", f"{name} = {value}")
         asyncio.run(_serve_until_signal(settings, log))
     except ImexRefusal as refusal:
         for line in refusal.args:

@@ -135,7 +135,16 @@ class ImexOptions:
         if self.host.shared and self.command_ip:
             # Every address of 127.0.0.0/8 is local to all who share the machine; this one is the daemon's.
             return address == self.host.address(self.command_ip)
-        return _is_interface_address(address)
+        # Whether an interface has it; Linux binds to all of 127.0.0.0/8, of which only one is an interface's.
+        if address.startswith("127.") and address != "127.0.0.1":
+            return False
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind((address, 0))
+            except OSError:
+                return False
+        return True
 
     def server_tls(self) -> ssl.SSLContext | None:
         """The context for peers that connect, or None without authentication."""
@@ -161,7 +170,10 @@ def read_imex_options(path: Path, host: ImexHost) -> ImexOptions:
     lines = (line.strip() for line in path.read_text().splitlines())
     options = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     if options.get("IMEX_ENABLE_AUTH_ENCRYPTION") == "1":
-        _check_authentication(options)
+        if options.get("IMEX_AUTH_ENCRYPTION_MODE") != "SSL_TLS":
+            raise ImexRefusal("the stand-in knows IMEX_AUTH_ENCRYPTION_MODE=SSL_TLS only")
+        if options.get("IMEX_AUTH_SOURCE") != "FILE":
+            raise ImexRefusal("the stand-in knows IMEX_AUTH_SOURCE=FILE only")
     nodes_file = options.get("IMEX_NODE_CONFIG_FILE") or DEFAULT_NODES
     nodes = Path(nodes_file).read_text()
     return ImexOptions(
@@ -175,23 +187,3 @@ def read_imex_options(path: Path, host: ImexHost) -> ImexOptions:
         options=options,
         host=host,
     )
-
-
-def _check_authentication(options: dict[str, str]) -> None:
-    if options.get("IMEX_AUTH_ENCRYPTION_MODE") != "SSL_TLS":
-        raise ImexRefusal("the stand-in knows IMEX_AUTH_ENCRYPTION_MODE=SSL_TLS only")
-    if options.get("IMEX_AUTH_SOURCE") != "FILE":
-        raise ImexRefusal("the stand-in knows IMEX_AUTH_SOURCE=FILE only")
-
-
-def _is_interface_address(address: str) -> bool:
-    """Whether an interface has it; Linux binds to all of 127.0.0.0/8, of which only one is an interface's."""
-    if address.startswith("127.") and address != "127.0.0.1":
-        return False
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True

@@ -90,7 +90,10 @@ class Deletion:
             self._lift(kind, key)
         else:
             self._check_owners(kind, key)
-        self._lift_foreground_of_owners(obj)
+        for reference in objects.owner_references(obj):
+            found = self._store.whose(reference["uid"])
+            if found and "deletionTimestamp" in self._store.read(*found)["metadata"]:
+                self._lift(*found)
 
     def _check_owners(self, kind: ResourceKind, key: ObjectKey) -> None:
         """An object that had owners and has none left is garbage; a reference to one that is gone is not."""
@@ -129,12 +132,6 @@ class Deletion:
                 is_blocked |= any(own["uid"] == uid and own.get("blockOwnerDeletion") for own in owners)
         if not is_blocked:
             self._remove_finalizer(kind, key, objects.FOREGROUND_FINALIZER)
-
-    def _lift_foreground_of_owners(self, obj: Object) -> None:
-        for reference in objects.owner_references(obj):
-            found = self._store.whose(reference["uid"])
-            if found and "deletionTimestamp" in self._store.read(*found)["metadata"]:
-                self._lift(*found)
 
     def _empty(self, kind: ResourceKind, key: ObjectKey) -> None:
         """Delete the contents of a namespace or definition that is being deleted; it goes after the last.

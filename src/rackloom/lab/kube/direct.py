@@ -19,8 +19,8 @@ from typing import Any, Literal
 from rackloom.claim.kube.api import ObjectList, WatchEvent
 from rackloom.core.cluster import objects as kubernetes_objects
 from rackloom.core.cluster.objects import Object, ResourceKind
-from rackloom.lab.kube import objects, patches, refusals
-from rackloom.lab.kube.faults import ApiCall, call_resource
+from rackloom.lab.kube import patches, refusals
+from rackloom.lab.kube.faults import ApiCall
 from rackloom.lab.kube.managed_fields import clone, copied
 from rackloom.lab.kube.objects import BINDING_SUBRESOURCE
 from rackloom.lab.kube.queries import (
@@ -224,7 +224,12 @@ class DirectApi:
 
         def same(old: Object) -> Object:
             new = change(old)
-            objects.keep_uid(kind, old, new)
+            # A patch with another UID is invalid; in a replace, the UID is a precondition, so that it
+            # conflicts.
+            uid = (new.get("metadata") or {}).get("uid") or old["metadata"]["uid"]
+            if uid != old["metadata"]["uid"]:
+                problem = f'metadata.uid: Invalid value: "{uid}": field is immutable'
+                raise refusals.invalid(kind, old["metadata"]["name"], problem)
             return new
 
         async with self._call("patch", kind, subresource):
@@ -278,7 +283,8 @@ class DirectApi:
         self._kube.faults.strike(call, "reply")
 
     async def _begin(self, verb: str, kind: ResourceKind, subresource: str = "") -> ApiCall:
-        call = ApiCall(self._user, verb, call_resource(kind, subresource))
+        # A resource as calls name it.
+        call = ApiCall(self._user, verb, f"{kind.plural}/{subresource}" if subresource else kind.plural)
         self._kube.calls[call] += 1
         await self._kube.faults.pass_time(call)
         self._kube.faults.strike(call, "request")

@@ -43,11 +43,6 @@ class ApiCall:
         return self.verb not in ("get", "list", "watch")
 
 
-def call_resource(kind: ResourceKind, subresource: str = "") -> str:
-    """A resource as calls name it."""
-    return f"{kind.plural}/{subresource}" if subresource else kind.plural
-
-
 @dataclass(frozen=True, slots=True)
 class RequestFault:
     """Requests that fail. `rate` is a probability; `lost="reply"` carries it out and loses the answer.

@@ -132,7 +132,8 @@ def remove_field(obj: Any, path: FieldPath) -> None:
 
     A field by which its list merges stays: it is the item's name.
     """
-    if _is_key(path):
+    above = path[-2] if len(path) > 1 else ""
+    if above.startswith("k:") and path[-1][2:] in json.loads(above[2:]):
         return
     parents = [obj]
     for element in path[:-1]:
@@ -143,11 +144,6 @@ def remove_field(obj: Any, path: FieldPath) -> None:
         _drop_element(parent, element)
         if parent:
             return
-
-
-def _is_key(path: FieldPath) -> bool:
-    above = path[-2] if len(path) > 1 else ""
-    return above.startswith("k:") and path[-1][2:] in json.loads(above[2:])
 
 
 def _drop_element(parent: Any, element: str) -> None:
@@ -355,7 +351,13 @@ def record_update(
     values = owned_values(new, schema)
     changed = frozenset(path for path in values if before.get(path, ABSENT) != values[path])
     owners = () if old is None else _owners_before(old, new)
-    return with_owners(new, _owners_after_update(owners, writer, changed, frozenset(values), now))
+    # Others lose what was changed or is gone; the writer keeps what it had and gains what it changed.
+    present = frozenset(values)
+    own = _owner_of(owners, writer, now)
+    after = [owner.but((owner.fields & present) - changed) for owner in owners if owner is not own]
+    kept = (own.fields & present) | changed
+    # The time of an entry changes only with its fields, so that an update without effect changes nothing.
+    return with_owners(new, (*after, own if kept == own.fields else OwnedFields(writer, kept, now)))
 
 
 def _owners_before(old: Object, new: Object) -> FieldOwners:
@@ -369,17 +371,6 @@ def _owners_before(old: Object, new: Object) -> FieldOwners:
         return owners_of(new)
     except (KeyError, TypeError, ValueError, AttributeError):
         return owners_of(old)
-
-
-def _owners_after_update(
-    owners: FieldOwners, writer: FieldWriter, changed: Fields, present: Fields, now: str
-) -> FieldOwners:
-    """Others lose what was changed or is gone; the writer keeps what it had and gains what it changed."""
-    own = _owner_of(owners, writer, now)
-    after = [owner.but((owner.fields & present) - changed) for owner in owners if owner is not own]
-    kept = (own.fields & present) | changed
-    # The time of an entry changes only with its fields, so that an update without effect changes nothing.
-    return (*after, own if kept == own.fields else OwnedFields(writer, kept, now))
 
 
 def _owner_of(owners: FieldOwners, writer: FieldWriter, now: str) -> OwnedFields:
@@ -398,7 +389,15 @@ def apply_fields(
     requested = owned_fields(applied, schema)
     owners = owners_of(old)
     others = tuple(owner for owner in owners if not owner.writer.same_owner(writer))
-    conflicts = _conflicts(old, applied, requested, others)
+    # The fields that another owns and that would get another value.
+    # An item of a merging list (k:, v:) has no value of its own: two managers may own it, and only the fields
+    # below it can differ. A field that is absent from the object is free, whoever owned it.
+    conflicts = [
+        (other, path)
+        for other in others
+        for path in sorted(other.fields & requested)
+        if path[-1][0] == "f" and find_value(old, path) not in (ABSENT, find_value(applied, path))
+    ]
     # Only the first apply of a manager may take fields over from kubectl's client-side apply.
     first = len(others) == len(owners)
     yielding = fields_handed_over(old, writer.manager, schema) if first else frozenset()
@@ -408,36 +407,15 @@ def apply_fields(
     own = _owner_of(owners, writer, now)
     taken = frozenset(path for _, path in conflicts)
     others = tuple(other.but(other.fields - taken) for other in others)
-    merged = clone(merge_applied(old, _without_server_fields(applied), schema))
-    _remove_unowned(merged, own.fields - requested, requested.union(*(other.fields for other in others)))
+    given = applied["metadata"]
+    metadata = {key: given[key] for key in _APPLICABLE_METADATA if key in given}
+    merged = clone(merge_applied(old, {**applied, "metadata": metadata}, schema))
+    # Remove fields without an owner from `merged`; whole list items before their fields.
+    owned = requested.union(*(other.fields for other in others))
+    for path in sorted(own.fields - requested - owned, key=len):
+        if not any(kept[: len(path)] == path for kept in owned):
+            remove_field(merged, path)
     # A field may have several owners; it goes only when the writer drops it and no other owner is left.
     entry = own if requested == own.fields and not taken else OwnedFields(writer, requested, now)
     present = owned_fields(merged, schema)
     return with_owners(merged, tuple(other.but(other.fields & present) for other in (*others, entry)))
-
-
-def _conflicts(
-    old: Object, applied: Object, requested: Fields, others: FieldOwners
-) -> list[tuple[OwnedFields, FieldPath]]:
-    """The fields that another owns and that would get another value."""
-    # An item of a merging list (k:, v:) has no value of its own: two managers may own it, and only the fields
-    # below it can differ. A field that is absent from the object is free, whoever owned it.
-    return [
-        (other, path)
-        for other in others
-        for path in sorted(other.fields & requested)
-        if path[-1][0] == "f" and find_value(old, path) not in (ABSENT, find_value(applied, path))
-    ]
-
-
-def _without_server_fields(applied: Object) -> Object:
-    given = applied["metadata"]
-    metadata = {key: given[key] for key in _APPLICABLE_METADATA if key in given}
-    return {**applied, "metadata": metadata}
-
-
-def _remove_unowned(merged: Object, dropped: Fields, owned: Fields) -> None:
-    """Remove fields without an owner from `merged`; whole list items before their fields."""
-    for path in sorted(dropped - owned, key=len):
-        if not any(kept[: len(path)] == path for kept in owned):
-            remove_field(merged, path)

@@ -303,14 +303,6 @@ def updated_object(
     return new
 
 
-def keep_uid(kind: ResourceKind, old: Object, new: Object) -> None:
-    """A patch with another UID is invalid; in a replace, the UID is a precondition, so that it conflicts."""
-    uid = (new.get("metadata") or {}).get("uid") or old["metadata"]["uid"]
-    if uid != old["metadata"]["uid"]:
-        problem = f'metadata.uid: Invalid value: "{uid}": field is immutable'
-        raise refusals.invalid(kind, old["metadata"]["name"], problem)
-
-
 def _check_identity(kind: ResourceKind, old: Object, new: Object) -> None:
     have, given = old["metadata"], new.get("metadata") or {}
     if given.get("uid", have["uid"]) != have["uid"]:

@@ -125,7 +125,11 @@ class FakeKube:
 
     def schema(self, kind: ResourceKind) -> TypeSchema:
         """What is known of a type. Raises `NotFound` for one that is not served."""
-        self._open_namespaces()
+        # The first request finds the namespaces there: only then is there a loop, and so a time.
+        names, self._first_namespaces = self._first_namespaces, ()
+        write = WriteRequest(kubernetes_objects.NAMESPACE, "kube", "kube")
+        for name in names:
+            self._insert(write, self._new_object(write.kind, {"metadata": {"name": name}}))
         if kind not in self.schemas:
             raise refusals.not_served()
         return self.schemas[kind]
@@ -268,13 +272,6 @@ class FakeKube:
         if "deletionTimestamp" in found["metadata"]:
             why = f"unable to create new content in namespace {namespace} because it is being terminated"
             raise refusals.forbidden(kind, name, why)
-
-    def _open_namespaces(self) -> None:
-        """The first request finds the namespaces there: only then is there a loop, and so a time."""
-        names, self._first_namespaces = self._first_namespaces, ()
-        write = WriteRequest(kubernetes_objects.NAMESPACE, "kube", "kube")
-        for name in names:
-            self._insert(write, self._new_object(write.kind, {"metadata": {"name": name}}))
 
     def _time(self) -> str:
         return metav1_time(self.now())

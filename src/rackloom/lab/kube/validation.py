@@ -44,18 +44,8 @@ _UNWELL_SECONDS = 300
 
 def pod_rule(new: Object, old: Object | None) -> Object:
     """A pod as it is stored. Raises `Rejected`."""
-    _check_shape(new["spec"])
-    new = {**new, "spec": _with_default_tolerations(new["spec"])}
-    if old is None:
-        return _new_pod(new)
-    problems = list(_update_problems(old["spec"], new["spec"]))
-    if problems:
-        raise refusals.invalid(objects.POD, new["metadata"]["name"], *problems)
-    return new
-
-
-def _check_shape(spec: Any) -> None:
-    """Refuse what a real server cannot decode into its types."""
+    # Refuse what a real server cannot decode into its types.
+    spec = new["spec"]
     if not isinstance(spec, dict):
         raise refusals.bad_request(f"{_UNREADABLE}: spec is no object")
     for which in (*_CONTAINERS, "tolerations", "schedulingGates"):
@@ -64,6 +54,13 @@ def _check_shape(spec: Any) -> None:
             isinstance(value, list) and all(isinstance(item, dict) for item in value)
         ):
             raise refusals.bad_request(f"{_UNREADABLE}: spec.{which} is no list of objects")
+    new = {**new, "spec": _with_default_tolerations(new["spec"])}
+    if old is None:
+        return _new_pod(new)
+    problems = list(_update_problems(old["spec"], new["spec"]))
+    if problems:
+        raise refusals.invalid(objects.POD, new["metadata"]["name"], *problems)
+    return new
 
 
 def _with_default_tolerations(spec: Object) -> Object:
@@ -105,8 +102,15 @@ def _update_problems(before: Object, after: Object) -> Iterator[str]:
             yield f"spec.{which}: Forbidden: pod updates may not add or remove containers"
             return
     yield from _of_deadline(before.get("activeDeadlineSeconds"), after.get("activeDeadlineSeconds"))
-    yield from _of_tolerations(before, after)
-    yield from _of_gates(before, after)
+    kept = [_endless(toleration) for toleration in after.get("tolerations") or ()]
+    if any(_endless(toleration) not in kept for toleration in before.get("tolerations") or ()):
+        why = "existing toleration can not be modified except its tolerationSeconds"
+        yield f"spec.tolerations: Forbidden: {why}"
+    had = {gate["name"] for gate in before.get("schedulingGates") or ()}
+    for index, gate in enumerate(after.get("schedulingGates") or ()):
+        if gate["name"] not in had:
+            why = f"only deletion is allowed, but found new scheduling gate '{gate['name']}'"
+            yield f"spec.schedulingGates[{index}].name: Forbidden: {why}"
     if before.get("schedulingGates"):
         yield from _of_selector(before.get("nodeSelector") or {}, after.get("nodeSelector") or {})
         yield from _of_affinity(_affinity_terms(before), _affinity_terms(after))
@@ -122,23 +126,8 @@ def _of_deadline(before: int | None, after: int | None) -> Iterator[str]:
         yield f"{path}: {after}: must be less than or equal to previous value"
 
 
-def _of_tolerations(before: Object, after: Object) -> Iterator[str]:
-    kept = [_endless(toleration) for toleration in after.get("tolerations") or ()]
-    if any(_endless(toleration) not in kept for toleration in before.get("tolerations") or ()):
-        why = "existing toleration can not be modified except its tolerationSeconds"
-        yield f"spec.tolerations: Forbidden: {why}"
-
-
 def _endless(toleration: Object) -> Object:
     return {key: value for key, value in toleration.items() if value and key != "tolerationSeconds"}
-
-
-def _of_gates(before: Object, after: Object) -> Iterator[str]:
-    had = {gate["name"] for gate in before.get("schedulingGates") or ()}
-    for index, gate in enumerate(after.get("schedulingGates") or ()):
-        if gate["name"] not in had:
-            why = f"only deletion is allowed, but found new scheduling gate '{gate['name']}'"
-            yield f"spec.schedulingGates[{index}].name: Forbidden: {why}"
 
 
 def _of_selector(before: Object, after: Object) -> Iterator[str]:

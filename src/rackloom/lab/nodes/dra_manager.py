@@ -78,14 +78,11 @@ class ClaimInfoCache:
         """
         self.add_pod(pod)
         if pod["metadata"]["uid"] in self._started:
-            self._forget_what_is_prepared()
+            # Only a restarted kubelet prepares a pod again: its checkpoint holds the users, not the state.
+            self._started.clear()
+            for entry in self._entries.values():
+                entry.is_prepared = False
         return [entry.claim for entry in [self._use(pod, claim) for claim in claims] if not entry.is_prepared]
-
-    def _forget_what_is_prepared(self) -> None:
-        """Only a restarted kubelet prepares a pod again: its checkpoint holds the users, not the state."""
-        self._started.clear()
-        for entry in self._entries.values():
-            entry.is_prepared = False
 
     def _use(self, pod: Object, claim: Object) -> _ClaimInfo:
         found = pod_claim(claim)
@@ -116,7 +113,11 @@ class ClaimInfoCache:
         for claim in claims:
             entry = self._entries.get((claim["metadata"]["namespace"], claim["metadata"]["name"]))
             if entry is None and not is_known:
-                last += _prepared_by_earlier_process(claim, uid)
+                # There is no file behind this, so what an earlier process prepared is known from the claim
+                # alone.
+                status = claim.get("status") or {}
+                others = {user["uid"] for user in status.get("reservedFor") or ()} - {uid}
+                last += [] if others or "allocation" not in status else [pod_claim(claim)]
             elif entry is not None and entry.pods == {uid}:
                 last.append(entry.claim)
             elif entry is not None:
@@ -127,24 +128,6 @@ class ClaimInfoCache:
         """These were unprepared."""
         for claim in claims:
             self._entries.pop((claim.ref.namespace, claim.ref.name), None)
-
-
-def require_plugins(registered: Container[str], claims: Sequence[Object]) -> None:
-    """A pod whose plugin was never registered uses nothing, so that it can end without one.
-
-    Raises:
-        Retry: the driver of a claim is not registered.
-    """
-    for driver in sorted({driver for claim in claims for driver in pod_claim(claim).drivers}):
-        if driver not in registered:
-            raise Retry(f"DRA driver {driver} is not registered", after=_AGAIN_S)
-
-
-def _prepared_by_earlier_process(claim: Object, pod: str) -> list[PodClaim]:
-    """There is no file behind this, so what an earlier process prepared is known from the claim alone."""
-    status = claim.get("status") or {}
-    others = {user["uid"] for user in status.get("reservedFor") or ()} - {pod}
-    return [] if others or "allocation" not in status else [pod_claim(claim)]
 
 
 # The manager.
@@ -180,7 +163,10 @@ class DraManager:
         # Kubelet's order: record the users, prepare what is not prepared yet, then record that it is.
         plugins, users = self._plugins_of(node), self._users[node]
         users.add_pod(pod)
-        require_plugins(plugins.drivers, claims)
+        # A pod whose plugin was never registered uses nothing, so that it can end without one.
+        for driver in sorted({driver for claim in claims for driver in pod_claim(claim).drivers}):
+            if driver not in plugins.drivers:
+                raise Retry(f"DRA driver {driver} is not registered", after=_AGAIN_S)
         fresh = users.begin(pod, claims)
         await plugins.prepare(fresh)
         users.note_started(pod, fresh)

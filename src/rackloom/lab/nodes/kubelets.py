@@ -101,18 +101,6 @@ def node_status(spec: NodeSpec, now: float) -> Object:
     }
 
 
-def lease_object(node: Object, now: float) -> Object:
-    """The heartbeat of a node at `now`, gone with the node."""
-    name = node["metadata"]["name"]
-    owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node["metadata"]["uid"]}
-    return {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {"name": name, "namespace": LEASE_NAMESPACE, "ownerReferences": [owner]},
-        "spec": lease_spec(name, now),
-    }
-
-
 def lease_spec(name: str, now: float) -> Object:
     """The spec of a lease that is renewed at `now`."""
     return {
@@ -258,7 +246,16 @@ class SimulatedKubelets:
         try:
             await self._api.patch(LEASE, spec.name, LEASE_NAMESPACE, renewed)
         except NotFound:
-            made = lease_object(await self._api.get(NODE, spec.name), self._wall())
+            # The heartbeat of a node at `now`, gone with the node.
+            node = await self._api.get(NODE, spec.name)
+            name = node["metadata"]["name"]
+            owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node["metadata"]["uid"]}
+            made = {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": name, "namespace": LEASE_NAMESPACE, "ownerReferences": [owner]},
+                "spec": lease_spec(name, self._wall()),
+            }
             with contextlib.suppress(Conflict):
                 await self._api.create(LEASE, made)
 

@@ -133,14 +133,6 @@ def has_work(pod: Object) -> bool:
     return not has_pod_ended(pod) or is_being_deleted(pod)
 
 
-def differs_semantically(known: Object, current: Object) -> bool:
-    """Whether a kubelet that knows a pod would sync it for this: its status does not count."""
-    return known["spec"] != current["spec"] or any(
-        (known["metadata"].get(part) or {}) != (current["metadata"].get(part) or {})
-        for part in ("labels", "annotations")
-    )
-
-
 def is_reserved_for(claim: Object, pod: Object) -> bool:
     """Whether an allocated claim names this very pod among its users."""
     users = claim.get("status", {}).get("reservedFor", ())
@@ -322,7 +314,11 @@ class PodWorker:
         # Answers to our own writes and events of the watch arrive in any order.
         if _resource_version(pod) < _resource_version(self._pod):
             return
-        if differs_semantically(self._pod, pod):
+        # Whether a kubelet that knows a pod would sync it for this: its status does not count.
+        if self._pod["spec"] != pod["spec"] or any(
+            (self._pod["metadata"].get(part) or {}) != (pod["metadata"].get(part) or {})
+            for part in ("labels", "annotations")
+        ):
             self._changed.set()
         self._pod = pod
         self._updated.set()
@@ -390,7 +386,10 @@ class PodWorker:
         while True:
             self._changed.clear()
             try:
-                self.claims = await self._read_claims()
+                # The pod's claims as they are now, each reserved for it: a kubelet asks the API server
+                # itself.
+                claims = [await self._read_claim(name) for name in pod_claim_names(self._pod)]
+                self.claims = tuple(claims)
                 await self._host.devices.prepare(self.node, self._pod, self.claims)
             except (Retry, Refused, KubeError) as error:
                 await self._warn(str(error))
@@ -411,11 +410,6 @@ class PodWorker:
             return not self._changed.is_set()
         finally:
             relisted.cancel()
-
-    async def _read_claims(self) -> tuple[Object, ...]:
-        """The pod's claims as they are now, each reserved for it: a kubelet asks the API server itself."""
-        claims = [await self._read_claim(name) for name in pod_claim_names(self._pod)]
-        return tuple(claims)
 
     async def _read_claim(self, name: str) -> Object:
         async with self._host.turns:

@@ -91,10 +91,25 @@ class TrayNode(SimulatedNode):
         self._monitor = GpuMonitor(
             GpuReader(self.gpus, lambda: shared.host.machine), frozenset(), shared.wall, shared.wall
         )
+        home = places.home(NIC_DRIVER)
+        attachments = AttachmentManager(
+            AttachmentStore(home / "loans", self.boot_id),
+            LeaseStore(home / "leases", self.boot_id),
+            self.nics.check,
+        )
+        plugin = NicPlugin(NicSettings(node=self.name), self.nics, attachments, shared.wall, _no_network)
+        plugin.remember(Checkpoint(home / "checkpoint.json", self.boot_id).claims.values())
+        root = shared.host.root
+        files = DriverFiles(
+            proc_devices=shared.host.proc_devices,
+            capabilities=root / "proc/driver/nvidia/capabilities",
+            devices=root / "dev",
+        )
+        settings = GpuSettings(node=self.name, mps_home=places.home(GPU_DRIVER) / "mps", files=files)
         plugins: tuple[NodePlugin, ...] = (
             _imex_plugin(self.name, self._fabric, places, shared),
-            _gpu_plugin(self.name, self._monitor, places, shared),
-            _nic_plugin(self.name, self.nics, places, self.boot_id, shared),
+            GpuPlugin(shared.plugins, settings, self._monitor, DriverPrograms(root)),
+            plugin,
         )
         self._plugins = {plugin.driver: plugin for plugin in plugins}
         self._publishers = [
@@ -113,11 +128,6 @@ class TrayNode(SimulatedNode):
         self._work.clear()
         self.running.clear()
 
-    def notice_api_server(self) -> None:
-        """The API server answers again after a time when it did not, which each plugin's watch would show."""
-        for running in self.running.values():
-            running.pods.wake()
-
     @property
     def drivers(self) -> Collection[str]:
         """The drivers whose plugins are registered with its kubelet."""
@@ -131,7 +141,12 @@ class TrayNode(SimulatedNode):
         await self._fabric.observe()
         await self._monitor.observe()
         await self._monitor.listen()
-        await self._write_label()
+        # Write the label as GPU Feature Discovery does: it reads the same driver, and no plugin.
+        label = clique_label(self.gpus.answering)
+        if label != self._label:
+            patch = {"metadata": {"labels": {GPU_CLIQUE_LABEL: label}}}
+            await self._environment.labels.patch(NODE, self.name, None, patch)
+            self._label = label
         for publisher in self._publishers:
             with suppress(Retry, Refused):
                 await publisher.publish()
@@ -143,14 +158,6 @@ class TrayNode(SimulatedNode):
             self.running[driver] = process
             self._work.append(asyncio.create_task(process.pods.run()))
         return self.running[driver]
-
-    async def _write_label(self) -> None:
-        """Write the label as GPU Feature Discovery does: it reads the same driver, and no plugin."""
-        label = clique_label(self.gpus.answering)
-        if label != self._label:
-            patch = {"metadata": {"labels": {GPU_CLIQUE_LABEL: label}}}
-            await self._environment.labels.patch(NODE, self.name, None, patch)
-            self._label = label
 
 
 def _imex_plugin(
@@ -164,31 +171,6 @@ def _imex_plugin(
         kernel=kernel,
     )
     return ImexPlugin(shared.plugins, settings, fabric, HostImexDaemon(root=shared.host.root))
-
-
-def _gpu_plugin(
-    node: str, monitor: GpuMonitor, places: PluginDirectories, shared: TrayEnvironment
-) -> GpuPlugin:
-    root = shared.host.root
-    files = DriverFiles(
-        proc_devices=shared.host.proc_devices,
-        capabilities=root / "proc/driver/nvidia/capabilities",
-        devices=root / "dev",
-    )
-    settings = GpuSettings(node=node, mps_home=places.home(GPU_DRIVER) / "mps", files=files)
-    return GpuPlugin(shared.plugins, settings, monitor, DriverPrograms(root))
-
-
-def _nic_plugin(
-    node: str, nics: TrayNics, places: PluginDirectories, boot_id: str, shared: TrayEnvironment
-) -> NicPlugin:
-    home = places.home(NIC_DRIVER)
-    attachments = AttachmentManager(
-        AttachmentStore(home / "loans", boot_id), LeaseStore(home / "leases", boot_id), nics.check
-    )
-    plugin = NicPlugin(NicSettings(node=node), nics, attachments, shared.wall, _no_network)
-    plugin.remember(Checkpoint(home / "checkpoint.json", boot_id).claims.values())
-    return plugin
 
 
 async def _no_network() -> ClusterNetwork:
@@ -307,17 +289,15 @@ class TrayNodes:
         while True:
             while self._snapshots:
                 domain = next(iter(self._snapshots))
-                await self._apply_snapshot(domain, self._snapshots.pop(domain))
+                snapshot = self._snapshots.pop(domain)
+                slots = fabric_slots_of(snapshot)
+                for node in self._of_domain[domain]:
+                    changed = node.gpus.set_gpus(gpus_of_tray(snapshot.domain, node.tray, slots, self._names))
+                    if changed and node.name not in self.off:
+                        await self._until_accepted(TrayNode.look, node)
             self._settled.set()
             self._changed.clear()
             await self._changed.wait()
-
-    async def _apply_snapshot(self, domain: str, snapshot: FabricSnapshot) -> None:
-        slots = fabric_slots_of(snapshot)
-        for node in self._of_domain[domain]:
-            changed = node.gpus.set_gpus(gpus_of_tray(snapshot.domain, node.tray, slots, self._names))
-            if changed and node.name not in self.off:
-                await self._until_accepted(TrayNode.look, node)
 
     async def _notice_api_server(self) -> None:
         """Notify the plugins when the API server is back: real ones have a watch each, these share one."""
@@ -327,7 +307,10 @@ class TrayNodes:
                 listed = await self._api.list(RESOURCE_SLICE, fields=_NO_SLICES)
                 if is_cut_off:
                     for node in self:
-                        node.notice_api_server()
+                        # The API server answers again after a time when it did not, which each plugin's watch
+                        # would show.
+                        for running in node.running.values():
+                            running.pods.wake()
                 is_cut_off = False
                 async for _ in self._api.watch(
                     RESOURCE_SLICE, resource_version=listed.resource_version, fields=_NO_SLICES

@@ -184,7 +184,15 @@ def scenario_problems(
     except Refused as refused:
         yield ScenarioProblem(0, refused.reason, refused.nearest_fix or "name a rack profile")
         return
-    yield from _check_whole(scenario)
+    if scenario.faults == "none" and scenario.without_faults != scenario:
+        yield ScenarioProblem(0, 'something breaks, and faults = "none" is said', "leave that out")
+    if scenario.racks > MOST_RACKS:
+        yield ScenarioProblem(
+            0, f"{scenario.racks} racks are too many for one process", f"use up to {MOST_RACKS}"
+        )
+    if not isinstance(scenario.steps[-1], Expectation):
+        fix = f"end with what must be seen, such as expect = {invariants.name!r}"
+        yield ScenarioProblem(len(scenario.steps), "nothing is expected after this step", fix)
     file = file_so_far(site, known)
     clock = 0.0
     for number, step in enumerate(scenario.steps, 1):
@@ -195,18 +203,6 @@ def scenario_problems(
         ]
         yield from (ScenarioProblem(number, reason, fix) for reason, fix in found)
         clock = step.at if step.at is not None else clock
-
-
-def _check_whole(scenario: Scenario) -> Iterator[ScenarioProblem]:
-    if scenario.faults == "none" and scenario.without_faults != scenario:
-        yield ScenarioProblem(0, 'something breaks, and faults = "none" is said', "leave that out")
-    if scenario.racks > MOST_RACKS:
-        yield ScenarioProblem(
-            0, f"{scenario.racks} racks are too many for one process", f"use up to {MOST_RACKS}"
-        )
-    if not isinstance(scenario.steps[-1], Expectation):
-        fix = f"end with what must be seen, such as expect = {invariants.name!r}"
-        yield ScenarioProblem(len(scenario.steps), "nothing is expected after this step", fix)
 
 
 def _check_time(step: Step, clock: float) -> Iterator[tuple[str, str]]:

@@ -259,7 +259,16 @@ async def heal_site(stage: Stage) -> str:
     """
     require_all_struck(stage)
     for rack in stage.truth.racks:
-        await _heal_switch(stage, rack)
+        switch = stage.truth.rack(rack)
+        switch.faults.clear()
+        domain, stopped = stage.truth.domains[stage.truth.number(rack)], stage.damage.stopped
+        if switch.fabric.domain != domain and rack not in stopped:
+            await switch.go_away()
+            stopped.add(rack)
+        faults.set_domain(switch, domain)
+        if rack in stopped:
+            await _start(stage, rack)
+        faults.heal_fabric(switch)
     for machine in list(stage.damage.pulled):
         _put_back(stage, machine, swapped=False)
     while stage.damage.exchanged:
@@ -276,19 +285,6 @@ def require_all_struck(stage: Stage) -> None:
     calls = [f"{fault} of {rack}" for rack, switch in switches for fault in switch.faults.untaken()]
     untaken = ", ".join([*calls, *stage.site.untaken()])
     require(not untaken, f"still to come: {untaken}; the scenario shows nothing of it")
-
-
-async def _heal_switch(stage: Stage, rack: str) -> None:
-    switch = stage.truth.rack(rack)
-    switch.faults.clear()
-    domain, stopped = stage.truth.domains[stage.truth.number(rack)], stage.damage.stopped
-    if switch.fabric.domain != domain and rack not in stopped:
-        await switch.go_away()
-        stopped.add(rack)
-    faults.set_domain(switch, domain)
-    if rack in stopped:
-        await _start(stage, rack)
-    faults.heal_fabric(switch)
 
 
 async def _start(stage: Stage, rack: str) -> None:

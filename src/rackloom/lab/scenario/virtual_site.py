@@ -174,16 +174,12 @@ async def virtual_site(
     )
     serving = asyncio.create_task(service.serve())
     try:
-        await _wait_until_open(service)
+        # Wait until each replica has made its first pass over its domains.
+        while not all(process.is_open for process in service.replicas):  # noqa: ASYNC110 (there is one event for all)
+            await asyncio.sleep(CONNECT_FAILURE_SECONDS)
         yield VirtualSite(racks, service, records, issuer, diagnose, serving)
     finally:
         serving.cancel()
         with suppress(asyncio.CancelledError):
             await serving
         await records.close()
-
-
-async def _wait_until_open(service: SimulatedService) -> None:
-    """Wait until each replica has made its first pass over its domains."""
-    while not all(process.is_open for process in service.replicas):  # noqa: ASYNC110 (there is one event for all)
-        await asyncio.sleep(CONNECT_FAILURE_SECONDS)

@@ -121,11 +121,24 @@ class SimulatedFabric:
         """Create a GUID-based partition and return its id (the lowest free one by default)."""
         members = tuple(guids)
         # The order of the checks decides which return code a request with several faults gets.
-        self._require_name(name)
-        self._require_id(partition_id)
+        if not name.isascii() or len(name) > MAX_NAME or name == DEFAULT_PARTITION_NAME:
+            raise FabricRefusal("BADPARAM")
+        if name and any(partition.name == name for partition in self.partitions.values()):
+            raise FabricRefusal("PARTITION_NAME_IN_USE")
+        if not 0 <= partition_id < DEFAULT_PARTITION_ID:
+            raise FabricRefusal("BADPARAM")
+        if partition_id in self.partitions:
+            raise FabricRefusal("PARTITION_ID_IN_USE")
         self._require_free(members)
         self._require_room(multicast_groups)
-        return self._put_new(name, members, partition_id, multicast_groups)
+        number = partition_id or next(
+            free for free in range(1, DEFAULT_PARTITION_ID) if free not in self.partitions
+        )
+        self.partitions[number] = FabricPartition(
+            id=number, name=name, guids=tuple(sorted(members)), multicast_groups=multicast_groups
+        )
+        self._changed()
+        return number
 
     def delete(self, partition_id: int, name: str = "") -> int:
         """Delete a partition; its GPUs are then in none."""
@@ -218,16 +231,6 @@ class SimulatedFabric:
             multicast_groups=self.limits.max_multicast_groups,
         )
 
-    def _put_new(self, name: str, members: tuple[int, ...], partition_id: int, multicast_groups: int) -> int:
-        number = partition_id or next(
-            free for free in range(1, DEFAULT_PARTITION_ID) if free not in self.partitions
-        )
-        self.partitions[number] = FabricPartition(
-            id=number, name=name, guids=tuple(sorted(members)), multicast_groups=multicast_groups
-        )
-        self._changed()
-        return number
-
     def _set_members(self, target: FabricPartition, members: set[int]) -> int:
         self.partitions[target.id] = msgspec.structs.replace(target, guids=tuple(sorted(members)))
         self._changed()
@@ -251,18 +254,6 @@ class SimulatedFabric:
         if not target.guid_based:
             raise FabricRefusal("BADPARAM")
         return target
-
-    def _require_name(self, name: str) -> None:
-        if not name.isascii() or len(name) > MAX_NAME or name == DEFAULT_PARTITION_NAME:
-            raise FabricRefusal("BADPARAM")
-        if name and any(partition.name == name for partition in self.partitions.values()):
-            raise FabricRefusal("PARTITION_NAME_IN_USE")
-
-    def _require_id(self, partition_id: int) -> None:
-        if not 0 <= partition_id < DEFAULT_PARTITION_ID:
-            raise FabricRefusal("BADPARAM")
-        if partition_id in self.partitions:
-            raise FabricRefusal("PARTITION_ID_IN_USE")
 
     def _require_known(self, guids: Iterable[int]) -> None:
         wanted = set(guids)
@@ -334,8 +325,10 @@ def _domain_gpus(domain: NvlinkDomain, seed: str) -> Iterator[FabricGpu]:
     }
     for host_id, tray in enumerate(domain.trays, 1):
         for module_id in range(1, len(tray.gpus) + 1):
+            # A 64-bit GUID that does not reveal the GPU's slot; above 2**63 as those of real fabrics are.
+            text = f"{seed} fabric guid {tray.chassis_serial} {tray.slot} {module_id}"
             yield FabricGpu(
-                guid=_seeded_guid(seed, tray.chassis_serial, tray.slot, module_id),
+                guid=int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | 1 << 63,
                 chassis_serial=tray.chassis_serial,
                 chassis_id=chassis[tray.chassis_serial],
                 slot=tray.slot,
@@ -343,12 +336,6 @@ def _domain_gpus(domain: NvlinkDomain, seed: str) -> Iterator[FabricGpu]:
                 tray_index=tray.tray_index,
                 module_id=module_id,
             )
-
-
-def _seeded_guid(seed: str, chassis_serial: str, slot: int, module_id: int) -> int:
-    """A 64-bit GUID that does not reveal the GPU's slot; above 2**63 as those of real fabrics are."""
-    text = f"{seed} fabric guid {chassis_serial} {slot} {module_id}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | 1 << 63
 
 
 # Names of a simulated site, drawn from its seed: the same home gives the same racks again.

@@ -292,18 +292,15 @@ class NmxcService:
         subscriber = SubscriberQueue()
         self._subscribers[subscriber] = request
         try:
-            yield self._acknowledgement()
+            code = self._faults.take("Subscribe").refuse or "SUCCESS"
+            notice = pb.Notice(server_header=server_header(self._fabric, code))
+            yield pb.ServerNotification(subscription_response=notice)
             while notification := await self._next(subscriber, request.heart_beat_rate):
                 await self._faults.until_awake()
                 yield notification
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the controller goes away")
         finally:
             del self._subscribers[subscriber]
-
-    def _acknowledgement(self) -> pb.ServerNotification:
-        code = self._faults.take("Subscribe").refuse or "SUCCESS"
-        notice = pb.Notice(server_header=server_header(self._fabric, code))
-        return pb.ServerNotification(subscription_response=notice)
 
     async def _next(
         self, subscriber: SubscriberQueue, heart_beat_seconds: int

@@ -154,7 +154,12 @@ class SimLoop(asyncio.BaseEventLoop):
         queue.extend(ready)
         self._ticks += 1
         if self._ticks % COLLECT_TICKS == 0:
-            _collect_garbage(self._ticks // COLLECT_TICKS)
+            # The collection of this number, from 1 on, in one run. The first, second, fourth, eighth and so
+            # on look at all objects, the others at those made since the last: a run that keeps what it makes
+            # would otherwise spend more on each collection, and most of its time.
+            number = self._ticks // COLLECT_TICKS
+            is_full = number & (number - 1) == 0
+            gc.collect(2 if is_full else 1)
         super()._run_once()  # type: ignore[misc]
 
     def _reach_due_timers(self) -> None:
@@ -195,7 +200,14 @@ def run_simulation(seed: int, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """
     was_enabled = gc.isenabled()
     gc.disable()
-    _exempt_older_objects()
+    # Collect the garbage of what ran before, and exempt the rest from collections. A collection looks at
+    # every object of the process. Where thousands of simulations run in a process that has much loaded,
+    # looking at all of them each time would cost more than the simulations. Older objects that become cyclic
+    # garbage meanwhile stay for up to `FULL_COLLECTION_RUNS` simulations.
+    if next(_run_numbers) % FULL_COLLECTION_RUNS == 0:
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
     try:
         with asyncio.Runner(loop_factory=lambda: SimLoop(seed)) as runner:
             return runner.run(main())
@@ -204,30 +216,7 @@ def run_simulation(seed: int, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
             gc.enable()
 
 
-def _collect_garbage(number: int) -> None:
-    """The collection of this number, from 1 on, in one run.
-
-    The first, second, fourth, eighth and so on look at all objects, the others at those made since the last:
-    a run that keeps what it makes would otherwise spend more on each collection, and most of its time.
-    """
-    is_full = number & (number - 1) == 0
-    gc.collect(2 if is_full else 1)
-
-
 _run_numbers = itertools.count()
-
-
-def _exempt_older_objects() -> None:
-    """Collect the garbage of what ran before, and exempt the rest from collections.
-
-    A collection looks at every object of the process. Where thousands of simulations run in a process that
-    has much loaded, looking at all of them each time would cost more than the simulations. Older objects
-    that become cyclic garbage meanwhile stay for up to `FULL_COLLECTION_RUNS` simulations.
-    """
-    if next(_run_numbers) % FULL_COLLECTION_RUNS == 0:
-        gc.unfreeze()
-    gc.collect()
-    gc.freeze()
 
 
 # The wall clock of a simulated cluster.

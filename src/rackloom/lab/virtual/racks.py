@@ -155,7 +155,9 @@ class SimSite:
             few = rng.randint(1, 3) if rng.random() < SMALL_DOMAIN_RATE else None
             rack.limit(room or few)
         if unmanaged_tray:
-            self.site = _without_last_tray(self.site)
+            first, *others = self.site.domains
+            known = msgspec.structs.replace(first, trays=first.trays[:-1])
+            self.site = msgspec.structs.replace(self.site, domains=(known, *others))
 
     @property
     def endpoints(self) -> Mapping[str, str]:
@@ -165,9 +167,3 @@ class SimSite:
     def rack_at(self, url: str) -> SimRack:
         """The rack behind a controller URL."""
         return next(rack for rack in self.racks if url == rack.url or url in rack.others)
-
-
-def _without_last_tray(site: RackSite) -> RackSite:
-    first, *others = site.domains
-    known = msgspec.structs.replace(first, trays=first.trays[:-1])
-    return msgspec.structs.replace(site, domains=(known, *others))

@@ -173,7 +173,13 @@ def _config_version(config: TomlTable, otherwise: int) -> int:
 
 def _containerd_configs(host: Sysroot) -> Iterator[TomlTable]:
     """The file, then all files that it imports. Raises ValueError for invalid TOML."""
-    todo, done, left = [_config_of_running(host)], set[PurePosixPath](), _MOST_CHARACTERS
+    # The file of the running containerd: distributions such as k3s use their own. If several containerd were
+    # given different files, kubelet's one is unknown.
+    commands = (host.text(f"proc/{pid}/cmdline") or "" for pid in processes_named(host, "containerd"))
+    given = {_config_option(command.split("\0")) for command in commands} or {_CONTAINERD_CONFIG}
+    if len(given) > 1:
+        raise ValueError("several containerd run with different configurations")
+    todo, done, left = [given.pop()], set[PurePosixPath](), _MOST_CHARACTERS
     while todo:
         path = todo.pop(0)
         text = None if path in done else _config_text(host, path)
@@ -182,28 +188,11 @@ def _containerd_configs(host: Sysroot) -> Iterator[TomlTable]:
             left -= len(text)
             if left < 0 or len(done) > _MOST_FILES:
                 raise ValueError("containerd's configuration is too long to be read")
-            config = _parse_toml(text)
+            if any(line.count(".") > _MOST_DOTS_IN_LINE for line in text.split("\n")):
+                raise ValueError("a line has too many dots to be read")
+            config = decode_toml(text, "containerd")
             yield config
             todo.extend(_imported_files(host, path.parent, _toml_part(config, "imports", list)))
-
-
-def _parse_toml(text: str) -> TomlTable:
-    """Raises ValueError for invalid TOML, or text that would take too long to parse."""
-    if any(line.count(".") > _MOST_DOTS_IN_LINE for line in text.split("\n")):
-        raise ValueError("a line has too many dots to be read")
-    return decode_toml(text, "containerd")
-
-
-def _config_of_running(host: Sysroot) -> PurePosixPath:
-    """The file of the running containerd: distributions such as k3s use their own.
-
-    Raises ValueError where several were given different ones: which of them kubelet asks is not seen.
-    """
-    commands = (host.text(f"proc/{pid}/cmdline") or "" for pid in processes_named(host, "containerd"))
-    given = {_config_option(command.split("\0")) for command in commands} or {_CONTAINERD_CONFIG}
-    if len(given) > 1:
-        raise ValueError("several containerd run with different configurations")
-    return given.pop()
 
 
 def _config_option(words: list[str]) -> PurePosixPath:
@@ -271,6 +260,7 @@ def collect_imex(host: Sysroot) -> ImexEvidence:
     outside: tuple[int, ...] | None = tuple(pid for pid, inside in in_pods.items() if inside is False)
     if running is None or (not outside and None in in_pods.values()):
         outside = None
+    tables = [sockets for pid in running or () if (sockets := sockets_of(host, pid)) is not None]
     return ImexEvidence(
         running=running,
         in_pods=tuple(pid for pid, inside in in_pods.items() if inside),
@@ -279,7 +269,7 @@ def collect_imex(host: Sysroot) -> ImexEvidence:
         offered=_offers_channels(host),
         channels=tuple(sorted(_channel_devices(host))),
         named=_configured_nodes(host),
-        connected=_connected_peers(host, running or ()),
+        connected=len(set[str]().union(*map(_peer_addresses, tables))) if tables else None,
     )
 
 
@@ -338,11 +328,6 @@ def _configured_nodes(host: Sysroot) -> tuple[str, ...] | None:
     if nodes is None:
         return None
     return tuple(name for line in nodes.splitlines() if (name := line.partition("#")[0].strip()))
-
-
-def _connected_peers(host: Sysroot, running: Sequence[int]) -> int | None:
-    tables = [sockets for pid in running if (sockets := sockets_of(host, pid)) is not None]
-    return len(set[str]().union(*map(_peer_addresses, tables))) if tables else None
 
 
 def _peer_addresses(sockets: Sequence[TcpSocket]) -> set[str]:

@@ -71,7 +71,13 @@ def emulate(
         Refused: not allowed or not possible here.
         Retry: the links did not come up in time.
     """
-    _require_tools()
+    if sys.platform != "linux":
+        raise Refused("network namespaces exist on Linux only")
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            raise Refused(f"{tool} is not installed", nearest_fix="install iproute2")
+    if os.geteuid() != 0:
+        raise Refused("network namespaces need root", nearest_fix="run as root")
     remove_stale_namespaces()
     name = f"rackloom-{os.getpid()}-{next(_namespace_numbers)}"
     pods = (f"{name}-a", f"{name}-b")
@@ -95,16 +101,6 @@ def remove_stale_namespaces() -> None:
         pod = line.split(" ", 1)[0]
         if (ours := _NAMESPACE_NAME.fullmatch(pod)) and not Path("/proc", ours["pid"]).exists():
             _remove_namespace(pod)
-
-
-def _require_tools() -> None:
-    if sys.platform != "linux":
-        raise Refused("network namespaces exist on Linux only")
-    for tool in ("ip", "tc"):
-        if shutil.which(tool) is None:
-            raise Refused(f"{tool} is not installed", nearest_fix="install iproute2")
-    if os.geteuid() != 0:
-        raise Refused("network namespaces need root", nearest_fix="run as root")
 
 
 def _connect_pods(pods: tuple[str, str], device: str, subnet: int, gigabits: float | None) -> None:

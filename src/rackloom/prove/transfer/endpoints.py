@@ -70,7 +70,13 @@ def prepare_end(config: EndConfig) -> HostFacts:
     """
     visible = require_isolation(config.allocated)
     if config.cores:
-        _pin_to_cores(config.cores)
+        try:
+            os.sched_setaffinity(0, config.cores)
+        except OSError as error:
+            raise Refused(
+                f"this end may not run on processors {', '.join(map(str, config.cores))}: {error}",
+                nearest_fix=f"use some of {', '.join(map(str, sorted(os.sched_getaffinity(0))))}",
+            ) from error
     return HostFacts(
         hostname=platform.node(),
         kernel=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -105,16 +111,6 @@ class UsageMeter:
             voluntary_switches=own.ru_nvcsw - self._own.ru_nvcsw,
             involuntary_switches=own.ru_nivcsw - self._own.ru_nivcsw,
         )
-
-
-def _pin_to_cores(cores: tuple[int, ...]) -> None:
-    try:
-        os.sched_setaffinity(0, cores)
-    except OSError as error:
-        raise Refused(
-            f"this end may not run on processors {', '.join(map(str, cores))}: {error}",
-            nearest_fix=f"use some of {', '.join(map(str, sorted(os.sched_getaffinity(0))))}",
-        ) from error
 
 
 def _gpu_driver() -> str | None:
@@ -359,7 +355,10 @@ class _InitiatorSession:
             while state == "PROC":
                 state = nixl.check_xfer_state(request)
                 if clock() > next_check:
-                    self._check_peer()
+                    if time.monotonic() > self._deadline:
+                        raise self._trouble(f"the transfer took longer than {self._spec.timeout_seconds:g} s")
+                    if not self._channel.peer_is_there():
+                        raise self._trouble("the target ended in the middle of the transfer")
                     next_check = clock() + POLL_CHECK_SECONDS
             done = clock()
         except Retry:
@@ -369,12 +368,6 @@ class _InitiatorSession:
         if state != "DONE":
             raise self._trouble("NIXL reported an error for the transfer")
         return posted - start, done - posted
-
-    def _check_peer(self) -> None:
-        if time.monotonic() > self._deadline:
-            raise self._trouble(f"the transfer took longer than {self._spec.timeout_seconds:g} s")
-        if not self._channel.peer_is_there():
-            raise self._trouble("the target ended in the middle of the transfer")
 
     def _trouble(self, problem: str) -> Retry:
         return Retry(self._agent.explain(problem), after=1.0)

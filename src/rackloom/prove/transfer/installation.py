@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 
 from rackloom.errors import Refused
 from rackloom.runtime.shipped_files import shipped_path
@@ -81,7 +80,10 @@ def installer_command(
     """
     if reason := unsupported_reason(platform.system(), platform.machine()):
         raise Refused(reason)
-    options = ("--no-deps", "--require-hashes", "--requirement", str(_requirements()))
+    path = shipped_path(_REQUIREMENTS)
+    if not path.is_file():
+        raise Refused(f"{path} is missing: this installation of Rackloom is not complete")
+    options = ("--no-deps", "--require-hashes", "--requirement", str(path))
     if find_spec("pip") is not None if has_pip is None else has_pip:
         return (python, "-m", "pip", "install", "--disable-pip-version-check", *options)
     if (uv := which("uv")) is not None:
@@ -90,10 +92,3 @@ def installer_command(
         "this environment has no pip, and there is no uv in $PATH",
         nearest_fix=f"install uv, or run `python -m ensurepip` in it, and call `{INSTALL_COMMAND}` again",
     )
-
-
-def _requirements() -> Path:
-    path = shipped_path(_REQUIREMENTS)
-    if not path.is_file():
-        raise Refused(f"{path} is missing: this installation of Rackloom is not complete")
-    return path

@@ -16,7 +16,6 @@ declaration, because entity expansion can make a small XML file arbitrarily larg
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import msgspec
@@ -131,22 +130,16 @@ def read_nccl_topology(content: bytes, name: str) -> VendorTopology:
     numa: dict[str, int] = {}
     for cpu in root.iter("cpu"):
         for found in cpu.iter("pci"):
-            _read_switch(found, cpu.attrib, switches, numa)
+            # The devices right below a switch; in these files a switch is a `pci` that holds others.
+            for below in found.findall("pci"):
+                address = normal_pci_address(below.attrib.get("busid", ""))
+                if address is None or below.find("pci") is not None:
+                    continue
+                switches[address] = found.attrib.get("busid", "").lower()
+                node = cpu.attrib.get("numaid", "")
+                if node.isascii() and node.isdigit() and len(node) < 6:
+                    numa[address] = int(node)
     return VendorTopology(switches, numa)
-
-
-def _read_switch(
-    switch: ET.Element, cpu: Mapping[str, Any], switches: dict[str, str], numa: dict[str, int]
-) -> None:
-    """The devices right below a switch; in these files a switch is a `pci` that holds others."""
-    for below in switch.findall("pci"):
-        address = normal_pci_address(below.attrib.get("busid", ""))
-        if address is None or below.find("pci") is not None:
-            continue
-        switches[address] = switch.attrib.get("busid", "").lower()
-        node = cpu.get("numaid", "")
-        if node.isascii() and node.isdigit() and len(node) < 6:
-            numa[address] = int(node)
 
 
 # Fusion of all sources into one profile.

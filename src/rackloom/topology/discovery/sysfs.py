@@ -229,16 +229,6 @@ def read_netdevs(sysroot: Sysroot) -> tuple[NetDevice, ...]:
     return tuple(_read_netdev(sysroot, name, by_index) for name in names if name != _LOOPBACK)
 
 
-def read_rdma(sysroot: Sysroot) -> tuple[RdmaDevice, ...]:
-    """All RDMA devices."""
-    verbs = sysroot.names(UVERBS_CLASS)
-    reachable = {sysroot.text(f"{UVERBS_CLASS}/{name}/ibdev") for name in verbs} if verbs else None
-    return tuple(
-        _read_rdma_device(sysroot, name, None if reachable is None else name in reachable)
-        for name in sysroot.names(INFINIBAND_CLASS)
-    )
-
-
 def read_routes(sysroot: Sysroot) -> tuple[NetRoute, ...]:
     """The routes of the main tables, of either family. Of several next hops, procfs shows the first."""
     return (
@@ -406,21 +396,23 @@ DRIVER_GPUS = "/proc/driver/nvidia/gpus"
 
 def read_host(sysroot: Sysroot) -> HostReading:
     """Everything that the kernel and NVIDIA's driver show in files."""
+    # All RDMA devices.
+    verbs = sysroot.names(UVERBS_CLASS)
+    reachable = {sysroot.text(f"{UVERBS_CLASS}/{name}/ibdev") for name in verbs} if verbs else None
     return HostReading(
         name=sysroot.text("/proc/sys/kernel/hostname") or "unknown",
         pci=read_pci(sysroot),
-        rdma=read_rdma(sysroot),
+        rdma=tuple(
+            _read_rdma_device(sysroot, name, None if reachable is None else name in reachable)
+            for name in sysroot.names(INFINIBAND_CLASS)
+        ),
         netdevs=read_netdevs(sysroot),
-        gpus=_driver_gpus(sysroot),
+        gpus=tuple(
+            _driver_gpu(address, sysroot.text(f"{DRIVER_GPUS}/{name}/information") or "")
+            for name in sysroot.names(DRIVER_GPUS)
+            if (address := normal_pci_address(name)) is not None
+        ),
         routes=read_routes(sysroot),
-    )
-
-
-def _driver_gpus(sysroot: Sysroot) -> tuple[DriverGpu, ...]:
-    return tuple(
-        _driver_gpu(address, sysroot.text(f"{DRIVER_GPUS}/{name}/information") or "")
-        for name in sysroot.names(DRIVER_GPUS)
-        if (address := normal_pci_address(name)) is not None
     )
 
 

@@ -91,7 +91,14 @@ class ResourceClaimController(Controller):
         kept = [user for user in users if self._uses(claim, user)]
         is_leaving = "deletionTimestamp" in claim["metadata"]
         if kept != users or (not kept and "allocation" in status and is_leaving):
-            claim = await self._unreserve(claim, kept)
+            status = {
+                key: value for key, value in claim["status"].items() if key not in ("reservedFor", "devices")
+            }
+            if kept:
+                status |= {"reservedFor": kept, "devices": claim["status"].get("devices", [])}
+            else:
+                status.pop("allocation", None)
+            claim = await self._update_status(objects.RESOURCE_CLAIM, claim, status)
         if "allocation" not in (claim.get("status") or {}):
             await self._remove_finalizer(claim)
         if not kept and self._was_made_for_an_ended_pod(claim):
@@ -100,16 +107,6 @@ class ResourceClaimController(Controller):
     def _uses(self, claim: Object, user: Object) -> bool:
         pod = self._store.find(objects.POD, (claim["metadata"]["namespace"], user["name"]))
         return pod is not None and pod["metadata"]["uid"] == user["uid"] and not has_pod_ended(pod)
-
-    async def _unreserve(self, claim: Object, kept: list[Object]) -> Object:
-        status = {
-            key: value for key, value in claim["status"].items() if key not in ("reservedFor", "devices")
-        }
-        if kept:
-            status |= {"reservedFor": kept, "devices": claim["status"].get("devices", [])}
-        else:
-            status.pop("allocation", None)
-        return await self._update_status(objects.RESOURCE_CLAIM, claim, status)
 
     async def _remove_finalizer(self, claim: Object) -> None:
         metadata = claim["metadata"]

@@ -51,7 +51,10 @@ class MpiJobController(Controller):
             if launcher is None and (_launcher_policy(job) != _WAIT_FOR_WORKERS or _all_ready(job, workers)):
                 await self._make(objects.JOB, _launcher_job(job))
         else:
-            await self._clean(job, workers)
+            policy = (job["spec"].get("runPolicy") or {}).get("cleanPodPolicy", "None")
+            for pod in workers.values():
+                if policy == "All" or (policy == "Running" and pod_phase(pod) in ("Pending", "Running")):
+                    await self._delete(objects.POD, pod)
         if (job := self._store.find(MPI_JOB, key)) is not None:
             conditions = [*_conditions(job, self._workers(job), self._launcher(job))]
             await self._update_status(MPI_JOB, job, {**(job.get("status") or {}), "conditions": conditions})
@@ -60,12 +63,6 @@ class MpiJobController(Controller):
         meta = obj["metadata"]
         if self._store.find(kind, (meta["namespace"], meta["name"])) is None:
             await self._api.create(kind, obj)
-
-    async def _clean(self, job: Object, workers: dict[int, Object]) -> None:
-        policy = (job["spec"].get("runPolicy") or {}).get("cleanPodPolicy", "None")
-        for pod in workers.values():
-            if policy == "All" or (policy == "Running" and pod_phase(pod) in ("Pending", "Running")):
-                await self._delete(objects.POD, pod)
 
     def _workers(self, job: Object) -> dict[int, Object]:
         pods = (obj for kind, obj in self._owned(job) if kind == objects.POD)

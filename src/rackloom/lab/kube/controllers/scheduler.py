@@ -302,21 +302,20 @@ class DeviceInventory:
         key = key_of(obj)
         if kind == objects.RESOURCE_SLICE:
             found = self._store.find(kind, key)
-            self._note_slice(key, _readable(_bare(found), ResourceSlice) if found else None)
+            value = _readable(_bare(found), ResourceSlice) if found else None
+            before = self._slices.get(key)
+            if _noted(self._slices, key, value) and self._fleet is not None:
+                self._fleet.replace_slice(self._tainted(before), self._tainted(value))
         elif kind == objects.NODE:
             found = self._store.find(kind, key)
-            self._note_node(key, allocator_node(found) if found else None)
+            if _noted(self._nodes, key, allocator_node(found) if found else None):
+                self._fleet = None
         elif kind == objects.DEVICE_CLASS:
             self._fleet = None
         elif kind in objects.DEVICE_TAINT_RULES:
             self._read_rules()
         elif kind == objects.RESOURCE_CLAIM:
             self._note_claim(key)
-
-    def _note_slice(self, key: ObjectKey, value: ResourceSlice | None) -> None:
-        before = self._slices.get(key)
-        if _noted(self._slices, key, value) and self._fleet is not None:
-            self._fleet.replace_slice(self._tainted(before), self._tainted(value))
 
     def _tainted(self, value: ResourceSlice | None) -> ResourceSlice | None:
         return None if value is None else with_taint_rules([value], self._rules)[0]
@@ -325,10 +324,6 @@ class DeviceInventory:
         rules = (rule for kind in objects.DEVICE_TAINT_RULES for rule in self._store.all(kind))
         self._rules = tuple(readable_rules(rules))
         self._fleet = None
-
-    def _note_node(self, key: ObjectKey, value: Node | None) -> None:
-        if _noted(self._nodes, key, value):
-            self._fleet = None
 
     def _note_claim(self, key: ObjectKey) -> None:
         found = self._store.find(objects.RESOURCE_CLAIM, key)

@@ -36,11 +36,16 @@ class KubeApplication:
             await reply(scope, receive, send)
 
     async def _passed_on(self, request: Request) -> Response:
+        # The request body, read only a little beyond the limit, so that it is refused.
+        content = bytearray()
+        async for part in request.stream():
+            if len(content) <= MAX_BODY_BYTES:
+                content += part
         asked = httpx2.Request(
             request.method,
             str(request.url),
             headers={name: request.headers[name] for name in _FORWARDED_HEADERS if name in request.headers},
-            content=await _read_body(request),
+            content=bytes(content),
         )
         try:
             answer = await self._transport.handle_async_request(asked)
@@ -50,15 +55,6 @@ class KubeApplication:
         if asked.url.params.get("watch") in ("true", "1"):
             return StreamingResponse(answer.aiter_raw(), answer.status_code, headers, "application/json")
         return Response(await answer.aread(), answer.status_code, headers, "application/json")
-
-
-async def _read_body(request: Request) -> bytes:
-    """The request body, read only a little beyond the limit, so that it is refused."""
-    content = bytearray()
-    async for part in request.stream():
-        if len(content) <= MAX_BODY_BYTES:
-            content += part
-    return bytes(content)
 
 
 def _refusal_response(error: KubeError) -> Response:

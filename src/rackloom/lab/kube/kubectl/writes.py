@@ -71,7 +71,7 @@ def strategic_merge(target: Any, patch: Any, keys: MergeKeys, at: str = "") -> A
     if directive == "delete":
         return {}
     if directive == "replace":
-        return _without_directive(patch)
+        return {name: value for name, value in patch.items() if name != _PATCH}
     if directive != "merge":
         raise refusals.bad_request(f"unknown patch type: {directive}")
     merged = _retain_keys(target if isinstance(target, Mapping) else {}, patch)
@@ -124,7 +124,10 @@ def _merged_list(present: _List, name: str, patch: _Map, keys: MergeKeys, at: st
     merged = [item for item in merged if _element_id(item, key) not in gone]
     order = _list_of(patch, _ORDER + name) if _ORDER + name in patch else plain
     wanted = [_element_id(item, key) for item in order]
-    _check_order([_element_id(item, key) for item in plain], wanted, at)
+    named = [_element_id(item, key) for item in plain]
+    positions = [wanted.index(name) for name in named if name in wanted]
+    if len(positions) < len(named) or positions != sorted(positions):
+        raise refusals.bad_request(f"the order in the patch of {at} does not match its {_ORDER} list")
     return _ordered(merged, wanted, [_element_id(item, key) for item in present], key)
 
 
@@ -151,12 +154,6 @@ def _without_directives(value: Any) -> Any:
             if item is not None and not name.startswith("$")
         }
     return [_without_directives(item) for item in value] if isinstance(value, list) else value
-
-
-def _check_order(named: _List, wanted: _List, at: str) -> None:
-    positions = [wanted.index(name) for name in named if name in wanted]
-    if len(positions) < len(named) or positions != sorted(positions):
-        raise refusals.bad_request(f"the order in the patch of {at} does not match its {_ORDER} list")
 
 
 def _ordered(merged: _List, wanted: _List, before: _List, key: str) -> _List:
@@ -206,10 +203,6 @@ def _element_id(item: Any, key: str) -> Any:
     return item.get(key) if key and isinstance(item, Mapping) else item
 
 
-def _without_directive(patch: _Map) -> dict[str, Any]:
-    return {name: value for name, value in patch.items() if name != _PATCH}
-
-
 # Protobuf bodies.
 
 
@@ -232,18 +225,14 @@ class UnreadableProtobuf(Exception):
 def read_protobuf(body: bytes) -> Object:
     """The object. Raises `Unreadable`."""
     try:
-        return _read_envelope(body)
+        if not body.startswith(_MAGIC):
+            raise UnreadableProtobuf("it does not begin as Kubernetes' protobuf does")
+        envelope = wire.Unknown.FromString(body.removeprefix(_MAGIC))
+        kind = envelope.typeMeta.kind
+        if kind not in _MESSAGES:
+            raise UnreadableProtobuf(f"kind {kind!r}")
+        message = _MESSAGES[kind].FromString(envelope.raw)
+        fields = MessageToDict(message, preserving_proto_field_name=True)
+        return {"apiVersion": envelope.typeMeta.apiVersion, "kind": kind, **fields}
     except DecodeError as error:
         raise UnreadableProtobuf(str(error)) from error
-
-
-def _read_envelope(body: bytes) -> Object:
-    if not body.startswith(_MAGIC):
-        raise UnreadableProtobuf("it does not begin as Kubernetes' protobuf does")
-    envelope = wire.Unknown.FromString(body.removeprefix(_MAGIC))
-    kind = envelope.typeMeta.kind
-    if kind not in _MESSAGES:
-        raise UnreadableProtobuf(f"kind {kind!r}")
-    message = _MESSAGES[kind].FromString(envelope.raw)
-    fields = MessageToDict(message, preserving_proto_field_name=True)
-    return {"apiVersion": envelope.typeMeta.apiVersion, "kind": kind, **fields}
