@@ -140,9 +140,9 @@ class _Planner:
         self._plan_allocations()
         # The name of a logical partition is unique for its tenant, here as in NICo.
         for partition in self._nico.logical_partitions:
-            step = _step_of(CreateLogicalPartition, partition)
+            creation = _step_of(CreateLogicalPartition, partition)
             refusal = self._why_not_ready(partition.status) or self._why_no_access(partition.org)
-            if self._add_record(step, self._site.logical_partitions, refusal):
+            if self._add_record(creation, self._site.logical_partitions, refusal):
                 self._logical_partitions.add((partition.org, partition.id))
         for vpc in self._nico.vpcs:
             step = _step_of(CreateVpc, vpc)
