@@ -16,8 +16,8 @@ the modules in this order:
   `spare_trays`).
 
 Why a node is closed to a job: the refusal of the search is the message of the condition Placed
-(`reconcile`, reason DoesNotFit). It quotes `PlacementTray.shut` and `closed`. `trays` writes these by the
-rules of the members, and `core.cluster.nodes` (`closed_reasons`) by the state of the node.
+(`reconcile`, reason DoesNotFit). It quotes `PlacementTray.shut` and `closed`. `trays` fills these in, and
+lists the rules with the places of their texts.
 
 A field of GangPlan: declare it in `core.cluster.trays` and in `crd`. `snapshot.read_record` then
 reads it and `record_plan` writes it. `requests` (for `Gang`) or the search (for `GangPlan`) fills it in,

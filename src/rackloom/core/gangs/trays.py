@@ -96,8 +96,15 @@ def with_reservations(
     return PlacementSite(running.trays, (*running.holds, *planned))
 
 
-# The trays that are closed to members, and why. Each reason of a refusal is written here, or in
-# `core.cluster.nodes` (`closed_reasons`) if it holds for all pods.
+# The trays that are closed to members, and why. The texts of the rules:
+#
+# - cordoned, not ready: `core.cluster.nodes.closed_reasons`; for all pods
+# - a taint that is not tolerated: `core.cluster.nodes.closing_taints`
+# - node selector, node affinity: `core.cluster.scheduling.unmet_requirements`
+# - pods that exclude each other, host ports: `_KEPT_AWAY`
+# - too little CPU or memory: `core.place.gang_planner.scarcity`, for helpers and slots that move
+#
+# `core.place.gang_fixes.describe_shortage` puts them into the refusal.
 
 
 _TOLERATES_RESERVATIONS = Toleration(key=GANG_TAINT, operator="Exists")
