@@ -53,5 +53,5 @@ async def record(api: KubeApi, namespace: str, name: str) -> GangRecord | None:
 async def does_not_fit(api: KubeApi, namespace: str, name: str) -> str:
     """Why a gang waits; empty unless it was told that it does not fit."""
     found = await record(api, namespace, name)
-    placed = None if found is None else found.condition("Placed")
+    placed = None if found is None else found.status.condition("Placed")
     return placed.message if placed is not None and placed.reason == "DoesNotFit" else ""

@@ -101,7 +101,7 @@ async def test_a_gang_goes_to_the_nodes_that_its_pods_choose_and_is_told_of_rule
 
     async def refused() -> str:
         found = await record(api, namespace, "big")
-        placed = None if found is None else found.condition("Placed")
+        placed = None if found is None else found.status.condition("Placed")
         return placed.message if placed is not None and placed.reason == "InvalidGang" else ""
 
     assert "topologySpreadConstraints by zone" in await until(refused, "the gang is told", PATIENCE)

@@ -23,6 +23,7 @@ ALLOWED = {
     "topology/profiles/__init__.py": "files of the package",
     "testing/child_process.py": "arguments and output of a child process that is this program",
     "web/history_file.py": f"the history of the map, compressed: {OUR_OWN}",
+    "core/diagnosis/runbooks.py": "a file of the package",
     "app/demo/job.py": "a file of the package",
     "app/demo/tenants.py": "answers of the service in the same process",
     "app/twin/real_site.py": "answers of the service in the same process",

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+import msgspec
 from msgspec.structs import replace
 from tests.core.cluster.views import with_state
 
@@ -17,7 +18,6 @@ from rackloom.core.gangs.snapshot import (
     ClusterLists,
     GangObjects,
     GangSettings,
-    gang_status_json,
     objects_by_gang,
     read_record,
     take_snapshot,
@@ -72,10 +72,10 @@ class Toy:
         if most is not None:
             self.forget(None)
             return True
-        if decision.conditions is not None and KEY.name in self.plans:
-            status = {"status": gang_status_json(decision.conditions)}
+        if decision.status is not None and KEY.name in self.plans:
+            status = {"status": msgspec.to_builtins(decision.status)}
             self.put(self.plans, KEY.name, merge_patch(self.plans[KEY.name], status))
-        changed = bool(decision.actions) or decision.conditions is not None
+        changed = bool(decision.actions) or decision.status is not None
         return self.ask() or changed
 
     def ask(self):

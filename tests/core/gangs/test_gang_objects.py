@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from tests.core.gangs.gang_toy import read_site
@@ -30,6 +31,7 @@ from rackloom.core.cluster.trays import (
     GangPlan,
     MemberAssignment,
     PlacementSite,
+    PlacementTerms,
     PlacementTray,
     without_foreign_names,
 )
@@ -82,6 +84,23 @@ def node(name, *, gpus=4, clique="c.1", ready="True", **spec):
 def test_the_crd_that_is_shipped_is_the_one_of_the_code():
     text = (BASE / "crd-gangs.yaml").read_text()
     assert list(yaml.safe_load_all(text)) == [gang_crd()], "run deploy/kubernetes/write_crds.py"
+
+
+def test_the_api_server_prunes_no_field_of_a_recorded_gang():
+    """Fields that a schema does not have are dropped when the object is stored."""
+    terms = PlacementTerms(where="w", channel=True, likeness="l", apart=("a",))
+    group = GangGroup(name="g", members=1, gpus=1, devices="d", share="s", terms=terms, follows=True)
+    gang = Gang(name="n", groups=(group,), priority=-1, preempts=False, segment=1, spares=1, exclusive=True)
+    (version,) = gang_crd()["spec"]["versions"]
+    kept = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["gang"]
+
+    def pruned(value, schema):
+        if isinstance(value, dict):
+            known = schema["properties"]
+            return {name: pruned(value[name], known[name]) for name in value if name in known}
+        return [pruned(item, schema["items"]) for item in value] if isinstance(value, list | tuple) else value
+
+    assert msgspec.convert(pruned(msgspec.to_builtins(gang), kept), Gang) == gang
 
 
 def test_a_wish_has_groups_segments_and_spares():

@@ -218,7 +218,7 @@ class SimulatedGang(SimulatedJob):
     def runs(self) -> bool:
         """The same, and all are where the plan has them."""
         plan = self._find(GANG_PLAN, self.name)
-        bound = None if plan is None else read_record(plan).condition("Bound")
+        bound = None if plan is None else read_record(plan).status.condition("Bound")
         return super().runs() and bound is not None and bound.reason == "AllBound"
 
     def is_gone(self) -> bool:

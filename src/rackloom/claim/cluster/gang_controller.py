@@ -53,7 +53,6 @@ from rackloom.core.gangs.snapshot import (
     GangObjects,
     GangSettings,
     GangSnapshot,
-    gang_status_json,
     read_record,
     release_tray,
 )
@@ -180,7 +179,7 @@ class GangMetrics:
 
     def render(self, plans: Iterable[Object]) -> bytes:
         """The text that Prometheus scrapes; `plans` are the current GangPlans."""
-        placed = (read_record(plan).condition(PLACED) for plan in plans)
+        placed = (read_record(plan).status.condition(PLACED) for plan in plans)
         reasons = Count(condition.reason for condition in placed if condition is not None)
         for reason in PLACED_REASONS:
             self._gangs.labels(reason).set(reasons[reason])
@@ -314,9 +313,9 @@ class GangController:
     async def _publish(self, key: GangKey, decision: GangDecision) -> float | None:
         """Write the status if it changed, at a limited rate; returns the delay until it may be written."""
         plan = self.caches.plan(key)
-        if decision.conditions is None or plan is None:
+        if decision.status is None or plan is None:
             return None
-        early = await self._runtime.update_status(key, GANG_PLAN, plan, gang_status_json(decision.conditions))
+        early = await self._runtime.update_status(key, GANG_PLAN, plan, msgspec.to_builtins(decision.status))
         if early is not None:
             return early
         await self._record_events(key, decision.notices)

@@ -19,6 +19,7 @@ the price in fragmentation.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
@@ -39,6 +40,9 @@ from rackloom.core.cluster.scheduling import (
 from rackloom.core.cluster.state import ClusterState, TrayHold
 
 # The gang and its plan.
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PlacementTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +66,8 @@ class GangGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Interchangeable members of a gang."""
 
     name: str
-    members: int
-    gpus: int
+    members: Count
+    gpus: Count
     """GPUs of one member, whether counted (`nvidia.com/gpu`) or claimed."""
     devices: str | None = None
     """A kind of claims (GPUs, NICs) that each member has: a key of `PlacementTray.rooms`."""
@@ -93,10 +97,10 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     preempts: bool = True
     """Jobs of lower priority may be ended for it."""
-    segment: int | None = None
+    segment: Count | None = None
     """Members that must share a clique: each group, with those that follow it, is cut into segments of this
     many. None: all groups of the same `share` are in one clique."""
-    spares: int = 0
+    spares: Count = 0
     """Trays to leave free in each clique that is used, for a member whose tray is lost."""
     exclusive: bool = False
     """Takes only trays that are empty, and each of them whole (they are reserved by a taint)."""
@@ -111,7 +115,7 @@ class MemberAssignment(msgspec.Struct, frozen=True):
     """One member on its tray."""
 
     group: str
-    member: int
+    member: Count
     """From 0 within the group."""
     tray: str
 
@@ -123,9 +127,9 @@ REGION_SIZES = (16, 8, 4, 2, 1)
 class FreeRegionCount(msgspec.Struct, frozen=True):
     """How many gangs of a size the empty trays of the site can take, each in one clique."""
 
-    trays: int
-    before: int
-    after: int
+    trays: Count
+    before: Count
+    after: Count
 
 
 class GangPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,12 @@ Why a node is closed to a job: the refusal of the search is the message of the c
 (`reconcile`, reason DoesNotFit). It quotes `PlacementTray.shut` and `closed`. `trays` fills these in, and
 lists the rules with the places of their texts.
 
-A field of GangPlan: declare it in `core.cluster.trays` and in `crd`. `snapshot.read_record` then
-reads it and `record_plan` writes it. `requests` (for `Gang`) or the search (for `GangPlan`) fills it in,
-and `reconcile` decides from it and reports it in a condition.
+A new field: the controller makes each GangPlan, and users declare a gang by annotations of its pods.
+
+- An input of users: `GangSpec` and `read_gang_spec` in `core.cluster.gang_objects`, then a field of `Gang`
+  (`core.cluster.trays`), which `requests.placement_request` fills in and the search honours.
+- `spec.gang`, `spec.plan`: a field of `Gang` or `GangPlan`. The schema, reading and writing follow from it.
+- Beside them in `spec`: `RecordSpec`, `GangRecord` and `read_record` in `snapshot`.
+- `status`: a field of `GangStatus` in `snapshot`, which `read_record` reads and `reconcile.with_status` fills
+  in, and its schema in `crd`. The controller writes the status as it is.
 """

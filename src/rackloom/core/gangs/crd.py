@@ -1,8 +1,10 @@
 """The CustomResourceDefinition of GangPlan (`rackloom.dev/v1alpha1`), as data.
 
-`core.gangs.snapshot` reads and writes the objects. Gang and plan are written as msgspec encodes them, so
-their fields are those of `Gang` and `GangPlan`.
+`core.gangs.snapshot` reads and writes the objects. The schema of the spec is made from `RecordSpec` there, so
+a new field of a gang or a plan is in it, and the API server does not prune it.
 """
+
+from msgspec import inspect
 
 from rackloom.core.cluster.objects import GANG_PLAN
 from rackloom.core.domains.crds import (
@@ -13,10 +15,7 @@ from rackloom.core.domains.crds import (
     printer_column,
     resource_crd,
 )
-
-_TEXT: JsonSchema = {"type": "string"}
-_COUNT: JsonSchema = {"type": "integer", "minimum": 0}
-_FLAG: JsonSchema = {"type": "boolean"}
+from rackloom.core.gangs.snapshot import RecordSpec
 
 
 def gang_crd() -> JsonSchema:
@@ -29,47 +28,31 @@ def gang_crd() -> JsonSchema:
         printer_column("Why", '.status.conditions[?(@.type=="Placed")].message'),
         printer_column("Age", ".metadata.creationTimestamp", type_="date"),
     ]
-    status = object_schema({"conditions": conditions_schema()})
-    schema = object_schema({"spec": _spec_schema(), "status": status})
+    spec, status = (
+        _schema_of(inspect.type_info(RecordSpec)),
+        object_schema({"conditions": conditions_schema()}),
+    )
+    schema = object_schema({"spec": spec, "status": status})
     return resource_crd(GANG_PLAN, schema, columns, STATUS_SUBRESOURCE)
 
 
-def _spec_schema() -> JsonSchema:
-    terms = object_schema({"where": _TEXT, "likeness": _TEXT, "apart": _list_schema(_TEXT), "channel": _FLAG})
-    group = object_schema(
-        {"name": _TEXT, "members": _COUNT, "gpus": _COUNT, "devices": _TEXT, "terms": terms},
-        required=["name", "members", "gpus"],
-    )
-    gang = {
-        "name": _TEXT,
-        "groups": _list_schema(group),
-        "priority": {"type": "integer"},
-        "segment": _COUNT,
-        "apart": _FLAG,
-        "spares": _COUNT,
-        "exclusive": _FLAG,
-    }
-    plan = {
-        "gang": _TEXT,
-        "seats": _list_schema(_whole_object({"group": _TEXT, "member": _COUNT, "tray": _TEXT})),
-        "cliques": _list_schema(_TEXT),
-        "spares": _list_schema(_TEXT),
-        "price": _list_schema(object_schema({"trays": _COUNT, "before": _COUNT, "after": _COUNT})),
-        "reason": _TEXT,
-    }
-    return object_schema(
-        {
-            "gang": object_schema(gang, required=["name", "groups"]),
-            "plan": _whole_object(plan),
-            "trays": _list_schema(_whole_object({"name": _TEXT, "clique": _TEXT})),
-        }
-    )
-
-
-def _list_schema(item: JsonSchema) -> JsonSchema:
-    return {"type": "array", "items": item, "x-kubernetes-list-type": "atomic"}
-
-
-def _whole_object(properties: JsonSchema) -> JsonSchema:
-    """An object that has all of its properties."""
-    return object_schema(properties, required=list(properties))
+def _schema_of(kind: inspect.Type) -> JsonSchema:
+    """The schema of a type in a record. A field that may be null is not required."""
+    match kind:
+        case inspect.StructType():
+            properties = {field.encode_name: _schema_of(field.type) for field in kind.fields}
+            required = [field.encode_name for field in kind.fields if field.required]
+            return object_schema(properties, required=required or None)
+        case inspect.VarTupleType():
+            items = _schema_of(kind.item_type)
+            return {"type": "array", "items": items, "x-kubernetes-list-type": "atomic"}
+        case inspect.UnionType():
+            (written,) = (option for option in kind.types if not isinstance(option, inspect.NoneType))
+            return _schema_of(written)
+        case inspect.IntType():
+            return {"type": "integer"} if kind.ge is None else {"type": "integer", "minimum": kind.ge}
+        case inspect.BoolType():
+            return {"type": "boolean"}
+        case inspect.StrType():
+            return {"type": "string"}
+    raise TypeError(f"{kind} has no schema")

@@ -51,6 +51,7 @@ from rackloom.core.gangs.snapshot import (
     GangRecord,
     GangSettings,
     GangSnapshot,
+    GangStatus,
     close_record,
     create_record,
     reduce_plan,
@@ -76,7 +77,7 @@ def _shorten(names: Collection[str]) -> str:
 
 
 def gang_condition(type_: str, status: str, reason: str, message: str) -> Condition:
-    """One condition; `with_conditions` adds its transition time."""
+    """One condition; `with_status` adds its transition time."""
     return Condition(type=type_, status=status, reason=reason, message=message)
 
 
@@ -146,8 +147,8 @@ class GangDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What to do about one gang, in order, and what to report afterwards."""
 
     actions: tuple[ObjectWrite, ...] = ()
-    conditions: tuple[Condition, ...] | None = None
-    """None if the recorded ones hold."""
+    status: GangStatus | None = None
+    """None if the recorded one holds."""
     notices: tuple[EventNotice, ...] = ()
     needs_placement: bool = False
     recheck_after: float | None = None
@@ -159,14 +160,14 @@ class GangDecision(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-def with_conditions(decision: GangDecision, snapshot: GangSnapshot, *conditions: Condition) -> GangDecision:
-    """The decision with these conditions, if they differ from the recorded ones, and with their events."""
+def with_status(decision: GangDecision, snapshot: GangSnapshot, *conditions: Condition) -> GangDecision:
+    """The decision with a status of these conditions, if it differs from the recorded one, and its events."""
     present = {condition.type for condition in conditions}
     # A gang without a plan has nothing reserved and no pod bound.
     rest = (gang_condition(t, "False", "NotPlaced", "") for t in (RESERVED, BOUND) if t not in present)
     now, dated, notices = metav1_time(snapshot.now), list[Condition](), list[EventNotice]()
     for condition in (*conditions, *rest):
-        before = None if snapshot.record is None else snapshot.record.condition(condition.type)
+        before = None if snapshot.record is None else snapshot.record.status.condition(condition.type)
         since = "" if before is None else before.last_transition_time
         # A clock that was ahead wrote a time in the future. Waits start from these times, so it is replaced.
         is_same = before is not None and before.status == condition.status and since <= now
@@ -180,9 +181,10 @@ def with_conditions(decision: GangDecision, snapshot: GangSnapshot, *conditions:
         if is_warning or (condition.status == "True" and not was_true):
             notices.append(EventNotice(is_warning, condition.reason, condition.message))
     # A status that is recorded already is not written again, and its events were recorded with it.
-    if snapshot.record is not None and snapshot.record.conditions == tuple(dated):
+    status = GangStatus(conditions=tuple(dated))
+    if snapshot.record is not None and snapshot.record.status == status:
         return decision
-    return msgspec.structs.replace(decision, conditions=tuple(dated), notices=tuple(notices))
+    return msgspec.structs.replace(decision, status=status, notices=tuple(notices))
 
 
 # A gang with a recorded plan: phases 3 to 6.
@@ -230,7 +232,7 @@ class PlannedGang:
         awaits_check = self.is_complete and not (self.unreserved or self.has_begun or is_checked)
         settling = 0.0
         if awaits_check:
-            condition = self.record.condition(RESERVED)
+            condition = self.record.status.condition(RESERVED)
             settling = settings.settle
             if condition is not None and condition.status == "True":
                 since = epoch_seconds(condition.last_transition_time) or snapshot.now
@@ -260,9 +262,7 @@ class PlannedGang:
             needs_fresh_read=bool(released or deleted) or asks_owners,
         )
         bound = bound_condition(snapshot, self.slots.seated, len(self.plan.seats), settings.lost_after)
-        return with_conditions(
-            decision, snapshot, self._placed_condition(), self._reserved_condition(), bound
-        )
+        return with_status(decision, snapshot, self._placed_condition(), self._reserved_condition(), bound)
 
     # Whether to keep the plan.
 
@@ -293,7 +293,7 @@ class PlannedGang:
 
     def _kept_until(self) -> float:
         """When a plan is withdrawn whose pods are gone. Its trays stay reserved until then."""
-        placed = self.record.condition(PLACED)
+        placed = self.record.status.condition(PLACED)
         now = self.snapshot.now
         since = epoch_seconds(placed.last_transition_time) if placed and placed.status == "False" else None
         return (since or now) + self.settings.bind_after
@@ -401,14 +401,14 @@ def _reconcile_unplanned(snapshot: GangSnapshot, settings: GangSettings) -> Gang
         decision = GangDecision(
             actions=releases, recheck_after=recheck_after, needs_fresh_read=bool(releases) or asks_owners
         )
-        return with_conditions(decision, snapshot, placed)
+        return with_status(decision, snapshot, placed)
     # The search has refused the gang, or has not answered yet. Either way the gang waits for a pass.
     placed = gang_condition(PLACED, "Unknown", "Planning", "")
     if snapshot.refusal:
         placed = gang_condition(PLACED, "False", "DoesNotFit", snapshot.refusal)
     # A new plan must not rest on trays that still carry the taint of the previous one.
     decision = GangDecision(actions=releases, needs_placement=not releases, needs_fresh_read=bool(releases))
-    return with_conditions(decision, snapshot, placed)
+    return with_status(decision, snapshot, placed)
 
 
 def _why_not_planned(snapshot: GangSnapshot, settings: GangSettings) -> Condition | None:

@@ -137,7 +137,7 @@ def owners_asked_at(snapshot: GangSnapshot, settings: GangSettings) -> float:
     """When the owners of a gang that lacks members are asked, in seconds since the epoch."""
     if snapshot.owner_check is not None:
         return snapshot.owner_check.next_at(settings.again)
-    placed = None if snapshot.record is None else snapshot.record.condition(PLACED)
+    placed = None if snapshot.record is None else snapshot.record.status.condition(PLACED)
     since = None if placed is None else epoch_seconds(placed.last_transition_time)
     return (since or snapshot.now) + settings.again
 
@@ -208,7 +208,7 @@ def last_pods_awaited_until(snapshot: GangSnapshot, settings: GangSettings) -> f
     Placed has been Unknown since no pod was left. Its transition time is recorded, so it survives a change
     of leader, and a last pod that was deleted without a trace.
     """
-    placed = None if snapshot.record is None else snapshot.record.condition(PLACED)
+    placed = None if snapshot.record is None else snapshot.record.status.condition(PLACED)
     since = None
     if placed is not None and (placed.status, placed.reason) == AWAITING_LAST_PODS:
         since = epoch_seconds(placed.last_transition_time)

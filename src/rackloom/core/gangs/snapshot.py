@@ -126,6 +126,16 @@ AWAITING_LAST_PODS = ("Unknown", "WaitingForMembers")
 """Status and reason of Placed while all pods have ended and slots are kept for those that the Job owes."""
 
 
+class GangStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The status of a GangPlan. `reconcile` makes it, and it is written with all of its fields."""
+
+    conditions: tuple[Condition, ...] = ()
+
+    def condition(self, type_: str) -> Condition | None:
+        """The condition of a type."""
+        return next((condition for condition in self.conditions if condition.type == type_), None)
+
+
 class GangRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A GangPlan as read. `gang` and `plan` are None until the gang is placed."""
 
@@ -139,16 +149,12 @@ class GangRecord(msgspec.Struct, frozen=True, kw_only=True):
     plan: GangPlan | None = None
     cliques: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The clique of each tray. It is recorded because the node may be gone when it is needed."""
-    conditions: tuple[Condition, ...] = ()
+    status: GangStatus = GangStatus()
 
     @property
     def reserved(self) -> tuple[str, ...]:
         """The trays reserved for the gang: those with slots, and its spares."""
         return () if self.plan is None else _reserved_trays(self.plan)
-
-    def condition(self, type_: str) -> Condition | None:
-        """The condition of a type."""
-        return next((condition for condition in self.conditions if condition.type == type_), None)
 
 
 class _TrayClique(msgspec.Struct, frozen=True):
@@ -156,36 +162,38 @@ class _TrayClique(msgspec.Struct, frozen=True):
     clique: str
 
 
-class _RecordSpec(msgspec.Struct, frozen=True):
-    gang: Any = None
-    plan: Any = None
+class RecordSpec(msgspec.Struct, frozen=True):
+    """The spec of a GangPlan, from which its schema is made (`crd`)."""
+
+    gang: Gang | None = None
+    plan: GangPlan | None = None
     trays: tuple[_TrayClique, ...] | None = None
 
 
 class _RecordObject(msgspec.Struct, frozen=True):
     """A GangPlan as it is stored. A person may have changed gang and plan, so they are read apart."""
 
-    spec: _RecordSpec | None = None
+    spec: Mapping[str, Any] | None = None
 
 
 def read_record(obj: Object) -> GangRecord:
     """Read a GangPlan; the API server has checked it against the schema."""
-    spec = msgspec.convert(obj, _RecordObject).spec or _RecordSpec()
-    gang, plan = None, None
+    written = msgspec.convert(obj, _RecordObject).spec or {}
+    spec = msgspec.convert({"trays": written.get("trays")}, RecordSpec)
     # Gang and plan are valid only together: if a person removed a part, the rest counts as no plan.
-    if spec.gang and (spec.plan or {}).get("seats"):
-        with suppress(msgspec.ValidationError):
-            gang, plan = msgspec.convert((spec.gang, spec.plan), tuple[Gang, GangPlan])
+    with suppress(msgspec.ValidationError):
+        spec = msgspec.convert(written, RecordSpec)
+    is_placed = spec.gang is not None and spec.plan is not None and bool(spec.plan.seats)
     return GangRecord(
         key=GangKey(namespace_of(obj) or "", name_of(obj)),
         uid=uid_of(obj),
         resource_version=version_of(obj),
         created=created_at(obj) or 0.0,
         finalizers=tuple(finalizers_of(obj)),
-        gang=gang,
-        plan=plan,
+        gang=spec.gang if is_placed else None,
+        plan=spec.plan if is_placed else None,
         cliques={tray.name: tray.clique for tray in spec.trays or ()},
-        conditions=conditions_of(obj),
+        status=GangStatus(conditions=conditions_of(obj)),
     )
 
 
@@ -231,11 +239,6 @@ def close_record(record: GangRecord) -> tuple[PatchObject, DeleteObject]:
     return _patch_record(record, {"metadata": meta}), DeleteObject(
         kind=GANG_PLAN, namespace=record.key.namespace, name=record.key.name, uid=record.uid
     )
-
-
-def gang_status_json(conditions: tuple[Condition, ...]) -> Object:
-    """The status as it is written."""
-    return {"conditions": [msgspec.to_builtins(condition) for condition in conditions]}
 
 
 def _reserved_trays(plan: GangPlan) -> tuple[str, ...]:

@@ -253,7 +253,7 @@ async def gang(
     stored = await _read(stage, GANG_PLAN.kind, name, namespace)
     require(stored is not None, f"there is no GangPlan {name}")
     record = read_record(stored or {})
-    plan, placed = record.plan, record.condition(PLACED)
+    plan, placed = record.plan, record.status.condition(PLACED)
     why = "nobody says why" if placed is None else placed.message
     if plan is None:
         raise NotObserved(f"no plan is recorded of {name}: {why}")

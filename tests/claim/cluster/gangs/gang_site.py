@@ -301,7 +301,7 @@ class GangSite:
 
     async def says(self, name, type_, reason):
         with suppress(NotFound):
-            found = (await self.record(name)).condition(type_)
+            found = (await self.record(name)).status.condition(type_)
             return found is not None and found.reason == reason
         return False
 

@@ -121,7 +121,7 @@ def test_gangs_keep_no_more_spares_than_their_compute_domain_has_quota_for():
         first = await bound_job(site, "first", {"worker": 2}, spares=1, **how)
         second = site.job("second", {"worker": 2}, spares=2, **how)
         await site.until(lambda: site.says("second", "Placed", "DoesNotFit"))
-        message = (await site.record("second")).condition("Placed").message
+        message = (await site.record("second")).status.condition("Placed").message
         assert "its ComputeDomains, by their quota, may keep 1 more" in message
         assert "set annotation rackloom.dev/gang-spares to 1" in message
         await second.end()
@@ -138,7 +138,7 @@ def test_where_all_need_quota_a_gang_without_a_compute_domain_keeps_no_spares():
         site = await at_work(racks=1, trays=4, kueue=BesideKueue(quota=QuotaMode.ALL))
         big = site.job("big", {"worker": 2}, spares=1)
         await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
-        assert "gang-spares to 0" in (await site.record("big")).condition("Placed").message
+        assert "gang-spares to 0" in (await site.record("big")).status.condition("Placed").message
         await over(site, big, await bound_job(site, "plain", {"worker": 2}))
 
     run(story)

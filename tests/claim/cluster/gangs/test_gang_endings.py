@@ -52,7 +52,7 @@ def test_the_tray_of_a_member_that_succeeded_is_given_back_while_the_others_run(
         await site.until(lambda: site.is_bound("other", 2))
         assert places["big-worker-2"] in (await site.places("other")).values()
         assert set((await site.record("big")).reserved) == left
-        bound = (await site.record("big")).condition("Bound")
+        bound = (await site.record("big")).status.condition("Bound")
         assert (bound.status, bound.message) == ("True", "3 members are on their trays")
         await over(site, job, other)
 
@@ -247,7 +247,7 @@ def test_the_tray_of_the_last_member_waits_for_it_when_all_others_have_ended():
         await site.until(holds(site, {tray}))
         await asyncio.sleep(400)  # A Job waits up to six minutes between two tries.
         assert set(await site.taints()) == {tray}
-        placed = (await site.record("big")).condition("Placed")
+        placed = (await site.record("big")).status.condition("Placed")
         assert (placed.status, placed.reason) == ("Unknown", "WaitingForMembers")
         assert "their Job owes 1: if it makes none, their trays are given back after 630 s" in placed.message
         other = site.job("other", {"worker": 4})

@@ -66,7 +66,7 @@ def test_a_lost_node_without_a_spare_is_told_and_the_rest_stays():
         await site.say_ready(before["big-worker-0"], "Unknown")
 
         async def reports_loss():
-            bound = (await site.record("big")).condition("Bound")
+            bound = (await site.record("big")).status.condition("Bound")
             return bound.reason == "TrayLost" and "no other tray" in bound.message
 
         await site.until(reports_loss)

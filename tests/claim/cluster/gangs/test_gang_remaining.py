@@ -15,7 +15,7 @@ from rackloom.core.cluster.objects import JOB, POD, Condition
 from rackloom.core.cluster.pods import GANG_LABEL, SIZE_ANNOTATION
 from rackloom.core.gangs.reconcile import reconcile_gang
 from rackloom.core.gangs.slots import remaining_spec
-from rackloom.core.gangs.snapshot import GangRecord, GangSettings, GangSnapshot, OwnerCheck
+from rackloom.core.gangs.snapshot import GangRecord, GangSettings, GangSnapshot, GangStatus, OwnerCheck
 
 KEY = GangKey("team", "big")
 T0, T1, T2 = (f"2001-01-01T00:00:0{second}Z" for second in range(3))
@@ -92,7 +92,7 @@ def waited(seconds, members=WAITING, **how):
     begun = Condition(
         type="Placed", status="False", reason="WaitingForMembers", message="", last_transition_time=T0
     )
-    record = replace(snapshot.record, conditions=(begun,))
+    record = replace(snapshot.record, status=GangStatus(conditions=(begun,)))
     at = 978307200.0 + seconds
     return reconcile_gang(replace(snapshot, record=record, now=at), GangSettings(again=15.0))
 
@@ -106,7 +106,7 @@ def test_owners_are_asked_when_a_gang_has_waited_for_a_while_and_then_ever_less_
         looked = OwnerCheck(use, began + 15, began + asked, are_fewer=False)
         assert not waited(due - 1, owner_check=looked).needs_fresh_read, asked
         assert waited(due, owner_check=looked).needs_fresh_read, asked
-        assert "do not say that fewer" in waited(due - 1, owner_check=looked).conditions[0].message
+        assert "do not say that fewer" in waited(due - 1, owner_check=looked).status.conditions[0].message
 
 
 def test_owners_that_said_that_fewer_come_are_asked_each_time():
@@ -155,7 +155,7 @@ def test_pods_that_nobody_else_joins_are_told_why_they_wait():
 
         async def reports_waiting():
             with suppress(NotFound):  # the plan of the first four is gone, the next may not be there yet
-                placed = (await site.record("big")).condition("Placed")
+                placed = (await site.record("big")).status.condition("Placed")
                 return placed and placed.message.endswith("their owners do not say that fewer are to come")
 
         await site.until(reports_waiting)
@@ -251,7 +251,7 @@ def test_a_pod_that_failed_and_is_still_there_is_named_to_whom_waits():
     """The MPI operator creates it again only after it was deleted."""
     failed = pod("f", "one", "a", "Failed")
     decided = reconcile_gang(view_of((*WAITING, failed), {}), GangSettings())
-    assert decided.conditions[0].message == (
+    assert decided.status.conditions[0].message == (
         "pods that are there: a 1 of 2, b 1 of 3; their owners do not say that fewer are to come; "
         "f ended, and may be made anew"
     )

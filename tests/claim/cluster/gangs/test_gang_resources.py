@@ -70,7 +70,7 @@ def test_a_member_that_cannot_move_names_the_cpus_that_are_missing():
         await loses(site, "r0-t0")
         await site.until(lambda: site.says("big", "Bound", "TrayLost"))
         await asyncio.sleep(30)
-        message = (await site.record("big")).condition("Bound").message
+        message = (await site.record("big")).status.condition("Bound").message
         assert "r0-t2 has 44 of the 96 cpu of its members" in message
         await site.user.delete(POD, "agent-r0-t2", TEAM, grace_seconds=0)
         await site.until(has_left(site, "big", 2, "r0-t0"))
@@ -124,7 +124,7 @@ def test_a_launcher_without_cpus_is_refused_by_name():
         site.start()
         job = asking(site.job("big", {"launcher": 1, "worker": 2}, cpu="100"), **launcher(60))
         await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
-        message = (await site.record("big")).condition("Placed").message
+        message = (await site.record("big")).status.condition("Placed").message
         assert f"has {ALL_CPUS} of the 160 cpu of its members" in message
         assert "launcher" in message
         await over(site, job)

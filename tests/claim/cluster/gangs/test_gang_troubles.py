@@ -29,7 +29,7 @@ def test_a_gang_on_which_the_planner_fails_keeps_no_other_waiting(monkeypatch):
         site.job("cursed", {"worker": 2})
         await asyncio.sleep(5)
         await bound_job(site, "fine", {"worker": 2})
-        assert "planner failed" in (await site.record("cursed")).condition("Placed").message
+        assert "planner failed" in (await site.record("cursed")).status.condition("Placed").message
         await site.end()
 
     run(story)
@@ -123,7 +123,7 @@ def test_a_refusal_names_no_job_of_another_namespace():
         site.start()
         site.job("big", {"worker": 2})
         await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
-        message = (await site.record("big")).condition("Placed").message
+        message = (await site.record("big")).status.condition("Placed").message
         assert "in use by another job" in message
         assert "merger" not in message
         await site.end()
@@ -184,7 +184,7 @@ def test_trays_of_pods_that_went_before_they_were_let_go_are_given_back():
 
         await asyncio.sleep(site.settings.bind_after / 2)
         assert (await site.record("big")).plan is not None, "they may be made anew"
-        placed = (await site.record("big")).condition("Placed")
+        placed = (await site.record("big")).status.condition("Placed")
         assert (placed.status, placed.reason) == ("False", "WaitingForMembers")
         await site.until(is_free)
         assert not await site.ungated("big")
@@ -202,7 +202,7 @@ def test_a_pod_that_is_made_anew_in_time_finds_the_trays_of_its_gang():
         await site.user.delete(POD, "big-worker-0", TEAM, grace_seconds=0)
         await site.until(lambda: site.is_bound("big", 4))
         assert (await site.record("big")).plan == plan
-        assert (await site.record("big")).condition("Placed").status == "True"
+        assert (await site.record("big")).status.condition("Placed").status == "True"
         await over(site, job)
 
     run(story)

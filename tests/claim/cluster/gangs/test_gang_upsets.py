@@ -130,7 +130,7 @@ def test_a_job_that_grew_while_it_waited_is_placed_at_the_size_it_says_and_the_r
         await site.until(lambda: site.has_ungated("big", 4))
 
         async def reports_bound():
-            bound = (await site.record("big")).condition("Bound")
+            bound = (await site.record("big")).status.condition("Bound")
             return bound.status == "True" and "big-worker-4" in bound.message
 
         await site.until(reports_bound)

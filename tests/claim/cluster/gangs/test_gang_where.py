@@ -76,7 +76,7 @@ def test_what_the_pods_ask_is_told_where_no_clique_has_it():
         site = await labelled(racks=2, trays=3)
         job = choosy(site, "big", {"worker": 2}, nodeSelector={"tray": "r1-t2"})
         await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
-        assert "not tray=r1-t2" in (await site.record("big")).condition("Placed").message
+        assert "not tray=r1-t2" in (await site.record("big")).status.condition("Placed").message
         await asyncio.sleep(30)
         assert not await site.taints()
         await over(site, job)
@@ -119,7 +119,7 @@ def test_a_launcher_that_may_go_to_no_tray_is_told():
         site = await labelled(racks=1, trays=3)
         job = choosy(site, "big", {"launcher": 1, "worker": 2}, launcher={"nodeSelector": {"cpu": "yes"}})
         await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
-        message = (await site.record("big")).condition("Placed").message
+        message = (await site.record("big")).status.condition("Placed").message
         assert "launcher may go to none" in message
         assert "not cpu=yes" in message
         assert not await site.taints()
@@ -139,7 +139,7 @@ def test_a_taint_keeps_away_who_does_not_tolerate_it():
             await site.user.patch(NODE, tray, None, {"spec": {"taints": [TAINT]}})
         plain = choosy(site, "plain", {"worker": 2})
         await site.until(lambda: site.says("plain", "Placed", "DoesNotFit"))
-        assert "taint dedicated=x" in (await site.record("plain")).condition("Placed").message
+        assert "taint dedicated=x" in (await site.record("plain")).status.condition("Placed").message
         job = choosy(site, "big", {"worker": 2}, **TOLERATED)
         await site.until(lambda: site.is_bound("big", 2))
         await over(site, job, plain)
@@ -217,7 +217,7 @@ def test_what_a_gang_is_not_placed_by_is_refused_by_name(spec, reason):
         site = await labelled(racks=1, trays=3)
         job = choosy(site, "big", {"worker": 2}, **spec)
         await site.until(lambda: site.says("big", "Placed", "InvalidGang"))
-        message = (await site.record("big")).condition("Placed").message
+        message = (await site.record("big")).status.condition("Placed").message
         assert reason in message
         assert "big-worker-0" in message
         assert not await site.taints()
@@ -280,7 +280,7 @@ def test_members_of_a_group_that_may_not_go_to_the_same_nodes_are_told():
             honest(group, number), nodeSelector={"tray": f"r0-t{number}"}
         )
         await site.until(lambda: site.says("big", "Placed", "InvalidGang"))
-        message = (await site.record("big")).condition("Placed").message
+        message = (await site.record("big")).status.condition("Placed").message
         assert "big-worker-0 and big-worker-1" in message
         assert "gang-group" in message
         await over(site, job)
@@ -332,7 +332,8 @@ def test_a_pod_whose_tray_changed_goes_to_another_or_waits_and_says_why(others):
         else:
             await site.until(lambda: site.says("big", "Bound", "CannotBind"))
             assert (
-                f"{place} (not tray In r0-t0/r0-t2)" in (await site.record("big")).condition("Bound").message
+                f"{place} (not tray In r0-t0/r0-t2)"
+                in (await site.record("big")).status.condition("Bound").message
             )
             before = await uids(site)
             await asyncio.sleep(300)
@@ -353,7 +354,7 @@ def test_a_pod_that_is_made_anew_with_another_wish_is_told_and_not_made_anew_for
         await asyncio.sleep(0.1)  # A pod that was being created then is as those before.
         await site.user.delete(POD, "big-worker-0", TEAM, grace_seconds=0)
         await site.until(lambda: site.says("big", "Bound", "CannotBind"))
-        message = (await site.record("big")).condition("Bound").message
+        message = (await site.record("big")).status.condition("Bound").message
         assert "big-worker-0 asks for another node" in message
         assert "not tray=r7-t7" in message
         before = await uids(site)
@@ -371,7 +372,7 @@ def test_a_launcher_with_the_port_of_a_worker_is_told():
         launcher = {"containers": [port["containers"][0] | {"resources": {}}]}
         job = choosy(site, "big", {"launcher": 1, "worker": 2}, launcher=launcher, worker=port)
         await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
-        assert "keeps apart" in (await site.record("big")).condition("Placed").message
+        assert "keeps apart" in (await site.record("big")).status.condition("Placed").message
         await over(site, job)
 
     run(story)
@@ -404,7 +405,7 @@ def test_too_few_cpus_are_named_and_waited_for():
         site.start()
         job = site.job("big", {"worker": 2}, cpu="96")
         await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
-        message = (await site.record("big")).condition("Placed").message
+        message = (await site.record("big")).status.condition("Placed").message
         assert "r0-t0 (has 44 of the 96 cpu of a member" in message
         over_now = {"status": {"phase": "Succeeded"}}
         await site.user.patch(POD, "agent-r0-t0", TEAM, over_now, subresource="status")

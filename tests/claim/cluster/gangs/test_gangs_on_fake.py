@@ -31,7 +31,7 @@ def test_a_gang_that_can_never_fit_takes_nothing_and_says_what_would_help():
         site = await at_work(racks=2, trays=4)
         job = site.job("huge", {"worker": 5})
         await site.until(lambda: site.says("huge", "Placed", "DoesNotFit"))
-        message = (await site.record("huge")).condition("Placed").message
+        message = (await site.record("huge")).status.condition("Placed").message
         await asyncio.sleep(60)
         assert not await site.taints()
         assert not await site.ungated("huge")
@@ -51,7 +51,7 @@ def test_a_gang_waits_for_all_of_its_pods_and_says_how_many_are_missing():
         job.pod = lambda group, number: obj(group, min(number, 2))
         await site.until(lambda: site.says("big", "Placed", "WaitingForMembers"))
         await asyncio.sleep(10)
-        message = (await site.record("big")).condition("Placed").message
+        message = (await site.record("big")).status.condition("Placed").message
         assert "worker 3 of 4" in message
         assert not await site.ungated("big")
         job.pod = obj
