@@ -25,6 +25,8 @@ A new field: the controller makes each GangPlan, and users declare a gang by ann
   (`core.cluster.trays`), which `requests.placement_request` fills in and the search honours.
 - `spec.gang`, `spec.plan`: a field of `Gang` or `GangPlan`. The schema, reading and writing follow from it.
 - Beside them in `spec`: `RecordSpec`, `GangRecord` and `read_record` in `snapshot`.
-- `status`: a field of `GangStatus` in `snapshot`, which `read_record` reads and `reconcile.with_status` fills
-  in, and its schema in `crd`. The controller writes the status as it is.
+- `status`: a field of `GangStatus` in `snapshot`, which `reconcile.with_status` fills in. The schema, reading
+  and writing follow from it.
+
+`deploy/kubernetes/write_crds.py` writes the schema of `crd` into the manifests.
 """

@@ -1,12 +1,12 @@
 """The CustomResourceDefinition of GangPlan (`rackloom.dev/v1alpha1`), as data.
 
-`core.gangs.snapshot` reads and writes the objects. The schema of the spec is made from `RecordSpec` there, so
-a new field of a gang or a plan is in it, and the API server does not prune it.
+`core.gangs.snapshot` reads and writes the objects. The schema is made from `RecordSpec` and `GangStatus`
+there, so a new field is in it, and the API server does not prune it.
 """
 
 from msgspec import inspect
 
-from rackloom.core.cluster.objects import GANG_PLAN
+from rackloom.core.cluster.objects import GANG_PLAN, Condition
 from rackloom.core.domains.crds import (
     STATUS_SUBRESOURCE,
     JsonSchema,
@@ -15,7 +15,7 @@ from rackloom.core.domains.crds import (
     printer_column,
     resource_crd,
 )
-from rackloom.core.gangs.snapshot import RecordSpec
+from rackloom.core.gangs.snapshot import GangStatus, RecordSpec
 
 
 def gang_crd() -> JsonSchema:
@@ -28,10 +28,7 @@ def gang_crd() -> JsonSchema:
         printer_column("Why", '.status.conditions[?(@.type=="Placed")].message'),
         printer_column("Age", ".metadata.creationTimestamp", type_="date"),
     ]
-    spec, status = (
-        _schema_of(inspect.type_info(RecordSpec)),
-        object_schema({"conditions": conditions_schema()}),
-    )
+    spec, status = _schema_of(inspect.type_info(RecordSpec)), _schema_of(inspect.type_info(GangStatus))
     schema = object_schema({"spec": spec, "status": status})
     return resource_crd(GANG_PLAN, schema, columns, STATUS_SUBRESOURCE)
 
@@ -43,6 +40,8 @@ def _schema_of(kind: inspect.Type) -> JsonSchema:
             properties = {field.encode_name: _schema_of(field.type) for field in kind.fields}
             required = [field.encode_name for field in kind.fields if field.required]
             return object_schema(properties, required=required or None)
+        case inspect.VarTupleType(item_type=inspect.StructType(cls=item)) if item is Condition:
+            return conditions_schema()
         case inspect.VarTupleType():
             items = _schema_of(kind.item_type)
             return {"type": "array", "items": items, "x-kubernetes-list-type": "atomic"}

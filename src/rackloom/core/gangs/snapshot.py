@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from rackloom.core.allocate.objects import convert_object
 from rackloom.core.cluster import names
 from rackloom.core.cluster.gang_objects import (
     GANG_FINALIZER,
@@ -52,7 +53,6 @@ from rackloom.core.cluster.objects import (
     DeleteObject,
     Object,
     PatchObject,
-    conditions_of,
     created_at,
     finalizers_of,
     name_of,
@@ -126,8 +126,8 @@ AWAITING_LAST_PODS = ("Unknown", "WaitingForMembers")
 """Status and reason of Placed while all pods have ended and slots are kept for those that the Job owes."""
 
 
-class GangStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of a GangPlan. `reconcile` makes it, and it is written with all of its fields."""
+class GangStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The status of a GangPlan, from which its schema is made (`crd`). It is written with all fields."""
 
     conditions: tuple[Condition, ...] = ()
 
@@ -174,11 +174,13 @@ class _RecordObject(msgspec.Struct, frozen=True):
     """A GangPlan as it is stored. A person may have changed gang and plan, so they are read apart."""
 
     spec: Mapping[str, Any] | None = None
+    status: GangStatus | None = None
 
 
 def read_record(obj: Object) -> GangRecord:
     """Read a GangPlan; the API server has checked it against the schema."""
-    written = msgspec.convert(obj, _RecordObject).spec or {}
+    record = convert_object(obj, _RecordObject)
+    written = record.spec or {}
     spec = msgspec.convert({"trays": written.get("trays")}, RecordSpec)
     # Gang and plan are valid only together: if a person removed a part, the rest counts as no plan.
     with suppress(msgspec.ValidationError):
@@ -193,7 +195,7 @@ def read_record(obj: Object) -> GangRecord:
         gang=spec.gang if is_placed else None,
         plan=spec.plan if is_placed else None,
         cliques={tray.name: tray.clique for tray in spec.trays or ()},
-        status=GangStatus(conditions=conditions_of(obj)),
+        status=record.status or GangStatus(),
     )
 
 

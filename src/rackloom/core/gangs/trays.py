@@ -102,9 +102,10 @@ def with_reservations(
 # - a taint that is not tolerated: `core.cluster.nodes.closing_taints`
 # - node selector, node affinity: `core.cluster.scheduling.unmet_requirements`
 # - pods that exclude each other, host ports: `_KEPT_AWAY`
-# - too little CPU or memory: `core.place.gang_planner.scarcity`, for helpers and slots that move
+# - too little CPU or memory: `core.place.gang_planner.scarcity`
 #
-# `core.place.gang_fixes.describe_shortage` puts them into the refusal.
+# `core.place.gang_fixes.describe_shortage` puts them into the refusal, and adds trays that are open but full:
+# in use, or with too few devices. For a plan that is recorded, `placement` does both (`_why_no_room`).
 
 
 _TOLERATES_RESERVATIONS = Toleration(key=GANG_TAINT, operator="Exists")
